@@ -1,0 +1,1 @@
+"""Sans-IO: no clock, thread, socket or logger; `now` is an argument."""

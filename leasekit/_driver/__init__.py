@@ -1,0 +1,1 @@
+"""Impure and small: turns effects into awaits and deadlines into sleeps."""

@@ -1,0 +1,108 @@
+"""Every exception that leasekit raises, and the two that a body raises itself.
+
+LeasekitError
+├── ConfigError              settings that contradict one another (also a ValueError)
+├── UnknownScheme            no installed backend answers to this URL
+├── MissingDependency        the backend is known, a library that it needs is not installed
+├── StoreLocked              another server has this store open
+├── BackendError             the service did not do what it was asked
+│   ├── Unavailable          no usable answer: refused, timed out, broken off, 5xx; worth another try
+│   ├── Throttled            it answered "later"; worth another try, not before `retry_after`
+│   ├── ProtocolError        it answered something that is not in the protocol
+│   └── Refused              it will not take this request, now or later; says which item and field
+└── LeaseError
+    ├── LeaseLost            someone else may hold this task now: stop side effects
+    ├── Cancelled            whoever scheduled the task no longer wants it: wind down
+    └── NotHeld              this lease has ended, or was never begun, in this process
+
+Fatal                        raised by a body: the task failed for good, do not run it again
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = [
+    "BackendError", "Cancelled", "ConfigError", "Fatal", "LeaseError", "LeaseLost", "LeasekitError",
+    "MissingDependency", "NotHeld", "ProtocolError", "Refused", "StoreLocked", "Throttled", "Unavailable",
+    "UnknownScheme",
+]  # fmt: skip
+
+
+class LeasekitError(Exception):
+    """The root: catching it catches everything that leasekit raises by itself."""
+
+
+class ConfigError(LeasekitError, ValueError):
+    """Settings contradict one another; the message names the number to change."""
+
+
+class UnknownScheme(LeasekitError, ValueError):
+    """No installed backend answers to the scheme of this URL; the message lists those that are installed."""
+
+
+class MissingDependency(LeasekitError, ImportError):
+    """A backend needs a library that is not installed; the message is the command that installs it."""
+
+
+class StoreLocked(LeasekitError):
+    """Another server has this store open: two servers on one file would hand out the same task."""
+
+
+class BackendError(LeasekitError):
+    """The service did not do what it was asked."""
+
+
+class Unavailable(BackendError):
+    """No usable answer came: whether the request was applied is unknown, and every request may be repeated."""
+
+
+class Throttled(BackendError):
+    """The service answered "later". `retry_after` is in seconds, None where it did not say."""
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ProtocolError(Unavailable):
+    """The service answered something that is not in the protocol: truncated, of a wrong type, or no JSON at all."""
+
+
+class Refused(BackendError):
+    """The service will not take this request, now or later.
+
+    `errors` names what was wrong, one mapping an entry: `item` (position in the batch), `field`, `detail`.
+    """
+
+    def __init__(self, message: str, *, errors: Sequence[dict[str, Any]] = ()) -> None:
+        super().__init__(message)
+        self.errors = list(errors)
+
+
+class LeaseError(LeasekitError):
+    """Something about one lease."""
+
+
+class LeaseLost(LeaseError):
+    """Someone else may hold this task now: stop side effects.
+
+    `reason` is one word (`expired`, `taken`, `settled`, `unknown`, `strikes`, `idle` …), the message one sentence
+    that says why, `task_id` which task.
+    """
+
+    def __init__(self, message: str, *, task_id: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.task_id = task_id
+        self.reason = reason
+
+
+class Cancelled(LeaseError):
+    """The task was cancelled while it ran: wind down; the lease is still yours until the block ends."""
+
+
+class NotHeld(LeaseError):
+    """This lease has ended, or was never begun, in this process (a forked child holds none of its parent's)."""
+
+
+class Fatal(Exception):  # noqa: N818 - a body says `raise leasekit.Fatal("no such image")`
+    """Raise it in a body to settle the task as a fatal failure: it will not be run again."""

@@ -1,0 +1,1 @@
+"""The companion server: task store, store consumer, HSC."""

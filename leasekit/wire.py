@@ -1,0 +1,101 @@
+"""The HTTP messages of `/v1`, shared by the server and the HTTP adapter (DESIGN §6).
+
+Items are the values of `leasekit.task`; here are the envelopes around them. The server decodes into the classes
+whose name ends in *Request*; there JSON values of users stay the bytes that came (`Raw`), so that nothing is decoded
+and encoded twice.
+"""
+
+from typing import Annotated
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from leasekit.task import Beat, Name, NewTask, Scheduled, Seconds, Settlement, Task, Verdict
+
+__all__ = [
+    "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_NESTING", "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_WAIT", "BeatItem", "BeatsRequest",
+    "CancelRequest", "ClaimAnswer", "ClaimRequest", "ItemError", "NewTaskItem", "Problem", "ResultsRequest", "ScheduleAnswer", "ScheduleRequest",
+    "SettlementItem", "VerdictsAnswer",
+]  # fmt: skip
+
+MAX_BODY = 8 * 1024 * 1024
+MAX_PAYLOAD = 1024 * 1024  # payload and result
+MAX_PROGRESS = 64 * 1024
+MAX_ERROR = 64 * 1024
+MAX_BATCH = 1000
+MAX_WAIT = 60.0
+MAX_NESTING = 64
+
+_NULL = Raw(b"null")
+_Batch = Meta(min_length=1, max_length=MAX_BATCH)
+
+
+class NewTaskItem(NewTask, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    payload: Raw = _NULL
+
+
+class BeatItem(Beat, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    progress: Raw | UnsetType = UNSET
+
+
+class SettlementItem(Settlement, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    result: Raw = _NULL
+    error: Raw = _NULL
+    progress: Raw | UnsetType = UNSET
+    then: list[NewTaskItem] = []  # type: ignore[assignment]
+
+
+class ScheduleRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    tasks: Annotated[list[NewTaskItem], _Batch]
+
+
+class ScheduleAnswer(Struct, frozen=True, kw_only=True):
+    tasks: list[Scheduled]
+
+
+class ClaimRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    worker: Name
+    kinds: Annotated[list[Name], _Batch]
+    limit: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 1
+    wait: Seconds = 0.0  # more than MAX_WAIT is cut
+    claim_id: Name
+
+
+class ClaimAnswer(Struct, frozen=True, kw_only=True):
+    waited: float
+    tasks: list[Task]
+
+
+class BeatsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    worker: Name
+    beats: Annotated[list[BeatItem], _Batch]
+
+
+class ResultsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    worker: Name
+    results: Annotated[list[SettlementItem], _Batch]
+
+
+class CancelRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    ids: Annotated[list[Name], _Batch]
+
+
+class VerdictsAnswer(Struct, frozen=True, kw_only=True):
+    verdicts: list[Verdict]
+
+
+class ItemError(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is wrong with one item of a refused request."""
+
+    detail: str
+    field: str | None = None
+    item: int | None = None
+
+
+class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An RFC 9457 problem document (`application/problem+json`)."""
+
+    status: int
+    title: str
+    detail: str
+    type: str = "about:blank"
+    errors: list[ItemError] | None = None

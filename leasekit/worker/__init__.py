@@ -1,0 +1,1 @@
+"""A fleet of handlers on one keeper."""

@@ -47,7 +47,10 @@ class Backend(Protocol):
         ...
 
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
-        """Renew leases: `renewed`, `gone`, `throttled` or `failed` for each, in order. One try: the cycle is its retry."""
+        """Renew leases: `renewed`, `gone`, `throttled` or `failed` for each, in order.
+
+        One try: the cycle is its retry.
+        """
         ...
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
@@ -71,6 +74,15 @@ class Scheduler(Protocol):
         """Everything about one task, None where there is none of that id."""
         ...
 
+    async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
+        """Cancel: `cancelled` where it waits, `ordered` where it runs, `gone` where it has ended or is unknown."""
+        ...
+
+    async def stats(self) -> dict[str, Any]:
+        """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`."""
+        ...
+
+    # Last in the class: below it, `list` is this method and no longer the type.
     async def list(
         self,
         *,
@@ -82,12 +94,4 @@ class Scheduler(Protocol):
         limit: int = 100,
     ) -> Page:
         """Tasks that match all that is given, oldest first; `cursor` is where an earlier page ended."""
-        ...
-
-    async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
-        """Cancel: `cancelled` at once where it waits, `ordered` where it runs, `gone` where it has ended or is unknown."""
-        ...
-
-    async def stats(self) -> dict[str, Any]:
-        """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`."""
         ...

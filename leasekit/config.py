@@ -34,7 +34,8 @@ class Beats:
     retry_wait: float = 5.0  # before a failed lease is tried again
     retries_per_cycle: int = 3
     max_failures: int = 3  # strikes: failed beats in a row
-    strike_after: float | None = None  # strikes count from this long after the last acknowledged beat; None: as late as sense has
+    # Strikes end nothing before this long after the last acknowledged beat; None: until no further try makes sense.
+    strike_after: float | None = None
     burst: float = 3.0  # after a stall: at most this many times the even pace
 
     def __post_init__(self) -> None:
@@ -44,7 +45,7 @@ class Beats:
                 raise ConfigError(f"{field.name}={value!r} is no number of zero or more: set {field.name}")
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)} is below the smallest possible: raise {name} to {least}")
+                raise ConfigError(f"{name}={getattr(self, name)} is below the smallest possible: raise it to {least:g}")
         for name in ("cycle", "rate", "call_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}=0 would never beat: raise {name}")

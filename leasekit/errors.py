@@ -104,5 +104,5 @@ class NotHeld(LeaseError):
     """This lease has ended, or was never begun, in this process (a forked child holds none of its parent's)."""
 
 
-class Fatal(Exception):  # noqa: N818 - a body says `raise leasekit.Fatal("no such image")`
+class Fatal(Exception):
     """Raise it in a body to settle the task as a fatal failure: it will not be run again."""

@@ -123,7 +123,7 @@ class Hooks:
 
 
 def log_events(event: Event) -> None:
-    """The hook that ships switched on: *lost* and what precedes it are logged, with the token's first characters only."""
+    """The hook that ships switched on: logs *lost* and what precedes it, with the token's first characters only."""
     match event:
         case Lost():
             logger.warning("lost %s (token %.6s…): %s", event.task_id, event.token, event.why)
@@ -134,6 +134,8 @@ def log_events(event: Event) -> None:
         case Unreported():
             logger.warning("%d results could not be reported, and are kept: %s", len(event.task_ids), event.why)
         case Overloaded():
-            logger.warning("%d leases held, %d can beat in one cycle: raise rate, batch or cycle", event.held, event.capacity)
+            logger.warning(
+                "%d leases held, %d can beat in a cycle: raise rate, batch or cycle", event.held, event.capacity
+            )
         case _:
             pass

@@ -30,7 +30,8 @@ def open_backend(url: str, *, worker: str) -> Backend:
     for entry in entry_points(group=GROUP, name=scheme):
         return _load(entry)(url, worker=worker)
     # The URL itself may carry a password: only its scheme is repeated.
-    raise UnknownScheme(f"no backend answers to {scheme + '://' if scheme else 'a URL without a scheme'!r}: installed are {', '.join(schemes())}")
+    what = repr(scheme + "://") if scheme else "a URL without a scheme"
+    raise UnknownScheme(f"no backend answers to {what}: installed are {', '.join(schemes())}")
 
 
 def _load(entry: EntryPoint) -> Callable[..., Backend]:

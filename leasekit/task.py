@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from leasekit.client import Client
 
 __all__ = [
-    "Beat", "Claimed", "Exponential", "HistoryEntry", "NewTask", "Outcome", "Page", "Polynomial", "RetryPolicy", "Scheduled",
-    "Settlement", "Status", "Task", "TaskInfo", "Verdict", "VerdictWord", "Waits",
+    "Beat", "Claimed", "Exponential", "HistoryEntry", "Name", "NewTask", "Outcome", "Page", "Polynomial", "RetryPolicy",
+    "Scheduled", "Seconds", "Settlement", "Status", "Task", "TaskInfo", "Verdict", "VerdictWord", "Waits",
 ]  # fmt: skip
 
 # `$` would let a trailing newline pass in Python, and JSON Schema knows no `\Z`.
@@ -57,7 +57,7 @@ _ENDED = frozenset({Status.SUCCESS, Status.FATAL_FAILURE, Status.CANCELLED, Stat
 
 
 class Exponential(Struct, frozen=True, kw_only=True, tag="exponential", tag_field="policy"):
-    """Wait `first · factor^(n-1)` seconds after the n-th try, at most `max`, shortened at random by up to `jitter`."""
+    """Wait `first · factor^(n-1)` seconds after the n-th try, at most `max`, less a random part up to `jitter`."""
 
     first: Annotated[float, Meta(gt=0, le=365 * 86400)] = 1.0
     factor: Annotated[float, Meta(ge=1, le=100)] = 2.0
@@ -84,7 +84,7 @@ class Waits(Struct, frozen=True, kw_only=True, tag="list", tag_field="policy"):
 
     waits: Annotated[list[Seconds], Meta(min_length=1, max_length=100)]
 
-    def wait(self, tries: int, random: _random.Random) -> float:  # noqa: ARG002 - one signature for all policies
+    def wait(self, tries: int, random: _random.Random) -> float:
         """Seconds to wait after the `tries`-th try (1 is the first)."""
         return self.waits[min(tries, len(self.waits)) - 1]
 
@@ -147,11 +147,11 @@ class Task(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def client(self) -> "Client | None":
         """The client that claimed this task; it keeps the lease alive."""
-        return self.__dict__.get("client")
+        return vars(self).get("client")
 
     def bind(self, client: "Client") -> "Task":
         """Remember which client claimed this task, and return the task."""
-        self.__dict__["client"] = client
+        vars(self)["client"] = client
         return self
 
 
@@ -159,7 +159,7 @@ class Claimed(Struct, frozen=True, kw_only=True):
     """The answer to a claim."""
 
     tasks: list[Task]
-    waited: float | None = 0.0  # seconds that the request had waited at the service when it was granted; None: it does not say
+    waited: float | None = 0.0  # how long the request had waited at the service when granted; None: it does not say
 
 
 class Beat(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -191,7 +191,7 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     verdict: VerdictWord
     ttl: float | None = None  # with *renewed*: what was granted, from when the request left
     order: Literal["cancel"] | None = None  # with *renewed*: wind the body down; the lease is kept meanwhile
-    reason: str | None = None  # with *gone*: settled, taken, expired, cancelled, unknown; with *failed*: what went wrong
+    reason: str | None = None  # with *gone*: settled, taken, expired, cancelled, unknown; with *failed*: what it was
     retry_after: float | None = None  # with *throttled*
 
 

@@ -12,9 +12,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from leasekit.task import Beat, Name, NewTask, Scheduled, Seconds, Settlement, Task, Verdict
 
 __all__ = [
-    "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_NESTING", "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_WAIT", "BeatItem", "BeatsRequest",
-    "CancelRequest", "ClaimAnswer", "ClaimRequest", "ItemError", "NewTaskItem", "Problem", "ResultsRequest", "ScheduleAnswer", "ScheduleRequest",
-    "SettlementItem", "VerdictsAnswer",
+    "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_NESTING", "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_WAIT", "BeatItem",
+    "BeatsRequest", "CancelRequest", "ClaimAnswer", "ClaimRequest", "ItemError", "NewTaskItem", "Problem",
+    "ResultsRequest", "ScheduleAnswer", "ScheduleRequest", "SettlementItem", "VerdictsAnswer",
 ]  # fmt: skip
 
 MAX_BODY = 8 * 1024 * 1024

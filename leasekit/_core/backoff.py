@@ -1,0 +1,30 @@
+"""How long to wait before the service is asked again."""
+
+from collections.abc import Callable
+
+__all__ = ["Backoff"]
+
+
+class Backoff:
+    """Waits that double from `first` up to `most`, each shortened at random by up to a half, so that fleets spread.
+
+    `random` gives numbers in [0, 1).
+    """
+
+    __slots__ = ("_first", "_most", "_next", "_random")
+
+    def __init__(self, first: float, most: float, *, random: Callable[[], float]) -> None:
+        self._first = first
+        self._most = max(first, most)
+        self._next = first
+        self._random = random
+
+    def wait(self) -> float:
+        """Seconds to wait this time; the next wait is longer."""
+        wait = self._next * (1 - self._random() / 2)
+        self._next = min(self._most, self._next * 2)
+        return wait
+
+    def reset(self) -> None:
+        """Something went well: begin again with the first."""
+        self._next = self._first

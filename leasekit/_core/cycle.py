@@ -1,0 +1,341 @@
+"""The two-deque cycle: who beats next, and when (SYSTEMS C).
+
+Rule 1: every decision about who beats next is made here.
+Rule 2: this file never learns what time it is; callers say.
+Rule 3: a lease is in exactly one place.
+
+    add ──▶ MAIN ──slot──▶ IN FLIGHT ──renewed──▶ BACKUP ──next cycle──▶ MAIN
+              ▲ ▲              │  │                  ▲
+              │ └──throttled───┘  └──────failed──────┤ tried often enough in this cycle, and it can wait
+              └────────failed, after retry_wait──────┘
+
+*Main* holds those that still have to beat in this cycle, oldest acknowledged beat first: in an outage plain
+first-in-first-out loses hundreds of leases that this order keeps. Two parts of it are apart: *urgent* terms, which
+nobody may rely on before their first acknowledged beat, and *waiting* ones, which failed and may not be tried yet.
+*Backup* holds those that have beaten, and, apart, the *rested*: they failed, and wait for the next cycle or for
+the first sign that the service is back.
+
+A cycle needs `ceil(held / batch)` slots. They are spread evenly over it, but nobody's beat waits longer than one cycle
+after his last; what was missed in a stall is made up at no more than `burst` times the even pace (SYSTEMS C7).
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from leasekit._core.backoff import Backoff
+from leasekit._core.term import Term
+from leasekit.config import Beats
+from leasekit.task import Verdict
+
+__all__ = ["AtRisk", "Confirmed", "Cycle", "Effect", "Lost", "Ordered", "Regranted", "Send"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Send:
+    """Renew these, in one call, and report to `Cycle.answered`. `late` is how long after its time the slot came up."""
+
+    terms: Sequence[Term]
+    late: float
+
+
+@dataclass(frozen=True, slots=True)
+class AtRisk:
+    """The first strike."""
+
+    term: Term
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Out for good: its body must stop."""
+
+    term: Term
+    reason: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """The service wants the body to wind down; the lease is kept meanwhile."""
+
+    term: Term
+    order: str
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The first acknowledged beat of a term that nobody could rely on before."""
+
+    term: Term
+
+
+@dataclass(frozen=True, slots=True)
+class Regranted:
+    """Renewed, but for another ttl: it has left this cycle and belongs into that ttl's."""
+
+    term: Term
+    ttl: float
+
+
+Effect = Send | AtRisk | Lost | Ordered | Confirmed | Regranted
+_Deque = OrderedDict[Term, None]  # a deque out of whose middle a term can be taken at once
+
+# One pause for throttling is at most this part of the time that the most urgent lease has left. With nine calls in ten
+# throttled that leaves a lease more than a hundred tries; fewer where the service itself says when to come back.
+_TRIES = 100
+_TRIES_AS_ASKED = 20
+
+
+class Cycle:
+    """All leases of one connection and one granted ttl.
+
+    `step(now)` returns what to do, `answered(…)` takes what came back, `wake_at` tells when to step again.
+    `random` gives numbers in [0, 1).
+    """
+
+    def __init__(self, beats: Beats, *, now: float, random: Callable[[], float]) -> None:
+        self.beats = beats
+        self._held = 0
+        self._main: _Deque = OrderedDict()
+        self._urgent: _Deque = OrderedDict()
+        self._waiting: _Deque = OrderedDict()  # in the order of `not_before`
+        self._backup: _Deque = OrderedDict()
+        self._rested: _Deque = OrderedDict()
+        self._calls: dict[Send, float] = {}  # in flight, with the moment at which the first of its leases is lost
+        self._ends_at = now + beats.cycle
+        self._now = now  # when the cycle was last touched: no slot was due before
+        self._last_slot = -math.inf  # when it came up
+        self._even_from = -math.inf  # when it was due: the pace is kept from here, so that lateness does not add up
+        self._paused_until = -math.inf
+        self._eager = False  # someone is here who should not wait for the even pace
+        self._backoff = Backoff(1 / beats.rate, beats.retry_wait, random=random)
+
+    def __len__(self) -> int:
+        """How many leases are held."""
+        return self._held
+
+    # Coming and going ---------------------------------------------------------------------------------------------
+
+    def add(self, term: Term, now: float) -> None:
+        """A slot is due at once, so that the service soon knows that the task is being run."""
+        self._held += 1
+        self._now = now
+        self._eager = True
+        self._into_main([term])
+
+    def remove(self, term: Term) -> None:
+        """Its beats end, and the verdict of one that is in flight will be ignored. What is not held is no error."""
+        if term.place is None:
+            return
+        if isinstance(term.place, OrderedDict):
+            del term.place[term]
+        term.place = None
+        self._held -= 1
+
+    def _into_main(self, terms: Sequence[Term]) -> None:
+        """Keep main ordered by last acknowledged beat. Nearly always that means all at its end, or all at its front."""
+        main = self._main
+        urgent = [term for term in terms if not term.confirmed]
+        if urgent:
+            _put(self._urgent, urgent)
+            terms = [term for term in terms if term.confirmed]
+        if not terms:
+            return
+        in_front = bool(main) and terms[-1].granted_at <= next(iter(main)).granted_at
+        in_order = not main or in_front or next(reversed(main)).granted_at <= terms[0].granted_at
+        _put(main, terms)
+        if not in_order:
+            ordered = sorted(main, key=_age)
+            main.clear()
+            _put(main, ordered)
+        elif in_front:
+            for term in reversed(terms):
+                main.move_to_end(term, last=False)
+
+    # Time passes --------------------------------------------------------------------------------------------------
+
+    def step(self, now: float) -> list[Effect]:
+        """What is to be done at `now`."""
+        if now >= self._ends_at:
+            self._turn(now)
+        while self._waiting and (term := next(iter(self._waiting))).not_before <= now:
+            del self._waiting[term]
+            self._into_main([term])
+            self._eager = True
+        effects: list[Effect] = [self._lose(term, "expired", _silence(term, now)) for term in self._expired(now)]
+        due = self._slot_at(now)
+        if now >= due:
+            effects.append(self._slot(now, due))
+        self._now = now
+        return effects
+
+    @property
+    def wake_at(self) -> float:
+        """When `step` has something to do next, if nothing else happens before."""
+        if not self._held:
+            return math.inf
+        return min(
+            self._ends_at,
+            self._slot_at(self._now),
+            next(iter(self._waiting)).not_before if self._waiting else math.inf,
+            next(iter(self._main)).lost_at if self._main else math.inf,
+            min(self._calls.values(), default=math.inf),
+            min((term.lost_at for place in (self._waiting, self._rested) for term in place), default=math.inf),
+        )
+
+    def _turn(self, now: float) -> None:
+        """The next cycle begins: everything in backup → main. By absolute time: a late turn does not shift the next."""
+        cycle = self.beats.cycle
+        self._ends_at += (math.floor((now - self._ends_at) / cycle) + 1) * cycle
+        for term in self._waiting:
+            term.retries = 0
+        self._recover()
+        backup = sorted(self._backup, key=_age)
+        self._backup.clear()
+        self._into_main(backup)
+
+    def _recover(self) -> None:
+        """The rested come back into main."""
+        rested = sorted(self._rested, key=_age)
+        self._rested.clear()
+        for term in rested:
+            term.retries = 0
+        self._into_main(rested)
+
+    def _expired(self, now: float) -> list[Term]:
+        """Those whose bodies must be told now, so that they end in time. Backup is younger than a cycle: none there."""
+        expired: list[Term] = []
+        for term in self._main:
+            if term.lost_at > now:
+                break
+            expired.append(term)
+        for send, lost_at in self._calls.items():
+            if lost_at <= now:
+                left = [term for term in send.terms if term.place is send and term.confirmed]
+                expired += [term for term in left if term.lost_at <= now]
+                self._calls[send] = min((term.lost_at for term in left if term.lost_at > now), default=math.inf)
+        for place in (self._waiting, self._rested):
+            expired += [term for term in place if term.confirmed and term.lost_at <= now]
+        return expired
+
+    def _lose(self, term: Term, reason: str, why: str) -> Lost:
+        self.remove(term)
+        return Lost(term, reason, why)
+
+    # Slots --------------------------------------------------------------------------------------------------------
+
+    def _slot_at(self, now: float) -> float:
+        """When the next slot is due; never, where there is nobody to beat or no call to spare."""
+        if not (self._main or self._urgent) or len(self._calls) >= self.beats.in_flight:
+            return math.inf
+        nearest = 1 / self.beats.rate
+        even = max(nearest, self.beats.cycle / math.ceil(self._held / self.beats.batch))
+        # Few leases make an even pace so slow that a failed one would wait for long: its own retry_wait bounds it.
+        hurried = max(nearest, min(even / self.beats.burst, self.beats.retry_wait))
+        if self._urgent:
+            at = self._even_from + nearest
+        else:
+            at = self._even_from + (hurried if self._eager else even)
+            due = next(iter(self._main)).granted_at + self.beats.cycle
+            # More than a slot behind, after a stall or an outage: do not make it all up at once.
+            at = min(at, due if due >= now - even else self._even_from + hurried)
+        return max(at, self._last_slot + nearest, self._paused_until, self._now)
+
+    def _slot(self, now: float, due: float) -> Send:
+        terms: list[Term] = []
+        for place in (self._urgent, self._main):
+            while place and len(terms) < self.beats.batch:
+                terms.append(place.popitem(last=False)[0])
+        send = Send(terms, now - due)
+        for term in terms:
+            term.place = send
+        # The oldest is the first, but for urgent ones, which cannot be lost.
+        self._calls[send] = next((term.lost_at for term in terms if term.confirmed), math.inf)
+        self._even_from = due if now - due < 1 / self.beats.rate else now
+        self._last_slot = now
+        self._eager = False
+        return send
+
+    # Answers ------------------------------------------------------------------------------------------------------
+
+    def answered(self, send: Send, verdicts: Sequence[Verdict], *, asked_at: float, now: float) -> list[Effect]:
+        """One verdict for each lease of `send`, whose request left at `asked_at`: *failed* for each if the call did."""
+        del self._calls[send]
+        self._now = now
+        effects: list[Effect] = []
+        throttled: list[tuple[Term, Verdict]] = []
+        renewed = False
+        for term, verdict in zip(send.terms, verdicts, strict=True):
+            if term.place is not send:  # removed or lost meanwhile: never renew after settle (PITFALLS 19)
+                continue
+            match verdict.verdict:
+                case "renewed":
+                    renewed = True
+                    self._renewed(term, verdict, asked_at, effects)
+                case "throttled":
+                    throttled.append((term, verdict))
+                case "gone":
+                    reason = verdict.reason or "unknown"
+                    effects.append(self._lose(term, reason, f"the service answered that the lease is gone: {reason}"))
+                case _:
+                    self._failed(term, verdict.reason or "no reason given", asked_at, now, effects)
+        if renewed:
+            self._backoff.reset()
+            if self._rested:
+                self._recover()
+        if throttled:
+            self._throttled(throttled, now)
+        return effects
+
+    def _renewed(self, term: Term, verdict: Verdict, asked_at: float, effects: list[Effect]) -> None:
+        if not term.confirmed:
+            effects.append(Confirmed(term))
+        term.renewed(asked_at)
+        self._backup[term] = None
+        term.place = self._backup
+        if verdict.order is not None:
+            effects.append(Ordered(term, verdict.order))
+        if verdict.ttl is not None and verdict.ttl != self.beats.ttl:
+            self.remove(term)
+            effects.append(Regranted(term, verdict.ttl))
+
+    def _throttled(self, throttled: Sequence[tuple[Term, Verdict]], now: float) -> None:
+        """A plain retry, by the same leases, after a pause that takes little of the trust that they have left."""
+        self._into_main([term for term, _ in throttled])
+        left = min(term.lost_at for term, _ in throttled) - now
+        asked = max((verdict.retry_after or 0.0 for _, verdict in throttled), default=0.0)
+        if asked > 0:
+            wait = min(asked, self.beats.cycle / 2, left / _TRIES_AS_ASKED)
+        else:
+            wait = min(self._backoff.wait(), left / _TRIES)
+        self._paused_until = now + wait
+
+    def _failed(self, term: Term, why: str, asked_at: float, now: float, effects: list[Effect]) -> None:
+        if term.failed(asked_at):
+            why = f"{term.strikes} beats in a row failed, {now - term.granted_at:.0f} s after the last grant: {why}"
+            effects.append(self._lose(term, "strikes", why))
+            return
+        if term.strikes == 1:
+            effects.append(AtRisk(term, why))
+        term.not_before = now + self.beats.retry_wait
+        can_wait = term.lost_at > self._ends_at + self.beats.call_timeout + self.beats.retry_wait
+        rests = term.retries > self.beats.retries_per_cycle and can_wait and term.confirmed
+        _put(self._rested if rests else self._waiting, [term])
+
+
+def _age(term: Term) -> float:
+    return term.granted_at
+
+
+def _put(place: _Deque, terms: Iterable[Term]) -> None:
+    for term in terms:
+        place[term] = None
+        term.place = place
+
+
+def _silence(term: Term, now: float) -> str:
+    failed = f", {term.strikes} failed since" if term.strikes else ""
+    return f"no beat was acknowledged for {now - term.granted_at:.1f} s of a ttl of {term.beats.ttl:g} s{failed}"

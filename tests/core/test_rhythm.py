@@ -1,0 +1,181 @@
+"""The cycle against a simulated service: how long a lease goes without an acknowledged beat, and how hard it is asked."""
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from leasekit._core.cycle import Cycle, Lost, Send
+from leasekit._core.term import Term
+from leasekit.config import Beats
+from leasekit.task import Verdict
+
+Answer = Callable[[float, Sequence[Term]], tuple[float, Sequence[str]]]
+"""(asked_at, leases) → how long the answer takes, and a verdict word for each."""
+
+
+def healthy(asked_at: float, terms: Sequence[Term]) -> tuple[float, Sequence[str]]:
+    return 0.05, ["renewed"] * len(terms)
+
+
+def outage(start: float, length: float, *, hang: float) -> Answer:
+    def answer(asked_at: float, terms: Sequence[Term]) -> tuple[float, Sequence[str]]:
+        if start <= asked_at < start + length:
+            return hang, ["failed"] * len(terms)
+        return healthy(asked_at, terms)
+
+    return answer
+
+
+@dataclass
+class Run:
+    """One keeper's loop, without a keeper: step, perform, sleep until `wake_at`, on a heap of simulated time."""
+
+    beats: Beats
+    answer: Answer = healthy
+    now: float = 1000.0
+    slots: list[float] = field(default_factory=list)
+    lost: list[Term] = field(default_factory=list)
+    gaps: dict[Term, float] = field(default_factory=dict)
+    renewals: dict[Term, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cycle = Cycle(self.beats, now=self.now, random=random.Random(7).random)
+        self._turns_at = self.now
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._acked: dict[Term, float] = {}
+
+    def at(self, when: float, do: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._order), do))
+
+    def add(self, count: int = 1) -> list[Term]:
+        terms = [Term(i, self.beats, granted_at=self.now) for i in range(count)]
+        for term in terms:
+            self.cycle.add(term, self.now)
+            self._acked[term] = self.now
+            self.gaps[term] = 0.0
+        return terms
+
+    def run(self, until: float) -> None:
+        while True:
+            when = min(self.cycle.wake_at, self._events[0][0] if self._events else math.inf)
+            if when > until:
+                break
+            self.now = max(self.now, when)
+            while self._events and self._events[0][0] <= self.now:
+                heapq.heappop(self._events)[2]()
+            for effect in self.cycle.step(self.now):
+                self._perform(effect)
+        self.now = until
+        for term, acked in self._acked.items():
+            self.gaps[term] = max(self.gaps[term], self.now - acked)
+
+    def _perform(self, effect: object) -> None:
+        if isinstance(effect, Lost):
+            self.lost.append(effect.term)
+        elif isinstance(effect, Send):
+            asked_at = self.now
+            self.slots.append(asked_at)
+            delay, words = self.answer(asked_at, effect.terms)
+            self.at(asked_at + delay, lambda: self._answered(effect, words, asked_at))
+
+    def _answered(self, send: Send, words: Sequence[str], asked_at: float) -> None:
+        verdicts = [Verdict(id="", verdict=word) for word in words]  # type: ignore[arg-type]
+        for term, word in zip(send.terms, words, strict=True):
+            if word == "renewed" and term.place is send:
+                self.gaps[term] = max(self.gaps[term], asked_at - self._acked[term])
+                self._acked[term] = asked_at
+                self.renewals.setdefault(term, []).append(self.now)
+        for effect in self.cycle.answered(send, verdicts, asked_at=asked_at, now=self.now):
+            self._perform(effect)
+
+
+def crowds() -> Iterator[tuple[int, Beats]]:
+    yield from ((count, Beats(rate=1, batch=1)) for count in (1, 10, 120))
+    yield from ((count, Beats(batch=500)) for count in (1_000, 10_000))
+
+
+@pytest.mark.parametrize(("count", "beats"), list(crowds()), ids=lambda value: value if isinstance(value, int) else "")
+@pytest.mark.parametrize("arrival", ["at once", "one by one", "in claims", "over hours"])
+@pytest.mark.parametrize("phase", [0.0, 1.0, 59.5, 113.0, 119.0, 119.99])
+def test_nobody_waits_longer_than_a_cycle_and_a_tenth(count: int, beats: Beats, arrival: str, phase: float) -> None:
+    run = Run(beats)
+    start = run.now + phase
+    spread = {"at once": 0.0, "one by one": 100.0 / count, "in claims": 0.0, "over hours": 1000.0 / count}[arrival]
+    for i in range(count) if spread else ():
+        run.at(start + i * spread, run.add)
+    if arrival == "at once":
+        run.at(start, lambda: run.add(count))
+    if arrival == "in claims":
+        for i in range(10):
+            run.at(start + i, lambda i=i: run.add(count // 10 + (i < count % 10)))  # type: ignore[misc]
+    run.run(start + 1000 + 10 * beats.cycle)
+    assert len(run.gaps) == count
+    assert max(run.gaps.values()) <= 1.1 * beats.cycle
+    assert not run.lost
+
+
+def test_nobody_is_renewed_twice_in_a_cycle() -> None:
+    run = Run(Beats(batch=3))
+    start = run.now
+    for i in range(30):
+        run.at(start + 17.0 * i, run.add)
+    run.run(start + 1200)
+    for renewals in run.renewals.values():
+        cycles = [math.floor((at - start) / run.beats.cycle) for at in renewals]
+        assert len(cycles) == len(set(cycles))
+
+
+@pytest.mark.parametrize("count", [1, 10, 120, 1_000, 5_000])
+@pytest.mark.parametrize("hang", [0.0, 10.0], ids=["refused", "hanging"])
+@pytest.mark.parametrize("phase", [*range(0, 120, 17), 119.9])
+@pytest.mark.parametrize("arrival", ["at once", "over a cycle", "in claims"])
+def test_an_outage_of_130_s_loses_no_lease(count: int, hang: float, phase: float, arrival: str) -> None:
+    beats = Beats()
+    run = Run(beats)
+    start = run.now
+    if arrival == "at once":
+        run.at(start + 3, lambda: run.add(count))
+    elif arrival == "over a cycle":
+        for i in range(count):
+            run.at(start + i * beats.cycle / count, run.add)
+    else:
+        for i in range(10):
+            run.at(start + 3 + i, lambda i=i: run.add(count // 10 + (i < count % 10)))  # type: ignore[misc]
+    began = start + 2 * beats.cycle + phase
+    run.answer = outage(began, 130, hang=hang)
+    run.run(began + 130 + 4 * beats.cycle)
+    assert not run.lost
+    assert len(run.gaps) == count
+    assert max(run.gaps.values()) <= beats.slack
+
+    # A few leases make an even pace slower than one retry of each: then that bounds it.
+    even = beats.cycle / math.ceil(count / beats.batch)
+    nearest = max(1 / beats.rate, min(even / beats.burst, beats.retry_wait))
+    after = [slot for slot in run.slots if slot >= began + 130]
+    assert all(b - a >= nearest - 1e-6 for a, b in itertools.pairwise(after))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("whole", [True, False], ids=["whole calls", "single leases"])
+def test_leases_are_kept_while_nine_in_ten_are_throttled_for_600_s(seed: int, whole: bool) -> None:  # noqa: FBT001
+    chance = random.Random(seed)
+    run = Run(Beats())
+
+    def answer(asked_at: float, terms: Sequence[Term]) -> tuple[float, Sequence[str]]:
+        if not 1200 <= asked_at < 1800:
+            return healthy(asked_at, terms)
+        if whole:
+            return 0.05, ["throttled" if chance.random() < 0.9 else "renewed"] * len(terms)
+        return 0.05, ["throttled" if chance.random() < 0.9 else "renewed" for _ in terms]
+
+    run.answer = answer
+    run.add(100)
+    run.run(2400)
+    assert not run.lost
+    assert len(run.cycle) == 100

@@ -240,8 +240,9 @@ class Cycle:
         else:
             at = self._even_from + (hurried if self._eager else even)
             due = next(iter(self._main)).granted_at + self.beats.cycle
-            # More than a slot behind, after a stall or an outage: do not make it all up at once.
-            at = min(at, due if due >= now - even else self._even_from + hurried)
+            # Far behind, after a stall or an outage: do not make it all up at once.
+            on_time = due >= now - min(even, self.beats.cycle / 20)
+            at = min(at, due if on_time else self._even_from + hurried)
         return max(at, self._last_slot + nearest, self._paused_until, self._now)
 
     def _slot(self, now: float, due: float) -> Send:

@@ -235,7 +235,7 @@ class Cycle:
         even = max(nearest, self.beats.cycle / math.ceil(self._held / self.beats.batch))
         # Few leases make an even pace so slow that a failed one would wait for long: its own retry_wait bounds it.
         hurried = max(nearest, min(even / self.beats.burst, self.beats.retry_wait))
-        if self._urgent:
+        if self._urgent or self._paused_until > self._last_slot:  # throttled since: the pause is the pace
             at = self._even_from + nearest
         else:
             at = self._even_from + (hurried if self._eager else even)

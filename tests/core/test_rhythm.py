@@ -1,4 +1,4 @@
-"""The cycle against a simulated service: how long a lease goes without an acknowledged beat, at what pace it is asked."""
+"""The cycle against a simulated service: how long a lease goes without an acknowledged beat, at what pace."""
 
 import bisect
 import heapq

@@ -1,11 +1,13 @@
 """The keeper of leases for long-running work."""
 
+from leasekit.client import Client, connect
 from leasekit.config import Beats
 from leasekit.errors import (
     BackendError,
     Cancelled,
     ConfigError,
     Fatal,
+    IdleTimeout,
     LeaseError,
     LeasekitError,
     LeaseLost,
@@ -18,10 +20,12 @@ from leasekit.errors import (
     Unavailable,
     UnknownScheme,
 )
-from leasekit.task import Task
+from leasekit.idle import Idle
+from leasekit.lease import Lease, lease, leased
+from leasekit.task import NewTask, Status, Task
 
 __all__ = [
-    "BackendError", "Beats", "Cancelled", "ConfigError", "Fatal", "LeaseError", "LeaseLost", "LeasekitError",
-    "MissingDependency", "NotHeld", "ProtocolError", "Refused", "StoreLocked", "Task", "Throttled", "Unavailable",
-    "UnknownScheme",
+    "BackendError", "Beats", "Cancelled", "Client", "ConfigError", "Fatal", "Idle", "IdleTimeout", "Lease",
+    "LeaseError", "LeaseLost", "LeasekitError", "MissingDependency", "NewTask", "NotHeld", "ProtocolError", "Refused",
+    "Status", "StoreLocked", "Task", "Throttled", "Unavailable", "UnknownScheme", "connect", "lease", "leased",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ LeasekitError
 └── LeaseError
     ├── LeaseLost            someone else may hold this task now: stop side effects
     ├── Cancelled            whoever scheduled the task no longer wants it: wind down
+    ├── IdleTimeout          the body reported no progress for its idle_timeout: end, the task is tried again
     └── NotHeld              this lease has ended, or was never begun, in this process
 
 Fatal                        raised by a body: the task failed for good, do not run it again
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
-    "BackendError", "Cancelled", "ConfigError", "Fatal", "LeaseError", "LeaseLost", "LeasekitError",
+    "BackendError", "Cancelled", "ConfigError", "Fatal", "IdleTimeout", "LeaseError", "LeaseLost", "LeasekitError",
     "MissingDependency", "NotHeld", "ProtocolError", "Refused", "StoreLocked", "Throttled", "Unavailable",
     "UnknownScheme",
 ]  # fmt: skip
@@ -98,6 +99,10 @@ class LeaseLost(LeaseError):
 
 class Cancelled(LeaseError):
     """The task was cancelled while it ran: wind down; the lease is still yours until the block ends."""
+
+
+class IdleTimeout(LeaseError):
+    """The body reported no progress for its `idle_timeout`: end; the task is then settled as a retriable failure."""
 
 
 class NotHeld(LeaseError):

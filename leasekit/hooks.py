@@ -106,13 +106,16 @@ Hook = Callable[[Event], None]
 
 
 class Hooks:
-    """The listeners of one keeper. False while nobody listens."""
+    """The listeners of one keeper, the log among them.
+
+    False where only the log listens: then events that come with every beat and claim need not be made.
+    """
 
     def __init__(self, hooks: Sequence[Hook] = ()) -> None:
-        self._hooks = list(hooks)
+        self._hooks = [log_events, *hooks]
 
     def __bool__(self) -> bool:
-        return bool(self._hooks)
+        return len(self._hooks) > 1
 
     def __call__(self, event: Event) -> None:
         for hook in self._hooks:

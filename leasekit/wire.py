@@ -7,7 +7,7 @@ and encoded twice.
 
 from typing import Annotated
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from leasekit.task import Beat, Name, NewTask, Scheduled, Seconds, Settlement, Task, Verdict
 
@@ -25,12 +25,18 @@ MAX_BATCH = 1000
 MAX_WAIT = 60.0
 MAX_NESTING = 64
 
+
+def _null() -> Raw:
+    # A factory, not a value: msgspec draws a schema with a default only from what it can turn into JSON.
+    return _NULL
+
+
 _NULL = Raw(b"null")
 _Batch = Meta(min_length=1, max_length=MAX_BATCH)
 
 
 class NewTaskItem(NewTask, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    payload: Raw = _NULL
+    payload: Raw = field(default_factory=_null)
 
 
 class BeatItem(Beat, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -38,8 +44,8 @@ class BeatItem(Beat, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
 
 
 class SettlementItem(Settlement, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    result: Raw = _NULL
-    error: Raw = _NULL
+    result: Raw = field(default_factory=_null)
+    error: Raw = field(default_factory=_null)
     progress: Raw | UnsetType = UNSET
     then: list[NewTaskItem] = []  # type: ignore[assignment]
 

@@ -23,6 +23,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from leasekit._core.backoff import Backoff
 from leasekit._core.term import Term
@@ -117,6 +118,11 @@ class Cycle:
         """How many leases are held."""
         return self._held
 
+    @property
+    def unused(self) -> bool:
+        """True where nothing is held and no answer is awaited."""
+        return not self._held and not self._calls
+
     # Coming and going ---------------------------------------------------------------------------------------------
 
     def add(self, term: Term, now: float) -> None:
@@ -126,12 +132,18 @@ class Cycle:
         self._eager = True
         self._into_main([term])
 
+    def restore(self, term: Term, now: float) -> None:
+        """It was just renewed for this cycle's ttl, in the cycle of another."""
+        self._held += 1
+        self._now = now
+        _put(self._backup, [term])
+
     def remove(self, term: Term) -> None:
         """Its beats end, and the verdict of one that is in flight will be ignored. What is not held is no error."""
         if term.place is None:
             return
-        if isinstance(term.place, OrderedDict):
-            del term.place[term]
+        if not isinstance(term.place, Send):
+            del cast("_Deque", term.place)[term]
         term.place = None
         self._held -= 1
 

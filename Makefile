@@ -1,0 +1,77 @@
+# Needs Python 3.11 or newer, make, and a package index that pip knows of. Everything else goes into $(VENV).
+
+PYTHON ?= python3
+VENV ?= .venv
+LOCK_FLAGS ?= # --upgrade: all to their newest releases; --upgrade-package NAME: one of them
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+# Folders too: one changes when a file in it is deleted.
+SOURCES := pyproject.toml README.md LICENSE $(shell find leasekit adapters -name __pycache__ -prune -o -print)
+
+.DEFAULT_GOAL := help
+# One environment serves all targets, and pip must not write to it twice at a time. The tools use all cores themselves.
+.NOTPARALLEL:
+
+.PHONY: help
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
+
+.PHONY: demo
+demo: $(VENV)/leasekit ## See it work: `leasekit demo`
+	@$(BIN)/leasekit demo
+
+.PHONY: test
+test: $(VENV)/dev $(VENV)/leasekit ## Test the installed package (ARGS=… goes to pytest)
+	@$(BIN)/pytest -n auto --maxprocesses 8 $(ARGS)
+
+.PHONY: check
+check: $(VENV)/dev ## Lint, format and types (changes nothing)
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/mypy
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python --warnings
+
+.PHONY: bench
+bench: $(VENV)/dev $(VENV)/leasekit ## Measure, each against the raw engine
+	@set -e; for file in benchmarks/[a-z]*.py; do $(BIN)/python "$$file"; done
+
+.PHONY: lock
+lock: | $(VENV)/python ## Write requirements/*.txt from pyproject.toml
+	@$(PIP) install uv
+	@$(call compile,dev) --group dev
+	@$(call compile,run) --group build --constraints requirements/dev.txt
+
+.PHONY: clean
+clean: ## Remove the environment and all caches
+	@rm -rf $(VENV) dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find leasekit adapters tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# One lock for every Python and platform, without the address of the index that it came from.
+compile = $(BIN)/uv pip compile --quiet pyproject.toml --extra server --universal --python-version 3.11 \
+	--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
+	$(LOCK_FLAGS) --output-file requirements/$(1).txt
+
+# Stamps: $(VENV)/run has what leasekit needs to be built and run, $(VENV)/dev what its developers need besides,
+# $(VENV)/leasekit the package itself, from a wheel as users get it.
+
+$(VENV)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo 'leasekit needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.12' >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/run: requirements/run.txt | $(VENV)/python
+	@echo 'installing what leasekit needs into $(VENV) …'
+	@$(PIP) install --require-hashes --no-deps -r $<
+	@touch $@
+
+$(VENV)/dev: requirements/dev.txt | $(VENV)/run
+	@echo 'installing what its developers need into $(VENV) …'
+	@$(PIP) install --require-hashes --no-deps -r $<
+	@touch $@
+
+$(VENV)/leasekit: $(SOURCES) $(VENV)/run
+	@touch $@.new # the time before it was built: what is edited meanwhile is built again
+	@$(PIP) install --no-index --no-deps --no-build-isolation --force-reinstall .
+	@mv $@.new $@

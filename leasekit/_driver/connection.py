@@ -1,0 +1,70 @@
+"""A backend, the keeper of its leases, and the thread that both live in: one for each client and process."""
+
+import os
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from leasekit._driver import thread
+from leasekit._driver.bridge import outcome
+from leasekit._driver.clock import Clock
+from leasekit._driver.keeper import Keeper
+from leasekit.backend import Backend
+from leasekit.config import Beats
+from leasekit.errors import LeasekitError
+from leasekit.hooks import Hooks
+
+__all__ = ["Connection"]
+
+T = TypeVar("T")
+
+
+class Connection:
+    """What a client has in this process. The work that it is given is awaited in the driver's loop."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        beats: Beats,
+        *,
+        clock: Clock,
+        hooks: Hooks,
+        last_resort: Callable[[], None] | None = None,
+    ) -> None:
+        self.pid = os.getpid()
+        self.backend = backend
+        self.clock = clock
+        self.keeper = Keeper(
+            backend, beats, clock=clock, hooks=hooks, chance=random.SystemRandom(), last_resort=last_resort
+        )
+        self.driver = thread.acquire()
+        self._loop = self.driver.submit(self.keeper.run())
+
+    @property
+    def forked(self) -> bool:
+        """True in a child of the process that this connection belongs to."""
+        return self.pid != os.getpid()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The blocking door."""
+        if self.driver.here:
+            work.close()
+            raise LeasekitError("a hook must not call a blocking method: it would wait for its own thread")
+        future = self.driver.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # interrupted: what was claimed meanwhile is given back
+            raise
+
+    async def arun(self, work: Coroutine[Any, Any, T]) -> T:
+        """The other door, from asyncio or trio."""
+        return await outcome(self.driver.submit(work))
+
+    async def aclose(self) -> None:
+        """To be awaited in the driver's loop; `release` then lets go of the thread."""
+        await self.keeper.aclose()
+        self._loop.cancel()
+
+    def release(self) -> None:
+        self.driver.release()

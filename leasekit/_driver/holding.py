@@ -1,0 +1,138 @@
+"""What the driver knows of one lease: the task, the trust in it, and what its body has been told."""
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from msgspec import UNSET
+
+from leasekit._core.term import Term
+from leasekit._driver.clock import Clock
+from leasekit.config import Beats
+from leasekit.errors import Cancelled, LeaseError, LeaseLost, NotHeld
+from leasekit.task import Beat, Task
+
+__all__ = ["Holding"]
+
+# A body may begin in one thread while another gives back what has not begun: exactly one of them wins.
+_beginning = threading.Lock()
+
+
+class Holding:
+    """One lease in this process. Written by the driver's thread, read by any."""
+
+    __slots__ = (
+        "beat", "body_runs", "clock", "confirmed", "idle_at", "idle_timeout", "listener", "lost_at", "pid", "progress",
+        "reason", "settling", "stop", "task", "term", "why",
+    )  # fmt: skip
+
+    def __init__(
+        self, task: Task, beats: Beats, clock: Clock, *, granted_at: float, confirmed: bool, started: bool
+    ) -> None:
+        self.task = task
+        self.term = Term(self, beats, granted_at=granted_at, confirmed=confirmed)
+        self.clock = clock
+        self.pid = os.getpid()
+        self.beat = Beat(id=task.id, token=task.token, started=started)  # what the next beat says
+        self.progress: Any = UNSET  # the latest; always goes with the settlement
+        self.confirmed: Future[None] | None = None if confirmed else Future()
+        self.body_runs = False
+        self.settling = False
+        self.stop: type[LeaseError] | None = None  # what the body was told, while the lease is kept
+        self.reason: str | None = None  # why it was lost, in one word …
+        self.why = ""  # … and in one sentence
+        self.lost_at = 0.0
+        self.idle_timeout: float | None = None
+        self.idle_at = 0.0
+        self.listener: Callable[[], None] | None = (
+            None  # called in the driver's thread when there is something to be told
+        )
+
+    @property
+    def lost(self) -> bool:
+        """Judged by the clock too: the driver's thread may not have had its turn."""
+        return self.reason is not None or (self.term.confirmed and self.clock.now() >= self.term.lost_at)
+
+    def check(self) -> None:
+        """Raise what the body has to know: `LeaseLost`, `Cancelled`, `IdleTimeout`, or `NotHeld` in a forked child."""
+        if self.pid != os.getpid():
+            raise NotHeld(f"task {self.task.id} is held by process {self.pid}; this is a fork of it, and holds nothing")
+        if self.lost:
+            raise self.loss()
+        if self.stop is Cancelled:
+            raise Cancelled(f"task {self.task.id} was cancelled: wind down, the lease is kept meanwhile")
+        if self.stop is not None:
+            raise self.stop(f"task {self.task.id} reported no progress for {self.idle_timeout:g} s")
+
+    def loss(self) -> LeaseLost:
+        """The exception that says why."""
+        reason, why = self.reason, self.why
+        if reason is None:
+            silence = self.clock.now() - self.term.granted_at
+            reason = "expired"
+            why = f"no beat was acknowledged for {silence:.1f} s of a ttl of {self.term.beats.ttl:g} s"
+        return LeaseLost(f"lost task {self.task.id}: {why}", task_id=self.task.id, reason=reason)
+
+    def begin(self, idle_timeout: float | None) -> None:
+        """Its body starts. Raises `NotHeld` where it was given back, settled or begun before."""
+        with _beginning:
+            if self.body_runs or self.settling or self.pid != os.getpid():
+                raise NotHeld(f"task {self.task.id} was begun, settled or given back before: claim it again")
+            self.body_runs = True
+        self.beat = Beat(id=self.task.id, token=self.task.token)
+        self.idle_timeout = idle_timeout
+        self.touch()
+
+    def withdraw(self) -> bool:
+        """True where its body has not begun, and from now on never will."""
+        with _beginning:
+            if self.body_runs or self.settling:
+                return False
+            self.settling = True
+        if self.confirmed is not None and not self.confirmed.done():
+            self.confirmed.set_exception(NotHeld(f"task {self.task.id} was given back before it could begin"))
+        return True
+
+    def report(self, progress: Any) -> None:
+        """Record progress: the latest wins, and goes with the next beat."""
+        self.progress = progress
+        self.beat = Beat(id=self.task.id, token=self.task.token, progress=progress)
+        self.touch()
+
+    def reported(self, beat: Beat) -> None:
+        """`beat` was acknowledged: its progress need not be sent again, unless there is a newer one."""
+        if self.beat is beat and beat.progress is not UNSET:
+            self.beat = Beat(id=self.task.id, token=self.task.token)
+
+    def touch(self) -> None:
+        """The body moved. Idleness is judged by absolute time, never by a count of checks (SYSTEMS C8)."""
+        if self.idle_timeout is not None:
+            self.idle_at = self.clock.now() + self.idle_timeout
+
+    def tell(self, stop: type[LeaseError]) -> None:
+        """The body has to end; the lease is kept meanwhile."""
+        if self.stop is None and self.reason is None:
+            self.stop = stop
+            self._notify()
+
+    def lose(self, reason: str, why: str, now: float) -> None:
+        """The lease is over."""
+        if self.reason is not None:
+            return
+        self.lost_at = now
+        self.why = why
+        self.reason = reason
+        if self.confirmed is not None and not self.confirmed.done():
+            self.confirmed.set_exception(self.loss())
+        self._notify()
+
+    @property
+    def ends_at(self) -> float:
+        """By when the body of a lost lease must have ended."""
+        return min(self.term.trusted_until, self.lost_at + self.term.beats.grace)
+
+    def _notify(self) -> None:
+        if self.listener is not None:
+            self.listener()

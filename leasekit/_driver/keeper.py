@@ -1,0 +1,401 @@
+"""The keeper: all leases of one connection, in one loop (step, perform, sleep until `wake_at`).
+
+It runs in the driver's thread; what is not marked otherwise is to be called there. Whatever a backend raises ends up as
+a verdict: no error of a service, an adapter or a hook ends the loop (PITFALLS 10, 11, 16).
+"""
+
+import asyncio
+import contextlib
+import faulthandler
+import heapq
+import itertools
+import logging
+import math
+import random
+import sys
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+from msgspec import UNSET
+
+from leasekit import hooks as events
+from leasekit._core.cycle import AtRisk, Confirmed, Cycle, Effect, Lost, Ordered, Regranted, Send
+from leasekit._core.term import granted_at
+from leasekit._driver.clock import Clock
+from leasekit._driver.holding import Holding
+from leasekit._driver.outbox import Outbox, Report
+from leasekit._driver.retrying import persistently
+from leasekit.backend import Backend
+from leasekit.config import Beats
+from leasekit.errors import Cancelled, ConfigError, IdleTimeout, Refused, Throttled
+from leasekit.hooks import Hooks
+from leasekit.task import Claimed, Settlement, Task, Verdict
+
+__all__ = ["Keeper"]
+
+logger = logging.getLogger("leasekit")
+
+_SETTLE_TIMEOUT = 10.0
+_CLAIM_SPARE = 10.0  # seconds that the answer of a claim may come after its wait
+
+
+class Keeper:
+    """Leases of one connection, and the calls that begin and end them.
+
+    `last_resort` is called when a body still runs at the end of its lease's trust (after a stack dump): a worker's
+    process ends itself there.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        beats: Beats,
+        *,
+        clock: Clock,
+        hooks: Hooks,
+        chance: random.Random,
+        last_resort: Callable[[], None] | None = None,
+    ) -> None:
+        traits = backend.traits
+        self._backend = backend
+        self._beats = replace(beats, batch=min(beats.batch, traits.max_batch))
+        self._clock = clock
+        self._hooks = hooks
+        self._chance = chance
+        self._last_resort = last_resort
+        self._cycles: dict[float, Cycle] = {}
+        self._holdings: dict[tuple[str, str], Holding] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+        self._lingering: list[Holding] = []  # lost, and the body still runs
+        self._dumped = False
+        self._idle: list[tuple[float, int, Holding]] = []  # a heap of when to look
+        self._order = itertools.count()
+        self._wake = asyncio.Event()
+        self._overloaded = False
+        self.outbox = Outbox(backend, clock=clock, hooks=hooks, random=chance.random, call_timeout=_SETTLE_TIMEOUT)
+
+    # Coming and going ---------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._holdings)
+
+    @property
+    def capacity(self) -> int:
+        """How many leases can beat in one cycle."""
+        return self._beats.capacity
+
+    def get(self, task: Task) -> Holding | None:
+        """The holding of a task that is held. Any thread."""
+        return self._holdings.get((task.id, task.token))
+
+    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, started: bool) -> list[Holding]:
+        """Claim up to `limit` tasks, and beat them from now on.
+
+        `started`: their bodies are about to begin; otherwise they wait in a buffer, and beats say so until they begin.
+
+        A claim whose answer was lost is repeated under the same id, so that no task lies about until its lease has
+        run out. Being cancelled gives back what may have been granted meanwhile.
+        """
+        claim_id = uuid.uuid4().hex
+        asked_at = self._clock.now()  # of the first send: a repeat may be answered with what that one was granted
+
+        async def call() -> list[Holding]:
+            async with asyncio.timeout(wait + _CLAIM_SPARE):
+                claimed = await self._backend.claim(kinds, limit=limit, wait=wait, claim_id=claim_id)
+            return self._granted(claimed, asked_at, started=started)
+
+        try:
+            return await persistently(call, for_at_most=self._beats.cycle)
+        except asyncio.CancelledError:
+            if self._backend.traits.remembers_claims:
+                self._spawn(self._give_back(kinds, limit, claim_id))
+            raise
+
+    async def _give_back(self, kinds: Sequence[str], limit: int, claim_id: str) -> None:
+        try:
+            async with asyncio.timeout(_CLAIM_SPARE):
+                claimed = await self._backend.claim(kinds, limit=limit, wait=0, claim_id=claim_id)
+        except Exception as error:  # noqa: BLE001 - a last courtesy: the leases run out by themselves otherwise
+            logger.debug("an abandoned claim could not be given back: %s", error)
+            return
+        for task in claimed.tasks:
+            self.outbox.put(Report(Settlement(id=task.id, token=task.token, outcome="release")))
+
+    def _granted(self, claimed: Claimed, asked_at: float, *, started: bool) -> list[Holding]:
+        granted, now = granted_at(asked_at, claimed.waited), self._clock.now()
+        holdings: list[Holding] = []
+        for task in claimed.tasks:
+            try:
+                beats = self._beats.for_ttl(task.ttl)
+            except ConfigError as error:
+                logger.error("task %s is left alone: %s", task.id, error)
+                continue
+            # Too little trust left to rely on: the first beat decides whether it is begun (RELIABILITY S9).
+            fresh = claimed.waited is not None and granted + beats.slack - now >= beats.cycle
+            holdings.append(self.get(task) or self._keep(task, granted=granted, confirmed=fresh, started=started))
+        if self._hooks and holdings:
+            ids = [holding.task.id for holding in holdings]
+            self._hooks(events.Claimed(at=now, task_ids=ids, waited=claimed.waited))
+        return holdings
+
+    def _keep(self, task: Task, *, granted: float, confirmed: bool, started: bool) -> Holding:
+        beats = self._beats.for_ttl(task.ttl)
+        holding = Holding(task, beats, self._clock, granted_at=granted, confirmed=confirmed, started=started)
+        self._holdings[task.id, task.token] = holding
+        self._cycle(task.ttl).add(holding.term, self._clock.now())
+        self._check_capacity()
+        self._wake.set()
+        return holding
+
+    def _cycle(self, ttl: float) -> Cycle:
+        cycle = self._cycles.get(ttl)
+        if cycle is None:
+            beats = self._beats.for_ttl(ttl)
+            cycle = self._cycles[ttl] = Cycle(beats, now=self._clock.now(), random=self._chance.random)
+        return cycle
+
+    def _check_capacity(self) -> None:
+        overloaded = len(self._holdings) > self.capacity
+        if overloaded and not self._overloaded:
+            self._hooks(events.Overloaded(at=self._clock.now(), held=len(self._holdings), capacity=self.capacity))
+        self._overloaded = overloaded
+
+    def watch(self, holding: Holding) -> None:
+        """Look after its idle time from now on."""
+        heapq.heappush(self._idle, (holding.idle_at, next(self._order), holding))
+        self._wake.set()
+
+    def forget(self, holding: Holding) -> None:
+        """It is over: beat it no more."""
+        self._holdings.pop((holding.task.id, holding.task.token), None)
+        self._drop(holding)
+
+    def _drop(self, holding: Holding) -> None:
+        cycle = self._cycles.get(holding.term.beats.ttl)
+        if cycle is not None:
+            cycle.remove(holding.term)
+
+    def ended(self, holding: Holding) -> None:
+        """The body has ended: from here nothing of it can run."""
+        holding.body_runs = False
+        if holding in self._lingering:
+            self._lingering.remove(holding)
+
+    def unless_begun(self, holding: Holding) -> None:
+        """Give a task back that nobody has begun."""
+        if holding.reason is None and holding.withdraw():
+            task = holding.task
+            self.settle(holding, Report(Settlement(id=task.id, token=task.token, outcome="release")))
+
+    def settle(self, holding: Holding, report: Report) -> None:
+        """Report how it ended, beating on until that is answered: then it is over, whatever the answer."""
+        self.ended(holding)
+        holding.settling = True
+        report.answer.add_done_callback(lambda _: self._settled(holding, report))
+        self.outbox.put(report)
+
+    def finish(self, holding: Holding) -> None:
+        """Its body has ended, and there is nothing to report."""
+        self.ended(holding)
+        self.forget(holding)
+
+    def _settled(self, holding: Holding, report: Report) -> None:
+        task, answer = holding.task, report.answer
+        refused = None if answer.cancelled() else answer.exception()
+        if refused is not None and report.settlement.outcome != "fatal":
+            # What the user has to say of it cannot be said; running it again would end in the same.
+            error = {"type": type(refused).__qualname__, "message": f"the settlement was refused: {refused}"}
+            self.settle(holding, Report(Settlement(id=task.id, token=task.token, outcome="fatal", error=error)))
+            return
+        self.forget(holding)
+        if self._hooks and refused is None and not answer.cancelled():
+            verdict = answer.result()
+            self._hooks(
+                events.Settled(
+                    at=self._clock.now(),
+                    task_id=task.id,
+                    token=task.token,
+                    outcome=report.settlement.outcome,
+                    verdict=verdict.verdict,
+                    reason=verdict.reason,
+                )
+            )
+
+    # The loop -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._wake.clear()
+            try:
+                wake_at = self._once(self._clock.now())
+            except Exception:
+                # Nothing here should raise. If it does, leases must not die of it: trust goes on counting by itself.
+                logger.exception("the keeper stumbled; it goes on")
+                wake_at = self._clock.now() + 1.0
+            await self._clock.wait(self._wake, wake_at)
+
+    def _once(self, now: float) -> float:
+        """What is to be done at `now`; returns when there is something to do again."""
+        for ttl, cycle in list(self._cycles.items()):
+            for effect in cycle.step(now):
+                self._perform(cycle, effect, now)
+            if cycle.unused:
+                del self._cycles[ttl]
+        self._look_for_idle(now)
+        self._end_the_lost(now)
+        wake_at = min((cycle.wake_at for cycle in self._cycles.values()), default=math.inf)
+        idle_at = self._idle[0][0] if self._idle else math.inf
+        return min(wake_at, idle_at, self._next_end())
+
+    def _perform(self, cycle: Cycle, effect: Effect, now: float) -> None:
+        match effect:
+            case Send():
+                self._spawn(self._beat(cycle, effect))
+            case Lost():
+                self._lost(effect.term.key, effect.reason, effect.why, now)
+            case AtRisk():
+                task: Task = effect.term.key.task
+                self._hooks(events.AtRisk(at=now, task_id=task.id, token=task.token, why=effect.why))
+            case Ordered():
+                self._ordered(effect.term.key, effect.order, now)
+            case Confirmed():
+                holding: Holding = effect.term.key
+                if holding.confirmed is not None and not holding.confirmed.done():
+                    holding.confirmed.set_result(None)
+            case Regranted():
+                effect.term.beats = self._beats.for_ttl(effect.ttl)
+                self._cycle(effect.ttl).restore(effect.term, now)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    # Beats --------------------------------------------------------------------------------------------------------
+
+    async def _beat(self, cycle: Cycle, send: Send) -> None:
+        holdings: list[Holding] = [term.key for term in send.terms]
+        beats = [holding.beat for holding in holdings]
+        asked_at = self._clock.now()
+        if self._hooks:
+            self._hooks(events.Sent(at=asked_at, task_ids=[beat.id for beat in beats], late=send.late))
+        try:
+            async with asyncio.timeout(cycle.beats.call_timeout):
+                verdicts = await self._backend.beat(beats)
+            verdicts = [
+                verdict if verdict.id == beat.id and _sensible(verdict) else _nonsense(beat.id)
+                for beat, verdict in zip(beats, verdicts, strict=True)
+            ]
+        except Exception as error:  # noqa: BLE001 - whatever an adapter lets through, the cycle tries again
+            verdicts = [_no_verdict(error)] * len(beats)
+            if isinstance(error, Refused):
+                self._without_progress(holdings)
+        now = self._clock.now()
+        for holding, beat, verdict in zip(holdings, beats, verdicts, strict=True):
+            if beat.progress is not UNSET and verdict.verdict == "renewed":
+                holding.reported(beat)
+        if self._hooks and (renewed := [verdict.id for verdict in verdicts if verdict.verdict == "renewed"]):
+            self._hooks(events.Renewed(at=now, task_ids=renewed, round_trip=now - asked_at))
+        for effect in cycle.answered(send, verdicts, asked_at=asked_at, now=now):
+            self._perform(cycle, effect, now)
+        self._wake.set()
+
+    def _without_progress(self, holdings: Sequence[Holding]) -> None:
+        """The service refused a batch: the only thing in it that is not ours is what users reported."""
+        for holding in holdings:
+            holding.reported(holding.beat)
+
+    def _ordered(self, holding: Holding, order: str, now: float) -> None:
+        if holding.stop is None:
+            task = holding.task
+            self._hooks(events.Ordered(at=now, task_id=task.id, token=task.token, order=order))
+        holding.tell(Cancelled)
+
+    # The ladder ---------------------------------------------------------------------------------------------------
+
+    def _lost(self, holding: Holding, reason: str, why: str, now: float) -> None:
+        # A beat that crosses the settlement is answered *gone*: that is no loss, the settlement's own answer says more.
+        if holding.settling:
+            return
+        if not holding.body_runs:
+            self.forget(holding)
+        else:
+            self._lingering.append(holding)
+        holding.lose(reason, why, now)
+        task = holding.task
+        self._hooks(events.Lost(at=now, task_id=task.id, token=task.token, reason=reason, why=why))
+
+    def _look_for_idle(self, now: float) -> None:
+        while self._idle and self._idle[0][0] <= now:
+            _, _, holding = heapq.heappop(self._idle)
+            if not holding.body_runs or holding.reason is not None:
+                continue
+            if holding.idle_at > now:  # it moved since
+                heapq.heappush(self._idle, (holding.idle_at, next(self._order), holding))
+            elif holding.stop is not IdleTimeout:
+                holding.tell(IdleTimeout)
+                until = now + holding.term.beats.grace
+                heapq.heappush(self._idle, (until, next(self._order), holding))
+            else:  # it was told, and goes on: a hung task must not heartbeat for ever
+                self._drop(holding)
+                why = f"its body reported no progress for {holding.idle_timeout:g} s, and did not end when told to"
+                self._lost(holding, "idle", why, now)
+
+    def _end_the_lost(self, now: float) -> None:
+        for holding in self._lingering:
+            beats = holding.term.beats
+            if now >= holding.ends_at - min(1.0, beats.grace / 2) and not self._dumped:
+                self._dumped = True
+                logger.error("the body of lost task %s still runs; all stacks follow", holding.task.id)
+                faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+            if now >= holding.ends_at and self._last_resort is not None:
+                self._last_resort()
+        if not self._lingering:
+            self._dumped = False
+
+    def _next_end(self) -> float:
+        if not self._lingering:
+            return math.inf
+        first = min(self._lingering, key=lambda holding: holding.ends_at)
+        if not self._dumped:
+            return first.ends_at - min(1.0, first.term.beats.grace / 2)
+        return first.ends_at if self._last_resort is not None else math.inf
+
+    # The end ------------------------------------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Give back what was never begun, wait up to `_SETTLE_TIMEOUT` for answers, and let go of the connection."""
+        now = self._clock.now()
+        for holding in list(self._holdings.values()):
+            self.unless_begun(holding)
+            if holding.body_runs:
+                self._drop(holding)
+                self._lost(holding, "closed", "its client was closed while the body ran", now)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLE_TIMEOUT):
+                await self.outbox.empty()
+        await self.outbox.aclose()
+        for call in list(self._calls):
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        await self._backend.aclose()
+
+
+def _sensible(verdict: Verdict) -> bool:
+    return verdict.ttl is None or 2 <= verdict.ttl < math.inf
+
+
+def _nonsense(task_id: str) -> Verdict:
+    return Verdict(id=task_id, verdict="failed", reason="the service's verdict makes no sense")
+
+
+def _no_verdict(error: Exception) -> Verdict:
+    """What a failed call means for each lease in it."""
+    if isinstance(error, Throttled):
+        return Verdict(id="", verdict="throttled", retry_after=error.retry_after)
+    if isinstance(error, TimeoutError):
+        return Verdict(id="", verdict="failed", reason="no answer in time")
+    return Verdict(id="", verdict="failed", reason=f"{type(error).__name__}: {error}")

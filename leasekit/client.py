@@ -1,0 +1,328 @@
+"""connect() → Client: a backend plus the keeper of its leases, with two doors for every method.
+
+The blocking door has the plain names (`schedule`), the other one an `a` in front (`await aschedule`), for asyncio and
+trio alike. Both only hand over to the driver's thread, where backend and keeper live.
+"""
+
+import os
+import re
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self, TypedDict, TypeVar, Unpack
+
+from msgspec.structs import replace
+
+from leasekit._driver.clock import BOOT_CLOCK, Clock
+from leasekit._driver.connection import Connection
+from leasekit._driver.holding import Holding
+from leasekit._driver.retrying import persistently
+from leasekit.backend import Backend, Scheduler
+from leasekit.config import Beats
+from leasekit.errors import ConfigError, LeasekitError
+from leasekit.hooks import Hook, Hooks
+from leasekit.ids import new_id
+from leasekit.registry import open_backend
+from leasekit.task import NewTask, Page, RetryPolicy, Scheduled, Status, Task, TaskInfo, Verdict
+
+__all__ = ["Client", "TaskOptions", "Tasks", "connect"]
+
+T = TypeVar("T")
+
+_PATIENCE = 30.0  # seconds for which calls of users are repeated while the service is away
+_POLL = 20.0  # seconds of one long poll
+
+
+def connect(
+    url_or_backend: str | Backend, *, beats: Beats | None = None, hooks: Sequence[Hook] = (), worker: str | None = None
+) -> "Client":
+    """A client of the service at this URL, or of a backend of your own.
+
+    `beats` is the rhythm of heartbeats (where the service grants another ttl, the rhythm follows it), `hooks` hear
+    what happens, `worker` is the name under which this process claims (default: host, process and a random part, so
+    that a worker that was started anew is not taken for the former).
+
+    Nothing is opened before the first call. Raises `UnknownScheme`, `MissingDependency`, `ConfigError`.
+    """
+    return Client(url_or_backend, beats=beats, hooks=hooks, worker=worker)
+
+
+class TaskOptions(TypedDict, total=False):
+    """What may be said of a task besides its kind and payload; `NewTask` has the meanings and bounds."""
+
+    id: str
+    collection: str
+    priority: int
+    at: datetime
+    dedupe_key: str
+    dedupe_window: float
+    max_attempts: int
+    max_crashes: int
+    max_runtime: float
+    enqueue_timeout: float
+    claim_timeout: float
+    heartbeat_timeout: float
+    retry: RetryPolicy
+    traceparent: str
+
+
+class Client:
+    """A service, and the keeper of the leases that this process holds from it.
+
+    It may be used by any number of threads and event loops at once. A forked child that goes on using it gets
+    a connection of its own; the leases stay with the parent. Close it, or use it in a `with` block, to give back
+    what was claimed and not begun.
+    """
+
+    def __init__(
+        self,
+        url_or_backend: str | Backend,
+        *,
+        beats: Beats | None = None,
+        hooks: Sequence[Hook] = (),
+        worker: str | None = None,
+        clock: Clock = BOOT_CLOCK,
+        last_resort: Callable[[], None] | None = None,
+    ) -> None:
+        self.beats = beats or Beats()
+        self.worker = worker or _incarnation()
+        self._hooks = Hooks(hooks)
+        self._clock = clock
+        self._last_resort = last_resort
+        self._url = url_or_backend if isinstance(url_or_backend, str) else None
+        # Made here, so that a URL that nobody understands is refused here.
+        self._backend: Backend | None = self._open() if isinstance(url_or_backend, str) else url_or_backend
+        self._made_in = os.getpid()
+        self._connection: Connection | None = None
+
+    def _open(self) -> Backend:
+        assert self._url is not None  # noqa: S101 - for the type checker
+        return open_backend(self._url, worker=self.worker)
+
+    def connection(self) -> Connection:
+        """This process's connection, made on first use. For leasekit's own parts."""
+        connection = self._connection
+        if connection is not None and not connection.forked:
+            return connection
+        backend = self._backend
+        if backend is None or self._made_in != os.getpid():
+            if self._url is None:
+                raise ConfigError(
+                    "a backend object is not carried over a fork or a close: connect() by URL, or in the child"
+                )
+            if self._made_in != os.getpid():
+                self.worker, self._made_in = _incarnation(), os.getpid()
+            backend = self._open()
+        self._backend = None
+        self._connection = Connection(
+            backend, self.beats, clock=self._clock, hooks=self._hooks, last_resort=self._last_resort
+        )
+        return self._connection
+
+    # Claiming -----------------------------------------------------------------------------------------------------
+
+    def tasks(self, *kinds: str, until_idle: float | None = None) -> "Tasks":
+        """Tasks of these kinds, one at a time, for `for` and `async for`.
+
+        Each is beaten from when it was claimed; one that was not leased when the loop asks for the next is given
+        back. The loop goes on for ever, or until no task has come for `until_idle` seconds.
+        """
+        if not kinds:
+            raise ConfigError("tasks() of which kind? Name at least one")
+        return Tasks(self, kinds, until_idle=until_idle)
+
+    # Scheduling ---------------------------------------------------------------------------------------------------
+
+    def schedule(self, kind: str, payload: Any = None, **options: Unpack[TaskOptions]) -> Scheduled:
+        """Schedule one task: when this returns it is durable, and will be run until it is settled.
+
+        While the service is away it is tried again for half a minute: under the same id, so it is scheduled once.
+        Raises `Refused` (says which field), `Unavailable`, `Throttled`.
+        """
+        return self.schedule_all([NewTask(kind=kind, payload=payload, **options)])[0]
+
+    async def aschedule(self, kind: str, payload: Any = None, **options: Unpack[TaskOptions]) -> Scheduled:
+        """`schedule`, from an event loop."""
+        return (await self.aschedule_all([NewTask(kind=kind, payload=payload, **options)]))[0]
+
+    def schedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
+        """Schedule a batch: one answer for each, in order; refused as a whole where one item is bad."""
+        identified = _with_ids(tasks)
+        return self._call(lambda service: service.schedule(identified))
+
+    async def aschedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
+        """`schedule_all`, from an event loop."""
+        identified = _with_ids(tasks)
+        return await self._acall(lambda service: service.schedule(identified))
+
+    def get(self, task_id: str) -> TaskInfo | None:
+        """All about one task; None where there is none of that id."""
+        return self._call(lambda service: service.get(task_id))
+
+    async def aget(self, task_id: str) -> TaskInfo | None:
+        """`get`, from an event loop."""
+        return await self._acall(lambda service: service.get(task_id))
+
+    def cancel(self, *task_ids: str) -> list[Verdict]:
+        """Cancel tasks: at once where they wait, by an order to the holder where they run."""
+        return self._call(lambda service: service.cancel(task_ids))
+
+    async def acancel(self, *task_ids: str) -> list[Verdict]:
+        """`cancel`, from an event loop."""
+        return await self._acall(lambda service: service.cancel(task_ids))
+
+    def stats(self) -> dict[str, Any]:
+        """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`."""
+        return self._call(lambda service: service.stats())
+
+    async def astats(self) -> dict[str, Any]:
+        """`stats`, from an event loop."""
+        return await self._acall(lambda service: service.stats())
+
+    def _call(self, call: Callable[[Scheduler], Coroutine[Any, Any, T]]) -> T:
+        connection = self.connection()
+        service = _scheduler(connection.backend)
+        return connection.run(_persist(lambda: call(service)))
+
+    async def _acall(self, call: Callable[[Scheduler], Coroutine[Any, Any, T]]) -> T:
+        connection = self.connection()
+        service = _scheduler(connection.backend)
+        return await connection.arun(_persist(lambda: call(service)))
+
+    # The end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give back what was claimed and not begun, wait for reports under way, and let go of the connection."""
+        if (connection := self._parting()) is not None:
+            connection.run(connection.aclose())
+            connection.release()
+
+    async def aclose(self) -> None:
+        """`close`, from an event loop."""
+        if (connection := self._parting()) is not None:
+            await connection.arun(connection.aclose())
+            connection.release()
+
+    def _parting(self) -> Connection | None:
+        connection, self._connection = self._connection, None
+        return None if connection is None or connection.forked else connection
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # Last in the class: below it, `list` is this method and no longer the type.
+    def list(
+        self,
+        *,
+        kind: str | None = None,
+        status: Status | None = None,
+        collection: str | None = None,
+        worker: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page:
+        """Tasks that match all that is given, oldest first; `cursor` is where an earlier page ended."""
+        return self._call(
+            lambda service: service.list(
+                kind=kind, status=status, collection=collection, worker=worker, cursor=cursor, limit=limit
+            )
+        )
+
+    async def alist(
+        self,
+        *,
+        kind: str | None = None,
+        status: Status | None = None,
+        collection: str | None = None,
+        worker: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page:
+        """`list`, from an event loop."""
+        return await self._acall(
+            lambda service: service.list(
+                kind=kind, status=status, collection=collection, worker=worker, cursor=cursor, limit=limit
+            )
+        )
+
+
+class Tasks:
+    """A loop over tasks as they become ready; `Client.tasks` makes it."""
+
+    def __init__(self, client: Client, kinds: Sequence[str], *, until_idle: float | None) -> None:
+        self._client = client
+        self._kinds = kinds
+        self._until_idle = until_idle
+        self._last: Holding | None = None
+
+    def __iter__(self) -> Iterator[Task]:
+        return self
+
+    def __next__(self) -> Task:
+        connection = self._client.connection()
+        holding = connection.run(self._next(connection))
+        if holding is None:
+            raise StopIteration
+        return holding.task
+
+    def __aiter__(self) -> AsyncIterator[Task]:
+        return self
+
+    async def __anext__(self) -> Task:
+        connection = self._client.connection()
+        holding = await connection.arun(self._next(connection))
+        if holding is None:
+            raise StopAsyncIteration
+        return holding.task
+
+    async def _next(self, connection: Connection) -> Holding | None:
+        """In the driver's loop: the next task, or None when it has been quiet for long enough."""
+        keeper, clock = connection.keeper, connection.clock
+        if self._last is not None:
+            keeper.unless_begun(self._last)
+            self._last = None
+        quiet_since = clock.now()
+        while True:
+            left = _POLL if self._until_idle is None else self._until_idle - (clock.now() - quiet_since)
+            holdings = await keeper.claim(self._kinds, limit=1, wait=max(0.0, min(_POLL, left)), started=True)
+            if holdings:
+                self._last = holdings[0]
+                self._last.task.bind(self._client)
+                return self._last
+            if self._until_idle is not None and clock.now() - quiet_since >= self._until_idle:
+                return None
+
+
+async def _persist(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    return await persistently(call, for_at_most=_PATIENCE)
+
+
+def _scheduler(backend: Backend) -> Scheduler:
+    if not isinstance(backend, Scheduler):
+        raise LeasekitError(
+            f"{type(backend).__name__} hands out tasks, it does not accept them: schedule at the service"
+        )
+    return backend
+
+
+def _with_ids(tasks: Sequence[NewTask]) -> list[NewTask]:
+    """An id for each, made up here: only so can a schedule whose answer was lost be repeated."""
+    return [task if task.id is not None else replace(task, id=new_id()) for task in tasks]
+
+
+def _incarnation() -> str:
+    host = re.sub(r"[^!-.0-~]", "-", socket.gethostname())[:80] or "host"
+    return f"{host}:{os.getpid()}:{secrets.token_hex(4)}"

@@ -1,0 +1,141 @@
+"""What the documents say is true: code runs, links lead somewhere, commands and files exist.
+
+A ```python block is run as a file of its own, in an empty folder, unless the line before it says why not:
+`<!-- not run: needs a server -->`.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+class Block(NamedTuple):
+    """A fenced block, and the line above it."""
+
+    path: Path
+    line: int
+    language: str
+    text: str
+    before: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    start: int | None = None
+    for number, line in enumerate(lines):
+        if not line.startswith("```"):
+            continue
+        if start is None:
+            start = number
+        else:
+            before = next((above for above in reversed(lines[:start]) if above.strip()), "")
+            yield Block(path, start + 1, lines[start][3:].strip(), "\n".join(lines[start + 1 : number]), before)
+            start = None
+    assert start is None, f"{path.name}:{start}: a fence without an end"
+
+
+BLOCKS = [block for path in DOCS for block in blocks(path)]
+PYTHON = [block for block in BLOCKS if block.language.partition(" ")[0] in {"python", "py"}]
+
+
+def prose(path: Path) -> str:
+    """A document without its blocks and `code`."""
+    return re.sub(r"`[^`\n]+`", "", re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S))
+
+
+def anchors(path: Path) -> set[str]:
+    """What `#…` may follow a link to this document: its headings, written as GitHub does."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ +(.+?) *$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def dead_links(path: Path) -> Iterator[str]:
+    for link in re.findall(r"\]\(([^)\s]+)[^)]*\)|^\[[^\]]+\]: *(\S+)", prose(path), re.M):
+        target, _, anchor = "".join(link).partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        there = (path.parent / target) if target else path
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there)):
+            yield "".join(link)
+
+
+def commands(path: Path) -> set[str]:
+    """Every `make X` that a document names, in a block or in `code`."""
+    code = [block.text for block in BLOCKS if block.path == path and block.language not in {"python", "py"}]
+    spans = re.findall(r"`([^`\n]+)`", path.read_text(encoding="utf-8"))
+    return set(re.findall(r"^(?:\$ *)?make +([a-z][\w-]*)", "\n".join([*code, *spans]), re.M))
+
+
+def tree(block: Block) -> Iterator[str]:
+    """What a drawing of folders names that is not there.
+
+    An entry is `name/` or `name.py`; its folder shows in its indentation. More of them on the same line stand beside
+    the first, or in it.
+    """
+    folders: list[tuple[int, Path]] = [(-1, ROOT)]
+    for line in block.text.splitlines():
+        names = re.findall(r"(?<!\S)\(?([\w.-]+(?:/|\.py))(?=[\s,;:)]|$)", line)
+        if not names or not line.strip().startswith(names[0]):
+            continue
+        indent = len(line) - len(line.lstrip())
+        folders = [(deep, folder) for deep, folder in folders if deep < indent]
+        beside = folders[-1][1]
+        first = beside / names[0]
+        if first.is_dir():
+            folders.append((indent, first))
+        yield from (f"{name} in: {line}" for name in names if not ((beside / name).exists() or (first / name).exists()))
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.where)
+def test_python_in_a_document_compiles(block: Block) -> None:
+    compile(block.text, block.where, "exec")
+
+
+@pytest.mark.parametrize(
+    "block", [one for one in PYTHON if not one.before.startswith("<!-- not run: ")], ids=lambda block: block.where
+)
+def test_python_in_a_document_runs(block: Block, tmp_path: Path) -> None:
+    script = tmp_path / "block.py"
+    script.write_text(block.text, encoding="utf-8")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    ran = subprocess.run(
+        [sys.executable, str(script)],
+        check=False,
+        cwd=empty,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ran.returncode == 0, f"{block.where}\n{ran.stdout}{ran.stderr}"
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(path: Path) -> None:
+    assert list(dead_links(path)) == []
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_make_command_exists(path: Path) -> None:
+    assert commands(path) <= TARGETS
+
+
+def test_every_file_of_the_drawn_tree_exists() -> None:
+    drawn = [block for block in BLOCKS if block.path.name == "ARCHITECTURE.md" and block.text.startswith("leasekit/")]
+    assert drawn or not (ROOT / "ARCHITECTURE.md").exists(), "ARCHITECTURE.md draws no tree that begins with leasekit/"
+    assert [missing for block in drawn for missing in tree(block)] == []

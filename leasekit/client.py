@@ -121,13 +121,18 @@ class Client:
         )
         return self._connection
 
+    def holding(self, task: Task) -> Holding | None:
+        """What this process holds of a task. For leasekit's own parts."""
+        connection = self._connection
+        return None if connection is None or connection.forked else connection.keeper.get(task)
+
     # Claiming -----------------------------------------------------------------------------------------------------
 
     def tasks(self, *kinds: str, until_idle: float | None = None) -> "Tasks":
         """Tasks of these kinds, one at a time, for `for` and `async for`.
 
-        Each is beaten from when it was claimed; one that was not leased when the loop asks for the next is given
-        back. The loop goes on for ever, or until no task has come for `until_idle` seconds.
+        Each is beaten from when it was claimed; one of which no `lease(task)` was made when the loop asks for the next
+        is given back. The loop goes on for ever, or until no task has come for `until_idle` seconds.
         """
         if not kinds:
             raise ConfigError("tasks() of which kind? Name at least one")
@@ -291,9 +296,9 @@ class Tasks:
     async def _next(self, connection: Connection) -> Holding | None:
         """In the driver's loop: the next task, or None when it has been quiet for long enough."""
         keeper, clock = connection.keeper, connection.clock
-        if self._last is not None:
+        if self._last is not None and not self._last.reserved:
             keeper.unless_begun(self._last)
-            self._last = None
+        self._last = None
         quiet_since = clock.now()
         while True:
             left = _POLL if self._until_idle is None else self._until_idle - (clock.now() - quiet_since)

@@ -63,6 +63,8 @@ class Lease:
         self._error: Any = None
         self._retry_after: float | None = None
         self._ended_at = 0.0
+        if task.client is not None and (holding := task.client.holding(task)) is not None:
+            holding.reserved = True  # it may begin in another thread or task: a loop over tasks must not give it back
 
     # What the body needs ------------------------------------------------------------------------------------------
 

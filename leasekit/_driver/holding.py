@@ -25,7 +25,7 @@ class Holding:
 
     __slots__ = (
         "beat", "body_runs", "clock", "confirmed", "idle_at", "idle_timeout", "listener", "lost_at", "pid", "progress",
-        "reason", "settling", "stop", "task", "term", "why",
+        "reason", "reserved", "settling", "stop", "task", "term", "why",
     )  # fmt: skip
 
     def __init__(
@@ -38,6 +38,7 @@ class Holding:
         self.beat = Beat(id=task.id, token=task.token, started=started)  # what the next beat says
         self.progress: Any = UNSET  # the latest; always goes with the settlement
         self.confirmed: Future[None] | None = None if confirmed else Future()
+        self.reserved = False  # somebody has made a Lease of it, and will begin it
         self.body_runs = False
         self.settling = False
         self.stop: type[LeaseError] | None = None  # what the body was told, while the lease is kept

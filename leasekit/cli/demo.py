@@ -1,0 +1,155 @@
+"""`leasekit demo`: long work that survives a killed worker, on real files, and verified."""
+
+import sysconfig
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import leasekit
+from leasekit.cli.demo_check import Finding, check, read_log
+from leasekit.cli.demo_fleet import Fleet
+from leasekit.task import NewTask, Status, TaskInfo
+
+__all__ = ["demo"]
+
+_TTL = 5.0  # short, so that nobody waits long for what a killed worker held
+_SLOTS = 6  # of each worker, as demo_handlers has it
+_AIM = 15.0  # seconds that all runs together should take
+_PATIENCE = 120.0
+_NOT_OURS = {"site-packages", "test", "tests", "__pycache__", "idlelib", "lib2to3", "turtledemo"}
+
+
+def demo(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(exists=True, file_okay=False, help="Files to work on; default: the standard library's sources."),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=2, max=8, help="Worker processes; one of them is killed.")] = 3,
+) -> None:
+    """Digest every file of a directory under leases, kill a worker in the middle, and verify what came out.
+
+    Starts a server on an embedded store and worker processes, schedules one task a file, kills one worker with SIGKILL,
+    and checks every digest, that every task was settled once, and that no two runs of a task overlapped.
+    Exit code 1 if any of it is not so.
+    """
+    console = Console()
+    files = _files(directory)
+    if not files:
+        raise leasekit.LeasekitError(f"there are no files in {directory}: name another directory")
+    with tempfile.TemporaryDirectory(prefix="leasekit-demo-") as home, Fleet(Path(home), workers) as fleet:
+        log = Path(home) / "runs.jsonl"
+        with leasekit.connect(fleet.url) as client:
+            _schedule(client, files, log, seconds=_AIM * workers * _SLOTS / len(files))
+            console.print(f"{len(files)} tasks scheduled at {fleet.url}, {workers} workers, leases of {_TTL:g} s")
+            killed_at = _watch(console, client, fleet, log, total=len(files))
+            tasks = _all(client)
+        findings = check(tasks, read_log(log), killed_at=killed_at)
+        if len(tasks) != len(files) or not all(task.status is Status.SUCCESS for task in tasks):
+            findings.insert(
+                0, Finding(what="tasks that ended well", count=len(tasks), wrong=["not all did", fleet.log()])
+            )
+    _print_summary(console, findings)
+    if any(finding.wrong for finding in findings):
+        raise typer.Exit(1)
+
+
+def _files(directory: Path | None) -> list[Path]:
+    if directory is not None:
+        return sorted(path.resolve() for path in directory.rglob("*") if path.is_file())
+    library = Path(sysconfig.get_path("stdlib"))
+    return sorted(path for path in library.rglob("*.py") if not _NOT_OURS & set(path.relative_to(library).parts))
+
+
+def _schedule(client: leasekit.Client, files: Sequence[Path], log: Path, *, seconds: float) -> None:
+    tasks = [
+        NewTask(
+            kind="digest",
+            payload={"path": str(path), "seconds": seconds, "log": str(log)},
+            claim_timeout=_TTL,
+            heartbeat_timeout=_TTL,
+        )
+        for path in files
+    ]
+    for i in range(0, len(tasks), 500):
+        client.schedule_all(tasks[i : i + 500])
+
+
+def _watch(console: Console, client: leasekit.Client, fleet: Fleet, log: Path, *, total: int) -> dict[int, float]:
+    """Show who holds what until all is done, and kill one worker on the way. Returns when which process was gone."""
+    killed_at: dict[int, float] = {}
+    until = time.monotonic() + _PATIENCE
+    bar = Progress(TextColumn("digests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
+    progress, told = bar.add_task("", total=total), 0.0
+    with Live(console=console, refresh_per_second=8, transient=True) as live:
+        while time.monotonic() < until:
+            held = _held(client)
+            done = client.stats()["kinds"]["digest"].get("success", 0)
+            if not killed_at and done >= total / 4 and held:
+                victim = max(fleet.workers, key=lambda worker: len(held[worker.pid]))
+                fleet.kill(victim)
+                killed_at[victim.pid] = time.monotonic()
+                console.print(
+                    f"worker {victim.pid} was killed (SIGKILL) with {len(held[victim.pid])} tasks in its hands"
+                )
+            bar.update(progress, completed=done)
+            live.update(Group(_table(fleet, held, log, killed_at), bar))
+            if not console.is_terminal and time.monotonic() - told > 2:
+                told = time.monotonic()
+                console.print(f"{done} of {total} done")
+            if done >= total:
+                break
+            time.sleep(0.15)
+    return killed_at
+
+
+def _held(client: leasekit.Client) -> dict[int, list[TaskInfo]]:
+    """The tasks that run now, by the process that holds them."""
+    held: dict[int, list[TaskInfo]] = defaultdict(list)
+    for task in client.list(status=Status.PROCESSING, limit=200).tasks:
+        if task.worker is not None:
+            held[int(task.worker.split(":")[1])].append(task)
+    return held
+
+
+def _table(fleet: Fleet, held: dict[int, list[TaskInfo]], log: Path, killed_at: dict[int, float]) -> Table:
+    ended = Counter(entry.pid for entry in read_log(log) if entry.event == "end")
+    table = Table("worker", "", "done", "holds", expand=True)
+    for worker in fleet.workers:
+        names = ", ".join(Path(task.payload["path"]).name for task in held[worker.pid])
+        state = "[red]killed[/]" if worker.pid in killed_at else "[green]runs[/]"
+        table.add_row(str(worker.pid), state, str(ended[worker.pid]), names)
+    return table
+
+
+def _all(client: leasekit.Client) -> list[TaskInfo]:
+    """Every task, with its history."""
+    ids: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = client.list(kind="digest", cursor=cursor, limit=500)
+        ids += [task.id for task in page.tasks]
+        cursor = page.cursor
+        if cursor is None:
+            break
+    return [task for task_id in ids if (task := client.get(task_id)) is not None]
+
+
+def _print_summary(console: Console, findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        mark = "[red]✗[/]" if finding.wrong else "[green]✓[/]"
+        console.print(f"{mark} {finding.count:>5} {finding.what}")
+        for wrong in finding.wrong[:10]:
+            console.print(f"        {wrong}", markup=False)
+    if not any(finding.wrong for finding in findings):
+        console.print(
+            "[bold]A worker died in the middle of its work; nothing was lost, and nothing ran twice at once.[/]"
+        )

@@ -1,0 +1,85 @@
+"""The processes of `leasekit demo`: a server and some workers, each started by its own command."""
+
+import re
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from leasekit.errors import LeasekitError
+
+__all__ = ["Fleet"]
+
+_STOP_WITHIN = 15.0
+
+
+class Fleet:
+    """A server on a store of its own, and workers. Leaving the block ends all of them."""
+
+    def __init__(self, home: Path, workers: int) -> None:
+        self._home = home
+        self._count = workers
+        self._open = ExitStack()
+        self.url = ""
+        self.workers: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Self:
+        self._open.__enter__()
+        try:
+            store = f"sqlite:///{self._home / 'tasks.db'}"
+            server = self._start("server", "serve", "--port", "0", "--store", store, stdout=subprocess.PIPE)
+            self.url = _address(server)
+            for number in range(self._count):
+                command = ("work", "leasekit.cli.demo_handlers:worker", "--backend", self.url)
+                self.workers.append(self._start(f"worker-{number}", *command))
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._open.close()
+
+    def kill(self, worker: "subprocess.Popen[str]") -> None:
+        """SIGKILL, and wait until the process is gone: from here nothing of it runs."""
+        worker.kill()
+        worker.wait()
+
+    def log(self) -> str:
+        """What the processes had to say."""
+        return "\n".join(f"--- {path.stem}\n{path.read_text()}" for path in sorted(self._home.glob("*.log")))
+
+    def _start(self, name: str, *command: str, stdout: int | None = None) -> "subprocess.Popen[str]":
+        log: IO[str] = self._open.enter_context((self._home / f"{name}.log").open("w"))
+        process = subprocess.Popen(  # noqa: S603 - our own commands
+            [sys.executable, "-m", "leasekit", *command],
+            stdout=log if stdout is None else stdout,
+            stderr=log,
+            text=True,
+        )
+        self._open.callback(_stop, process)
+        return process
+
+
+def _address(server: "subprocess.Popen[str]") -> str:
+    assert server.stdout is not None  # noqa: S101 - it is a pipe
+    line = server.stdout.readline()
+    found = re.search(r"https?://\S+", line)
+    if found is None:
+        raise LeasekitError(f"the server did not start: {line.strip() or 'it said nothing'}")
+    return found[0].rstrip("/.")
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_WITHIN)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

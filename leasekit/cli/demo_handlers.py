@@ -1,0 +1,62 @@
+"""What the workers of `leasekit demo` run: digests of files, slowly, with every run in a log."""
+
+import hashlib
+import os
+import time
+import zlib
+from pathlib import Path
+
+import msgspec
+
+import leasekit
+
+__all__ = ["Entry", "File", "digest", "measured", "worker"]
+
+_CHUNKS = 8
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    """One task: a file, the seconds that its run takes, and the log that its runs are written to."""
+
+    path: str
+    seconds: float
+    log: str
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the log: a run began or ended, at this time of CLOCK_MONOTONIC."""
+
+    task: str
+    fence: int
+    event: str
+    at: float
+    pid: int
+
+
+worker = leasekit.Worker(concurrency=6)
+
+
+def measured(content: bytes) -> dict[str, object]:
+    """What is asked of a file."""
+    return {"sha256": hashlib.sha256(content).hexdigest(), "compressed": len(zlib.compress(content))}
+
+
+@worker.handler("digest", run="thread")
+def digest(file: File, held: leasekit.Lease) -> dict[str, object]:
+    """The file's digest and compressed size, in as much time as a long activity would take."""
+    _log(file, held, "start")
+    try:
+        for chunk in range(_CHUNKS):
+            held.check()
+            held.progress({"chunk": chunk})
+            time.sleep(file.seconds / _CHUNKS)  # the activity is long: that is what leases are for
+        return measured(Path(file.path).read_bytes())
+    finally:
+        _log(file, held, "end")
+
+
+def _log(file: File, held: leasekit.Lease, event: str) -> None:
+    entry = Entry(task=held.task.id, fence=held.fence, event=event, at=time.monotonic(), pid=os.getpid())
+    # One write to a file in append mode: lines of several processes do not mix.
+    with Path(file.log).open("ab", buffering=0) as log:
+        log.write(msgspec.json.encode(entry) + b"\n")

@@ -1,0 +1,94 @@
+"""Killed processes: what they held runs elsewhere in time, never too early; nothing acknowledged is lost."""
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import leasekit
+
+TTL = 6.0
+Eventually = Callable[..., Any]
+
+
+@pytest.mark.parametrize("moment", [0.3, 1.7, 3.1, 4.4])
+def test_the_task_of_a_killed_worker_runs_elsewhere_within_ttl_and_2_s_and_never_before(
+    fleet: Any, eventually: Eventually, moment: float
+) -> None:
+    fleet.handlers(
+        """
+        @worker.handler("long", run="thread")
+        def long(payload, held):
+            note("start", task=held.task.id, fence=held.fence)
+            while held.attempt == 1:
+                held.check()
+                time.sleep(0.01)
+            note("end", task=held.task.id, fence=held.fence)
+        """
+    )
+    fleet.serve()
+    first = fleet.work("first", "--ttl", str(TTL))
+    with leasekit.connect(fleet.url) as client:
+        task = client.schedule("long", claim_timeout=TTL, heartbeat_timeout=TTL)
+        started = eventually(lambda: fleet.notes("start"), what="the first run")[0]
+        fleet.work("second", "--ttl", str(TTL))
+        eventually(lambda: time.monotonic() - started["at"] > moment, what="the moment to kill")
+        first.kill()
+        left = max(note["left"] for note in fleet.notes("renewed") if task.id in note["tasks"])
+        again = eventually(lambda: fleet.notes("start")[1:], what="the second run")[0]
+        assert again["fence"] > started["fence"]
+        assert left + TTL <= again["at"] <= left + TTL + 2
+        eventually(lambda: client.get(task.id).status == "success", what="success")
+        info = client.get(task.id)
+        assert info is not None
+        assert info.crashes == 1
+
+
+def test_a_server_killed_at_any_moment_loses_nothing_that_it_acknowledged(fleet: Any) -> None:
+    server = fleet.serve()
+    accepted: list[str] = []
+    chance = random.Random(20)
+    for _ in range(5):
+        kill_at = time.monotonic() + chance.uniform(0.05, 0.5)
+        with leasekit.connect(fleet.url) as client:
+            while time.monotonic() < kill_at:
+                accepted += [done.id for done in client.schedule_all([leasekit.NewTask(kind="k")] * 20)]
+            server.kill()
+            server = fleet.serve(fleet.port)
+    with leasekit.connect(fleet.url) as client:
+        assert len(accepted) > 100
+        assert all(client.get(task_id) is not None for task_id in accepted)
+
+
+def test_workers_go_on_through_a_20_s_restart_of_the_server_without_losing_a_lease(
+    fleet: Any, eventually: Eventually
+) -> None:
+    fleet.handlers(
+        """
+        @worker.handler("long", run="thread")
+        def long(payload, held):
+            note("start", task=held.task.id, fence=held.fence)
+            while not os.path.exists("finish"):
+                held.check()
+                time.sleep(0.01)
+            note("end", task=held.task.id, fence=held.fence)
+        """
+    )
+    server = fleet.serve()
+    worker = fleet.work("worker", "--ttl", "60")
+    with leasekit.connect(fleet.url) as client:
+        ids = [client.schedule("long", claim_timeout=60, heartbeat_timeout=60).id for _ in range(4)]
+        eventually(lambda: len(fleet.notes("start")) == 4, what="four runs")
+        gone = server.kill()
+        eventually(lambda: time.monotonic() - gone >= 20, what="20 s without a server")
+        fleet.serve(fleet.port)
+        before = len(fleet.notes("renewed"))
+        eventually(lambda: len(fleet.notes("renewed")) > before, what="beats after the restart")
+        (fleet.home / "finish").touch()
+        for task_id in ids:
+            eventually(lambda task_id=task_id: client.get(task_id).status == "success", what="success")
+        assert not fleet.notes("lost")
+        assert len(fleet.notes("start")) == 4
+    assert worker.stop() == 0

@@ -1,0 +1,212 @@
+"""A backend with faults: what a network and a tired service do to a keeper, on demand.
+
+    faulty = Faulty(backend)
+    faulty.script("beat", faults.lose_answer, faults.ok, faults.delay(3))   # the next three beats, then all is well
+    faulty.always("claim", faults.refuse)                                   # until told otherwise
+    faulty.sometimes("*", {faults.drop: 0.1, faults.repeat: 0.05})          # of all calls without a rule of their own
+    call = await faulty.next("beat")                                        # a beat has been asked for
+    await call.over()                                                       # ... and answered
+    assert faulty.calls["beat"] == 1 and faulty.fired["lose_answer"] == 1
+
+A fault is a value: a name, and a coroutine that gets the `Call` and answers it. Write your own with `Fault`:
+
+    async def twice_as_slow(call):
+        await call.sleep(2)
+        return await call.send()
+
+    faulty.script("settle", Fault("twice_as_slow", twice_as_slow))
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import structs
+
+from leasekit.errors import ProtocolError, Throttled, Unavailable
+from leasekit.task import Verdict, VerdictWord
+from leasekit.testing.faulty import Call, Fault, Faulty, Gate, ok
+
+__all__ = [
+    "Call", "Fault", "Faulty", "Gate", "delay", "delay_answer", "drop", "fail_items", "garble", "hang", "late",
+    "lengthen", "lose_answer", "misspell", "ok", "refuse", "repeat", "replay", "shorten", "shuffle", "throttle",
+    "throttle_items",
+]  # fmt: skip
+
+_WITH_ITEMS = frozenset({"beat", "settle"})
+_WITH_VERDICTS = frozenset({"beat", "settle", "cancel"})
+
+
+# No answer ----------------------------------------------------------------------------------------------------
+
+
+async def _refuse(call: Call) -> Any:
+    raise Unavailable(f"{call.kind}: the connection was refused")
+
+
+async def _drop(call: Call) -> Any:
+    raise Unavailable(f"{call.kind}: the request was lost")
+
+
+async def _lose_answer(call: Call) -> Any:
+    await call.send()
+    raise Unavailable(f"{call.kind}: the answer was lost")
+
+
+async def _hang(call: Call) -> Any:
+    await call.faulty.hanging.passed()
+    raise Unavailable(f"{call.kind}: the connection was dead")
+
+
+refuse = Fault("refuse", _refuse)
+"""Nobody listens: `Unavailable` at once, never applied."""
+
+drop = Fault("drop", _drop)
+"""The request is lost on its way: `Unavailable`, never applied."""
+
+lose_answer = Fault("lose_answer", _lose_answer)
+"""The request is applied, its answer lost: `Unavailable`."""
+
+hang = Fault("hang", _hang)
+"""Neither applied nor answered until the caller gives up, or `faulty.release()`: then `Unavailable`."""
+
+
+# Late ---------------------------------------------------------------------------------------------------------
+
+
+def delay(until: float | Gate) -> Fault:
+    """The request takes so many seconds, or until a gate opens, to get there; a caller that gives up takes it back."""
+
+    async def act(call: Call) -> Any:
+        await call.sleep(until)
+        return await call.send()
+
+    return Fault("delay", act)
+
+
+def delay_answer(until: float | Gate) -> Fault:
+    """The request is applied at once, its answer comes so many seconds later, or when a gate opens."""
+
+    async def act(call: Call) -> Any:
+        answer = await call.send()
+        await call.sleep(until)
+        return answer
+
+    return Fault("delay_answer", act)
+
+
+def late(until: float | Gate) -> Fault:
+    """`Unavailable` at once, yet the request gets there so many seconds later, or when a gate opens."""
+
+    async def act(call: Call) -> Any:
+        call.send_later(until)
+        raise Unavailable(f"{call.kind}: no answer in time")
+
+    return Fault("late", act)
+
+
+# More than once -----------------------------------------------------------------------------------------------
+
+
+async def _repeat(call: Call) -> Any:
+    await call.send()
+    return await call.send()
+
+
+repeat = Fault("repeat", _repeat)
+"""The request gets there twice; the second answer is the one that comes."""
+
+
+def replay(kind: str | None = None, *, back: int = 1) -> Fault:
+    """The call goes through; then an earlier one gets there again, and nobody hears the answer.
+
+    It is the `back`-th last of this kind before the call; without `kind`, of the call's own. None there: nothing more.
+    """
+
+    async def act(call: Call) -> Any:
+        before = [c for c in call.faulty.log if c is not call and c.kind == (kind or call.kind)]
+        answer = await call.send()
+        if len(before) >= back:
+            call.faulty.perform(before[-back].send)
+        return answer
+
+    return Fault("replay", act)
+
+
+# "Later" ------------------------------------------------------------------------------------------------------
+
+
+def throttle(retry_after: float | None = None) -> Fault:
+    """`Throttled` for the whole call, never applied."""
+
+    async def act(call: Call) -> Any:
+        raise Throttled(f"{call.kind}: too many requests", retry_after=retry_after)
+
+    return Fault("throttle", act)
+
+
+def throttle_items(which: float | Sequence[int] = 0.5, *, retry_after: float | None = None) -> Fault:
+    """Verdict *throttled* for a share of the items, or those at these positions; the others go through."""
+    return _spoil("throttle_items", "throttled", which, retry_after=retry_after)
+
+
+def fail_items(which: float | Sequence[int] = 0.5, *, reason: str = "scripted") -> Fault:
+    """Verdict *failed* for a share of the items, or those at these positions; the others go through."""
+    return _spoil("fail_items", "failed", which, reason=reason)
+
+
+def _spoil(name: str, word: VerdictWord, which: float | Sequence[int], **more: Any) -> Fault:
+    async def act(call: Call) -> Any:
+        items = call.items
+        spoilt = [
+            call.faulty.random.random() < which if isinstance(which, int | float) else position in which
+            for position in range(len(items))
+        ]
+        answers = iter(await call.send([item for item, bad in zip(items, spoilt, strict=True) if not bad]))
+        return [
+            Verdict(id=item.id, verdict=word, **more) if bad else next(answers)
+            for item, bad in zip(items, spoilt, strict=True)
+        ]
+
+    return Fault(name, act, _WITH_ITEMS)
+
+
+# Nonsense -----------------------------------------------------------------------------------------------------
+
+
+async def _garble(call: Call) -> Any:
+    await call.send()
+    raise ProtocolError(f"{call.kind}: the answer is no JSON")
+
+
+async def _shorten(call: Call) -> Any:
+    return (await call.send())[:-1]
+
+
+async def _lengthen(call: Call) -> Any:
+    verdicts = await call.send()
+    return [*verdicts, *verdicts[-1:]]
+
+
+async def _shuffle(call: Call) -> Any:
+    verdicts = await call.send()
+    return [*verdicts[1:], *verdicts[:1]]
+
+
+async def _misspell(call: Call) -> Any:
+    return [structs.replace(verdict, verdict="perhaps") for verdict in await call.send()]
+
+
+garble = Fault("garble", _garble)
+"""The request is applied, its answer unreadable: `ProtocolError`."""
+
+shorten = Fault("shorten", _shorten, _WITH_VERDICTS)
+"""The last verdict is missing."""
+
+lengthen = Fault("lengthen", _lengthen, _WITH_VERDICTS)
+"""The last verdict comes twice."""
+
+shuffle = Fault("shuffle", _shuffle, _WITH_VERDICTS)
+"""The verdicts come in another order: the first is the last."""
+
+misspell = Fault("misspell", _misspell, _WITH_VERDICTS)
+"""Every verdict is a word that is none."""

@@ -8,17 +8,20 @@ import os
 import re
 import secrets
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
+import anyio
 from msgspec.structs import replace
 
 from leasekit._driver.clock import BOOT_CLOCK, Clock
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
-from leasekit._driver.retrying import persistently
+from leasekit._driver.retrying import one_try, persistently
+from leasekit._driver.thread import Closed
 from leasekit.backend import Backend, Scheduler
 from leasekit.config import Beats
 from leasekit.errors import ConfigError, LeasekitError
@@ -30,6 +33,18 @@ from leasekit.task import NewTask, Page, RetryPolicy, Scheduled, Status, Task, T
 __all__ = ["Client", "TaskOptions", "Tasks", "connect"]
 
 T = TypeVar("T")
+
+# Two threads that use a client at once get one connection. Reentrant: signal handlers may close clients.
+_connecting = threading.RLock()
+
+
+def _forget() -> None:
+    """In a forked child the lock may be held by a thread that is not here."""
+    global _connecting  # noqa: PLW0603 - one for each process
+    _connecting = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 _PATIENCE = 30.0  # seconds for which calls of users are repeated while the service is away
 _POLL = 20.0  # seconds of one long poll
@@ -106,6 +121,12 @@ class Client:
         connection = self._connection
         if connection is not None and not connection.forked:
             return connection
+        with _connecting:
+            return self._connected()
+
+    def _connected(self) -> Connection:
+        if self._connection is not None and not self._connection.forked:  # another thread was first
+            return self._connection
         backend = self._backend
         if backend is None or self._made_in != os.getpid():
             if self._url is None:
@@ -115,16 +136,19 @@ class Client:
             if self._made_in != os.getpid():
                 self.worker, self._made_in = _incarnation(), os.getpid()
             backend = self._open()
-        self._backend = None
         self._connection = Connection(
             backend, self.beats, clock=self._clock, hooks=self._hooks, last_resort=self._last_resort
         )
+        self._backend = None
         return self._connection
 
-    def holding(self, task: Task) -> Holding | None:
-        """What this process holds of a task. For leasekit's own parts."""
+    def reserve(self, task: Task) -> tuple[Connection, Holding] | None:
+        """What this process holds of a task, for who will begin it or give it back. For leasekit's own parts."""
         connection = self._connection
-        return None if connection is None or connection.forked else connection.keeper.get(task)
+        if connection is None or connection.forked or (holding := connection.keeper.get(task)) is None:
+            return None
+        holding.reserved = True
+        return connection, holding
 
     # Claiming -----------------------------------------------------------------------------------------------------
 
@@ -201,18 +225,28 @@ class Client:
     def close(self) -> None:
         """Give back what was claimed and not begun, wait for reports under way, and let go of the connection."""
         if (connection := self._parting()) is not None:
-            connection.run(connection.aclose())
-            connection.release()
+            try:
+                connection.run(connection.aclose())
+            finally:
+                connection.release()
 
     async def aclose(self) -> None:
-        """`close`, from an event loop."""
+        """`close`, from an event loop. Being cancelled does not cut it short: it takes some ten seconds at most."""
         if (connection := self._parting()) is not None:
-            await connection.arun(connection.aclose())
-            connection.release()
+            with anyio.CancelScope(shield=True):
+                try:
+                    await connection.arun(connection.aclose())
+                finally:
+                    await anyio.to_thread.run_sync(connection.release)  # waits for the thread's end
 
     def _parting(self) -> Connection | None:
-        connection, self._connection = self._connection, None
-        return None if connection is None or connection.forked else connection
+        with _connecting:
+            connection = self._connection
+            if connection is None or connection.forked:
+                return None
+            connection.refuse_hooks()
+            self._connection = None
+            return connection
 
     def __enter__(self) -> Self:
         return self
@@ -265,54 +299,81 @@ class Client:
 
 
 class Tasks:
-    """A loop over tasks as they become ready; `Client.tasks` makes it."""
+    """A loop over tasks as they become ready; `Client.tasks` makes it, and closing the client ends it."""
 
     def __init__(self, client: Client, kinds: Sequence[str], *, until_idle: float | None) -> None:
         self._client = client
         self._kinds = kinds
         self._until_idle = until_idle
+        self._connection: Connection | None = None
         self._last: Holding | None = None
 
     def __iter__(self) -> Iterator[Task]:
         return self
 
     def __next__(self) -> Task:
-        connection = self._client.connection()
-        holding = connection.run(self._next(connection))
-        if holding is None:
+        connection = self._connected()
+        try:
+            task = connection.run(self._next(connection)) if connection is not None else None
+        except Closed:
+            task = None
+        except BaseException:
+            self._interrupted()
+            raise
+        if task is None:
             raise StopIteration
-        return holding.task
+        return task
 
     def __aiter__(self) -> AsyncIterator[Task]:
         return self
 
     async def __anext__(self) -> Task:
-        connection = self._client.connection()
-        holding = await connection.arun(self._next(connection))
-        if holding is None:
+        connection = self._connected()
+        try:
+            task = await connection.arun(self._next(connection)) if connection is not None else None
+        except Closed:
+            task = None
+        except BaseException:
+            self._interrupted()
+            raise
+        if task is None:
             raise StopAsyncIteration
-        return holding.task
+        return task
 
-    async def _next(self, connection: Connection) -> Holding | None:
+    def _connected(self) -> Connection | None:
+        """The connection of this loop; None once its client was closed."""
+        if self._connection is None or self._connection.forked:
+            self._connection, self._last = self._client.connection(), None
+        return None if self._connection.closed else self._connection
+
+    def _interrupted(self) -> None:
+        """A task may have come at this very moment: nobody will see it."""
+        if self._connection is not None:
+            self._connection.driver.call_soon(self._give_back, self._connection)
+
+    def _give_back(self, connection: Connection) -> None:
+        """In the driver's loop: the last task, if nobody has made a lease of it."""
+        if self._last is not None and not self._last.reserved:
+            connection.keeper.unless_begun(self._last)
+        self._last = None
+
+    async def _next(self, connection: Connection) -> Task | None:
         """In the driver's loop: the next task, or None when it has been quiet for long enough."""
         keeper, clock = connection.keeper, connection.clock
-        if self._last is not None and not self._last.reserved:
-            keeper.unless_begun(self._last)
-        self._last = None
+        self._give_back(connection)
         quiet_since = clock.now()
         while True:
             left = _POLL if self._until_idle is None else self._until_idle - (clock.now() - quiet_since)
             holdings = await keeper.claim(self._kinds, limit=1, wait=max(0.0, min(_POLL, left)), started=True)
             if holdings:
                 self._last = holdings[0]
-                self._last.task.bind(self._client)
-                return self._last
+                return self._last.task.bind(self._client)
             if self._until_idle is not None and clock.now() - quiet_since >= self._until_idle:
                 return None
 
 
 async def _persist(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    return await persistently(call, for_at_most=_PATIENCE)
+    return await persistently(lambda: one_try(call, within=_PATIENCE), for_at_most=_PATIENCE)
 
 
 def _scheduler(backend: Backend) -> Scheduler:

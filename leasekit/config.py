@@ -56,9 +56,11 @@ class Beats:
             )
         spent = self.cycle + self.call_timeout + self.margin + self.grace
         if spent >= self.ttl:
+            room = self.ttl - spent + self.cycle
+            advice = f"lower cycle below {room:g}" if room > 0 else f"use Beats().for_ttl({self.ttl:g})"
             raise ConfigError(
                 f"cycle + call_timeout + margin + grace = {spent:g} leaves nothing of ttl={self.ttl:g}: "
-                f"lower cycle below {self.ttl - spent + self.cycle:g}, or raise ttl"
+                f"{advice}, or raise ttl above {spent:g}"
             )
 
     def for_ttl(self, ttl: float) -> "Beats":
@@ -108,9 +110,13 @@ class Beats:
     @property
     def outage_survived(self) -> float:
         """How long no beat may get through, at any phase, without a lease being lost (RELIABILITY L3)."""
-        last_try = self.slack - self.call_timeout - self.retry_wait - self.cycle
         strikes = max(self.strikes_from - self.cycle, (self.max_failures - 1) * self.retry_wait)
-        return max(0.0, min(last_try, strikes))
+        return max(0.0, min(self._last_try, strikes))
+
+    @property
+    def _last_try(self) -> float:
+        """The longest outage after which one more try can still be answered in time; negative where there is none."""
+        return self.slack - self.call_timeout - self.retry_wait - self.cycle
 
     def budget(self) -> str:
         """The whole sum, a line each, for people."""
@@ -124,8 +130,15 @@ class Beats:
             ("− cycle", -self.cycle, "between two beats"),
             ("− call_timeout", -self.call_timeout, "a try that hangs"),
             ("− retry_wait", -self.retry_wait, "before the try that gets through"),
-            ("= outage survived", self.outage_survived, "of any cause, at any phase"),
         ]
+        if self._last_try < 0:
+            rows.append(
+                ("+ missing", -self._last_try, "one beat that fails may cost a lease: lower cycle or retry_wait")
+            )
+        elif self.outage_survived < self._last_try:
+            early = self.outage_survived - self._last_try
+            rows.append(("− strikes", early, f"{self.max_failures} in a row end a lease early, from strike_after on"))
+        rows.append(("= outage survived", self.outage_survived, "of any cause, at any phase"))
         lines = [f"{name:<18}{value:>9.1f} s  {why}" for name, value, why in rows]
         pace = f"{self.rate:g} slots/s × {self.batch} leases × {self.cycle:g} s"
         return "\n".join([*lines, f"{'capacity':<18}{self.capacity:>9,d}    {pace}"])

@@ -121,7 +121,7 @@ class Hooks:
         for hook in self._hooks:
             try:
                 hook(event)
-            except Exception:
+            except BaseException:  # a hook's sys.exit() must not end the keeper
                 logger.exception("a hook failed on %s", type(event).__name__)
 
 

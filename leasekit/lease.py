@@ -11,16 +11,19 @@ The life of a block:
 Nothing is settled before the body has ended, and beats go on until the settlement is answered.
 """
 
+import contextlib
 import functools
 import inspect
-import traceback
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Generator
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, cast, overload
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
 import anyio
-import msgspec
+from msgspec import UNSET
 
+from leasekit._driver import said
 from leasekit._driver.bridge import call_soon_here, outcome, ring
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
@@ -33,8 +36,7 @@ __all__ = ["Lease", "lease", "leased"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MAX_PROGRESS = 64 * 1024
-_MAX_TRACEBACK = 8 * 1024
+_LOOK = 1.0
 _LAST_WORD = 10.0  # seconds to wait for the answer to a result that is reported after the end of trust
 
 
@@ -46,11 +48,15 @@ def lease(task: Task, *, idle_timeout: float | None = None) -> "Lease":
     The block raises `LeaseLost` when the lease was lost: side effects must stop then, and nothing is settled. An
     exception of the body settles the task as a retriable failure (`Fatal`: as a fatal one) and goes on its way.
     """
+    if idle_timeout is not None and not 0 < idle_timeout < math.inf:
+        raise ValueError(f"idle_timeout={idle_timeout!r} is no time to be idle: give seconds above zero")
     return Lease(task, idle_timeout=idle_timeout)
 
 
 class Lease:
     """The right to run one task, in this process, for as long as it lasts."""
+
+    _reserved: tuple[Connection, Holding] | None = None
 
     def __init__(self, task: Task, *, idle_timeout: float | None = None) -> None:
         self.task = task
@@ -62,9 +68,14 @@ class Lease:
         self._result: Any = None
         self._error: Any = None
         self._retry_after: float | None = None
-        self._ended_at = 0.0
-        if task.client is not None and (holding := task.client.holding(task)) is not None:
-            holding.reserved = True  # it may begin in another thread or task: a loop over tasks must not give it back
+        self._ended_at: float | None = None
+        # It may begin in another thread or task: a loop over tasks must not give it back.
+        self._reserved = None if task.client is None else task.client.reserve(task)
+
+    def __del__(self) -> None:
+        # Reserved and dropped: nobody will begin it, and it must not be beaten for ever.
+        if self._reserved is not None and self._holding is None and not self._reserved[0].forked:
+            self._give_back(*self._reserved)
 
     # What the body needs ------------------------------------------------------------------------------------------
 
@@ -86,20 +97,22 @@ class Lease:
     def progress(self, value: Any) -> None:
         """Record how far the body is: the next holder's `checkpoint`. The latest wins; it goes with the next beat.
 
-        Raises `LeaseLost` and the like as `check` does, ValueError where it is no JSON or above 64 KiB.
+        Raises what `check` raises, and ValueError where it is no JSON, above 64 KiB, or nested too deep.
         """
-        encoded = _json(value, "progress")
-        if len(bytes(encoded)) > _MAX_PROGRESS:
-            raise ValueError(f"progress of {len(bytes(encoded))} bytes is above the {_MAX_PROGRESS} that are kept")
+        encoded = said.progress(value)
         self.check()
         self._held.report(encoded)
 
     def check(self) -> None:
         """Return at once while all is well. Call it before each side effect that must not happen twice.
 
-        Raises `LeaseLost` (someone else may hold the task now), `Cancelled` (nobody wants it any more), `IdleTimeout`.
+        Raises `LeaseLost` (someone else may hold the task now), `Cancelled` (nobody wants it any more), `IdleTimeout`,
+        and `NotHeld` before and after the block.
         """
-        self._held.check()
+        held = self._held
+        if self._ended_at is not None:
+            raise self._over()
+        held.check()
 
     def remaining(self) -> float:
         """Seconds for which the lease may be believed in if no further beat gets through; never below zero."""
@@ -117,24 +130,27 @@ class Lease:
             raise NotHeld(f"the lease of task {self.task.id} has not begun: use it in a `with` block")
         return self._holding
 
+    def _over(self) -> NotHeld:
+        return NotHeld(f"the lease of task {self.task.id} has ended: what is to be said of it belongs into its block")
+
     # How it is to end ---------------------------------------------------------------------------------------------
 
     def complete(self, result: Any = None) -> None:
         """The task succeeded with this result (JSON, up to 1 MiB). Sent when the block ends."""
-        self._decide("success", result=_json(result, "result"))
+        self._decide("success", result=said.encoded(result, "result"))
 
     def fail(self, error: Any, *, retry: bool | float = True) -> None:
         """The task failed: to be tried again (by its policy, or in `retry` seconds), or for good (`retry=False`).
 
         `error` is an exception, or anything that is JSON. Sent when the block ends.
         """
-        value = _described(error) if isinstance(error, BaseException) else _json(error, "error")
-        after = None if isinstance(retry, bool) else float(retry)
+        value = said.described(error) if isinstance(error, BaseException) else said.encoded(error, "error")
+        after = None if isinstance(retry, bool) else said.seconds(retry, "retry")
         self._decide("fatal" if retry is False else "retry", error=value, retry_after=after)
 
     def release(self, *, after: float | None = None) -> None:
         """Give the task back untried: ready at once, or `after` so many seconds. Sent when the block ends."""
-        self._decide("release", retry_after=after)
+        self._decide("release", retry_after=None if after is None else said.seconds(after, "after"))
 
     @property
     def decided(self) -> bool:
@@ -144,73 +160,123 @@ class Lease:
     def _decide(
         self, outcome: Outcome, *, result: Any = None, error: Any = None, retry_after: float | None = None
     ) -> None:
+        if self._ended_at is not None:
+            raise self._over()
         self._outcome, self._result, self._error, self._retry_after = outcome, result, error, retry_after
 
     # The doors ----------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         connection, holding = self._take()
-        if holding.confirmed is not None:
-            holding.confirmed.result()
+        connection.refuse_hooks()
+        with self._beginning(connection, holding) as confirmed:
+            if confirmed is not None:
+                confirmed.result()
         self.begin(connection, holding)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         report = self.end(error)
-        while report is not None:
+        if report is None:
+            return
+        verdict: Verdict | None = None
+        while verdict is None and (left := self._patience()) > 0:
             try:
-                return self._conclude(report.answer.result(self._patience(error)), error)
-            except TimeoutError:  # beats may have moved the end of trust: look again
+                verdict = report.answer.result(left)
+            except TimeoutError:
                 continue
-        return None
+            except CancelledError:  # its client was closed
+                break
+        self._conclude(verdict, error)
 
     async def __aenter__(self) -> Self:
         connection, holding = self._take()
-        if holding.confirmed is not None:
-            await outcome(holding.confirmed, keep=True)
-        scope = self._scope = anyio.CancelScope()
-        call_soon = call_soon_here()
-        holding.listener = lambda: ring(call_soon, scope.cancel)
+        with self._beginning(connection, holding) as confirmed:
+            if confirmed is not None:
+                await outcome(confirmed, keep=True)
         self.begin(connection, holding)
-        scope.__enter__()
+        self.enter(call_soon_here())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        assert self._scope is not None  # noqa: S101 - __aenter__ has made it
-        ours = self._scope.__exit__(kind, error, tb)
-        if ours:  # the body was cancelled by what it was told: that is how it ended
-            error = self._told()
+        ended_by = self.leave(error)
+        ours, error = ended_by is not error, ended_by
         report = self.end(error)
-        while report is not None:
-            # Shielded: to be cancelled in the middle of a report would leave a task that nobody runs and nobody ended.
-            with anyio.move_on_after(self._patience(error), shield=True):
-                self._conclude(await outcome(report.answer, keep=True), error)
-                break
+        if report is not None:
+            await self._answered(report, error)
         if ours and error is not None:
             raise error
+
+    async def _answered(self, report: Report, error: BaseException | None) -> None:
+        verdict: Verdict | None = None
+        while verdict is None and (left := self._patience()) > 0:
+            # Shielded: to be cancelled in the middle of a report would leave a task that nobody runs and nobody ended.
+            with anyio.move_on_after(left, shield=True):
+                try:
+                    verdict = await outcome(report.answer, keep=True)
+                except CancelledError:  # its client was closed
+                    break
+        self._conclude(verdict, error)
 
     def _take(self) -> tuple[Connection, Holding]:
         if self._holding is not None:
             raise NotHeld(f"the lease of task {self.task.id} has been used before: claim the task again")
-        client = self.task.client
-        if client is None:
+        if self.task.client is None:
             raise NotHeld(f"task {self.task.id} was not claimed by a client of this process: use client.tasks()")
-        connection = client.connection()
-        holding = connection.keeper.get(self.task)
-        if holding is None:
+        if self._reserved is None or self._reserved[0].forked:
             raise NotHeld(f"the lease of task {self.task.id} has ended, or is held by another process: claim it again")
-        return connection, holding
+        return self._reserved
+
+    def _give_back(self, connection: Connection, holding: Holding) -> None:
+        connection.driver.call_soon(connection.keeper.unless_begun, holding)
+
+    @contextlib.contextmanager
+    def _beginning(self, connection: Connection, holding: Holding) -> Generator["Future[None] | None"]:
+        """While the service is asked whether it is still ours; who is interrupted there gives the task back."""
+        try:
+            yield holding.confirmed
+        except BaseException:
+            self._give_back(connection, holding)
+            raise
 
     def begin(self, connection: Connection, holding: Holding) -> None:
         """The first half of a door, for a worker: the body starts."""
-        if holding.lost:
-            raise holding.loss()
         holding.begin(self._idle_timeout)
         self._connection, self._holding = connection, holding
         if self._idle_timeout is not None:
             connection.driver.call_soon(connection.keeper.watch, holding)
+
+    def enter(self, call_soon: Callable[..., object]) -> None:
+        """An async body starts here: it is cancelled, in the loop of `call_soon`, when it has to end."""
+        scope = self._scope = anyio.CancelScope()
+        scope.__enter__()
+        self._held.listener = lambda: ring(call_soon, scope.cancel)
+        if self._told() is not None:  # before it listened
+            scope.cancel()
+
+    def leave(self, error: BaseException | None) -> BaseException | None:
+        """An async body has ended. Returns how: with what it was told, where that is what cancelled it."""
+        assert self._scope is not None  # noqa: S101 - `enter` has made it
+        try:
+            ours = self._scope.__exit__(None if error is None else type(error), error, None)
+            ours = ours and error is not None  # trio says True also where there was nothing to swallow
+        except BaseException as rest:  # noqa: BLE001 - of a group: what is no cancellation of ours
+            return rest
+        return (self._told() or error) if ours else error
+
+    def move(self, holding: Holding) -> None:
+        """The task was delivered again while its body runs: go on under the newest lease (SYSTEMS E4).
+
+        In the driver's thread, and not after the body was told to end.
+        """
+        old = self._held
+        holding.begin(self._idle_timeout)
+        if old.progress is not UNSET:
+            holding.report(old.progress)
+        holding.listener, old.listener = old.listener, None
+        self.task, self._holding = holding.task, holding
 
     def _told(self) -> BaseException | None:
         try:
@@ -222,7 +288,7 @@ class Lease:
     # The end ------------------------------------------------------------------------------------------------------
 
     def end(self, error: BaseException | None) -> Report | None:
-        """The second half, which does not wait: the body has ended. None where there is nothing to be reported.
+        """The second half of a door, which does not wait: None where there is nothing to be reported.
 
         Raises `LeaseLost` where the lease was lost, unless that (or an interruption) is on its way already.
         """
@@ -230,35 +296,38 @@ class Lease:
         assert connection is not None  # noqa: S101 - it came with the holding
         if connection.forked:  # a child leaves the block of its parent: the lease is not the child's to end
             return None
-        holding.listener = None
-        self._ended_at = holding.clock.now()
-        settlement = None if self._nothing_to_settle(error) else self._settlement(error)
-        if settlement is None:
+        settlement = self.ended(error)
+        if settlement is None or not holding.reportable(connection.backend.traits):
             connection.driver.call_soon(connection.keeper.finish, holding)
-            if error is None or (isinstance(error, Exception) and not _is(error, LeaseLost)):
+            if error is None or (isinstance(error, Exception) and not self._is_our_loss(error)):
                 raise holding.loss() from error
             return None
         report = Report(settlement)
         connection.driver.call_soon(connection.keeper.settle, holding, report)
         return report
 
-    def _nothing_to_settle(self, error: BaseException | None) -> bool:
-        """True where the task is no longer ours to settle."""
-        if _is(error, LeaseLost):
-            return True
-        if not self._held.lost:
-            return False
-        # Work that was finished is reported all the same, as long as nobody said that the task has gone to another:
-        # a result outranks a late beat (SYSTEMS C9), and the service refuses it if it comes too late.
-        finished = error is None and self._held.reason in (None, "expired", "strikes")
-        assert self._connection is not None  # noqa: S101 - it came with the holding
-        return not (finished and self._connection.backend.traits.refuses_stale)
+    def ended(self, error: BaseException | None, *, interrupted: Outcome = "release") -> Settlement | None:
+        """The second half, for a worker: the body has ended so. None where it was stopped because the lease was lost.
 
-    def _settlement(self, error: BaseException | None) -> Settlement:
+        `interrupted` is what an exception means that is no `Exception`.
+        """
+        held = self._held
+        held.listener = None
+        self._ended_at = held.clock.now()
+        if error is not None and (held.lost or self._is_our_loss(error)):
+            return None
+        return self._settlement(error, interrupted)
+
+    def _is_our_loss(self, error: BaseException) -> bool:
+        """Not that of another lease, whose block is within ours."""
+        return any(loss.task_id in ("", self.task.id) for loss in said.each(error, LeaseLost))
+
+    def _settlement(self, error: BaseException | None, interrupted: Outcome) -> Settlement:
         task, progress = self.task, self._held.progress
         outcome, result, described, after = self._outcome, self._result, self._error, self._retry_after
         if outcome is None or (error is not None and outcome == "success"):
-            outcome, result, described, after = _outcome_of(error), None, error and _described(error), None
+            outcome, result, after = self._outcome_of(error, interrupted), None, None
+            described = None if error is None else said.described(error)
         return Settlement(
             id=task.id,
             token=task.token,
@@ -269,56 +338,34 @@ class Lease:
             progress=progress,
         )
 
-    def _patience(self, error: BaseException | None) -> float:
-        """Seconds to go on waiting for the answer; raises `LeaseLost` when it is no use any more."""
+    def _outcome_of(self, error: BaseException | None, interrupted: Outcome) -> Outcome:
+        if error is None:
+            return "success"
+        if any(said.each(error, Fatal)):
+            return "fatal"
+        # Only where that was the order: it may be that of another lease, whose block is within ours.
+        if self._held.stop is Cancelled and any(said.each(error, Cancelled)):
+            return "cancelled"
+        # What interrupts (KeyboardInterrupt, a cancelled loop, the end of the interpreter) says nothing of the task.
+        return "retry" if isinstance(error, Exception) else interrupted
+
+    def _patience(self) -> float:
+        """Seconds to wait for the answer before looking again; none when it is no use any more."""
         held = self._held
-        until = max(held.term.trusted_until, self._ended_at + _LAST_WORD)
-        left = until - held.clock.now()
-        if left <= 0 and error is None:
-            why = "its result could not be reported while the lease lasted; it goes on being reported"
-            raise LeaseLost(f"lost task {self.task.id}: {why}", task_id=self.task.id, reason="unreported")
-        return left
+        assert self._ended_at is not None  # noqa: S101 - `ended` was called
+        # Beats may move the end of trust meanwhile, and a suspended machine brings it nearer.
+        return min(max(held.term.trusted_until, self._ended_at + _LAST_WORD) - held.clock.now(), _LOOK)
 
-    def _conclude(self, verdict: Verdict, error: BaseException | None) -> None:
-        if verdict.verdict == "gone" and error is None:
-            why = f"the service refused its result: {verdict.reason or 'gone'}"
-            raise LeaseLost(
-                f"lost task {self.task.id}: {why}", task_id=self.task.id, reason=verdict.reason or "unknown"
-            )
-
-
-def _is(error: BaseException | None, kind: type[BaseException]) -> bool:
-    """Also where a task group has wrapped it."""
-    if isinstance(error, BaseExceptionGroup):
-        return any(_is(inner, kind) for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions)
-    return isinstance(error, kind)
-
-
-def _outcome_of(error: BaseException | None) -> Outcome:
-    if error is None:
-        return "success"
-    if _is(error, Fatal):
-        return "fatal"
-    if _is(error, Cancelled):
-        return "cancelled"
-    # What interrupts (KeyboardInterrupt, a cancelled event loop, the end of the interpreter) says nothing of the task.
-    return "retry" if isinstance(error, Exception) else "release"
-
-
-def _json(value: Any, what: str) -> msgspec.Raw:
-    """Encoded once, and here, where the one who made it can see that it is no JSON."""
-    try:
-        return msgspec.Raw(msgspec.json.encode(value))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ValueError(f"this {what} is no JSON: {error}") from error
-
-
-def _described(error: BaseException) -> msgspec.Raw:
-    """An exception as the error of a settlement."""
-    lines = "".join(traceback.format_exception(error))
-    text = {"type": type(error).__qualname__, "message": str(error)[:2000], "traceback": lines[-_MAX_TRACEBACK:]}
-    # A message may hold what UTF-8 cannot say (file names do).
-    return _json({name: value.encode(errors="replace").decode() for name, value in text.items()}, "error")
+    def _conclude(self, verdict: Verdict | None, error: BaseException | None) -> None:
+        """Raise `LeaseLost` where the result of a body that ended well did not get there."""
+        if error is not None or (verdict is not None and verdict.verdict != "gone"):
+            return
+        if verdict is None:
+            why, reason = "its result could not be reported while the lease lasted", "unreported"
+        else:
+            reason = verdict.reason or "unknown"
+            why = f"the service refused its result: {reason}"
+        raise LeaseLost(f"lost task {self.task.id}: {why}", task_id=self.task.id, reason=reason)
 
 
 @overload

@@ -228,6 +228,7 @@ class TaskInfo(Struct, frozen=True, kw_only=True):
     error: Any = None
     worker: str | None = None
     history: list[HistoryEntry] = []
+    reason: str | None = None  # why it is dead
 
 
 class Page(Struct, frozen=True, kw_only=True):

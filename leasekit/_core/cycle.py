@@ -19,7 +19,9 @@ A cycle needs `ceil(held / batch)` slots. They are spread evenly over it, but no
 after his last; what was missed in a stall is made up at no more than `burst` times the even pace (SYSTEMS C7).
 """
 
+import itertools
 import math
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -99,12 +101,14 @@ class Cycle:
 
     def __init__(self, beats: Beats, *, now: float, random: Callable[[], float]) -> None:
         self.beats = beats
+        self._slack = beats.slack  # a sum, and asked for at each renewal
         self._held = 0
         self._main: _Deque = OrderedDict()
         self._urgent: _Deque = OrderedDict()
         self._waiting: _Deque = OrderedDict()  # in the order of `not_before`
         self._backup: _Deque = OrderedDict()
         self._rested: _Deque = OrderedDict()
+        self._aside_until = math.inf  # nobody waiting or rested is lost before
         self._calls: dict[Send, float] = {}  # in flight, with the moment at which the first of its leases is lost
         self._ends_at = now + beats.cycle
         self._now = now  # when the cycle was last touched: no slot was due before
@@ -136,7 +140,7 @@ class Cycle:
         """It was just renewed for this cycle's ttl, in the cycle of another."""
         self._held += 1
         self._now = now
-        _put(self._backup, [term])
+        self._has_beaten(term)
 
     def remove(self, term: Term) -> None:
         """Its beats end, and the verdict of one that is in flight will be ignored. What is not held is no error."""
@@ -147,25 +151,31 @@ class Cycle:
         term.place = None
         self._held -= 1
 
-    def _into_main(self, terms: Sequence[Term]) -> None:
-        """Keep main ordered by last acknowledged beat. Nearly always that means all at its end, or all at its front."""
+    def _into_main(self, terms: Sequence[Term], *, ahead: bool = False) -> None:
+        """Main stays ordered by last acknowledged beat. `terms` are so too; among equals they go last, or `ahead`."""
         main = self._main
-        urgent = [term for term in terms if not term.confirmed]
-        if urgent:
+        if urgent := [term for term in terms if not term.confirmed]:
             _put(self._urgent, urgent)
             terms = [term for term in terms if term.confirmed]
         if not terms:
             return
-        in_front = bool(main) and terms[-1].granted_at <= next(iter(main)).granted_at
-        in_order = not main or in_front or next(reversed(main)).granted_at <= terms[0].granted_at
+        goes_before = operator.lt if ahead else operator.le
+        in_front, mingled = False, 0
+        # From both ends at once: nearly always they belong to one of them, and main may be long.
+        for front, back in zip(main, reversed(main), strict=True):
+            if goes_before(back.granted_at, terms[0].granted_at):
+                break
+            if not goes_before(front.granted_at, terms[-1].granted_at):
+                in_front = True
+                break
+            mingled += 1
+        others = list(itertools.islice(main if in_front else reversed(main), mingled))
+        if not in_front:
+            others.reverse()
+        order = sorted([*terms, *others] if ahead else [*others, *terms], key=_age)
         _put(main, terms)
-        if not in_order:
-            ordered = sorted(main, key=_age)
-            main.clear()
-            _put(main, ordered)
-        elif in_front:
-            for term in reversed(terms):
-                main.move_to_end(term, last=False)
+        for term in reversed(order) if in_front else order:
+            main.move_to_end(term, last=not in_front)
 
     # Time passes --------------------------------------------------------------------------------------------------
 
@@ -173,9 +183,11 @@ class Cycle:
         """What is to be done at `now`."""
         if now >= self._ends_at:
             self._turn(now)
-        while self._waiting and (term := next(iter(self._waiting))).not_before <= now:
-            del self._waiting[term]
-            self._into_main([term])
+        ready: list[Term] = []
+        while self._waiting and next(iter(self._waiting)).not_before <= now:
+            ready.append(self._waiting.popitem(last=False)[0])
+        if ready:
+            self._into_main(sorted(ready, key=_age))
             self._eager = True
         effects: list[Effect] = [self._lose(term, "expired", _silence(term, now)) for term in self._expired(now)]
         due = self._slot_at(now)
@@ -195,14 +207,14 @@ class Cycle:
             next(iter(self._waiting)).not_before if self._waiting else math.inf,
             next(iter(self._main)).lost_at if self._main else math.inf,
             min(self._calls.values(), default=math.inf),
-            min((term.lost_at for place in (self._waiting, self._rested) for term in place), default=math.inf),
+            self._aside_until,
         )
 
     def _turn(self, now: float) -> None:
         """The next cycle begins: everything in backup → main. By absolute time: a late turn does not shift the next."""
         cycle = self.beats.cycle
         self._ends_at += (math.floor((now - self._ends_at) / cycle) + 1) * cycle
-        for term in self._waiting:
+        for term in itertools.chain(self._main, self._waiting, *(send.terms for send in self._calls)):
             term.retries = 0
         self._recover()
         backup = sorted(self._backup, key=_age)
@@ -218,7 +230,7 @@ class Cycle:
         self._into_main(rested)
 
     def _expired(self, now: float) -> list[Term]:
-        """Those whose bodies must be told now, so that they end in time. Backup is younger than a cycle: none there."""
+        """Those whose bodies must be told now, so that they end in time. None is in backup (see `_has_beaten`)."""
         expired: list[Term] = []
         for term in self._main:
             if term.lost_at > now:
@@ -229,8 +241,10 @@ class Cycle:
                 left = [term for term in send.terms if term.place is send and term.confirmed]
                 expired += [term for term in left if term.lost_at <= now]
                 self._calls[send] = min((term.lost_at for term in left if term.lost_at > now), default=math.inf)
-        for place in (self._waiting, self._rested):
-            expired += [term for term in place if term.confirmed and term.lost_at <= now]
+        if self._aside_until <= now:
+            aside = [term for place in (self._waiting, self._rested) for term in place if term.confirmed]
+            expired += [term for term in aside if term.lost_at <= now]
+            self._aside_until = min((term.lost_at for term in aside if term.lost_at > now), default=math.inf)
         return expired
 
     def _lose(self, term: Term, reason: str, why: str) -> Lost:
@@ -259,13 +273,16 @@ class Cycle:
 
     def _slot(self, now: float, due: float) -> Send:
         terms: list[Term] = []
-        for place in (self._urgent, self._main):
+        places = [self._urgent, self._main]
+        if self._main and next(iter(self._main)).granted_at + self.beats.cycle <= now:
+            places.reverse()  # what runs goes before what has not begun, once it is due
+        for place in places:
             while place and len(terms) < self.beats.batch:
                 terms.append(place.popitem(last=False)[0])
         send = Send(terms, now - due)
         for term in terms:
             term.place = send
-        # The oldest is the first, but for urgent ones, which cannot be lost.
+        # The oldest is the first of the confirmed; the others cannot be lost.
         self._calls[send] = next((term.lost_at for term in terms if term.confirmed), math.inf)
         self._even_from = due if now - due < 1 / self.beats.rate else now
         self._last_slot = now
@@ -287,7 +304,7 @@ class Cycle:
             match verdict.verdict:
                 case "renewed":
                     renewed = True
-                    self._renewed(term, verdict, asked_at, effects)
+                    self._renewed(term, verdict, asked_at, now, effects)
                 case "throttled":
                     throttled.append((term, verdict))
                 case "gone":
@@ -303,22 +320,32 @@ class Cycle:
             self._throttled(throttled, now)
         return effects
 
-    def _renewed(self, term: Term, verdict: Verdict, asked_at: float, effects: list[Effect]) -> None:
+    def _renewed(self, term: Term, verdict: Verdict, asked_at: float, now: float, effects: list[Effect]) -> None:
         if not term.confirmed:
+            if asked_at + self._slack <= now:  # over again before anybody could rely on it (RELIABILITY S9)
+                self._into_main([term])
+                return
             effects.append(Confirmed(term))
         term.renewed(asked_at)
-        self._backup[term] = None
-        term.place = self._backup
+        self._has_beaten(term)
         if verdict.order is not None:
             effects.append(Ordered(term, verdict.order))
         if verdict.ttl is not None and verdict.ttl != self.beats.ttl:
             self.remove(term)
             effects.append(Regranted(term, verdict.ttl))
 
+    def _has_beaten(self, term: Term) -> None:
+        """Nothing in backup ends before the turn; what would, because its answer was late, has to beat again."""
+        if term.granted_at + self._slack > self._ends_at:
+            self._backup[term] = None
+            term.place = self._backup
+        else:
+            self._into_main([term])
+
     def _throttled(self, throttled: Sequence[tuple[Term, Verdict]], now: float) -> None:
         """A plain retry, by the same leases, after a pause that takes little of the trust that they have left."""
-        self._into_main([term for term, _ in throttled])
-        left = min(term.lost_at for term, _ in throttled) - now
+        self._into_main([term for term, _ in throttled], ahead=True)
+        left = min((term.lost_at for term, _ in throttled if term.confirmed), default=math.inf) - now
         asked = max((verdict.retry_after or 0.0 for _, verdict in throttled), default=0.0)
         if asked > 0:
             wait = min(asked, self.beats.cycle / 2, left / _TRIES_AS_ASKED)
@@ -337,6 +364,8 @@ class Cycle:
         can_wait = term.lost_at > self._ends_at + self.beats.call_timeout + self.beats.retry_wait
         rests = term.retries > self.beats.retries_per_cycle and can_wait and term.confirmed
         _put(self._rested if rests else self._waiting, [term])
+        if term.confirmed:
+            self._aside_until = min(self._aside_until, term.lost_at)
 
 
 def _age(term: Term) -> float:

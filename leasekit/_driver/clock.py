@@ -33,6 +33,7 @@ class BootClock:
         return time.clock_gettime(_CLOCK)
 
     async def wait(self, wake: asyncio.Event, until: float) -> None:
+        await asyncio.sleep(0)  # also where there is nothing to wait for: whoever shares the loop gets a turn
         while not wake.is_set() and (left := until - self.now()) > 0:
             try:
                 async with asyncio.timeout(min(left, _LONGEST_SLEEP)):

@@ -3,12 +3,14 @@
 import os
 import random
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 from leasekit._driver import thread
 from leasekit._driver.bridge import outcome
 from leasekit._driver.clock import Clock
 from leasekit._driver.keeper import Keeper
+from leasekit._driver.thread import Closed
 from leasekit.backend import Backend
 from leasekit.config import Beats
 from leasekit.errors import LeasekitError
@@ -32,6 +34,7 @@ class Connection:
         last_resort: Callable[[], None] | None = None,
     ) -> None:
         self.pid = os.getpid()
+        self.closed = False
         self.backend = backend
         self.clock = clock
         self.keeper = Keeper(
@@ -46,25 +49,40 @@ class Connection:
         return self.pid != os.getpid()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The blocking door."""
-        if self.driver.here:
+        """The blocking door. Raises `Closed` where the work was ended by closing."""
+        try:
+            self.refuse_hooks()
+        except LeasekitError:
             work.close()
-            raise LeasekitError("a hook must not call a blocking method: it would wait for its own thread")
+            raise
         future = self.driver.submit(work)
         try:
             return future.result()
+        except CancelledError:
+            raise Closed from None
         except BaseException:
             future.cancel()  # interrupted: what was claimed meanwhile is given back
             raise
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         """The other door, from asyncio or trio."""
-        return await outcome(self.driver.submit(work))
+        try:
+            return await outcome(self.driver.submit(work))
+        except CancelledError:
+            raise Closed from None
+
+    def refuse_hooks(self) -> None:
+        """To be called before waiting for the driver's thread: it must not wait for itself."""
+        if self.driver.here:
+            raise LeasekitError("a hook must not call a blocking method: it would wait for its own thread")
 
     async def aclose(self) -> None:
         """To be awaited in the driver's loop; `release` then lets go of the thread."""
-        await self.keeper.aclose()
-        self._loop.cancel()
+        self.closed = True
+        try:
+            await self.keeper.aclose()
+        finally:
+            self._loop.cancel()
 
     def release(self) -> None:
         self.driver.release()

@@ -10,22 +10,32 @@ from msgspec import UNSET
 
 from leasekit._core.term import Term
 from leasekit._driver.clock import Clock
+from leasekit.backend import Traits
 from leasekit.config import Beats
 from leasekit.errors import Cancelled, LeaseError, LeaseLost, NotHeld
 from leasekit.task import Beat, Task
 
 __all__ = ["Holding"]
 
-# A body may begin in one thread while another gives back what has not begun: exactly one of them wins.
+# A body may begin in one thread while another gives back what has not begun, or loses it: exactly one of them wins.
 _beginning = threading.Lock()
+
+
+def _forget() -> None:
+    """In a forked child the lock may be held by a thread that is not here."""
+    global _beginning  # noqa: PLW0603 - one for each process
+    _beginning = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 class Holding:
     """One lease in this process. Written by the driver's thread, read by any."""
 
     __slots__ = (
-        "beat", "body_runs", "clock", "confirmed", "idle_at", "idle_timeout", "listener", "lost_at", "pid", "progress",
-        "reason", "reserved", "settling", "stop", "task", "term", "why",
+        "_acknowledged", "_plain", "body_runs", "clock", "confirmed", "idle_at", "idle_timeout", "listener", "lost_at",
+        "pid", "progress", "reason", "reserved", "settling", "stop", "task", "term", "told_idle", "why",
     )  # fmt: skip
 
     def __init__(
@@ -35,8 +45,9 @@ class Holding:
         self.term = Term(self, beats, granted_at=granted_at, confirmed=confirmed)
         self.clock = clock
         self.pid = os.getpid()
-        self.beat = Beat(id=task.id, token=task.token, started=started)  # what the next beat says
+        self._plain = Beat(id=task.id, token=task.token, started=started)  # what a beat without progress says
         self.progress: Any = UNSET  # the latest; always goes with the settlement
+        self._acknowledged: Any = UNSET  # the latest that a beat has brought there
         self.confirmed: Future[None] | None = None if confirmed else Future()
         self.reserved = False  # somebody has made a Lease of it, and will begin it
         self.body_runs = False
@@ -47,9 +58,9 @@ class Holding:
         self.lost_at = 0.0
         self.idle_timeout: float | None = None
         self.idle_at = 0.0
-        self.listener: Callable[[], None] | None = (
-            None  # called in the driver's thread when there is something to be told
-        )
+        self.told_idle = False
+        # Called in the driver's thread when there is something to be told.
+        self.listener: Callable[[], None] | None = None
 
     @property
     def lost(self) -> bool:
@@ -76,13 +87,23 @@ class Holding:
             why = f"no beat was acknowledged for {silence:.1f} s of a ttl of {self.term.beats.ttl:g} s"
         return LeaseLost(f"lost task {self.task.id}: {why}", task_id=self.task.id, reason=reason)
 
+    def reportable(self, traits: Traits) -> bool:
+        """Whether the result of a finished body may be reported.
+
+        Also after the lease was lost, as long as nobody said that the task has gone to another: a result outranks a
+        late beat (SYSTEMS C9), and the service refuses it if it comes too late.
+        """
+        return not self.lost or (self.reason in (None, "expired", "strikes") and traits.refuses_stale)
+
     def begin(self, idle_timeout: float | None) -> None:
-        """Its body starts. Raises `NotHeld` where it was given back, settled or begun before."""
+        """Its body starts. Raises `NotHeld` where it was given back, settled or begun before, `LeaseLost`."""
         with _beginning:
             if self.body_runs or self.settling or self.pid != os.getpid():
                 raise NotHeld(f"task {self.task.id} was begun, settled or given back before: claim it again")
+            if self.lost:
+                raise self.loss()
             self.body_runs = True
-        self.beat = Beat(id=self.task.id, token=self.task.token)
+        self._plain = Beat(id=self.task.id, token=self.task.token)
         self.idle_timeout = idle_timeout
         self.touch()
 
@@ -96,16 +117,24 @@ class Holding:
             self.confirmed.set_exception(NotHeld(f"task {self.task.id} was given back before it could begin"))
         return True
 
+    @property
+    def beat(self) -> Beat:
+        """What the next beat says: with it goes the latest progress, until it was acknowledged."""
+        # Bodies write one of the two and the driver the other, so that no report slips between a check and a write.
+        progress = self.progress
+        if progress is self._acknowledged:
+            return self._plain
+        return Beat(id=self.task.id, token=self.task.token, progress=progress)
+
     def report(self, progress: Any) -> None:
         """Record progress: the latest wins, and goes with the next beat."""
         self.progress = progress
-        self.beat = Beat(id=self.task.id, token=self.task.token, progress=progress)
         self.touch()
 
     def reported(self, beat: Beat) -> None:
         """`beat` was acknowledged: its progress need not be sent again, unless there is a newer one."""
-        if self.beat is beat and beat.progress is not UNSET:
-            self.beat = Beat(id=self.task.id, token=self.task.token)
+        if beat.progress is not UNSET:
+            self._acknowledged = beat.progress
 
     def touch(self) -> None:
         """The body moved. Idleness is judged by absolute time, never by a count of checks (SYSTEMS C8)."""
@@ -120,11 +149,12 @@ class Holding:
 
     def lose(self, reason: str, why: str, now: float) -> None:
         """The lease is over."""
-        if self.reason is not None:
-            return
-        self.lost_at = now
-        self.why = why
-        self.reason = reason
+        with _beginning:
+            if self.reason is not None:
+                return
+            self.lost_at = now
+            self.why = why
+            self.reason = reason
         if self.confirmed is not None and not self.confirmed.done():
             self.confirmed.set_exception(self.loss())
         self._notify()

@@ -13,32 +13,31 @@ import logging
 import math
 import random
 import sys
-import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from msgspec import UNSET
 
 from leasekit import hooks as events
 from leasekit._core.cycle import AtRisk, Confirmed, Cycle, Effect, Lost, Ordered, Regranted, Send
 from leasekit._core.term import granted_at
+from leasekit._driver.claims import Claims
 from leasekit._driver.clock import Clock
 from leasekit._driver.holding import Holding
 from leasekit._driver.outbox import Outbox, Report
-from leasekit._driver.retrying import persistently
+from leasekit._driver.retrying import one_try
+from leasekit._driver.thread import spawn
 from leasekit.backend import Backend
 from leasekit.config import Beats
-from leasekit.errors import Cancelled, ConfigError, IdleTimeout, Refused, Throttled
+from leasekit.errors import BackendError, Cancelled, ConfigError, IdleTimeout, Refused, Throttled
 from leasekit.hooks import Hooks
-from leasekit.task import Claimed, Settlement, Task, Verdict
+from leasekit.task import Beat, Claimed, Settlement, Task, Verdict
 
 __all__ = ["Keeper"]
 
 logger = logging.getLogger("leasekit")
 
 _SETTLE_TIMEOUT = 10.0
-_CLAIM_SPARE = 10.0  # seconds that the answer of a claim may come after its wait
 
 
 class Keeper:
@@ -75,6 +74,7 @@ class Keeper:
         self._wake = asyncio.Event()
         self._overloaded = False
         self.outbox = Outbox(backend, clock=clock, hooks=hooks, random=chance.random, call_timeout=_SETTLE_TIMEOUT)
+        self._claims = Claims(backend, clock=clock, outbox=self.outbox, patience=beats.cycle)
 
     # Coming and going ---------------------------------------------------------------------------------------------
 
@@ -90,41 +90,31 @@ class Keeper:
         """The holding of a task that is held. Any thread."""
         return self._holdings.get((task.id, task.token))
 
-    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, started: bool) -> list[Holding]:
+    async def claim(
+        self,
+        kinds: Sequence[str],
+        *,
+        limit: int,
+        wait: float,
+        started: bool,
+        failing: Callable[[BaseException], None] | None = None,
+    ) -> list[Holding]:
         """Claim up to `limit` tasks, and beat them from now on.
 
         `started`: their bodies are about to begin; otherwise they wait in a buffer, and beats say so until they begin.
+        `failing` hears of each try that fails and is repeated.
 
         A claim whose answer was lost is repeated under the same id, so that no task lies about until its lease has
-        run out. Being cancelled gives back what may have been granted meanwhile.
+        run out. Being cancelled gives back what may have been granted meanwhile, and so does closing, which raises
+        `Closed` in whoever waits.
         """
-        claim_id = uuid.uuid4().hex
-        asked_at = self._clock.now()  # of the first send: a repeat may be answered with what that one was granted
-
-        async def call() -> list[Holding]:
-            async with asyncio.timeout(wait + _CLAIM_SPARE):
-                claimed = await self._backend.claim(kinds, limit=limit, wait=wait, claim_id=claim_id)
-            return self._granted(claimed, asked_at, started=started)
-
-        try:
-            return await persistently(call, for_at_most=self._beats.cycle)
-        except asyncio.CancelledError:
-            if self._backend.traits.remembers_claims:
-                self._spawn(self._give_back(kinds, limit, claim_id))
-            raise
-
-    async def _give_back(self, kinds: Sequence[str], limit: int, claim_id: str) -> None:
-        try:
-            async with asyncio.timeout(_CLAIM_SPARE):
-                claimed = await self._backend.claim(kinds, limit=limit, wait=0, claim_id=claim_id)
-        except Exception as error:  # noqa: BLE001 - a last courtesy: the leases run out by themselves otherwise
-            logger.debug("an abandoned claim could not be given back: %s", error)
-            return
-        for task in claimed.tasks:
-            self.outbox.put(Report(Settlement(id=task.id, token=task.token, outcome="release")))
+        claimed, asked_at = await self._claims.claim(kinds, limit=limit, wait=wait, failing=failing)
+        return self._granted(claimed, asked_at, started=started)
 
     def _granted(self, claimed: Claimed, asked_at: float, *, started: bool) -> list[Holding]:
-        granted, now = granted_at(asked_at, claimed.waited), self._clock.now()
+        now = self._clock.now()
+        # Whatever the service says of its wait: it cannot have granted later than now.
+        granted = min(granted_at(asked_at, claimed.waited), now)
         holdings: list[Holding] = []
         for task in claimed.tasks:
             try:
@@ -189,11 +179,14 @@ class Keeper:
             task = holding.task
             self.settle(holding, Report(Settlement(id=task.id, token=task.token, outcome="release")))
 
-    def settle(self, holding: Holding, report: Report) -> None:
-        """Report how it ended, beating on until that is answered: then it is over, whatever the answer."""
+    def settle(self, holding: Holding, report: Report, *, ours: bool = False) -> None:
+        """Report how it ended, beating on until that is answered: then it is over, whatever the answer.
+
+        `ours`: it has nothing of a user in it.
+        """
         self.ended(holding)
         holding.settling = True
-        report.answer.add_done_callback(lambda _: self._settled(holding, report))
+        report.answer.add_done_callback(lambda _: self._settled(holding, report, ours=ours))
         self.outbox.put(report)
 
     def finish(self, holding: Holding) -> None:
@@ -201,13 +194,14 @@ class Keeper:
         self.ended(holding)
         self.forget(holding)
 
-    def _settled(self, holding: Holding, report: Report) -> None:
+    def _settled(self, holding: Holding, report: Report, *, ours: bool) -> None:
         task, answer = holding.task, report.answer
         refused = None if answer.cancelled() else answer.exception()
-        if refused is not None and report.settlement.outcome != "fatal":
+        if refused is not None and not ours:
             # What the user has to say of it cannot be said; running it again would end in the same.
-            error = {"type": type(refused).__qualname__, "message": f"the settlement was refused: {refused}"}
-            self.settle(holding, Report(Settlement(id=task.id, token=task.token, outcome="fatal", error=error)))
+            error = {"type": type(refused).__qualname__, "message": f"the settlement was refused: {refused}"[:2000]}
+            instead = Report(Settlement(id=task.id, token=task.token, outcome="fatal", error=error))
+            self.settle(holding, instead, ours=True)
             return
         self.forget(holding)
         if self._hooks and refused is None and not answer.cancelled():
@@ -253,7 +247,7 @@ class Keeper:
     def _perform(self, cycle: Cycle, effect: Effect, now: float) -> None:
         match effect:
             case Send():
-                self._spawn(self._beat(cycle, effect))
+                spawn(self._beat(cycle, effect), self._calls)
             case Lost():
                 self._lost(effect.term.key, effect.reason, effect.why, now)
             case AtRisk():
@@ -269,11 +263,6 @@ class Keeper:
                 effect.term.beats = self._beats.for_ttl(effect.ttl)
                 self._cycle(effect.ttl).restore(effect.term, now)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
-
     # Beats --------------------------------------------------------------------------------------------------------
 
     async def _beat(self, cycle: Cycle, send: Send) -> None:
@@ -283,16 +272,11 @@ class Keeper:
         if self._hooks:
             self._hooks(events.Sent(at=asked_at, task_ids=[beat.id for beat in beats], late=send.late))
         try:
-            async with asyncio.timeout(cycle.beats.call_timeout):
-                verdicts = await self._backend.beat(beats)
-            verdicts = [
-                verdict if verdict.id == beat.id and _sensible(verdict) else _nonsense(beat.id)
-                for beat, verdict in zip(beats, verdicts, strict=True)
-            ]
-        except Exception as error:  # noqa: BLE001 - whatever an adapter lets through, the cycle tries again
+            verdicts = await one_try(lambda: self._verdicts(beats), within=cycle.beats.call_timeout)
+        except BackendError as error:
             verdicts = [_no_verdict(error)] * len(beats)
             if isinstance(error, Refused):
-                self._without_progress(holdings)
+                _without_progress(holdings, beats, error)
         now = self._clock.now()
         for holding, beat, verdict in zip(holdings, beats, verdicts, strict=True):
             if beat.progress is not UNSET and verdict.verdict == "renewed":
@@ -303,10 +287,12 @@ class Keeper:
             self._perform(cycle, effect, now)
         self._wake.set()
 
-    def _without_progress(self, holdings: Sequence[Holding]) -> None:
-        """The service refused a batch: the only thing in it that is not ours is what users reported."""
-        for holding in holdings:
-            holding.reported(holding.beat)
+    async def _verdicts(self, beats: Sequence[Beat]) -> list[Verdict]:
+        verdicts = await self._backend.beat(beats)
+        return [
+            verdict if verdict.id == beat.id and _sensible(verdict) else _nonsense(beat.id)
+            for beat, verdict in zip(beats, verdicts, strict=True)
+        ]
 
     def _ordered(self, holding: Holding, order: str, now: float) -> None:
         if holding.stop is None:
@@ -320,11 +306,11 @@ class Keeper:
         # A beat that crosses the settlement is answered *gone*: that is no loss, the settlement's own answer says more.
         if holding.settling:
             return
-        if not holding.body_runs:
-            self.forget(holding)
-        else:
+        holding.lose(reason, why, now)  # first: a body that begins at this very moment sees it, or is seen
+        if holding.body_runs:
             self._lingering.append(holding)
-        holding.lose(reason, why, now)
+        else:
+            self.forget(holding)
         task = holding.task
         self._hooks(events.Lost(at=now, task_id=task.id, token=task.token, reason=reason, why=why))
 
@@ -335,7 +321,8 @@ class Keeper:
                 continue
             if holding.idle_at > now:  # it moved since
                 heapq.heappush(self._idle, (holding.idle_at, next(self._order), holding))
-            elif holding.stop is not IdleTimeout:
+            elif not holding.told_idle:
+                holding.told_idle = True
                 holding.tell(IdleTimeout)
                 until = now + holding.term.beats.grace
                 heapq.heappush(self._idle, (until, next(self._order), holding))
@@ -345,24 +332,23 @@ class Keeper:
                 self._lost(holding, "idle", why, now)
 
     def _end_the_lost(self, now: float) -> None:
-        for holding in self._lingering:
-            beats = holding.term.beats
-            if now >= holding.ends_at - min(1.0, beats.grace / 2) and not self._dumped:
+        for holding in self._lingering[:]:
+            if now >= _dump_at(holding) and not self._dumped:
                 self._dumped = True
                 logger.error("the body of lost task %s still runs; all stacks follow", holding.task.id)
-                faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
-            if now >= holding.ends_at and self._last_resort is not None:
-                self._last_resort()
+                with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # no usable stderr
+                    faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+            if now >= holding.ends_at:
+                self._lingering.remove(holding)  # this is all that can be done
+                if self._last_resort is not None:
+                    self._last_resort()
         if not self._lingering:
             self._dumped = False
 
     def _next_end(self) -> float:
-        if not self._lingering:
-            return math.inf
-        first = min(self._lingering, key=lambda holding: holding.ends_at)
-        if not self._dumped:
-            return first.ends_at - min(1.0, first.term.beats.grace / 2)
-        return first.ends_at if self._last_resort is not None else math.inf
+        if self._dumped:
+            return min((holding.ends_at for holding in self._lingering), default=math.inf)
+        return min((_dump_at(holding) for holding in self._lingering), default=math.inf)
 
     # The end ------------------------------------------------------------------------------------------------------
 
@@ -374,14 +360,30 @@ class Keeper:
             if holding.body_runs:
                 self._drop(holding)
                 self._lost(holding, "closed", "its client was closed while the body ran", now)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SETTLE_TIMEOUT):
-                await self.outbox.empty()
-        await self.outbox.aclose()
-        for call in list(self._calls):
-            call.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
-        await self._backend.aclose()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SETTLE_TIMEOUT):
+                    await self._claims.abandon()
+                    await self.outbox.empty()
+            await self._claims.aclose()
+            await self.outbox.aclose()
+            calls = list(self._calls)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        finally:
+            await self._backend.aclose()
+
+
+def _dump_at(holding: Holding) -> float:
+    return holding.ends_at - min(1.0, holding.term.beats.grace / 2)
+
+
+def _without_progress(holdings: Sequence[Holding], beats: Sequence[Beat], refused: Refused) -> None:
+    """A batch was refused whole, and all in it that is not ours is what users reported: leave out who is to blame."""
+    blamed = {error.get("item") for error in refused.errors}
+    for position in [n for n in range(len(beats)) if n in blamed] or range(len(beats)):
+        holdings[position].reported(beats[position])
 
 
 def _sensible(verdict: Verdict) -> bool:
@@ -392,10 +394,8 @@ def _nonsense(task_id: str) -> Verdict:
     return Verdict(id=task_id, verdict="failed", reason="the service's verdict makes no sense")
 
 
-def _no_verdict(error: Exception) -> Verdict:
+def _no_verdict(error: BackendError) -> Verdict:
     """What a failed call means for each lease in it."""
     if isinstance(error, Throttled):
         return Verdict(id="", verdict="throttled", retry_after=error.retry_after)
-    if isinstance(error, TimeoutError):
-        return Verdict(id="", verdict="failed", reason="no answer in time")
     return Verdict(id="", verdict="failed", reason=f"{type(error).__name__}: {error}")

@@ -1,7 +1,7 @@
 """Settlements on their way: gathered into batches, and reported again until they are answered (SYSTEMS D6).
 
 Rule 1: whoever puts something in gets one answer: a verdict, or the `Refused` of that very item.
-Rule 2: one that is refused holds up nobody else.
+Rule 2: one that is refused, put off, or breaks every call that it is in, holds up nobody else.
 Rule 3: nothing is dropped because the service is away; only closing ends the tries.
 """
 
@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from leasekit._core.backoff import Backoff
 from leasekit._driver.clock import Clock
+from leasekit._driver.retrying import one_try
+from leasekit._driver.thread import spawn
 from leasekit.backend import Backend
 from leasekit.errors import BackendError, ProtocolError, Refused, Throttled
 from leasekit.hooks import Hooks, Unreported
@@ -30,6 +32,7 @@ class Report:
 
     settlement: Settlement
     answer: Future[Verdict] = field(default_factory=Future[Verdict])
+    put_off: int = 0  # how often the service answered "later"
 
 
 class Outbox:
@@ -41,27 +44,32 @@ class Outbox:
         self._backend = backend
         self._clock = clock
         self._hooks = hooks
+        self._random = random
         self._call_timeout = call_timeout
         self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, random=random)
+        self._most = backend.traits.max_batch  # in one call: less after one that failed
         self._pending: deque[Report] = deque()
+        self._unanswered: set[Report] = set()
         self._calls: set[asyncio.Task[None]] = set()
+        self._put_off: set[asyncio.Task[None]] = set()
         self._never = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
+        self._closed = False
 
     def put(self, report: Report) -> None:
-        """Report it as soon as there is a call to spare."""
-        self._pending.append(report)
+        """Report it as soon as there is a call to spare; not at all once this is closed."""
+        if self._closed:
+            report.answer.cancel()
+            return
+        self._unanswered.add(report)
         self._empty.clear()
-        if len(self._calls) < _CALLS:
-            task = asyncio.create_task(self._drain())
-            self._calls.add(task)
-            task.add_done_callback(self._ended)
+        self._enqueue([report])
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._calls.discard(task)
-        if not self._calls and not self._pending:
-            self._empty.set()
+    def _enqueue(self, reports: Sequence[Report]) -> None:
+        self._pending.extend(reports)
+        if len(self._calls) < _CALLS:
+            spawn(self._drain(), self._calls)
 
     async def empty(self) -> None:
         """Wait until everything is answered."""
@@ -69,78 +77,89 @@ class Outbox:
 
     async def aclose(self) -> None:
         """End the tries; what is unanswered stays so."""
-        for task in list(self._calls):
+        self._closed = True
+        under_way = [*self._calls, *self._put_off]
+        for task in under_way:
             task.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
-        while self._pending:
-            self._pending.popleft().answer.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        for report in list(self._unanswered):
+            report.answer.cancel()
+        self._unanswered.clear()
+        self._empty.set()
 
     async def _drain(self) -> None:
         while self._pending:
-            limit = self._backend.traits.max_batch
-            batch = [self._pending.popleft() for _ in range(min(limit, len(self._pending)))]
-            try:
-                await self._report(batch)
-            except asyncio.CancelledError:
-                for report in batch:
-                    report.answer.cancel()
-                raise
+            count = min(self._most, len(self._pending))
+            await self._report([self._pending.popleft() for _ in range(count)])
 
     async def _report(self, batch: Sequence[Report]) -> None:
-        """Until each of them is answered."""
-        left = list(batch)
-        while left:
-            wait = 0.0
-            try:
-                left = self._take(left, await self._settle([report.settlement for report in left]))
-                why = "the service answered: later"
-            except Refused as refused:
-                left = await self._refused(left, refused)
-                why = str(refused)
-            except Exception as error:  # noqa: BLE001 - whatever an adapter lets through, the results are kept
-                why = f"{type(error).__name__}: {error}"
-                if isinstance(error, Throttled):
-                    wait = error.retry_after or 0.0
-            if not left:
-                self._backoff.reset()
-                return
-            if self._hooks:
-                ids = [report.settlement.id for report in left]
-                self._hooks(Unreported(at=self._clock.now(), task_ids=ids, why=why))
-            wait = max(self._backoff.wait(), min(wait, _LONGEST_WAIT))
-            await self._clock.wait(self._never, self._clock.now() + wait)
-
-    async def _settle(self, settlements: list[Settlement]) -> list[Verdict]:
+        """One try; whoever is not answered by it will be tried again."""
         try:
-            async with asyncio.timeout(self._call_timeout):
-                verdicts = await self._backend.settle(settlements)
-        except TimeoutError as error:
-            raise BackendError(f"no answer within {self._call_timeout:g} s") from error
-        if [verdict.id for verdict in verdicts] != [settlement.id for settlement in settlements]:
+            verdicts = await one_try(lambda: self._settle(batch), within=self._call_timeout)
+        except Refused as refused:
+            await self._refused(batch, refused)
+        except BackendError as error:
+            await self._failed(batch, error)
+        else:
+            self._backoff.reset()
+            self._most = min(self._most * 2, self._backend.traits.max_batch)
+            self._take(batch, verdicts)
+
+    async def _settle(self, batch: Sequence[Report]) -> list[Verdict]:
+        verdicts = await self._backend.settle([report.settlement for report in batch])
+        if [verdict.id for verdict in verdicts] != [report.settlement.id for report in batch]:
             raise ProtocolError("the verdicts do not match the settlements")
         return verdicts
 
-    def _take(self, reports: list[Report], verdicts: list[Verdict]) -> list[Report]:
-        left: list[Report] = []
-        for report, verdict in zip(reports, verdicts, strict=True):
+    def _take(self, batch: Sequence[Report], verdicts: Sequence[Verdict]) -> None:
+        later: list[Report] = []
+        asked = 0.0
+        for report, verdict in zip(batch, verdicts, strict=True):
             if verdict.verdict in ("settled", "gone"):
-                _answer(report, verdict)
+                self._answer(report, verdict)
             else:
-                left.append(report)
-        return left
+                report.put_off += 1
+                asked = max(asked, verdict.retry_after or 0.0)
+                later.append(report)
+        if later:
+            self._unreported(later, "the service answered: later")
+            tries = min(10, max(report.put_off for report in later))
+            wait = _FIRST_WAIT * 2**tries * (1 - self._random() / 2)
+            spawn(self._again(later, min(max(wait, asked), _LONGEST_WAIT)), self._put_off)
 
-    async def _refused(self, reports: list[Report], refused: Refused) -> list[Report]:
+    async def _again(self, reports: Sequence[Report], wait: float) -> None:
+        await self._clock.wait(self._never, self._clock.now() + wait)
+        self._enqueue(reports)
+
+    async def _refused(self, batch: Sequence[Report], refused: Refused) -> None:
         """A batch is refused whole: find the one that is to blame."""
-        if len(reports) == 1:
-            if not reports[0].answer.done():
-                reports[0].answer.set_exception(refused)
-            return []
-        half = len(reports) // 2
-        await self._report(reports[:half])
-        await self._report(reports[half:])
-        return []
+        if len(batch) == 1:
+            self._answer(batch[0], refused)
+            return
+        half = len(batch) // 2
+        await self._report(batch[:half])
+        await self._report(batch[half:])
 
+    async def _failed(self, batch: Sequence[Report], error: BackendError) -> None:
+        """The service is away, or one of them breaks it: then the others must get through in smaller company."""
+        self._pending.extend(batch)
+        self._most = max(1, len(batch) // 2)
+        self._unreported(batch, f"{type(error).__name__}: {error}")
+        asked = error.retry_after if isinstance(error, Throttled) else None
+        wait = max(self._backoff.wait(), min(asked or 0.0, _LONGEST_WAIT))
+        await self._clock.wait(self._never, self._clock.now() + wait)
 
-def _answer(report: Report, verdict: Verdict) -> None:
-    if not report.answer.done():
-        report.answer.set_result(verdict)
+    def _unreported(self, reports: Sequence[Report], why: str) -> None:
+        ids = [report.settlement.id for report in reports]
+        self._hooks(Unreported(at=self._clock.now(), task_ids=ids, why=why))
+
+    def _answer(self, report: Report, answer: Verdict | Refused) -> None:
+        if not report.answer.done():
+            if isinstance(answer, Verdict):
+                report.answer.set_result(answer)
+            else:
+                report.answer.set_exception(answer)
+        # After the answer: whoever hears it may put in another in its place.
+        self._unanswered.discard(report)
+        if not self._unanswered:
+            self._empty.set()

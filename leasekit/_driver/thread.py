@@ -6,16 +6,29 @@ with none: threads do not survive a fork, and neither does the right to a lease.
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-__all__ = ["NAME", "Driver", "acquire"]
+from leasekit.errors import LeasekitError
+
+__all__ = ["NAME", "Closed", "Driver", "acquire", "spawn"]
+
+logger = logging.getLogger("leasekit")
 
 T = TypeVar("T")
 NAME = "leasekit-driver"
+_LAST_CALLS = 5.0  # seconds for calls that were cancelled at the end to notice it
+
+
+class Closed(LeasekitError):
+    """The client was closed while somebody was about to use it, or waited for it."""
+
+    def __init__(self) -> None:
+        super().__init__("its client was closed meanwhile, or belongs to the parent of this process")
 
 
 class Driver:
@@ -25,6 +38,8 @@ class Driver:
         self.pid = os.getpid()
         self.users = 0
         self.loop = asyncio.new_event_loop()
+        self._gate = threading.Lock()  # between handing in work and ending: what is handed in is run, or refused
+        self._ending = False
         # A daemon: it must not keep alive a process whose main thread has ended (PITFALLS 40).
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
         self._thread.start()
@@ -32,14 +47,24 @@ class Driver:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            self.loop.run_forever()
-        finally:
-            leftover = asyncio.all_tasks(self.loop)
-            for task in leftover:
-                task.cancel()
-            self.loop.run_until_complete(asyncio.gather(*leftover, return_exceptions=True))
+            while not self._ending:
+                try:
+                    self.loop.run_forever()
+                except BaseException:
+                    # A SystemExit in a callback leaves the loop: no reason for leases to end (PITFALLS 16).
+                    logger.exception("something tried to end the driver's thread; it goes on")
+            self.loop.run_until_complete(self._cancel_all())
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        finally:
             self.loop.close()
+
+    async def _cancel_all(self) -> None:
+        """Whoever waits for one of these tasks gets to know; one that does not end when told to is left behind."""
+        until = self.loop.time() + _LAST_CALLS
+        while (left := asyncio.all_tasks() - {asyncio.current_task()}) and self.loop.time() < until:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=until - self.loop.time())
 
     @property
     def here(self) -> bool:
@@ -47,8 +72,16 @@ class Driver:
         return threading.current_thread() is self._thread
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run `work` in the driver's loop; the future is for any thread."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
+        """Run `work` in the driver's loop; the future is for any thread.
+
+        Raises `Closed` where the thread has been let go of, which may happen while somebody is about to use it.
+        """
+        if self.pid == os.getpid():  # not in a fork: the gate may be held by a thread that is not here
+            with self._gate:
+                if not self._ending:
+                    return asyncio.run_coroutine_threadsafe(work, self.loop)
+        work.close()
+        raise Closed
 
     def call_soon(self, call: Callable[..., object], *args: Any) -> None:
         """Call it in the driver's loop. After the loop has ended that is a no-op: nobody is kept there any more."""
@@ -64,9 +97,18 @@ class Driver:
                 return
             if _driver is self:
                 _driver = None
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        with self._gate:
+            self._ending = True
+            self.loop.call_soon_threadsafe(self.loop.stop)
         if not self.here:
             self._thread.join()
+
+
+def spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    """Run `work` as a task that is in `tasks` until it ends: the loop itself holds tasks only weakly."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
 
 
 _lock = threading.Lock()

@@ -1,5 +1,7 @@
 """What `leasekit demo` verifies: from the files, from the histories of the tasks, and from the log of their runs."""
 
+import hashlib
+import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,10 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from leasekit.cli.demo_handlers import Entry, measured
 from leasekit.task import TaskInfo
 
-__all__ = ["Finding", "check", "read_log"]
+__all__ = ["Entry", "Finding", "check", "measured", "read_log"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,21 @@ class Finding:
     what: str
     count: int
     wrong: Sequence[str] = ()
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the log: a run began or ended, at this time of CLOCK_MONOTONIC."""
+
+    task: str
+    fence: int
+    event: str
+    at: float
+    pid: int
+
+
+def measured(content: bytes) -> dict[str, object]:
+    """What is asked of a file."""
+    return {"sha256": hashlib.sha256(content).hexdigest(), "compressed": len(zlib.compress(content))}
 
 
 def read_log(path: Path) -> list[Entry]:

@@ -1,16 +1,15 @@
 """What the workers of `leasekit demo` run: digests of files, slowly, with every run in a log."""
 
-import hashlib
 import os
 import time
-import zlib
 from pathlib import Path
 
 import msgspec
 
 import leasekit
+from leasekit.cli.demo_check import Entry, measured
 
-__all__ = ["Entry", "File", "digest", "measured", "worker"]
+__all__ = ["File", "digest", "worker"]
 
 _CHUNKS = 8
 
@@ -23,22 +22,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     log: str
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the log: a run began or ended, at this time of CLOCK_MONOTONIC."""
-
-    task: str
-    fence: int
-    event: str
-    at: float
-    pid: int
-
-
 worker = leasekit.Worker(concurrency=6)
-
-
-def measured(content: bytes) -> dict[str, object]:
-    """What is asked of a file."""
-    return {"sha256": hashlib.sha256(content).hexdigest(), "compressed": len(zlib.compress(content))}
 
 
 @worker.handler("digest", run="thread")

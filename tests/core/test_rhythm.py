@@ -40,10 +40,10 @@ class Run:
     beats: Beats
     answer: Answer = healthy
     now: float = 1000.0
-    slots: list[float] = field(default_factory=list)
-    lost: list[Term] = field(default_factory=list)
-    gaps: dict[Term, float] = field(default_factory=dict)
-    renewals: dict[Term, list[float]] = field(default_factory=dict)
+    slots: list[float] = field(default_factory=list[float])
+    lost: list[Term] = field(default_factory=list[Term])
+    gaps: dict[Term, float] = field(default_factory=dict[Term, float])
+    renewals: dict[Term, list[float]] = field(default_factory=dict[Term, list[float]])
 
     def __post_init__(self) -> None:
         self.cycle = Cycle(self.beats, now=self.now, random=random.Random(7).random)
@@ -164,6 +164,47 @@ def test_an_outage_of_130_s_loses_no_lease(count: int, hang: float, phase: float
     after = [slot for slot in run.slots if slot >= began + 130]
     most = max((bisect.bisect_left(after, slot + window) - i for i, slot in enumerate(after)), default=0)
     assert most <= math.ceil(window / nearest) + 1
+
+
+SURVIVORS = {
+    "default": Beats(),
+    "of one's own": Beats(ttl=600, cycle=150, batch=20, call_timeout=20, retry_wait=8, grace=20, margin=30),
+    "6 s": Beats().for_ttl(6),
+    "60 s": Beats().for_ttl(60),
+    "strikes at once": Beats(strike_after=0),
+    "strikes after 60 s": Beats(strike_after=60),
+    "strikes after 200 s": Beats(strike_after=200),
+}
+
+
+@pytest.mark.parametrize("beats", SURVIVORS.values(), ids=SURVIVORS)
+@pytest.mark.parametrize("load", [0.0, 0.1, 0.8], ids=["one lease", "a tenth", "nearly full"])
+@pytest.mark.parametrize("hanging", [False, True], ids=["refused", "hanging"])
+def test_an_outage_as_long_as_outage_survived_says_loses_no_lease_at_any_phase(
+    beats: Beats,
+    load: float,
+    hanging: bool,  # noqa: FBT001
+) -> None:
+    count = max(1, int(load * beats.capacity))
+    length = beats.outage_survived - beats.cycle / 1000
+    for phase in range(7):
+        run = Run(beats)
+        run.at(run.now + beats.cycle / 40, partial(run.add, count))
+        began = run.now + beats.cycle * (2 + (phase + 0.001) / 7)
+        run.answer = outage(began, length, hang=beats.call_timeout if hanging else 0.0)
+        run.run(began + length + 2 * beats.cycle)
+        assert not run.lost, f"at phase {phase} of 7"
+
+
+def test_an_outage_of_much_more_than_outage_survived_loses_a_lease() -> None:
+    beats = Beats()
+    run = Run(beats)
+    run.add()
+    began = run.now + 2 * beats.cycle - 1
+    length = beats.outage_survived + 2 * beats.call_timeout
+    run.answer = outage(began, length, hang=beats.call_timeout)
+    run.run(began + length + beats.cycle)
+    assert len(run.lost) == 1
 
 
 @pytest.mark.parametrize("seed", range(5))

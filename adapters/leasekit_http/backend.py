@@ -1,0 +1,184 @@
+"""`HttpBackend`: each method of the seam is one request.
+
+A body that would be too big for the server goes in halves; apart from that nothing is tried twice here: the cycle is
+the retry of a beat, and the client's the one of everything else.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from leasekit.backend import Traits
+from leasekit.errors import ConfigError, Refused
+from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Status, TaskInfo, Verdict, VerdictWord
+from leasekit.wire import MAX_BATCH, MAX_BODY, MAX_PAYLOAD, MAX_PROGRESS, MAX_WAIT
+from leasekit_http import answers
+from leasekit_http.transport import MAX_ANSWER, NotThere, Transport
+
+__all__ = ["HttpBackend", "connect"]
+
+T = TypeVar("T")
+Item = TypeVar("Item", NewTask, Beat, Settlement, str)
+
+_encode = msgspec.json.Encoder().encode
+_TASK = msgspec.json.Decoder(TaskInfo)
+_PAGE = msgspec.json.Decoder(Page)
+_STATS = msgspec.json.Decoder(dict[str, Any])
+
+_BEAT: frozenset[VerdictWord] = frozenset({"renewed", "gone", "throttled"})
+_SETTLE: frozenset[VerdictWord] = frozenset({"settled", "gone", "throttled"})
+_CANCEL: frozenset[VerdictWord] = frozenset({"cancelled", "ordered", "gone", "throttled"})
+
+
+def connect(url: str, *, worker: str) -> "HttpBackend":
+    """The backend of the server at this URL; a path is kept as a prefix. Nothing is opened yet.
+
+    Raises `ConfigError` where the URL is not one: the message does not repeat it, for it may hold a password.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"this is no URL: {error}") from None
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ConfigError("an address of a server is http://host:port or https://host:port")
+    if "@" in parts.netloc:
+        raise ConfigError(f"the URL of {parts.hostname} holds a user or password: they are not part of an address")
+    if parts.query or parts.fragment:
+        raise ConfigError(f"the URL of {parts.hostname} has a query or fragment: an address has neither")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    authority = host if port is None else f"{host}:{port}"
+    return HttpBackend(f"{parts.scheme}://{authority}{parts.path.rstrip('/')}", worker=worker)
+
+
+class HttpBackend:
+    """A leasekit server. `timeout` is the whole time that a request may take, beyond the wait of a claim."""
+
+    traits = Traits(max_batch=MAX_BATCH, max_claim=MAX_BATCH)
+
+    def __init__(self, base_url: str, *, worker: str, timeout: float = 10.0) -> None:
+        self.url = base_url
+        self._worker = worker
+        self._timeout = timeout
+        self._transport = Transport(base_url)
+
+    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
+        """Take up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
+        wait = min(wait, MAX_WAIT)
+        body = {"worker": self._worker, "kinds": kinds, "limit": limit, "wait": wait, "claim_id": claim_id}
+        raw = await self._transport.post(
+            "/v1/claims",
+            _encode(body),
+            timeout=wait + self._timeout,
+            # Refusing tasks that were granted would lose them: the answer may be as big as what was asked for.
+            at_most=MAX_ANSWER + limit * (MAX_PAYLOAD + MAX_PROGRESS),
+        )
+        return answers.claimed(raw, kinds=kinds, limit=limit)
+
+    async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
+        """Renew leases: `renewed`, `gone`, `throttled` or `failed` for each, in order."""
+        return await self._verdicts("/v1/heartbeats", "beats", beats, [b.id for b in beats], _BEAT)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
+        """End leases: `settled`, `gone`, `throttled` or `failed` for each, in order."""
+        return await self._verdicts("/v1/results", "results", settlements, [s.id for s in settlements], _SETTLE)
+
+    async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
+        """Cancel: `cancelled` where it waits, `ordered` where it runs, `gone` where it has ended or is unknown."""
+        return await self._verdicts("/v1/tasks/cancel", "ids", task_ids, task_ids, _CANCEL)
+
+    async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
+        """Accept tasks: when this returns they are durable. The same id, or live dedupe key, makes no second task."""
+
+        def read(raw: bytes, part: slice) -> list[Scheduled]:
+            return answers.scheduled(raw, count=len(tasks[part]))
+
+        return await self._batch("/v1/tasks", {}, "tasks", tasks, read)
+
+    async def get(self, task_id: str) -> TaskInfo | None:
+        """Everything about one task, None where there is none of that id."""
+        try:
+            raw = await self._transport.get(f"/v1/tasks/{_segment(task_id)}", timeout=self._timeout)
+        except NotThere:
+            return None
+        return answers.decode(raw, _TASK)
+
+    async def stats(self) -> dict[str, Any]:
+        """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`."""
+        return answers.decode(await self._transport.get("/v1/stats", timeout=self._timeout), _STATS)
+
+    async def aclose(self) -> None:
+        """Let go of connections. Leases are not touched."""
+        await self._transport.aclose()
+
+    async def _verdicts(
+        self, path: str, name: str, items: Sequence[Item], ids: Sequence[str], words: frozenset[VerdictWord]
+    ) -> list[Verdict]:
+        def read(raw: bytes, part: slice) -> list[Verdict]:
+            return answers.verdicts(raw, ids=ids[part], words=words)
+
+        head = {} if name == "ids" else {"worker": self._worker}
+        return await self._batch(path, head, name, items, read)
+
+    async def _batch(
+        self,
+        path: str,
+        head: dict[str, str],
+        name: str,
+        items: Sequence[Item],
+        read: Callable[[bytes, slice], list[T]],
+        first: int = 0,
+    ) -> list[T]:
+        """One request; two with half of the items each where the server would refuse its size, and so on."""
+        if not items:
+            return []
+        body = _encoded({**head, name: items})
+        if len(body) > MAX_BODY and len(items) > 1:
+            middle = len(items) // 2
+            left = await self._batch(path, head, name, items[:middle], read, first)
+            return left + await self._batch(path, head, name, items[middle:], read, first + middle)
+        try:
+            raw = await self._transport.post(path, body, timeout=self._timeout)
+        except Refused as refused:
+            raise _moved(refused, by=first) from None
+        return read(raw, slice(first, first + len(items)))
+
+    # Last in the class: below it, `list` is this method and no longer the type.
+    async def list(
+        self,
+        *,
+        kind: str | None = None,
+        status: Status | None = None,
+        collection: str | None = None,
+        worker: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page:
+        """Tasks that match all that is given, oldest first; `cursor` is where an earlier page ended."""
+        asked = {"kind": kind, "status": status, "collection": collection, "worker": worker, "cursor": cursor}
+        query = "&".join(f"{name}={quote(value, safe='')}" for name, value in asked.items() if value is not None)
+        raw = await self._transport.get(f"/v1/tasks?limit={limit}&{query}".rstrip("&"), timeout=self._timeout)
+        return answers.decode(raw, _PAGE)
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    try:
+        return _encode(body)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        # Not worth another try, so no `Unavailable`.
+        raise Refused(f"a value cannot be sent as JSON: {error}") from error
+
+
+def _moved(refused: Refused, *, by: int) -> Refused:
+    """The same refusal, with the items' positions in the whole batch."""
+    errors = [{**error, "item": error["item"] + by} if "item" in error else error for error in refused.errors]
+    return Refused(str(refused), errors=errors)
+
+
+def _segment(task_id: str) -> str:
+    """An id as one segment of a path. Dots too: `..` would be resolved before it is sent."""
+    if not task_id:
+        raise Refused("a task's id is not empty")
+    return quote(task_id, safe="").replace(".", "%2E")

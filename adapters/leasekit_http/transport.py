@@ -1,0 +1,130 @@
+"""One HTTP request: bytes in, bytes out, or a typed error.
+
+The server is a stranger here: its answers are bounded in size and time, and no redirect of it is followed.
+"""
+
+import asyncio
+
+import anyio
+import httpx
+import msgspec
+
+from leasekit.errors import BackendError, ProtocolError, Refused, Throttled, Unavailable
+from leasekit.wire import Problem
+
+__all__ = ["MAX_ANSWER", "NotThere", "Transport"]
+
+MAX_ANSWER = 16 * 1024 * 1024
+MAX_RETRY_AFTER = 300.0  # seconds: a server cannot put its clients to sleep for good
+
+# Connections are kept for less than servers keep theirs (75 s), so that a request seldom meets one that is closing.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=30)
+_HEADERS = {"accept": "application/json", "accept-encoding": "identity", "user-agent": "leasekit"}
+_NO_TIMEOUT = httpx.Timeout(None)  # of single reads and writes: a deadline for the whole is around them
+_JSON = {"content-type": "application/json"}
+
+
+class NotThere(Refused):
+    """A leasekit server said, in a problem document, that there is nothing at this path."""
+
+
+class Transport:
+    """Connections to one server, opened by the first request in the loop that makes it."""
+
+    def __init__(self, base_url: str) -> None:
+        self._base_url = base_url
+        self._client: httpx.AsyncClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def post(self, path: str, body: bytes, *, timeout: float, at_most: int = MAX_ANSWER) -> bytes:
+        """The body of the answer to a POST; `timeout` bounds it as a whole, however slowly it drips."""
+        return await self._request("POST", path, body=body, timeout=timeout, at_most=at_most)
+
+    async def get(self, path: str, *, timeout: float) -> bytes:
+        """The body of the answer to a GET. Raises `NotThere` where the server says that there is no such thing."""
+        return await self._request("GET", path, timeout=timeout)
+
+    async def aclose(self) -> None:
+        """Close what is open; a later request opens again."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        timeout: float,
+        body: bytes | None = None,
+        at_most: int = MAX_ANSWER,
+    ) -> bytes:
+        headers = _JSON if body is not None else None
+        client = self._opened()
+        try:
+            with anyio.fail_after(timeout):
+                async with client.stream(method, self._base_url + path, content=body, headers=headers) as response:
+                    raw = await _read(response, at_most)
+        except TimeoutError:
+            raise Unavailable(f"{self._base_url} did not answer within {timeout:g} s") from None
+        except httpx.RemoteProtocolError as error:
+            raise ProtocolError(f"{self._base_url} does not speak HTTP: {error}") from error
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
+            raise Unavailable(f"{self._base_url} cannot be reached: {error or type(error).__name__}") from error
+        if response.status_code != 200:
+            raise _error(response, raw)
+        return raw
+
+    def _opened(self) -> httpx.AsyncClient:
+        # A forked child has another loop: its parent's connections are not its own, and stay untouched.
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._loop is not loop:
+            self._loop = loop
+            # No proxy, no .netrc: the address that was given is the one that is spoken to.
+            self._client = httpx.AsyncClient(headers=_HEADERS, limits=_LIMITS, timeout=_NO_TIMEOUT, trust_env=False)
+        return self._client
+
+
+async def _read(response: httpx.Response, at_most: int) -> bytes:
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise ProtocolError("the answer is compressed, though that was not asked for")
+    raw = bytearray()
+    async for chunk in response.aiter_raw():
+        raw += chunk
+        if len(raw) > at_most:
+            raise ProtocolError(f"the answer is larger than {at_most:,} bytes")
+    return bytes(raw)
+
+
+def _error(response: httpx.Response, raw: bytes) -> BackendError:
+    status, problem = response.status_code, _problem(response, raw)
+    says = f"the server answered {status}" + (f": {problem.detail}" if problem else "")
+    if status == 429:
+        return Throttled(says, retry_after=_retry_after(response.headers.get("retry-after")))
+    if status >= 500 or status == 408:
+        return Unavailable(says)
+    if status == 404 and problem:
+        return NotThere(says)
+    if status >= 400:
+        errors = msgspec.to_builtins(problem.errors) if problem and problem.errors else ()
+        return Refused(says, errors=errors)
+    return ProtocolError(f"{says}, which is neither an answer nor a refusal (redirects are not followed)")
+
+
+def _problem(response: httpx.Response, raw: bytes) -> Problem | None:
+    if not response.headers.get("content-type", "").startswith("application/problem+json"):
+        return None
+    try:
+        return _decode_problem(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+_decode_problem = msgspec.json.Decoder(Problem).decode
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds, at most `MAX_RETRY_AFTER`; None for what is no plain number of them."""
+    if value is None or not value.isascii() or not value.isdigit():
+        return None
+    return MAX_RETRY_AFTER if len(value) > 9 else min(float(value), MAX_RETRY_AFTER)

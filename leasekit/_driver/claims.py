@@ -1,0 +1,120 @@
+"""Claims on their way: repeated until they are answered, and given back when nobody waits for the answer any more.
+
+A task that was granted to nobody lies about until its lease has run out (RELIABILITY L4), so a claim keeps its
+`claim_id` over all tries, and one that is abandoned is asked again under it, to release what it got.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from leasekit._driver.clock import Clock
+from leasekit._driver.outbox import Outbox, Report
+from leasekit._driver.retrying import one_try, persistently
+from leasekit._driver.thread import Closed, spawn
+from leasekit.backend import Backend
+from leasekit.errors import BackendError
+from leasekit.task import Claimed, Settlement
+
+__all__ = ["Claims"]
+
+logger = logging.getLogger("leasekit")
+
+_SPARE = 10.0  # seconds that an answer may come after its wait
+
+
+class Claims:
+    """The claims of one connection. A claim is repeated for at most `patience` seconds."""
+
+    def __init__(self, backend: Backend, *, clock: Clock, outbox: Outbox, patience: float) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._outbox = outbox
+        self._patience = patience
+        self._waiting: set[asyncio.Task[Claimed]] = set()
+        self._returning: set[asyncio.Task[None]] = set()
+        self._closed = asyncio.Event()
+
+    async def claim(
+        self, kinds: Sequence[str], *, limit: int, wait: float, failing: Callable[[BaseException], None] | None = None
+    ) -> tuple[Claimed, float]:
+        """What was granted, and when it was first asked for: a repeat may be answered with what that one was granted.
+
+        Being cancelled gives back what may have been granted meanwhile; so does closing, which raises `Closed` here.
+        """
+        if self._closed.is_set():
+            raise Closed
+        limit = min(limit, self._backend.traits.max_claim)
+        ask = partial(self._backend.claim, kinds, limit=limit, claim_id=uuid.uuid4().hex)
+        asked_at = self._clock.now()
+        waiting = asyncio.create_task(self._answer(ask, wait, failing))
+        self._waiting.add(waiting)
+        try:
+            claimed = await waiting
+        except asyncio.CancelledError:
+            if not waiting.cancelled() and waiting.exception() is None:  # answered at the very moment
+                self._release(waiting.result())
+            if self._closed.is_set():
+                raise Closed from None
+            raise
+        finally:
+            self._waiting.discard(waiting)
+        if self._closed.is_set():  # likewise
+            self._release(claimed)
+            raise Closed
+        return claimed, asked_at
+
+    async def _answer(
+        self,
+        ask: Callable[..., Awaitable[Claimed]],
+        wait: float,
+        failing: Callable[[BaseException], None] | None,
+    ) -> Claimed:
+        remembered = self._backend.traits.remembers_claims
+
+        async def call() -> Claimed:
+            asking = asyncio.create_task(one_try(partial(ask, wait=wait), within=wait + _SPARE))
+            try:
+                return await asyncio.shield(asking)
+            except asyncio.CancelledError:
+                if remembered:
+                    asking.cancel()
+                else:  # nothing but this very call can say what it was granted
+                    spawn(self._give_back(lambda: asking), self._returning)
+                raise
+
+        try:
+            return await persistently(call, for_at_most=self._patience, failing=failing)
+        except asyncio.CancelledError:
+            if remembered:
+                spawn(self._give_back(lambda: one_try(partial(ask, wait=0), within=_SPARE)), self._returning)
+            raise
+
+    async def _give_back(self, ask: Callable[[], Awaitable[Claimed]]) -> None:
+        try:
+            self._release(await ask())
+        except BackendError as error:  # a courtesy: these leases run out by themselves
+            logger.debug("an abandoned claim could not be given back: %s", error)
+
+    def _release(self, claimed: Claimed) -> None:
+        for task in claimed.tasks:
+            self._outbox.put(Report(Settlement(id=task.id, token=task.token, outcome="release")))
+
+    async def abandon(self) -> None:
+        """Claim no more: whoever waits gets `Closed`, and what they may have been granted is given back."""
+        self._closed.set()
+        for waiting in self._waiting:
+            waiting.cancel()
+        if self._waiting:
+            await asyncio.wait(list(self._waiting))
+        if self._returning:
+            await asyncio.wait(list(self._returning))
+
+    async def aclose(self) -> None:
+        """End the tries to give back."""
+        returning = list(self._returning)
+        for task in returning:
+            task.cancel()
+        await asyncio.gather(*returning, return_exceptions=True)

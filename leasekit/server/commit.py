@@ -1,0 +1,232 @@
+"""Group commit: requests that come together share one transaction, written by one thread.
+
+Rule 1: an answer leaves only after its transaction has ended.
+Rule 2: one bad request fails alone. Where a shared transaction fails, it is undone and its requests are applied one by
+one; where the store fails, class by class, so that a disk that is almost full still takes the small ones.
+Rule 3: under load, classes of requests survive in the order in which they are declared; each has a bounded queue, and
+what does not fit is refused at once (DESIGN §6, RELIABILITY §7).
+Rule 4: nobody waits for company. What has gathered while the last transaction ended makes up the next.
+"""
+
+import asyncio
+import random as _random
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from leasekit.errors import Throttled, Unavailable
+from leasekit.server.clock import StoreClock
+from leasekit.server.store import Store
+from leasekit.server.turn import Turn
+
+__all__ = ["Done", "GroupCommit", "Kind"]
+
+_COMMIT = 5000
+"""Items in one transaction, at most: so long may a heartbeat have to wait for those before it."""
+
+Done = Callable[[Any], None]
+"""Takes the answer to a request, or the exception instead of it; called in the event loop."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """A class of requests: how a batch of them is applied, and how many items may wait."""
+
+    name: str
+    apply: Callable[[Turn, Sequence[Any]], Sequence[Any]]  # requests → answers, by position
+    capacity: int
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    kind: Kind
+    request: Any
+    size: int
+    done: Done
+
+
+class _Outcome(NamedTuple):
+    answered: list[tuple[_Job, Any]]
+    readied: dict[str, float]
+
+
+class GroupCommit:
+    """The writer of one store: a thread, and the queues before it.
+
+    It belongs to the event loop in which it is started. `on_ready` is called there after a transaction, with the
+    kinds that have become ready and when; after the answers of that transaction, so that whom they leave waiting
+    hears of it too. `on_gap` is called inside the first transaction after a time in which nobody could be heard: after
+    the start, and after a jump of the clock.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        kinds: Sequence[Kind],
+        *,
+        clock: StoreClock,
+        random: _random.Random,
+        on_ready: Callable[[Mapping[str, float]], None],
+        on_gap: Callable[[Turn], None],
+    ) -> None:
+        self._store = store
+        self._queues: dict[Kind, deque[_Job]] = {kind: deque() for kind in kinds}
+        self._waiting: dict[Kind, int] = dict.fromkeys(kinds, 0)
+        self._clock = clock
+        self._random = random
+        self._on_ready = on_ready
+        self._on_gap = on_gap
+        self._is_after_gap = True
+        self._wake = threading.Condition()
+        self._is_open = False
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: threading.Thread
+        self.fault: str | None = None  # why the last transaction could not be written
+
+    async def start(self) -> None:
+        """Open the store in the writer's thread. Raises what opening it raises."""
+        self._loop = asyncio.get_running_loop()
+        opened: asyncio.Future[None] = self._loop.create_future()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="leasekit-writer", daemon=True)
+        self._is_open = True
+        self._thread.start()
+        try:
+            await asyncio.shield(opened)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Write what was accepted, close the store, end the thread."""
+        with self._wake:
+            self._is_open = False
+            self._wake.notify()
+        await asyncio.shield(self._ended)
+        self._thread.join()
+
+    def submit(self, kind: Kind, request: Any, *, size: int, done: Done) -> None:
+        """Have a request of `size` items written, and `done` told.
+
+        Raises `Throttled` where the queue of its class is full, and `Unavailable` where the writer has ended.
+        """
+        with self._wake:
+            if not self._is_open:
+                raise Unavailable("the engine is closed")
+            if self._waiting[kind] and self._waiting[kind] + size > kind.capacity:
+                # Jittered, so that those who were refused together do not come back together.
+                retry_after = 0.5 + self._random.random()
+                raise Throttled(f"too many {kind.name} wait to be written", retry_after=retry_after)
+            self._queues[kind].append(_Job(kind, request, size, done))
+            self._waiting[kind] += size
+            self._wake.notify()
+
+    async def ask(self, kind: Kind, request: Any, *, size: int) -> Any:
+        """Have a request of `size` items written, and say its answer. Raises like `submit`."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.submit(kind, request, size=size, done=lambda result: _settle(answer, result))
+        return await answer
+
+    # In the writer's thread
+
+    def _run(self, opened: "asyncio.Future[None]") -> None:
+        error: BaseException | None = None
+        try:
+            self._store.open()
+        except BaseException as failure:  # noqa: BLE001  whoever started it gets it
+            error = failure
+            self._is_open = False
+        self._tell(_settle, opened, error)
+        while jobs := self._next():
+            self._write(jobs)
+        if error is None:
+            self._store.close()
+        self._tell(_settle, self._ended, None)
+
+    def _next(self) -> list[_Job]:
+        """The next transaction's requests, in their order of survival; none once the writer is to end."""
+        jobs: list[_Job] = []
+        with self._wake:
+            while self._is_open and not any(self._queues.values()):
+                self._wake.wait()
+            room = _COMMIT
+            for kind, queue in self._queues.items():
+                while queue and (room >= queue[0].size or not jobs):
+                    job = queue.popleft()
+                    self._waiting[kind] -= job.size
+                    room -= job.size
+                    jobs.append(job)
+                if queue:
+                    break
+        return jobs
+
+    def _write(self, jobs: Sequence[_Job]) -> None:
+        self._tell(self._deliver, self._together(jobs))
+
+    def _together(self, jobs: Sequence[_Job]) -> "_Outcome":
+        try:
+            return self._transact(jobs)
+        except Unavailable as error:
+            groups = [[job for job in jobs if job.kind is kind] for kind in dict.fromkeys(job.kind for job in jobs)]
+            failure: Exception = error
+        except Exception as error:  # noqa: BLE001  each request is told its own
+            groups = [[job] for job in jobs]
+            failure = error
+        if len(groups) == 1:
+            return _Outcome([(job, failure) for job in jobs], {})
+        return _merged([self._together(group) for group in groups])
+
+    def _transact(self, jobs: Sequence[_Job]) -> "_Outcome":
+        moment = self._clock.read()
+        # Kept until a transaction has ended well: what it did may be undone, and the gap would be forgotten.
+        self._is_after_gap |= moment.jumped
+        answered: list[tuple[_Job, Any]] = []
+        try:
+            with self._store.transaction() as tx:
+                if self.fault is not None:
+                    tx.touch()
+                turn = Turn(tx, now=moment.now, instant=moment.instant, random=self._random)
+                if self._is_after_gap:
+                    self._on_gap(turn)
+                for kind in self._queues:
+                    some = [job for job in jobs if job.kind is kind]
+                    if some:
+                        answers = kind.apply(turn, [job.request for job in some])
+                        answered += zip(some, answers, strict=True)
+        except Unavailable as error:
+            self.fault = str(error)
+            raise
+        self._is_after_gap, self.fault = False, None
+        return _Outcome(answered, turn.readied)
+
+    def _tell(self, callback: Callable[..., None], *args: Any) -> None:
+        with suppress(RuntimeError):  # the loop was closed under us: nobody is left to be told
+            self._loop.call_soon_threadsafe(callback, *args)
+
+    # In the event loop
+
+    def _deliver(self, outcome: "_Outcome") -> None:
+        for job, answer in outcome.answered:
+            job.done(answer)
+        if outcome.readied:
+            self._on_ready(outcome.readied)
+
+
+def _merged(outcomes: Sequence[_Outcome]) -> _Outcome:
+    readied: dict[str, float] = {}
+    for outcome in outcomes:
+        for kind, due_at in outcome.readied.items():
+            readied[kind] = min(readied.get(kind, due_at), due_at)
+    return _Outcome([one for outcome in outcomes for one in outcome.answered], readied)
+
+
+def _settle(future: "asyncio.Future[Any]", result: Any) -> None:
+    if future.done():
+        return
+    if isinstance(result, BaseException):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

@@ -1,0 +1,303 @@
+"""The server without HTTP: a store, its writer, its consumer, and those who wait, in one process (DESIGN §6).
+
+The rules are in the roles: `frontend`, `claims`, `hsc`, `consumer`. Here they are put behind the group commit, and
+given a life: what is opened, what runs beside, what is closed.
+"""
+
+import asyncio
+import logging
+import random as _random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from leasekit.errors import BackendError, ConfigError, Throttled, Unavailable
+from leasekit.server import claims, consumer, frontend, hsc
+from leasekit.server.clock import StoreClock
+from leasekit.server.commit import Done, GroupCommit, Kind
+from leasekit.server.embedded import Embedded
+from leasekit.server.store import Filter, Store, View
+from leasekit.server.store.memory import MemoryStore
+from leasekit.server.store.sql import SqlStore
+from leasekit.server.turn import Turn
+from leasekit.server.waiting import Waiting
+from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Status, TaskInfo, Verdict
+from leasekit.wire import MAX_WAIT
+
+__all__ = ["Engine", "connect", "open_store"]
+
+logger = logging.getLogger("leasekit.server")
+
+_T = TypeVar("_T")
+_V = TypeVar("_V")
+
+_PERIOD = 1.0  # seconds between two looks of the consumer
+_REAP_MOST = 1000  # leases that are taken back in a second, at most (RELIABILITY L6)
+_FORGET_EVERY = 3600.0
+_READERS = 4
+_READS = 200  # that may wait
+_PATIENCE = 5.0  # seconds that the writer may take before it is said not to answer
+_SEEN_FOR = 600.0  # seconds for which a worker is listed that holds nothing
+
+
+class Engine:
+    """A task server in this process; an async context manager.
+
+    `clock` is the store's time in seconds since the epoch. It is checked against `boot`, which knows no steps: after
+    a jump forward no lease ends before its whole ttl. A clock given without `boot` is taken as it is.
+
+    Methods raise `Throttled` where too much waits already, and `Unavailable` where the store does not do its part:
+    then nothing is known of the request, and it may be repeated.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Callable[[], float] | None = None,
+        random: _random.Random | None = None,
+        boot: Callable[[], float] | None = None,
+    ) -> None:
+        self._clock = StoreClock(clock, boot)
+        self._random = random or _random.SystemRandom()
+        self._store = store
+        self._waiting = Waiting(self._attempt, self._clock)
+        self._commit = GroupCommit(
+            store,
+            _SURVIVAL,
+            clock=self._clock,
+            random=self._random,
+            on_ready=self._waiting.ready,
+            on_gap=consumer.rebase,
+        )
+        self._readers: ThreadPoolExecutor
+        self._reads = 0
+        self._seen: dict[str, float] = {}  # worker → when it was last heard of
+        self._forgot_at = self._clock.peek()
+        self._consumer: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Engine":
+        await self._commit.start()
+        try:
+            await self.tick()
+        except BaseException:
+            await self._commit.stop()
+            raise
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="leasekit-reader")
+        self._consumer = asyncio.create_task(self._consume(), name="leasekit-consumer")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._consumer is not None:
+            self._consumer.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._consumer
+            self._consumer = None
+        self._waiting.close()
+        self._readers.shutdown()
+        await self._commit.stop()
+
+    # For those who have work
+
+    async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
+        """Accept tasks: when this returns they are durable."""
+        return await self._write(_SCHEDULE, tasks)
+
+    async def cancel(self, ids: Sequence[str]) -> list[Verdict]:
+        """Cancel: `cancelled` where one waits, `ordered` where it runs, `gone` where it has ended or is unknown."""
+        return await self._write(_CANCEL, ids)
+
+    async def get(self, task_id: str) -> TaskInfo | None:
+        """Everything about one task; JSON values of users are `Raw`."""
+        return await self._read(lambda view: frontend.get(view, task_id))
+
+    # For those who do it
+
+    async def claim(self, *, worker: str, kinds: Sequence[str], limit: int, wait: float, claim_id: str) -> Claimed:
+        """Take up to `limit` tasks of these kinds; wait up to `wait` seconds (60 at most) for the first.
+
+        JSON values of users are `Raw`.
+        """
+        self._hear_of(worker)
+        wait = min(wait, MAX_WAIT)
+        return await self._waiting.claim(worker=worker, claim_id=claim_id, kinds=kinds, limit=limit, wait=wait)
+
+    async def heartbeat(self, worker: str, beats: Sequence[Beat]) -> list[Verdict]:
+        """Renew leases: `renewed` or `gone` for each, in order."""
+        self._hear_of(worker)
+        return await self._write(_HEARTBEAT, beats)
+
+    async def results(self, worker: str, settlements: Sequence[Settlement]) -> list[Verdict]:
+        """End leases: `settled` or `gone` for each, in order."""
+        self._hear_of(worker)
+        gives_back = all(settlement.outcome == "release" for settlement in settlements)
+        return await self._write(_RELEASE if gives_back else _RESULTS, settlements)
+
+    # For those who watch
+
+    async def stats(self) -> dict[str, Any]:
+        """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`."""
+        return {"kinds": await self._read(lambda view: view.counts())}
+
+    async def workers(self) -> list[dict[str, Any]]:
+        """Workers that hold leases, or were heard of lately: `name`, `last_seen`, `running`.
+
+        `last_seen` is a time as RFC 3339 has it; None: not since the start.
+        """
+        running = await self._read(lambda view: view.holders())
+        self._forget_workers()
+        names = sorted(self._seen.keys() | running.keys())
+        return [self._worker(name, running.get(name, 0)) for name in names]
+
+    async def ready(self) -> str | None:
+        """None while requests can be served; else one sentence that says why not."""
+        if self._consumer is None:
+            return "the engine is not open"
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self._commit.ask(_PROBE, None, size=1)
+        except TimeoutError:
+            return f"the store has not answered for {_PATIENCE:g} s"
+        except BackendError as error:
+            return str(error)
+        return self._commit.fault
+
+    async def tick(self) -> None:
+        """What the consumer does each second: take back leases that have ended, look after those who wait."""
+        taken = consumer.REAP_BATCH
+        for _ in range(_REAP_MOST // consumer.REAP_BATCH):
+            if taken < consumer.REAP_BATCH:
+                break
+            taken = await self._commit.ask(_REAP, None, size=1)
+            if taken:
+                logger.info("took back %d leases that had run out", taken)
+        if self._clock.peek() - self._forgot_at > _FORGET_EVERY:
+            await self._commit.ask(_FORGET, None, size=1)
+            self._forgot_at = self._clock.peek()
+        self._waiting.look()
+
+    async def _consume(self) -> None:
+        while True:
+            await asyncio.sleep(_PERIOD)
+            try:
+                await self.tick()
+            except BackendError as error:
+                logger.warning("the consumer could not do its work, and tries again: %s", error)
+
+    async def _write(self, kind: Kind, items: Sequence[Any]) -> list[Any]:
+        return await self._commit.ask(kind, items, size=len(items)) if items else []
+
+    def _attempt(self, asked: claims.Asked, done: Done) -> None:
+        self._commit.submit(_CLAIM, asked, size=asked.limit, done=done)
+
+    async def _read(self, look: Callable[[View], _T]) -> _T:
+        if self._consumer is None:
+            raise Unavailable("the engine is not open")
+        if self._reads >= _READS:
+            raise Throttled("too many reads wait", retry_after=0.5 + self._random.random())
+        self._reads += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._readers, self._look, look)
+        finally:
+            self._reads -= 1
+
+    def _look(self, look: Callable[[View], _T]) -> _T:
+        with self._store.view() as view:
+            return look(view)
+
+    def _hear_of(self, worker: str) -> None:
+        self._seen[worker] = self._clock.peek()
+        if len(self._seen) > 10_000:
+            self._forget_workers()
+
+    def _forget_workers(self) -> None:
+        since = self._clock.peek() - _SEEN_FOR
+        self._seen = {worker: at for worker, at in self._seen.items() if at >= since}
+
+    def _worker(self, name: str, running: int) -> dict[str, Any]:
+        at = self._seen.get(name)
+        return {"name": name, "last_seen": None if at is None else frontend.moment(at).isoformat(), "running": running}
+
+    # Last in the class: below it, `list` is this method and no longer the type.
+    async def list(
+        self,
+        *,
+        kind: str | None = None,
+        status: Status | None = None,
+        collection: str | None = None,
+        worker: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page:
+        """Tasks that match all that is given, oldest first; `cursor` is where an earlier page ended."""
+        wanted = Filter(kind, status, collection, worker)
+        return await self._read(lambda view: frontend.page(view, wanted, cursor=cursor, limit=limit))
+
+
+# What the writer does -----------------------------------------------------------------------------------------
+
+
+def _itemwise(role: Callable[[Turn, Sequence[_T]], list[_V]]) -> Callable[[Turn, Sequence[Any]], Sequence[Any]]:
+    """Requests that are batches, applied as one batch."""
+
+    def apply(turn: Turn, requests: Sequence[Sequence[_T]]) -> list[list[_V]]:
+        if len(requests) == 1:
+            return [role(turn, requests[0])]
+        answers = iter(role(turn, [item for request in requests for item in request]))
+        return [[next(answers) for _ in request] for request in requests]
+
+    return apply
+
+
+def _each(role: Callable[[Turn], _V]) -> Callable[[Turn, Sequence[Any]], Sequence[Any]]:
+    """Requests that say nothing: each is the same again."""
+    return lambda turn, requests: [role(turn) for _ in requests]
+
+
+_HEARTBEAT = Kind("heartbeats", _itemwise(hsc.heartbeat), 100_000)
+_RELEASE = Kind("releases", _itemwise(hsc.results), 100_000)
+_RESULTS = Kind("results", _itemwise(hsc.results), 50_000)
+_REAP = Kind("reapings", _each(consumer.reap), 10)
+_CANCEL = Kind("cancels", _itemwise(frontend.cancel), 10_000)
+_CLAIM = Kind("claims", claims.claim, 50_000)
+_SCHEDULE = Kind("schedules", _itemwise(frontend.schedule), 20_000)
+_FORGET = Kind("forgettings", _each(consumer.forget), 10)
+_PROBE = Kind("probes", _each(lambda _: None), 100)
+
+_SURVIVAL = (_HEARTBEAT, _RELEASE, _RESULTS, _REAP, _CANCEL, _CLAIM, _SCHEDULE, _FORGET, _PROBE)
+"""Under load, heartbeats and releases go first, then results, then claims, then schedules (DESIGN §6)."""
+
+
+# Doors --------------------------------------------------------------------------------------------------------
+
+
+def open_store(url: str) -> Store:
+    """The store that a URL names; it is opened by its engine.
+
+    `sqlite:///tasks.db` is a file here, `sqlite:////var/lib/tasks.db` one anywhere, `memory:` is gone with the process.
+    Raises `ConfigError` for anything else, and where the directory of the file does not exist.
+    """
+    if url.rstrip("/") == "memory:":
+        return MemoryStore()
+    path = url.removeprefix("sqlite:///")
+    if path == url or path.endswith("/") or path in ("", ":memory:") or "\0" in path:
+        # The URL itself may carry a password: only its scheme is repeated.
+        scheme = url.partition(":")[0] if ":" in url else ""
+        raise ConfigError(
+            f"{scheme or 'this'!r} names no store: use sqlite:///file.db, sqlite:////path/file.db or memory:"
+        )
+    return SqlStore(Path(path))
+
+
+def connect(url: str, *, worker: str) -> Embedded:
+    """A backend over an engine of its own in this process, opened by the first call.
+
+    Raises `ConfigError` for a URL that names no store.
+    """
+    store = open_store(url)
+    return Embedded(lambda: Engine(store), worker=worker)

@@ -1,0 +1,224 @@
+"""The heartbeat and status controller: what holders ask for. Heartbeats and results; claims are in `claims`.
+
+Every write carries the token of its claim. The token that counts is the last one granted, as long as it was not
+settled: after that, and after another grant, it writes nothing any more (RELIABILITY S3, S8).
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from leasekit.server.endings import NO_LIMITS, end_run, retry_wait
+from leasekit.server.frontend import schedule
+from leasekit.server.ids import successor_id
+from leasekit.server.states import ENDING, LEASED, WOUND_DOWN, Event, step
+from leasekit.server.store import Limits, Run, Trigger
+from leasekit.server.turn import Turn, to_bytes
+from leasekit.task import Beat, NewTask, Settlement, Status, Verdict
+
+__all__ = ["heartbeat", "results"]
+
+_NULL = b"null"
+_BOUNDED = frozenset({"retry", "crash"})  # outcomes that count against a limit
+
+
+# Heartbeats ---------------------------------------------------------------------------------------------------
+
+
+def heartbeat(turn: Turn, beats: Sequence[Beat]) -> list[Verdict]:
+    """Renew leases that are still held; the rest is gone, and says why.
+
+    A lease that has ended is never revived, even where nobody else got the task yet (PITFALLS 21).
+    """
+    rows = turn.tx.triggers({beat.id for beat in beats})
+    renewed: dict[int, Status] = {}
+    progress: dict[int, bytes] = {}
+    verdicts: list[Verdict] = []
+    refused: list[int] = []
+    for position, beat in enumerate(beats):
+        row = rows.get(beat.id)
+        if row is None or not _is_held(row, beat.token, turn.now):
+            refused.append(position)
+            verdicts.append(Verdict(id=beat.id, verdict="gone"))
+            continue
+        status = renewed.get(row.seq, row.status)
+        renewed[row.seq] = step(status, Event.BEAT if beat.started else Event.HOLD)
+        if beat.progress is not UNSET:
+            progress[row.seq] = to_bytes(beat.progress)
+        order: Literal["cancel"] | None = "cancel" if row.ordered else None
+        verdicts.append(Verdict(id=beat.id, verdict="renewed", ttl=row.heartbeat_timeout, order=order))
+    for status in LEASED:
+        turn.tx.renew([seq for seq, now_is in renewed.items() if now_is is status], status, now=turn.now)
+    if progress:
+        turn.tx.set_progress(progress)
+    if refused:
+        past = _Past(turn, [rows[beats[at].id].seq for at in refused if beats[at].id in rows])
+        for at in refused:
+            verdicts[at] = past.gone(beats[at].id, rows.get(beats[at].id), beats[at].token)
+    return verdicts
+
+
+def _is_held(row: Trigger, token: str, now: float) -> bool:
+    return row.token == token and row.status in LEASED and row.next_trigger_at is not None and row.next_trigger_at > now
+
+
+class _Past:
+    """How earlier claims of some tasks ended, by their token."""
+
+    def __init__(self, turn: Turn, seqs: Sequence[int]) -> None:
+        runs = turn.tx.runs(set(seqs)) if seqs else []
+        self._runs = {(run.seq, run.token): run for run in runs}
+
+    def add(self, run: Run) -> None:
+        self._runs[run.seq, run.token] = run
+
+    def find(self, row: Trigger, token: str) -> Run | None:
+        return self._runs.get((row.seq, token))
+
+    def gone(self, task_id: str, row: Trigger | None, token: str) -> Verdict:
+        return Verdict(id=task_id, verdict="gone", reason=self._reason(row, token))
+
+    def _reason(self, row: Trigger | None, token: str) -> str:
+        if row is None:
+            return "unknown"
+        if row.status is Status.CANCELLED:
+            return "cancelled"
+        if row.status.ended:
+            return "settled"
+        if row.token == token:
+            return "expired"
+        run = self.find(row, token)
+        return "settled" if run is not None and run.digest is not None else "taken"
+
+
+# Results ------------------------------------------------------------------------------------------------------
+
+
+def results(turn: Turn, settlements: Sequence[Settlement]) -> list[Verdict]:
+    """End runs. The first result of a token counts, its repeat is told the same, anything else is gone (DESIGN §6).
+
+    A lease that has ended, but whose task nobody else got, may still be settled: finished work outranks a late beat
+    (SYSTEMS C9).
+    """
+    desk = _Desk(turn, settlements)
+    verdicts = [desk.settle(settlement) for settlement in settlements]
+    desk.close()
+    return verdicts
+
+
+class _Desk:
+    """One batch of results: what they are about, and what will be written."""
+
+    def __init__(self, turn: Turn, settlements: Sequence[Settlement]) -> None:
+        self._turn = turn
+        self._rows = rows = turn.tx.triggers({settlement.id for settlement in settlements})
+        bounded: list[int] = []
+        # What was heard of these tasks before matters where a token is stale, or a lease has lapsed meanwhile.
+        heard: list[int] = []
+        for settlement in settlements:
+            row = rows.get(settlement.id)
+            if row is None:
+                continue
+            if row.token != settlement.token or row.status not in LEASED:
+                heard.append(row.seq)
+            if settlement.outcome in _BOUNDED:
+                bounded.append(row.seq)
+        self._past = _Past(turn, heard)
+        self._limits: dict[int, Limits] = turn.tx.limits(bounded) if bounded else {}
+        self._changed: list[Trigger] = []
+        self._ended: dict[Status, list[int]] = {}
+        self._runs: list[Run] = []
+        self._revised: list[tuple[int, int]] = []
+        self._progress: dict[int, bytes] = {}
+        self._successors: list[NewTask] = []
+
+    def settle(self, settlement: Settlement) -> Verdict:
+        row = self._rows.get(settlement.id)
+        digest = _digest(settlement)
+        if row is None or row.token != settlement.token:
+            run = None if row is None else self._past.find(row, settlement.token)
+            if run is not None and run.digest == digest:
+                return Verdict(id=settlement.id, verdict="settled")
+            return self._past.gone(settlement.id, row, settlement.token)
+        self._accept(row, settlement, digest)
+        return Verdict(id=settlement.id, verdict="settled")
+
+    def close(self) -> None:
+        tx = self._turn.tx
+        if self._revised:
+            tx.forget_runs(self._revised)
+        tx.save(self._changed)
+        for status, seqs in self._ended.items():
+            tx.end(seqs, status)
+        tx.add_runs(self._runs)
+        if self._progress:
+            tx.set_progress(self._progress)
+        if self._successors:
+            schedule(self._turn, self._successors)
+
+    def _accept(self, row: Trigger, settlement: Settlement, digest: bytes) -> None:
+        event = ENDING[settlement.outcome]
+        worker = row.owner
+        is_late = row.status not in LEASED
+        if is_late:
+            row, worker = self._revise(row, settlement.token)
+        self._rows[row.id] = after = self._after(row, event, settlement)
+        if is_late or event in WOUND_DOWN:
+            self._changed.append(after)
+        else:
+            self._ended.setdefault(after.status, []).append(row.seq)
+        if after.next_trigger_at is not None:
+            self._turn.ready(after.kind, after.next_trigger_at)
+        self._record(row, worker, settlement, digest)
+
+    def _record(self, row: Trigger, worker: str | None, settlement: Settlement, digest: bytes) -> None:
+        run = Run(
+            row.seq,
+            row.fence,
+            row.attempt,
+            settlement.outcome,
+            self._turn.now,
+            worker,
+            settlement.token,
+            digest,
+            _value(settlement.result),
+            _value(settlement.error),
+        )
+        self._runs.append(run)
+        self._past.add(run)
+        if settlement.progress is not UNSET:
+            self._progress[row.seq] = to_bytes(settlement.progress)
+        for position, task in enumerate(settlement.then):
+            task_id = task.id or successor_id(row.id, row.fence, position)
+            self._successors.append(replace(task, id=task_id))
+
+    def _revise(self, row: Trigger, token: str) -> tuple[Trigger, str | None]:
+        """Take back that the holder had vanished: it reports after all."""
+        self._revised.append((row.seq, row.fence))
+        run = self._past.find(row, token)
+        return replace(row, crashes=row.crashes - 1), run.worker if run else None
+
+    def _after(self, row: Trigger, event: Event, settlement: Settlement) -> Trigger:
+        limits = self._limits.get(row.seq, NO_LIMITS)
+        wait = 0.0
+        if event is Event.RETRY or event is Event.RELEASE:
+            if settlement.retry_after is not None:
+                wait = settlement.retry_after
+            elif event is Event.RETRY:
+                wait = retry_wait(row, limits, self._turn.random)
+        return end_run(row, event, limits=limits, now=self._turn.now, wait=wait)
+
+
+def _digest(settlement: Settlement) -> bytes:
+    progress = None if settlement.progress is UNSET else [settlement.progress]
+    body = [settlement.outcome, settlement.result, settlement.error, settlement.retry_after, progress, settlement.then]
+    return blake2b(msgspec.json.encode(body), digest_size=16).digest()
+
+
+def _value(value: object) -> bytes | None:
+    data = to_bytes(value)
+    return None if data == _NULL else data

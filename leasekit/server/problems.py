@@ -1,0 +1,133 @@
+"""Refusals: every one leaves as an RFC 9457 problem document (DESIGN §6).
+
+An error of the client is never a 5xx, and no answer carries a traceback: what is unexpected is logged here, and the
+client is told only that it happened.
+"""
+
+import http
+import logging
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+from litestar.exceptions import HTTPException, ValidationException
+
+from leasekit.errors import Refused, Throttled, Unavailable
+from leasekit.wire import ItemError, Problem
+
+__all__ = ["HANDLERS", "MEDIA_TYPE", "Malformed", "problem", "unfit"]
+
+MEDIA_TYPE = "application/problem+json"
+_LONGEST = 500  # characters of a detail: it may repeat what the client sent
+
+logger = logging.getLogger("leasekit.server")
+
+
+class Malformed(HTTPException):
+    """The request is no JSON, or not one that this server will read to its end."""
+
+    status_code = 400
+
+
+def problem(
+    status: int,
+    detail: str,
+    *,
+    errors: Sequence[ItemError] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response[Problem]:
+    """The answer that says why a request was refused."""
+    document = Problem(
+        status=status,
+        title=http.HTTPStatus(status).phrase,
+        detail=_short(detail),
+        errors=list(errors) if errors else None,
+    )
+    return Response(document, status_code=status, headers=dict(headers or {}), media_type=MEDIA_TYPE)
+
+
+def unfit(error: msgspec.ValidationError) -> Refused:
+    """The refusal of a body that is JSON but does not fit: names item and field, as msgspec's path does.
+
+    `Expected `str`, got `int` - at `$.tasks[3].kind`` is item 3, field `kind`.
+    """
+    # The last "at": what stands before it may repeat names that the client chose.
+    detail, _, path = str(error).rpartition(" - at `$")
+    if not detail:
+        detail, path = str(error), ""
+    place = _PLACE.fullmatch(path.removesuffix("`"))
+    batch, item, inside = place.groups() if place else (None, None, None)
+    absent = _ABSENT.search(detail)
+    names = [batch if item is None else inside, absent[1] if absent else None]
+    # An item of the wrong type altogether has no field: then the batch is named.
+    field = ".".join(name for name in names if name) or batch
+    entry: dict[str, Any] = {"detail": _short(detail)}
+    if item is not None:
+        entry["item"] = int(item)
+    if field:
+        entry["field"] = _short(field)
+    where = "the request" if item is None else f"item {item}"
+    return Refused(f"{where} does not fit; nothing was applied", errors=[entry])
+
+
+# `.tasks[3].retry.waits[1]`: the batch, the position in it, the field of the item.
+_PLACE = re.compile(r"\.(\w+)(?:\[(\d+)\](?:\.(.+))?)?", re.DOTALL)
+_ABSENT = re.compile(r"^Object (?:missing required|contains unknown) field `(.*)`$", re.DOTALL)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+# From exceptions to answers -----------------------------------------------------------------------------------
+
+
+def _refused(_: Request[Any, Any, Any], error: Refused) -> Response[Problem]:
+    return problem(422, str(error), errors=[msgspec.convert(entry, ItemError) for entry in error.errors])
+
+
+def _throttled(_: Request[Any, Any, Any], error: Throttled) -> Response[Problem]:
+    # Whole seconds, as RFC 9110 has it, and never 0: that would be an invitation.
+    wait = max(1, math.ceil(error.retry_after or 1))
+    return problem(429, str(error), headers={"retry-after": str(wait)})
+
+
+def _unavailable(_: Request[Any, Any, Any], error: Unavailable) -> Response[Problem]:
+    return problem(503, str(error))
+
+
+def _bad_parameters(_: Request[Any, Any, Any], error: ValidationException) -> Response[Problem]:
+    entries = error.extra if isinstance(error.extra, list) else []
+    errors = [ItemError(detail=_short(str(e.get("message"))), field=e.get("key")) for e in entries]
+    return problem(422, "a parameter does not fit", errors=errors)
+
+
+def _http(request: Request[Any, Any, Any], error: HTTPException) -> Response[Problem]:
+    if error.status_code == 500:
+        return _unexpected(request, error)
+    detail = _PLAIN.get(error.status_code) if type(error).__module__.startswith("litestar.") else None
+    return problem(error.status_code, detail or error.detail, headers=error.headers)
+
+
+_PLAIN = {
+    404: "there is no such route",
+    405: "this route does not take this method; `allow` lists those that it does",
+}
+
+
+def _unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
+    logger.error("%s %s failed", request.scope["method"], request.scope["path"], exc_info=error)
+    return problem(500, "an error of the server; whether the request was applied is unknown, it may be repeated")
+
+
+HANDLERS: dict[int | type[Exception], Callable[[Request[Any, Any, Any], Any], Response[Any]]] = {
+    Refused: _refused,
+    Throttled: _throttled,
+    Unavailable: _unavailable,
+    ValidationException: _bad_parameters,
+    HTTPException: _http,
+    Exception: _unexpected,
+}

@@ -1,0 +1,207 @@
+"""The routes of `/v1` (DESIGN §6): HTTP on one side, the engine on the other, no decision in between.
+
+What a request may contain is said by its class in `leasekit.wire` and by `bounds`; a handler's docstring is its
+description in the OpenAPI document.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, TypeAlias, get_args
+
+import msgspec
+from litestar import get, post
+from litestar.di import NamedDependency
+from litestar.exceptions import HTTPException, NotFoundException
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromQuery, JSONBody, PathParameter, QueryParameter
+from msgspec import Struct
+
+from leasekit.server.bounds import check_beats, check_new_tasks, check_settlements
+from leasekit.server.engine import Engine
+from leasekit.server.polls import Polls
+from leasekit.server.problems import MEDIA_TYPE
+from leasekit.server.request import ApiRequest
+from leasekit.task import Claimed, Name, Page, Status, TaskInfo
+from leasekit.wire import (
+    MAX_BATCH,
+    MAX_WAIT,
+    BeatsRequest,
+    CancelRequest,
+    ClaimAnswer,
+    ClaimRequest,
+    Problem,
+    ResultsRequest,
+    ScheduleAnswer,
+    ScheduleRequest,
+    VerdictsAnswer,
+)
+
+__all__ = ["PROVIDED", "ROUTES", "HealthAnswer", "StatsAnswer", "UnknownTask", "WorkerItem", "WorkersAnswer"]
+
+PROVIDED = ("engine", "polls")
+"""Parameters that the application gives to routes (see `create_app`); nothing that a client sends."""
+
+_Engine: TypeAlias = NamedDependency[Engine]
+_Polls: TypeAlias = NamedDependency[Polls]
+
+# Litestar takes the bounds of a parameter from its marker, not from the type.
+_NAME: dict[str, Any] = {key: getattr(get_args(Name)[1], key) for key in ("min_length", "max_length", "pattern")}
+_Filter: TypeAlias = Annotated[str | None, QueryParameter(**_NAME)]
+
+
+class HealthAnswer(Struct, frozen=True, kw_only=True):
+    status: str
+
+
+class StatsAnswer(Struct, frozen=True, kw_only=True):
+    """How many tasks of each kind are in which status."""
+
+    kinds: dict[str, dict[str, int]]
+
+
+class WorkerItem(Struct, frozen=True, kw_only=True):
+    name: str
+    last_seen: datetime | None  # None: not since the server started
+    running: int  # leases that it holds
+
+
+class WorkersAnswer(Struct, frozen=True, kw_only=True):
+    """The workers that hold leases, or have lately been heard of."""
+
+    workers: list[WorkerItem]
+
+
+def _refusals(reasons: Mapping[int, str]) -> dict[int, ResponseSpec]:
+    """The problem documents that a route may answer with, for the OpenAPI document."""
+    return {
+        status: ResponseSpec(Problem, description=reason, media_type=MEDIA_TYPE, generate_examples=False)
+        for status, reason in sorted(reasons.items())
+    }
+
+
+_ALWAYS = {403: "The `Host` header names another host than this one."}
+_ENGINE = _ALWAYS | {
+    429: "Overloaded: nothing was applied. Ask again after `Retry-After` seconds.",
+    503: "The store does not answer: whether the request was applied is unknown. It may be repeated.",
+}
+_READS = _refusals(_ENGINE | {422: "A parameter does not fit; `errors` names it."})
+_WRITES = _refusals(
+    _ENGINE
+    | {
+        400: "The body is not JSON.",
+        408: "The body took too long to arrive.",
+        413: "The body is too big.",
+        415: "The body is not `application/json`.",
+        422: "The body does not fit schema or bounds: nothing was applied. `errors` names items and fields.",
+    }
+)
+
+
+@post("/v1/tasks", status_code=200, responses=_WRITES)
+async def schedule(data: JSONBody[ScheduleRequest], engine: _Engine) -> ScheduleAnswer:
+    """Schedule tasks. When this answers they are durable; the same id, or live dedupe key, makes no second task."""
+    check_new_tasks(data.tasks)
+    return ScheduleAnswer(tasks=await engine.schedule(data.tasks))
+
+
+@get(
+    "/v1/tasks/{task_id:str}",
+    responses={**_READS, **_refusals({404: "There is no task of this id."})},
+)
+async def get_task(task_id: Annotated[str, PathParameter(**_NAME)], engine: _Engine) -> TaskInfo:
+    """Everything about one task, and how its runs ended."""
+    return await _get(task_id, engine)
+
+
+@get("/v1/tasks/cancel", include_in_schema=False)
+async def get_task_named_cancel(engine: _Engine) -> TaskInfo:
+    """A task may be called *cancel*; without this, that path would only know the POST below."""
+    return await _get("cancel", engine)
+
+
+async def _get(task_id: str, engine: Engine) -> TaskInfo:
+    info = await engine.get(task_id)
+    if info is None:
+        raise UnknownTask(f"there is no task {task_id!r}")
+    return info
+
+
+class UnknownTask(NotFoundException):
+    """The route is right, the task is not there."""
+
+
+@get("/v1/tasks", responses=_READS)
+async def list_tasks(
+    engine: _Engine,
+    kind: _Filter = None,
+    status: FromQuery[Status | None] = None,
+    collection: _Filter = None,
+    worker: _Filter = None,
+    cursor: Annotated[str | None, QueryParameter(max_length=1024)] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=MAX_BATCH)] = 100,
+) -> Page:
+    """Tasks that match all that is given, oldest first; `cursor` in the answer is where the next page begins."""
+    return await engine.list(kind=kind, status=status, collection=collection, worker=worker, cursor=cursor, limit=limit)
+
+
+@post("/v1/tasks/cancel", status_code=200, responses=_WRITES)
+async def cancel(data: JSONBody[CancelRequest], engine: _Engine) -> VerdictsAnswer:
+    """Cancel tasks: `cancelled` where one waits, `ordered` where one runs, `gone` where one has ended or is unknown."""
+    return VerdictsAnswer(verdicts=await engine.cancel(data.ids))
+
+
+@post("/v1/claims", status_code=200, responses=_WRITES)
+async def claim(data: JSONBody[ClaimRequest], engine: _Engine, polls: _Polls, request: ApiRequest) -> ClaimAnswer:
+    """Take up to `limit` tasks; wait up to `wait` seconds for the first. Repeat it with the same `claim_id` at will."""
+    wait = 0.0 if polls.closed else min(data.wait, MAX_WAIT)
+    claiming = engine.claim(worker=data.worker, kinds=data.kinds, limit=data.limit, wait=wait, claim_id=data.claim_id)
+    claimed: Claimed = await (polls.wait(claiming, request.receive) if wait else claiming)
+    return ClaimAnswer(waited=claimed.waited or 0.0, tasks=claimed.tasks)
+
+
+@post("/v1/heartbeats", status_code=200, responses=_WRITES)
+async def heartbeat(data: JSONBody[BeatsRequest], engine: _Engine) -> VerdictsAnswer:
+    """Renew leases. Each has its own verdict, by position: `renewed`, `gone` or `throttled`."""
+    check_beats(data.beats)
+    return VerdictsAnswer(verdicts=await engine.heartbeat(data.worker, data.beats))
+
+
+@post("/v1/results", status_code=200, responses=_WRITES)
+async def results(data: JSONBody[ResultsRequest], engine: _Engine) -> VerdictsAnswer:
+    """End leases, with what came of them. Each has its own verdict, by position: `settled` or `gone`."""
+    check_settlements(data.results)
+    return VerdictsAnswer(verdicts=await engine.results(data.worker, data.results))
+
+
+@get("/v1/stats", responses=_refusals(_ENGINE))
+async def stats(engine: _Engine) -> StatsAnswer:
+    """How many tasks of each kind are in which status."""
+    return msgspec.convert(await engine.stats(), StatsAnswer)
+
+
+@get("/v1/workers", responses=_refusals(_ENGINE))
+async def workers(engine: _Engine) -> WorkersAnswer:
+    """The workers that hold leases, or have lately been heard of."""
+    return WorkersAnswer(workers=msgspec.convert(await engine.workers(), list[WorkerItem]))
+
+
+@get("/healthz", responses=_refusals(_ALWAYS))
+async def healthz() -> HealthAnswer:
+    """This process answers."""
+    return HealthAnswer(status="ok")
+
+
+@get("/readyz", responses=_refusals(_ALWAYS | {503: "Not ready; `detail` says why."}))
+async def readyz(engine: _Engine) -> HealthAnswer:
+    """This process can serve: its store answers."""
+    reason = await engine.ready()
+    if reason is not None:
+        raise HTTPException(reason, status_code=503)
+    return HealthAnswer(status="ready")
+
+
+ROUTES: Sequence[HTTPRouteHandler] = (
+    schedule, list_tasks, get_task, get_task_named_cancel, cancel, claim, heartbeat, results, stats, workers, healthz,
+    readyz,
+)  # fmt: skip

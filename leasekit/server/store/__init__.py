@@ -1,0 +1,298 @@
+"""The seam between the server's rules and what keeps the tasks.
+
+A store is opened by one engine and gives it transactions: batches of plain rows in, batches of plain rows out, no
+rule in between. All methods are synchronous. One thread writes; reading goes beside it, on connections of its own.
+
+Two halves make a task (SYSTEMS A5): its `Entity` is what it is, written once; its `Trigger` is where it stands, small
+and hot. Times are seconds of the store's clock since the epoch; users' JSON values are bytes.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+from msgspec import Struct
+
+from leasekit.task import Status
+
+__all__ = [
+    "ClaimMemory",
+    "Content",
+    "Dedupe",
+    "Entity",
+    "Filter",
+    "Lane",
+    "Limits",
+    "Run",
+    "Store",
+    "Trigger",
+    "Tx",
+    "View",
+]
+
+
+class Entity(Struct, frozen=True):
+    """What a task is. The order of the fields is that of the table's columns."""
+
+    seq: int  # the order in which tasks came in; the store's own key
+    id: str
+    kind: str
+    collection: str | None
+    priority: int
+    payload: bytes
+    created_at: float
+    at: float
+    max_attempts: int | None
+    max_crashes: int
+    max_runtime: float | None
+    enqueue_timeout: float
+    retry: bytes | None  # a RetryPolicy as JSON; None: the default
+    dedupe_key: str | None
+    traceparent: str | None
+
+
+class Trigger(Struct, frozen=True, array_like=True):
+    """Where a task stands. The order of the fields is that of the table's columns."""
+
+    seq: int
+    id: str
+    kind: str
+    priority: int
+    claim_timeout: float
+    heartbeat_timeout: float
+    status: Status = Status.NEW
+    fence: int = 0
+    attempt: int = 0
+    crashes: int = 0
+    failures: int = 0  # runs that ended in *retry*
+    ordered: bool = False  # to be cancelled, while it runs
+    owner: str | None = None  # who holds the lease; None: nobody
+    token: str | None = None  # of the last grant, as long as it may be settled
+    next_trigger_at: float | None = None  # due, or the end of the lease; None: never again
+    reason: str | None = None  # why it is dead
+
+
+class Content(NamedTuple):
+    """What a holder gets with its task."""
+
+    payload: bytes
+    collection: str | None
+    traceparent: str | None
+    progress: bytes | None  # what the last holder left
+
+
+class Limits(NamedTuple):
+    """How often a task may fail, and how long it waits in between."""
+
+    max_attempts: int | None
+    max_crashes: int
+    retry: bytes | None
+
+
+class Run(Struct, frozen=True):
+    """How one claim of a task ended. The order of the fields is that of the table's columns."""
+
+    seq: int
+    fence: int
+    attempt: int
+    outcome: str  # an Outcome, or *expired*
+    at: float
+    worker: str | None
+    token: str
+    digest: bytes | None  # of the report; None: there was none
+    result: bytes | None
+    error: bytes | None
+
+
+class Dedupe(NamedTuple):
+    """Which task was the first with a (kind, key), and until when that counts (None: as long as it is kept)."""
+
+    kind: str
+    key: str
+    id: str
+    until: float | None
+
+
+class ClaimMemory(NamedTuple):
+    """What a claim was answered."""
+
+    worker: str
+    claim_id: str
+    granted_at: float
+    waited: float
+    grants: Sequence[tuple[int, str]]  # (seq, token)
+
+
+class Lane(NamedTuple):
+    """The waiting tasks of one kind and priority, and when the first of them is due."""
+
+    priority: int
+    kind: str
+    due_at: float
+
+
+class Filter(NamedTuple):
+    """What a listing asks for; None: anything."""
+
+    kind: str | None = None
+    status: Status | None = None
+    collection: str | None = None
+    worker: str | None = None
+
+
+class Tx(Protocol):
+    """One transaction of the writer. Nothing of it is seen before it ends, or ever, where it fails."""
+
+    def allocate(self, count: int) -> int:
+        """The first of `count` new, consecutive `seq`s, larger than all before."""
+        ...
+
+    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger]) -> None:
+        """Keep new tasks."""
+        ...
+
+    def triggers(self, ids: Collection[str]) -> dict[str, Trigger]:
+        """Where those of these tasks stand that there are."""
+        ...
+
+    def triggers_of(self, seqs: Collection[int]) -> dict[int, Trigger]:
+        """Where these tasks stand."""
+        ...
+
+    def entities(self, seqs: Collection[int]) -> dict[int, Entity]:
+        """What these tasks are."""
+        ...
+
+    def contents(self, seqs: Collection[int]) -> dict[int, Content]:
+        """What holders get with these tasks."""
+        ...
+
+    def limits(self, seqs: Collection[int]) -> dict[int, Limits]:
+        """How often these tasks may fail."""
+        ...
+
+    def save(self, triggers: Sequence[Trigger]) -> None:
+        """Keep where these tasks stand now."""
+        ...
+
+    def renew(self, seqs: Collection[int], status: Status, *, now: float) -> None:
+        """Put these to `status`, and their next trigger time to `now` and their own `heartbeat_timeout`."""
+        ...
+
+    def end(self, seqs: Collection[int], status: Status) -> None:
+        """Put these to `status`, which is an end: nobody holds them, nothing more is due. Counts stay."""
+        ...
+
+    def lanes(self, kinds: Collection[str]) -> list[Lane]:
+        """The lanes of these kinds in which something waits, the most urgent first."""
+        ...
+
+    def ready(self, lane: Lane, *, now: float, after: tuple[float, int], limit: int) -> list[Trigger]:
+        """The first tasks of a lane that are due, by (next_trigger_at, seq), behind the one given."""
+        ...
+
+    def expired(self, *, now: float, limit: int) -> list[Trigger]:
+        """Leases that have ended, the oldest first."""
+        ...
+
+    def rebase(self, *, now: float) -> None:
+        """Let no lease end before its whole ttl from `now`: claimed ones the longer of their two, others a beat's.
+
+        They are spread over a tenth more, so that they do not end all at once.
+        """
+        ...
+
+    def set_progress(self, values: Mapping[int, bytes]) -> None:
+        """Keep the latest checkpoints."""
+        ...
+
+    def add_runs(self, runs: Sequence[Run]) -> None:
+        """Keep how runs ended."""
+        ...
+
+    def forget_runs(self, keys: Sequence[tuple[int, int]]) -> None:
+        """Drop the runs of these (seq, fence): a lease that had expired was reported after all."""
+        ...
+
+    def runs(self, seqs: Collection[int]) -> list[Run]:
+        """The runs of these tasks, without their values."""
+        ...
+
+    def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:
+        """The first tasks of those of these (kind, key) that there are."""
+        ...
+
+    def set_dedupes(self, dedupes: Sequence[Dedupe]) -> None:
+        """Keep who is the first now."""
+        ...
+
+    def remembered(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], ClaimMemory]:
+        """What those of these claims (worker, claim_id) were answered that were."""
+        ...
+
+    def remember(self, claims: Sequence[ClaimMemory]) -> None:
+        """Keep what claims were answered."""
+        ...
+
+    def forget_claims(self, *, before: float) -> None:
+        """Drop what was answered before then."""
+        ...
+
+    def touch(self) -> None:
+        """Write something that changes nothing: fails where the store cannot be written."""
+        ...
+
+
+class View(Protocol):
+    """One consistent look at the store, beside the writer."""
+
+    def triggers(self, ids: Collection[str]) -> dict[str, Trigger]:
+        """Where those of these tasks stand that there are."""
+        ...
+
+    def entities(self, seqs: Collection[int]) -> dict[int, Entity]:
+        """What these tasks are."""
+        ...
+
+    def progress(self, seqs: Collection[int]) -> dict[int, bytes]:
+        """The latest checkpoints of those of these tasks that have one."""
+        ...
+
+    def last_runs(self, seq: int, *, limit: int) -> list[Run]:
+        """The latest runs of a task with their values, the oldest of them first."""
+        ...
+
+    def page(self, wanted: Filter, *, after: int, limit: int) -> list[Trigger]:
+        """The first tasks that came in after the `seq` given and match, in that order."""
+        ...
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """How many tasks of each kind are in which status."""
+        ...
+
+    def holders(self) -> dict[str, int]:
+        """How many leases each worker holds."""
+        ...
+
+
+class Store(Protocol):
+    """What keeps the tasks of one engine."""
+
+    def open(self) -> None:
+        """Make it ready, in the thread that will write. Raises `StoreLocked` where another engine has it open."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[Tx]:
+        """A transaction that is durable when the block ends, and undone where it raises.
+
+        Raises `Unavailable` where the store does not do its part.
+        """
+        ...
+
+    def view(self) -> AbstractContextManager[View]:
+        """A look at the store; from any thread, and without holding up the writer."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it, in the thread that wrote."""
+        ...

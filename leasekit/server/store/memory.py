@@ -1,0 +1,262 @@
+"""A store in memory: for tests and simulations. It keeps to the protocol, and is gone with its process."""
+
+import threading
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from leasekit.server.states import LEASED
+from leasekit.server.store import (
+    ClaimMemory,
+    Content,
+    Dedupe,
+    Entity,
+    Filter,
+    Lane,
+    Limits,
+    Run,
+    Store,
+    Trigger,
+    Tx,
+    View,
+)
+from leasekit.task import Status
+
+__all__ = ["MemoryStore"]
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+class MemoryStore(Store):
+    """Tasks in the memory of one process; they outlive the engine that opened them, not the process."""
+
+    def __init__(self) -> None:
+        self._tables = _Tables()
+        self._lock = threading.Lock()
+
+    def open(self) -> None:
+        """Nothing is needed."""
+
+    @contextmanager
+    def transaction(self) -> Generator[Tx]:
+        """A transaction; readers wait for its end."""
+        with self._lock:
+            tx = _MemoryTx(self._tables)
+            try:
+                yield tx
+            except BaseException:
+                tx.undo()
+                raise
+
+    @contextmanager
+    def view(self) -> Generator[View]:
+        """A look at the store; the writer waits for its end."""
+        with self._lock:
+            yield _MemoryView(self._tables)
+
+    def close(self) -> None:
+        """Keep everything: the same store may be opened again."""
+
+
+class _Tables:
+    def __init__(self) -> None:
+        self.last_seq = 0
+        self.seqs: dict[str, int] = {}
+        self.entities: dict[int, Entity] = {}
+        self.triggers: dict[int, Trigger] = {}
+        self.live: dict[int, Trigger] = {}  # those that have a next trigger time
+        self.progress: dict[int, bytes] = {}
+        self.runs: dict[int, dict[int, Run]] = {}
+        self.dedupes: dict[tuple[str, str], Dedupe] = {}
+        self.claims: dict[tuple[str, str], ClaimMemory] = {}
+
+
+class _MemoryView(View):
+    def __init__(self, tables: _Tables) -> None:
+        self._tables = tables
+
+    def triggers(self, ids: Collection[str]) -> dict[str, Trigger]:
+        seqs, triggers = self._tables.seqs, self._tables.triggers
+        return {task_id: triggers[seqs[task_id]] for task_id in ids if task_id in seqs}
+
+    def entities(self, seqs: Collection[int]) -> dict[int, Entity]:
+        return _chosen(self._tables.entities, seqs)
+
+    def progress(self, seqs: Collection[int]) -> dict[int, bytes]:
+        return _chosen(self._tables.progress, seqs)
+
+    def last_runs(self, seq: int, *, limit: int) -> list[Run]:
+        runs = self._tables.runs.get(seq, {})
+        return [runs[fence] for fence in sorted(runs)][-limit:]
+
+    def page(self, wanted: Filter, *, after: int, limit: int) -> list[Trigger]:
+        found = (
+            row
+            for seq, row in self._tables.triggers.items()
+            if seq > after
+            and wanted.kind in (None, row.kind)
+            and wanted.status in (None, row.status)
+            and wanted.worker in (None, row.owner)
+            and wanted.collection in (None, self._tables.entities[seq].collection)
+        )
+        return [row for row, _ in zip(found, range(limit), strict=False)]
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for row in self._tables.triggers.values():
+            of_kind = found.setdefault(row.kind, {})
+            of_kind[row.status.value] = of_kind.get(row.status.value, 0) + 1
+        return found
+
+    def holders(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for row in self._tables.live.values():
+            if row.owner is not None:
+                found[row.owner] = found.get(row.owner, 0) + 1
+        return found
+
+
+class _MemoryTx(_MemoryView, Tx):
+    def __init__(self, tables: _Tables) -> None:
+        super().__init__(tables)
+        self._undo: list[Callable[[], Any]] = []
+
+    def undo(self) -> None:
+        for one in reversed(self._undo):
+            one()
+
+    def allocate(self, count: int) -> int:
+        first = self._tables.last_seq + 1
+        self._tables.last_seq += count
+        return first
+
+    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger]) -> None:
+        for entity in entities:
+            if entity.id in self._tables.seqs:
+                raise ValueError(f"there is a task {entity.id!r} already")
+            self._put(self._tables.seqs, entity.id, entity.seq)
+            self._put(self._tables.entities, entity.seq, entity)
+        self.save(triggers)
+
+    def triggers_of(self, seqs: Collection[int]) -> dict[int, Trigger]:
+        return _chosen(self._tables.triggers, seqs)
+
+    def contents(self, seqs: Collection[int]) -> dict[int, Content]:
+        progress = self._tables.progress
+        return {
+            seq: Content(entity.payload, entity.collection, entity.traceparent, progress.get(seq))
+            for seq, entity in self.entities(seqs).items()
+        }
+
+    def limits(self, seqs: Collection[int]) -> dict[int, Limits]:
+        return {seq: Limits(e.max_attempts, e.max_crashes, e.retry) for seq, e in self.entities(seqs).items()}
+
+    def save(self, triggers: Sequence[Trigger]) -> None:
+        for row in triggers:
+            self._put(self._tables.triggers, row.seq, row)
+            if row.next_trigger_at is None:
+                self._drop(self._tables.live, row.seq)
+            else:
+                self._put(self._tables.live, row.seq, row)
+
+    def renew(self, seqs: Collection[int], status: Status, *, now: float) -> None:
+        rows = self.triggers_of(seqs).values()
+        self.save([replace(row, status=status, next_trigger_at=now + row.heartbeat_timeout) for row in rows])
+
+    def end(self, seqs: Collection[int], status: Status) -> None:
+        rows = self.triggers_of(seqs).values()
+        ended = {"status": status, "ordered": False, "owner": None, "token": None, "reason": None}
+        self.save([replace(row, next_trigger_at=None, **ended) for row in rows])
+
+    def lanes(self, kinds: Collection[str]) -> list[Lane]:
+        found: dict[tuple[int, str], float] = {}
+        for due_at, row in self._live(leased=False):
+            if row.kind in kinds:
+                key = (row.priority, row.kind)
+                found[key] = min(found.get(key, due_at), due_at)
+        return sorted(Lane(*key, due_at) for key, due_at in found.items())
+
+    def ready(self, lane: Lane, *, now: float, after: tuple[float, int], limit: int) -> list[Trigger]:
+        found = [
+            (due_at, row.seq, row)
+            for due_at, row in self._live(leased=False)
+            if (row.priority, row.kind) == (lane.priority, lane.kind) and due_at <= now and (due_at, row.seq) > after
+        ]
+        return [row for _, _, row in sorted(found, key=lambda one: one[:2])[:limit]]
+
+    def expired(self, *, now: float, limit: int) -> list[Trigger]:
+        found = [(until, row.seq, row) for until, row in self._live(leased=True) if until <= now]
+        return [row for _, _, row in sorted(found, key=lambda one: one[:2])[:limit]]
+
+    def rebase(self, *, now: float) -> None:
+        for until, row in list(self._live(leased=True)):
+            ttl = row.heartbeat_timeout
+            if row.status is Status.CLAIMED:
+                ttl = max(ttl, row.claim_timeout)
+            spread = 1 + (row.seq % 100) / 1000
+            self.save([replace(row, next_trigger_at=max(until, now + ttl * spread))])
+
+    def set_progress(self, values: Mapping[int, bytes]) -> None:
+        for seq, value in values.items():
+            self._put(self._tables.progress, seq, value)
+
+    def add_runs(self, runs: Sequence[Run]) -> None:
+        for one in runs:
+            of_task = self._tables.runs.setdefault(one.seq, {})
+            if one.fence in of_task:
+                raise ValueError(f"there is a run {one.fence} of task {one.seq} already")
+            self._put(of_task, one.fence, one)
+
+    def forget_runs(self, keys: Sequence[tuple[int, int]]) -> None:
+        for seq, fence in keys:
+            self._drop(self._tables.runs.get(seq, {}), fence)
+
+    def runs(self, seqs: Collection[int]) -> list[Run]:
+        of_tasks = _chosen(self._tables.runs, seqs).values()
+        return [replace(one, result=None, error=None) for of_task in of_tasks for one in of_task.values()]
+
+    def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:
+        return _chosen(self._tables.dedupes, keys)
+
+    def set_dedupes(self, dedupes: Sequence[Dedupe]) -> None:
+        for one in dedupes:
+            self._put(self._tables.dedupes, one[:2], one)
+
+    def remembered(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], ClaimMemory]:
+        return _chosen(self._tables.claims, keys)
+
+    def remember(self, claims: Sequence[ClaimMemory]) -> None:
+        for one in claims:
+            self._put(self._tables.claims, one[:2], one)
+
+    def forget_claims(self, *, before: float) -> None:
+        for key in [key for key, one in self._tables.claims.items() if one.granted_at < before]:
+            self._drop(self._tables.claims, key)
+
+    def touch(self) -> None:
+        pass
+
+    def _live(self, *, leased: bool) -> Iterator[tuple[float, Trigger]]:
+        for row in self._tables.live.values():
+            if row.next_trigger_at is not None and (row.status in LEASED) is leased:
+                yield row.next_trigger_at, row
+
+    def _put(self, table: dict[_K, _V], key: _K, value: _V) -> None:
+        if key in table:
+            before = table[key]
+            self._undo.append(lambda: table.__setitem__(key, before))
+        else:
+            self._undo.append(lambda: table.pop(key))
+        table[key] = value
+
+    def _drop(self, table: dict[_K, _V], key: _K) -> None:
+        if key in table:
+            before = table.pop(key)
+            self._undo.append(lambda: table.__setitem__(key, before))
+
+
+def _chosen(table: Mapping[_K, _V], keys: Collection[_K]) -> dict[_K, _V]:
+    return {key: table[key] for key in keys if key in table}

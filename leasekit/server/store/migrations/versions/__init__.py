@@ -1,0 +1,1 @@
+"""The steps, each a file that is never changed once it was released."""

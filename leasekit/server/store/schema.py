@@ -1,0 +1,145 @@
+"""The tables, as SQLAlchemy knows them. `migrations/` makes them; a test compares the two.
+
+`task` is written once and `trigger` is small and hot. What waits and what is leased are two indexes over the same
+next trigger time, each over its own rows only: ended tasks are in neither.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    and_,
+)
+from sqlalchemy.sql.elements import ColumnElement
+
+__all__ = ["claim", "dedupe", "is_leased", "is_waiting", "metadata", "progress", "run", "task", "trigger"]
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+    }
+)
+
+# On SQLite only INTEGER is the row's own key; elsewhere it is too small.
+_Serial = BigInteger().with_variant(Integer, "sqlite")
+
+task = Table(
+    "task",
+    metadata,
+    Column("seq", _Serial, primary_key=True, autoincrement=False),
+    Column("id", Text, nullable=False, unique=True),
+    Column("kind", Text, nullable=False),
+    Column("collection", Text),
+    Column("priority", Integer, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("max_attempts", Integer),
+    Column("max_crashes", Integer, nullable=False),
+    Column("max_runtime", Double),
+    Column("enqueue_timeout", Double, nullable=False),
+    Column("retry", LargeBinary),
+    Column("dedupe_key", Text),
+    Column("traceparent", Text),
+)
+
+trigger = Table(
+    "trigger",
+    metadata,
+    Column("seq", _Serial, ForeignKey(task.c.seq), primary_key=True, autoincrement=False),
+    Column("id", Text, nullable=False),  # as in `task`, so that the hot path need not join
+    Column("kind", Text, nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("claim_timeout", Double, nullable=False),
+    Column("heartbeat_timeout", Double, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("crashes", Integer, nullable=False),
+    Column("failures", Integer, nullable=False),
+    Column("ordered", Boolean, nullable=False),
+    Column("owner", Text),
+    Column("token", Text),
+    Column("next_trigger_at", Double),
+    Column("reason", Text),
+)
+
+
+def is_waiting() -> ColumnElement[bool]:
+    """Rows of the index of what waits."""
+    return and_(trigger.c.owner.is_(None), trigger.c.next_trigger_at.is_not(None))
+
+
+def is_leased() -> ColumnElement[bool]:
+    """Rows of the index of what is leased."""
+    return trigger.c.owner.is_not(None)
+
+
+Index(
+    "ix_trigger_waiting",
+    trigger.c.kind,
+    trigger.c.priority,
+    trigger.c.next_trigger_at,
+    sqlite_where=is_waiting(),
+    postgresql_where=is_waiting(),
+)
+Index("ix_trigger_leased", trigger.c.next_trigger_at, sqlite_where=is_leased(), postgresql_where=is_leased())
+
+progress = Table(
+    "progress",
+    metadata,
+    Column("seq", _Serial, ForeignKey(task.c.seq), primary_key=True, autoincrement=False),
+    Column("value", LargeBinary, nullable=False),
+)
+
+run = Table(
+    "run",
+    metadata,
+    Column("seq", _Serial, ForeignKey(task.c.seq), nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("worker", Text),
+    Column("token", Text, nullable=False),
+    Column("digest", LargeBinary),
+    Column("result", LargeBinary),
+    Column("error", LargeBinary),
+    PrimaryKeyConstraint("seq", "fence"),
+    sqlite_with_rowid=False,
+)
+
+claim = Table(
+    "claim",
+    metadata,
+    Column("worker", Text, nullable=False),
+    Column("claim_id", Text, nullable=False),
+    Column("granted_at", Double, nullable=False),
+    Column("waited", Double, nullable=False),
+    Column("grants", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("worker", "claim_id"),
+    sqlite_with_rowid=False,
+)
+Index("ix_claim_granted_at", claim.c.granted_at)
+
+dedupe = Table(
+    "dedupe",
+    metadata,
+    Column("kind", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("until", Double),
+    PrimaryKeyConstraint("kind", "key"),
+    sqlite_with_rowid=False,
+)

@@ -1,0 +1,191 @@
+"""Every statement that a transaction runs, in SQLAlchemy Core, compiled once.
+
+Rows go to the driver and come from it as plain tuples, so that a row costs what the driver costs. What SQL does not
+say alike everywhere is in `_listed` alone: a list of values as one parameter.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from sqlalchemy import (
+    ClauseElement,
+    ColumnElement,
+    Connection,
+    CursorResult,
+    Double,
+    Integer,
+    Select,
+    Text,
+    Update,
+    bindparam,
+    case,
+    column,
+    delete,
+    false,
+    func,
+    insert,
+    literal,
+    null,
+    select,
+    text,
+    tuple_,
+    type_coerce,
+    update,
+)
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.selectable import TableValuedAlias
+
+from leasekit.server.store.schema import claim, dedupe, is_leased, is_waiting, progress, run, task, trigger
+from leasekit.task import Status
+
+__all__ = ["DIALECT", "Statement"]
+
+DIALECT = sqlite.dialect()
+
+_SPREAD = 100  # steps over which leases are spread that get a new end at once
+
+
+class Statement:
+    """A statement that is compiled once."""
+
+    def __init__(self, statement: ClauseElement) -> None:
+        compiled = cast("SQLCompiler", statement.compile(dialect=DIALECT))
+        self.sql = str(compiled)
+        self.names = tuple(compiled.positiontup or ())
+        self._values = compiled.params  # those that are written in the statement itself; None for the others
+
+    def __call__(self, connection: Connection, **values: Any) -> CursorResult[Any]:
+        """Run it, with values by name."""
+        values = {**self._values, **values}
+        return connection.exec_driver_sql(self.sql, tuple([values[name] for name in self.names]))
+
+    def rows(self, connection: Connection, **values: Any) -> list[tuple[Any, ...]]:
+        """Run it, and all that it finds."""
+        cursor: Any = self(connection, **values).cursor
+        return cast("list[tuple[Any, ...]]", cursor.fetchall())
+
+    def each(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Run it for each tuple of values, in the order in which the statement names them."""
+        if rows:
+            connection.exec_driver_sql(self.sql, rows if len(rows) > 1 else rows[0])
+
+
+def _listed(name: str) -> TableValuedAlias:
+    """The values of a JSON list, as rows. This is SQLite's way to say it."""
+    return func.json_each(bindparam(name, type_=Text)).table_valued(column("value"), name=name)
+
+
+def _is_one_of(what: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+    return what.in_(select(_listed(name).c.value))
+
+
+# Looking up ---------------------------------------------------------------------------------------------------
+
+_DUE = trigger.c.next_trigger_at
+_NOW = bindparam("now", type_=Double)
+_MOST = bindparam("most", type_=Integer)
+
+BY_ID = Statement(select(trigger).join(task, task.c.seq == trigger.c.seq).where(_is_one_of(task.c.id, "ids")))
+BY_SEQ = Statement(select(trigger).where(_is_one_of(trigger.c.seq, "seqs")))
+ENTITIES = Statement(select(task).where(_is_one_of(task.c.seq, "seqs")))
+CONTENTS = Statement(
+    select(task.c.seq, task.c.payload, task.c.collection, task.c.traceparent, progress.c.value)
+    .outerjoin_from(task, progress, progress.c.seq == task.c.seq)
+    .where(_is_one_of(task.c.seq, "seqs"))
+)
+LIMITS = Statement(
+    select(task.c.seq, task.c.max_attempts, task.c.max_crashes, task.c.retry).where(_is_one_of(task.c.seq, "seqs"))
+)
+PROGRESS = Statement(select(progress).where(_is_one_of(progress.c.seq, "seqs")))
+RUNS = Statement(
+    select(*(null() if one.name in ("result", "error") else one for one in run.c)).where(_is_one_of(run.c.seq, "seqs"))
+)
+LAST_RUNS = Statement(select(run).where(run.c.seq == bindparam("seq")).order_by(run.c.fence.desc()).limit(_MOST))
+LAST_SEQ = Statement(select(func.coalesce(func.max(task.c.seq), 0)))
+READY = Statement(
+    select(trigger)
+    .where(
+        is_waiting(),
+        trigger.c.kind == bindparam("kind"),
+        trigger.c.priority == bindparam("priority"),
+        _NOW >= _DUE,
+        tuple_(_DUE, trigger.c.seq) > tuple_(bindparam("after_due", type_=Double), bindparam("after_seq")),
+    )
+    .order_by(_DUE, trigger.c.seq)
+    .limit(_MOST)
+)
+EXPIRED = Statement(select(trigger).where(is_leased(), _NOW >= _DUE).order_by(_DUE, trigger.c.seq).limit(_MOST))
+COUNTS = Statement(select(trigger.c.kind, trigger.c.status, func.count()).group_by(trigger.c.kind, trigger.c.status))
+HOLDERS = Statement(select(trigger.c.owner, func.count()).where(is_leased()).group_by(trigger.c.owner))
+
+
+def _lanes() -> Select[Any, Any, Any]:
+    kinds, priorities = _listed("kinds"), _listed("priorities")
+    first = (
+        select(_DUE)
+        .where(is_waiting(), trigger.c.kind == kinds.c.value, trigger.c.priority == priorities.c.value)
+        .order_by(_DUE)
+        .limit(literal(1))
+        .scalar_subquery()
+    )
+    return select(priorities.c.value, kinds.c.value, type_coerce(first, Double)).select_from(
+        priorities.join(kinds, literal(value=True))
+    )
+
+
+LANES = Statement(_lanes())
+
+
+# Changing -----------------------------------------------------------------------------------------------------
+
+_OF_SEQ = bindparam("of_seq", type_=Integer)
+
+ADD_TASKS = Statement(insert(task))
+ADD_TRIGGERS = Statement(insert(trigger))
+SAVE = Statement(
+    update(trigger)
+    .where(trigger.c.seq == _OF_SEQ)
+    .values({name: bindparam(f"to_{name}") for name in trigger.c.keys()[6:]})
+)
+RENEW = Statement(
+    update(trigger)
+    .where(_is_one_of(trigger.c.seq, "seqs"))
+    .values(status=bindparam("to_status"), next_trigger_at=_NOW + trigger.c.heartbeat_timeout)
+)
+END = Statement(
+    update(trigger)
+    .where(_is_one_of(trigger.c.seq, "seqs"))
+    .values(
+        status=bindparam("to_status"),
+        ordered=false(),
+        owner=null(),
+        token=null(),
+        next_trigger_at=null(),
+        reason=null(),
+    )
+)
+ADD_PROGRESS = Statement(insert(progress))
+DROP_PROGRESS = Statement(delete(progress).where(progress.c.seq == _OF_SEQ))
+ADD_RUNS = Statement(insert(run))
+DROP_RUNS = Statement(delete(run).where(run.c.seq == _OF_SEQ, run.c.fence == bindparam("of_fence")))
+ADD_CLAIMS = Statement(insert(claim))
+FORGET_CLAIMS = Statement(delete(claim).where(claim.c.granted_at < bindparam("before", type_=Double)))
+ADD_DEDUPES = Statement(insert(dedupe))
+DROP_DEDUPES = Statement(
+    delete(dedupe).where(dedupe.c.kind == bindparam("of_kind"), dedupe.c.key == bindparam("of_key"))
+)
+TOUCH = Statement(text("UPDATE alembic_version SET version_num = version_num"))
+
+
+def _rebase() -> Update:
+    longer = case(
+        (trigger.c.claim_timeout > trigger.c.heartbeat_timeout, trigger.c.claim_timeout),
+        else_=trigger.c.heartbeat_timeout,
+    )
+    ttl = case((trigger.c.status == Status.CLAIMED.value, longer), else_=trigger.c.heartbeat_timeout)
+    until = _NOW + ttl * (1 + (trigger.c.seq % _SPREAD) / (10.0 * _SPREAD))
+    return update(trigger).where(is_leased(), until > _DUE).values(next_trigger_at=until)
+
+
+REBASE = Statement(_rebase())

@@ -1,0 +1,180 @@
+"""Claims that wait for something to become ready: long polls, first come, first served.
+
+A claim is tried by the writer; where nothing is due it is parked here, and tried again when a task of its kinds
+becomes ready or due. Everything in here runs in the event loop; none of it decides who gets which task.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from leasekit.errors import Throttled
+from leasekit.server.claims import Answer, Asked
+from leasekit.server.clock import StoreClock
+from leasekit.server.commit import Done
+from leasekit.task import Claimed
+
+__all__ = ["Waiting"]
+
+_MOST = 10_000  # claims that may wait
+_SOONEST = 0.001  # seconds between two looks
+_PAUSE = 1.0  # seconds before a claim is tried again that could not be written for want of room
+
+
+@dataclass(slots=True, eq=False)
+class _Poll:
+    asked: Asked
+    answer: "asyncio.Future[Claimed]"
+    callers: int = 0
+    has_time: bool = True  # False: it answers empty where nothing is due
+    is_parked: bool = False
+    timeout: asyncio.TimerHandle | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.asked.worker, self.asked.claim_id)
+
+
+class Waiting:
+    """The claims of one engine, from arrival to answer. `attempt(asked, done)` has the writer try one."""
+
+    def __init__(self, attempt: Callable[[Asked, Done], None], clock: StoreClock) -> None:
+        self._attempt = attempt
+        self._clock = clock
+        self._count = 0
+        self._polls: dict[tuple[str, str], _Poll] = {}
+        self._parked: dict[str, dict[_Poll, None]] = {}  # by kind, in the order in which they came
+        self._due: dict[str, float] = {}  # kind → when something of it is due next, as far as is known
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def claim(self, *, worker: str, claim_id: str, kinds: Sequence[str], limit: int, wait: float) -> Claimed:
+        """Tasks, or none once `wait` seconds are over. A repeat joins the claim that waits already.
+
+        Nothing is granted any more once everyone who waited for it was cancelled. Raises `Throttled`.
+        """
+        poll = self._polls.get((worker, claim_id))
+        if poll is None:
+            self._count += 1
+            asked = Asked(self._count, worker, claim_id, tuple(dict.fromkeys(kinds)), limit, self._clock.instant())
+            poll = self._begin(asked, wait)
+        poll.callers += 1
+        try:
+            return await asyncio.shield(poll.answer)
+        finally:
+            poll.callers -= 1
+            if not poll.callers and not poll.answer.done():
+                poll.asked.is_gone = True
+                self._finish(poll, Claimed(tasks=[]))
+
+    def ready(self, readied: Mapping[str, float]) -> None:
+        """Kinds have become ready, or will be: have those who wait for them tried again then."""
+        now = self._clock.peek()
+        for kind, due_at in readied.items():
+            if due_at <= now:
+                self._wake(kind)
+            elif kind in self._parked:
+                self._note(kind, due_at)
+        self._set_timer()
+
+    def look(self) -> None:
+        """Have those tried again for whom something is due by now."""
+        now = self._clock.peek()
+        for kind in [kind for kind, due_at in self._due.items() if due_at <= now]:
+            self._wake(kind)
+        self._set_timer()
+
+    def close(self) -> None:
+        """Answer all that wait, with nothing."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for poll in list(self._polls.values()):
+            poll.asked.is_gone = True
+            self._finish(poll, Claimed(tasks=[]))
+
+    def _begin(self, asked: Asked, wait: float) -> _Poll:
+        if wait > 0 and len(self._polls) >= _MOST:
+            raise Throttled(f"{_MOST} claims wait already", retry_after=_PAUSE)
+        loop = asyncio.get_running_loop()
+        poll = _Poll(asked, loop.create_future(), has_time=wait > 0)
+        self._attempt(asked, lambda answer: self._tried(poll, answer))
+        self._polls[poll.key] = poll
+        if poll.has_time:
+            poll.timeout = loop.call_later(wait, self._time_is_up, poll)
+        return poll
+
+    def _try(self, poll: _Poll) -> None:
+        self._unpark(poll)
+        try:
+            self._attempt(poll.asked, lambda answer: self._tried(poll, answer))
+        except Throttled:
+            self._park(poll, self._clock.peek() + _PAUSE)
+
+    def _tried(self, poll: _Poll, answer: Answer | BaseException) -> None:
+        poll.asked.is_new = False
+        if isinstance(answer, BaseException):
+            self._finish(poll, answer)
+        elif answer.claimed is not None:
+            self._finish(poll, answer.claimed)
+        elif not poll.has_time:
+            self._finish(poll, self._nothing(poll))
+        elif not poll.answer.done():
+            self._park(poll, answer.look_at)
+
+    def _time_is_up(self, poll: _Poll) -> None:
+        # While the writer has it, it may still get something: then its answer ends it.
+        poll.has_time = False
+        if poll.is_parked:
+            self._finish(poll, self._nothing(poll))
+
+    def _nothing(self, poll: _Poll) -> Claimed:
+        return Claimed(tasks=[], waited=max(0.0, self._clock.instant() - poll.asked.arrived_at))
+
+    def _finish(self, poll: _Poll, result: Claimed | BaseException) -> None:
+        self._unpark(poll)
+        if self._polls.get(poll.key) is poll:
+            del self._polls[poll.key]
+        if poll.timeout is not None:
+            poll.timeout.cancel()
+        if poll.answer.done():
+            return
+        if isinstance(result, BaseException):
+            poll.answer.set_exception(result)
+        else:
+            poll.answer.set_result(result)
+
+    def _park(self, poll: _Poll, look_at: float | None) -> None:
+        poll.is_parked = True
+        for kind in poll.asked.kinds:
+            self._parked.setdefault(kind, {})[poll] = None
+        if look_at is not None:
+            # Under one of them is enough: it is tried for all.
+            self._note(poll.asked.kinds[0], look_at)
+            self._set_timer()
+
+    def _unpark(self, poll: _Poll) -> None:
+        if not poll.is_parked:
+            return
+        poll.is_parked = False
+        for kind in poll.asked.kinds:
+            parked = self._parked[kind]
+            del parked[poll]
+            if not parked:
+                del self._parked[kind]
+                self._due.pop(kind, None)
+
+    def _note(self, kind: str, due_at: float) -> None:
+        self._due[kind] = min(self._due.get(kind, due_at), due_at)
+
+    def _wake(self, kind: str) -> None:
+        self._due.pop(kind, None)
+        for poll in list(self._parked.get(kind, ())):
+            self._try(poll)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._due:
+            delay = max(_SOONEST, min(self._due.values()) - self._clock.peek())
+            self._timer = asyncio.get_running_loop().call_later(delay, self.look)

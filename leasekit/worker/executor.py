@@ -1,0 +1,153 @@
+"""Executors run bodies: in threads, or in one event loop. Each has slots and a buffer of its own.
+
+Rule 1: an executor pulls (SYSTEMS A1): whoever has a free slot takes the best there is. Nobody is woken for each task.
+Rule 2: a slot is free as soon as its body has ended; the report is the keeper's.
+Rule 3: whatever a body raises ends that body only.
+"""
+
+import contextvars
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import anyio
+
+from leasekit._driver.bridge import call_soon_here, ring
+from leasekit.lease import Lease
+from leasekit.worker.buffer import Buffer
+from leasekit.worker.work import Work
+
+__all__ = ["Executor", "LoopExecutor", "ThreadExecutor"]
+
+
+class Executor(Protocol):
+    """Where bodies run."""
+
+    slots: int
+    buffer: Buffer
+
+    def put(self, works: Sequence[Work]) -> None:
+        """Run these when there are slots for them. From any thread."""
+        ...
+
+
+class ThreadExecutor:
+    """A thread for each slot. Leaving the `with` block waits for the bodies that run."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.buffer = Buffer()
+        self._threads = [
+            # Daemons: where a body never ends, a second signal still ends the process.
+            threading.Thread(target=self._serve, name=f"leasekit-handler-{number}", daemon=True)
+            for number in range(slots)
+        ]
+
+    def put(self, works: Sequence[Work]) -> None:
+        self.buffer.put(works)
+
+    def __enter__(self) -> "ThreadExecutor":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.buffer.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self) -> None:
+        while (work := self.buffer.wait()) is not None:
+            self._run(work)
+
+    def _run(self, work: Work) -> None:
+        if (lease := work.begin()) is None:
+            return
+        error: BaseException | None = None
+        try:
+            # A context of its own: what one task sets in context variables, the next must not find there.
+            contextvars.copy_context().run(work.handler.call, lease)
+        except BaseException as raised:  # noqa: BLE001 - a handler's sys.exit() must not end the thread
+            error = raised
+        work.end(lease, error)
+
+
+class LoopExecutor:
+    """One event loop, asyncio's or trio's: that in which `run` is awaited."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.buffer = Buffer()
+        self._free = slots
+        self._closed = False
+        self._cancelled = False
+        self._call_soon: Callable[..., object] | None = None  # once it runs
+        self._wake: anyio.Event | None = None
+
+    async def run(self) -> None:
+        """Run what is put in, until it is closed. Being cancelled cancels the bodies, and gives their tasks back."""
+        self._wake = anyio.Event()
+        self._call_soon = call_soon_here()
+        async with anyio.create_task_group() as group:
+            while not self._closed:
+                # Begun here and not where a slot becomes free: a body inherits the context variables of who begins it.
+                while self._free and not self._cancelled and (work := self.buffer.take()) is not None:
+                    self._free -= 1
+                    group.start_soon(self._run, work, self._call_soon, name=f"{work.handler.kind} {work.task_id}")
+                await self._wake.wait()
+                self._wake = anyio.Event()
+
+    def put(self, works: Sequence[Work]) -> None:
+        self.buffer.put(works)
+        self._look()
+
+    def close(self) -> None:
+        """End `run`, once no body runs any more. From any thread."""
+        self._closed = True
+        self._look()
+
+    def _look(self) -> None:
+        if self._call_soon is not None:
+            ring(self._call_soon, self._look_here)
+
+    def _look_here(self) -> None:
+        if self._wake is not None:
+            self._wake.set()
+
+    async def _run(self, work: Work, call_soon: Callable[..., object]) -> None:
+        try:
+            if (lease := work.begin()) is not None:
+                await self._body(work, lease, call_soon)
+        finally:
+            self._free += 1
+            self._look_here()
+
+    async def _body(self, work: Work, lease: Lease, call_soon: Callable[..., object]) -> None:
+        error: BaseException | None = None
+        lease.enter(call_soon)
+        try:
+            await work.handler.acall(lease)
+        except BaseException as raised:  # noqa: BLE001 - a body's sys.exit() must not end the loop
+            error = raised
+        try:
+            error = lease.leave(error)
+        except Exception as raised:  # noqa: BLE001 - it left a cancel scope open
+            error = raised
+        # A cancellation that nobody asked for (the body awaited something that was cancelled) is a failure.
+        interrupted = error is not None and _is_cancellation(error) and _we_are_cancelled()
+        work.end(lease, error, interrupted=interrupted)
+        if error is not None and interrupted:
+            self._cancelled = True  # nothing begins any more
+            raise error
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    cancelled = anyio.get_cancelled_exc_class()
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(cancelled) is not None
+    return isinstance(error, cancelled)
+
+
+def _we_are_cancelled() -> bool:
+    return anyio.current_effective_deadline() == -math.inf

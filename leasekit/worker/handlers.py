@@ -1,0 +1,135 @@
+"""What a worker runs: a function, the kind that it serves, and the schema of its payload."""
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import msgspec
+
+from leasekit.errors import ConfigError
+from leasekit.lease import Lease
+from leasekit.task import Name
+
+__all__ = ["Handler", "RunIn", "declare"]
+
+RunIn = Literal["async", "thread"]
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handler:
+    """A declared function. `schema` is the annotation of its payload; Any takes the payload as it is."""
+
+    kind: str
+    function: Callable[..., Any]
+    run: RunIn
+    schema: Any = Any
+    takes_held: bool = False
+    idle_timeout: float | None = None
+
+    def call(self, held: Lease) -> None:
+        """Run it under this lease: what it returns is the result, unless it decided itself."""
+        if (arguments := self._arguments(held)) is not None:
+            _complete(held, self.function(*arguments))
+
+    async def acall(self, held: Lease) -> None:
+        """`call`, for an async function."""
+        if (arguments := self._arguments(held)) is not None:
+            _complete(held, await self.function(*arguments))
+
+    def _arguments(self, held: Lease) -> tuple[Any, ...] | None:
+        """None where the payload does not fit: no further try would help, so that is fatal, and says where."""
+        payload = held.task.payload
+        if self.schema is not Any:
+            try:
+                payload = msgspec.convert(payload, self.schema, str_keys=True)
+            except msgspec.ValidationError as error:
+                message = f"the payload does not fit handler {self.kind!r}: {error}"
+                held.fail({"type": "ValidationError", "message": message}, retry=False)
+                return None
+        return (payload, held) if self.takes_held else (payload,)
+
+
+def _complete(held: Lease, result: Any) -> None:
+    if not held.decided:
+        held.complete(result)
+
+
+def declare(kind: str, function: Callable[..., Any], *, run: str | None, idle_timeout: float | None) -> Handler:
+    """A handler. Raises `ConfigError`, saying what to change, where the function cannot be one."""
+    what = f"handler {kind!r} ({getattr(function, '__qualname__', function)})"
+    try:
+        msgspec.convert(kind, Name)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{what}: no kind is named so: {error}") from error
+    if idle_timeout is not None and not idle_timeout > 0:
+        raise ConfigError(f"{what}: idle_timeout={idle_timeout!r} would stop it at once: give seconds above zero")
+    schema, takes_held = _signature(what, function)
+    return Handler(
+        kind=kind,
+        function=function,
+        run=_run_in(what, function, run),
+        schema=schema,
+        takes_held=takes_held,
+        idle_timeout=idle_timeout,
+    )
+
+
+def _run_in(what: str, function: Callable[..., Any], run: str | None) -> RunIn:
+    call = getattr(function, "__call__", function)  # noqa: B004 - of an object that is called like a function
+    if any(map(inspect.isgeneratorfunction, (function, call))) or any(map(inspect.isasyncgenfunction, (function, call))):
+        raise ConfigError(f"{what} yields: return the result, and report what comes before with held.progress()")
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+    match run:
+        case None:
+            return "async" if is_async else "thread"
+        case "async" if is_async:
+            return "async"
+        case "thread" if not is_async:
+            return "thread"
+        case "async":
+            raise ConfigError(f"{what} is no `async def`: it would block the event loop; use run='thread'")
+        case "thread":
+            raise ConfigError(f"{what} is an `async def`: use run='async'")
+        case "process":
+            raise ConfigError(f"{what}: run='process' is not available yet; use run='thread'")
+        case _:
+            raise ConfigError(f"{what}: run={run!r} is unknown; use 'async' or 'thread'")
+
+
+def _signature(what: str, function: Callable[..., Any]) -> tuple[Any, bool]:
+    """The annotation of its payload, and whether it takes the lease."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what} has no signature to look at: wrap it in a function") from error
+    positional = [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
+    if not 1 <= len(positional) <= 2 or any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+        raise ConfigError(f"{what} must take the payload, and may take the lease: (payload) or (payload, held)")
+    for parameter in parameters:
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is inspect.Parameter.empty:
+            raise ConfigError(f"{what}: nobody gives it {parameter.name!r}: give that a default")
+    return _schema(what, function, positional[0]), len(positional) == 2
+
+
+def _schema(what: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    if parameter.annotation is inspect.Parameter.empty:
+        return Any
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    # Of this one parameter only: what annotates the others may be known to type checkers alone.
+    alone = SimpleNamespace(__annotations__={"payload": parameter.annotation})
+    try:
+        schema = typing.get_type_hints(alone, globalns=names, include_extras=True)["payload"]
+        known = msgspec.inspect.type_info(schema)
+    except (NameError, TypeError) as error:
+        raise ConfigError(f"{what}: the annotation of {parameter.name!r} is no schema: {error}") from error
+    if isinstance(known, msgspec.inspect.CustomType):
+        raise ConfigError(
+            f"{what}: the annotation of {parameter.name!r} is no schema: {schema!r} is no type that msgspec reads; "
+            "use a Struct, a dataclass, a TypedDict, or what JSON has"
+        )
+    return schema

@@ -1,0 +1,117 @@
+"""One shift of a worker: its executors and controllers, from the first claim until all bodies have ended."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import Self
+
+import anyio
+
+from leasekit._driver import thread
+from leasekit.client import Client
+from leasekit.worker.controller import Controller
+from leasekit.worker.executor import Executor, LoopExecutor, ThreadExecutor
+from leasekit.worker.handlers import Handler
+
+__all__ = ["Shift"]
+
+logger = logging.getLogger("leasekit")
+
+_SILENCE = 1.0  # seconds of waiting before something is said about it
+
+
+class Shift:
+    """Entering it starts claiming; `over` is done when it was stopped and no body runs; leaving it waits for that.
+
+    Async and thread handlers have executors, slots and controllers of their own, so that a blocked event loop holds up
+    neither claims nor bodies of the others. Whoever enters the shift also has `loop.run` awaited somewhere.
+    """
+
+    def __init__(self, client: Client, handlers: Mapping[str, Handler], *, concurrency: int, ahead: float) -> None:
+        self._client = client
+        self._connection = client.connection()
+        self._open = ExitStack()
+        self._failed: list[BaseException] = []
+        self._controllers: list[Controller] = []
+        self._threads = ThreadExecutor(concurrency)
+        self.loop = LoopExecutor(concurrency)
+        self.over: Future[None] = Future()
+
+        def control(run: str, executor: Executor) -> bool:
+            served = {kind: handler for kind, handler in handlers.items() if handler.run == run}
+            if served:
+                controller = Controller(
+                    client, self._connection, served, executor, ahead=ahead, peers=self._controllers
+                )
+                self._controllers.append(controller)
+            return bool(served)
+
+        self._uses_threads = control("thread", self._threads)
+        self.uses_loop = control("async", self.loop)
+
+    def __enter__(self) -> Self:
+        driver = thread.acquire()  # held by the shift too: it hears of its last body, whoever closes the client
+        self._open.callback(driver.release)
+        if self._uses_threads:
+            self._open.enter_context(self._threads)
+        self.over = driver.submit(self._control())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+        self.over.exception()
+        self._open.close()
+
+    def run_loop_in_thread(self) -> None:
+        """Give async handlers a loop and thread of their own, until the shift is left."""
+        if not self.uses_loop:
+            return
+        runner = threading.Thread(target=self._run_loop, name="leasekit-handlers", daemon=True)
+        runner.start()
+        self._open.callback(runner.join)
+        self._open.callback(self.loop.close)
+
+    def _run_loop(self) -> None:
+        try:
+            anyio.run(self.loop.run)
+        except BaseException as error:
+            logger.critical("the event loop of async handlers has ended: the worker stops", exc_info=error)
+            self._failed.append(error)
+            self.stop()
+
+    def stop(self) -> None:
+        """Claim no more, give back what has not begun, let bodies end. From any thread, and from a signal handler."""
+        for controller in self._controllers:
+            self._connection.driver.call_soon(controller.stop)
+
+    def wait(self) -> None:
+        """Until it is over."""
+        self.over.result()
+        if self._failed:
+            raise self._failed[0]
+
+    async def reported(self) -> None:
+        """In the driver's loop: until all results are reported. They are kept for as long as that takes (SYSTEMS D6)."""
+        outbox = self._connection.keeper.outbox
+        try:
+            async with asyncio.timeout(_SILENCE):
+                await outbox.empty()
+        except TimeoutError:
+            logger.warning("waiting until all results are reported; a second signal ends the worker without that")
+            await outbox.empty()
+
+    async def _control(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for controller in self._controllers:
+                group.create_task(controller.run())
+
+    @property
+    def running(self) -> int:
+        return sum(controller.running for controller in self._controllers)
+
+    @property
+    def buffered(self) -> int:
+        return sum(controller.buffered for controller in self._controllers)

@@ -1,0 +1,257 @@
+"""The worker: handlers, and the two ways to have them run.
+
+    worker = leasekit.Worker("http://localhost:8077", concurrency=8)
+
+    @worker.handler("thumbnail")
+    def thumbnail(payload: Thumbnail, held: leasekit.Lease) -> dict: ...
+
+    worker.run()              # or: await worker.serve(), or: leasekit work module:worker
+
+A graceful stop: claim no more → give buffered tasks back at once → let bodies end, beating to the very last → report →
+only then stop the keeper. Nothing is released while its body may still run.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Literal, TypeVar
+
+import anyio
+
+from leasekit._driver.bridge import outcome
+from leasekit.backend import Backend
+from leasekit.client import Client
+from leasekit.config import Beats
+from leasekit.errors import ConfigError
+from leasekit.hooks import Hook
+from leasekit.worker.handlers import Handler, declare
+from leasekit.worker.shift import Shift
+
+__all__ = ["LOST_EXIT_CODE", "Worker"]
+
+logger = logging.getLogger("leasekit")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+LOST_EXIT_CODE = 75  # EX_TEMPFAIL: a body outlived its lease, so the process was ended
+_LAST_LOGS = 1.0  # seconds for logs to be written before a process is ended
+
+
+class Worker:
+    """Runs handlers on the tasks of one service.
+
+    `client_or_url`: where the tasks are; None: as `leasekit work --backend` or the environment's LEASEKIT_URL says. A
+    client that is given stays its owner's, who closes it.
+
+    `concurrency`: slots for async handlers, and as many threads for the others. `ahead`: seconds of work to claim
+    beyond them, at the pace of the last moments; what lies in the buffer for longer all the same (four times that, and
+    at least a second) is given back. 0 claims only what begins at once.
+
+    `watchdog`: with "auto", a worker that is run by `run()` ends its process (exit code 75) where a body goes on after
+    the trust in its lease has ended; "soft" only tells the body, and so does `serve()` in somebody else's process.
+    """
+
+    def __init__(
+        self,
+        client_or_url: Client | Backend | str | None = None,
+        *,
+        beats: Beats | None = None,
+        concurrency: int = 8,
+        ahead: float = 0.25,
+        hooks: Sequence[Hook] = (),
+        watchdog: Literal["auto", "soft", "off"] = "auto",
+    ) -> None:
+        if isinstance(client_or_url, Client) and (beats is not None or hooks):
+            raise ConfigError("the client has beats and hooks of its own: give them to connect()")
+        if concurrency < 1:
+            raise ConfigError(f"concurrency={concurrency} would run nothing: raise it to 1 or more")
+        if not ahead >= 0:
+            raise ConfigError(f"ahead={ahead!r} is no number of seconds: set it to zero or more")
+        if watchdog not in ("auto", "soft", "off"):
+            raise ConfigError(f"watchdog={watchdog!r} is not available: use 'auto', 'soft' or 'off'")
+        self._service = client_or_url
+        self._beats = beats
+        self._concurrency = concurrency
+        self._ahead = ahead
+        self._hooks = hooks
+        self._watchdog = watchdog
+        self._handlers: dict[str, Handler] = {}
+        self._shift: Shift | None = None
+        self._busy = threading.Lock()
+        self._stopping = False
+        self._signals = 0
+
+    def handler(
+        self,
+        kind: str,
+        *,
+        run: Literal["async", "thread", "process"] | None = None,
+        idle_timeout: float | None = None,
+    ) -> Callable[[F], F]:
+        """Declare the function that runs tasks of this kind: `(payload)` or `(payload, held)`.
+
+        The payload's annotation is its schema; what does not fit is a fatal failure that says where. What the function
+        returns is the result, unless it decided itself (`held.complete`, `held.fail`, `held.release`). An exception is
+        a failure that is tried again, `leasekit.Fatal` one that is not.
+
+        `run`: "async" for an `async def`, "thread" for others. A thread cannot be stopped from outside: it calls
+        `held.check()`. `idle_timeout` is that of `leasekit.lease`.
+
+        Raises `ConfigError` where the function cannot be a handler, or the kind has one.
+        """
+
+        def register(function: F) -> F:
+            if self._busy.locked():
+                raise ConfigError(f"handler {kind!r} comes too late: declare handlers before the worker runs")
+            if kind in self._handlers:
+                raise ConfigError(f"kind {kind!r} has a handler: one kind, one handler")
+            self._handlers[kind] = declare(kind, function, run=run, idle_timeout=idle_timeout)
+            return function
+
+        return register
+
+    # Running ------------------------------------------------------------------------------------------------------
+
+    def run(
+        self, *, url: str | None = None, beats: Beats | None = None, concurrency: int | None = None
+    ) -> None:
+        """Work until SIGTERM, SIGINT or `stop()`; then stop gracefully. A second signal ends the process at once.
+
+        Blocks. Async handlers run in an event loop of their own, in a thread, so that signals and claims go on while
+        one of them blocks it. Signals are only heard in the main thread. What is given here goes before what the worker
+        was made with.
+
+        Raises `ConfigError`, `UnknownScheme`, `MissingDependency`.
+        """
+        with self._working(), self._hearing_signals():
+            client = self._client(url, beats, last_resort=_end_process if self._watchdog == "auto" else None)
+            try:
+                with Shift(
+                    client, self._handlers, concurrency=concurrency or self._concurrency, ahead=self._ahead
+                ) as shift:
+                    shift.run_loop_in_thread()
+                    self._begin(shift)
+                    shift.wait()
+                connection = client.connection()
+                connection.run(shift.reported())
+            finally:
+                if client is not self._service:
+                    client.close()
+
+    async def serve(self) -> None:
+        """`run`, inside of an event loop, asyncio's or trio's: async handlers run in it. No signals are heard.
+
+        Being cancelled cancels async handlers, whose tasks are given back, and waits for those in threads.
+        """
+        with self._working():
+            client = self._client(None, None, last_resort=None)
+            try:
+                shift = Shift(client, self._handlers, concurrency=self._concurrency, ahead=self._ahead)
+                await self._serve(shift)
+                await client.connection().arun(shift.reported())
+            finally:
+                if client is not self._service:
+                    with anyio.CancelScope(shield=True):
+                        await client.aclose()
+
+    async def _serve(self, shift: Shift) -> None:
+        async with anyio.create_task_group() as group:
+            with shift:
+                if shift.uses_loop:
+                    group.start_soon(shift.loop.run)
+                self._begin(shift)
+                try:
+                    await outcome(shift.over, keep=True)
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        shift.stop()
+                        await outcome(shift.over, keep=True)
+            shift.loop.close()
+
+    def stop(self) -> None:
+        """Stop gracefully. From anywhere: a handler, another thread, a signal handler; also before it has begun."""
+        self._stopping = True
+        if (shift := self._shift) is not None:
+            shift.stop()
+
+    @property
+    def running(self) -> int:
+        """Bodies that run."""
+        return 0 if (shift := self._shift) is None else shift.running
+
+    @property
+    def buffered(self) -> int:
+        """Tasks that are claimed and wait for a slot."""
+        return 0 if (shift := self._shift) is None else shift.buffered
+
+    def _begin(self, shift: Shift) -> None:
+        self._shift = shift
+        if self._stopping:  # before there was a shift to be stopped
+            shift.stop()
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        if not self._handlers:
+            raise ConfigError("a worker without handlers has nothing to do: declare some with @worker.handler(kind)")
+        if not self._busy.acquire(blocking=False):
+            raise ConfigError("this worker runs already: make another one")
+        try:
+            yield
+        finally:
+            self._shift, self._stopping, self._signals = None, False, 0
+            self._busy.release()
+
+    def _client(self, url: str | None, beats: Beats | None, *, last_resort: Callable[[], None] | None) -> Client:
+        if isinstance(self._service, Client):
+            if url is not None or beats is not None:
+                raise ConfigError("this worker has a client of its own, with its URL and beats: make it without one")
+            return self._service
+        service = url or self._service or os.environ.get("LEASEKIT_URL")
+        if service is None:
+            raise ConfigError("which service? Give the worker a URL, or set LEASEKIT_URL")
+        return Client(service, beats=beats or self._beats, hooks=self._hooks, last_resort=last_resort)
+
+    # Signals ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _hearing_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._signalled) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            _write_logs()
+            os._exit(128 + number)
+        logger.info("%s: the worker stops; a second signal ends it at once", signal.Signals(number).name)
+        self.stop()
+
+
+def _write_logs() -> None:
+    """Whoever holds a lock of a log may never let go of it: do not wait for long."""
+
+    def flush() -> None:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+
+    writer = threading.Thread(target=flush, daemon=True)
+    writer.start()
+    writer.join(_LAST_LOGS)
+
+
+def _end_process() -> None:
+    """The last resort: what runs on after its lease could run twice. All stacks are in stderr by now."""
+    os._exit(LOST_EXIT_CODE)

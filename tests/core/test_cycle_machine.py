@@ -1,0 +1,285 @@
+"""The cycle under any history: a model that knows only what went in and came out checks every rule after every event.
+
+Time passes with and without steps, calls are answered in any order, late, in part, or not at all.
+"""
+
+# That a lease is in exactly one place (rule 3 of the cycle) can be seen from inside only.
+# pyright: reportPrivateUsage=false
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from leasekit._core.cycle import AtRisk, Confirmed, Cycle, Effect, Lost, Ordered, Regranted, Send
+from leasekit._core.term import Term
+from leasekit.config import Beats
+from leasekit.task import Verdict, VerdictWord
+
+# Each has a limit of its own that is reached within a few events.
+RHYTHMS = (
+    Beats(rate=1, batch=1, in_flight=2),
+    Beats(batch=3, in_flight=2),
+    Beats(batch=3, in_flight=3, strike_after=0, retries_per_cycle=1),
+    Beats(batch=2, strike_after=150, max_failures=2, retries_per_cycle=0),
+    Beats(batch=2, in_flight=3).for_ttl(6),
+)
+ANSWERS = (
+    Verdict(id="", verdict="renewed"),
+    Verdict(id="", verdict="renewed", order="cancel"),
+    Verdict(id="", verdict="renewed", ttl=47.0),
+    Verdict(id="", verdict="throttled"),
+    Verdict(id="", verdict="throttled", retry_after=7.0),
+    Verdict(id="", verdict="throttled", retry_after=1e9),
+    Verdict(id="", verdict="throttled", retry_after=-1.0),
+    Verdict(id="", verdict="gone", reason="taken"),
+    Verdict(id="", verdict="gone"),
+    Verdict(id="", verdict="failed", reason="500"),
+    Verdict(id="", verdict="failed"),
+)
+WEATHER: tuple[VerdictWord, ...] = ("renewed", "failed", "throttled")
+EPSILON = 1e-6
+
+moments = st.one_of(st.sampled_from([0.0, 0.01, 0.3, 1.0, 5.0, 10.0]), st.floats(0, 20))
+freezes = st.one_of(st.sampled_from([100.0, 119.9, 120.0, 150.0, 264.5, 274.3, 274.5, 500.0]), st.floats(0, 1000))
+ages = st.one_of(st.just(0.0), st.floats(0, 30), st.floats(0, 400))
+
+
+class CycleMachine(RuleBasedStateMachine):
+    """The keeper's side, as a model: what is held, what is on its way, and what was heard of each lease."""
+
+    @initialize(beats=st.sampled_from(RHYTHMS), now=st.floats(0, 1e6), seed=st.integers(0, 9))
+    def begin(self, beats: Beats, now: float, seed: int) -> None:
+        self.beats, self.began, self.now = beats, now, now
+        self.cycle = Cycle(beats, now=now, random=random.Random(seed).random)
+        self.keys = itertools.count()
+        self.held: dict[Term, None] = {}
+        self.open: dict[Send, float] = {}  # → asked_at
+        self.ended: set[Term] = set()  # lost, removed, or of another ttl by now
+        self.granted: dict[Term, float] = {}
+        self.strikes: Counter[Term] = Counter()
+        self.renewed_in: dict[Term, int] = {}  # the last cycle in which it was
+        self.turns = 0  # that the cycle has been told of
+        self.last_slot = -math.inf
+
+    # What happens -------------------------------------------------------------------------------------------------
+
+    @rule(count=st.integers(1, 8), age=ages, confirmed=st.booleans())
+    def add(self, count: int, age: float, confirmed: bool) -> None:  # noqa: FBT001
+        for _ in range(count):
+            term = Term(next(self.keys), self.beats, granted_at=self.now - age, confirmed=confirmed)
+            self.cycle.add(term, self.now)
+            self.held[term] = None
+            self.granted[term] = self.now - age
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        term = data.draw(st.sampled_from(list(self.held)))
+        self.cycle.remove(term)
+        self.forget(term)
+
+    @precondition(lambda self: self.ended)
+    @rule(data=st.data())
+    def remove_what_is_not_held(self, data: st.DataObject) -> None:
+        self.cycle.remove(data.draw(st.sampled_from(sorted(self.ended, key=lambda term: term.key))))
+
+    @rule(seconds=moments)
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(seconds=freezes)
+    def freeze(self, seconds: float) -> None:
+        """The machine sleeps, or the process is stopped: nobody steps, whatever was due."""
+        self.now += seconds
+
+    @rule(seconds=moments)
+    def step(self, seconds: float) -> None:
+        """Sooner or later than `wake_at` said."""
+        self.now += seconds
+        self.perform_step()
+
+    @precondition(lambda self: any(term.confirmed for term in self.held))
+    @rule(offset=st.sampled_from([-0.1, 0.0, 0.1]))
+    def freeze_until_about_the_next_end(self, offset: float) -> None:
+        """Where belief and loss are a tenth of a second apart, for whatever is in flight, waiting or at rest."""
+        self.now = max(self.now, offset + min(term.lost_at for term in self.held if term.confirmed))
+        self.perform_step()
+
+    @rule(times=st.integers(1, 12))
+    def sleep_until_wake_at(self, times: int) -> None:
+        """As a keeper does; each time there is something to do, or a later time to come back."""
+        for _ in range(times):
+            if self.cycle.wake_at == math.inf:
+                break
+            self.now = max(self.now, self.cycle.wake_at)
+            self.perform_step()
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        send = data.draw(st.sampled_from(list(self.open)))
+        self.take(send, [data.draw(st.sampled_from(ANSWERS)) for _ in send.terms])
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), answer=st.sampled_from(ANSWERS))
+    def answer_all_alike(self, data: st.DataObject, answer: Verdict) -> None:
+        send = data.draw(st.sampled_from(list(self.open)))
+        self.take(send, [answer] * len(send.terms))
+
+    @precondition(lambda self: self.held)
+    @rule(words=st.lists(st.sampled_from(WEATHER), min_size=1, max_size=3), wakes=st.integers(1, 15))
+    def go_on(self, words: list[VerdictWord], wakes: int) -> None:
+        """A stretch of good, bad or mixed weather: calls are answered at once, lease by lease in turn."""
+        verdicts = itertools.cycle([Verdict(id="", verdict=word) for word in words])
+        for _ in range(wakes):
+            for send in list(self.open):
+                self.take(send, [next(verdicts) for _ in send.terms])
+            if self.cycle.wake_at == math.inf:
+                break
+            self.now = max(self.now, self.cycle.wake_at)
+            self.perform_step()
+
+    # What must follow ---------------------------------------------------------------------------------------------
+
+    def perform_step(self) -> None:
+        woken_for = self.cycle.wake_at
+        effects = self.cycle.step(self.now)
+        self.turns = math.floor((self.now - self.began) / self.beats.cycle + 1e-9)
+        for effect in effects:
+            self.perform(effect)
+        assert effects or self.cycle.wake_at > woken_for or self.now < woken_for, "a busy loop"
+        assert not effects or self.now >= woken_for, "it had something to do, and did not say when"
+        for term in self.held:
+            assert not term.confirmed or term.lost_at > self.now, "believed in after its end"
+
+    def take(self, send: Send, verdicts: Sequence[Verdict]) -> None:
+        asked_at = self.open.pop(send)
+        before = {term: term.confirmed for term in send.terms}
+        heard = {term: verdict for term, verdict in zip(send.terms, verdicts, strict=True) if term in self.held}
+        effects = self.cycle.answered(send, verdicts, asked_at=asked_at, now=self.now)
+        for term, verdict in heard.items():
+            self.hear(term, verdict, asked_at, was_confirmed=before[term], effects=effects)
+        for effect in effects:
+            self.perform(effect)
+        assert all(effect.term in heard for effect in effects if not isinstance(effect, Send)), "not its verdict"
+
+    def hear(
+        self, term: Term, verdict: Verdict, asked_at: float, *, was_confirmed: bool, effects: Sequence[Effect]
+    ) -> None:
+        """One verdict, and what it is allowed and obliged to change."""
+        mine = [effect for effect in effects if not isinstance(effect, Send) and effect.term is term]
+        expected: list[type] = []
+        match verdict.verdict:
+            case "renewed" if not was_confirmed and asked_at + self.beats.slack <= self.now:
+                pass  # over again before anybody could rely on it
+            case "renewed":
+                expected += [Confirmed] * (not was_confirmed) + [Ordered] * (verdict.order is not None)
+                expected += [Regranted] * (verdict.ttl is not None)
+                self.strikes[term] = 0
+                self.granted[term] = max(self.granted[term], asked_at)
+                self.check_once_a_cycle(term)
+            case "gone":
+                expected.append(Lost)
+            case "failed":
+                self.strikes[term] += 1
+                silent = asked_at - self.granted[term] >= self.beats.strikes_from
+                if self.strikes[term] >= self.beats.max_failures and (silent or not was_confirmed):
+                    expected.append(Lost)
+                elif self.strikes[term] == 1:
+                    expected.append(AtRisk)
+            case _:
+                pass
+        assert [type(effect) for effect in mine] == expected
+
+    def check_once_a_cycle(self, term: Term) -> None:
+        assert self.renewed_in.get(term) != self.turns, "renewed twice in one cycle"
+        # An answer that was so late that it does not last until the next turn has to be followed by another beat.
+        if term.lost_at > self.began + (self.turns + 1) * self.beats.cycle:
+            self.renewed_in[term] = self.turns
+
+    def perform(self, effect: Effect) -> None:
+        match effect:
+            case Send(terms, late):
+                assert 0 < len(terms) <= self.beats.batch
+                assert len(set(terms)) == len(terms), "twice in one call"
+                assert all(term in self.held for term in terms), "sent for what is not held"
+                assert not set(terms) & {term for send in self.open for term in send.terms if term.place is send}
+                assert self.now - self.last_slot >= 1 / self.beats.rate - EPSILON, "two slots too close"
+                assert late >= 0
+                self.last_slot = self.now
+                self.open[effect] = self.now
+            case Lost(term, reason):
+                assert term in self.held, "lost twice, or not held"
+                assert reason != "expired" or term.confirmed, "nobody relied on it yet"
+                assert reason != "expired" or term.lost_at <= self.now, "lost before its time"
+                self.forget(term)
+            case Regranted(term):
+                self.forget(term)
+            case AtRisk(term) | Confirmed(term) | Ordered(term):
+                assert term in self.held
+
+    def forget(self, term: Term) -> None:
+        del self.held[term]
+        self.ended.add(term)
+
+    @invariant()
+    def each_is_in_exactly_one_place(self) -> None:
+        cycle = self.cycle
+        found: Counter[Term] = Counter()
+        for place in (cycle._main, cycle._urgent, cycle._waiting, cycle._backup, cycle._rested):
+            for term in place:
+                assert term.place is place
+                found[term] += 1
+        for send in self.open:
+            found.update(term for term in send.terms if term.place is send)
+        assert found == Counter(list(self.held))
+        assert all(term.place is None for term in self.ended)
+
+    @invariant()
+    def what_is_held_is_counted(self) -> None:
+        assert len(self.cycle) == len(self.held)
+
+    @invariant()
+    def calls_are_bounded(self) -> None:
+        assert len(self.open) <= self.beats.in_flight
+        assert set(self.cycle._calls) == set(self.open)
+
+    @invariant()
+    def main_is_ordered_and_only_the_unconfirmed_are_urgent(self) -> None:
+        main = [term.granted_at for term in self.cycle._main]
+        assert main == sorted(main)
+        assert all(term.confirmed for term in self.cycle._main)
+        assert not any(term.confirmed for term in self.cycle._urgent)
+
+    @invariant()
+    def waiting_is_ordered(self) -> None:
+        waiting = [term.not_before for term in self.cycle._waiting]
+        assert waiting == sorted(waiting)
+
+    @invariant()
+    def trust_is_what_was_heard(self) -> None:
+        for term in self.held:
+            assert term.granted_at == self.granted[term]
+            assert term.strikes == self.strikes[term]
+
+    @invariant()
+    def the_end_of_each_is_in_time(self) -> None:
+        """Whoever sleeps until `wake_at` misses nobody's end."""
+        confirmed = [term.lost_at for term in self.held if term.confirmed]
+        assert self.cycle.wake_at <= min(confirmed, default=math.inf)
+
+
+CycleMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50)
+TestCycle = CycleMachine.TestCase

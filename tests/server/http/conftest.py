@@ -1,0 +1,136 @@
+"""The real server, on a port of its own, over a real store."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import uvloop
+
+from leasekit.server.app import Server, create_app
+from leasekit.server.engine import Engine, open_store
+from leasekit.server.polls import Polls
+
+PATIENCE = 30.0  # seconds, for facts that come within milliseconds
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    raw: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.raw)
+
+
+class Running:
+    """A server that runs in a thread."""
+
+    engine: Engine
+    polls: Polls
+    connections: set[Any]
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def call(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        """One request on a connection of its own. A body that is not bytes is sent as JSON."""
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
+            raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+            sent = {"content-type": "application/json"} if body is not None else {}
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, raw, sent | named)
+            response = connection.getresponse()
+            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+
+    def get(self, path: str) -> Any:
+        answer = self.call("GET", path)
+        assert answer.status == 200, answer
+        return answer.json
+
+    def post(self, path: str, body: Any) -> Any:
+        answer = self.call("POST", path, body)
+        assert answer.status == 200, answer
+        return answer.json
+
+    def open(self) -> socket.socket:
+        """A plain connection, for what `http.client` would not send."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Everything until the server closes."""
+    data = b""
+    while chunk := connection.recv(65536):
+        data += chunk
+    return data
+
+
+def eventually(fact: Callable[[], bool]) -> None:
+    """Wait until something has become true."""
+    until = time.monotonic() + PATIENCE
+    while not fact():
+        assert time.monotonic() < until, "it did not become true"
+        time.sleep(0.002)
+
+
+@contextmanager
+def run(directory: Path, **options: Any) -> Iterator[Running]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    running = Running(listener.getsockname()[1])
+    servers: list[Server] = []
+    opened = threading.Event()
+
+    async def serve() -> None:
+        async with Engine(open_store(f"sqlite:///{directory}/tasks.db")) as engine:
+            app = create_app(engine, **options)
+            running.engine, running.polls = engine, app.state.polls
+            servers.append(Server(app))
+            running.connections = servers[0].server_state.connections
+            opened.set()
+            await servers[0].serve(sockets=[listener])
+
+    def in_thread() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve())
+
+    thread = threading.Thread(target=in_thread)
+    thread.start()
+    assert opened.wait(PATIENCE)
+    try:
+        yield running
+    finally:
+        servers[0].should_exit = True
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One server for all tests of a module: each has kinds of its own."""
+    with run(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture
+def run_server(tmp_path: Path) -> Callable[..., AbstractContextManager[Running]]:
+    """`with run_server(**options) as server`: a server of one's own."""
+    return lambda **options: run(tmp_path, **options)
+
+
+@pytest.fixture(name="eventually")
+def _eventually() -> Callable[[Callable[[], bool]], None]:
+    return eventually
+
+
+@pytest.fixture(name="read_all")
+def _read_all() -> Callable[[socket.socket], bytes]:
+    return read_all

@@ -1,0 +1,187 @@
+"""Connections: slow ones are cut, closed ones give up their claims, long polls end when the server stops."""
+
+import contextlib
+import itertools
+import json
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from leasekit.server import protocol
+
+_ids = (f"claim-{n}" for n in itertools.count())
+POST = b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+
+
+def claim(kind: str, *, wait: float = 60, limit: int = 1) -> dict[str, Any]:
+    return {"worker": "w", "kinds": [kind], "limit": limit, "wait": wait, "claim_id": next(_ids)}
+
+
+def request(path: str, body: Any) -> bytes:
+    raw = json.dumps(body).encode()
+    return POST % (path.encode(), len(raw)) + raw
+
+
+# Claims that wait ---------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_went_away_is_granted_nothing(server: Any, eventually: Any) -> None:
+    with server.open() as connection:
+        connection.sendall(request("/v1/claims", claim("left")))
+        eventually(lambda: len(server.polls) == 1)
+    eventually(lambda: len(server.polls) == 0)
+
+    server.post("/v1/tasks", {"tasks": [{"kind": "left", "id": "left-1"}]})
+    assert server.get("/v1/tasks/left-1")["attempt"] == 0
+    (task,) = server.post("/v1/claims", claim("left", wait=0))["tasks"]
+    assert (task["id"], task["attempt"]) == ("left-1", 1)
+
+
+def test_a_client_that_broke_off_is_granted_nothing(server: Any, eventually: Any) -> None:
+    with server.open() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close with a RST
+        connection.sendall(request("/v1/claims", claim("broken")))
+        eventually(lambda: len(server.polls) == 1)
+    eventually(lambda: len(server.polls) == 0)
+
+
+def test_a_claim_that_waits_is_answered_when_a_task_comes(server: Any, eventually: Any) -> None:
+    answers: list[Any] = []
+    waiting = threading.Thread(target=lambda: answers.append(server.post("/v1/claims", claim("awaited"))))
+    waiting.start()
+    eventually(lambda: len(server.polls) == 1)
+    server.post("/v1/tasks", {"tasks": [{"kind": "awaited", "id": "awaited-1"}]})
+    waiting.join(30)
+    (answer,) = answers
+    assert [task["id"] for task in answer["tasks"]] == ["awaited-1"]
+    assert answer["waited"] > 0
+
+
+def test_a_claim_that_waits_in_vain_is_answered_with_nothing(server: Any) -> None:
+    assert server.post("/v1/claims", claim("vain", wait=0.05))["tasks"] == []
+    assert len(server.polls) == 0
+
+
+def test_claims_that_wait_are_answered_at_once_when_the_server_stops(run_server: Any, eventually: Any) -> None:
+    answers: list[Any] = []
+    with run_server() as server:
+        threads = [
+            threading.Thread(target=lambda: answers.append(server.post("/v1/claims", claim("stopped"))))
+            for _ in range(5)
+        ]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: len(server.polls) == 5)
+    for thread in threads:
+        thread.join(30)
+    assert answers == [{"waited": 0.0, "tasks": []}] * 5
+
+
+def test_a_connection_serves_many_requests(server: Any) -> None:
+    with server.open() as connection:
+        for n in range(5):
+            connection.sendall(request("/v1/tasks/cancel", {"ids": [f"nobody-{n}"]}))
+            data = b""
+            while not data.endswith(b"]}"):
+                data += connection.recv(65536)
+            assert data.startswith(b"HTTP/1.1 200 OK"), data
+
+
+def test_pipelined_requests_are_answered_in_their_order(server: Any) -> None:
+    with server.open() as connection:
+        connection.sendall(b"".join(request("/v1/tasks/cancel", {"ids": [f"pipe-{n}"]}) for n in range(3)))
+        data = b""
+        while data.count(b"HTTP/1.1 200 OK") < 3 or not data.endswith(b"]}"):
+            data += connection.recv(65536)
+    assert [data.find(b"pipe-%d" % n) for n in range(3)] == sorted(data.find(b"pipe-%d" % n) for n in range(3))
+
+
+# Slow and odd clients -----------------------------------------------------------------------------------------
+
+
+def test_a_body_that_drips_is_cut_at_the_deadline_of_the_whole_request(run_server: Any, read_all: Any) -> None:
+    with run_server(body_timeout=0.3) as server, server.open() as connection:
+        connection.sendall(POST % (b"/v1/tasks", 1000))
+        cut = threading.Event()
+
+        def drip() -> None:
+            with contextlib.suppress(OSError):
+                while not cut.wait(0.02):
+                    connection.sendall(b" ")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        try:
+            assert server.get("/healthz") == {"status": "ok"}  # others are served meanwhile
+            head = connection.recv(65536)
+        finally:
+            cut.set()
+            dripping.join()
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert b"application/problem+json" in head
+
+
+def test_a_head_that_never_ends_is_cut(run_server: Any, read_all: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT", 0.3)
+    with run_server() as server, server.open() as silent, server.open() as slow, server.open() as second:
+        slow.sendall(b"POST /v1/tasks HTTP/1.1\r\nhost: loc")
+        second.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\nGET /he")
+        assert read_all(silent) == b""
+        assert read_all(slow) == b""
+        assert read_all(second).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_an_answer_that_is_not_read_is_not_kept_for_ever(
+    run_server: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "STALL_TIMEOUT", 0.3)
+    with run_server() as server, server.open() as connection:
+        for n in range(20):  # more than the kernel keeps for a connection
+            server.post("/v1/tasks", {"tasks": [{"kind": "big", "id": f"big-{n}", "payload": "x" * 1_000_000}]})
+        connection.sendall(request("/v1/claims", claim("big", wait=0, limit=20)))
+        assert connection.recv(1)
+        eventually(lambda: not server.connections)
+
+
+@pytest.mark.parametrize("filler", [b"x: y\r\n", b"x"], ids=["many headers", "a long one"])
+def test_a_head_that_grows_too_big_is_431(server: Any, read_all: Any, filler: bytes) -> None:
+    start = b"GET /healthz HTTP/1.1\r\n"
+    head = start + filler * (protocol.MAX_HEAD // len(filler))
+    with server.open() as connection:
+        # One byte too many and no more: what it has not read would make the close a RST, which may overtake the answer.
+        connection.sendall(head[: protocol.MAX_HEAD + 1])
+        assert read_all(connection).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/tasks HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+        b"POST /v1/tasks HTTP/1.1\r\ncontent-length: 99999999999999999999999\r\n\r\n",
+        b"POST /v1/tasks HTTP/1.1\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_400_and_a_problem_document_all_the_same(server: Any, read_all: Any, data: bytes) -> None:
+    with server.open() as connection:
+        connection.sendall(data)
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"application/problem+json" in answer
+
+
+def test_a_client_that_breaks_off_in_its_body_troubles_nobody(server: Any) -> None:
+    with server.open() as connection:
+        connection.sendall(POST % (b"/v1/tasks", 1000) + b'{"tasks":')
+    assert server.get("/healthz") == {"status": "ok"}
+
+
+def test_a_body_is_asked_for_only_where_it_would_be_read(server: Any, read_all: Any) -> None:
+    head = (POST % (b"/v1/tasks", 9_000_000)).replace(b"\r\n\r\n", b"\r\nexpect: 100-continue\r\n\r\n")
+    with server.open() as connection:
+        connection.sendall(head)
+        assert read_all(connection).startswith(b"HTTP/1.1 413 ")

@@ -1,0 +1,103 @@
+"""The OpenAPI document: it says what the router does, no more and no less (SECURITY 22)."""
+
+import json
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from leasekit import wire
+from leasekit.server.app import create_app
+from leasekit.server.openapi import EXAMPLES
+
+# Not part of the interface: the document itself, and a task that happens to be called *cancel*.
+UNDOCUMENTED = {("GET", "/openapi.json"), ("GET", "/v1/tasks/cancel")}
+
+
+@pytest.fixture(scope="module")
+def document(server: Any) -> Any:
+    return server.get("/openapi.json")
+
+
+def operations(document: Any) -> dict[tuple[str, str], Any]:
+    return {(method.upper(), path): op for path, item in document["paths"].items() for method, op in item.items()}
+
+
+def test_every_route_is_documented_and_every_documented_route_exists(document: Any) -> None:
+    app = create_app(None)  # type: ignore[arg-type]  # nothing is called
+    routes = {
+        (method, re.sub(r":\w+}", "}", route.path))
+        for route in app.routes
+        for method in getattr(route, "methods", [])
+        if method != "OPTIONS"
+    }
+    assert routes - UNDOCUMENTED == set(operations(document))
+
+
+def test_every_documented_route_answers(server: Any, document: Any) -> None:
+    for method, path in operations(document):
+        answer = server.call(method, path.replace("{task_id}", "nobody"), b"" if method == "POST" else None)
+        assert answer.status in {200, 400, 404}, (method, path, answer)
+        assert answer.json.get("detail") != "there is no such route"
+
+
+def test_every_post_tells_its_body_its_answer_and_its_refusals(document: Any) -> None:
+    for (method, path), operation in operations(document).items():
+        answers = operation["responses"]
+        assert "$ref" in answers["200"]["content"]["application/json"]["schema"], path
+        assert operation["description"], path
+        if method == "POST":
+            assert "$ref" in operation["requestBody"]["content"]["application/json"]["schema"], path
+            assert {"400", "408", "413", "415", "422", "429"} <= answers.keys(), path
+
+
+def test_every_refusal_is_a_problem_document(document: Any) -> None:
+    for (_, path), operation in operations(document).items():
+        for status, answer in operation["responses"].items():
+            if status != "200":
+                schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
+                assert answer["content"] == {"application/problem+json": schema}, (path, status)
+
+
+def test_every_reference_leads_somewhere(document: Any) -> None:
+    components = document["components"]["schemas"]
+    references = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
+    assert references <= components.keys()
+    assert "\\Z" not in json.dumps(document)  # Python's, not JSON Schema's
+
+
+def test_every_field_of_every_class_is_there(document: Any) -> None:
+    components = document["components"]["schemas"]
+    for name in components.keys() & vars(wire).keys():
+        fields = {field.encode_name for field in msgspec.structs.fields(vars(wire)[name])}
+        assert fields == components[name]["properties"].keys(), name
+
+
+def test_bounds_are_in_the_schemas(document: Any) -> None:
+    schemas = document["components"]["schemas"]
+    assert schemas["BeatsRequest"]["properties"]["beats"]["maxItems"] == 1000
+    assert schemas["NewTaskItem"]["properties"]["priority"]["maximum"] == 4
+    assert schemas["NewTaskItem"]["properties"]["kind"]["maxLength"] == 128
+    assert schemas["NewTaskItem"]["additionalProperties"] is False
+
+
+def test_parameters_are_told_with_their_bounds(document: Any) -> None:
+    parameters = {p["name"]: p for p in document["paths"]["/v1/tasks"]["get"]["parameters"]}
+    assert parameters.keys() == {"kind", "status", "collection", "worker", "cursor", "limit"}
+    assert parameters["limit"]["schema"] == {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}
+    assert parameters["kind"]["schema"]["maxLength"] == 128
+    assert "null" not in json.dumps(parameters)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_what_the_server_takes(server: Any, document: Any, name: str) -> None:
+    reference = f"#/components/schemas/{name}"
+    (path,) = [
+        path
+        for (_, path), op in operations(document).items()
+        if op.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {}).get("$ref")
+        == reference
+    ]
+    (example,) = document["components"]["schemas"][name]["examples"]
+    assert server.call("POST", path, {**example, "wait": 0} if "wait" in example else example).status == 200

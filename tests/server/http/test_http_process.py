@@ -1,0 +1,147 @@
+"""`leasekit serve` as a process: it starts, refuses with one sentence, and stops when it is told to."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SERVE = [sys.executable, "-c", "import typer; from leasekit.cli.serve import serve; typer.run(serve)"]
+PATIENCE = 60.0
+
+
+@contextmanager
+def serving(store: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server process and the address that it printed."""
+    process = subprocess.Popen(
+        [*SERVE, "--port", "0", "--store", f"sqlite:///{store}", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            found = re.fullmatch(r"leasekit is listening on http://(\S+)\n", line)
+            if found is None:
+                process.kill()
+                pytest.fail(f"it did not start: {line!r} {process.communicate()}")
+            yield process, found[1]
+        finally:
+            process.kill()
+
+
+def post(address: str, path: str, body: Any) -> Any:
+    with closing(HTTPConnection(address, timeout=PATIENCE)) as connection:
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        return json.loads(connection.getresponse().read())
+
+
+def refusal(*options: str) -> str:
+    """What a server that does not start says; that it says one line, and ends with exit code 1."""
+    ended = subprocess.run([*SERVE, *options], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert ended.returncode == 1, ended
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("leasekit serve: ")
+    assert ended.stderr.count("\n") == 1, ended.stderr
+    return ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_exit_code_0(tmp_path: Path, number: signal.Signals) -> None:
+    with serving(tmp_path / "tasks.db") as (process, _):
+        process.send_signal(number)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_a_signal_ends_long_polls_at_once_with_empty_answers(tmp_path: Path) -> None:
+    body = json.dumps({"worker": "w", "kinds": ["k"], "wait": 60, "claim_id": "c"}).encode()
+    head = (
+        b"POST /v1/claims HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    )
+    with serving(tmp_path / "tasks.db") as (process, address):
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as connection:
+            connection.sendall(head % len(body) + body)
+            post(address, "/v1/tasks/cancel", {"ids": ["nobody"]})  # the claim arrived before this was answered
+            process.send_signal(signal.SIGTERM)
+            answer = b""
+            while chunk := connection.recv(65536):  # times out long before the poll would
+                answer += chunk
+        process.communicate(timeout=PATIENCE)
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert answer.endswith(b'{"waited":0.0,"tasks":[]}')
+    assert process.returncode == 0
+
+
+def test_what_was_scheduled_is_there_after_a_restart(tmp_path: Path) -> None:
+    with serving(tmp_path / "tasks.db") as (process, address):
+        post(address, "/v1/tasks", {"tasks": [{"kind": "k", "id": "kept"}]})
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE)
+    with serving(tmp_path / "tasks.db") as (_, address):
+        again = post(address, "/v1/tasks", {"tasks": [{"kind": "k", "id": "kept"}]})
+    assert again == {"tasks": [{"id": "kept", "created": False, "status": "new"}]}
+
+
+def test_a_second_server_on_the_same_store_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path / "tasks.db"):
+        assert "store" in refusal("--port", "0", "--store", f"sqlite:///{tmp_path}/tasks.db")
+
+
+def test_a_server_that_was_killed_leaves_no_lock(tmp_path: Path) -> None:
+    with serving(tmp_path / "tasks.db") as (process, _):
+        process.kill()
+        process.communicate(timeout=PATIENCE)
+    with serving(tmp_path / "tasks.db"):
+        pass
+
+
+def test_a_store_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    refusal("--port", "0", "--store", f"sqlite:///{tmp_path}/no/such/directory/tasks.db")
+
+
+def test_a_store_of_an_unknown_kind_is_refused_without_its_password() -> None:
+    assert "hunter2" not in refusal("--port", "0", "--store", "nosuch://user:hunter2@host/tasks")
+
+
+def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert port in refusal("--port", port, "--store", f"sqlite:///{tmp_path}/tasks.db")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104 - that is what must be refused
+def test_an_address_that_others_can_reach_is_refused(tmp_path: Path, host: str) -> None:
+    said = refusal("--host", host, "--port", "0", "--store", f"sqlite:///{tmp_path}/tasks.db")
+    assert "--insecure" in said
+
+
+def test_insecure_opens_it_to_other_machines_and_names(tmp_path: Path) -> None:
+    with serving(tmp_path / "tasks.db", "--host", "0.0.0.0", "--insecure") as (_, address):  # noqa: S104
+        port = int(address.rpartition(":")[2])
+        with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+            connection.request("GET", "/healthz", headers={"host": "tasks.example.org"})
+            assert connection.getresponse().status == 200
+
+
+def test_it_is_found_under_localhost(tmp_path: Path) -> None:
+    with serving(tmp_path / "tasks.db", "--host", "localhost") as (_, address):
+        assert post(address, "/v1/tasks/cancel", {"ids": ["a"]})["verdicts"][0]["verdict"] == "gone"
+
+
+def test_the_store_is_for_its_owner_alone(tmp_path: Path) -> None:
+    with serving(tmp_path / "tasks.db") as (_, address):
+        post(address, "/v1/tasks", {"tasks": [{"kind": "k"}]})
+        modes = {entry.name: oct(entry.stat().st_mode & 0o077) for entry in tmp_path.iterdir()}
+    assert set(modes.values()) == {"0o0"}, modes

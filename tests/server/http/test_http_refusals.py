@@ -1,0 +1,317 @@
+"""Bad input: refused whole, with a problem document that names item and field, and never a 5xx (DESIGN §6)."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+POSTS = ["/v1/tasks", "/v1/tasks/cancel", "/v1/claims", "/v1/heartbeats", "/v1/results"]
+GOOD = {"kind": "never", "id": "never"}
+
+
+def refused(answer: Any, status: int) -> Any:
+    assert answer.status == status, answer
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert {"status", "title", "detail"} <= answer.json.keys()
+    assert answer.json["status"] == status
+    assert b"Traceback" not in answer.raw
+    return answer.json
+
+
+def nothing_was_applied(server: Any) -> bool:
+    return not server.get("/v1/tasks?kind=never")["tasks"]
+
+
+NOT_JSON = {
+    "empty": b"",
+    "blank": b"  \r\n",
+    "bad utf-8": b"\xff\xfe",
+    "bad utf-8 in a name": b'{"tasks":[{"kind":"never"},{"kind":"\xc3\x28"}]}',
+    "truncated": b'{"tasks":[{"kind":"never"},{"kind":"a',
+    "trailing": b'{"tasks":[{"kind":"never"}]} x',
+    "two documents": b'{"tasks":[{"kind":"never"}]}{}',
+    "nan": b'{"tasks":[{"kind":"never","payload":NaN}]}',
+    "infinity": b'{"tasks":[{"kind":"never","payload":-Infinity}]}',
+    "single quotes": b"{'tasks':[]}",
+    "comment": b'{"tasks":[/**/{"kind":"never"}]}',
+    "trailing comma": b'{"tasks":[{"kind":"never"},]}',
+    "byte order mark": b'\xef\xbb\xbf{"tasks":[{"kind":"never"}]}',
+    "utf-16": '{"tasks":[{"kind":"never"}]}'.encode("utf-16"),
+    "lone surrogate": b'{"tasks":[{"kind":"\\ud800"}]}',
+    "nested 100,000 deep": b'{"tasks":[{"kind":"never","payload":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}",
+    "nested objects": b'{"tasks":[{"kind":"never","payload":' + b'{"a":' * 100_000,
+    "control character": b'{"tasks":[{"kind":"ne\x00ver"}]}',
+    "python": b"{'a': True}",
+    "form": b"kind=never",
+}
+
+
+@pytest.mark.parametrize("body", NOT_JSON.values(), ids=NOT_JSON.keys())
+def test_what_is_not_json_is_400(server: Any, body: bytes) -> None:
+    refused(server.call("POST", "/v1/tasks", body), 400)
+    assert nothing_was_applied(server)
+
+
+UNFIT: dict[str, tuple[Any, int | None, str | None]] = {
+    "no object": ([], None, None),
+    "null": (None, None, None),
+    "a string": ("tasks", None, None),
+    "nothing in it": ({}, None, "tasks"),
+    "no batch": ({"tasks": {}}, None, "tasks"),
+    "empty batch": ({"tasks": []}, None, "tasks"),
+    "too many": ({"tasks": [{"kind": "never"}] * 1001}, None, "tasks"),
+    "unknown field": ({"tasks": [GOOD], "extra": 1}, None, "extra"),
+    "item is no object": ({"tasks": [GOOD, 7]}, 1, "tasks"),
+    "item without kind": ({"tasks": [GOOD, {"id": "a"}]}, 1, "kind"),
+    "item with an unknown field": ({"tasks": [GOOD, GOOD, {"kind": "never", "colour": 1}]}, 2, "colour"),
+    "kind is a number": ({"tasks": [GOOD, {"kind": 3}]}, 1, "kind"),
+    "kind is empty": ({"tasks": [GOOD, {"kind": ""}]}, 1, "kind"),
+    "kind with a slash": ({"tasks": [GOOD, {"kind": "a/b"}]}, 1, "kind"),
+    "kind with a newline": ({"tasks": [GOOD, {"kind": "a\n"}]}, 1, "kind"),
+    "kind is not ascii": ({"tasks": [GOOD, {"kind": "größe"}]}, 1, "kind"),
+    "kind with a null character": ({"tasks": [GOOD, {"kind": "a\0"}]}, 1, "kind"),
+    "id too long": ({"tasks": [GOOD, {"kind": "never", "id": "x" * 129}]}, 1, "id"),
+    "priority too high": ({"tasks": [GOOD, {"kind": "never", "priority": 5}]}, 1, "priority"),
+    "priority is a string": ({"tasks": [GOOD, {"kind": "never", "priority": "1"}]}, 1, "priority"),
+    "priority is true": ({"tasks": [GOOD, {"kind": "never", "priority": True}]}, 1, "priority"),
+    "no attempts": ({"tasks": [GOOD, {"kind": "never", "max_attempts": 0}]}, 1, "max_attempts"),
+    "claim_timeout too short": ({"tasks": [GOOD, {"kind": "never", "claim_timeout": 1}]}, 1, "claim_timeout"),
+    "at without a zone": ({"tasks": [GOOD, {"kind": "never", "at": "2026-01-01T00:00:00"}]}, 1, "at"),
+    "at is no date": ({"tasks": [GOOD, {"kind": "never", "at": "2026-02-31T00:00:00Z"}]}, 1, "at"),
+    "unknown policy": ({"tasks": [GOOD, {"kind": "never", "retry": {"policy": "hope"}}]}, 1, "retry.policy"),
+    "inside a policy": (
+        {"tasks": [GOOD, {"kind": "never", "retry": {"policy": "list", "waits": [1, -1]}}]},
+        1,
+        "retry.waits[1]",
+    ),
+    "payload too big": ({"tasks": [GOOD, {"kind": "never", "payload": "x" * 1024 * 1024}]}, 1, "payload"),
+    "payload nested 65 deep": (
+        {"tasks": [GOOD, {"kind": "never", "payload": json.loads("[" * 65 + "]" * 65)}]},
+        1,
+        "payload",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "item", "field"), UNFIT.values(), ids=UNFIT.keys())
+def test_what_does_not_fit_is_422_and_says_where(server: Any, body: Any, item: int | None, field: str | None) -> None:
+    document = refused(server.call("POST", "/v1/tasks", json.dumps(body).encode()), 422)
+    (error,) = document["errors"]
+    assert (error.get("item"), error.get("field")) == (item, field)
+    assert error["detail"]
+    assert nothing_was_applied(server)
+
+
+ELSEWHERE: dict[str, tuple[str, Any, int | None, str | None]] = {
+    "beats without worker": ("/v1/heartbeats", {"beats": [{"id": "a", "token": "t"}]}, None, "worker"),
+    "worker with a slash": ("/v1/heartbeats", {"worker": "a/b", "beats": [{"id": "a", "token": "t"}]}, None, "worker"),
+    "beat without token": ("/v1/heartbeats", {"worker": "w", "beats": [{"id": "a"}]}, 0, "token"),
+    "progress too big": (
+        "/v1/heartbeats",
+        {"worker": "w", "beats": [{"id": "a", "token": "t"}, {"id": "a", "token": "t", "progress": "x" * 65536}]},
+        1,
+        "progress",
+    ),
+    "unknown outcome": (
+        "/v1/results",
+        {"worker": "w", "results": [{"id": "a", "token": "t", "outcome": "x"}]},
+        0,
+        "outcome",
+    ),
+    "error too big": (
+        "/v1/results",
+        {"worker": "w", "results": [{"id": "a", "token": "t", "outcome": "fatal", "error": "x" * 65536}]},
+        0,
+        "error",
+    ),
+    "successor that does not fit": (
+        "/v1/results",
+        {"worker": "w", "results": [{"id": "a", "token": "t", "outcome": "success", "then": [{"kind": 1}]}]},
+        0,
+        "then[0].kind",
+    ),
+    "then with retry": (
+        "/v1/results",
+        {"worker": "w", "results": [{"id": "a", "token": "t", "outcome": "retry", "then": [{"kind": "never"}]}]},
+        0,
+        "then",
+    ),
+    "claim without id": ("/v1/claims", {"worker": "w", "kinds": ["never"]}, None, "claim_id"),
+    "claim of nothing": ("/v1/claims", {"worker": "w", "kinds": [], "claim_id": "c"}, None, "kinds"),
+    "claim of an odd kind": ("/v1/claims", {"worker": "w", "kinds": ["a", "b/c"], "claim_id": "c"}, 1, "kinds"),
+    "claim of none": ("/v1/claims", {"worker": "w", "kinds": ["a"], "claim_id": "c", "limit": 0}, None, "limit"),
+    "claim of too many": ("/v1/claims", {"worker": "w", "kinds": ["a"], "claim_id": "c", "limit": 1001}, None, "limit"),
+    "claim into the past": ("/v1/claims", {"worker": "w", "kinds": ["a"], "claim_id": "c", "wait": -1}, None, "wait"),
+    "cancel of an odd id": ("/v1/tasks/cancel", {"ids": ["a", 5]}, 1, "ids"),
+}
+
+
+@pytest.mark.parametrize(("path", "body", "item", "field"), ELSEWHERE.values(), ids=ELSEWHERE.keys())
+def test_every_call_says_where_it_does_not_fit(
+    server: Any, path: str, body: Any, item: int | None, field: str | None
+) -> None:
+    (error,) = refused(server.call("POST", path, body), 422)["errors"]
+    assert (error.get("item"), error.get("field")) == (item, field)
+
+
+@pytest.mark.parametrize("field", ["status", "attempt", "crashes", "fence", "token", "worker", "owner", "result"])
+def test_what_the_server_decides_cannot_be_assigned(server: Any, field: str) -> None:
+    body = {"tasks": [{"kind": "never", field: "success"}]}
+    (error,) = refused(server.call("POST", "/v1/tasks", body), 422)["errors"]
+    assert (error["item"], error["field"]) == (0, field)
+
+
+def test_a_refusal_does_not_repeat_a_long_name(server: Any) -> None:
+    answer = server.call("POST", "/v1/tasks", {"tasks": [{"kind": "never", "x" * 1_000_000: 1}]})
+    refused(answer, 422)
+    assert len(answer.raw) < 10_000
+
+
+def test_a_name_chosen_by_the_client_does_not_mislead_about_the_place(server: Any) -> None:
+    odd = "x` - at `$.tasks[9].evil"
+    (error,) = refused(server.call("POST", "/v1/tasks", {"tasks": [GOOD, {"kind": "never", odd: 1}]}), 422)["errors"]
+    assert error["item"] == 1
+
+
+# Headers, sizes, routes ---------------------------------------------------------------------------------------
+
+OTHER_TYPES = [
+    "text/plain",
+    "application/x-www-form-urlencoded",
+    "application/json; charset=latin-1",
+    "multipart/form-data",
+    "",
+]
+
+
+@pytest.mark.parametrize("media_type", OTHER_TYPES)
+@pytest.mark.parametrize("path", POSTS)
+def test_another_content_type_is_415(server: Any, path: str, media_type: str) -> None:
+    refused(server.call("POST", path, {"tasks": [GOOD]}, content_type=media_type), 415)
+
+
+def test_json_in_utf_8_may_say_so(server: Any) -> None:
+    answer = server.call("POST", "/v1/tasks/cancel", {"ids": ["a"]}, content_type="Application/JSON; charset=UTF-8")
+    assert answer.status == 200
+
+
+def test_a_compressed_body_is_415(server: Any) -> None:
+    refused(server.call("POST", "/v1/tasks", b"\x1f\x8b", content_encoding="gzip"), 415)
+
+
+def test_a_body_that_is_announced_too_big_is_413_before_it_is_sent(server: Any, read_all: Any) -> None:
+    with server.open() as connection:
+        connection.sendall(
+            b"POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: 8388609\r\n\r\n"
+        )
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"application/problem+json" in answer
+
+
+def test_a_body_that_grows_too_big_is_413_without_being_read_to_its_end(server: Any) -> None:
+    with server.open() as connection:
+        connection.sendall(
+            b"POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
+        )
+        chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
+        sent = 0
+        try:
+            while sent < 1_000_000_000:
+                connection.sendall(chunk)
+                sent += 65536
+        except OSError:
+            pass  # the server has closed
+    assert 8 * 1024 * 1024 <= sent < 64 * 1024 * 1024
+
+
+def test_a_body_of_exactly_the_bound_is_read(server: Any) -> None:
+    body = b'{"ids":["a"]}'
+    assert server.call("POST", "/v1/tasks/cancel", body + b" " * (8 * 1024 * 1024 - len(body))).status == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v2/tasks", "/v1/tasks/a/b", "/favicon.ico", "/openapi.json/x", "/%00", "/é"]
+)
+def test_an_unknown_route_is_404(server: Any, path: str) -> None:
+    refused(server.call("GET", path.encode().decode("latin-1").replace("Ã©", "%C3%A9")), 404)
+
+
+@pytest.mark.parametrize(("method", "path"), [("DELETE", "/v1/tasks"), ("PUT", "/v1/claims"), ("GET", "/v1/claims")])
+def test_another_method_is_405(server: Any, method: str, path: str) -> None:
+    answer = server.call(method, path)
+    refused(answer, 405)
+    assert "allow" in answer.headers
+
+
+def test_an_unknown_task_is_404(server: Any) -> None:
+    assert "nobody" in refused(server.call("GET", "/v1/tasks/nobody"), 404)["detail"]
+
+
+PARAMETERS = {
+    "limit=0": "limit",
+    "limit=1001": "limit",
+    "limit=many": "limit",
+    "limit=1.5": "limit",
+    "limit=" + "9" * 5000: "limit",
+    "status=lost": "status",
+    "kind=a/b": "kind",
+    "kind=": "kind",
+    "worker=%00": "worker",
+    "collection=%FF": "collection",
+    "cursor=" + "x" * 2000: "cursor",
+}
+
+
+@pytest.mark.parametrize(("query", "field"), PARAMETERS.items(), ids=[q[:20] for q in PARAMETERS])
+def test_a_parameter_that_does_not_fit_is_422(server: Any, query: str, field: str) -> None:
+    (error,) = refused(server.call("GET", f"/v1/tasks?{query}"), 422)["errors"]
+    assert error["field"] == field
+
+
+@pytest.mark.parametrize("cursor", ["x", "..", "%00", "-1", "%7B%7D", "AAAA", "99999999999999999999"])
+def test_a_cursor_that_was_never_given_is_no_error_of_the_server(server: Any, cursor: str) -> None:
+    assert server.call("GET", f"/v1/tasks?cursor={cursor}").status in {200, 422}
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8077", "10.0.0.1", "127.0.0.1.evil.example", "[::2]:1", ""]
+)
+@pytest.mark.parametrize("path", ["/v1/tasks", "/openapi.json", "/healthz"])
+def test_a_page_whose_name_resolves_to_this_machine_is_403(server: Any, host: str, path: str) -> None:
+    refused(server.call("GET", path, host=host), 403)
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:1", "127.1.2.3", "[::1]", "[::1]:8077"])
+def test_this_machine_may_be_called_by_any_of_its_names(server: Any, host: str) -> None:
+    assert server.call("GET", "/healthz", host=host).status == 200
+
+
+# Anything at all ----------------------------------------------------------------------------------------------
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["tasks", "ids", "beats", "results", "worker", "kinds", "id", "kind"]), inner)
+    ),
+    max_leaves=12,
+)
+_BODIES = st.binary(max_size=200) | _JSON.map(lambda value: json.dumps(value).encode())
+
+
+@pytest.mark.parametrize("path", POSTS)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=_BODIES)
+def test_no_body_is_an_error_of_the_server(server: Any, path: str, body: bytes) -> None:
+    assert server.call("POST", path, body).status < 500
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(path=st.text(st.characters(codec="ascii", categories=["L", "N", "P", "S"]), max_size=40))
+def test_no_path_is_an_error_of_the_server(server: Any, path: str) -> None:
+    assert server.call("GET", f"/v1/{path}").status < 500

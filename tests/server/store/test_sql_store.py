@@ -1,0 +1,300 @@
+"""A store in a file: what belongs to the file itself."""
+
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, create_engine
+
+from leasekit.errors import ConfigError, StoreLocked, Unavailable
+from leasekit.server.engine import open_store
+from leasekit.server.store import Entity, Run, Trigger, statements
+from leasekit.server.store.memory import MemoryStore
+from leasekit.server.store.schema import metadata
+from leasekit.server.store.sql import SqlStore
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tasks.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SqlStore]:
+    one = SqlStore(path)
+    one.open()
+    yield one
+    one.close()
+
+
+def put(store: SqlStore, seq: int = 1) -> None:
+    entity = Entity(seq, f"t{seq}", "k", None, 2, b"1", 1.0, 1.0, None, 5, None, 60.0, None, None, None)
+    with store.transaction() as tx:
+        tx.add([entity], [Trigger(seq, f"t{seq}", "k", 2, 300.0, 300.0, next_trigger_at=1.0)])
+
+
+def is_there(store: SqlStore, seq: int = 1) -> bool:
+    with store.view() as view:
+        return bool(view.triggers([f"t{seq}"]))
+
+
+# Schema
+
+
+def schema(connection: Any) -> dict[str, str]:
+    rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'alembic%'")
+    return {name: " ".join(sql.split()) for name, sql in rows}
+
+
+def test_the_migrations_make_what_the_schema_says(store: SqlStore, path: Path, tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    engine.dispose()
+    direct = create_engine(f"sqlite:///{tmp_path / 'direct.db'}")
+    metadata.create_all(direct)
+    direct.dispose()
+    with sqlite3.connect(path) as one, sqlite3.connect(tmp_path / "direct.db") as other:
+        assert schema(one).keys() == schema(other).keys()
+        assert {name: columns(one, name) for name in metadata.tables} == {
+            name: columns(other, name) for name in metadata.tables
+        }
+        indexes = [name for name in schema(other) if name.startswith("ix_")]
+        assert indexes
+        assert {name: schema(one)[name] for name in indexes} == {name: schema(other)[name] for name in indexes}
+    one.close()
+    other.close()
+
+
+def columns(connection: Any, table: str) -> Any:
+    return connection.execute(f'PRAGMA table_info("{table}")').fetchall()
+
+
+def test_the_rows_are_in_the_order_of_the_columns() -> None:
+    assert list(Entity.__struct_fields__) == metadata.tables["task"].columns.keys()
+    assert list(Trigger.__struct_fields__) == metadata.tables["trigger"].columns.keys()
+    assert list(Run.__struct_fields__) == metadata.tables["run"].columns.keys()
+
+
+def test_a_store_of_a_newer_version_is_refused(path: Path) -> None:
+    store = SqlStore(path)
+    store.open()
+    store.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    with pytest.raises(ConfigError, match="another version"):
+        store.open()
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("READY", "ix_trigger_waiting (kind=? AND priority=?"),
+        ("LANES", "ix_trigger_waiting (kind=? AND priority=?"),
+        ("EXPIRED", "ix_trigger_leased"),
+        ("BY_ID", "uq_task_id|sqlite_autoindex_task_1"),
+        ("BY_SEQ", "INTEGER PRIMARY KEY"),
+        ("RENEW", "INTEGER PRIMARY KEY"),
+        ("CONTENTS", "INTEGER PRIMARY KEY"),
+    ],
+)
+def test_the_hot_statements_are_index_scans(store: SqlStore, name: str, index: str) -> None:
+    statement: statements.Statement = getattr(statements, name)
+    with store.transaction() as tx:
+        connection: Connection = tx._connection  # type: ignore[attr-defined]
+        values = tuple("[]" for _ in statement.names)
+        plan = [row[-1] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement.sql}", values)]
+    assert any(one in step for step in plan for one in index.split("|")), plan
+    tables = {"trigger", "task", "progress"}
+    assert not [step for step in plan if step.startswith("SCAN") and step.split()[1] in tables], plan
+    assert not [step for step in plan if "TEMP B-TREE" in step], plan
+
+
+# The file
+
+
+def test_nobody_else_can_read_the_files(store: SqlStore, path: Path) -> None:
+    put(store)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    assert modes == dict.fromkeys(["tasks.db", "tasks.db-wal", "tasks.db-shm", "tasks.db.lock"], 0o600)
+
+
+def test_a_write_is_on_the_disk_when_it_is_acknowledged(store: SqlStore) -> None:
+    with store.transaction() as tx:
+        connection: Connection = tx._connection  # type: ignore[attr-defined]
+
+        def pragma(name: str) -> Any:
+            return connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+
+        assert (pragma("journal_mode"), pragma("synchronous"), pragma("foreign_keys")) == ("wal", 2, 1)
+
+
+def test_readers_cannot_write(store: SqlStore) -> None:
+    def write() -> None:
+        with store.view() as view:
+            connection: Connection = view._connection  # type: ignore[attr-defined]
+            connection.exec_driver_sql("DELETE FROM task")
+
+    with pytest.raises(Unavailable, match="readonly"):
+        write()
+
+
+def test_a_reader_does_not_hold_up_the_writer(store: SqlStore) -> None:
+    put(store)
+    with store.view() as view:
+        assert view.counts() == {"k": {"new": 1}}
+        put(store, 2)
+        assert view.counts() == {"k": {"new": 1}}, "one consistent look"
+    assert is_there(store, 2)
+
+
+def test_it_can_be_read_from_any_thread(store: SqlStore) -> None:
+    put(store)
+    found: list[bool] = []
+    threads = [threading.Thread(target=lambda: found.append(is_there(store))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 8
+
+
+def test_closing_leaves_one_whole_file(store: SqlStore, path: Path) -> None:
+    put(store)
+    store.close()
+    assert sorted(file.name for file in path.parent.iterdir()) == ["tasks.db", "tasks.db.lock"]
+    store.open()
+    assert is_there(store)
+
+
+def test_a_writer_that_failed_goes_on_with_a_new_connection(store: SqlStore, path: Path) -> None:
+    put(store)
+    with sqlite3.connect(path, isolation_level=None) as stranger:
+        stranger.execute("BEGIN IMMEDIATE")
+        with store._connected() as connection:
+            connection.connection.driver_connection.execute("PRAGMA busy_timeout = 1")  # type: ignore[union-attr]
+        with pytest.raises(Unavailable, match="did not take it: database is locked"):
+            put(store, 2)
+        stranger.execute("ROLLBACK")
+    stranger.close()
+    put(store, 3)
+    assert [is_there(store, seq) for seq in (1, 2, 3)] == [True, False, True]
+
+
+# Doors
+
+
+def test_a_file_in_a_directory_that_is_missing_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"directory of the store .* does not exist"):
+        open_store(f"sqlite:///{tmp_path}/missing/tasks.db")
+
+
+def test_a_path_that_cannot_be_a_file_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "dir.db").mkdir()
+    store = open_store(f"sqlite:///{tmp_path}/dir.db")
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        store.open()
+
+
+def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
+    path.write_bytes(b"something else entirely, and long enough to be looked at" * 100)
+    store = SqlStore(path)
+    with pytest.raises(Unavailable, match="not a database"):
+        store.open()
+    assert path.read_bytes().startswith(b"something else")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "tasks.db", "sqlite://", "sqlite:///", "sqlite://tasks.db", "sqlite:///:memory:", "postgresql://u:secret@h/d"],
+)
+def test_other_urls_are_refused_without_being_repeated(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        open_store(url)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["memory:", "memory://"])
+def test_memory_is_a_store_too(url: str) -> None:
+    assert isinstance(open_store(url), MemoryStore)
+
+
+def test_a_relative_path_is_taken_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = open_store("sqlite:///tasks %25 #?.db")
+    store.open()
+    store.close()
+    assert (tmp_path / "tasks %25 #?.db").is_file()
+
+
+# The lock
+
+
+def test_a_second_engine_in_this_process_is_refused(store: SqlStore, path: Path) -> None:
+    other = SqlStore(path)
+    with pytest.raises(StoreLocked, match=f"process {os.getpid()}"):
+        other.open()
+    put(store)
+    assert is_there(store), "and the first has lost nothing"
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from leasekit.server.store.sql import SqlStore
+store = SqlStore(Path(sys.argv[1]))
+store.open()
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+FORK = """
+import os, sys
+from pathlib import Path
+from leasekit.server.store.sql import SqlStore
+store = SqlStore(Path(sys.argv[1]))
+store.open()
+child = os.fork()
+if not child:
+    sys.stdin.read()
+    os._exit(0)
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(params=[HOLD, FORK], ids=["alone", "with a forked child"])
+def holder(request: pytest.FixtureRequest, path: Path) -> "Iterator[subprocess.Popen[str]]":
+    with subprocess.Popen(
+        [sys.executable, "-c", request.param, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        yield process
+        process.kill()
+
+
+def test_an_engine_in_another_process_is_refused_and_told_who_has_it(
+    holder: "subprocess.Popen[str]", path: Path
+) -> None:
+    with pytest.raises(StoreLocked, match=f"'tasks.db' open .process {holder.pid}."):
+        SqlStore(path).open()
+
+
+def test_a_killed_server_leaves_no_lock(holder: "subprocess.Popen[str]", path: Path) -> None:
+    holder.send_signal(signal.SIGKILL)
+    holder.wait(10)
+    store = SqlStore(path)
+    store.open()
+    store.close()

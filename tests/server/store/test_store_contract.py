@@ -1,0 +1,362 @@
+"""What every store does, row for row."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from leasekit.server.store import ClaimMemory, Content, Dedupe, Entity, Filter, Lane, Limits, Run, Store, Trigger
+from leasekit.task import Status
+
+START = (-1.0, -1)
+
+
+@pytest.fixture
+def store(make_store: Callable[[], Store]) -> Iterator[Store]:
+    one = make_store()
+    one.open()
+    yield one
+    one.close()
+
+
+def entity(seq: int, **more: Any) -> Entity:
+    fields: dict[str, Any] = {
+        "seq": seq,
+        "id": f"t{seq}",
+        "kind": "k",
+        "collection": None,
+        "priority": 2,
+        "payload": b"null",
+        "created_at": 1.5,
+        "at": 2.5,
+        "max_attempts": None,
+        "max_crashes": 5,
+        "max_runtime": None,
+        "enqueue_timeout": 60.0,
+        "retry": None,
+        "dedupe_key": None,
+        "traceparent": None,
+    }
+    return Entity(**fields | more)
+
+
+def trigger(seq: int, **more: Any) -> Trigger:
+    one = Trigger(seq, f"t{seq}", "k", 2, 300.0, 30.0, next_trigger_at=2.5)
+    return replace(one, **more)
+
+
+def add(store: Store, *triggers: Trigger, **more: Any) -> None:
+    with store.transaction() as tx:
+        tx.allocate(len(triggers))
+        tx.add([entity(t.seq, kind=t.kind, priority=t.priority, **more) for t in triggers], triggers)
+
+
+def run(seq: int, fence: int, **more: Any) -> Run:
+    fields: dict[str, Any] = {
+        "seq": seq,
+        "fence": fence,
+        "attempt": 1,
+        "outcome": "retry",
+        "at": 3.5,
+        "worker": "w",
+        "token": f"token-{fence}",
+        "digest": b"\x00d",
+        "result": b"1",
+        "error": None,
+    }
+    return Run(**fields | more)
+
+
+def test_what_was_added_is_found_as_it_was(store: Store) -> None:
+    full = entity(
+        1,
+        collection="c",
+        payload=b'"\\u0000\xc3\xa4"',
+        max_attempts=3,
+        max_runtime=9.5,
+        retry=b"{}",
+        dedupe_key="\0 key",
+        traceparent="00-ab",
+    )
+    row = trigger(1, status=Status.PROCESSING, fence=2**40, attempt=3, crashes=1, failures=2, ordered=True, owner="w")
+    with store.transaction() as tx:
+        tx.add([full], [row])
+    with store.transaction() as tx:
+        assert tx.entities([1, 9]) == {1: full}
+        assert tx.triggers(["t1", "nobody"]) == {"t1": row}
+        assert tx.triggers_of([1, 9]) == {1: row}
+        assert tx.limits([1, 9]) == {1: Limits(3, 5, b"{}")}
+        assert tx.contents([1, 9]) == {1: Content(full.payload, "c", "00-ab", None)}
+        found = tx.triggers(["t1"])["t1"]
+        assert type(found.status) is Status
+        assert type(found.ordered) is bool
+
+
+def test_numbers_are_given_out_once_and_grow_after_a_restart_too(store: Store, make_store: Any) -> None:
+    with store.transaction() as tx:
+        first = tx.allocate(3)
+        second = tx.allocate(1)
+        assert second == first + 3
+        tx.add([entity(second)], [trigger(second)])
+    store.close()
+    again = make_store()
+    again.open()
+    with again.transaction() as tx:
+        assert tx.allocate(1) > second
+    again.close()
+
+
+def test_an_id_is_taken_once(store: Store) -> None:
+    add(store, trigger(1))
+    with pytest.raises(Exception, match=r"t1|UNIQUE"), store.transaction() as tx:
+        tx.add([entity(2, id="t1")], [trigger(2, id="t1")])
+    with store.transaction() as tx:
+        assert tx.triggers_of([1, 2]).keys() == {1}
+
+
+def test_a_transaction_that_fails_leaves_nothing(store: Store) -> None:
+    add(store, trigger(1), trigger(2, owner="w", status=Status.CLAIMED))
+    with store.transaction() as tx:
+        tx.set_progress({1: b"1"})
+        tx.set_dedupes([Dedupe("k", "key", "t1", None)])
+        tx.add_runs([run(1, 1)])
+
+    def everything() -> Any:
+        with store.transaction() as tx:
+            return (
+                tx.triggers(["t1", "t2", "t3"]),
+                tx.contents([1, 2, 3]),
+                tx.runs([1, 2]),
+                tx.dedupes([("k", "key"), ("k", "new")]),
+                tx.remembered([("w", "c")]),
+                tx.lanes(["k"]),
+            )
+
+    before = everything()
+
+    def change_everything() -> None:
+        with store.transaction() as tx:
+            tx.add([entity(3)], [trigger(3)])
+            tx.save([trigger(1, status=Status.SUCCESS, next_trigger_at=None)])
+            tx.renew([2], Status.PROCESSING, now=100)
+            tx.rebase(now=1000)
+            tx.end([2], Status.SUCCESS)
+            tx.set_progress({1: b"2", 2: b"3"})
+            tx.forget_runs([(1, 1)])
+            tx.add_runs([run(1, 2), run(2, 1)])
+            tx.set_dedupes([Dedupe("k", "key", "t2", 5.0), Dedupe("k", "new", "t2", None)])
+            tx.remember([ClaimMemory("w", "c", 1.0, 0.5, [(1, "t")])])
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        change_everything()
+    assert everything() == before
+
+
+def test_what_was_saved_is_found(store: Store) -> None:
+    add(store, trigger(1), trigger(2))
+    changed = [
+        trigger(1, status=Status.CLAIMED, fence=1, attempt=1, owner="w", token="t", next_trigger_at=9.0),
+        trigger(2, status=Status.DEAD, crashes=6, failures=1, next_trigger_at=None, reason="why"),
+    ]
+    with store.transaction() as tx:
+        tx.save(changed)
+        tx.save([])
+    with store.transaction() as tx:
+        assert list(tx.triggers_of([1, 2]).values()) == changed
+
+
+def test_a_renewal_gives_each_its_own_timeout(store: Store) -> None:
+    rows = [trigger(n, heartbeat_timeout=10.0 * n, owner="w", status=Status.CLAIMED) for n in (1, 2, 3)]
+    add(store, *rows)
+    with store.transaction() as tx:
+        tx.renew([1, 2], Status.PROCESSING, now=100.0)
+        tx.renew([], Status.CLAIMED, now=200.0)
+        found = tx.triggers_of([1, 2, 3])
+    assert [(row.status, row.next_trigger_at) for row in found.values()] == [
+        (Status.PROCESSING, 110.0),
+        (Status.PROCESSING, 120.0),
+        (Status.CLAIMED, 2.5),
+    ]
+
+
+def test_an_end_leaves_the_counts_and_nothing_due(store: Store) -> None:
+    counted: dict[str, Any] = {"fence": 4, "attempt": 3, "crashes": 1, "failures": 1}
+    held = trigger(1, owner="w", token="t", ordered=True, status=Status.PROCESSING, **counted)
+    add(store, held, trigger(2))
+    with store.transaction() as tx:
+        tx.end([1], Status.SUCCESS)
+        tx.end([], Status.CANCELLED)
+    with store.transaction() as tx:
+        found = tx.triggers_of([1, 2])
+        assert found == {1: trigger(1, status=Status.SUCCESS, next_trigger_at=None, **counted), 2: trigger(2)}
+        assert tx.expired(now=1e9, limit=9) == []
+
+
+def test_lanes_say_when_their_first_is_due(store: Store) -> None:
+    add(
+        store,
+        trigger(1, priority=3, next_trigger_at=50.0),
+        trigger(2, priority=3, next_trigger_at=40.0),
+        trigger(3, kind="b", priority=0, next_trigger_at=60.0),
+        trigger(4, kind="other"),
+        trigger(5, kind="b", owner="w", status=Status.CLAIMED),
+        trigger(6, kind="b", status=Status.SUCCESS, next_trigger_at=None),
+    )
+    with store.transaction() as tx:
+        assert tx.lanes(["k", "b", "nothing"]) == [Lane(0, "b", 60.0), Lane(3, "k", 40.0)]
+        assert tx.lanes([]) == []
+
+
+def test_a_lane_gives_what_is_due_from_where_it_was_read(store: Store) -> None:
+    add(
+        store,
+        trigger(1, next_trigger_at=30.0),
+        trigger(2, next_trigger_at=10.0),
+        trigger(3, next_trigger_at=10.0),
+        trigger(4, next_trigger_at=20.0),
+        trigger(5, next_trigger_at=5.0, owner="w", status=Status.CLAIMED),
+        trigger(6, next_trigger_at=5.0, kind="b"),
+        trigger(7, next_trigger_at=5.0, priority=1),
+    )
+    lane = Lane(2, "k", 10.0)
+    with store.transaction() as tx:
+
+        def seqs(now: float, after: tuple[float, int], limit: int) -> list[int]:
+            return [row.seq for row in tx.ready(lane, now=now, after=after, limit=limit)]
+
+        assert seqs(20.0, START, 10) == [2, 3, 4]
+        assert seqs(19.9, START, 10) == [2, 3]
+        assert seqs(100.0, START, 2) == [2, 3]
+        assert seqs(100.0, (10.0, 2), 10) == [3, 4, 1]
+        assert seqs(100.0, (10.0, 3), 1) == [4]
+        assert seqs(100.0, (30.0, 1), 10) == []
+
+
+def test_expired_are_leases_whose_end_has_come(store: Store) -> None:
+    leased: dict[str, Any] = {"owner": "w", "status": Status.CLAIMED}
+    add(
+        store,
+        trigger(1, next_trigger_at=10.0, **leased),
+        trigger(2, next_trigger_at=5.0, **leased | {"status": Status.PROCESSING}),
+        trigger(3, next_trigger_at=11.0, **leased),
+        trigger(4, next_trigger_at=1.0),
+    )
+    with store.transaction() as tx:
+        assert [row.seq for row in tx.expired(now=10.0, limit=10)] == [2, 1]
+        assert [row.seq for row in tx.expired(now=10.0, limit=1)] == [2]
+
+
+def test_rebasing_lengthens_leases_only_and_spreads_them(store: Store) -> None:
+    rows = [
+        trigger(1, owner="w", status=Status.CLAIMED, next_trigger_at=50.0),
+        trigger(2, owner="w", status=Status.PROCESSING, next_trigger_at=50.0),
+        trigger(3, owner="w", status=Status.PROCESSING, next_trigger_at=5000.0),
+        trigger(4, next_trigger_at=50.0),
+        trigger(150, owner="w", status=Status.PROCESSING, next_trigger_at=50.0),
+    ]
+    add(store, *rows)
+    with store.transaction() as tx:
+        tx.rebase(now=100.0)
+        found = {seq: row.next_trigger_at for seq, row in tx.triggers_of([1, 2, 3, 4, 150]).items()}
+    assert found == {
+        1: pytest.approx(100 + 300 * 1.001),
+        2: pytest.approx(100 + 30 * 1.002),
+        3: 5000.0,
+        4: 50.0,
+        150: pytest.approx(100 + 30 * 1.05),
+    }
+
+
+def test_the_latest_progress_is_kept(store: Store) -> None:
+    add(store, trigger(1), trigger(2))
+    with store.transaction() as tx:
+        tx.set_progress({1: b"1", 2: b"2"})
+        tx.set_progress({1: b"3"})
+    with store.view() as view:
+        assert view.progress([1, 2, 9]) == {1: b"3", 2: b"2"}
+    with store.transaction() as tx:
+        assert tx.contents([1])[1].progress == b"3"
+
+
+def test_runs_are_kept_by_fence_and_told_without_their_values(store: Store) -> None:
+    add(store, trigger(1), trigger(2))
+    with store.transaction() as tx:
+        tx.add_runs([run(1, 2), run(1, 1), run(2, 1, result=None, digest=None, worker=None)])
+        assert sorted(tx.runs([1]), key=lambda one: one.fence) == [run(1, 1, result=None), run(1, 2, result=None)]
+        tx.forget_runs([(1, 2)])
+        tx.add_runs([run(1, 2, outcome="success")])
+    with store.view() as view:
+        assert view.last_runs(1, limit=5) == [run(1, 1), run(1, 2, outcome="success")]
+        assert view.last_runs(1, limit=1) == [run(1, 2, outcome="success")]
+        assert view.last_runs(9, limit=1) == []
+
+
+def test_a_fence_has_one_run(store: Store) -> None:
+    add(store, trigger(1))
+    with pytest.raises(Exception, match=r"run|UNIQUE"), store.transaction() as tx:
+        tx.add_runs([run(1, 1), run(1, 1)])
+
+
+def test_the_first_of_a_dedupe_key_is_replaced(store: Store) -> None:
+    with store.transaction() as tx:
+        tx.set_dedupes([Dedupe("k", "\0ü", "a", None), Dedupe("k", "2", "b", 5.0)])
+        tx.set_dedupes([Dedupe("k", "2", "c", 9.0)])
+    with store.transaction() as tx:
+        keys = [("k", "\0ü"), ("k", "2"), ("x", "2"), *((f"{n}", "x") for n in range(1000))]
+        assert tx.dedupes(keys) == {
+            ("k", "\0ü"): Dedupe("k", "\0ü", "a", None),
+            ("k", "2"): Dedupe("k", "2", "c", 9.0),
+        }
+
+
+def test_claims_are_remembered_and_forgotten(store: Store) -> None:
+    old, new = ClaimMemory("w", "c1", 1.0, 0.5, [(1, "t"), (2, "u")]), ClaimMemory("w", "c2", 2.0, 0.0, [])
+    with store.transaction() as tx:
+        tx.remember([old, new])
+    with store.transaction() as tx:
+        assert tx.remembered([("w", "c1"), ("w", "c2"), ("v", "c1")]) == {("w", "c1"): old, ("w", "c2"): new}
+        tx.forget_claims(before=2.0)
+        assert tx.remembered([("w", "c1"), ("w", "c2")]).keys() == {("w", "c2")}
+
+
+def test_a_page_goes_by_the_order_in_which_tasks_came(store: Store) -> None:
+    add(store, trigger(1), trigger(2, kind="b"), collection="c")
+    add(store, trigger(3, owner="w", status=Status.CLAIMED), trigger(4))
+
+    with store.view() as view:
+
+        def seqs(after: int = 0, limit: int = 10, **wanted: Any) -> list[int]:
+            return [row.seq for row in view.page(Filter(**wanted), after=after, limit=limit)]
+
+        assert seqs() == [1, 2, 3, 4]
+        assert seqs(after=1, limit=2) == [2, 3]
+        assert seqs(kind="k") == [1, 3, 4]
+        assert seqs(collection="c") == [1, 2]
+        assert seqs(status=Status.NEW, kind="k") == [1, 4]
+        assert seqs(worker="w") == [3]
+        assert seqs(collection="c", kind="b", status=Status.NEW) == [2]
+
+
+def test_counts_and_holders(store: Store) -> None:
+    add(store, trigger(1), trigger(2), trigger(3, kind="b", owner="w", status=Status.CLAIMED))
+    add(store, trigger(4, owner="w", status=Status.PROCESSING), trigger(5, status=Status.DEAD, next_trigger_at=None))
+    with store.view() as view:
+        assert view.counts() == {"k": {"new": 2, "processing": 1, "dead": 1}, "b": {"claimed": 1}}
+        assert view.holders() == {"w": 2}
+
+
+def test_a_view_sees_what_was_committed(store: Store) -> None:
+    add(store, trigger(1))
+    with store.view() as view:
+        assert view.triggers(["t1"]).keys() == {"t1"}
+        assert view.entities([1])[1] == entity(1)
+
+
+def test_touching_changes_nothing(store: Store) -> None:
+    add(store, trigger(1))
+    with store.transaction() as tx:
+        tx.touch()
+    with store.view() as view:
+        assert view.triggers(["t1"]) == {"t1": trigger(1)}

@@ -1,0 +1,342 @@
+"""Who gets which task, and how it is waited for."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import pytest
+
+from leasekit.errors import Throttled
+from leasekit.server import waiting
+from leasekit.task import Claimed, NewTask
+
+pytestmark = pytest.mark.anyio
+
+
+async def settled_down() -> None:
+    """Let the loop do what it can without anything from outside."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def is_waiting(bench: Any, number: int) -> None:
+    """Until so many claims are parked."""
+    with anyio.fail_after(10):
+        while sum(poll.is_parked for poll in bench.engine._waiting._polls.values()) < number:  # noqa: ASYNC110  a fact of another thread
+            await asyncio.sleep(0.001)
+
+
+async def until_done(*tasks: "asyncio.Task[Any]") -> list[Any]:
+    with anyio.fail_after(10):
+        return list(await asyncio.gather(*tasks))
+
+
+# Which
+
+
+async def test_the_most_urgent_goes_first_then_the_longest_due(bench: Any) -> None:
+    for name, priority in [("c2", 2), ("a0", 0), ("d4", 4), ("b1", 1), ("e2", 2)]:
+        await bench.put(name, priority=priority)
+        bench.clock.advance(1)
+    early = datetime.fromtimestamp(bench.clock.wall - 100, UTC)
+    await bench.put("f2", priority=2, at=early)
+    assert await bench.ids() == ["a0", "b1", "f2", "c2", "e2", "d4"]
+
+
+async def test_among_equals_the_first_to_come_goes_first(bench: Any) -> None:
+    ids = [f"t{n}" for n in range(20)]
+    await bench.put(*ids)
+    assert [await bench.ids(limit=3) for _ in range(7)] == [ids[at : at + 3] for at in range(0, 20, 3)]
+
+
+async def test_several_kinds_are_served_as_one_queue(bench: Any) -> None:
+    for n in range(30):
+        await bench.put(f"t{n:02}", kind="abc"[n % 3], priority=n % 2)
+        bench.clock.advance(1)
+    got = await bench.ids(kinds=("a", "b", "c"))
+    assert got == [f"t{n:02}" for n in range(0, 30, 2)] + [f"t{n:02}" for n in range(1, 30, 2)]
+
+
+async def test_more_than_a_chunk_of_one_kind_beside_others(bench: Any) -> None:
+    await bench.put(*(f"a{n:04}" for n in range(1500)), kind="a")
+    await bench.put(*(f"b{n:04}" for n in range(20)), kind="b")
+    got = await bench.ids(kinds=("b", "a", "c"), limit=1000) + await bench.ids(kinds=("a", "b"), limit=1000)
+    assert got == [f"a{n:04}" for n in range(1500)] + [f"b{n:04}" for n in range(20)]
+
+
+async def test_only_kinds_that_were_asked_for(bench: Any) -> None:
+    await bench.put("a", kind="a")
+    assert await bench.ids(kinds=("b", "A", "")) == []
+
+
+async def test_no_task_goes_to_two(bench: Any) -> None:
+    await bench.put(*(f"t{n}" for n in range(200)))
+    answers = await asyncio.gather(*(bench.claim(limit=7) for _ in range(40)))
+    got = [task.id for answer in answers for task in answer.tasks]
+    assert sorted(got) == sorted(f"t{n}" for n in range(200))
+
+
+async def test_every_grant_has_a_new_token_and_a_greater_fence(bench: Any) -> None:
+    await bench.put("a")
+    tokens, fences = set[str](), list[int]()
+    for outcome in ("release", "crash", "release"):
+        task = await bench.take()
+        tokens.add(task.token)
+        fences.append(task.fence)
+        await bench.settle(task, outcome)
+    assert len(tokens) == 3
+    assert all(len(token) >= 22 for token in tokens)
+    assert fences == sorted(set(fences))
+
+
+async def test_a_lease_that_ended_is_taken_back_by_the_claim_itself(bench: Any) -> None:
+    first = await bench.taken("a", claim_timeout=10)
+    bench.clock.advance(10)
+    second = await bench.take()
+    assert (second.id, second.attempt, second.fence) == ("a", 2, first.fence + 1)
+    assert (await bench.info("a")).crashes == 1
+
+
+# Claim again
+
+
+async def test_a_repeat_gets_the_same_tasks_tokens_and_waited(bench: Any) -> None:
+    await bench.put("a", "b", "c")
+    first = await bench.claim(limit=2, claim_id="c1")
+    bench.clock.advance(5)
+    second = await bench.claim(limit=2, claim_id="c1")
+    assert encoded(second) == encoded(first)
+
+
+async def test_a_repeat_gets_only_what_is_still_live(bench: Any) -> None:
+    await bench.put("a", claim_timeout=10)
+    await bench.put("b", "c", claim_timeout=100)
+    first = await bench.claim(claim_id="c1")
+    await bench.settle(first.tasks[1], "release")
+    bench.clock.advance(10)
+    again = await bench.claim(claim_id="c1")
+    assert [(task.id, task.token) for task in again.tasks] == [("c", first.tasks[2].token)]
+
+
+async def test_a_repeat_after_all_has_ended_is_empty_and_takes_nothing_new(bench: Any) -> None:
+    task = await bench.taken("a", claim_timeout=10)
+    await bench.put("b")
+    first = await bench.claim(claim_id="c1")
+    await bench.settle(first.tasks[0])
+    await bench.put("c")
+    assert (await bench.claim(claim_id="c1")).tasks == []
+    assert await bench.ids() == ["c"]
+    assert task.id == "a"
+
+
+async def test_a_repeat_gets_the_same_after_a_restart(bench: Any) -> None:
+    await bench.put("a", "b")
+    first = await bench.claim(claim_id="c1")
+    await bench.restart()
+    assert encoded(await bench.claim(claim_id="c1")) == encoded(first)
+    assert (await bench.beat(first.tasks[0])).verdict == "renewed"
+
+
+async def test_a_task_taken_by_another_since_is_not_in_the_repeat(bench: Any) -> None:
+    await bench.put("a", claim_timeout=10)
+    await bench.claim(claim_id="c1")
+    bench.clock.advance(10)
+    assert await bench.ids(claim_id="c2") == ["a"]
+    assert await bench.ids(claim_id="c1") == []
+
+
+async def test_an_empty_answer_is_not_remembered(bench: Any) -> None:
+    assert await bench.ids(claim_id="c1") == []
+    await bench.put("a")
+    assert await bench.ids(claim_id="c1") == ["a"]
+
+
+async def test_a_claim_id_is_its_workers_own(bench: Any) -> None:
+    await bench.put("a")
+    assert await bench.ids(claim_id="c1", worker="one") == ["a"]
+    assert await bench.ids(claim_id="c1", worker="two") == []
+
+
+async def test_what_claims_were_answered_is_forgotten_after_a_day(bench: Any) -> None:
+    await bench.taken("a", claim_timeout=200_000)
+    await bench.put("b", claim_timeout=200_000)
+    assert await bench.ids(claim_id="c1") == ["b"]
+    await bench.later(86_000)
+    assert await bench.ids(claim_id="c1") == ["b"]
+    await bench.later(4_000)
+    await bench.put("c")
+    assert await bench.ids(claim_id="c1") == ["c"]
+
+
+# Waiting
+
+
+async def test_a_waiting_claim_is_woken_by_a_schedule_and_says_how_long_it_waited(bench: Any) -> None:
+    asking = asyncio.create_task(bench.claim(wait=30))
+    await is_waiting(bench, 1)
+    bench.clock.advance(12)
+    await bench.put("a")
+    (claimed,) = await until_done(asking)
+    assert [task.id for task in claimed.tasks] == ["a"]
+    assert claimed.waited == 12
+
+
+@pytest.mark.parametrize(("outcome", "more"), [("release", {}), ("crash", {}), ("retry", {"retry_after": 0.0})])
+async def test_a_waiting_claim_is_woken_by_what_is_given_back(bench: Any, outcome: Any, more: Any) -> None:
+    task = await bench.taken("a")
+    asking = asyncio.create_task(bench.claim(wait=30))
+    await is_waiting(bench, 1)
+    await bench.settle(task, outcome, **more)
+    (claimed,) = await until_done(asking)
+    assert claimed.tasks[0].id == "a"
+
+
+async def test_a_waiting_claim_is_woken_by_successors(bench: Any) -> None:
+    task = await bench.taken("a", kind="first")
+    asking = asyncio.create_task(bench.claim(wait=30))
+    await is_waiting(bench, 1)
+    await bench.settle(task, then=[NewTask(kind="k", id="b")])
+    (claimed,) = await until_done(asking)
+    assert claimed.tasks[0].id == "b"
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+async def test_a_waiting_claim_gets_a_task_when_it_is_due(bench: Any, when: str) -> None:
+    due = datetime.fromtimestamp(bench.clock.wall + 5, UTC)
+    if when == "before":
+        await bench.put("a", at=due)
+    asking = asyncio.create_task(bench.claim(wait=30))
+    await is_waiting(bench, 1)
+    if when == "while":
+        await bench.put("a", at=due)
+    await bench.later(5)
+    (claimed,) = await until_done(asking)
+    assert claimed.tasks[0].id == "a"
+
+
+async def test_a_timer_wakes_a_claim_without_the_consumer(bench: Any) -> None:
+    asking = asyncio.create_task(bench.claim(wait=30))
+    await is_waiting(bench, 1)
+    await bench.put("a", at=datetime.fromtimestamp(bench.clock.wall + 0.05, UTC))
+    bench.clock.advance(0.05)
+    (claimed,) = await until_done(asking)
+    assert claimed.tasks[0].id == "a"
+
+
+async def test_a_waiting_claim_gets_a_task_whose_lease_ended(bench: Any) -> None:
+    await bench.taken("a", claim_timeout=10)
+    asking = asyncio.create_task(bench.claim(wait=30))
+    await is_waiting(bench, 1)
+    await bench.later(10)
+    (claimed,) = await until_done(asking)
+    assert claimed.tasks[0].id == "a"
+
+
+async def test_waiting_claims_are_served_first_come_first_served(bench: Any) -> None:
+    asking: list[asyncio.Task[Claimed]] = []
+    for n in range(5):
+        asking.append(asyncio.create_task(bench.claim(wait=30, limit=1)))
+        await is_waiting(bench, n + 1)
+    for n in range(5):
+        await bench.put(f"t{n}")
+    answers = await until_done(*asking)
+    assert [answer.tasks[0].id for answer in answers] == [f"t{n}" for n in range(5)]
+
+
+async def test_one_task_wakes_one_claim_and_leaves_the_others_waiting(bench: Any) -> None:
+    first = asyncio.create_task(bench.claim(wait=30, kinds=("k", "x")))
+    await is_waiting(bench, 1)
+    second = asyncio.create_task(bench.claim(wait=30, kinds=("k",)))
+    await is_waiting(bench, 2)
+    await bench.put("a")
+    await until_done(first)
+    await is_waiting(bench, 1)
+    assert not second.done()
+    await bench.put("b")
+    (claimed,) = await until_done(second)
+    assert claimed.tasks[0].id == "b"
+
+
+async def test_a_repeat_joins_the_claim_that_waits(bench: Any) -> None:
+    asking = [asyncio.create_task(bench.claim(wait=30, claim_id="c1", limit=1)) for _ in range(3)]
+    await is_waiting(bench, 1)
+    await bench.put("a", "b", "c")
+    answers = await until_done(*asking)
+    assert [[task.id for task in answer.tasks] for answer in answers] == [["a"]] * 3
+    assert len({answer.tasks[0].token for answer in answers}) == 1
+
+
+async def test_a_claim_answers_empty_when_its_wait_is_over(bench: Any) -> None:
+    with anyio.fail_after(10):
+        assert (await bench.claim(wait=0.05)).tasks == []
+    await bench.put("a")
+    assert await bench.ids() == ["a"]
+
+
+async def test_nothing_is_granted_to_a_claim_whose_caller_left(bench: Any) -> None:
+    asking = asyncio.create_task(bench.claim(wait=30, claim_id="c1"))
+    await is_waiting(bench, 1)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await bench.put("a")
+    assert await bench.status("a") == "new"
+    assert await bench.ids(claim_id="c2") == ["a"]
+
+
+async def test_nothing_is_granted_to_a_claim_whose_caller_left_before_it_was_tried(bench: Any) -> None:
+    await bench.put("a")
+    asking = asyncio.create_task(bench.claim(wait=30))
+    # It is handed to the writer and given up in one breath; the writer must look again when it gets to it.
+    bench.engine._commit._wake.acquire()
+    try:
+        await settled_down()
+        asking.cancel()
+        await settled_down()
+    finally:
+        bench.engine._commit._wake.release()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert await bench.ids() == ["a"]
+
+
+async def test_a_claim_goes_on_while_one_of_its_callers_waits(bench: Any) -> None:
+    asking = [asyncio.create_task(bench.claim(wait=30, claim_id="c1")) for _ in range(2)]
+    await is_waiting(bench, 1)
+    asking[0].cancel()
+    await settled_down()
+    await bench.put("a")
+    (claimed,) = await until_done(asking[1])
+    assert claimed.tasks[0].id == "a"
+
+
+async def test_too_many_that_wait_are_told_to_come_later(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_MOST", 2)
+    asking = [asyncio.create_task(bench.claim(wait=30)) for _ in range(2)]
+    await is_waiting(bench, 2)
+    with pytest.raises(Throttled):
+        await bench.claim(wait=30)
+    assert (await bench.claim(wait=0)).tasks == []
+    await bench.put("a", "b")
+    await until_done(asking[0])
+    asking[1].cancel()
+
+
+async def test_claims_that_wait_leave_nothing_behind(bench: Any) -> None:
+    asking = [asyncio.create_task(bench.claim(wait=0.02, kinds=("k", f"x{n}"))) for n in range(20)]
+    await until_done(*asking)
+    room = bench.engine._waiting
+    assert (room._polls, room._parked, room._due) == ({}, {}, {})
+
+
+async def test_those_who_wait_are_answered_when_the_engine_stops(bench: Any) -> None:
+    asking = asyncio.create_task(bench.claim(wait=30))
+    await is_waiting(bench, 1)
+    await bench.restart()
+    (claimed,) = await until_done(asking)
+    assert claimed.tasks == []
+
+
+def encoded(claimed: Claimed) -> Any:
+    return claimed.waited, [(t.id, t.token, t.ttl, t.fence, t.attempt, bytes(t.payload)) for t in claimed.tasks]

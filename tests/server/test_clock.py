@@ -1,0 +1,58 @@
+"""The store's time."""
+
+from leasekit.server.clock import StoreClock
+
+
+class Hands:
+    wall = 1000.0
+    boot = 5.0
+
+
+def clock() -> tuple[StoreClock, Hands]:
+    hands = Hands()
+    return StoreClock(lambda: hands.wall, lambda: hands.boot), hands
+
+
+def test_it_goes_with_the_wall_clock() -> None:
+    it, hands = clock()
+    hands.wall += 3
+    hands.boot += 3
+    assert it.read() == (1003, 8, False)
+
+
+def test_it_goes_on_where_the_wall_clock_is_set_back() -> None:
+    it, hands = clock()
+    hands.wall -= 100
+    hands.boot += 3
+    assert it.read() == (1003, 8, False)
+    hands.wall += 99
+    hands.boot += 1
+    assert it.read() == (1004, 9, False)
+
+
+def test_it_follows_a_jump_and_says_so_once() -> None:
+    it, hands = clock()
+    hands.wall += 100
+    assert it.read() == (1100, 5, True)
+    assert it.read() == (1100, 5, False)
+
+
+def test_a_peek_does_not_swallow_a_jump() -> None:
+    it, hands = clock()
+    hands.wall += 100
+    assert it.peek() == 1000
+    assert it.read().jumped
+
+
+def test_a_clock_without_a_reference_is_its_own() -> None:
+    hands = Hands()
+    it = StoreClock(lambda: hands.wall, None)
+    hands.wall += 100
+    assert it.read() == (1100, 1100, False)
+
+
+def test_the_real_clocks_agree() -> None:
+    it = StoreClock(None, None)
+    first, second = it.read(), it.read()
+    assert first.now <= second.now
+    assert not second.jumped

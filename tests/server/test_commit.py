@@ -1,0 +1,234 @@
+"""Group commit: who shares a transaction, who fails, and who survives."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import anyio
+import pytest
+
+from leasekit.errors import Throttled, Unavailable
+from leasekit.server.clock import StoreClock
+from leasekit.server.commit import GroupCommit, Kind
+from leasekit.server.store import Dedupe, Store
+from leasekit.server.store.memory import MemoryStore
+from leasekit.server.turn import Turn
+
+pytestmark = pytest.mark.anyio
+
+
+class Recorder:
+    """Two classes of requests that write what they are told, and notes of what shared a transaction."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.turns: list[list[str]] = []
+        self.readied: list[dict[str, float]] = []
+        self.gaps = 0
+        self.may_go = threading.Event()
+        self.may_go.set()
+        self.is_busy = threading.Event()
+        self.first = Kind("firsts", self.apply, 10)
+        self.last = Kind("lasts", self.apply, 10)
+        self._turn: Turn | None = None
+
+    @asynccontextmanager
+    async def commit(self) -> AsyncIterator[GroupCommit]:
+        commit = GroupCommit(
+            self.store,
+            [self.first, self.last],
+            clock=StoreClock(None, None),
+            random=Random(1),
+            on_ready=lambda readied: self.readied.append(dict(readied)),
+            on_gap=self.gap,
+        )
+        await commit.start()
+        try:
+            yield commit
+        finally:
+            self.may_go.set()
+            await commit.stop()
+
+    def gap(self, turn: Turn) -> None:
+        self.gaps += 1
+
+    def apply(self, turn: Turn, requests: Sequence[str]) -> list[str]:
+        self.is_busy.set()
+        self.may_go.wait(10)
+        if turn is not self._turn:
+            self._turn = turn
+            self.turns.append([])
+        self.turns[-1] += requests
+        for request in requests:
+            turn.tx.set_dedupes([Dedupe("k", request, "id", None)])
+            if request.startswith("ready"):
+                turn.ready(request, 5.0)
+            if "bad" in request:
+                raise ValueError(request)
+            if request.startswith("big"):
+                raise Unavailable("the disk is full")
+        return [request.upper() for request in requests]
+
+    def written(self) -> set[str]:
+        with self.store.transaction() as tx:
+            keys = {("k", name) for names in self.turns for name in names}
+            return {key for _, key in tx.dedupes(keys)}
+
+    async def held_up(self, commit: GroupCommit) -> "asyncio.Task[Any]":
+        """A request that the writer is busy with until it may go."""
+        self.may_go.clear()
+        self.is_busy.clear()
+        ahead = asyncio.create_task(commit.ask(self.first, "ahead", size=1))
+        await until(self.is_busy.is_set)
+        return ahead
+
+    async def together(self, commit: GroupCommit, *requests: str) -> list[Any]:
+        """Have these wait until all of them are there."""
+        ahead = await self.held_up(commit)
+        kinds = [self.last if request[-1].islower() else self.first for request in requests]
+        asking = [
+            asyncio.create_task(commit.ask(kind, request, size=1))
+            for kind, request in zip(kinds, requests, strict=True)
+        ]
+        await until(lambda: sum(map(len, commit._queues.values())) == len(requests))
+        self.may_go.set()
+        with anyio.fail_after(10):
+            await ahead
+            return await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def until(fact: Any) -> None:
+    with anyio.fail_after(10):
+        while not fact():  # noqa: ASYNC110  a fact of another thread
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def recorder(make_store: Any) -> Recorder:
+    return Recorder(make_store())
+
+
+async def test_a_request_alone_does_not_wait_for_company(recorder: Recorder) -> None:
+    async with recorder.commit() as commit:
+        assert await commit.ask(recorder.last, "a", size=1) == "A"
+    assert recorder.turns == [["a"]]
+
+
+async def test_what_gathers_meanwhile_shares_a_transaction_in_order_of_survival(recorder: Recorder) -> None:
+    async with recorder.commit() as commit:
+        answers = await recorder.together(commit, "a", "b1", "c", "d1")
+        assert answers == ["A", "B1", "C", "D1"]
+        assert recorder.turns == [["ahead"], ["b1", "d1", "a", "c"]]
+
+
+async def test_one_bad_request_fails_alone(recorder: Recorder) -> None:
+    async with recorder.commit() as commit:
+        answers = await recorder.together(commit, "a", "bad", "c", "bad1")
+        assert [answers[0], answers[2]] == ["A", "C"]
+        assert (str(answers[1]), str(answers[3])) == ("bad", "bad1")
+        assert recorder.written() == {"ahead", "a", "c"}
+
+
+async def test_where_the_store_fails_the_other_classes_still_get_through(recorder: Recorder) -> None:
+    async with recorder.commit() as commit:
+        answers = await recorder.together(commit, "a1", "big", "c")
+        assert answers[0] == "A1"
+        assert all(isinstance(answer, Unavailable) for answer in answers[1:])
+        assert recorder.written() == {"ahead", "a1"}
+
+
+async def test_a_fault_is_told_until_something_could_be_written_again(recorder: Recorder) -> None:
+    async with recorder.commit() as commit:
+        with pytest.raises(Unavailable):
+            await commit.ask(recorder.last, "big", size=1)
+        assert commit.fault == "the disk is full"
+        await commit.ask(recorder.last, "a", size=1)
+        assert commit.fault is None
+
+
+async def test_what_became_ready_is_told_after_the_commit(recorder: Recorder) -> None:
+    async with recorder.commit() as commit:
+        await recorder.together(commit, "ready-a", "bad", "ready-b")
+        await commit.ask(recorder.last, "x", size=1)
+    assert recorder.readied == [{"ready-a": 5.0, "ready-b": 5.0}]
+
+
+async def test_what_failed_made_nothing_ready(recorder: Recorder) -> None:
+    async with recorder.commit() as commit:
+        answers = await recorder.together(commit, "ready-bad", "a")
+        assert isinstance(answers[0], ValueError)
+    assert recorder.readied == []
+
+
+async def test_a_gap_is_told_in_the_first_transaction_that_ends_well(recorder: Recorder) -> None:
+    async with recorder.commit() as commit:
+        with pytest.raises(ValueError, match="bad"):
+            await commit.ask(recorder.last, "bad", size=1)
+        assert recorder.gaps == 1
+        await commit.ask(recorder.last, "a", size=1)
+        await commit.ask(recorder.last, "b", size=1)
+        assert recorder.gaps == 2
+
+
+async def test_a_full_queue_refuses_early_and_says_when_to_come_back(recorder: Recorder) -> None:
+    async with recorder.commit() as commit:
+        ahead = await recorder.held_up(commit)
+        waits = asyncio.create_task(commit.ask(recorder.last, "a", size=10))
+        await until(lambda: commit._queues[recorder.last])
+        with pytest.raises(Throttled, match="too many lasts") as throttled:
+            await commit.ask(recorder.last, "b", size=1)
+        assert throttled.value.retry_after is not None
+        assert 0.5 <= throttled.value.retry_after <= 1.5
+        first = asyncio.create_task(commit.ask(recorder.first, "c", size=1))
+        await until(lambda: commit._queues[recorder.first])
+        recorder.may_go.set()
+        with anyio.fail_after(10):
+            assert list(await asyncio.gather(ahead, waits, first)) == ["AHEAD", "A", "C"]
+        assert await commit.ask(recorder.last, "b", size=1) == "B"
+
+
+async def test_a_request_larger_than_the_queue_is_taken_when_nothing_waits(recorder: Recorder) -> None:
+    async with recorder.commit() as commit:
+        assert await commit.ask(recorder.last, "a", size=100_000) == "A"
+
+
+async def test_what_was_accepted_is_written_before_the_end(recorder: Recorder) -> None:
+    async with recorder.commit() as commit:
+        ahead = await recorder.held_up(commit)
+        asking = [asyncio.create_task(commit.ask(recorder.last, f"{n}x", size=1)) for n in range(5)]
+        await until(lambda: len(commit._queues[recorder.last]) == 5)
+    await ahead
+    with anyio.fail_after(10):
+        assert await asyncio.gather(*asking) == [f"{n}X" for n in range(5)]
+
+
+async def test_after_the_end_nothing_is_accepted(recorder: Recorder) -> None:
+    async with recorder.commit() as commit:
+        pass
+    with pytest.raises(Unavailable, match="closed"):
+        await commit.ask(recorder.last, "a", size=1)
+    assert "leasekit-writer" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_an_answer_that_nobody_waits_for_hurts_nobody(recorder: Recorder) -> None:
+    async with recorder.commit() as commit:
+        ahead = await recorder.held_up(commit)
+        ahead.cancel()
+        recorder.may_go.set()
+        assert await commit.ask(recorder.last, "b", size=1) == "B"
+        assert recorder.written() == {"ahead", "b"}
+
+
+async def test_a_store_that_does_not_open_is_told_and_leaves_no_thread() -> None:
+    class Broken(MemoryStore):
+        def open(self) -> None:
+            raise Unavailable("no")
+
+    recorder = Recorder(Broken())
+    with pytest.raises(Unavailable, match="no"):
+        async with recorder.commit():
+            pass
+    assert "leasekit-writer" not in {thread.name for thread in threading.enumerate()}

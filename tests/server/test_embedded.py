@@ -1,0 +1,227 @@
+"""The embedded door: the same contract as any other, and the same refusals as the wire."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from leasekit.backend import Backend, Scheduler
+from leasekit.errors import ConfigError, Refused, StoreLocked, Unavailable
+from leasekit.registry import open_backend
+from leasekit.server.embedded import Embedded
+from leasekit.server.engine import Engine, connect, open_store
+from leasekit.task import Beat, NewTask, Settlement, Status
+from leasekit.testing.contract import SchedulerContract
+
+pytestmark = pytest.mark.anyio
+
+
+class Shared:
+    """One engine behind several doors, with a clock that the tests turn."""
+
+    def __init__(self, url: str) -> None:
+        self.now = datetime.now(UTC).timestamp()
+        self.engine = Engine(open_store(url), clock=lambda: self.now, random=Random(3))
+
+    def door(self, worker: str) -> Embedded:
+        return Embedded(lambda: _Lent(self.engine), worker=worker)
+
+
+class _Lent:
+    """The engine belongs to the fixture: a door neither opens nor closes it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def __aenter__(self) -> Engine:
+        return self._engine
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+class Contract(SchedulerContract):
+    """One engine, two workers, and its own time."""
+
+    @pytest.fixture
+    async def shared(self, tmp_path: Path) -> AsyncIterator[Shared]:
+        shared = Shared(self.url(tmp_path))
+        async with shared.engine:
+            self._shared = shared
+            yield shared
+
+    def url(self, tmp_path: Path) -> str:
+        raise NotImplementedError
+
+    @pytest.fixture
+    async def backend(self, shared: Shared) -> Backend:
+        return shared.door("one")
+
+    @pytest.fixture
+    async def other(self, shared: Shared) -> Backend:
+        return shared.door("two")
+
+    async def sleep(self, seconds: float) -> None:
+        # A claim that waits does so in real time; what is due is judged by the engine's.
+        await asyncio.sleep(min(seconds, 0.05))
+        self._shared.now += seconds
+        await self._shared.engine.tick()
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self._shared.now, UTC)
+
+
+class TestOnSqlite(Contract):
+    def url(self, tmp_path: Path) -> str:
+        return f"sqlite:///{tmp_path}/tasks.db"
+
+
+class TestInMemory(Contract):
+    def url(self, tmp_path: Path) -> str:
+        return "memory:"
+
+
+# The door itself
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Embedded]:
+    one = connect(f"sqlite:///{tmp_path}/tasks.db", worker="w")
+    yield one
+    await one.aclose()
+
+
+async def test_the_scheme_is_registered(tmp_path: Path) -> None:
+    backend = open_backend(f"sqlite:///{tmp_path}/tasks.db", worker="w")
+    assert isinstance(backend, Embedded)
+    assert isinstance(backend, Scheduler)
+    await backend.aclose()
+
+
+def test_connecting_opens_nothing_but_refuses_a_bad_url(tmp_path: Path) -> None:
+    connect(f"sqlite:///{tmp_path}/tasks.db", worker="w")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ConfigError):
+        connect(f"sqlite:///{tmp_path}/missing/tasks.db", worker="w")
+
+
+async def test_the_first_calls_open_one_engine(door: Embedded) -> None:
+    answers = await asyncio.gather(*(door.schedule([NewTask(kind="k")]) for _ in range(5)))
+    assert all(answer[0].created for answer in answers)
+
+
+async def test_a_door_that_could_not_open_may_open_later(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/tasks.db"
+    first, second = connect(url, worker="w"), connect(url, worker="w")
+    await first.stats()
+    with pytest.raises(StoreLocked):
+        await second.stats()
+    await first.aclose()
+    assert await second.stats() == {"kinds": {}}
+    await second.aclose()
+
+
+async def test_a_closed_door_stays_closed(door: Embedded) -> None:
+    await door.aclose()
+    with pytest.raises(Unavailable, match="closed"):
+        await door.stats()
+
+
+async def test_tasks_outlive_the_door(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/tasks.db"
+    for created in (True, False):
+        door = connect(url, worker="w")
+        assert (await door.schedule([NewTask(kind="k", id="a")]))[0].created is created
+        await door.aclose()
+
+
+async def test_values_leave_as_plain_values(door: Embedded) -> None:
+    await door.schedule([NewTask(kind="k", id="a", payload={"n": [1, None]})])
+    (task,) = (await door.claim(["k"], limit=1, wait=0, claim_id="c")).tasks
+    assert (task.payload, task.progress) == ({"n": [1, None]}, None)
+    await door.settle([Settlement(id="a", token=task.token, outcome="success", result=(1, 2), progress=[3])])
+    info = await door.get("a")
+    assert info is not None
+    assert (info.payload, info.result, info.error, info.progress) == ({"n": [1, None]}, [1, 2], None, [3])
+    assert info.history[0].result == [1, 2]
+    assert (await door.list(kind="k")).tasks[0].result == [1, 2]
+
+
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize(
+    ("task", "field"),
+    [
+        (NewTask(kind=""), "kind"),
+        (NewTask(kind="a/b"), "kind"),
+        (NewTask(kind="k\n"), "kind"),
+        (NewTask(kind="k", id="x" * 129), "id"),
+        (NewTask(kind="k", priority=5), "priority"),
+        (NewTask(kind="k", priority=True), "priority"),
+        (NewTask(kind="k", at=datetime(2026, 1, 1)), "at"),  # noqa: DTZ001
+        (NewTask(kind="k", max_attempts=0), "max_attempts"),
+        (NewTask(kind="k", claim_timeout=1.0), "claim_timeout"),
+        (NewTask(kind="k", claim_timeout=float("nan")), "claim_timeout"),
+        (NewTask(kind="k", payload="x" * 2**20), "payload"),
+        (NewTask(kind="k", payload=object()), "tasks"),
+        (NewTask(kind="k", payload="\ud800"), "tasks"),
+        (NewTask(kind="k", payload=LOOP), "tasks"),
+    ],
+)
+async def test_what_the_wire_would_refuse_is_refused_whole(door: Embedded, task: NewTask, field: str) -> None:
+    with pytest.raises(Refused) as refused:
+        await door.schedule([NewTask(kind="k"), task])
+    (error,) = refused.value.errors
+    assert (error["item"], error["field"]) == (1, field)
+    assert error["detail"]
+    assert await door.stats() == {"kinds": {}}
+
+
+async def test_too_many_at_once_are_refused(door: Embedded) -> None:
+    with pytest.raises(Refused):
+        await door.schedule([NewTask(kind="k")] * 1001)
+    with pytest.raises(Refused):
+        await door.beat([Beat(id="a", token="t")] * 1001)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"kinds": []},
+        {"kinds": ["a/b"]},
+        {"limit": 0},
+        {"limit": 1001},
+        {"wait": -1},
+        {"claim_id": ""},
+        {"claim_id": "x/y"},
+    ],
+)
+async def test_a_claim_that_the_wire_would_refuse_is_refused(door: Embedded, asked: Any) -> None:
+    asked = {"kinds": ["k"], "limit": 1, "wait": 0.0, "claim_id": uuid.uuid4().hex} | asked
+    with pytest.raises(Refused):
+        await door.claim(asked.pop("kinds"), **asked)
+
+
+async def test_results_and_beats_that_the_wire_would_refuse_are_refused(door: Embedded) -> None:
+    with pytest.raises(Refused):
+        await door.beat([Beat(id="a", token="t", progress="x" * 70_000)])
+    with pytest.raises(Refused):
+        await door.settle([Settlement(id="a", token="t", outcome="retry", then=[NewTask(kind="k")])])
+    with pytest.raises(Refused):
+        await door.settle([Settlement(id="a", token="t", outcome="done")])  # type: ignore[arg-type]
+    with pytest.raises(Refused):
+        await door.cancel(["a/b"])
+    with pytest.raises(Refused):
+        await door.list(limit=0)
+
+
+async def test_of_an_unknown_task_there_is_nothing(door: Embedded) -> None:
+    assert await door.get("nobody") is None
+    assert (await door.list(status=Status.DEAD)).tasks == []

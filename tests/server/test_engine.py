@@ -1,0 +1,177 @@
+"""The engine's life, and what those who watch it see."""
+
+import asyncio
+import threading
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from leasekit.errors import StoreLocked, Throttled, Unavailable
+from leasekit.server import engine as module
+from leasekit.server.engine import Engine, open_store
+from leasekit.server.store import Store
+from leasekit.task import NewTask
+
+pytestmark = pytest.mark.anyio
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("leasekit")}
+
+
+async def test_empty_batches_answer_empty(bench: Any) -> None:
+    engine = bench.engine
+    answers = [await engine.schedule([]), await engine.cancel([]), await engine.heartbeat("w", [])]
+    assert [*answers, await engine.results("w", [])] == [[], [], [], []]
+
+
+async def test_workers_are_those_who_hold_or_were_heard_of_lately(bench: Any) -> None:
+    await bench.put("a", "b", claim_timeout=10_000)
+    await bench.claim(worker="one")
+    bench.clock.advance(500)
+    await bench.claim(worker="two")
+    one, two = await bench.engine.workers()
+    assert (one["name"], one["running"], two["name"], two["running"]) == ("one", 2, "two", 0)
+    assert datetime.fromisoformat(two["last_seen"]).timestamp() == bench.clock.wall
+    bench.clock.advance(200)
+    assert [worker["name"] for worker in await bench.engine.workers()] == ["one", "two"]
+    bench.clock.advance(500)
+    (one,) = await bench.engine.workers()
+    assert (one["name"], one["last_seen"]) == ("one", None)
+
+
+async def test_an_engine_that_serves_is_ready(bench: Any) -> None:
+    assert await bench.engine.ready() is None
+
+
+async def test_an_engine_that_is_not_open_says_so(make_store: Any) -> None:
+    engine = Engine(make_store())
+    assert await engine.ready() == "the engine is not open"
+    with pytest.raises(Unavailable):
+        await engine.get("a")
+    with pytest.raises(Unavailable):
+        await engine.schedule([NewTask(kind="k")])
+
+
+async def test_an_engine_whose_store_cannot_be_written_says_why_until_it_can(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = bench.engine._store
+    transaction = store.transaction
+    with monkeypatch.context() as patch:
+
+        def full() -> Any:
+            raise Unavailable("the store did not take it: database or disk is full")
+
+        patch.setattr(store, "transaction", full)
+        with pytest.raises(Unavailable):
+            await bench.put("a")
+        assert "disk is full" in (await bench.engine.ready() or "")
+        assert transaction is not None
+    await bench.later(1)
+    assert await bench.engine.ready() is None
+
+
+async def test_a_writer_that_hangs_is_not_ready(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 0.05)
+    go = threading.Event()
+    transaction = bench.engine._store.transaction
+
+    def slow() -> Any:
+        go.wait(10)
+        return transaction()
+
+    monkeypatch.setattr(bench.engine._store, "transaction", slow)
+    assert "has not answered" in (await bench.engine.ready() or "")
+    go.set()
+
+
+async def test_too_many_reads_are_told_to_come_later(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_READS", 0)
+    with pytest.raises(Throttled):
+        await bench.engine.stats()
+
+
+async def test_a_read_does_not_wait_for_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/tasks.db")
+    async with Engine(store) as engine:
+        await engine.schedule([NewTask(kind="k", id="a")])
+        go = threading.Event()
+        transaction = store.transaction
+
+        def slow() -> Any:
+            go.wait(10)
+            return transaction()
+
+        monkeypatch.setattr(store, "transaction", slow)
+        writing = asyncio.create_task(engine.schedule([NewTask(kind="k", id="b")]))
+        with anyio.fail_after(9):
+            assert await engine.get("a") is not None
+            assert await engine.get("b") is None
+            go.set()
+            await writing
+            assert await engine.get("b") is not None
+
+
+async def test_closing_leaves_no_thread_and_no_lock(make_store: Any) -> None:
+    before = threads()
+    for _ in range(2):
+        async with Engine(make_store()) as engine:
+            await engine.schedule([NewTask(kind="k", id="a")])
+            assert (await engine.stats())["kinds"] == {"k": {"new": 1}}
+            assert {"leasekit-writer"} <= threads() - before
+    assert threads() == before
+
+
+async def test_a_second_engine_on_the_same_file_is_refused_and_leaves_no_thread(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/tasks.db"
+    async with Engine(open_store(url)) as engine:
+        before = threads()
+        with pytest.raises(StoreLocked):
+            async with Engine(open_store(url)):
+                pass
+        assert threads() == before
+        assert await engine.ready() is None
+
+
+async def test_the_consumer_looks_by_itself(make_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PERIOD", 0.01)
+    now = [1000.0]
+    async with Engine(make_store(), clock=lambda: now[0]) as engine:
+        await engine.schedule([NewTask(kind="k", id="a", claim_timeout=10)])
+        await engine.claim(worker="w", kinds=["k"], limit=1, wait=0, claim_id="c")
+        now[0] += 10
+        with anyio.fail_after(10):
+            while (await engine.stats())["kinds"]["k"] != {"enqueued": 1}:  # noqa: ASYNC110  a fact of another thread
+                await asyncio.sleep(0.005)
+
+
+async def test_the_consumer_goes_on_after_a_failure(
+    make_store: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_PERIOD", 0.01)
+    store: Store = make_store()
+    async with Engine(store) as engine:
+        with monkeypatch.context() as patch:
+
+            def broken() -> Any:
+                raise Unavailable("no")
+
+            patch.setattr(store, "transaction", broken)
+            with anyio.fail_after(10):
+                while "tries again: no" not in caplog.text:  # noqa: ASYNC110  a fact of another thread
+                    await asyncio.sleep(0.005)
+        with anyio.fail_after(10):
+            while await engine.ready() is not None:  # noqa: ASYNC110  a fact of another thread
+                await asyncio.sleep(0.005)
+
+
+async def test_real_clocks_do_for_a_whole_life(make_store: Any) -> None:
+    async with Engine(make_store()) as engine:
+        await engine.schedule([NewTask(kind="k", id="a")])
+        claimed = await engine.claim(worker="w", kinds=["k"], limit=1, wait=0, claim_id="c")
+        assert claimed.waited is not None
+        assert 0 <= claimed.waited < 10

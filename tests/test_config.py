@@ -1,0 +1,275 @@
+"""The numbers of a keeper: they fit together, their sums are right, and a refusal says what to change."""
+
+import contextlib
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from leasekit.config import DRIFT, Beats
+from leasekit.errors import ConfigError
+
+WEEK = 7 * 86400.0
+DURATIONS = ("ttl", "cycle", "margin", "grace", "call_timeout", "retry_wait")
+
+durations = st.one_of(st.floats(0, 1000), st.sampled_from([0.0, 0.1, 1.0, 2.0, 10.0, 60.0, 120.0, 300.0]))
+choices = st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(DURATIONS, durations),
+        "rate": st.floats(0, 100),
+        "strike_after": st.none() | durations,
+        "burst": st.floats(0, 10),
+        **dict.fromkeys(("batch", "in_flight", "max_failures", "retries_per_cycle"), st.integers(0, 1000)),
+    },
+)
+
+
+def refusal(**numbers: Any) -> str:
+    with pytest.raises(ConfigError) as refused:
+        Beats(**numbers)
+    return str(refused.value)
+
+
+# What cannot be ---------------------------------------------------------------------------------------------------
+
+
+def test_a_cycle_of_180_in_300_is_refused() -> None:
+    assert "lower cycle from 180 to 150 or less" in refusal(cycle=180)
+
+
+def test_a_cycle_of_half_the_ttl_is_accepted() -> None:
+    assert Beats(cycle=150).cycle == 150
+
+
+def test_what_a_lease_has_to_pay_for_must_be_less_than_its_ttl() -> None:
+    assert "lower cycle below 120" in refusal(margin=160)
+
+
+def test_advice_that_cannot_be_followed_is_not_given() -> None:
+    message = refusal(ttl=30, cycle=10)
+    assert "below -" not in message
+    assert "raise ttl above 45" in message
+
+
+@pytest.mark.parametrize("name", [*DURATIONS, "rate", "batch", "in_flight", "max_failures", "burst", "strike_after"])
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf, "1"])
+def test_what_is_no_number_of_zero_or_more_is_refused_by_name(name: str, value: object) -> None:
+    assert refusal(**{name: value}).endswith(f"set {name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("ttl", 2), ("batch", 1), ("in_flight", 1), ("max_failures", 1), ("burst", 1)]
+)
+def test_what_is_too_small_is_refused_with_the_smallest_possible(name: str, least: int) -> None:
+    assert refusal(**{name: 0}) == f"{name}=0 is below the smallest possible: raise it to {least}"
+
+
+@pytest.mark.parametrize("name", ["cycle", "rate", "call_timeout"])
+def test_what_would_never_beat_is_refused(name: str) -> None:
+    assert refusal(**{name: 0}) == f"{name}=0 would never beat: raise {name}"
+
+
+def test_a_config_error_is_a_value_error() -> None:
+    assert issubclass(ConfigError, ValueError)
+
+
+@given(choices)
+def test_following_the_advice_of_each_refusal_leads_to_numbers_that_fit(numbers: dict[str, Any]) -> None:
+    for _ in range(12):
+        try:
+            Beats(**numbers)
+        except ConfigError as refused:
+            numbers = follow(str(refused), numbers)
+        else:
+            return
+    raise AssertionError(f"the advice leads nowhere: {numbers}")
+
+
+def follow(message: str, numbers: dict[str, Any]) -> dict[str, Any]:
+    """Do what a message says, and no more."""
+    if found := re.search(r"(\w+)=0(?:\.0)? would never beat", message):
+        return {**numbers, found[1]: 1.0}
+    if found := re.search(r"(\w+)=\S+ is below the smallest possible: raise it to (\S+)", message):
+        return {**numbers, found[1]: int(found[2])}
+    if found := re.search(r"lower (cycle) (?:from \S+ to (\S+) or less|below (\S+),)", message):
+        advised = float(found[2]) if found[2] else 0.999 * float(found[3])
+        assert advised > 0
+        return {**numbers, "cycle": 0.99999 * advised}
+    found = re.search(r"raise (ttl) above (\S+)$", message)
+    assert found, message
+    return {**numbers, "ttl": 1.001 * float(found[2])}
+
+
+@given(choices)
+def test_what_exists_does_not_contradict_itself(numbers: dict[str, Any]) -> None:
+    with contextlib.suppress(ConfigError):
+        check(Beats(**numbers))
+
+
+def check(beats: Beats) -> None:
+    assert beats.ttl >= 2 * beats.cycle
+    assert beats.cycle + beats.call_timeout + beats.margin + beats.grace < beats.ttl
+    assert beats.outage_survived >= 0
+
+
+# The same choices for another ttl ---------------------------------------------------------------------------------
+
+
+@given(st.floats(2, WEEK))
+def test_for_ttl_gives_numbers_that_fit_for_any_ttl_up_to_a_week(ttl: float) -> None:
+    beats = Beats().for_ttl(ttl)
+    assert beats.ttl == ttl
+    assert beats.outage_survived > ttl / 3
+
+
+@given(
+    ttl=st.floats(2, WEEK),
+    batch=st.integers(1, 1000),
+    in_flight=st.integers(1, 64),
+    max_failures=st.integers(1, 9),
+    retries=st.integers(0, 9),
+    burst=st.floats(1, 9),
+)
+def test_for_ttl_keeps_what_the_user_chose(
+    ttl: float, batch: int, in_flight: int, max_failures: int, retries: int, burst: float
+) -> None:
+    chosen = {
+        "batch": batch,
+        "in_flight": in_flight,
+        "max_failures": max_failures,
+        "retries_per_cycle": retries,
+        "burst": burst,
+    }
+    beats = Beats(**chosen).for_ttl(ttl)  # type: ignore[arg-type]
+    assert {name: getattr(beats, name) for name in chosen} == chosen
+
+
+@given(ttl=st.floats(2, WEEK), rate=st.floats(0.01, 100))
+def test_for_ttl_has_at_least_12_slots_a_cycle_and_never_a_lower_rate(ttl: float, rate: float) -> None:
+    assume(ttl != 300)
+    beats = Beats(rate=rate).for_ttl(ttl)
+    assert beats.rate * beats.cycle >= 12 - 1e-9
+    assert beats.rate >= rate
+
+
+@pytest.mark.parametrize(
+    ("ttl", "cycle", "margin", "grace", "call_timeout", "retry_wait"),
+    [(6, 2, 0.6, 0.3, 0.5, 0.1), (60, 20, 6, 3, 5, 1), (600, 200, 30, 10, 10, 5), (150, 50, 15, 7.5, 10, 2.5)],
+)
+def test_for_ttl_follows_the_table(
+    ttl: float, cycle: float, margin: float, grace: float, call_timeout: float, retry_wait: float
+) -> None:
+    beats = Beats().for_ttl(ttl)
+    found = (beats.cycle, beats.margin, beats.grace, beats.call_timeout, beats.retry_wait)
+    assert found == pytest.approx((cycle, margin, grace, call_timeout, retry_wait))
+
+
+def test_for_the_ttl_that_they_are_made_for_nothing_changes() -> None:
+    beats = Beats(cycle=100, margin=20)
+    assert beats.for_ttl(300) is beats
+
+
+def test_strike_after_follows_the_ttl() -> None:
+    assert Beats(strike_after=150).for_ttl(60).strike_after == pytest.approx(30)
+
+
+def test_strike_after_that_was_not_set_stays_so() -> None:
+    assert Beats().for_ttl(60).strike_after is None
+
+
+@pytest.mark.parametrize("ttl", [0, 1, 1.99, -5, math.nan, math.inf])
+def test_a_ttl_that_cannot_be_kept_is_refused_with_the_smallest_possible(ttl: float) -> None:
+    with pytest.raises(ConfigError, match="raise it to 2 or more"):
+        Beats().for_ttl(ttl)
+
+
+# Sums -------------------------------------------------------------------------------------------------------------
+
+
+def test_trust_is_the_ttl_less_drift_and_margin() -> None:
+    assert Beats().trust == pytest.approx(300 * (1 - 2 * DRIFT) - 15)
+    assert Beats().trust == pytest.approx(284.4)
+
+
+def test_slack_is_trust_less_grace() -> None:
+    assert Beats().slack == pytest.approx(274.4)
+
+
+def test_strikes_count_from_when_no_further_try_could_be_answered_in_time() -> None:
+    assert Beats().strikes_from == pytest.approx(264.4)
+
+
+def test_strikes_count_from_strike_after_where_it_is_set() -> None:
+    assert Beats(strike_after=0).strikes_from == 0
+    assert Beats(strike_after=100).strikes_from == 100
+
+
+def test_strikes_never_count_from_after_the_end() -> None:
+    assert Beats(strike_after=1000).strikes_from == Beats().slack
+
+
+def test_the_default_survives_an_outage_of_139_s() -> None:
+    assert Beats().outage_survived == pytest.approx(139.4)
+
+
+def test_an_early_exit_shortens_the_outage_survived() -> None:
+    assert Beats(strike_after=200).outage_survived == pytest.approx(80)
+
+
+def test_three_strikes_at_once_survive_two_waits() -> None:
+    assert Beats(strike_after=0).outage_survived == pytest.approx(10)
+
+
+@pytest.mark.parametrize(("batch", "capacity"), [(1, 120), (100, 12_000), (500, 60_000)])
+def test_capacity_is_rate_times_batch_times_cycle(batch: int, capacity: int) -> None:
+    assert Beats(batch=batch).capacity == capacity
+
+
+def test_capacity_is_not_one_short_for_a_rate_that_floats_cannot_hold() -> None:
+    assert Beats(rate=0.1, batch=1).capacity == 12
+    assert Beats(rate=0.7, batch=10, cycle=100).capacity == 700
+
+
+@pytest.mark.parametrize(
+    "beats",
+    [
+        Beats(),
+        Beats(batch=1),
+        Beats(strike_after=0),
+        Beats(strike_after=200),
+        Beats(cycle=150),
+        Beats(retry_wait=1000),
+        Beats().for_ttl(6),
+        Beats().for_ttl(WEEK),
+    ],
+    ids=["default", "batch 1", "strikes at once", "strikes later", "long cycle", "nothing survived", "6 s", "a week"],
+)
+def test_the_lines_of_the_budget_add_up(beats: Beats) -> None:
+    total, summed = 0.0, 0
+    for line in beats.budget().splitlines()[:-1]:
+        name, value = re.fullmatch(r"(.{18})\s*(-?[\d.]+) s  .*", line).groups()  # type: ignore[union-attr]
+        if name.startswith("="):
+            assert float(value) == pytest.approx(total, abs=0.05 * (summed + 1) + 1e-9), line
+            total, summed = float(value), 1
+        else:
+            total, summed = total + float(value), summed + 1
+    assert total == pytest.approx(beats.outage_survived, abs=0.051)
+
+
+def test_the_budget_ends_with_the_capacity() -> None:
+    assert re.search(r"^capacity +12,000 +1 slots/s × 100 leases × 120 s$", Beats().budget().splitlines()[-1])
+
+
+def test_the_budget_says_what_an_early_exit_costs() -> None:
+    assert "strike" in Beats(strike_after=0).budget()
+    assert "strike" not in Beats().budget()
+
+
+def test_beats_are_values() -> None:
+    assert Beats() == Beats()
+    assert replace(Beats(), batch=1) == Beats(batch=1)

@@ -1,0 +1,1176 @@
+"""The lease through its blocking door: what the end of a block means, and when it is refused, lost or interrupted."""
+
+import gc
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+import leasekit
+from leasekit import Beats, Cancelled, Client, Fatal, IdleTimeout, LeaseLost, NotHeld, Task
+from leasekit.backend import Traits
+from leasekit.errors import LeasekitError
+from leasekit.hooks import Event, Lost, Ordered, Renewed, Sent, Settled, Unreported
+from leasekit.task import Status, TaskInfo, Verdict
+from leasekit.testing import faults
+from leasekit.testing.clock import FakeClock
+from leasekit.testing.faults import Call, Fault, Faulty, Gate
+from leasekit.testing.memory import MemoryBackend, MemoryService
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(1000)
+
+
+@pytest.fixture
+def faulty(clock: FakeClock) -> Faulty:
+    service = MemoryService(now=clock, random=Random(1))
+    return Faulty(MemoryBackend(service, worker="w"), sleep=clock.sleep)
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def client(faulty: Faulty, clock: FakeClock, events: list[Event]) -> Iterator[Client]:
+    with Client(faulty, clock=clock, hooks=[events.append]) as client:
+        yield client
+        faulty.clear()
+        clock.advance(60)
+
+
+def eventually(fact: Callable[[], Any]) -> None:
+    until = time.monotonic() + 20
+    while not fact():
+        assert time.monotonic() < until, "it never came true"
+        time.sleep(0.002)
+
+
+def claimed(client: Client, **options: Any) -> Task:
+    """A task that was scheduled and claimed, and whose first beat was acknowledged."""
+    task = buffered(client, **options)
+    eventually(lambda: status(client, task) is Status.PROCESSING)
+    return task
+
+
+def buffered(client: Client, **options: Any) -> Task:
+    """A task that was scheduled and claimed: a second one beats a second later."""
+    scheduled = client.schedule("k", **options)
+    task = next(client.tasks("k"))
+    assert task.id == scheduled.id
+    return task
+
+
+def let_pass(clock: FakeClock, seconds: float) -> None:
+    """Let time pass second by second, the keeper always keeping up."""
+    until = clock.now() + seconds
+    while clock.now() < until:
+        clock.advance(min(1, until - clock.now()))
+        eventually(lambda: clock.sleepers)
+
+
+def info(client: Client, task: Task) -> TaskInfo:
+    found = client.get(task.id)
+    assert found is not None
+    return found
+
+
+def status(client: Client, task: Task) -> Status:
+    return info(client, task).status
+
+
+def of(kind: type[Event], events: list[Event]) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+# How a block ends
+
+
+def test_leaving_the_block_is_a_success(client: Client) -> None:
+    task = claimed(client)
+    with leasekit.lease(task):
+        pass
+    assert info(client, task).status is Status.SUCCESS
+    assert info(client, task).result is None
+
+
+def test_complete_says_the_result(client: Client) -> None:
+    task = claimed(client)
+    with leasekit.lease(task) as held:
+        held.complete({"pages": [1, 2]})
+    assert info(client, task).result == {"pages": [1, 2]}
+
+
+def test_an_exception_is_a_retriable_failure_that_is_described_and_goes_on_its_way(client: Client) -> None:
+    task = claimed(client)
+    with pytest.raises(ZeroDivisionError), leasekit.lease(task):
+        _ = 1 / 0
+    found = info(client, task)
+    assert found.status is Status.RETRIABLE_FAILURE
+    assert found.error["type"] == "ZeroDivisionError"
+    assert found.error["message"] == "division by zero"
+    assert "1 / 0" in found.error["traceback"]
+
+
+def test_fatal_is_a_fatal_failure(client: Client) -> None:
+    task = claimed(client)
+    with pytest.raises(Fatal), leasekit.lease(task):
+        raise Fatal("no such page")
+    assert info(client, task).status is Status.FATAL_FAILURE
+    assert info(client, task).error["message"] == "no such page"
+
+
+def test_fatal_in_an_exception_group_is_a_fatal_failure(client: Client) -> None:
+    task = claimed(client)
+    with pytest.raises(ExceptionGroup), leasekit.lease(task):
+        raise ExceptionGroup("outer", [ValueError(), ExceptionGroup("inner", [Fatal()])])
+    assert status(client, task) is Status.FATAL_FAILURE
+
+
+def test_our_lease_lost_settles_nothing(client: Client, faulty: Faulty) -> None:
+    task = claimed(client)
+    with pytest.raises(LeaseLost), leasekit.lease(task):
+        raise LeaseLost("somebody else said so")
+    assert status(client, task) is Status.PROCESSING
+    assert faulty.calls["settle"] == 0
+
+
+def test_our_lease_lost_in_an_exception_group_settles_nothing(client: Client, faulty: Faulty) -> None:
+    task = claimed(client)
+    with pytest.raises(ExceptionGroup), leasekit.lease(task):
+        raise ExceptionGroup("", [LeaseLost("", task_id=task.id)])
+    assert faulty.calls["settle"] == 0
+
+
+def test_the_loss_of_an_inner_lease_is_a_failure_of_the_outer_one(client: Client) -> None:
+    """It is not the outer task that was lost: it must be tried again, not lie about until its lease has run out."""
+    outer, inner = claimed(client, id="outer"), buffered(client, id="inner")
+    with pytest.raises(LeaseLost), leasekit.lease(outer), leasekit.lease(inner):
+        raise LeaseLost("", task_id=inner.id)
+    assert not info(client, inner).history
+    assert status(client, outer) is Status.RETRIABLE_FAILURE
+
+
+def test_the_cancellation_of_an_inner_task_does_not_cancel_the_outer_one(client: Client, clock: FakeClock) -> None:
+    outer, inner = claimed(client, id="outer"), buffered(client, id="inner")
+    with pytest.raises(Cancelled), leasekit.lease(outer), leasekit.lease(inner) as held:
+        client.cancel(inner.id)
+        clock.advance(120)
+        eventually(lambda: told(held))
+        held.check()
+    assert status(client, inner) is Status.CANCELLED
+    assert status(client, outer) is Status.RETRIABLE_FAILURE
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_an_interruption_releases_the_task_and_the_attempt_is_not_counted(
+    client: Client, interruption: type[BaseException]
+) -> None:
+    task = claimed(client)
+    with pytest.raises(interruption), leasekit.lease(task):
+        raise interruption
+    assert status(client, task) is Status.ENQUEUED
+    assert next(client.tasks("k")).attempt == 1
+
+
+def test_an_error_without_a_text_is_reported_all_the_same(client: Client) -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    task = claimed(client)
+    with pytest.raises(Silent), leasekit.lease(task):
+        raise Silent
+    assert status(client, task) is Status.RETRIABLE_FAILURE
+    assert "Silent" in info(client, task).error["type"]
+
+
+def test_an_error_that_utf8_cannot_say_is_reported_all_the_same(client: Client) -> None:
+    task = claimed(client)
+    with pytest.raises(OSError, match="file"), leasekit.lease(task):
+        raise OSError("file \udcff")
+    assert info(client, task).error["message"] == "file ?"
+
+
+# What a body says of it
+
+
+def test_fail_is_tried_again_with_what_it_said(client: Client) -> None:
+    task = claimed(client)
+    with leasekit.lease(task) as held:
+        held.fail({"code": 7})
+    assert info(client, task).status is Status.RETRIABLE_FAILURE
+    assert info(client, task).error == {"code": 7}
+
+
+def test_fail_describes_an_exception(client: Client) -> None:
+    task = claimed(client)
+    with leasekit.lease(task) as held:
+        held.fail(ValueError("odd"))
+    assert info(client, task).error["message"] == "odd"
+
+
+def test_fail_for_good_is_fatal(client: Client) -> None:
+    task = claimed(client)
+    with leasekit.lease(task) as held:
+        held.fail("never", retry=False)
+    assert status(client, task) is Status.FATAL_FAILURE
+
+
+def test_fail_in_so_many_seconds_is_due_then(client: Client, clock: FakeClock) -> None:
+    task = claimed(client)
+    with leasekit.lease(task) as held:
+        held.fail("later", retry=90)
+    assert info(client, task).at == clock.later(90)
+
+
+def test_fail_in_zero_seconds_is_tried_again_at_once(client: Client) -> None:
+    task = claimed(client)
+    with leasekit.lease(task) as held:
+        held.fail("now", retry=0)
+    assert next(client.tasks("k")).attempt == 2
+
+
+def test_release_gives_the_task_back_untried(client: Client) -> None:
+    task = claimed(client)
+    with leasekit.lease(task) as held:
+        held.release()
+    assert next(client.tasks("k")).attempt == 1
+
+
+def test_release_after_so_many_seconds_is_due_then(client: Client, clock: FakeClock) -> None:
+    task = claimed(client)
+    with leasekit.lease(task) as held:
+        held.release(after=30)
+    assert info(client, task).at == clock.later(30)
+
+
+@pytest.mark.parametrize("wait", [-1, float("nan"), float("inf")])
+def test_a_wait_that_makes_no_sense_is_refused_where_it_is_said(client: Client, wait: float) -> None:
+    """Refused by the service it would become a fatal failure."""
+    task = claimed(client)
+    with leasekit.lease(task) as held:
+        with pytest.raises(ValueError, match="time to wait"):
+            held.fail("", retry=wait)
+        with pytest.raises(ValueError, match="time to wait"):
+            held.release(after=wait)
+    assert status(client, task) is Status.SUCCESS
+
+
+def test_an_exception_after_complete_is_a_failure(client: Client) -> None:
+    task = claimed(client)
+    with pytest.raises(ValueError, match="late"), leasekit.lease(task) as held:
+        held.complete(1)
+        raise ValueError("late")
+    assert info(client, task).status is Status.RETRIABLE_FAILURE
+    assert info(client, task).result is None
+
+
+def test_an_exception_after_fail_leaves_what_fail_said(client: Client) -> None:
+    task = claimed(client)
+    with pytest.raises(ValueError, match="late"), leasekit.lease(task) as held:
+        held.fail("known", retry=False)
+        raise ValueError("late")
+    assert info(client, task).status is Status.FATAL_FAILURE
+    assert info(client, task).error == "known"
+
+
+def test_an_exception_after_release_leaves_it_released(client: Client) -> None:
+    task = claimed(client)
+    with pytest.raises(ValueError, match="late"), leasekit.lease(task) as held:
+        held.release()
+        raise ValueError("late")
+    assert status(client, task) is Status.ENQUEUED
+
+
+def test_the_last_word_counts(client: Client) -> None:
+    task = claimed(client)
+    with leasekit.lease(task) as held:
+        assert not held.decided
+        held.fail("no")
+        held.complete("yes")
+        assert held.decided
+    assert info(client, task).result == "yes"
+
+
+def test_a_result_that_is_no_json_is_refused_where_it_is_said(client: Client) -> None:
+    task = claimed(client)
+    with leasekit.lease(task) as held, pytest.raises(ValueError, match="no JSON"):
+        held.complete(object())
+    assert status(client, task) is Status.SUCCESS
+
+
+def test_a_result_that_the_service_refuses_ends_as_a_fatal_failure_and_raises(client: Client) -> None:
+    task = claimed(client)
+    with pytest.raises(leasekit.Refused), leasekit.lease(task) as held:
+        held.complete("x" * (1024 * 1024 + 1))
+    eventually(lambda: status(client, task) is Status.FATAL_FAILURE)
+    assert "refused" in info(client, task).error["message"]
+
+
+def test_an_error_that_the_service_refuses_still_ends_the_task(client: Client) -> None:
+    """Otherwise a failure for good would run again and again."""
+    task = claimed(client)
+    with pytest.raises(leasekit.Refused), leasekit.lease(task) as held:
+        held.fail("x" * (64 * 1024 + 1), retry=False)
+    eventually(lambda: status(client, task) is Status.FATAL_FAILURE)
+
+
+# Whose lease it is
+
+
+def test_a_lease_is_used_once(client: Client) -> None:
+    held = leasekit.lease(claimed(client))
+    with held:
+        pass
+    with pytest.raises(NotHeld, match="used before"), held:
+        pass
+
+
+def test_a_body_is_not_begun_twice(client: Client) -> None:
+    task = claimed(client)
+    with leasekit.lease(task), pytest.raises(NotHeld, match="begun"), leasekit.lease(task):
+        pytest.fail("it began")
+    assert status(client, task) is Status.SUCCESS
+
+
+def test_a_task_that_was_settled_cannot_be_leased_again(client: Client) -> None:
+    task = claimed(client)
+    with leasekit.lease(task):
+        pass
+    eventually(lambda: not len(client.connection().keeper))
+    with pytest.raises(NotHeld, match="ended"), leasekit.lease(task):
+        pytest.fail("it began")
+
+
+def test_a_task_that_no_client_claimed_cannot_be_leased() -> None:
+    with pytest.raises(NotHeld, match=r"client\.tasks"), leasekit.lease(Task(id="a", kind="k", token="t", ttl=300)):
+        pytest.fail("it began")
+
+
+def test_a_lease_that_has_not_begun_says_so(client: Client) -> None:
+    held = leasekit.lease(claimed(client))
+    for ask in (held.check, held.remaining, lambda: held.lost, lambda: held.progress(1)):
+        with pytest.raises(NotHeld, match="not begun"):
+            ask()
+
+
+def test_after_its_block_a_lease_is_held_no_more(client: Client) -> None:
+    with leasekit.lease(claimed(client)) as held:
+        pass
+    for say in (held.check, lambda: held.progress(1), held.complete, held.release, lambda: held.fail("")):
+        with pytest.raises(NotHeld, match="has ended"):
+            say()
+
+
+def test_a_task_is_not_leased_after_its_client_was_closed(faulty: Faulty, clock: FakeClock) -> None:
+    client = Client(faulty, clock=clock)
+    task = claimed(client)
+    client.close()
+    with pytest.raises(NotHeld), leasekit.lease(task):
+        pytest.fail("it began")
+
+
+def test_a_lease_that_was_made_before_its_client_was_closed_does_not_begin_after() -> None:
+    client = Client("memory://")
+    client.schedule("k")
+    held = leasekit.lease(next(client.tasks("k")))
+    client.close()
+    with pytest.raises(NotHeld), held:
+        pytest.fail("it began")
+
+
+def test_a_lease_that_is_dropped_unused_is_given_back(client: Client) -> None:
+    """PITFALLS 37: what nobody will begin must not be beaten for ever."""
+    task = claimed(client)
+    leasekit.lease(task)
+    gc.collect()
+    eventually(lambda: status(client, task) is Status.ENQUEUED)
+
+
+def test_what_a_body_knows_of_its_task(client: Client) -> None:
+    with leasekit.lease(claimed(client)) as held:
+        held.fail("", retry=0)
+    with leasekit.lease(next(client.tasks("k"))) as held:
+        assert (held.fence, held.attempt, held.checkpoint, held.lost) == (2, 2, None, False)
+
+
+# Trust
+
+
+def test_remaining_counts_down_to_when_the_lease_is_lost(client: Client, clock: FakeClock) -> None:
+    with leasekit.lease(claimed(client)) as held:
+        assert held.remaining() == pytest.approx(Beats().slack)
+        clock.advance(9)
+        assert held.remaining() == pytest.approx(Beats().slack - 9)
+
+
+def test_an_acknowledged_beat_moves_trust_on(client: Client, clock: FakeClock, events: list[Event]) -> None:
+    with leasekit.lease(claimed(client)) as held:
+        for count in range(2, 6):
+            clock.advance(120)
+            eventually(lambda count=count: len(of(Renewed, events)) >= count)
+            assert held.remaining() == pytest.approx(Beats().slack)
+
+
+def test_a_slow_answer_buys_nothing(client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]) -> None:
+    """PITFALLS 1: trust counts from when the beat left, not from when its answer came."""
+    answered = Gate()
+    with leasekit.lease(claimed(client)) as held:
+        faulty.script("beat", faults.delay_answer(answered))
+        clock.advance(120)
+        eventually(lambda: faulty.calls["beat"] == 2)
+        clock.advance(50)
+        answered.open()
+        eventually(lambda: len(of(Renewed, events)) == 2)
+        assert held.remaining() == pytest.approx(Beats().slack - 50)
+
+
+def test_failed_beats_move_nothing(client: Client, clock: FakeClock, faulty: Faulty) -> None:
+    """PITFALLS 4: a beat that failed resets no timer."""
+    with leasekit.lease(claimed(client)) as held:
+        faulty.always("beat", faults.refuse)
+        clock.advance(120)
+        eventually(lambda: faulty.calls["beat"] == 2)
+        clock.advance(10)
+        eventually(lambda: faulty.calls["beat"] >= 3)
+        assert held.remaining() == pytest.approx(Beats().slack - 130)
+        faulty.clear()
+
+
+def test_the_first_failed_beat_ends_nothing(client: Client, clock: FakeClock, faulty: Faulty) -> None:
+    """PITFALLS 10, 11, 12, 13, 14: an error is no loss, and the next try comes within the cycle."""
+    with leasekit.lease(claimed(client)) as held:
+        faulty.script("beat", faults.lose_answer, faults.garble, faults.drop)
+        clock.advance(120)
+        for count in (2, 3, 4, 5):
+            eventually(lambda count=count: faulty.calls["beat"] >= count)
+            clock.advance(10)
+        eventually(lambda: held.remaining() > Beats().slack - 60)
+        held.check()
+    assert faulty.fired["drop"] == 1
+
+
+def test_a_lease_is_lost_before_the_end_of_trust_and_says_why(
+    client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
+) -> None:
+    task = claimed(client)
+    with pytest.raises(LeaseLost, match="no beat was acknowledged for .* of a ttl of 300 s") as caught:  # noqa: PT012
+        with leasekit.lease(task) as held:
+            faulty.always("beat", faults.hang)
+            clock.advance(Beats().slack - 1)
+            held.check()
+            clock.advance(1)
+            assert held.lost
+            assert held.remaining() == 0
+            assert clock.now() < 1000 + Beats().trust
+            held.check()
+    assert (caught.value.reason, caught.value.task_id) == ("expired", task.id)
+    assert faulty.calls["settle"] == 0
+
+
+def test_the_service_says_why_a_lease_is_gone(client: Client, clock: FakeClock, faulty: Faulty) -> None:
+    async def taken(call: Call) -> list[Verdict]:
+        return [Verdict(id=beat.id, verdict="gone", reason="taken") for beat in call.items]
+
+    task = claimed(client)
+    with pytest.raises(LeaseLost, match="gone: taken") as caught, leasekit.lease(task) as held:
+        faulty.always("beat", Fault("taken", taken))
+        clock.advance(120)
+        eventually(lambda: held.lost)
+        held.check()
+    assert caught.value.reason == "taken"
+    assert faulty.calls["settle"] == 0
+
+
+def test_a_lost_lease_is_beaten_no_more(client: Client, clock: FakeClock, faulty: Faulty) -> None:
+    """PITFALLS 17, 21."""
+    with pytest.raises(LeaseLost), leasekit.lease(claimed(client)) as held:
+        faulty.script("beat", faults.fail_items([0]))
+        faulty.always("beat", faults.refuse)
+        clock.advance(Beats().trust)
+        eventually(lambda: held.lost)
+        faulty.clear()
+        clock.advance(0)
+        beats = faulty.calls["beat"]
+        with leasekit.lease(buffered(client, id="other")):
+            clock.advance(120)
+            eventually(lambda: faulty.calls["beat"] >= beats + 2)
+        assert all("other" in [beat.id for beat in call.items] for call in list(faulty.log)[-1:] if call.kind == "beat")
+        held.check()
+
+
+def test_leaving_a_lost_block_without_an_error_raises_what_was_lost(
+    client: Client, clock: FakeClock, faulty: Faulty
+) -> None:
+    task = claimed(client)
+    with pytest.raises(LeaseLost), leasekit.lease(task) as held:
+        client.cancel("nobody")
+        faulty.backend.service._rows[task.id].runs.clear()  # type: ignore[attr-defined] # the service lost its memory
+        clock.advance(120)
+        eventually(lambda: held.lost)
+    assert faulty.calls["settle"] == 0
+
+
+def test_an_error_in_a_lost_block_is_the_cause_of_what_is_raised(
+    client: Client, clock: FakeClock, faulty: Faulty
+) -> None:
+    with pytest.raises(LeaseLost) as caught, leasekit.lease(claimed(client)):
+        faulty.always("beat", faults.refuse)
+        clock.advance(Beats().slack)
+        raise ValueError("the database was gone too")
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_finished_work_is_reported_though_its_lease_ran_out(
+    client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
+) -> None:
+    """SYSTEMS C9: a result outranks a late beat."""
+    task = claimed(client)
+    with leasekit.lease(task) as held:
+        faulty.always("beat", faults.hang)
+        clock.advance(301)
+        assert held.lost
+        held.complete("done")
+    assert info(client, task).result == "done"
+
+
+def test_finished_work_whose_task_was_given_to_another_is_lost(
+    client: Client, clock: FakeClock, faulty: Faulty
+) -> None:
+    other = MemoryBackend(faulty.backend.service, worker="other")  # type: ignore[attr-defined]
+    with Client(other, clock=clock) as elsewhere:
+        task = claimed(client)
+        with pytest.raises(LeaseLost, match="refused its result: taken") as caught, leasekit.lease(task) as held:
+            faulty.always("beat", faults.hang)
+            clock.advance(301)
+            assert next(elsewhere.tasks("k")).id == task.id
+            held.complete("too late")
+        assert caught.value.reason == "taken"
+        assert status(client, task) is not Status.SUCCESS
+
+
+def test_late_work_is_not_reported_to_a_service_that_would_take_it_from_anyone(clock: FakeClock) -> None:
+    faulty = Faulty(MemoryBackend(MemoryService(now=clock), worker="w"), sleep=clock.sleep)
+    faulty.traits = Traits(refuses_stale=False)
+    with Client(faulty, clock=clock) as client:
+        with pytest.raises(LeaseLost), leasekit.lease(claimed(client)):
+            faulty.always("beat", faults.hang)
+            clock.advance(301)
+        faulty.clear()
+        assert faulty.calls["settle"] == 0
+
+
+def test_check_judges_by_the_clock_while_the_keeper_is_stuck(faulty: Faulty, clock: FakeClock) -> None:
+    """PITFALLS 9, 15, 16: whatever holds up the driver's thread, a body stops believing in time."""
+    stuck, free = threading.Event(), threading.Event()
+
+    async def block(call: Call) -> Any:
+        stuck.set()
+        free.wait(20)
+        return await call.send()
+
+    with Client(faulty, clock=clock) as client:
+        task = claimed(client)
+        with pytest.raises(LeaseLost, match="no beat was acknowledged") as caught, leasekit.lease(task) as held:
+            faulty.script("beat", Fault("block", block))
+            clock.advance(120)
+            assert stuck.wait(20)
+            clock.advance(Beats().slack - 121)
+            held.check()
+            clock.advance(1)
+            try:
+                held.check()
+            finally:
+                free.set()
+        assert caught.value.reason == "expired"
+
+
+def test_strikes_end_a_lease_only_when_no_further_try_could_be_answered(
+    client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
+) -> None:
+    with pytest.raises(LeaseLost, match="beats in a row failed") as caught, leasekit.lease(claimed(client)) as held:
+        faulty.always("beat", faults.refuse)
+        while not held.lost:
+            let_pass(clock, 1)
+        assert clock.now() >= 1000 + Beats().strikes_from
+        assert clock.now() < 1000 + Beats().slack
+        held.check()
+    assert caught.value.reason == "strikes"
+
+
+def test_strike_after_zero_is_three_strikes_to_the_letter(faulty: Faulty, clock: FakeClock) -> None:
+    """SYSTEMS A6."""
+    events: list[Event] = []
+    with Client(faulty, clock=clock, hooks=[events.append], beats=Beats(strike_after=0)) as client:
+        with pytest.raises(LeaseLost), leasekit.lease(claimed(client)) as held:
+            faulty.always("beat", faults.refuse)
+            clock.advance(120)
+            while not held.lost:
+                let_pass(clock, 1)
+            assert faulty.fired["refuse"] == 3
+            held.check()
+        faulty.clear()
+
+
+# Before it begins
+
+
+def test_a_service_that_does_not_say_how_long_it_waited_is_asked_before_the_body_begins(
+    client: Client, faulty: Faulty
+) -> None:
+    async def silent(call: Call) -> Any:
+        answer = await call.send()
+        return type(answer)(tasks=answer.tasks, waited=None)
+
+    acknowledged = Gate()
+    faulty.script("claim", Fault("silent", silent))
+    faulty.script("beat", faults.delay_answer(acknowledged))
+    client.schedule("k")
+    task = next(client.tasks("k"))
+    began = threading.Event()
+
+    def body() -> None:
+        with leasekit.lease(task) as held:
+            began.set()
+            held.check()
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    eventually(lambda: faulty.calls["beat"] == 1)
+    assert not began.is_set()
+    acknowledged.open()
+    thread.join(20)
+    assert began.is_set()
+    assert status(client, task) is Status.SUCCESS
+
+
+def test_a_body_does_not_begin_under_a_lease_that_was_over_on_arrival(
+    client: Client, clock: FakeClock, faulty: Faulty
+) -> None:
+    """RELIABILITY S9."""
+    arrived = Gate()
+    faulty.script("claim", faults.delay_answer(arrived))
+    client.schedule("k")
+    tasks: list[Task] = []
+    thread = threading.Thread(target=lambda: tasks.append(next(client.tasks("k"))))
+    thread.start()
+    eventually(lambda: status_of_all(client) == ["claimed"])
+    clock.advance(301)
+    arrived.open()
+    thread.join(20)
+    with pytest.raises((LeaseLost, NotHeld)), leasekit.lease(tasks[0]):
+        pytest.fail("it began")
+
+
+def status_of_all(client: Client) -> list[str]:
+    return [found.status for found in client.list().tasks]
+
+
+def test_a_claim_that_waited_longer_than_the_ttl_runs_its_task(
+    client: Client, clock: FakeClock, faulty: Faulty
+) -> None:
+    tasks: list[Task] = []
+    thread = threading.Thread(target=lambda: tasks.append(next(client.tasks("k"))))
+    thread.start()
+    eventually(lambda: faulty.calls["claim"] == 1)
+    for _ in range(3):
+        eventually(lambda: clock.sleepers >= 2)  # the keeper, and the claim
+        clock.advance(10)
+    client.schedule("k", claim_timeout=6, heartbeat_timeout=6)
+    thread.join(20)
+    with leasekit.lease(tasks[0]) as held:
+        held.check()
+        assert held.remaining() > 0
+    assert status(client, tasks[0]) is Status.SUCCESS
+
+
+def test_an_order_that_came_before_the_body_began_is_told_to_it(client: Client, clock: FakeClock) -> None:
+    task = claimed(client)
+    client.cancel(task.id)
+    clock.advance(120)
+    holding = client.connection().keeper.get(task)
+    assert holding is not None
+    eventually(lambda: holding.stop is Cancelled)
+    with pytest.raises(Cancelled), leasekit.lease(task) as held:
+        held.check()
+    assert status(client, task) is Status.CANCELLED
+
+
+def test_who_is_interrupted_before_the_body_begins_gives_the_task_back(client: Client, faulty: Faulty) -> None:
+    async def silent(call: Call) -> Any:
+        answer = await call.send()
+        return type(answer)(tasks=answer.tasks, waited=None)
+
+    faulty.script("claim", Fault("silent", silent))
+    faulty.script("beat", faults.hang)
+    client.schedule("k")
+    task = next(client.tasks("k"))
+    eventually(lambda: faulty.calls["beat"] == 1)
+    with pytest.raises(KeyboardInterrupt), interrupting(lambda: True), leasekit.lease(task):
+        pytest.fail("it began")
+    eventually(lambda: status(client, task) is Status.ENQUEUED)
+
+
+class interrupting:  # noqa: N801 - reads as a statement
+    """Ctrl-C, once, when the fact holds and the main thread waits."""
+
+    def __init__(self, fact: Callable[[], Any]) -> None:
+        self.fact = fact
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self) -> None:
+        eventually(self.fact)
+        time.sleep(0.05)  # let the main thread come to wait; before that it is interrupted all the same
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def __enter__(self) -> None:
+        self.thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.join()
+
+
+# Orders
+
+
+def told(held: leasekit.Lease) -> bool:
+    try:
+        held.check()
+    except leasekit.LeaseError:
+        return True
+    return False
+
+
+def test_a_cancelled_task_tells_its_body_and_keeps_the_lease_meanwhile(
+    client: Client, clock: FakeClock, events: list[Event]
+) -> None:
+    task = claimed(client)
+    with pytest.raises(Cancelled), leasekit.lease(task) as held:
+        assert client.cancel(task.id)[0].verdict == "ordered"
+        clock.advance(120)
+        eventually(lambda: told(held))
+        assert not held.lost
+        clock.advance(120)
+        eventually(lambda: held.remaining() == pytest.approx(Beats().slack))
+        held.check()
+    assert status(client, task) is Status.CANCELLED
+    assert len(of(Ordered, events)) == 1
+
+
+def test_a_cancelled_body_that_finishes_all_the_same_is_a_success(client: Client, clock: FakeClock) -> None:
+    task = claimed(client)
+    with leasekit.lease(task) as held:
+        client.cancel(task.id)
+        clock.advance(120)
+        eventually(lambda: told(held))
+        held.complete("it was done")
+    assert info(client, task).result == "it was done"
+
+
+def test_cancelled_without_an_order_is_a_failure_like_any_other(client: Client) -> None:
+    """Nobody wanted that task to end for good."""
+    task = claimed(client)
+    with pytest.raises(Cancelled), leasekit.lease(task):
+        raise Cancelled
+    assert status(client, task) is Status.RETRIABLE_FAILURE
+
+
+# Progress
+
+
+def test_progress_is_the_next_holders_checkpoint(client: Client) -> None:
+    with leasekit.lease(claimed(client)) as held:
+        held.progress({"page": 1})
+        held.progress({"page": 2})
+        held.fail("", retry=0)
+    with leasekit.lease(next(client.tasks("k"))) as held:
+        assert held.checkpoint == {"page": 2}
+
+
+def test_progress_goes_with_the_next_beat_once_and_with_the_settlement_always(
+    client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
+) -> None:
+    """PITFALLS 5: it adds no timer of its own."""
+    with leasekit.lease(claimed(client)) as held:
+        held.progress({"page": 1})
+        for count in (2, 3):
+            clock.advance(120)
+            eventually(lambda count=count: len(of(Renewed, events)) == count)
+    beats = [call.items[0] for call in faulty.log if call.kind == "beat"]
+    [settlement] = [call.items[0] for call in faulty.log if call.kind == "settle"]
+    assert [bytes(beat.progress) if beat.progress else None for beat in beats[1:]] == [b'{"page":1}', None]
+    assert bytes(settlement.progress) == b'{"page":1}'
+
+
+def test_progress_whose_beat_failed_goes_with_the_next(client: Client, clock: FakeClock, faulty: Faulty) -> None:
+    with leasekit.lease(claimed(client)) as held:
+        held.progress(7)
+        faulty.script("beat", faults.drop)
+        clock.advance(120)
+        eventually(lambda: faulty.calls["beat"] == 2)
+        clock.advance(10)
+        eventually(lambda: client.get(held.task.id).progress == 7)  # type: ignore[union-attr]
+
+
+def test_progress_that_comes_while_a_beat_is_under_way_goes_with_the_next(
+    client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
+) -> None:
+    answered = Gate()
+    with leasekit.lease(claimed(client)) as held:
+        held.progress("old")
+        faulty.script("beat", faults.delay_answer(answered))
+        clock.advance(120)
+        eventually(lambda: faulty.calls["beat"] == 2)
+        held.progress("new")
+        answered.open()
+        eventually(lambda: len(of(Renewed, events)) == 2)
+        clock.advance(120)
+        eventually(lambda: client.get(held.task.id).progress == "new")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("value", "why"), [(object(), "no JSON"), ("x" * 65_536, "above"), ("\ud800", "no JSON"), ([], "nested")]
+)
+def test_progress_that_no_service_would_keep_is_refused_where_it_is_said(client: Client, value: Any, why: str) -> None:
+    """Refused by the service it would end the task as a fatal failure, its result thrown away."""
+    if why == "nested":
+        for _ in range(70):
+            value = [value]
+    task = claimed(client)
+    with leasekit.lease(task) as held:
+        with pytest.raises(ValueError, match=why):
+            held.progress(value)
+        held.progress("[" * 100)
+    assert status(client, task) is Status.SUCCESS
+
+
+def test_progress_of_a_lost_lease_is_refused(client: Client, clock: FakeClock, faulty: Faulty) -> None:
+    with pytest.raises(LeaseLost), leasekit.lease(claimed(client)) as held:
+        faulty.always("beat", faults.hang)
+        clock.advance(300)
+        held.progress(1)
+
+
+# The report
+
+
+def test_a_result_whose_answer_was_lost_is_settled_once(client: Client, faulty: Faulty, clock: FakeClock) -> None:
+    faulty.script("settle", faults.lose_answer)
+    task = claimed(client)
+    advancing = threading.Thread(target=lambda: (eventually(lambda: faulty.fired["lose_answer"]), tick(clock)))
+    advancing.start()
+    with leasekit.lease(task) as held:
+        held.complete(1)
+    advancing.join()
+    assert [entry.outcome for entry in info(client, task).history] == ["success"]
+
+
+def tick(clock: FakeClock, seconds: float = 10) -> None:
+    sleepers = clock.sleepers
+    eventually(lambda: clock.sleepers >= min(2, sleepers))
+    clock.advance(seconds)
+
+
+def test_beats_go_on_until_the_settlement_is_answered_and_not_a_moment_longer(
+    client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
+) -> None:
+    """PITFALLS 19, 28."""
+    answered = Gate()
+    task = claimed(client)
+    faulty.script("settle", faults.delay(answered))
+
+    def meanwhile() -> None:
+        eventually(lambda: faulty.calls["settle"] == 1)
+        for count in (2, 3, 4):
+            clock.advance(120)
+            eventually(lambda count=count: len(of(Renewed, events)) == count)
+        answered.open()
+
+    thread = threading.Thread(target=meanwhile)
+    thread.start()
+    with leasekit.lease(task) as held:
+        held.complete("late, and ours")
+    thread.join()
+    beats = faulty.calls["beat"]
+    with leasekit.lease(buffered(client, id="next")):
+        while faulty.calls["beat"] < beats + 2:
+            let_pass(clock, 1)
+    assert info(client, task).result == "late, and ours"
+    assert all(task.id not in [b.id for b in call.items] for call in list(faulty.log)[-4:] if call.kind == "beat")
+    assert not of(Lost, events)
+
+
+def test_a_settlement_that_crosses_a_beat_is_no_loss(
+    client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
+) -> None:
+    """PITFALLS 19, 20: the beat arrives after the settlement; its *gone* is not told to anybody."""
+    arrives = Gate()
+    task = claimed(client)
+    with leasekit.lease(task) as held:
+        faulty.script("beat", faults.delay(arrives))
+        clock.advance(120)
+        eventually(lambda: faulty.calls["beat"] == 2)
+        held.release(after=50)
+    arrives.open()
+    [call] = [call for call in faulty.log if call.kind == "beat" and call.fault == "delay"]
+    eventually(lambda: call.is_over)
+    assert [verdict.verdict for verdict in call.answer] == ["gone"]
+    eventually(lambda: not len(client.connection().keeper))
+    assert info(client, task).at == clock.later(50)
+    assert not of(Lost, events)
+
+
+def test_a_gone_verdict_while_the_settlement_is_under_way_is_no_loss(
+    client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
+) -> None:
+    answered = Gate()
+    task = claimed(client)
+    faulty.script("settle", faults.delay_answer(answered))
+
+    def meanwhile() -> None:
+        eventually(lambda: status(client, task) is Status.SUCCESS)
+        clock.advance(120)
+        eventually(lambda: faulty.calls["beat"] == 2)
+        answered.open()
+
+    thread = threading.Thread(target=meanwhile)
+    thread.start()
+    with leasekit.lease(task):
+        pass
+    thread.join()
+    assert not of(Lost, events)
+    assert [event.verdict for event in of(Settled, events)] == ["settled"]
+
+
+def test_a_block_that_ended_well_says_so_when_its_result_could_not_be_reported(
+    client: Client, clock: FakeClock, faulty: Faulty
+) -> None:
+    task = claimed(client)
+    with pytest.raises(LeaseLost, match="could not be reported") as caught:  # noqa: PT012
+        with leasekit.lease(task) as held:
+            faulty.always("*", faults.refuse)
+            held.complete("kept")
+            threading.Thread(
+                target=lambda: (eventually(lambda: faulty.calls["settle"]), clock.advance(Beats().trust))
+            ).start()
+    assert caught.value.reason == "unreported"
+    faulty.clear()
+    eventually(lambda: (clock.advance(1), info(client, task).result == "kept")[1])
+
+
+def test_a_failed_block_does_not_wait_beyond_the_end_of_trust(
+    client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
+) -> None:
+    """Its error goes on its way; the report is kept, and made when the service is back."""
+    task = claimed(client)
+    with pytest.raises(ZeroDivisionError), leasekit.lease(task):
+        faulty.always("*", faults.refuse)
+        threading.Thread(
+            target=lambda: (eventually(lambda: faulty.calls["settle"]), clock.advance(Beats().trust))
+        ).start()
+        _ = 1 / 0
+    assert of(Unreported, events)
+    faulty.clear()
+    eventually(lambda: (clock.advance(1), info(client, task).error)[1])
+
+
+def test_closing_the_client_ends_the_wait_for_a_report(faulty: Faulty, clock: FakeClock) -> None:
+    client = Client(faulty, clock=clock)
+    client.schedule("k")
+    task = next(client.tasks("k"))
+    connection = client.connection()
+    with pytest.raises(LeaseLost, match="could not be reported"), leasekit.lease(task):
+        faulty.always("settle", faults.refuse)
+        threading.Thread(
+            target=lambda: (
+                eventually(lambda: faulty.calls["settle"]),
+                connection.run(connection.keeper.outbox.aclose()),
+            )
+        ).start()
+    client.close()
+
+
+# Hooks and signals
+
+
+def test_a_hook_must_not_lease(faulty: Faulty, clock: FakeClock) -> None:
+    """It would wait for its own thread."""
+    refused: list[BaseException] = []
+    tasks: list[Task] = []
+
+    def hook(event: Event) -> None:
+        if isinstance(event, Renewed) and tasks and not refused:
+            try:
+                with leasekit.lease(tasks[0]):
+                    pass
+            except LeasekitError as error:
+                refused.append(error)
+
+    with Client(faulty, clock=clock, hooks=[hook]) as client:
+        client.schedule("k")
+        tasks.append(next(client.tasks("k")))
+        clock.advance(120)
+        eventually(lambda: refused)
+        assert "hook" in str(refused[0])
+        with leasekit.lease(tasks[0]):
+            pass
+
+
+def test_ctrl_c_in_a_body_releases_the_task(client: Client) -> None:
+    task = claimed(client)
+    began = threading.Event()
+    with pytest.raises(KeyboardInterrupt), interrupting(began.is_set), leasekit.lease(task):
+        began.set()
+        time.sleep(20)
+    assert status(client, task) is Status.ENQUEUED
+
+
+# While this side is busy
+
+
+@pytest.fixture
+def real() -> Iterator[tuple[Client, MemoryService]]:
+    """Real time and a ttl of two seconds."""
+    service = MemoryService()
+    with Client(MemoryBackend(service, worker="w")) as client:
+        yield client, service
+
+
+def short(client: Client) -> Task:
+    client.schedule("k", claim_timeout=2, heartbeat_timeout=2)
+    return next(client.tasks("k"))
+
+
+def test_beats_go_on_while_the_main_thread_sleeps(real: tuple[Client, MemoryService]) -> None:
+    client, _ = real
+    with leasekit.lease(short(client)) as held:
+        time.sleep(2.5)
+        held.check()
+    assert info(client, held.task).history[0].outcome == "success"
+
+
+def test_beats_go_on_while_other_threads_spin(real: tuple[Client, MemoryService]) -> None:
+    """PITFALLS 33."""
+    client, _ = real
+    until = time.monotonic() + 2.5
+
+    def spin() -> None:
+        while time.monotonic() < until:
+            pass
+
+    spinning = [threading.Thread(target=spin) for _ in range(3)]
+    with leasekit.lease(short(client)) as held:
+        for thread in spinning:
+            thread.start()
+        spin()
+        held.check()
+        for thread in spinning:
+            thread.join()
+    assert info(client, held.task).history[0].outcome == "success"
+
+
+# leased
+
+
+def test_leased_runs_a_function_under_the_lease_of_its_task(client: Client) -> None:
+    @leasekit.leased
+    def double(task: Task, factor: int = 2) -> int:
+        return task.payload * factor
+
+    task = claimed(client, payload=21)
+    assert double(task) == 42
+    assert info(client, task).result == 42
+    assert double.__name__ == "double"
+
+
+def test_leased_gives_the_lease_to_who_has_a_parameter_held(client: Client) -> None:
+    @leasekit.leased(idle_timeout=60)
+    def run(task: Task, held: Any = None) -> str:
+        held.progress(task.id)
+        held.release()
+        return "not the result: it was released"
+
+    task = claimed(client)
+    run(task)
+    assert info(client, task).status is Status.ENQUEUED
+    assert info(client, task).progress == task.id
+
+
+def test_leased_settles_an_exception(client: Client) -> None:
+    @leasekit.leased
+    def run(task: Task) -> None:
+        raise Fatal(task.id)
+
+    task = claimed(client)
+    with pytest.raises(Fatal):
+        run(task)
+    assert status(client, task) is Status.FATAL_FAILURE
+
+
+# Idle time
+
+
+def test_an_idle_body_is_told_and_its_task_tried_again(client: Client, clock: FakeClock) -> None:
+    task = claimed(client)
+    with pytest.raises(IdleTimeout, match="no progress for 60 s"), leasekit.lease(task, idle_timeout=60) as held:
+        clock.advance(59)
+        held.progress(1)
+        clock.advance(59)
+        held.check()
+        clock.advance(1)
+        eventually(lambda: told(held))
+        assert not held.lost
+        held.check()
+    assert status(client, task) is Status.RETRIABLE_FAILURE
+
+
+def test_an_idle_body_that_does_not_end_loses_its_lease(
+    client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
+) -> None:
+    """SYSTEMS C8: a hung task must not heartbeat for ever."""
+    task = claimed(client)
+    with pytest.raises(LeaseLost, match="did not end") as caught, leasekit.lease(task, idle_timeout=60) as held:
+        clock.advance(60)
+        eventually(lambda: told(held))
+        clock.advance(Beats().grace)
+        eventually(lambda: held.lost)
+        held.check()
+    assert caught.value.reason == "idle"
+    assert [event.reason for event in of(Lost, events)] == ["idle"]
+    assert faulty.calls["settle"] == 0
+
+
+def test_a_body_that_ignores_its_cancellation_loses_its_lease_when_it_is_idle(client: Client, clock: FakeClock) -> None:
+    task = claimed(client)
+    with pytest.raises(LeaseLost), leasekit.lease(task, idle_timeout=200) as held:
+        client.cancel(task.id)
+        clock.advance(120)
+        eventually(lambda: told(held))
+        let_pass(clock, 80 + Beats().grace + 1)
+        assert held.lost
+        held.check()
+
+
+def test_idleness_is_judged_by_the_clock_not_by_looks(client: Client, clock: FakeClock) -> None:
+    with leasekit.lease(claimed(client), idle_timeout=100) as held:
+        for _ in range(50):
+            clock.advance(0)
+            held.check()
+        for number in range(4):
+            let_pass(clock, 90)
+            held.progress(number)
+    assert status(client, held.task) is Status.SUCCESS
+
+
+@pytest.mark.parametrize("idle", [0, -1, float("nan"), float("inf")])
+def test_an_idle_timeout_that_makes_no_sense_is_refused(client: Client, idle: float) -> None:
+    with pytest.raises(ValueError, match="idle_timeout"):
+        leasekit.lease(claimed(client), idle_timeout=idle)

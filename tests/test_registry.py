@@ -1,0 +1,139 @@
+"""URL scheme → backend, through entry points; what is missing is answered with what to do."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import pytest
+
+from leasekit import registry
+from leasekit.errors import LeasekitError, MissingDependency, UnknownScheme
+from leasekit.registry import GROUP, open_backend, schemes
+
+Install = Callable[..., None]
+
+
+class Opened(NamedTuple):
+    """What a backend of these tests was opened with."""
+
+    url: str
+    worker: str
+
+
+def opened(url: str, *, worker: str) -> Opened:
+    return Opened(*cast("tuple[str, str]", open_backend(url, worker=worker)))
+
+
+BACKEND = """
+def connect(url, *, worker):
+    return url, worker
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """install("scheme", "module", source): exactly these backends are installed, as their own packages would be."""
+    entries: list[EntryPoint] = []
+
+    def found(*, group: str, name: str | None = None) -> EntryPoints:
+        ours = EntryPoints(entries).select(group=group)
+        return ours if name is None else ours.select(name=name)
+
+    monkeypatch.setattr(registry, "entry_points", found)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    importlib.invalidate_caches()
+
+    def add(scheme: str, module: str = "", source: str = BACKEND, *, group: str = GROUP) -> None:
+        module = module or f"backend_of_{scheme}".replace("-", "_")
+        (tmp_path / f"{module}.py").write_text(source, encoding="utf-8")
+        entries.append(EntryPoint(scheme, f"{module}:connect", group))
+
+    return add
+
+
+def test_the_backend_of_a_scheme_is_given_the_url_and_the_workers_name(install: Install) -> None:
+    install("registry-one")
+    assert opened("registry-one://host/x?y=1", worker="w") == Opened("registry-one://host/x?y=1", "w")
+
+
+def test_the_case_of_a_scheme_does_not_matter(install: Install) -> None:
+    install("registry-two")
+    assert opened("Registry-TWO://Host", worker="w") == Opened("Registry-TWO://Host", "w")
+
+
+def test_the_schemes_are_those_of_the_group_sorted_and_each_once(install: Install) -> None:
+    install("b")
+    install("a")
+    install("a")
+    install("c", group="somebody.elses")
+    assert schemes() == ["a", "b"]
+
+
+def test_an_unknown_scheme_lists_what_is_installed(install: Install) -> None:
+    install("b")
+    install("a")
+    with pytest.raises(UnknownScheme, match=r"no backend answers to 'ftp://': installed are a, b$"):
+        open_backend("ftp://host", worker="w")
+
+
+@pytest.mark.parametrize("url", ["", "host:8077/x y", "//host", "tasks.db"])
+def test_a_url_without_a_scheme_is_refused_and_lists_what_is_installed(install: Install, url: str) -> None:
+    install("a")
+    with pytest.raises(UnknownScheme, match=r"installed are a$"):
+        open_backend(url, worker="w")
+
+
+def test_a_refusal_does_not_repeat_the_password_of_a_url(install: Install) -> None:
+    install("a")
+    with pytest.raises(UnknownScheme) as refused:
+        open_backend("ftp://me:hunter2@host", worker="w")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_an_unknown_scheme_is_a_value_error_of_leasekit() -> None:
+    assert issubclass(UnknownScheme, ValueError)
+    assert issubclass(UnknownScheme, LeasekitError)
+
+
+def test_a_backend_whose_library_is_missing_answers_with_the_pip_command(install: Install) -> None:
+    install("registry-three", source="import a_library_nobody_has.part\n")
+    with pytest.raises(MissingDependency) as missing:
+        open_backend("registry-three://host", worker="w")
+    assert str(missing.value) == (
+        "backend 'registry-three' needs 'a_library_nobody_has': pip install 'leasekit[registry-three]'"
+    )
+    assert isinstance(missing.value.__cause__, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize(("scheme", "extra"), [("https", "http"), ("sqlite", "server"), ("http", "http")])
+def test_the_pip_command_names_the_extra_that_the_scheme_is_part_of(install: Install, scheme: str, extra: str) -> None:
+    install(scheme, f"backend_with_extra_for_{scheme}", "import a_library_nobody_has\n")
+    with pytest.raises(MissingDependency, match=rf"pip install 'leasekit\[{extra}\]'$"):
+        open_backend(f"{scheme}://host", worker="w")
+
+
+def test_a_backend_that_is_not_there_itself_is_no_missing_library(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = EntryPoint("gone", "a_backend_that_was_deleted:connect", GROUP)
+
+    def found(*, group: str, name: str) -> EntryPoints:
+        return EntryPoints([entry]).select(group=group, name=name)
+
+    monkeypatch.setattr(registry, "entry_points", found)
+    with pytest.raises(ModuleNotFoundError) as missing:
+        open_backend("gone://host", worker="w")
+    assert not isinstance(missing.value, MissingDependency)
+
+
+def test_another_error_of_a_backend_is_not_hidden(install: Install) -> None:
+    install("registry-four", source="raise RuntimeError('broken')\n")
+    with pytest.raises(RuntimeError, match="broken"):
+        open_backend("registry-four://host", worker="w")
+
+
+def test_leasekits_own_backends_are_installed() -> None:
+    assert {"http", "https", "memory", "sqlite"} <= set(schemes())

@@ -23,9 +23,11 @@ from leasekit.errors import (
 from leasekit.idle import Idle
 from leasekit.lease import Lease, lease, leased
 from leasekit.task import NewTask, Status, Task
+from leasekit.worker import Worker
 
 __all__ = [
     "BackendError", "Beats", "Cancelled", "Client", "ConfigError", "Fatal", "Idle", "IdleTimeout", "Lease",
     "LeaseError", "LeaseLost", "LeasekitError", "MissingDependency", "NewTask", "NotHeld", "ProtocolError", "Refused",
-    "Status", "StoreLocked", "Task", "Throttled", "Unavailable", "UnknownScheme", "connect", "lease", "leased",
+    "Status", "StoreLocked", "Task", "Throttled", "Unavailable", "UnknownScheme", "Worker", "connect", "lease",
+    "leased",
 ]  # fmt: skip

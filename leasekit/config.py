@@ -46,9 +46,14 @@ class Beats:
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)} is below the smallest possible: raise it to {least:g}")
+        for name in ("batch", "in_flight", "max_failures", "retries_per_cycle"):
+            if not isinstance(getattr(self, name), int):
+                raise ConfigError(f"{name}={getattr(self, name)!r} counts something: set {name} to a whole number")
         for name in ("cycle", "rate", "call_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}=0 would never beat: raise {name}")
+        if self.rate * self.cycle < 1:
+            raise ConfigError(f"rate={self.rate:g} has no slot in a cycle: raise rate to {1 / self.cycle:g} or more")
         if self.ttl < 2 * self.cycle:
             raise ConfigError(
                 f"ttl={self.ttl:g} does not cover one whole cycle in any phase: "

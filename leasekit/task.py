@@ -20,7 +20,7 @@ __all__ = [
 ]  # fmt: skip
 
 # `$` would let a trailing newline pass in Python, and JSON Schema knows no `\Z`.
-_NAME = Meta(min_length=1, max_length=128, pattern=r"^[ -.0-~]+\Z", extra_json_schema={"pattern": "^[ -.0-~]+$"})
+_NAME = Meta(min_length=1, max_length=128, pattern=r"^[ -.0-~]+\Z")
 Name = Annotated[str, _NAME]
 """Ids, kinds, tokens, workers: 1-128 printable ASCII characters without `/`."""
 

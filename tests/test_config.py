@@ -74,6 +74,15 @@ def test_what_would_never_beat_is_refused(name: str) -> None:
     assert refusal(**{name: 0}) == f"{name}=0 would never beat: raise {name}"
 
 
+@pytest.mark.parametrize("name", ["batch", "in_flight", "max_failures", "retries_per_cycle"])
+def test_what_counts_something_is_a_whole_number(name: str) -> None:
+    assert refusal(**{name: 1.5}) == f"{name}=1.5 counts something: set {name} to a whole number"
+
+
+def test_a_cycle_has_at_least_one_slot() -> None:
+    assert refusal(rate=0.001) == "rate=0.001 has no slot in a cycle: raise rate to 0.00833333 or more"
+
+
 def test_a_config_error_is_a_value_error() -> None:
     assert issubclass(ConfigError, ValueError)
 
@@ -100,6 +109,8 @@ def follow(message: str, numbers: dict[str, Any]) -> dict[str, Any]:
         advised = float(found[2]) if found[2] else 0.999 * float(found[3])
         assert advised > 0
         return {**numbers, "cycle": 0.99999 * advised}
+    if found := re.search(r"raise (rate) to (\S+) or more", message):
+        return {**numbers, "rate": 1.001 * float(found[2])}
     found = re.search(r"raise (ttl) above (\S+)$", message)
     assert found, message
     return {**numbers, "ttl": 1.001 * float(found[2])}

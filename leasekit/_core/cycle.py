@@ -115,6 +115,7 @@ class Cycle:
         self._last_slot = -math.inf  # when it came up
         self._even_from = -math.inf  # when it was due: the pace is kept from here, so that lateness does not add up
         self._paused_until = -math.inf
+        self._down = False  # the last answer was none
         self._eager = False  # someone is here who should not wait for the even pace
         self._backoff = Backoff(1 / beats.rate, beats.retry_wait, random=random)
 
@@ -314,8 +315,9 @@ class Cycle:
                     self._failed(term, verdict.reason or "no reason given", asked_at, now, effects)
         if renewed:
             self._backoff.reset()
-            if self._rested:
+            if self._down:  # the first sign that the service is back
                 self._recover()
+        self._down = not renewed and (self._down or not throttled)
         if throttled:
             self._throttled(throttled, now)
         return effects
@@ -351,7 +353,8 @@ class Cycle:
             wait = min(asked, self.beats.cycle / 2, left / _TRIES_AS_ASKED)
         else:
             wait = min(self._backoff.wait(), left / _TRIES)
-        self._paused_until = now + wait
+        # A later answer does not shorten the pause that an earlier one asked for.
+        self._paused_until = min(max(self._paused_until, now + wait), now + left / _TRIES_AS_ASKED)
 
     def _failed(self, term: Term, why: str, asked_at: float, now: float, effects: list[Effect]) -> None:
         if term.failed(asked_at):

@@ -19,12 +19,13 @@ from leasekit.config import DRIFT, Beats
 __all__ = ["Term", "granted_at"]
 
 
-def granted_at(asked_at: float, waited: float | None) -> float:
+def granted_at(asked_at: float, waited: float | None, *, answered_at: float) -> float:
     """The earliest moment, by our clock, at which a claim that left at `asked_at` can have been granted.
 
     `waited` is how long the service says that the claim had waited by then: by its clock, which may be the faster one.
+    Whatever it says, it was granted before it was answered (RELIABILITY S9; an answer is bad input too).
     """
-    return asked_at + max(0.0, waited or 0.0) * (1 - 2 * DRIFT)
+    return min(answered_at, asked_at + max(0.0, waited or 0.0) * (1 - 2 * DRIFT))
 
 
 class Term:

@@ -113,8 +113,7 @@ class Keeper:
 
     def _granted(self, claimed: Claimed, asked_at: float, *, started: bool) -> list[Holding]:
         now = self._clock.now()
-        # Whatever the service says of its wait: it cannot have granted later than now.
-        granted = min(granted_at(asked_at, claimed.waited), now)
+        granted = granted_at(asked_at, claimed.waited, answered_at=now)
         holdings: list[Holding] = []
         for task in claimed.tasks:
             try:

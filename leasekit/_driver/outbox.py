@@ -51,6 +51,7 @@ class Outbox:
         self._pending: deque[Report] = deque()
         self._unanswered: set[Report] = set()
         self._calls: set[asyncio.Task[None]] = set()
+        self._draining = 0  # of these, those that will look at what is pending again
         self._put_off: set[asyncio.Task[None]] = set()
         self._never = asyncio.Event()
         self._empty = asyncio.Event()
@@ -68,7 +69,8 @@ class Outbox:
 
     def _enqueue(self, reports: Sequence[Report]) -> None:
         self._pending.extend(reports)
-        if len(self._calls) < _CALLS:
+        if self._draining < _CALLS:
+            self._draining += 1
             spawn(self._drain(), self._calls)
 
     async def empty(self) -> None:
@@ -88,9 +90,13 @@ class Outbox:
         self._empty.set()
 
     async def _drain(self) -> None:
-        while self._pending:
-            count = min(self._most, len(self._pending))
-            await self._report([self._pending.popleft() for _ in range(count)])
+        try:
+            while self._pending:
+                count = min(self._most, len(self._pending))
+                await self._report([self._pending.popleft() for _ in range(count)])
+        finally:
+            # With the last look, and not when the task has ended: what comes between would wait for ever.
+            self._draining -= 1
 
     async def _report(self, batch: Sequence[Report]) -> None:
         """One try; whoever is not answered by it will be tried again."""

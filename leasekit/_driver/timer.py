@@ -1,7 +1,7 @@
 """A timer of the Linux kernel that kills this process, whatever its interpreter is doing (RELIABILITY §4).
 
-Its expiry signal *is* SIGKILL: no handler, mask or thread takes part in it, and a stopped process dies stopped. A forked
-child does not inherit it, a program that is exec'ed loses it, and the children of a process outlive it.
+Its expiry signal *is* SIGKILL: no handler, mask or thread takes part in it, and a stopped process dies while stopped. A
+forked child does not inherit it, a program that is exec'ed loses it, and child processes live on.
 
 By raw system calls, because libfaketime and the like replace those of the C library; and through `PyDLL`, which keeps
 the GIL: to let go of it would mean to wait behind whichever thread is busy.
@@ -51,8 +51,9 @@ def obstacle() -> str | None:
 class Timer:
     """The one moment, if any, at which the kernel kills this process. Only where there is no `obstacle`.
 
-    What the kernel has of it is made when it is first armed, in a forked child too, and stays armed when this object is
-    garbage: what it was armed for may still run. Not for two threads at once. Raises `OSError` where the kernel refuses.
+    The kernel's part of it is made when it is first armed, in a forked child too, and stays armed when this object is
+    garbage: what it was armed for may still run. Not for two threads at once. Raises `OSError` where the kernel
+    refuses.
     """
 
     __slots__ = ("_id", "_numbers", "_owner", "_syscall")
@@ -87,7 +88,7 @@ class Timer:
         return seconds + nanoseconds / _NANO or None
 
     def close(self) -> None:
-        """Kill no more, and give back what the kernel has of it."""
+        """Kill no more, and give back the kernel's part."""
         if self._owner == os.getpid():
             self._owner = 0
             self._call(self._numbers.delete, self._id)

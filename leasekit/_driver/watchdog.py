@@ -57,7 +57,7 @@ class Watchdog:
         return self._timer is not None and self._pid == os.getpid()
 
     def begins(self, term: Term) -> None:
-        """Its body is about to run, and must have ended when its trust ends. To be called before the first line of it."""
+        """Its body is about to run, and must have ended when its trust ends. To be called before its first line."""
         if self.guards:
             with self._lock:
                 # Looked up in here: a renewal that comes before is in it, one that comes after moves it.
@@ -75,7 +75,7 @@ class Watchdog:
                 self._arm()
 
     def lost(self, term: Term, until: float) -> None:
-        """Its body must have ended by then, or by when its trust ends if that is earlier; renewals change nothing now."""
+        """Its body must have ended by then, or when its trust ends if that is earlier; nothing renews it any more."""
         if self.guards:
             with self._lock:
                 self._ends.fix(term, until)
@@ -114,7 +114,9 @@ def _timer(mode: Mode, now: Callable[[], float]) -> "Timer | None":
         return None
     try:
         return _tried(now)
-    except (_Unguarded, ImportError, OSError) as error:
+    except OSError as error:
+        why = f"the kernel refuses the timer ({error.strerror})"
+    except (_Unguarded, ImportError) as error:
         why = str(error)
     if mode == "required":
         raise ConfigError(f"watchdog='required', but this process cannot be guarded: {why}")

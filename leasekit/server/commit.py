@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from leasekit.errors import Throttled, Unavailable
 from leasekit.server.clock import StoreClock
 from leasekit.server.store import Store
-from leasekit.server.turn import Turn
+from leasekit.server.turn import Readied, Turn
 
 __all__ = ["Done", "GroupCommit", "Kind"]
 
@@ -50,14 +50,14 @@ class _Job:
 
 class _Outcome(NamedTuple):
     answered: list[tuple[_Job, Any]]
-    readied: dict[str, float]
+    readied: dict[str, Readied]
 
 
 class GroupCommit:
     """The writer of one store: a thread, and the queues before it.
 
     It belongs to the event loop in which it is started. `on_ready` is called there after a transaction, with the
-    kinds that have become ready and when; after the answers of that transaction, so that whom they leave waiting
+    kinds of which something has become ready; after the answers of that transaction, so that whom they leave waiting
     hears of it too. `on_gap` is called inside the first transaction after a time in which nobody could be heard: after
     the start, and after a jump of the clock.
     """
@@ -69,7 +69,7 @@ class GroupCommit:
         *,
         clock: StoreClock,
         random: _random.Random,
-        on_ready: Callable[[Mapping[str, float]], None],
+        on_ready: Callable[[Mapping[str, Readied]], None],
         on_gap: Callable[[Turn], None],
     ) -> None:
         self._store = store
@@ -216,10 +216,10 @@ class GroupCommit:
 
 
 def _merged(outcomes: Sequence[_Outcome]) -> _Outcome:
-    readied: dict[str, float] = {}
+    readied: dict[str, Readied] = {}
     for outcome in outcomes:
-        for kind, due_at in outcome.readied.items():
-            readied[kind] = min(readied.get(kind, due_at), due_at)
+        for kind, more in outcome.readied.items():
+            readied[kind] = readied[kind] + more if kind in readied else more
     return _Outcome([one for outcome in outcomes for one in outcome.answered], readied)
 
 

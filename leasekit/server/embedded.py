@@ -153,10 +153,9 @@ def _through(request: type[_R], body: Mapping[str, Any]) -> _R:
 def _unspeakable(body: Mapping[str, Any], error: Exception) -> Refused:
     """Which item is it that cannot be written as JSON?"""
     for field, items in body.items():
-        if not isinstance(items, list | tuple):
+        if type(items) not in (list, tuple):
             continue
-        listed: Sequence[Any] = items
-        for position, item in enumerate(listed):
+        for position, item in enumerate(items):
             try:
                 msgspec.json.encode(item)
             except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as own:

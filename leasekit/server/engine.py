@@ -150,7 +150,6 @@ class Engine:
         `last_seen` is a time as RFC 3339 has it; None: not since the start.
         """
         running = await self._read(lambda view: view.holders())
-        self._forget_workers()
         names = sorted(self._seen.keys() | running.keys())
         return [self._worker(name, running.get(name, 0)) for name in names]
 
@@ -179,6 +178,7 @@ class Engine:
         if self._clock.peek() - self._forgot_at > _FORGET_EVERY:
             await self._commit.ask(_FORGET, None, size=1)
             self._forgot_at = self._clock.peek()
+        self._forget_workers()
         self._waiting.look()
 
     async def _consume(self) -> None:
@@ -193,7 +193,7 @@ class Engine:
         return await self._commit.ask(kind, items, size=len(items)) if items else []
 
     def _attempt(self, asked: claims.Asked, done: Done) -> None:
-        self._commit.submit(_CLAIM, asked, size=asked.limit, done=done)
+        self._commit.submit(_CLAIM, asked, size=1, done=done)
 
     async def _read(self, look: Callable[[View], _T]) -> _T:
         if self._consumer is None:
@@ -212,8 +212,6 @@ class Engine:
 
     def _hear_of(self, worker: str) -> None:
         self._seen[worker] = self._clock.peek()
-        if len(self._seen) > 10_000:
-            self._forget_workers()
 
     def _forget_workers(self) -> None:
         since = self._clock.peek() - _SEEN_FOR
@@ -264,7 +262,7 @@ _RELEASE = Kind("releases", _itemwise(hsc.results), 100_000)
 _RESULTS = Kind("results", _itemwise(hsc.results), 50_000)
 _REAP = Kind("reapings", _each(consumer.reap), 10)
 _CANCEL = Kind("cancels", _itemwise(frontend.cancel), 10_000)
-_CLAIM = Kind("claims", claims.claim, 50_000)
+_CLAIM = Kind("claims", claims.claim, 20_000)
 _SCHEDULE = Kind("schedules", _itemwise(frontend.schedule), 20_000)
 _FORGET = Kind("forgettings", _each(consumer.forget), 10)
 _PROBE = Kind("probes", _each(lambda _: None), 100)

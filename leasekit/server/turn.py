@@ -5,20 +5,37 @@ other, and leave what others wait for in `readied`.
 """
 
 import random as _random
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
 from leasekit.server.store import Tx
 
-__all__ = ["Turn", "to_bytes"]
+__all__ = ["Readied", "Turn", "to_bytes"]
 
 _encode = msgspec.json.encode
 
 
+class Readied(NamedTuple):
+    """How many tasks of a kind can be claimed that could not before, and when the next of them can."""
+
+    number: int
+    next_at: float | None
+
+    def __add__(self, other: object) -> "Readied":
+        """What became ready in both of two transactions."""
+        if not isinstance(other, Readied):
+            return NotImplemented
+        times = [at for at in (self.next_at, other.next_at) if at is not None]
+        return Readied(self.number + other.number, min(times, default=None))
+
+
+_NOTHING = Readied(0, None)
+
+
 class Turn:
-    """A transaction, the moment at which all of it happens, and which kinds became ready, when."""
+    """A transaction, the moment at which all of it happens, and what became ready by it."""
 
     __slots__ = ("instant", "now", "random", "readied", "tx")
 
@@ -27,13 +44,15 @@ class Turn:
         self.now = now  # the store's time
         self.instant = instant  # the same moment, by the clock that measures how long requests wait
         self.random = random
-        self.readied: dict[str, float] = {}  # kind → when the first of what became ready is due
+        self.readied: dict[str, Readied] = {}  # by kind
 
-    def ready(self, kind: str, due_at: float) -> None:
-        """Note that a task of this kind can be claimed from then on."""
-        known = self.readied.get(kind)
-        if known is None or due_at < known:
-            self.readied[kind] = due_at
+    def ready(self, kind: str, due_at: float, *, count: int = 1) -> None:
+        """Note that so many tasks of this kind can be claimed from then on, or may be."""
+        known = self.readied.get(kind, _NOTHING)
+        if due_at <= self.now:
+            self.readied[kind] = Readied(known.number + count, known.next_at)
+        elif known.next_at is None or due_at < known.next_at:
+            self.readied[kind] = Readied(known.number, due_at)
 
 
 def to_bytes(value: Any) -> bytes:

@@ -1,10 +1,13 @@
 """Claims that wait for something to become ready: long polls, first come, first served.
 
 A claim is tried by the writer; where nothing is due it is parked here, and tried again when a task of its kinds
-becomes ready or due. Everything in here runs in the event loop; none of it decides who gets which task.
+becomes ready or due. As many are tried as there are tasks, so that a thousand who wait cost no more than one; what they
+leave, the writer tells as ready again. Everything in here runs in the event loop; none of it decides who gets which
+task.
 """
 
 import asyncio
+import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,13 +15,14 @@ from leasekit.errors import Throttled
 from leasekit.server.claims import Answer, Asked
 from leasekit.server.clock import StoreClock
 from leasekit.server.commit import Done
+from leasekit.server.turn import Readied
 from leasekit.task import Claimed
 
 __all__ = ["Waiting"]
 
 _MOST = 10_000  # claims that may wait
 _SOONEST = 0.001  # seconds between two looks
-_PAUSE = 1.0  # seconds before a claim is tried again that could not be written for want of room
+_PAUSE = 1.0  # seconds until those may come again for whom there was no room
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +39,10 @@ class _Poll:
         return (self.asked.worker, self.asked.claim_id)
 
 
+def _number(poll: _Poll) -> int:
+    return poll.asked.number
+
+
 class Waiting:
     """The claims of one engine, from arrival to answer. `attempt(asked, done)` has the writer try one."""
 
@@ -43,7 +51,7 @@ class Waiting:
         self._clock = clock
         self._count = 0
         self._polls: dict[tuple[str, str], _Poll] = {}
-        self._parked: dict[str, dict[_Poll, None]] = {}  # by kind, in the order in which they came
+        self._parked: dict[str, list[_Poll]] = {}  # by kind, in the order in which they came
         self._due: dict[str, float] = {}  # kind → when something of it is due next, as far as is known
         self._timer: asyncio.TimerHandle | None = None
 
@@ -66,21 +74,19 @@ class Waiting:
                 poll.asked.is_gone = True
                 self._finish(poll, Claimed(tasks=[]))
 
-    def ready(self, readied: Mapping[str, float]) -> None:
-        """Kinds have become ready, or will be: have those who wait for them tried again then."""
-        now = self._clock.peek()
-        for kind, due_at in readied.items():
-            if due_at <= now:
-                self._wake(kind)
-            elif kind in self._parked:
-                self._note(kind, due_at)
+    def ready(self, readied: Mapping[str, Readied]) -> None:
+        """Tasks have become ready, or will be: have as many tried again as there are tasks."""
+        for kind, what in readied.items():
+            self._wake(kind, what.number)
+            # Who is tried now, or comes later, is told again what is due next.
+            if what.next_at is not None and kind in self._parked:
+                self._due[kind] = min(self._due.get(kind, what.next_at), what.next_at)
         self._set_timer()
 
     def look(self) -> None:
-        """Have those tried again for whom something is due by now."""
-        now = self._clock.peek()
-        for kind in [kind for kind, due_at in self._due.items() if due_at <= now]:
-            self._wake(kind)
+        """Have the first of each kind tried again: something may have become due, or its turn was lost."""
+        for kind in list(self._parked):
+            self._wake(kind, 1)
         self._set_timer()
 
     def close(self) -> None:
@@ -108,7 +114,7 @@ class Waiting:
         try:
             self._attempt(poll.asked, lambda answer: self._tried(poll, answer))
         except Throttled:
-            self._park(poll, self._clock.peek() + _PAUSE)
+            self._park(poll)  # the consumer has it tried again
 
     def _tried(self, poll: _Poll, answer: Answer | BaseException) -> None:
         poll.asked.is_new = False
@@ -116,10 +122,14 @@ class Waiting:
             self._finish(poll, answer)
         elif answer.claimed is not None:
             self._finish(poll, answer.claimed)
+        elif poll.answer.done():
+            pass
+        elif answer.again:
+            self._try(poll)
         elif not poll.has_time:
             self._finish(poll, self._nothing(poll))
-        elif not poll.answer.done():
-            self._park(poll, answer.look_at)
+        else:
+            self._park(poll)
 
     def _time_is_up(self, poll: _Poll) -> None:
         # While the writer has it, it may still get something: then its answer ends it.
@@ -143,14 +153,10 @@ class Waiting:
         else:
             poll.answer.set_result(result)
 
-    def _park(self, poll: _Poll, look_at: float | None) -> None:
+    def _park(self, poll: _Poll) -> None:
         poll.is_parked = True
         for kind in poll.asked.kinds:
-            self._parked.setdefault(kind, {})[poll] = None
-        if look_at is not None:
-            # Under one of them is enough: it is tried for all.
-            self._note(poll.asked.kinds[0], look_at)
-            self._set_timer()
+            bisect.insort(self._parked.setdefault(kind, []), poll, key=_number)
 
     def _unpark(self, poll: _Poll) -> None:
         if not poll.is_parked:
@@ -158,17 +164,13 @@ class Waiting:
         poll.is_parked = False
         for kind in poll.asked.kinds:
             parked = self._parked[kind]
-            del parked[poll]
+            del parked[bisect.bisect_left(parked, _number(poll), key=_number)]
             if not parked:
                 del self._parked[kind]
                 self._due.pop(kind, None)
 
-    def _note(self, kind: str, due_at: float) -> None:
-        self._due[kind] = min(self._due.get(kind, due_at), due_at)
-
-    def _wake(self, kind: str) -> None:
-        self._due.pop(kind, None)
-        for poll in list(self._parked.get(kind, ())):
+    def _wake(self, kind: str, count: int) -> None:
+        for poll in self._parked.get(kind, [])[:count]:
             self._try(poll)
 
     def _set_timer(self) -> None:
@@ -177,4 +179,11 @@ class Waiting:
             self._timer = None
         if self._due:
             delay = max(_SOONEST, min(self._due.values()) - self._clock.peek())
-            self._timer = asyncio.get_running_loop().call_later(delay, self.look)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._time_has_come)
+
+    def _time_has_come(self) -> None:
+        now = self._clock.peek()
+        for kind in [kind for kind, due_at in self._due.items() if due_at <= now]:
+            del self._due[kind]
+            self._wake(kind, 1)
+        self._set_timer()

@@ -9,7 +9,7 @@ import contextvars
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import anyio
 
@@ -145,7 +145,7 @@ class LoopExecutor:
 def _is_cancellation(error: BaseException) -> bool:
     cancelled = anyio.get_cancelled_exc_class()
     if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(cancelled) is not None
+        return cast("BaseExceptionGroup[BaseException]", error).subgroup(cancelled) is not None
     return isinstance(error, cancelled)
 
 

@@ -81,7 +81,9 @@ def declare(kind: str, function: Callable[..., Any], *, run: str | None, idle_ti
 
 def _run_in(what: str, function: Callable[..., Any], run: str | None) -> RunIn:
     call = getattr(function, "__call__", function)  # noqa: B004 - of an object that is called like a function
-    if any(map(inspect.isgeneratorfunction, (function, call))) or any(map(inspect.isasyncgenfunction, (function, call))):
+    if any(map(inspect.isgeneratorfunction, (function, call))) or any(
+        map(inspect.isasyncgenfunction, (function, call))
+    ):
         raise ConfigError(f"{what} yields: return the result, and report what comes before with held.progress()")
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
     match run:

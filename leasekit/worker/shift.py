@@ -94,7 +94,7 @@ class Shift:
             raise self._failed[0]
 
     async def reported(self) -> None:
-        """In the driver's loop: until all results are reported. They are kept for as long as that takes (SYSTEMS D6)."""
+        """In the driver's loop: until all results are reported, for as long as that takes (SYSTEMS D6)."""
         outbox = self._connection.keeper.outbox
         try:
             async with asyncio.timeout(_SILENCE):

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Literal, TypeVar
@@ -117,9 +117,7 @@ class Worker:
 
     # Running ------------------------------------------------------------------------------------------------------
 
-    def run(
-        self, *, url: str | None = None, beats: Beats | None = None, concurrency: int | None = None
-    ) -> None:
+    def run(self, *, url: str | None = None, beats: Beats | None = None, concurrency: int | None = None) -> None:
         """Work until SIGTERM, SIGINT or `stop()`; then stop gracefully. A second signal ends the process at once.
 
         Blocks. Async handlers run in an event loop of their own, in a thread, so that signals and claims go on while
@@ -195,7 +193,7 @@ class Worker:
             shift.stop()
 
     @contextmanager
-    def _working(self) -> Iterator[None]:
+    def _working(self) -> Generator[None]:
         if not self._handlers:
             raise ConfigError("a worker without handlers has nothing to do: declare some with @worker.handler(kind)")
         if not self._busy.acquire(blocking=False):
@@ -219,7 +217,7 @@ class Worker:
     # Signals ------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _hearing_signals(self) -> Iterator[None]:
+    def _hearing_signals(self) -> Generator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return

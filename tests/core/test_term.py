@@ -118,15 +118,19 @@ def test_an_unconfirmed_lease_is_given_up_after_max_failures_whatever_its_age() 
 
 
 def test_a_claim_is_granted_no_earlier_than_it_left_and_had_waited() -> None:
-    assert granted_at(100.0, 20.0) == pytest.approx(100 + 20 * (1 - 2 * DRIFT))
+    assert granted_at(100.0, 20.0, answered_at=121.0) == pytest.approx(100 + 20 * (1 - 2 * DRIFT))
 
 
 def test_a_claim_that_waited_by_a_faster_clock_is_not_believed_to_be_granted_later_than_it_was() -> None:
     service_says = 20.0
     by_our_clock = service_says / (1 + 2 * DRIFT)
-    assert granted_at(0.0, service_says) <= by_our_clock
+    assert granted_at(0.0, service_says, answered_at=21.0) <= by_our_clock
 
 
 @pytest.mark.parametrize("waited", [None, 0.0, -5.0, -math.inf, math.nan])
 def test_a_wait_that_is_not_told_or_makes_no_sense_buys_nothing(waited: float | None) -> None:
-    assert granted_at(100.0, waited) == 100.0
+    assert granted_at(100.0, waited, answered_at=101.0) == 100.0
+
+
+def test_nothing_was_granted_later_than_it_was_answered_whatever_the_service_says() -> None:
+    assert granted_at(0.0, 1e9, answered_at=20.0) == 20.0

@@ -106,7 +106,7 @@ def hear(event):
     if isinstance(event, hooks.Lost):
         note("lost", task=event.task_id, why=event.why)
 
-worker = leasekit.Worker(leasekit.connect(os.environ["LEASEKIT_URL"], hooks=[hear]), concurrency=4)
+worker = leasekit.Worker(hooks=[hear], concurrency=4)
 """
 
 

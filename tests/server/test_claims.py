@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from leasekit.errors import Throttled
-from leasekit.server import waiting
+from leasekit.server import claims, waiting
 from leasekit.task import Claimed, NewTask
 
 pytestmark = pytest.mark.anyio
@@ -23,7 +23,7 @@ async def settled_down() -> None:
 async def is_waiting(bench: Any, number: int) -> None:
     """Until so many claims are parked."""
     with anyio.fail_after(10):
-        while sum(poll.is_parked for poll in bench.engine._waiting._polls.values()) < number:  # noqa: ASYNC110  a fact of another thread
+        while sum(poll.is_parked for poll in bench.engine._waiting._polls.values()) != number:  # noqa: ASYNC110  a fact of another thread
             await asyncio.sleep(0.001)
 
 
@@ -256,6 +256,99 @@ async def test_one_task_wakes_one_claim_and_leaves_the_others_waiting(bench: Any
     await bench.put("b")
     (claimed,) = await until_done(second)
     assert claimed.tasks[0].id == "b"
+
+
+async def test_as_many_are_tried_as_there_are_tasks(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asking = [asyncio.create_task(bench.claim(wait=30, limit=1)) for _ in range(20)]
+    await is_waiting(bench, 20)
+    tried: list[int] = []
+    room = bench.engine._waiting
+    attempt = room._attempt
+
+    def attempted(asked: Any, done: Any) -> None:
+        tried.append(asked.number)
+        attempt(asked, done)
+
+    monkeypatch.setattr(room, "_attempt", attempted)
+    await bench.put("a", "b", "c")
+    await until_done(*asking[:3])
+    await is_waiting(bench, 17)
+    assert tried == [1, 2, 3]
+    for one in asking[3:]:
+        one.cancel()
+
+
+async def test_what_the_first_leaves_goes_to_those_behind(bench: Any) -> None:
+    """The first takes what is more urgent, of a kind that nobody else wants."""
+    first = asyncio.create_task(bench.claim(wait=30, limit=1, kinds=("j", "k")))
+    await is_waiting(bench, 1)
+    second = asyncio.create_task(bench.claim(wait=30, limit=1, kinds=("k",)))
+    await is_waiting(bench, 2)
+    await bench.engine.schedule([NewTask(kind="k", id="k1"), NewTask(kind="j", id="j1", priority=0)])
+    answers = await until_done(first, second)
+    assert [answer.tasks[0].id for answer in answers] == ["j1", "k1"]
+
+
+async def test_whoever_leaves_passes_the_turn_on(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = asyncio.create_task(bench.claim(wait=30))
+    await is_waiting(bench, 1)
+    second = asyncio.create_task(bench.claim(wait=30))
+    await is_waiting(bench, 2)
+    room = bench.engine._waiting
+    held: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(room, "_attempt", lambda *attempt: held.append(attempt))
+        await bench.put("a")
+        await is_waiting(bench, 1)
+    # The first is to be tried for the task, and leaves before it is.
+    first.cancel()
+    await settled_down()
+    room._attempt(*held[0])
+    (claimed,) = await until_done(second)
+    assert [task.id for task in claimed.tasks] == ["a"]
+
+
+async def test_a_claim_keeps_its_place_when_it_was_tried_in_vain(bench: Any) -> None:
+    asking: list[asyncio.Task[Claimed]] = []
+    for n in range(3):
+        asking.append(asyncio.create_task(bench.claim(wait=30, limit=1)))
+        await is_waiting(bench, n + 1)
+    for _ in range(3):
+        await bench.later(0.1)  # the consumer has the first tried
+        await is_waiting(bench, 3)
+    await bench.put("a")
+    (claimed,) = await until_done(asking[0])
+    assert claimed.tasks[0].id == "a"
+    for one in asking[1:]:
+        one.cancel()
+
+
+async def test_everyone_is_told_when_the_next_is_due(bench: Any) -> None:
+    """The one that is tried takes what is due now; what is due later is for the one behind."""
+    first = asyncio.create_task(bench.claim(wait=30, limit=1))
+    await is_waiting(bench, 1)
+    second = asyncio.create_task(bench.claim(wait=30, limit=1, kinds=("other", "k")))
+    await is_waiting(bench, 2)
+    later = datetime.fromtimestamp(bench.clock.wall + 5, UTC)
+    await bench.engine.schedule([NewTask(kind="k", id="now"), NewTask(kind="k", id="later", at=later)])
+    await until_done(first)
+    await is_waiting(bench, 1)
+    assert bench.engine._waiting._due == {"k": bench.clock.wall + 5}
+    await bench.later(5)
+    (claimed,) = await until_done(second)
+    assert claimed.tasks[0].id == "later"
+
+
+async def test_a_transaction_hands_out_so_much_and_the_rest_in_the_next(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "_MOST", 5)
+    await bench.put(*(f"t{n:02}" for n in range(30)))
+    with bench.engine._commit._wake:  # they share a transaction
+        asking = [asyncio.create_task(bench.claim(limit=3)) for _ in range(10)]
+        await settled_down()
+    answers = await until_done(*asking)
+    assert [task.id for answer in answers for task in answer.tasks] == [f"t{n:02}" for n in range(30)]
 
 
 async def test_a_repeat_joins_the_claim_that_waits(bench: Any) -> None:

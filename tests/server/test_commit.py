@@ -15,7 +15,7 @@ from leasekit.server.clock import StoreClock
 from leasekit.server.commit import GroupCommit, Kind
 from leasekit.server.store import Dedupe, Store
 from leasekit.server.store.memory import MemoryStore
-from leasekit.server.turn import Turn
+from leasekit.server.turn import Readied, Turn
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +26,7 @@ class Recorder:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.turns: list[list[str]] = []
-        self.readied: list[dict[str, float]] = []
+        self.readied: list[dict[str, Readied]] = []
         self.gaps = 0
         self.may_go = threading.Event()
         self.may_go.set()
@@ -151,9 +151,9 @@ async def test_a_fault_is_told_until_something_could_be_written_again(recorder: 
 
 async def test_what_became_ready_is_told_after_the_commit(recorder: Recorder) -> None:
     async with recorder.commit() as commit:
-        await recorder.together(commit, "ready-a", "bad", "ready-b")
+        await recorder.together(commit, "ready-a", "ready-b", "bad", "ready-a")
         await commit.ask(recorder.last, "x", size=1)
-    assert recorder.readied == [{"ready-a": 5.0, "ready-b": 5.0}]
+    assert recorder.readied == [{"ready-a": Readied(2, None), "ready-b": Readied(1, None)}]
 
 
 async def test_what_failed_made_nothing_ready(recorder: Recorder) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET, Raw
 
+from leasekit.server.ids import successor_id
 from leasekit.task import Beat, NewTask, Polynomial, Settlement, Waits
 
 pytestmark = pytest.mark.anyio
@@ -386,5 +387,5 @@ async def test_successors_may_have_ids_keys_and_times_of_their_own(bench: Any) -
 async def test_each_run_has_successors_of_its_own(bench: Any) -> None:
     first, second = await bench.taken("a"), await bench.taken("b")
     for task in (first, second):
-        await bench.settle(task, then=[NewTask(kind="next")])
-    assert len(await bench.ids(kinds=("next",))) == 2
+        await bench.settle(task, then=[NewTask(kind="next"), NewTask(kind="next")])
+    assert await bench.ids(kinds=("next",)) == [successor_id(name, 1, n) for name in ("a", "b") for n in (0, 1)]

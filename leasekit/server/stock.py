@@ -1,0 +1,86 @@
+"""What is due, lane by lane, read as it is asked for: one transaction's stock of tasks to hand out."""
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+
+from leasekit.server.store import Lane, Trigger
+from leasekit.server.turn import Turn
+
+__all__ = ["Stock"]
+
+_MOST = 1000  # rows of a lane that are read at once
+_LEAST = 8
+
+
+class Stock:
+    """The due tasks of some kinds; each is given out once. `wanted` is how many may be asked for, to read ahead."""
+
+    def __init__(self, turn: Turn, kinds: Collection[str], *, wanted: int) -> None:
+        due = [lane for lane in turn.tx.lanes(kinds) if lane.due_at <= turn.now]
+        chunk = max(_LEAST, min(wanted, _MOST) // max(1, len(due)))
+        self._shelves: dict[str, list[_Shelf]] = {}
+        for lane in due:
+            self._shelves.setdefault(lane.kind, []).append(_Shelf(turn, lane, chunk))
+
+    def take(self, kinds: Iterable[str], limit: int) -> list[Trigger]:
+        """Up to `limit` tasks of these kinds: the lowest priority number first, then the longest due."""
+        shelves = [shelf for kind in kinds for shelf in self._shelves.get(kind, ())]
+        shelves.sort(key=lambda shelf: shelf.priority)
+        taken: list[Trigger] = []
+        for _, level in itertools.groupby(shelves, key=lambda shelf: shelf.priority):
+            taken += _oldest(list(level), limit - len(taken))
+            if len(taken) >= limit:
+                break
+        return taken
+
+
+class _Shelf:
+    """The due tasks of one lane, the longest due first."""
+
+    def __init__(self, turn: Turn, lane: Lane, chunk: int) -> None:
+        self.priority = lane.priority
+        self._turn = turn
+        self._lane = lane
+        self._chunk = chunk
+        self._rows: deque[Trigger] = deque()
+        self._after: tuple[float, int] | None = (-1.0, -1)  # None: everything was read
+
+    def head(self) -> tuple[float, int] | None:
+        """When the first one was due, and its `seq`; None: there is none left."""
+        if not self._rows and self._after is not None:
+            rows = self._turn.tx.ready(self._lane, now=self._turn.now, after=self._after, limit=self._chunk)
+            self._rows.extend(rows)
+            self._after = _key(rows[-1]) if len(rows) == self._chunk else None
+        return _key(self._rows[0]) if self._rows else None
+
+    def pop(self) -> Trigger:
+        return self._rows.popleft()
+
+    def take(self, limit: int) -> list[Trigger]:
+        taken: list[Trigger] = []
+        while len(taken) < limit and self.head() is not None:
+            taken += [self._rows.popleft() for _ in range(min(limit - len(taken), len(self._rows)))]
+        return taken
+
+
+def _key(row: Trigger) -> tuple[float, int]:
+    return (row.next_trigger_at or 0.0, row.seq)
+
+
+def _oldest(shelves: Sequence[_Shelf], limit: int) -> list[Trigger]:
+    if len(shelves) == 1:
+        return shelves[0].take(limit)
+    heads = [(head, number) for number, shelf in enumerate(shelves) if (head := shelf.head()) is not None]
+    heapq.heapify(heads)
+    taken: list[Trigger] = []
+    while heads and len(taken) < limit:
+        _, number = heads[0]
+        taken.append(shelves[number].pop())
+        head = shelves[number].head() if len(taken) < limit else None
+        if head is None:
+            heapq.heappop(heads)
+        else:
+            heapq.heapreplace(heads, (head, number))
+    return taken

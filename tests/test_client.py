@@ -1,0 +1,708 @@
+"""The client: claims that are given back, loops that end, calls that are repeated, and letting go."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Any
+
+import anyio
+import pytest
+
+import leasekit
+from leasekit import Client, ConfigError, LeaseLost, NewTask, Refused, Task, Throttled, Unavailable
+from leasekit._driver.thread import NAME
+from leasekit.backend import Traits
+from leasekit.errors import LeasekitError
+from leasekit.hooks import Claimed, Event, Lost, Overloaded, Renewed
+from leasekit.task import Status
+from leasekit.testing import faults
+from leasekit.testing.clock import FakeClock
+from leasekit.testing.faults import Call, Fault, Faulty, Gate
+from leasekit.testing.memory import MemoryBackend, MemoryService
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(1000)
+
+
+@pytest.fixture
+def service(clock: FakeClock) -> MemoryService:
+    return MemoryService(now=clock, random=Random(1))
+
+
+@pytest.fixture
+def faulty(service: MemoryService, clock: FakeClock) -> Faulty:
+    return Faulty(MemoryBackend(service, worker="w"), sleep=clock.sleep)
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def client(faulty: Faulty, clock: FakeClock, events: list[Event]) -> Iterator[Client]:
+    with Client(faulty, clock=clock, hooks=[events.append]) as client:
+        yield client
+        faulty.clear()
+        clock.advance(60)
+
+
+def eventually(fact: Callable[[], Any]) -> None:
+    until = time.monotonic() + 20
+    while not fact():
+        assert time.monotonic() < until, "it never came true"
+        time.sleep(0.002)
+
+
+def status(client: Client, task_id: str) -> Status:
+    found = client.get(task_id)
+    assert found is not None
+    return found.status
+
+
+def drivers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == NAME]
+
+
+class interrupting:  # noqa: N801 - reads as a statement
+    """Ctrl-C, once, when the fact holds and the main thread waits."""
+
+    def __init__(self, fact: Callable[[], Any]) -> None:
+        self.thread = threading.Thread(target=self.run, args=[fact])
+
+    def run(self, fact: Callable[[], Any]) -> None:
+        eventually(fact)
+        time.sleep(0.05)  # let the main thread come to wait; before that it is interrupted all the same
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def __enter__(self) -> None:
+        self.thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.join()
+
+
+# Claiming
+
+
+def test_tasks_come_one_at_a_time_until_it_is_quiet(client: Client) -> None:
+    ids = [client.schedule("k", n).id for n in range(3)]
+    seen: list[str] = []
+    for task in client.tasks("k", until_idle=0):
+        with leasekit.lease(task):
+            seen.append(task.id)
+    assert seen == ids
+
+
+def test_until_idle_waits_for_so_long_by_the_clock(client: Client, clock: FakeClock, faulty: Faulty) -> None:
+    ended: list[float] = []
+    thread = threading.Thread(target=lambda: ended.append(len(list(client.tasks("k", until_idle=50)))))
+    thread.start()
+    for _ in range(9):
+        eventually(lambda: clock.sleepers >= 2)  # the keeper, and the claim
+        clock.advance(5)
+    eventually(lambda: clock.sleepers >= 2)
+    assert not ended
+    clock.advance(5)
+    thread.join(20)
+    assert ended == [0]
+
+
+def test_tasks_of_no_kind_are_refused(client: Client) -> None:
+    with pytest.raises(ConfigError, match="which kind"):
+        client.tasks()
+
+
+def test_a_claim_serves_several_kinds(client: Client) -> None:
+    client.schedule("a")
+    client.schedule("b")
+    tasks = client.tasks("b", "a")
+    first = leasekit.lease(next(tasks))
+    assert (first.task.kind, next(tasks).kind) == ("a", "b")
+
+
+def test_what_was_not_leased_is_given_back_at_the_next_step(client: Client, faulty: Faulty) -> None:
+    task = client.schedule("k").id
+    tasks = client.tasks("k", until_idle=0)
+    assert [(next(tasks).id, next(tasks).fence) for _ in range(3)] == [(task, fence) for fence in (2, 4, 6)]
+    assert next(tasks).attempt == 1
+
+
+def test_what_was_leased_in_another_thread_is_not_given_back(client: Client) -> None:
+    """`lease(task)` alone reserves it."""
+    for _ in range(5):
+        client.schedule("k")
+    go = threading.Event()
+    runs: list[str] = []
+
+    def run(held: leasekit.Lease) -> None:
+        go.wait(20)
+        with held:
+            runs.append(held.task.id)
+
+    with ThreadPoolExecutor() as pool:
+        for task in client.tasks("k", until_idle=0):
+            pool.submit(run, leasekit.lease(task))
+        go.set()
+    assert len(set(runs)) == len(runs) == 5
+
+
+def test_a_claimed_task_is_beaten_before_it_is_leased(client: Client, clock: FakeClock, events: list[Event]) -> None:
+    client.schedule("k")
+    task = next(client.tasks("k"))
+    for count in range(1, 6):
+        eventually(lambda count=count: sum(isinstance(event, Renewed) for event in events) >= count)
+        clock.advance(120)
+    with leasekit.lease(task) as held:
+        held.check()
+
+
+def test_a_claim_whose_answer_was_lost_is_repeated_under_its_id_with_trust_from_the_first_send(
+    client: Client, clock: FakeClock, faulty: Faulty
+) -> None:
+    """RELIABILITY 17: no task lies about for a ttl, and no trust is bought by asking again."""
+
+    async def lose(call: Call) -> Any:
+        await call.send()
+        clock.advance(100)
+        raise Unavailable("the answer was lost")
+
+    client.schedule("k")
+    faulty.script("claim", Fault("lose", lose))
+    faulty.always("beat", faults.hang)
+    task = next(client.tasks("k"))
+    claims = [call for call in faulty.log if call.kind == "claim"]
+    assert len({call.options["claim_id"] for call in claims}) == 1
+    assert task.fence == 1
+    with leasekit.lease(task) as held:
+        assert held.remaining() == pytest.approx(client.beats.slack - 100)
+
+
+def test_every_claim_has_an_id_of_its_own(client: Client, faulty: Faulty) -> None:
+    client.schedule("k")
+    client.schedule("k")
+    leases = [leasekit.lease(task) for task in client.tasks("k", until_idle=0)]
+    assert len(leases) == 2
+    ids = [call.options["claim_id"] for call in faulty.log if call.kind == "claim"]
+    assert len(set(ids)) == len(ids) == 3
+
+
+def test_what_an_adapter_lets_through_is_tried_again(client: Client, faulty: Faulty) -> None:
+    async def stumble(call: Call) -> Any:
+        raise ZeroDivisionError
+
+    async def quit_(call: Call) -> Any:
+        raise SystemExit
+
+    faulty.script("claim", Fault("stumble", stumble), faults.garble, Fault("quit", quit_))
+    client.schedule("k")
+    assert next(client.tasks("k")).fence == 1
+
+
+def test_a_service_that_lies_about_its_wait_buys_no_trust(client: Client, faulty: Faulty) -> None:
+    """No grant is later than its answer."""
+
+    async def lie(call: Call) -> Any:
+        answer = await call.send()
+        return type(answer)(tasks=answer.tasks, waited=1e9)
+
+    client.schedule("k")
+    faulty.script("claim", Fault("lie", lie))
+    with leasekit.lease(next(client.tasks("k"))) as held:
+        assert held.remaining() == pytest.approx(client.beats.slack)
+
+
+def test_ctrl_c_while_waiting_for_a_task_ends_the_wait(client: Client, faulty: Faulty) -> None:
+    with pytest.raises(KeyboardInterrupt), interrupting(lambda: faulty.calls["claim"] == 1):
+        next(client.tasks("k"))
+    task = client.schedule("k").id
+    eventually(lambda: faulty.calls["claim"] == 2)
+    assert next(client.tasks("k")).id == task
+
+
+def test_what_was_granted_to_an_interrupted_claim_is_given_back(client: Client, faulty: Faulty) -> None:
+    """PITFALLS 32: a pending fetch must not take what nobody will run."""
+    task = client.schedule("k").id
+    faulty.script("claim", faults.delay_answer(Gate()))
+    with pytest.raises(KeyboardInterrupt), interrupting(lambda: status(client, task) is Status.CLAIMED):
+        next(client.tasks("k"))
+    eventually(lambda: status(client, task) is Status.ENQUEUED)
+    assert not len(client.connection().keeper)
+
+
+def test_what_was_granted_at_the_very_moment_of_the_interruption_is_given_back(
+    client: Client, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = client.schedule("k").id
+    connection = client.connection()
+
+    def interrupted(work: Any) -> Any:
+        connection.driver.submit(work).result()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(connection, "run", interrupted)
+        next(client.tasks("k"))
+    eventually(lambda: status(client, task) is Status.ENQUEUED)
+
+
+def test_a_service_that_forgets_claims_is_asked_to_the_end_by_an_interrupted_one(
+    service: MemoryService, clock: FakeClock
+) -> None:
+    """Only the call that was granted the tasks can say which they were."""
+    faulty = Faulty(MemoryBackend(service, worker="w"), sleep=clock.sleep)
+    faulty.traits = Traits(remembers_claims=False)
+    with Client(faulty, clock=clock) as client:
+        task = client.schedule("k").id
+        answered = Gate()
+        faulty.script("claim", faults.delay_answer(answered))
+        with pytest.raises(KeyboardInterrupt), interrupting(lambda: status(client, task) is Status.CLAIMED):
+            next(client.tasks("k"))
+        answered.open()
+        eventually(lambda: status(client, task) is Status.ENQUEUED)
+        assert faulty.calls["claim"] == 1
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_loop_gives_back_what_it_may_have_been_granted(
+    service: MemoryService, clock: FakeClock
+) -> None:
+    faulty = Faulty(MemoryBackend(service, worker="w"), sleep=clock.sleep)
+    async with Client(faulty, clock=clock) as client:
+        task = (await client.aschedule("k")).id
+        faulty.script("claim", faults.delay_answer(Gate()))
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.tasks("k").__anext__)
+            with anyio.fail_after(20):
+                while (await client.aget(task)).status is not Status.CLAIMED:  # type: ignore[union-attr]
+                    await anyio.sleep(0.002)
+            group.cancel_scope.cancel()
+        with anyio.fail_after(20):
+            while (await client.aget(task)).status is not Status.ENQUEUED:  # type: ignore[union-attr]
+                await anyio.sleep(0.002)
+
+
+def test_a_task_whose_ttl_is_too_short_to_be_kept_is_left_alone(client: Client, faulty: Faulty) -> None:
+    async def hurry(call: Call) -> Any:
+        answer = await call.send()
+        return type(answer)(tasks=[Task(id="t", kind="k", token="x", ttl=0.5)], waited=0.0)
+
+    faulty.script("claim", Fault("hurry", hurry))
+    assert list(client.tasks("k", until_idle=0)) == []
+
+
+def test_more_leases_than_can_beat_are_told_of(clock: FakeClock, service: MemoryService) -> None:
+    """PITFALLS 2.4: capacity is a number, and going beyond it an event."""
+    events: list[Event] = []
+    beats = leasekit.Beats(ttl=300, cycle=3, rate=1, batch=1)
+    with Client(MemoryBackend(service, worker="w"), clock=clock, beats=beats, hooks=[events.append]) as client:
+        client.schedule_all([NewTask(kind="k") for _ in range(5)])
+        leases = [leasekit.lease(next(client.tasks("k"))) for _ in range(5)]
+        told = [event for event in events if isinstance(event, Overloaded)]
+        assert [(event.held, event.capacity) for event in told] == [(4, 3)]
+        del leases
+
+
+# Calls
+
+
+def test_scheduling_is_repeated_under_the_same_id_while_the_service_is_away(client: Client, faulty: Faulty) -> None:
+    faulty.script("schedule", faults.lose_answer, faults.refuse, faults.throttle())
+    scheduled = client.schedule("k")
+    assert not scheduled.created  # the first, whose answer was lost, has made it
+    assert len(client.list().tasks) == 1
+
+
+def test_a_refusal_is_not_repeated(client: Client, faulty: Faulty) -> None:
+    with pytest.raises(Refused):
+        client.schedule("k", object())
+    assert faulty.calls["schedule"] == 1
+
+
+def test_a_service_that_stays_away_is_given_up(
+    client: Client, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasekit.client._PATIENCE", 0.05)
+    faulty.always("schedule", faults.refuse)
+    with pytest.raises(Unavailable):
+        client.schedule("k")
+    faulty.always("schedule", faults.throttle(0.01))
+    with pytest.raises(Throttled):
+        client.schedule("k")
+
+
+def test_a_service_that_hangs_is_given_up(client: Client, faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leasekit.client._PATIENCE", 0.05)
+    faulty.always("get", faults.hang)
+    with pytest.raises(Unavailable, match="no answer"):
+        client.get("t")
+
+
+def test_a_backend_that_accepts_no_work_says_so(service: MemoryService) -> None:
+    class Hands:
+        traits = Traits()
+        claim = beat = settle = aclose = MemoryBackend.aclose
+
+    with Client(Hands()) as client, pytest.raises(LeasekitError, match="schedule at the service"):  # type: ignore[arg-type]
+        client.schedule("k")
+
+
+@pytest.mark.anyio
+async def test_every_method_has_two_doors(service: MemoryService) -> None:
+    async with Client(MemoryBackend(service, worker="w")) as client:
+        task = (await client.aschedule("k", 1)).id
+        assert (await client.aget(task)).payload == 1  # type: ignore[union-attr]
+        assert [found.id for found in (await client.alist(kind="k")).tasks] == [task]
+        assert await client.astats() == {"kinds": {"k": {"new": 1}}}
+        assert [verdict.verdict for verdict in await client.acancel(task)] == ["cancelled"]
+    doors = {name for name in vars(Client) if not name.startswith("_")}
+    assert {"schedule", "schedule_all", "get", "cancel", "stats", "list", "close"} <= doors
+    assert all(f"a{name}" in doors for name in ("schedule", "schedule_all", "get", "cancel", "stats", "list", "close"))
+
+
+def test_threads_that_use_a_client_at_once_share_one_connection(service: MemoryService) -> None:
+    """Otherwise the thread of the one that nobody closes would stay."""
+    for _ in range(20):
+        barrier = threading.Barrier(4)
+        connections: set[int] = set()
+        client = Client("memory://")
+
+        def connect(client: Client = client, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            connections.add(id(client.connection()))  # noqa: B023 - joined below
+
+        threads = [threading.Thread(target=connect) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(connections) == 1
+        client.close()
+    eventually(lambda: not drivers())
+
+
+# Letting go
+
+
+def test_closing_gives_back_what_was_not_begun(service: MemoryService, clock: FakeClock) -> None:
+    with Client(MemoryBackend(service, worker="w"), clock=clock) as client:
+        task = client.schedule("k").id
+        next(client.tasks("k"))
+    assert service.get(task).status is Status.ENQUEUED  # type: ignore[union-attr]
+    assert service.get(task).attempt == 0  # type: ignore[union-attr]
+
+
+def test_closing_ends_the_thread_and_closing_again_does_nothing(service: MemoryService) -> None:
+    client = Client(MemoryBackend(service, worker="w"))
+    client.close()  # before it was opened
+    client.schedule("k")
+    assert drivers()
+    client.close()
+    assert not drivers()
+    client.close()
+
+
+def test_two_clients_share_a_thread_that_ends_with_the_last(service: MemoryService) -> None:
+    with Client(MemoryBackend(service, worker="a")) as first:
+        first.stats()
+        with Client(MemoryBackend(service, worker="b")) as second:
+            second.stats()
+            assert len(drivers()) == 1
+        assert len(drivers()) == 1
+        first.stats()
+    assert not drivers()
+
+
+def test_a_client_by_url_connects_anew_after_closing() -> None:
+    client = leasekit.connect("memory://again")
+    task = client.schedule("k").id
+    client.close()
+    assert status(client, task) is Status.NEW
+    client.close()
+    assert not drivers()
+
+
+def test_a_client_of_a_backend_object_says_that_it_was_closed(service: MemoryService) -> None:
+    client = Client(MemoryBackend(service, worker="w"))
+    client.stats()
+    client.close()
+    with pytest.raises(ConfigError, match="over a fork or a close"):
+        client.stats()
+
+
+def test_closing_while_a_body_runs_tells_it_and_gives_nothing_back(
+    service: MemoryService, clock: FakeClock, events: list[Event]
+) -> None:
+    """PITFALLS 31: nothing is released while its body may still run."""
+    client = Client(MemoryBackend(service, worker="w"), clock=clock, hooks=[events.append])
+    task = client.schedule("k").id
+    with pytest.raises(LeaseLost, match="closed") as caught, leasekit.lease(next(client.tasks("k"))) as held:
+        client.close()
+        assert held.lost
+    assert caught.value.reason == "closed"
+    assert service.get(task).status in (Status.CLAIMED, Status.PROCESSING)  # type: ignore[union-attr]
+    assert [event.reason for event in events if isinstance(event, Lost)] == ["closed"]
+
+
+def test_closing_ends_a_loop_that_waits_in_another_thread(client: Client, faulty: Faulty) -> None:
+    ended: list[list[Task]] = []
+    thread = threading.Thread(target=lambda: ended.append(list(client.tasks("k"))))
+    thread.start()
+    eventually(lambda: faulty.calls["claim"] == 1)
+    client.close()
+    thread.join(20)
+    assert ended == [[]]
+
+
+def test_closing_ends_a_loop_whose_body_runs_in_another_thread() -> None:
+    """It does not connect anew."""
+    client = leasekit.connect("memory://loop")
+    client.schedule("k")
+    began, go = threading.Event(), threading.Event()
+
+    def loop() -> None:
+        for task in client.tasks("k"):
+            with pytest.raises(LeaseLost), leasekit.lease(task):
+                began.set()
+                go.wait(20)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    began.wait(20)
+    client.close()
+    go.set()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert not drivers()
+
+
+def test_what_a_pending_claim_is_granted_while_closing_is_given_back(client: Client, faulty: Faulty) -> None:
+    """PITFALLS 32."""
+    task = client.schedule("k").id
+    faulty.script("claim", faults.delay_answer(Gate()))
+    thread = threading.Thread(target=lambda: list(client.tasks("k")))
+    thread.start()
+    eventually(lambda: status(client, task) is Status.CLAIMED)
+    client.close()
+    thread.join(20)
+    assert faulty.backend.service.get(task).status is Status.ENQUEUED  # type: ignore[attr-defined]
+
+
+def test_closing_waits_for_reports_under_way(client: Client, faulty: Faulty, service: MemoryService) -> None:
+    client.schedule("k")
+    task = next(client.tasks("k"))
+    answered = Gate()
+    faulty.script("settle", faults.delay(answered))
+    lease = leasekit.lease(task)
+
+    def run() -> None:
+        with lease as held:
+            held.complete("kept")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    eventually(lambda: faulty.calls["settle"] == 1)
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    eventually(lambda: client.connection is not None and client._connection is None)  # noqa: SLF001
+    answered.open()
+    closing.join(20)
+    thread.join(20)
+    assert service.get(task.id).result == "kept"  # type: ignore[union-attr]
+
+
+def test_closing_a_client_whose_service_hangs_ends(
+    client: Client, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasekit._driver.keeper._SETTLE_TIMEOUT", 0.1)
+    client.schedule("k")
+    next(client.tasks("k"))
+    faulty.always("*", faults.hang)
+    client.close()
+    assert not drivers()
+
+
+def test_a_backend_that_fails_to_close_leaves_no_thread(service: MemoryService) -> None:
+    class Stubborn(MemoryBackend):
+        async def aclose(self) -> None:
+            raise OSError("no")
+
+    client = Client(Stubborn(service, worker="w"))
+    client.stats()
+    with pytest.raises(OSError, match="no"):
+        client.close()
+    assert not drivers()
+
+
+def test_ctrl_c_while_closing_leaves_no_thread(client: Client, faulty: Faulty) -> None:
+    client.schedule("k")
+    next(client.tasks("k"))
+    faulty.always("settle", faults.hang)
+    with pytest.raises(KeyboardInterrupt), interrupting(lambda: faulty.calls["settle"] == 1):
+        client.close()
+    assert not drivers()
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_close_gives_back_all_the_same(service: MemoryService) -> None:
+    with anyio.CancelScope() as scope:
+        async with Client(MemoryBackend(service, worker="w")) as client:
+            task = (await client.aschedule("k")).id
+            await anext(client.tasks("k"))
+            scope.cancel()
+    assert service.get(task).status is Status.ENQUEUED  # type: ignore[union-attr]
+    assert not drivers()
+
+
+def test_calls_that_cross_the_closing_end_with_an_error_of_ours() -> None:
+    """Neither do they hang, nor is their work left unawaited."""
+    for _ in range(30):
+        client = leasekit.connect("memory://crossing")
+        client.stats()
+        go = threading.Barrier(3)
+
+        def call(client: Client = client, go: threading.Barrier = go) -> None:
+            go.wait()
+            for _ in range(5):
+                try:
+                    client.stats()
+                except LeasekitError:
+                    return
+
+        threads = [threading.Thread(target=call) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        go.wait()
+        client.close()
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+        client.close()  # a call may have connected it anew
+    gc.collect()
+
+
+# Hooks
+
+
+def test_a_hook_that_raises_harms_nobody(faulty: Faulty, clock: FakeClock) -> None:
+    def hook(event: Event) -> None:
+        raise SystemExit if isinstance(event, Claimed) else ValueError
+
+    with Client(faulty, clock=clock, hooks=[hook]) as client:
+        client.schedule("k")
+        with leasekit.lease(next(client.tasks("k"))) as held:
+            eventually(lambda: faulty.calls["beat"] == 1)
+            clock.advance(120)
+            eventually(lambda: faulty.calls["beat"] == 2)
+            held.check()
+
+
+def test_a_hook_that_calls_a_blocking_method_is_refused(faulty: Faulty, clock: FakeClock) -> None:
+    refused: list[str] = []
+
+    def hook(event: Event) -> None:
+        for call in (client.stats, client.close, lambda: next(client.tasks("k"))):
+            try:
+                call()
+            except LeasekitError as error:
+                refused.append(str(error))
+
+    with Client(faulty, clock=clock, hooks=[hook]) as client:
+        client.schedule("k")
+        next(client.tasks("k"))
+        eventually(lambda: len(refused) >= 3)
+        assert all("hook" in why for why in refused)
+        client.stats()  # it was not closed
+    assert not drivers()
+
+
+# The end of the interpreter
+
+
+def run(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *flags, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+PRELUDE = """
+import threading, time, leasekit
+client = leasekit.connect("memory://")
+client.schedule("k", claim_timeout=2, heartbeat_timeout=2)
+"""
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "client.stats()",
+        "task = next(client.tasks('k'))",
+        "held = leasekit.lease(next(client.tasks('k'))).__enter__()",
+        "threading.Thread(target=lambda: list(client.tasks('other')), daemon=True).start(); time.sleep(0.2)",
+        "with leasekit.lease(next(client.tasks('k'))): raise SystemExit(0)",
+    ],
+)
+@pytest.mark.parametrize("flags", [("-W", "error"), ("-X", "dev", "-W", "error")], ids=["plain", "dev"])
+def test_an_interpreter_that_ends_without_close_neither_hangs_nor_complains(rest: str, flags: tuple[str, ...]) -> None:
+    """PITFALLS 40."""
+    ended = run(PRELUDE + rest, *flags)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_a_body_in_another_thread_keeps_its_lease_when_the_main_thread_ends() -> None:
+    ended = run(
+        PRELUDE
+        + """
+def body():
+    with leasekit.lease(next(client.tasks("k"))) as held:
+        time.sleep(3)
+        held.check()
+    print(client.get(held.task.id).status, client.get(held.task.id).history[0].outcome)
+
+threading.Thread(target=body).start()
+time.sleep(0.2)
+""",
+        "-W",
+        "error",
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "success success\n", "")
+
+
+def test_a_daemon_threads_body_does_not_hold_up_the_end() -> None:
+    began = time.monotonic()
+    ended = run(
+        PRELUDE
+        + """
+def body():
+    with leasekit.lease(next(client.tasks("k"))):
+        began.set()
+        time.sleep(3600)
+
+began = threading.Event()
+threading.Thread(target=body, daemon=True).start()
+began.wait()
+""",
+        "-W",
+        "error",
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert time.monotonic() - began < 30
+
+
+# Names
+
+
+def test_every_process_claims_under_a_name_of_its_own() -> None:
+    first, second = leasekit.connect("memory://"), leasekit.connect("memory://")
+    assert first.worker != second.worker
+    assert f":{os.getpid()}:" in first.worker
+    assert leasekit.connect("memory://", worker="mine").worker == "mine"

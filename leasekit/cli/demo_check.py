@@ -50,6 +50,7 @@ def check(tasks: Sequence[TaskInfo], log: Sequence[Entry], *, killed_at: Mapping
     settled = {task.id: sum(run.outcome == "success" for run in task.history) for task in tasks}
     runs = _runs(log, killed_at)
     again = [task for task, intervals in runs.items() if len(intervals) > 1]
+    count = sum(len(intervals) for intervals in runs.values())
     return [
         Finding(what="digests equal to those computed directly", count=len(tasks) - len(wrong), wrong=wrong),
         Finding(
@@ -58,7 +59,7 @@ def check(tasks: Sequence[TaskInfo], log: Sequence[Entry], *, killed_at: Mapping
             wrong=[f"{task}: {times} times" for task, times in settled.items() if times != 1],
         ),
         Finding(what="runs taken over from a killed worker", count=len(again), wrong=[] if again else ["none was"]),
-        Finding(what="runs in all, none of them beside another of its task", count=len(log), wrong=_overlaps(runs)),
+        Finding(what="runs in all, none of them beside another of its task", count=count, wrong=_overlaps(runs)),
     ]
 
 

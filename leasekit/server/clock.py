@@ -4,6 +4,7 @@ Between two readings the time passes as CLOCK_BOOTTIME does, which counts suspen
 wall clock says more, it is followed; where it says less, it is not. So one offset that only grows says it all.
 """
 
+import math
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,11 +12,13 @@ from typing import NamedTuple
 __all__ = ["Moment", "StoreClock", "boottime"]
 
 _STEP = 1.0  # seconds by which the wall clock may gain at once without being said to have jumped (RELIABILITY A1)
+_STALL = 5.0  # seconds between two readings; the consumer has the clock read each second
+_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has the first
 
 
 def boottime() -> float:
     """Seconds since the machine was started, suspended time included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.clock_gettime(_BOOT)
 
 
 class Moment(NamedTuple):
@@ -23,24 +26,31 @@ class Moment(NamedTuple):
 
     now: float  # the store's time, seconds since the epoch
     instant: float  # the same by the clock without steps
-    jumped: bool  # the wall clock has stepped forward since the last reading: no lease may end by that
+    after_gap: bool  # the wall clock has jumped ahead since the last reading, or this process did not run
 
 
 class StoreClock:
-    """The time of one store; only its writer reads it, others may peek."""
+    """The time of one store; only its writer reads it, others may peek.
+
+    A clock that is given is turned by hand: without `boot` it is its own reference, and a long time between two
+    readings is no stall.
+    """
 
     def __init__(self, clock: Callable[[], float] | None, boot: Callable[[], float] | None) -> None:
         self._wall = clock or time.time
-        # A clock that was given alone is its own reference: it is turned by hand, and jumps on purpose.
-        self.instant = boot or (clock if clock is not None else boottime)
+        self.instant = boot or clock or boottime
+        self._stall = _STALL if self.instant is boottime else math.inf
         self._offset = self._wall() - self.instant()
+        self._read_at = self.instant()
 
     def read(self) -> Moment:
         """What time it is."""
         instant = self.instant()
         gained = self._wall() - instant - self._offset
+        stalled = instant - self._read_at
         self._offset += max(gained, 0.0)
-        return Moment(instant + self._offset, instant, gained > _STEP)
+        self._read_at = instant
+        return Moment(instant + self._offset, instant, gained > _STEP or stalled > self._stall)
 
     def peek(self) -> float:
         """What time it is, from any thread: a step that the writer has not noticed is not told."""

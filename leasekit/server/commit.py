@@ -9,6 +9,8 @@ Rule 4: nobody waits for company. What has gathered while the last transaction e
 """
 
 import asyncio
+import logging
+import math
 import random as _random
 import threading
 from collections import deque
@@ -22,17 +24,21 @@ from leasekit.server.clock import StoreClock
 from leasekit.server.store import Store
 from leasekit.server.turn import Readied, Turn
 
-__all__ = ["Done", "GroupCommit", "Kind"]
+__all__ = ["Done", "GroupCommit", "Rank"]
+
+logger = logging.getLogger("leasekit.server")
 
 _COMMIT = 5000
 """Items in one transaction, at most: so long may a heartbeat have to wait for those before it."""
+
+_OUTAGE = 10.0  # seconds for which nothing could be written: holders could not beat
 
 Done = Callable[[Any], None]
 """Takes the answer to a request, or the exception instead of it; called in the event loop."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kind:
+class Rank:
     """A class of requests: how a batch of them is applied, and how many items may wait."""
 
     name: str
@@ -42,7 +48,7 @@ class Kind:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    kind: Kind
+    rank: Rank
     request: Any
     size: int
     done: Done
@@ -59,13 +65,13 @@ class GroupCommit:
     It belongs to the event loop in which it is started. `on_ready` is called there after a transaction, with the
     kinds of which something has become ready; after the answers of that transaction, so that whom they leave waiting
     hears of it too. `on_gap` is called inside the first transaction after a time in which nobody could be heard: after
-    the start, and after a jump of the clock.
+    the start, a jump of the clock, a stall of this process, an outage of the store.
     """
 
     def __init__(
         self,
         store: Store,
-        kinds: Sequence[Kind],
+        ranks: Sequence[Rank],
         *,
         clock: StoreClock,
         random: _random.Random,
@@ -73,13 +79,14 @@ class GroupCommit:
         on_gap: Callable[[Turn], None],
     ) -> None:
         self._store = store
-        self._queues: dict[Kind, deque[_Job]] = {kind: deque() for kind in kinds}
-        self._waiting: dict[Kind, int] = dict.fromkeys(kinds, 0)
+        self._queues: dict[Rank, deque[_Job]] = {rank: deque() for rank in ranks}
+        self._waiting: dict[Rank, int] = dict.fromkeys(ranks, 0)
         self._clock = clock
         self._random = random
         self._on_ready = on_ready
         self._on_gap = on_gap
         self._is_after_gap = True
+        self._failing_since = math.inf
         self._wake = threading.Condition()
         self._is_open = False
         self._loop: asyncio.AbstractEventLoop
@@ -108,7 +115,7 @@ class GroupCommit:
         await asyncio.shield(self._ended)
         self._thread.join()
 
-    def submit(self, kind: Kind, request: Any, *, size: int, done: Done) -> None:
+    def submit(self, rank: Rank, request: Any, *, size: int, done: Done) -> None:
         """Have a request of `size` items written, and `done` told.
 
         Raises `Throttled` where the queue of its class is full, and `Unavailable` where the writer has ended.
@@ -116,35 +123,41 @@ class GroupCommit:
         with self._wake:
             if not self._is_open:
                 raise Unavailable("the engine is closed")
-            if self._waiting[kind] and self._waiting[kind] + size > kind.capacity:
+            if self._waiting[rank] and self._waiting[rank] + size > rank.capacity:
                 # Jittered, so that those who were refused together do not come back together.
                 retry_after = 0.5 + self._random.random()
-                raise Throttled(f"too many {kind.name} wait to be written", retry_after=retry_after)
-            self._queues[kind].append(_Job(kind, request, size, done))
-            self._waiting[kind] += size
+                raise Throttled(f"too many {rank.name} wait to be written", retry_after=retry_after)
+            self._queues[rank].append(_Job(rank, request, size, done))
+            self._waiting[rank] += size
             self._wake.notify()
 
-    async def ask(self, kind: Kind, request: Any, *, size: int) -> Any:
+    async def ask(self, rank: Rank, request: Any, *, size: int) -> Any:
         """Have a request of `size` items written, and say its answer. Raises like `submit`."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.submit(kind, request, size=size, done=lambda result: _settle(answer, result))
+        self.submit(rank, request, size=size, done=lambda result: _settle(answer, result))
         return await answer
 
     # In the writer's thread
 
     def _run(self, opened: "asyncio.Future[None]") -> None:
-        error: BaseException | None = None
         try:
             self._store.open()
-        except BaseException as failure:  # noqa: BLE001  whoever started it gets it
-            error = failure
+        except BaseException as error:  # noqa: BLE001  whoever started it gets it
             self._is_open = False
-        self._tell(_settle, opened, error)
-        while jobs := self._next():
-            self._write(jobs)
-        if error is None:
+            self._tell(_settle, opened, error)
+        else:
+            self._tell(_settle, opened, None)
+            self._serve()
+        finally:
+            self._tell(_settle, self._ended, None)
+
+    def _serve(self) -> None:
+        try:
+            while jobs := self._next():
+                self._tell(self._deliver, self._together(jobs))
             self._store.close()
-        self._tell(_settle, self._ended, None)
+        except Exception:
+            logger.exception("the writer has ended badly")
 
     def _next(self) -> list[_Job]:
         """The next transaction's requests, in their order of survival; none once the writer is to end."""
@@ -153,24 +166,21 @@ class GroupCommit:
             while self._is_open and not any(self._queues.values()):
                 self._wake.wait()
             room = _COMMIT
-            for kind, queue in self._queues.items():
+            for rank, queue in self._queues.items():
                 while queue and (room >= queue[0].size or not jobs):
                     job = queue.popleft()
-                    self._waiting[kind] -= job.size
+                    self._waiting[rank] -= job.size
                     room -= job.size
                     jobs.append(job)
                 if queue:
                     break
         return jobs
 
-    def _write(self, jobs: Sequence[_Job]) -> None:
-        self._tell(self._deliver, self._together(jobs))
-
     def _together(self, jobs: Sequence[_Job]) -> "_Outcome":
         try:
             return self._transact(jobs)
         except Unavailable as error:
-            groups = [[job for job in jobs if job.kind is kind] for kind in dict.fromkeys(job.kind for job in jobs)]
+            groups = [[job for job in jobs if job.rank is rank] for rank in dict.fromkeys(job.rank for job in jobs)]
             failure: Exception = error
         except Exception as error:  # noqa: BLE001  each request is told its own
             groups = [[job] for job in jobs]
@@ -182,7 +192,7 @@ class GroupCommit:
     def _transact(self, jobs: Sequence[_Job]) -> "_Outcome":
         moment = self._clock.read()
         # Kept until a transaction has ended well: what it did may be undone, and the gap would be forgotten.
-        self._is_after_gap |= moment.jumped
+        self._is_after_gap |= moment.after_gap or moment.instant - self._failing_since > _OUTAGE
         answered: list[tuple[_Job, Any]] = []
         try:
             with self._store.transaction() as tx:
@@ -191,16 +201,17 @@ class GroupCommit:
                 turn = Turn(tx, now=moment.now, instant=moment.instant, random=self._random)
                 if self._is_after_gap:
                     self._on_gap(turn)
-                for kind in self._queues:
-                    some = [job for job in jobs if job.kind is kind]
+                for rank in self._queues:
+                    some = [job for job in jobs if job.rank is rank]
                     if some:
-                        answers = kind.apply(turn, [job.request for job in some])
+                        answers = rank.apply(turn, [job.request for job in some])
                         answered += zip(some, answers, strict=True)
         except Unavailable as error:
             self.fault = str(error)
+            self._failing_since = min(self._failing_since, moment.instant)
             raise
-        self._is_after_gap, self.fault = False, None
-        return _Outcome(answered, turn.readied)
+        self._is_after_gap, self.fault, self._failing_since = False, None, math.inf
+        return _Outcome(answered, turn.readied())
 
     def _tell(self, callback: Callable[..., None], *args: Any) -> None:
         with suppress(RuntimeError):  # the loop was closed under us: nobody is left to be told

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from leasekit.errors import BackendError, ConfigError, Throttled, Unavailable
 from leasekit.server import claims, consumer, frontend, hsc
 from leasekit.server.clock import StoreClock
-from leasekit.server.commit import Done, GroupCommit, Kind
+from leasekit.server.commit import Done, GroupCommit, Rank
 from leasekit.server.embedded import Embedded
 from leasekit.server.store import Filter, Store, View
 from leasekit.server.store.memory import MemoryStore
@@ -189,8 +189,8 @@ class Engine:
             except BackendError as error:
                 logger.warning("the consumer could not do its work, and tries again: %s", error)
 
-    async def _write(self, kind: Kind, items: Sequence[Any]) -> list[Any]:
-        return await self._commit.ask(kind, items, size=len(items)) if items else []
+    async def _write(self, rank: Rank, items: Sequence[Any]) -> list[Any]:
+        return await self._commit.ask(rank, items, size=len(items)) if items else []
 
     def _attempt(self, asked: claims.Asked, done: Done) -> None:
         self._commit.submit(_CLAIM, asked, size=1, done=done)
@@ -257,15 +257,15 @@ def _each(role: Callable[[Turn], _V]) -> Callable[[Turn, Sequence[Any]], Sequenc
     return lambda turn, requests: [role(turn) for _ in requests]
 
 
-_HEARTBEAT = Kind("heartbeats", _itemwise(hsc.heartbeat), 100_000)
-_RELEASE = Kind("releases", _itemwise(hsc.results), 100_000)
-_RESULTS = Kind("results", _itemwise(hsc.results), 50_000)
-_REAP = Kind("reapings", _each(consumer.reap), 10)
-_CANCEL = Kind("cancels", _itemwise(frontend.cancel), 10_000)
-_CLAIM = Kind("claims", claims.claim, 20_000)
-_SCHEDULE = Kind("schedules", _itemwise(frontend.schedule), 20_000)
-_FORGET = Kind("forgettings", _each(consumer.forget), 10)
-_PROBE = Kind("probes", _each(lambda _: None), 100)
+_HEARTBEAT = Rank("heartbeats", _itemwise(hsc.heartbeat), 100_000)
+_RELEASE = Rank("releases", _itemwise(hsc.results), 100_000)
+_RESULTS = Rank("results", _itemwise(hsc.results), 50_000)
+_REAP = Rank("reapings", _each(consumer.reap), 10)
+_CANCEL = Rank("cancels", _itemwise(frontend.cancel), 10_000)
+_CLAIM = Rank("claims", claims.claim, 20_000)
+_SCHEDULE = Rank("schedules", _itemwise(frontend.schedule), 20_000)
+_FORGET = Rank("forgettings", _each(consumer.forget), 10)
+_PROBE = Rank("probes", _each(lambda _: None), 100)
 
 _SURVIVAL = (_HEARTBEAT, _RELEASE, _RESULTS, _REAP, _CANCEL, _CLAIM, _SCHEDULE, _FORGET, _PROBE)
 """Under load, heartbeats and releases go first, then results, then claims, then schedules (DESIGN §6)."""

@@ -1,7 +1,7 @@
 """One transaction's worth of work: what the roles get instead of a clock, a store and a generator of chance.
 
 Roles (`frontend`, `hsc`, `consumer`) are functions of a turn and a batch. They run in the writer's thread, know of no
-other, and leave what others wait for in `readied`.
+other, and tell it what others wait for.
 """
 
 import random as _random
@@ -31,28 +31,31 @@ class Readied(NamedTuple):
         return Readied(self.number + other.number, min(times, default=None))
 
 
-_NOTHING = Readied(0, None)
-
-
 class Turn:
     """A transaction, the moment at which all of it happens, and what became ready by it."""
 
-    __slots__ = ("instant", "now", "random", "readied", "tx")
+    __slots__ = ("_due", "_later", "instant", "now", "random", "tx")
 
     def __init__(self, tx: Tx, *, now: float, instant: float, random: _random.Random) -> None:
         self.tx = tx
         self.now = now  # the store's time
         self.instant = instant  # the same moment, by the clock that measures how long requests wait
         self.random = random
-        self.readied: dict[str, Readied] = {}  # by kind
+        self._due: dict[str, int] = {}
+        self._later: dict[str, float] = {}
 
     def ready(self, kind: str, due_at: float, *, count: int = 1) -> None:
         """Note that so many tasks of this kind can be claimed from then on, or may be."""
-        known = self.readied.get(kind, _NOTHING)
         if due_at <= self.now:
-            self.readied[kind] = Readied(known.number + count, known.next_at)
-        elif known.next_at is None or due_at < known.next_at:
-            self.readied[kind] = Readied(known.number, due_at)
+            self._due[kind] = self._due.get(kind, 0) + count
+        else:
+            self._later[kind] = min(self._later.get(kind, due_at), due_at)
+
+    def readied(self) -> dict[str, Readied]:
+        """What became ready, by kind."""
+        return {
+            kind: Readied(self._due.get(kind, 0), self._later.get(kind)) for kind in self._due.keys() | self._later.keys()
+        }
 
 
 def to_bytes(value: Any) -> bytes:

@@ -23,6 +23,7 @@ from leasekit._core.backoff import Backoff
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
 from leasekit._driver.outbox import Report
+from leasekit._driver.thread import Closed
 from leasekit.client import Client
 from leasekit.task import Settlement
 from leasekit.worker.executor import Executor
@@ -144,7 +145,11 @@ class Controller:
     def _take_in(self, claim: "asyncio.Task[list[Holding]]", now: float) -> None:
         if claim.cancelled():
             return
-        if error := claim.exception():
+        error = claim.exception()
+        if isinstance(error, Closed):
+            self.stop()
+            return
+        if error is not None:
             self._note_failure(error)
             self._not_before = now + self._backoff.wait()
             return

@@ -1,5 +1,8 @@
 """The store's time."""
 
+import pytest
+
+from leasekit.server import clock as clocks
 from leasekit.server.clock import StoreClock
 
 
@@ -41,7 +44,7 @@ def test_a_peek_does_not_swallow_a_jump() -> None:
     it, hands = clock()
     hands.wall += 100
     assert it.peek() == 1000
-    assert it.read().jumped
+    assert it.read().after_gap
 
 
 def test_a_clock_without_a_reference_is_its_own() -> None:
@@ -55,4 +58,22 @@ def test_the_real_clocks_agree() -> None:
     it = StoreClock(None, None)
     first, second = it.read(), it.read()
     assert first.now <= second.now
-    assert not second.jumped
+    assert not second.after_gap
+
+
+def test_a_process_that_did_not_run_for_a_while_has_missed_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(clocks, "boottime", lambda: now[0])
+    it = StoreClock(lambda: now[0] + 1000, clocks.boottime)
+    now[0] += 5
+    assert not it.read().after_gap
+    now[0] += 5.1
+    assert it.read() == (1110.1, 110.1, True)
+    assert not it.read().after_gap
+
+
+def test_a_clock_that_is_turned_by_hand_does_not_stall() -> None:
+    it, hands = clock()
+    hands.wall += 100
+    hands.boot += 100
+    assert not it.read().after_gap

@@ -12,7 +12,7 @@ import pytest
 
 from leasekit.errors import Throttled, Unavailable
 from leasekit.server.clock import StoreClock
-from leasekit.server.commit import GroupCommit, Kind
+from leasekit.server.commit import GroupCommit, Rank
 from leasekit.server.store import Dedupe, Store
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.turn import Readied, Turn
@@ -31,8 +31,8 @@ class Recorder:
         self.may_go = threading.Event()
         self.may_go.set()
         self.is_busy = threading.Event()
-        self.first = Kind("firsts", self.apply, 10)
-        self.last = Kind("lasts", self.apply, 10)
+        self.first = Rank("firsts", self.apply, 10)
+        self.last = Rank("lasts", self.apply, 10)
         self._turn: Turn | None = None
 
     @asynccontextmanager
@@ -88,10 +88,10 @@ class Recorder:
     async def together(self, commit: GroupCommit, *requests: str) -> list[Any]:
         """Have these wait until all of them are there."""
         ahead = await self.held_up(commit)
-        kinds = [self.last if request[-1].islower() else self.first for request in requests]
+        ranks = [self.last if request[-1].islower() else self.first for request in requests]
         asking = [
-            asyncio.create_task(commit.ask(kind, request, size=1))
-            for kind, request in zip(kinds, requests, strict=True)
+            asyncio.create_task(commit.ask(rank, request, size=1))
+            for rank, request in zip(ranks, requests, strict=True)
         ]
         await until(lambda: sum(map(len, commit._queues.values())) == len(requests))
         self.may_go.set()
@@ -173,6 +173,27 @@ async def test_a_gap_is_told_in_the_first_transaction_that_ends_well(recorder: R
         assert recorder.gaps == 2
 
 
+async def test_a_long_outage_of_the_store_is_a_gap_and_a_short_one_is_none(recorder: Recorder) -> None:
+    now = [100.0]
+    recorder.clock = StoreClock(lambda: now[0], None)
+    async with recorder.commit() as commit:
+
+        async def fail() -> None:
+            with pytest.raises(Unavailable):
+                await commit.ask(recorder.last, "big", size=1)
+
+        await commit.ask(recorder.last, "a", size=1)
+        gaps = recorder.gaps
+        for seconds, more in [(9.0, 0), (0.0, 0), (11.0, 1)]:
+            await fail()
+            now[0] += seconds / 2
+            await fail()
+            now[0] += seconds / 2
+            await commit.ask(recorder.last, "b", size=1)
+            await commit.ask(recorder.last, "c", size=1)
+            assert recorder.gaps - gaps - recorder.failed_gaps == more
+
+
 async def test_a_full_queue_refuses_early_and_says_when_to_come_back(recorder: Recorder) -> None:
     async with recorder.commit() as commit:
         ahead = await recorder.held_up(commit)
@@ -232,3 +253,14 @@ async def test_a_store_that_does_not_open_is_told_and_leaves_no_thread() -> None
         async with recorder.commit():
             pass
     assert "leasekit-writer" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_a_store_that_does_not_close_keeps_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(MemoryStore):
+        def close(self) -> None:
+            raise Unavailable("no")
+
+    with anyio.fail_after(10):
+        async with Recorder(Broken()).commit():
+            pass
+    assert "the writer has ended badly" in caplog.text

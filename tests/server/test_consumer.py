@@ -126,13 +126,13 @@ async def test_a_jump_is_not_forgotten_when_its_first_transaction_fails(
 ) -> None:
     task = await bench.taken("a", claim_timeout=10)
     bench.clock.step(3600)
-    kinds = {kind.name: kind for kind in bench.engine._commit._queues}
+    ranks = {rank.name: rank for rank in bench.engine._commit._queues}
 
     def fail(*_: Any) -> Any:
         raise RuntimeError("boom")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(kinds["heartbeats"]), "apply", property(lambda _: fail))
+        patch.setattr(type(ranks["heartbeats"]), "apply", property(lambda _: fail))
         with pytest.raises(RuntimeError, match="boom"):
             await bench.engine.heartbeat("w", [Beat(id="x", token="t")])
     await bench.later(1)

@@ -3,6 +3,7 @@
 import itertools
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -62,6 +63,9 @@ async def test_a_killed_server_has_lost_nothing_that_it_acknowledged(tmp_path: P
     assert len(heard) > 20, "it was killed before it did anything: no test"
     settled = {line[1] for line in heard if line[0] == "settled"}
     claimed = {line[1]: (line[2], int(line[3])) for line in heard if line[0] == "claimed"}
+    with sqlite3.connect(tmp_path / "tasks.db") as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    connection.close()
     async with Engine(open_store(url)) as engine:
         for task_id in {line[1] for line in heard}:
             info = await engine.get(task_id)

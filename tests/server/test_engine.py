@@ -13,7 +13,8 @@ from leasekit.errors import StoreLocked, Throttled, Unavailable
 from leasekit.server import engine as module
 from leasekit.server.engine import Engine, open_store
 from leasekit.server.store import Store
-from leasekit.task import NewTask
+from leasekit.server.store.sql import SqlStore
+from leasekit.task import Beat, NewTask
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +39,7 @@ async def test_workers_are_those_who_hold_or_were_heard_of_lately(bench: Any) ->
     assert datetime.fromisoformat(two["last_seen"]).timestamp() == bench.clock.wall
     bench.clock.advance(200)
     assert [worker["name"] for worker in await bench.engine.workers()] == ["one", "two"]
-    bench.clock.advance(500)
+    await bench.later(500)
     (one,) = await bench.engine.workers()
     assert (one["name"], one["last_seen"]) == ("one", None)
 
@@ -73,6 +74,23 @@ async def test_an_engine_whose_store_cannot_be_written_says_why_until_it_can(
         assert transaction is not None
     await bench.later(1)
     assert await bench.engine.ready() is None
+
+
+async def test_a_full_disk_fails_what_does_not_fit_and_nothing_else(tmp_path: Path) -> None:
+    store = SqlStore(tmp_path / "tasks.db")
+    async with Engine(store) as engine:
+        await engine.schedule([NewTask(kind="k", id="a")])
+        (task,) = (await engine.claim(worker="w", kinds=["k"], limit=1, wait=0, claim_id="c")).tasks
+        connection = store._connection
+        assert connection is not None
+        connection.connection.driver_connection.execute("PRAGMA max_page_count = 1")  # type: ignore[union-attr]
+        with pytest.raises(Unavailable, match="database or disk is full"):
+            await engine.schedule([NewTask(kind="k", id="big", payload="x" * 1_000_000)])
+        assert "disk is full" in (engine._commit.fault or "")
+        (beat,) = await engine.heartbeat("w", [Beat(id=task.id, token=task.token)])
+        assert beat.verdict == "renewed"
+        assert await engine.get("big") is None
+        assert await engine.ready() is None
 
 
 async def test_a_writer_that_hangs_is_not_ready(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:

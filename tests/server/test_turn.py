@@ -11,7 +11,7 @@ def readied(*told: tuple[float, int]) -> Readied:
         turn = Turn(tx, now=100.0, instant=0.0, random=Random(1))
         for due_at, count in told:
             turn.ready("k", due_at, count=count)
-        return turn.readied["k"]
+        return turn.readied()["k"]
 
 
 def test_what_is_due_is_counted_and_what_will_be_has_a_time() -> None:

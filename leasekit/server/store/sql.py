@@ -55,8 +55,8 @@ class SqlStore(Store):
 
     def open(self) -> None:
         """Take the lock, then the missing steps of the schema, in the thread that will write."""
-        self._lock.acquire()
         try:
+            self._lock.acquire()
             # Made here, so that nobody else can read it (SECURITY 20); the -wal and -shm files take after it.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             with self._connected() as connection, connection.begin():

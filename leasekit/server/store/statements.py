@@ -4,7 +4,7 @@ Rows go to the driver and come from it as plain tuples, so that a row costs what
 say alike everywhere is in `_listed` alone: a list of values as one parameter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from sqlalchemy import (
@@ -57,8 +57,12 @@ class Statement:
 
     def __call__(self, connection: Connection, **values: Any) -> CursorResult[Any]:
         """Run it, with values by name."""
+        return connection.exec_driver_sql(self.sql, self.bound(values))
+
+    def bound(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What the driver is to be given for these values."""
         values = {**self._values, **values}
-        return connection.exec_driver_sql(self.sql, tuple([values[name] for name in self.names]))
+        return tuple([values[name] for name in self.names])
 
     def rows(self, connection: Connection, **values: Any) -> list[tuple[Any, ...]]:
         """Run it, and all that it finds."""

@@ -1,5 +1,6 @@
 """A store in a file: what belongs to the file itself."""
 
+import errno
 import os
 import signal
 import sqlite3
@@ -204,6 +205,16 @@ def test_a_path_that_cannot_be_a_file_is_one_clear_error(tmp_path: Path) -> None
     (tmp_path / "dir.db").mkdir()
     store = open_store(f"sqlite:///{tmp_path}/dir.db")
     with pytest.raises(ConfigError, match="cannot be opened"):
+        store.open()
+
+
+def test_a_directory_that_cannot_be_written_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    store = open_store(f"sqlite:///{tmp_path}/tasks.db")
+    monkeypatch.setattr(os, "open", refuse)  # root may write anywhere
+    with pytest.raises(ConfigError, match="Permission denied"):
         store.open()
 
 

@@ -1,0 +1,135 @@
+"""What the benchmarks share: the command line, servers as processes, CPU time, and lines of results.
+
+A benchmark measures and writes one JSON line for each case; `_report` makes the tables and charts of README.md of them.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RESULTS", "Bench", "Server", "cpu_of", "cpu_seconds", "memory_bytes", "percentile", "stored_in"]
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+
+
+class Bench:
+    """One benchmark's run: its command line, and what it has found."""
+
+    def __init__(self, name: str) -> None:
+        parser = argparse.ArgumentParser(prog=name)
+        parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works; numbers mean little")
+        parser.add_argument("--out", type=Path, help="folder for the lines of results, instead of results/ and README.md")
+        parser.add_argument("--only", default="", help="only cases in whose name this occurs")
+        parser.add_argument("--repeat", type=int, help="how often each case is measured; its median counts")
+        asked = parser.parse_args()
+        self.name = name
+        self.quick: bool = asked.quick
+        self.repeat: int = asked.repeat or (1 if asked.quick else 3)
+        self._only: str = asked.only
+        self._out: Path | None = asked.out
+        self._lines: list[dict[str, Any]] = []
+
+    def wants(self, case: str) -> bool:
+        """Whether this case is to be measured."""
+        return self._only in case
+
+    def note(self, case: str, **values: Any) -> None:
+        """Keep and show what a case has come to."""
+        line = {"benchmark": self.name, "case": case, **values}
+        self._lines.append(line)
+        print(json.dumps(line), flush=True)
+
+    def close(self) -> None:
+        """Write the lines. README.md is made anew where this was a whole run."""
+        whole = not self.quick and not self._only and self._out is None
+        if self._out is None and not whole:
+            return
+        folder = self._out or RESULTS
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = [{**line, **_machine()} for line in self._lines]
+        (folder / f"{self.name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        if whole:
+            import _report  # needs us
+
+            _report.write()
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "cpus": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "on": time.strftime("%Y-%m-%d"),
+    }
+
+
+class Server:
+    """A `leasekit serve` of its own."""
+
+    def __init__(self, process: "subprocess.Popen[str]", url: str) -> None:
+        self.process = process
+        self.url = url
+
+    @property
+    def cpu(self) -> float:
+        """Seconds of CPU that it has used."""
+        return cpu_of(self.process.pid)
+
+    @classmethod
+    @contextmanager
+    def running(cls) -> Generator["Server"]:
+        """A server process with a new store, until the block ends."""
+        with stored_in() as store:
+            command = [sys.executable, "-m", "leasekit", "serve", "--port", "0", "--store", store]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            with process:
+                try:
+                    assert process.stdout is not None
+                    line = process.stdout.readline()
+                    assert " http://" in line, f"the server did not start: {line!r}"
+                    yield cls(process, line.split()[-1])
+                finally:
+                    process.terminate()
+
+
+@contextmanager
+def stored_in() -> Generator[str]:
+    """The URL of a new store, on the disk on which this file is: /tmp may be memory, where FULL costs nothing."""
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=HERE) as folder:
+        yield f"sqlite:///{folder}/tasks.db"
+
+
+def cpu_seconds() -> float:
+    """What this process has used, user and system."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def cpu_of(pid: int) -> float:
+    """What another process has used, as far as Linux tells."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_bytes() -> int:
+    """Resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The value below which so many percent of all values are."""
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]

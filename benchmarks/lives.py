@@ -1,0 +1,207 @@
+"""Whole lives a second: scheduled, claimed, run, settled, with a durable store.
+
+Over HTTP there are three processes: a server, a worker, and a client that schedules. Embedded it is one. The body does
+nothing, so what is measured is all ours. Beside it, in the same run: the server's own statements on bare sqlite3
+(schedule, claim, beat, settle; batches of 500), which is what would be left if everything else cost nothing.
+"""
+
+import itertools
+import multiprocessing
+import sqlite3
+import statistics
+import threading
+import time
+from contextlib import closing
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from _common import Bench, Server, cpu_seconds, stored_in
+
+import leasekit
+from leasekit.server.store import statements as sql
+from leasekit.server.store.sql import SqlStore
+from leasekit.task import NewTask
+
+BATCH = 500
+_spawn = multiprocessing.get_context("spawn")
+
+
+def main() -> None:
+    bench = Bench("lives")
+    count = 400 if bench.quick else 20_000
+    rates: dict[str, list[dict[str, float]]] = {}
+    for _ in range(bench.repeat):  # in turns, so that a noisy minute does not hit one of them alone
+        for case in ("bare sqlite3", "embedded async", "embedded thread", "http async", "http thread"):
+            if bench.wants(case):
+                rates.setdefault(case, []).append(_measured(case, count))
+    bare = statistics.median(one["rate"] for one in rates.get("bare sqlite3", [{"rate": float("nan")}]))
+    for case, found in rates.items():
+        rate = statistics.median(one["rate"] for one in found)
+        cpu = {name: round(statistics.median(one[name] for one in found), 1) for name in found[0] if name != "rate"}
+        rest = {"tasks": count, "all": [round(one["rate"]) for one in found], "of_bare": round(rate / bare, 3)}
+        bench.note(case, lives_per_second=round(rate), cpu_us_per_life=cpu, **rest)
+    bench.close()
+
+
+def _measured(case: str, count: int) -> dict[str, float]:
+    where, _, run = case.partition(" ")
+    if where == "bare":
+        return _bare(count)
+    return _embedded(run, count) if where == "embedded" else _http(run, count)
+
+
+# One process --------------------------------------------------------------------------------------------------
+
+
+def _embedded(run: str, count: int) -> dict[str, float]:
+    with stored_in() as url, leasekit.connect(url) as client:
+        client.schedule("warm-up")
+        cpu = cpu_seconds()
+        scheduling = threading.Thread(target=_schedule, args=(client, count))
+        worker = _worker(client, run, count)
+        began = time.monotonic()
+        scheduling.start()
+        worker.run()
+        passed, cpu = time.monotonic() - began, cpu_seconds() - cpu
+        scheduling.join()
+        _check(client, count)
+    return {"rate": count / passed, "process": 1e6 * cpu / count}
+
+
+def _schedule(client: leasekit.Client, count: int) -> None:
+    for _ in range(count // BATCH or 1):
+        client.schedule_all([NewTask(kind="nothing") for _ in range(min(BATCH, count))])
+
+
+def _worker(client: leasekit.Client, run: str, count: int) -> leasekit.Worker:
+    """A worker that stops after so many bodies; its `run` returns when all results are reported."""
+    worker = leasekit.Worker(client, concurrency=64 if run == "async" else 8)
+    ended = itertools.count(1)
+
+    def nothing(payload: None) -> None:
+        if next(ended) == count:
+            worker.stop()
+
+    async def nothing_async(payload: None) -> None:
+        nothing(payload)
+
+    worker.handler("nothing")(nothing_async if run == "async" else nothing)
+    return worker
+
+
+def _check(client: leasekit.Client, count: int) -> None:
+    found = client.stats()["kinds"]["nothing"]
+    assert found == {"success": count}, found
+
+
+# Three processes ----------------------------------------------------------------------------------------------
+
+
+def _http(run: str, count: int) -> dict[str, float]:
+    with Server.running() as server:
+        ours, theirs = _spawn.Pipe()
+        working = _spawn.Process(target=_work, args=(theirs, server.url, run, count))
+        scheduling = _spawn.Process(target=_submit, args=(theirs, server.url, count))
+        working.start()
+        assert ours.recv() == "ready"
+        scheduling.start()
+        assert ours.recv() == "ready"
+        cpu = server.cpu
+        began = time.monotonic()
+        ours.send("go")
+        reports = dict([ours.recv(), ours.recv()])
+        cpu = server.cpu - cpu
+        working.join()
+        scheduling.join()
+        with leasekit.connect(server.url) as client:
+            _check(client, count)
+    ended, worker_cpu = reports["worker"]
+    client_cpu = reports["client"][1]
+    microseconds = {"server": cpu, "worker": worker_cpu, "client": client_cpu}
+    return {"rate": count / (ended - began), **{name: 1e6 * one / count for name, one in microseconds.items()}}
+
+
+def _work(pipe: Connection, url: str, run: str, count: int) -> None:
+    with leasekit.connect(url) as client:
+        client.stats()
+        worker = _worker(client, run, count)
+        pipe.send("ready")
+        cpu = cpu_seconds()
+        worker.run()
+        pipe.send(("worker", (time.monotonic(), cpu_seconds() - cpu)))
+
+
+def _submit(pipe: Connection, url: str, count: int) -> None:
+    with leasekit.connect(url) as client:
+        client.stats()
+        pipe.send("ready")
+        pipe.recv()
+        cpu = cpu_seconds()
+        _schedule(client, count)
+        pipe.send(("client", (time.monotonic(), cpu_seconds() - cpu)))
+
+
+# The floor ----------------------------------------------------------------------------------------------------
+
+
+def _bare(count: int) -> dict[str, float]:
+    with stored_in() as url:
+        path = Path(url.removeprefix("sqlite:///"))
+        store = SqlStore(path)
+        store.open()
+        store.close()
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("PRAGMA synchronous = FULL")
+            cpu, began = cpu_seconds(), time.monotonic()
+            for first in range(1, count + 1, BATCH):
+                _lives(connection, range(first, min(first + BATCH, count + 1)))
+            passed, cpu = time.monotonic() - began, cpu_seconds() - cpu
+            done = connection.execute("SELECT count(*) FROM trigger WHERE status = 'success'").fetchone()
+    assert done == (count,), done
+    return {"rate": count / passed, "process": 1e6 * cpu / count}
+
+
+def _lives(connection: sqlite3.Connection, seqs: range) -> None:
+    """One batch, from its schedule to its settlement: four transactions."""
+    now = time.time()
+    names = [f"{seq:032x}" for seq in seqs]
+    pairs = list(zip(seqs, names, strict=True))
+    with _Transaction(connection):
+        tasks = [(seq, name, "nothing", None, 2, b"null", now, now, None, 5, None, 60.0, None, None, None) for seq, name in pairs]
+        connection.executemany(sql.ADD_TASKS.sql, tasks)
+        standing = ("nothing", 2, 300.0, 300.0, "new", 0, 0, 0, 0, 0, None, None, now, None)
+        connection.executemany(sql.ADD_TRIGGERS.sql, [(seq, name, *standing) for seq, name in pairs])
+    listed = str(list(seqs))
+    with _Transaction(connection):
+        due = {"kind": "nothing", "priority": 2, "now": now, "after_due": -1.0, "after_seq": -1, "most": len(seqs)}
+        found = _run(connection, sql.READY, due).fetchall()
+        grants = [("claimed", 1, 1, 0, 0, 0, "worker", row[1], now + 300, None, row[0]) for row in found]
+        connection.executemany(sql.SAVE.sql, grants)
+        _run(connection, sql.CONTENTS, {"seqs": listed}).fetchall()
+    with _Transaction(connection):
+        _run(connection, sql.BY_ID, {"ids": str(names).replace("'", '"')}).fetchall()
+        _run(connection, sql.RENEW, {"seqs": listed, "to_status": "processing", "now": now})
+    with _Transaction(connection):
+        _run(connection, sql.BY_ID, {"ids": str(names).replace("'", '"')}).fetchall()
+        _run(connection, sql.END, {"seqs": listed, "to_status": "success"})
+        ends = [(seq, 1, 1, "success", now, "worker", name, b"0" * 16, None, None) for seq, name in pairs]
+        connection.executemany(sql.ADD_RUNS.sql, ends)
+
+
+def _run(connection: sqlite3.Connection, statement: sql.Statement, values: dict[str, object]) -> sqlite3.Cursor:
+    return connection.execute(statement.sql, statement.bound(values))
+
+
+class _Transaction:
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, *error: object) -> None:
+        self._connection.execute("COMMIT")
+
+
+if __name__ == "__main__":
+    main()

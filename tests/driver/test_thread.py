@@ -1,0 +1,183 @@
+"""The driver's thread: one for all, ended with the last user, and ended by nothing else."""
+
+import asyncio
+import gc
+import threading
+import time
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+import pytest
+
+from leasekit._driver import thread
+from leasekit._driver.thread import NAME, Closed, Driver, acquire, spawn
+
+
+async def answer(value: int) -> int:
+    return value
+
+
+def test_all_users_share_one_daemon_thread_that_ends_with_the_last() -> None:
+    """PITFALLS 40: a daemon does not keep the process alive."""
+    first, second = acquire(), acquire()
+    assert first is second
+    [running] = [t for t in threading.enumerate() if t.name == NAME]
+    assert running.daemon
+    first.release()
+    assert second.submit(answer(1)).result(20) == 1
+    second.release()
+    assert not running.is_alive()
+
+
+def test_the_next_user_gets_a_new_thread() -> None:
+    first = acquire()
+    first.release()
+    second = acquire()
+    assert second is not first
+    assert second.submit(answer(2)).result(20) == 2
+    second.release()
+
+
+def test_it_knows_its_own_thread() -> None:
+    driver = acquire()
+
+    async def here() -> bool:
+        return driver.here
+
+    assert driver.submit(here()).result(20)
+    assert not driver.here
+    driver.release()
+
+
+def test_work_for_a_thread_that_was_let_go_of_is_refused_and_closed() -> None:
+    driver = acquire()
+    driver.release()
+    work = answer(1)
+    with pytest.raises(Closed):
+        driver.submit(work)
+    assert work.cr_frame is None  # closed: nobody warns that it was never awaited
+    driver.call_soon(pytest.fail, "it was called")
+
+
+def test_whoever_waits_for_work_gets_to_know_when_the_thread_ends() -> None:
+    driver = acquire()
+    waiting = driver.submit(asyncio.sleep(3600))
+    driver.release()
+    with pytest.raises(CancelledError):
+        waiting.result(20)
+
+
+def test_work_that_is_handed_in_at_the_last_moment_is_run_or_refused() -> None:
+    """It is never left hanging, with somebody waiting for it."""
+    for _ in range(100):
+        driver = acquire()
+        go = threading.Barrier(2)
+        futures: list[Future[int]] = []
+
+        def hand_in(driver: Driver = driver, go: threading.Barrier = go, futures: list[Future[int]] = futures) -> None:
+            go.wait()
+            try:
+                while True:
+                    futures.append(driver.submit(answer(1)))
+            except Closed:
+                return
+
+        handing = threading.Thread(target=hand_in)
+        handing.start()
+        go.wait()
+        driver.release()
+        handing.join(20)
+        for future in futures:
+            try:
+                assert future.result(20) == 1
+            except CancelledError:
+                continue
+    gc.collect()
+
+
+def test_what_is_begun_while_the_thread_ends_is_ended_too() -> None:
+    driver = acquire()
+    ended: list[str] = []
+    begun = threading.Event()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def courtesy() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append("courtesy")
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            spawn(courtesy(), tasks)
+            await asyncio.sleep(0)
+            ended.append("work")
+
+    driver.submit(work())
+    begun.wait(20)
+    driver.release()
+    assert "work" in ended
+    gc.collect()
+
+
+def test_a_task_that_does_not_end_when_told_to_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread, "_LAST_CALLS", 0.1)
+    driver = acquire()
+    begun, go = threading.Event(), threading.Event()
+
+    async def stubborn() -> None:
+        begun.set()
+        while not go.is_set():
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0)
+
+    began = time.monotonic()
+    driver.submit(stubborn())
+    begun.wait(20)
+    ending = threading.Thread(target=driver.release)
+    ending.start()
+    ending.join(20)
+    go.set()
+    assert time.monotonic() - began < 20
+    assert not ending.is_alive()
+
+
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt, pytest.fail.Exception])
+def test_nothing_that_is_raised_in_it_ends_the_thread(end: type[BaseException]) -> None:
+    """PITFALLS 16: leases of others hang on it."""
+    driver = acquire()
+
+    def callback() -> None:
+        raise end("no")
+
+    async def work() -> None:
+        raise end("no")
+
+    driver.call_soon(callback)
+    with pytest.raises(end):
+        driver.submit(work()).result(20)
+    assert driver.submit(answer(3)).result(20) == 3
+    driver.release()
+
+
+def test_spawned_work_is_held_until_it_ends() -> None:
+    driver = acquire()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def work() -> None:
+        gc.collect()
+
+    async def check() -> Any:
+        spawn(work(), tasks)
+        held = len(tasks)
+        await asyncio.gather(*tasks)
+        await asyncio.sleep(0)
+        return held, len(tasks)
+
+    assert driver.submit(check()).result(20) == (1, 0)
+    driver.release()

@@ -1,0 +1,125 @@
+"""Workers at work in a thread of the test, on a service in memory."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from leasekit import Client, Worker
+from leasekit.hooks import Event
+from leasekit.task import NewTask, Status, TaskInfo
+from leasekit.testing.faults import Faulty
+from leasekit.testing.memory import MemoryBackend, MemoryService
+
+AtWork = Callable[[Worker], AbstractContextManager[Worker]]
+
+
+def _eventually(fact: Callable[[], Any], *, within: float = 30) -> Any:
+    """The first true value of `fact`."""
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        if value := fact():
+            return value
+        time.sleep(0.002)
+    raise AssertionError("it did not come about")
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Any]:
+    return _eventually
+
+
+class Submitter:
+    """Whoever schedules tasks at the service, and looks how they are."""
+
+    def __init__(self, service: MemoryService) -> None:
+        self.client = Client(MemoryBackend(service, worker="submitter"))
+
+    def schedule(self, kind: str, payload: Any = None, **options: Any) -> str:
+        return self.client.schedule(kind, payload, **options).id
+
+    def schedule_many(self, kind: str, count: int) -> list[str]:
+        return [task.id for task in self.client.schedule_all([NewTask(kind=kind, payload=n) for n in range(count)])]
+
+    def get(self, task_id: str) -> TaskInfo:
+        info = self.client.get(task_id)
+        assert info is not None
+        return info
+
+    def when(self, task_id: str, *statuses: str) -> TaskInfo:
+        """The task, as soon as it has one of these statuses."""
+
+        def seen() -> TaskInfo | None:
+            info = self.get(task_id)
+            return info if info.status in statuses else None
+
+        info: TaskInfo = _eventually(seen)
+        return info
+
+    def success(self, task_id: str) -> TaskInfo:
+        return self.when(task_id, Status.SUCCESS)
+
+
+@pytest.fixture
+def service() -> MemoryService:
+    return MemoryService()
+
+
+@pytest.fixture
+def submitter(service: MemoryService) -> Iterator[Submitter]:
+    submitter = Submitter(service)
+    yield submitter
+    submitter.client.close()
+
+
+@pytest.fixture
+def faulty(service: MemoryService) -> Faulty:
+    return Faulty(MemoryBackend(service, worker="worker"))
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    return []
+
+
+@pytest.fixture(params=["run", "asyncio", "trio"])
+def door(request: pytest.FixtureRequest) -> str:
+    """Which of the worker's doors is used; a test that does not say so uses `run`."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def at_work(request: pytest.FixtureRequest) -> AtWork:
+    """A worker at work until the block ends; then it must have stopped gracefully."""
+    door = request.getfixturevalue("door") if "door" in request.fixturenames else "run"
+
+    @contextmanager
+    def at_work(worker: Worker) -> Iterator[Worker]:
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                if door == "run":
+                    worker.run()
+                else:
+                    anyio.run(worker.serve, backend=door)
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                errors.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        try:
+            yield worker
+        finally:
+            worker.stop()
+            thread.join(30)
+        assert not thread.is_alive(), "the worker does not stop"
+        if errors:
+            raise errors[0]
+
+    return at_work

@@ -1,0 +1,210 @@
+"""The end of a worker: graceful, in this order: claim no more, give back, let bodies end, report, close."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+import leasekit
+from leasekit import Lease, Worker
+from leasekit.hooks import Event, Renewed
+from leasekit.testing import faults
+from leasekit.testing.faults import Faulty, Gate
+
+Eventually = Callable[..., Any]
+
+
+def outcomes(faulty: Faulty) -> list[str]:
+    return [item.outcome for call in list(faulty.log) if call.kind == "settle" for item in call.items]
+
+
+def test_it_gives_back_what_is_buffered_before_bodies_have_ended(
+    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually
+) -> None:
+    worker = Worker(faulty, concurrency=1, ahead=1e6)
+    started, finish = threading.Event(), threading.Event()
+
+    @worker.handler("k")
+    def waits(payload: Any) -> str:
+        if payload is not None:
+            started.set()
+            finish.wait(60)
+        return "done"
+
+    with at_work(worker):
+        submitter.success(submitter.schedule("k"))  # so that it has a pace, and claims ahead
+        task_ids = submitter.schedule_many("k", 5)
+        assert started.wait(60)
+        eventually(lambda: worker.buffered == 4)
+        worker.stop()
+        for task_id in task_ids[1:]:
+            info = submitter.when(task_id, "enqueued")
+            # More than once where the claim that was under way, and is given up, got it again meanwhile.
+            assert {run.outcome for run in info.history} == {"release"}
+        assert submitter.get(task_ids[0]).status in ("claimed", "processing")
+        finish.set()
+        submitter.success(task_ids[0])
+    assert outcomes(faulty)[0] == outcomes(faulty)[-1] == "success"
+    assert set(outcomes(faulty)[1:-1]) == {"release"}
+
+
+def test_it_makes_no_new_claim(faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually) -> None:
+    worker = Worker(faulty, concurrency=4)
+    started, finish = threading.Event(), threading.Event()
+
+    @worker.handler("k")
+    def waits(payload: Any) -> None:
+        started.set()
+        finish.wait(60)
+
+    with at_work(worker):
+        first = submitter.schedule("k")
+        assert started.wait(60)
+        eventually(lambda: faulty.calls["claim"] == 2)
+        worker.stop()
+        eventually(lambda: faulty.calls["claim"] == 3)  # the second's id again, to give back what it may have got
+        another = submitter.schedule("k")
+        finish.set()
+        submitter.success(first)
+    ids = [call.options["claim_id"] for call in faulty.log if call.kind == "claim"]
+    assert ids[1:] == [ids[1]] * 2
+    assert submitter.get(another).attempt == 0
+
+
+def test_it_beats_until_the_last_body_has_ended(
+    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually
+) -> None:
+    renewed: list[str] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Renewed):
+            renewed.extend(event.task_ids)
+
+    worker = Worker(faulty, hooks=[hear])
+    started, finish = threading.Event(), threading.Event()
+
+    @worker.handler("k")
+    def waits(payload: Any, held: Lease) -> int:
+        started.set()
+        finish.wait(60)
+        held.check()
+        return held.fence
+
+    with at_work(worker):
+        task_id = submitter.schedule("k", claim_timeout=2, heartbeat_timeout=2)
+        assert started.wait(60)
+        worker.stop()
+        before = len(renewed)
+        eventually(lambda: len(renewed) >= before + 4)  # more than a ttl
+        finish.set()
+        info = submitter.success(task_id)
+    assert (info.result, info.crashes) == (1, 0)
+
+
+def test_it_reports_before_it_closes_the_client(
+    faulty: Faulty, submitter: Any, at_work: Any, door: str, eventually: Eventually
+) -> None:
+    worker = Worker(faulty)
+    worker.handler("k")(lambda payload: "late")
+    gate = Gate()
+    faulty.script("settle", faults.delay(gate))
+    with at_work(worker):
+        task_id = submitter.schedule("k")
+        eventually(lambda: faulty.calls["settle"])
+        worker.stop()
+        gate.open()
+    assert submitter.get(task_id).result == "late"
+
+
+def test_a_claim_under_way_is_given_up_and_what_it_got_is_given_back(
+    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually
+) -> None:
+    worker = Worker(faulty)
+    runs: list[Any] = []
+    worker.handler("k")(runs.append)
+    faulty.script("claim", faults.delay_answer(Gate()))  # granted, and the answer does not come
+    task_id = submitter.schedule("k")
+    with at_work(worker):
+        submitter.when(task_id, "claimed")
+        worker.stop()
+    assert submitter.get(task_id).status == "enqueued"
+    assert not runs
+
+
+def test_it_may_be_stopped_by_a_handler(faulty: Faulty, submitter: Any, at_work: Any, door: str) -> None:
+    worker = Worker(faulty)
+
+    @worker.handler("async")
+    async def stops(payload: Any) -> str:
+        worker.stop()
+        await anyio.sleep(0.01)
+        return "ended by itself"
+
+    with at_work(worker):
+        assert submitter.success(submitter.schedule("async")).result == "ended by itself"
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_cancelling_serve_gives_async_tasks_back_and_waits_for_threads(
+    faulty: Faulty, submitter: Any, eventually: Eventually, backend: str
+) -> None:
+    worker = Worker(faulty)
+    finish = threading.Event()
+    begun: list[str] = []
+
+    @worker.handler("async")
+    async def in_loop(payload: Any) -> None:
+        begun.append("async")
+        await anyio.sleep(60)
+
+    @worker.handler("thread")
+    def in_thread(payload: Any) -> str:
+        begun.append("thread")
+        finish.wait(60)
+        return "ended"
+
+    one, two = submitter.schedule("async"), submitter.schedule("thread")
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(worker.serve)
+            while len(begun) < 2:
+                await anyio.sleep(0.001)
+            group.start_soon(let_go)
+            group.cancel_scope.cancel()
+
+    async def let_go() -> None:
+        with anyio.CancelScope(shield=True):
+            while submitter.get(one).status != "enqueued":
+                await anyio.sleep(0.001)
+            assert submitter.get(two).status in ("claimed", "processing")
+            finish.set()
+
+    anyio.run(main, backend=backend)
+    assert [run.outcome for run in submitter.get(one).history] == ["release"]
+    assert submitter.get(two).result == "ended"
+
+
+def test_closing_the_client_of_a_worker_stops_it(
+    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually
+) -> None:
+    client = leasekit.Client(faulty)
+    worker = Worker(client)
+    worker.handler("k")(lambda payload: None)
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            worker.run()
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    submitter.success(submitter.schedule("k"))
+    client.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert not errors

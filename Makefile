@@ -33,27 +33,34 @@ check: $(VENV)/dev ## Lint, format and types (changes nothing)
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python --warnings
 
 .PHONY: bench
-bench: $(VENV)/dev $(VENV)/leasekit ## Measure, each against the raw engine
-	@set -e; for file in benchmarks/[a-z]*.py; do $(BIN)/python "$$file"; done
+bench: $(VENV)/dev $(VENV)/leasekit ## Measure, beside the raw engine (ARGS=--quick)
+	@set -e; for file in benchmarks/[a-z]*.py; do $(BIN)/python "$$file" $(ARGS); done
+
+.PHONY: docs
+docs: $(VENV)/docs $(VENV)/leasekit ## Build the documents into site/
+	@$(BIN)/python docs/_generate.py
+	@DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
 
 .PHONY: lock
 lock: | $(VENV)/python ## Write requirements/*.txt from pyproject.toml
 	@$(PIP) install uv
 	@$(call compile,dev) --group dev
 	@$(call compile,run) --group build --constraints requirements/dev.txt
+	@$(call pin,docs) --group docs --constraints requirements/dev.txt
 
 .PHONY: clean
 clean: ## Remove the environment and all caches
-	@rm -rf $(VENV) dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	@find leasekit adapters tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	@rm -rf $(VENV) dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find leasekit adapters tests examples benchmarks docs -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # One lock for every Python and platform, without the address of the index that it came from.
-compile = $(BIN)/uv pip compile --quiet pyproject.toml --extra server --universal --python-version 3.11 \
+pin = $(BIN)/uv pip compile --quiet $(2) --universal --python-version 3.11 \
 	--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
 	$(LOCK_FLAGS) --output-file requirements/$(1).txt
+compile = $(call pin,$(1),pyproject.toml --extra server)
 
 # Stamps: $(VENV)/run has what leasekit needs to be built and run, $(VENV)/dev what its developers need besides,
-# $(VENV)/leasekit the package itself, from a wheel as users get it.
+# $(VENV)/docs what turns docs/ into pages, $(VENV)/leasekit the package itself, from a wheel as users get it.
 
 $(VENV)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -68,6 +75,11 @@ $(VENV)/run: requirements/run.txt | $(VENV)/python
 
 $(VENV)/dev: requirements/dev.txt | $(VENV)/run
 	@echo 'installing what its developers need into $(VENV) …'
+	@$(PIP) install --require-hashes --no-deps -r $<
+	@touch $@
+
+$(VENV)/docs: requirements/docs.txt | $(VENV)/run
+	@echo 'installing what makes the documents into $(VENV) …'
 	@$(PIP) install --require-hashes --no-deps -r $<
 	@touch $@
 

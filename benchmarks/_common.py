@@ -30,14 +30,20 @@ class Bench:
 
     def __init__(self, name: str) -> None:
         parser = argparse.ArgumentParser(prog=name)
-        parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works; numbers mean little")
-        parser.add_argument("--out", type=Path, help="folder for the lines of results, instead of results/ and README.md")
+        parser.add_argument(
+            "--quick", action="store_true", help="a few seconds, to see that it works; numbers mean little"
+        )
+        parser.add_argument(
+            "--out", type=Path, help="folder for the lines of results, instead of results/ and README.md"
+        )
         parser.add_argument("--only", default="", help="only cases in whose name this occurs")
         parser.add_argument("--repeat", type=int, help="how often each case is measured; its median counts")
+        parser.add_argument("--seconds", type=float, help="for how long leases are held")
         asked = parser.parse_args()
         self.name = name
         self.quick: bool = asked.quick
         self.repeat: int = asked.repeat or (1 if asked.quick else 3)
+        self.seconds: float | None = asked.seconds
         self._only: str = asked.only
         self._out: Path | None = asked.out
         self._lines: list[dict[str, Any]] = []

@@ -15,9 +15,8 @@ from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from _common import Bench, Server, cpu_seconds, stored_in
-
 import leasekit
+from _common import Bench, Server, cpu_seconds, stored_in
 from leasekit.server.store import statements as sql
 from leasekit.server.store.sql import SqlStore
 from leasekit.task import NewTask
@@ -167,7 +166,10 @@ def _lives(connection: sqlite3.Connection, seqs: range) -> None:
     names = [f"{seq:032x}" for seq in seqs]
     pairs = list(zip(seqs, names, strict=True))
     with _Transaction(connection):
-        tasks = [(seq, name, "nothing", None, 2, b"null", now, now, None, 5, None, 60.0, None, None, None) for seq, name in pairs]
+        tasks = [
+            (seq, name, "nothing", None, 2, b"null", now, now, None, 5, None, 60.0, None, None, None)
+            for seq, name in pairs
+        ]
         connection.executemany(sql.ADD_TASKS.sql, tasks)
         standing = ("nothing", 2, 300.0, 300.0, "new", 0, 0, 0, 0, 0, None, None, now, None)
         connection.executemany(sql.ADD_TRIGGERS.sql, [(seq, name, *standing) for seq, name in pairs])

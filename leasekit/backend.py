@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Status, TaskInfo, Verdict
 
-__all__ = ["Backend", "Scheduler", "Traits"]
+__all__ = ["Backend", "Roster", "Scheduler", "Traits"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,4 +94,13 @@ class Scheduler(Protocol):
         limit: int = 100,
     ) -> Page:
         """Tasks that match all that is given, oldest first; `cursor` is where an earlier page ended."""
+        ...
+
+
+@runtime_checkable
+class Roster(Protocol):
+    """A backend that also knows who works on its tasks. Few services do: it is a protocol of its own."""
+
+    async def workers(self) -> list[dict[str, Any]]:
+        """Workers that hold leases, or were heard of lately: `name`, `last_seen` (RFC 3339, or None), `running`."""
         ...

@@ -22,7 +22,7 @@ from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
 from leasekit._driver.retrying import one_try, persistently
 from leasekit._driver.thread import Closed
-from leasekit.backend import Backend, Scheduler
+from leasekit.backend import Backend, Roster, Scheduler
 from leasekit.config import Beats
 from leasekit.errors import ConfigError, LeasekitError
 from leasekit.hooks import Hook, Hooks
@@ -51,17 +51,23 @@ _POLL = 20.0  # seconds of one long poll
 
 
 def connect(
-    url_or_backend: str | Backend, *, beats: Beats | None = None, hooks: Sequence[Hook] = (), worker: str | None = None
+    url_or_backend: str | Backend,
+    *,
+    beats: Beats | None = None,
+    hooks: Sequence[Hook] = (),
+    worker: str | None = None,
+    patience: float | None = None,
 ) -> "Client":
     """A client of the service at this URL, or of a backend of your own.
 
     `beats` is the rhythm of heartbeats (where the service grants another ttl, the rhythm follows it), `hooks` hear
     what happens, `worker` is the name under which this process claims (default: host, process and a random part, so
-    that a worker that was started anew is not taken for the former).
+    that a worker that was started anew is not taken for the former), `patience` for how many seconds calls are repeated
+    while the service is away (default: 30; 0: each is made once).
 
     Nothing is opened before the first call. Raises `UnknownScheme`, `MissingDependency`, `ConfigError`.
     """
-    return Client(url_or_backend, beats=beats, hooks=hooks, worker=worker)
+    return Client(url_or_backend, beats=beats, hooks=hooks, worker=worker, patience=patience)
 
 
 class TaskOptions(TypedDict, total=False):
@@ -98,14 +104,16 @@ class Client:
         beats: Beats | None = None,
         hooks: Sequence[Hook] = (),
         worker: str | None = None,
+        patience: float | None = None,
         clock: Clock = BOOT_CLOCK,
         last_resort: Callable[[], None] | None = None,
     ) -> None:
         self.beats = beats or Beats()
         self.worker = worker or _incarnation()
-        self._hooks = Hooks(hooks)
+        self.hooks = Hooks(hooks)
         self._clock = clock
         self._last_resort = last_resort
+        self._patience = patience
         self._url = url_or_backend if isinstance(url_or_backend, str) else None
         # Made here, so that a URL that nobody understands is refused here.
         self._backend: Backend | None = self._open() if isinstance(url_or_backend, str) else url_or_backend
@@ -115,6 +123,10 @@ class Client:
     def _open(self) -> Backend:
         assert self._url is not None  # noqa: S101 - for the type checker
         return open_backend(self._url, worker=self.worker)
+
+    def listen(self, hook: Hook) -> None:
+        """Have one more hook hear what happens, from now on."""
+        self.hooks.add(hook)
 
     def connection(self) -> Connection:
         """This process's connection, made on first use. For leasekit's own parts."""
@@ -137,7 +149,7 @@ class Client:
                 self.worker, self._made_in = _incarnation(), os.getpid()
             backend = self._open()
         self._connection = Connection(
-            backend, self.beats, clock=self._clock, hooks=self._hooks, last_resort=self._last_resort
+            backend, self.beats, clock=self._clock, hooks=self.hooks, last_resort=self._last_resort
         )
         self._backend = None
         return self._connection
@@ -178,13 +190,13 @@ class Client:
 
     def schedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Schedule a batch: one answer for each, in order; refused as a whole where one item is bad."""
-        identified = _with_ids(tasks)
-        return self._call(lambda service: service.schedule(identified))
+        with self.hooks.scheduling(_with_ids(tasks)) as identified:
+            return self._call(lambda service: service.schedule(identified))
 
     async def aschedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """`schedule_all`, from an event loop."""
-        identified = _with_ids(tasks)
-        return await self._acall(lambda service: service.schedule(identified))
+        with self.hooks.scheduling(_with_ids(tasks)) as identified:
+            return await self._acall(lambda service: service.schedule(identified))
 
     def get(self, task_id: str) -> TaskInfo | None:
         """All about one task; None where there is none of that id."""
@@ -210,15 +222,30 @@ class Client:
         """`stats`, from an event loop."""
         return await self._acall(lambda service: service.stats())
 
+    def workers(self) -> list[dict[str, Any]]:
+        """Workers that hold leases, or were heard of lately: `name`, `last_seen` (RFC 3339, or None), `running`.
+
+        Raises `LeasekitError` where the backend does not tell.
+        """
+        connection = self.connection()
+        roster = _roster(connection.backend)
+        return connection.run(_persist(roster.workers, self._patience))
+
+    async def aworkers(self) -> list[dict[str, Any]]:
+        """`workers`, from an event loop."""
+        connection = self.connection()
+        roster = _roster(connection.backend)
+        return await connection.arun(_persist(roster.workers, self._patience))
+
     def _call(self, call: Callable[[Scheduler], Coroutine[Any, Any, T]]) -> T:
         connection = self.connection()
         service = _scheduler(connection.backend)
-        return connection.run(_persist(lambda: call(service)))
+        return connection.run(_persist(lambda: call(service), self._patience))
 
     async def _acall(self, call: Callable[[Scheduler], Coroutine[Any, Any, T]]) -> T:
         connection = self.connection()
         service = _scheduler(connection.backend)
-        return await connection.arun(_persist(lambda: call(service)))
+        return await connection.arun(_persist(lambda: call(service), self._patience))
 
     # The end ------------------------------------------------------------------------------------------------------
 
@@ -372,8 +399,9 @@ class Tasks:
                 return None
 
 
-async def _persist(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    return await persistently(lambda: one_try(call, within=_PATIENCE), for_at_most=_PATIENCE)
+async def _persist(call: Callable[[], Coroutine[Any, Any, T]], patience: float | None) -> T:
+    for_at_most = _PATIENCE if patience is None else patience
+    return await persistently(lambda: one_try(call, within=_PATIENCE), for_at_most=for_at_most)
 
 
 def _scheduler(backend: Backend) -> Scheduler:
@@ -381,6 +409,12 @@ def _scheduler(backend: Backend) -> Scheduler:
         raise LeasekitError(
             f"{type(backend).__name__} hands out tasks, it does not accept them: schedule at the service"
         )
+    return backend
+
+
+def _roster(backend: Backend) -> Roster:
+    if not isinstance(backend, Roster):
+        raise LeasekitError(f"{type(backend).__name__} does not tell who its workers are: ask the service itself")
     return backend
 
 

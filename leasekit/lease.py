@@ -29,6 +29,7 @@ from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
 from leasekit._driver.outbox import Report
 from leasekit.errors import Cancelled, Fatal, LeaseError, LeaseLost, NotHeld
+from leasekit.hooks import Running
 from leasekit.task import Outcome, Settlement, Task, Verdict
 
 __all__ = ["Lease", "lease", "leased"]
@@ -69,6 +70,7 @@ class Lease:
         self._error: Any = None
         self._retry_after: float | None = None
         self._ended_at: float | None = None
+        self._running: Running | None = None
         # It may begin in another thread or task: a loop over tasks must not give it back.
         self._reserved = None if task.client is None else task.client.reserve(task)
 
@@ -173,9 +175,11 @@ class Lease:
             if confirmed is not None:
                 confirmed.result()
         self.begin(connection, holding)
+        self.attach()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._detach()
         report = self.end(error)
         if report is None:
             return
@@ -245,11 +249,22 @@ class Lease:
         """The first half of a door, for a worker: the body starts."""
         holding.begin(self._idle_timeout)
         self._connection, self._holding = connection, holding
+        self._running = connection.hooks.running(self.task)
         if self._idle_timeout is not None:
             connection.driver.call_soon(connection.keeper.watch, holding)
 
+    def attach(self) -> None:
+        """A body starts in this very context: it finds there who traces it."""
+        if self._running is not None:
+            self._running.enter()
+
+    def _detach(self) -> None:
+        if self._running is not None:
+            self._running.leave()
+
     def enter(self, call_soon: Callable[..., object]) -> None:
         """An async body starts here: it is cancelled, in the loop of `call_soon`, when it has to end."""
+        self.attach()
         scope = self._scope = anyio.CancelScope()
         scope.__enter__()
         self._held.listener = lambda: ring(call_soon, scope.cancel)
@@ -258,6 +273,7 @@ class Lease:
 
     def leave(self, error: BaseException | None) -> BaseException | None:
         """An async body has ended. Returns how: with what it was told, where that is what cancelled it."""
+        self._detach()
         assert self._scope is not None  # noqa: S101 - `enter` has made it
         try:
             ours = self._scope.__exit__(None if error is None else type(error), error, None)
@@ -314,9 +330,11 @@ class Lease:
         held = self._held
         held.listener = None
         self._ended_at = held.clock.now()
-        if error is not None and (held.lost or self._is_our_loss(error)):
-            return None
-        return self._settlement(error, interrupted)
+        is_over = error is not None and (held.lost or self._is_our_loss(error))
+        settlement = None if is_over else self._settlement(error, interrupted)
+        if self._running is not None:
+            self._running.end(self.task, settlement.outcome if settlement is not None else None, error)
+        return settlement
 
     def _is_our_loss(self, error: BaseException) -> bool:
         """Not that of another lease, whose block is within ours."""

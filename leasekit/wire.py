@@ -5,6 +5,7 @@ whose name ends in *Request*; there JSON values of users stay the bytes that cam
 and encoded twice.
 """
 
+import re
 from typing import Annotated
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
@@ -14,7 +15,7 @@ from leasekit.task import Beat, Name, NewTask, Scheduled, Seconds, Settlement, T
 __all__ = [
     "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_NESTING", "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_WAIT", "BeatItem",
     "BeatsRequest", "CancelRequest", "ClaimAnswer", "ClaimRequest", "ItemError", "NewTaskItem", "Problem",
-    "ResultsRequest", "ScheduleAnswer", "ScheduleRequest", "SettlementItem", "VerdictsAnswer",
+    "ResultsRequest", "ScheduleAnswer", "ScheduleRequest", "SettlementItem", "VerdictsAnswer", "traceparent",
 ]  # fmt: skip
 
 MAX_BODY = 8 * 1024 * 1024
@@ -105,3 +106,14 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     detail: str
     type: str = "about:blank"
     errors: list[ItemError] | None = None
+
+
+_TRACEPARENT = re.compile(
+    r"(?!ff)([0-9a-f]{2})-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?P<more>-.*)?", re.ASCII
+)
+
+
+def traceparent(value: str | None) -> str | None:
+    """A W3C `traceparent` as it is; None where it is none, for tracing must never fail a request."""
+    match = None if value is None else _TRACEPARENT.fullmatch(value)
+    return None if match is None or (match[1] == "00" and match["more"]) else value

@@ -1,5 +1,7 @@
 """The client: claims that are given back, loops that end, calls that are repeated, and letting go."""
 
+# ruff: noqa: PT012 - what a whole block raises is what is tested here
+
 import gc
 import os
 import signal
@@ -61,6 +63,10 @@ def eventually(fact: Callable[[], Any]) -> None:
     while not fact():
         assert time.monotonic() < until, "it never came true"
         time.sleep(0.002)
+
+
+def reaches(count: int, number: Callable[[], int]) -> None:
+    eventually(lambda: number() >= count)
 
 
 def status(client: Client, task_id: str) -> Status:
@@ -160,7 +166,7 @@ def test_a_claimed_task_is_beaten_before_it_is_leased(client: Client, clock: Fak
     client.schedule("k")
     task = next(client.tasks("k"))
     for count in range(1, 6):
-        eventually(lambda count=count: sum(isinstance(event, Renewed) for event in events) >= count)
+        reaches(count, lambda: sum(isinstance(event, Renewed) for event in events))
         clock.advance(120)
     with leasekit.lease(task) as held:
         held.check()
@@ -206,6 +212,16 @@ def test_what_an_adapter_lets_through_is_tried_again(client: Client, faulty: Fau
     faulty.script("claim", Fault("stumble", stumble), faults.garble, Fault("quit", quit_))
     client.schedule("k")
     assert next(client.tasks("k")).fence == 1
+
+
+@pytest.mark.anyio
+async def test_a_claim_is_repeated_whichever_loop_the_user_has(service: MemoryService, clock: FakeClock) -> None:
+    """The driver's is asyncio's also where trio asks."""
+    faulty = Faulty(MemoryBackend(service, worker="w"), sleep=clock.sleep)
+    async with Client(faulty, clock=clock) as client:
+        await client.aschedule("k")
+        faulty.script("claim", faults.refuse, faults.drop)
+        assert (await anext(client.tasks("k"))).fence == 1
 
 
 def test_a_service_that_lies_about_its_wait_buys_no_trust(client: Client, faulty: Faulty) -> None:
@@ -328,9 +344,7 @@ def test_a_refusal_is_not_repeated(client: Client, faulty: Faulty) -> None:
     assert faulty.calls["schedule"] == 1
 
 
-def test_a_service_that_stays_away_is_given_up(
-    client: Client, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_service_that_stays_away_is_given_up(client: Client, faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasekit.client._PATIENCE", 0.05)
     faulty.always("schedule", faults.refuse)
     with pytest.raises(Unavailable):
@@ -513,7 +527,7 @@ def test_closing_waits_for_reports_under_way(client: Client, faulty: Faulty, ser
     eventually(lambda: faulty.calls["settle"] == 1)
     closing = threading.Thread(target=client.close)
     closing.start()
-    eventually(lambda: client.connection is not None and client._connection is None)  # noqa: SLF001
+    eventually(lambda: client.connection is not None and client._connection is None)
     answered.open()
     closing.join(20)
     thread.join(20)

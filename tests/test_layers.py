@@ -14,7 +14,7 @@ FILES = sorted(path for top in ("leasekit", "adapters") for path in (ROOT / top)
 
 VALUES = {"task", "errors", "config"}
 SEAM = {"backend", "wire", "hooks", "registry", "ids"}
-HANDLES = {"client", "lease", "worker", "telemetry"}
+HANDLES = {"client", "lease", "idle", "worker", "telemetry"}
 INSIDE = {"_core", "_driver"}
 PUBLIC = {"__init__"} | VALUES | SEAM | HANDLES
 
@@ -39,9 +39,11 @@ LAYERS = {
     "_driver": Layer(VALUES | INSIDE | {"backend", "hooks"}, {"anyio", "msgspec", "tenacity"}),
     "client": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
     "lease": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
+    "idle": Layer(INSIDE, set()),
     "worker": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
     "telemetry": Layer(VALUES | SEAM, {"opentelemetry"}),
     "__init__": Layer(PUBLIC, set()),
+    "__main__": Layer({"cli"}, set()),
     "adapters": Layer(PUBLIC, None),
     "server": Layer(PUBLIC | {"server"}, None),
     "testing": Layer(PUBLIC | {"testing"}, {"anyio", "msgspec", "pytest"}),

@@ -1,5 +1,7 @@
 """The lease through its other door, in asyncio and trio: what cancels a body, and what a cancelled body comes to."""
 
+# ruff: noqa: PT012, ASYNC110, ASYNC251 - whole blocks are tested, facts of other threads waited for, loops blocked
+
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
@@ -8,7 +10,7 @@ from random import Random
 from typing import Any
 
 import anyio
-import anyio.abc
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -92,7 +94,7 @@ async def status(client: Client, task: Task) -> Status:
 async def test_leaving_the_block_is_a_success_with_its_result(client: Client) -> None:
     task = await claimed(client)
     async with leasekit.lease(task) as held:
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         held.complete([1])
     assert (await info(client, task)).result == [1]
 
@@ -123,7 +125,7 @@ async def test_lease_lost_out_of_a_task_group_settles_nothing(client: Client, cl
         while True:
             held.check()
             clock.advance(10)
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
 
     task = await beaten(client, faulty)
     faulty.always("beat", faults.hang)
@@ -138,7 +140,7 @@ async def test_lease_lost_out_of_a_task_group_settles_nothing(client: Client, cl
 async def test_leased_runs_an_async_function_under_the_lease_of_its_task(client: Client) -> None:
     @leasekit.leased
     async def plain(task: Task) -> str:
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         return f"ran {task.payload}"
 
     @leasekit.leased(idle_timeout=60)
@@ -281,7 +283,7 @@ async def test_a_group_with_our_cancellation_in_it_ends_the_lease(
             clock.advance(120)
             try:
                 await anyio.sleep_forever()
-            except BaseException as cancelled:
+            except BaseException as cancelled:  # noqa: BLE001 - raised again
                 raise BaseExceptionGroup("both", [cancelled, ValueError()]) from None
     assert faulty.calls["settle"] == 1
     await eventually(lambda: not len(client.connection().keeper))
@@ -442,9 +444,7 @@ async def test_two_leases_in_one_task_group_end_each_by_itself(
     assert await status(client, second) is Status.ENQUEUED
 
 
-async def test_the_loss_of_the_outer_lease_ends_the_inner_one(
-    client: Client, clock: FakeClock, faulty: Faulty
-) -> None:
+async def test_the_loss_of_the_outer_lease_ends_the_inner_one(client: Client, clock: FakeClock, faulty: Faulty) -> None:
     outer, inner = await beaten(client, faulty, id="outer"), await claimed(client, id="inner")
     with pytest.raises(Cancelled), anyio.fail_after(20):
         async with leasekit.lease(outer), leasekit.lease(inner):
@@ -474,7 +474,7 @@ async def test_a_lease_handed_to_a_task_group_is_not_given_back_by_the_loop(clie
 
     async def run(held: leasekit.Lease) -> None:
         async with held:
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             done.append(held.task.id)
 
     ids = [(await client.aschedule("k")).id for _ in range(5)]
@@ -507,9 +507,7 @@ async def test_a_cancelled_asyncio_task_stays_cancelled(client: Client) -> None:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_loss_ends_an_asyncio_task_group_in_the_body(
-    client: Client, clock: FakeClock, faulty: Faulty
-) -> None:
+async def test_a_loss_ends_an_asyncio_task_group_in_the_body(client: Client, clock: FakeClock, faulty: Faulty) -> None:
     task = await beaten(client, faulty)
     with pytest.raises(LeaseLost):
         async with asyncio.timeout(20), leasekit.lease(task), asyncio.TaskGroup() as group:
@@ -542,7 +540,7 @@ async def test_beats_go_on_while_the_users_loop_is_blocked() -> None:
         async with leasekit.lease(task) as held:
             time.sleep(2.5)
             held.check()
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
         assert (await info(client, task)).history[0].outcome == "success"
     assert not [event for event in events if isinstance(event, Lost)]
 
@@ -556,7 +554,7 @@ async def test_a_body_that_was_blocked_beyond_its_loss_is_cancelled_as_soon_as_i
         async with leasekit.lease(task) as held:
             faulty.always("beat", faults.refuse)
             clock.advance(300)
-            while client.connection().keeper.get(task) is not None and not held._held.reason:  # noqa: SLF001
+            while client.connection().keeper.get(task) is not None and not held._held.reason:
                 time.sleep(0.002)
             await anyio.sleep(3600)
             reached = True

@@ -6,7 +6,7 @@ neighbours count.
 
 import math
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,7 +14,7 @@ from leasekit.errors import ProtocolError
 from leasekit.task import Claimed, Scheduled, Verdict, VerdictWord
 from leasekit.wire import ClaimAnswer, ScheduleAnswer, VerdictsAnswer
 
-__all__ = ["claimed", "decode", "scheduled", "verdicts"]
+__all__ = ["WORKERS", "claimed", "decode", "scheduled", "verdicts"]
 
 T = TypeVar("T")
 
@@ -76,6 +76,11 @@ class _RawVerdicts(msgspec.Struct):
     verdicts: list[msgspec.Raw]
 
 
+class _WorkersAnswer(msgspec.Struct):
+    workers: list[dict[str, Any]]
+
+
+WORKERS = msgspec.json.Decoder(_WorkersAnswer)
 _CLAIM = msgspec.json.Decoder(ClaimAnswer)
 _SCHEDULE = msgspec.json.Decoder(ScheduleAnswer)
 _VERDICTS = msgspec.json.Decoder(VerdictsAnswer)

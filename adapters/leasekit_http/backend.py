@@ -109,6 +109,11 @@ class HttpBackend:
         """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`."""
         return answers.decode(await self._transport.get("/v1/stats", timeout=self._timeout), _STATS)
 
+    async def workers(self) -> list[dict[str, Any]]:
+        """Workers that hold leases, or were heard of lately: `name`, `last_seen` (RFC 3339, or None), `running`."""
+        raw = await self._transport.get("/v1/workers", timeout=self._timeout)
+        return answers.decode(raw, answers.WORKERS).workers
+
     async def aclose(self) -> None:
         """Let go of connections. Leases are not touched."""
         await self._transport.aclose()

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from leasekit._driver.clock import Clock
-from leasekit._driver.outbox import Outbox, Report
+from leasekit._driver.outbox import Delivery, Outbox
 from leasekit._driver.retrying import one_try, persistently
 from leasekit._driver.thread import Closed, spawn
 from leasekit.backend import Backend
@@ -100,7 +100,7 @@ class Claims:
 
     def _release(self, claimed: Claimed) -> None:
         for task in claimed.tasks:
-            self._outbox.put(Report(Settlement(id=task.id, token=task.token, outcome="release")))
+            self._outbox.put(Delivery(Settlement(id=task.id, token=task.token, outcome="release")))
 
     async def abandon(self) -> None:
         """Claim no more: whoever waits gets `Closed`, and what they may have been granted is given back."""

@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from leasekit._driver.thread import Closed
 from leasekit.backend import Backend
 from leasekit.config import Beats
 from leasekit.errors import LeasekitError
-from leasekit.hooks import Hooks
+from leasekit.hooks import Hooks, show
 
 __all__ = ["Connection"]
 
@@ -37,16 +37,29 @@ class Connection:
         self.closed = False
         self.backend = backend
         self.clock = clock
+        self.hooks = hooks
         self.keeper = Keeper(
             backend, beats, clock=clock, hooks=hooks, chance=random.SystemRandom(), last_resort=last_resort
         )
         self.driver = thread.acquire()
         self._loop = self.driver.submit(self.keeper.run())
+        show(self)
 
     @property
     def forked(self) -> bool:
         """True in a child of the process that this connection belongs to."""
         return self.pid != os.getpid()
+
+    def gauges(self) -> Mapping[str, float]:
+        """How many leases are held of how many that can be, and how many settlements wait for an answer."""
+        if self.forked or self.closed:
+            return {}
+        keeper = self.keeper
+        return {
+            "leasekit.leases.held": len(keeper),
+            "leasekit.leases.capacity": keeper.capacity,
+            "leasekit.settlements.pending": len(keeper.outbox),
+        }
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The blocking door. Raises `Closed` where the work was ended by closing."""

@@ -13,6 +13,7 @@ import logging
 import math
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from leasekit._core.term import granted_at
 from leasekit._driver.claims import Claims
 from leasekit._driver.clock import Clock
 from leasekit._driver.holding import Holding
-from leasekit._driver.outbox import Outbox, Report
+from leasekit._driver.outbox import Delivery, Outbox
 from leasekit._driver.retrying import one_try
 from leasekit._driver.thread import spawn
 from leasekit.backend import Backend
@@ -38,6 +39,7 @@ __all__ = ["Keeper"]
 logger = logging.getLogger("leasekit")
 
 _SETTLE_TIMEOUT = 10.0
+_STALE = 64  # entries of a heap that are not worth a clean-up
 
 
 class Keeper:
@@ -113,20 +115,22 @@ class Keeper:
 
     def _granted(self, claimed: Claimed, asked_at: float, *, started: bool) -> list[Holding]:
         now = self._clock.now()
+        took = now - asked_at
         granted = granted_at(asked_at, claimed.waited, answered_at=now)
         holdings: list[Holding] = []
         for task in claimed.tasks:
             try:
                 beats = self._beats.for_ttl(task.ttl)
             except ConfigError as error:
-                logger.error("task %s is left alone: %s", task.id, error)
+                logger.error("task %s is left alone: %s", task.id, error, extra=events.about(task.id, task.token))
                 continue
             # Too little trust left to rely on: the first beat decides whether it is begun (RELIABILITY S9).
             fresh = claimed.waited is not None and granted + beats.slack - now >= beats.cycle
             holdings.append(self.get(task) or self._keep(task, granted=granted, confirmed=fresh, started=started))
         if self._hooks and holdings:
-            ids = [holding.task.id for holding in holdings]
-            self._hooks(events.Claimed(at=now, task_ids=ids, waited=claimed.waited))
+            tasks = [holding.task for holding in holdings]
+            ids = [task.id for task in tasks]
+            self._hooks(events.Claimed(at=now, task_ids=ids, waited=claimed.waited, took=took, tasks=tasks))
         return holdings
 
     def _keep(self, task: Task, *, granted: float, confirmed: bool, started: bool) -> Holding:
@@ -153,6 +157,9 @@ class Keeper:
 
     def watch(self, holding: Holding) -> None:
         """Look after its idle time from now on."""
+        if len(self._idle) > 2 * len(self._holdings) + _STALE:  # those that have ended need not stay until their time
+            self._idle = [entry for entry in self._idle if entry[-1].body_runs]
+            heapq.heapify(self._idle)
         heapq.heappush(self._idle, (holding.idle_at, next(self._order), holding))
         self._wake.set()
 
@@ -160,6 +167,7 @@ class Keeper:
         """It is over: beat it no more."""
         self._holdings.pop((holding.task.id, holding.task.token), None)
         self._drop(holding)
+        holding.term.key = None  # a ring of the two would keep task and payload until the garbage collector comes by
 
     def _drop(self, holding: Holding) -> None:
         cycle = self._cycles.get(holding.term.beats.ttl)
@@ -176,16 +184,19 @@ class Keeper:
         """Give a task back that nobody has begun."""
         if holding.reason is None and holding.withdraw():
             task = holding.task
-            self.settle(holding, Report(Settlement(id=task.id, token=task.token, outcome="release")))
+            self.settle(holding, Delivery(Settlement(id=task.id, token=task.token, outcome="release")))
 
-    def settle(self, holding: Holding, report: Report, *, ours: bool = False) -> None:
+    def settle(self, holding: Holding, report: Delivery, *, ours: bool = False) -> None:
         """Report how it ended, beating on until that is answered: then it is over, whatever the answer.
 
         `ours`: it has nothing of a user in it.
         """
         self.ended(holding)
         holding.settling = True
-        report.answer.add_done_callback(lambda _: self._settled(holding, report, ours=ours))
+        if report.settlement.outcome in ("retry", "release") and not self._backend.traits.refuses_stale:
+            self._drop(holding)  # a beat that comes later would take the task back again (PITFALLS 20)
+        settlement = report.settlement
+        report.heard = lambda answer: self._settled(holding, settlement, answer, ours=ours)
         self.outbox.put(report)
 
     def finish(self, holding: Holding) -> None:
@@ -193,26 +204,27 @@ class Keeper:
         self.ended(holding)
         self.forget(holding)
 
-    def _settled(self, holding: Holding, report: Report, *, ours: bool) -> None:
-        task, answer = holding.task, report.answer
-        refused = None if answer.cancelled() else answer.exception()
-        if refused is not None and not ours:
+    def _settled(
+        self, holding: Holding, settlement: Settlement, answer: Verdict | Refused | None, *, ours: bool
+    ) -> None:
+        task = holding.task
+        if isinstance(answer, Refused) and not ours:
             # What the user has to say of it cannot be said; running it again would end in the same.
-            error = {"type": type(refused).__qualname__, "message": f"the settlement was refused: {refused}"[:2000]}
-            instead = Report(Settlement(id=task.id, token=task.token, outcome="fatal", error=error))
+            error = {"type": type(answer).__qualname__, "message": f"the settlement was refused: {answer}"[:2000]}
+            instead = Delivery(Settlement(id=task.id, token=task.token, outcome="fatal", error=error))
             self.settle(holding, instead, ours=True)
             return
         self.forget(holding)
-        if self._hooks and refused is None and not answer.cancelled():
-            verdict = answer.result()
+        if self._hooks and isinstance(answer, Verdict):
             self._hooks(
                 events.Settled(
                     at=self._clock.now(),
                     task_id=task.id,
                     token=task.token,
-                    outcome=report.settlement.outcome,
-                    verdict=verdict.verdict,
-                    reason=verdict.reason,
+                    outcome=settlement.outcome,
+                    verdict=answer.verdict,
+                    reason=answer.reason,
+                    task=task,
                 )
             )
 
@@ -246,7 +258,7 @@ class Keeper:
     def _perform(self, cycle: Cycle, effect: Effect, now: float) -> None:
         match effect:
             case Send():
-                spawn(self._beat(cycle, effect), self._calls)
+                spawn(self._beat(cycle, effect, [term.key for term in effect.terms]), self._calls)
             case Lost():
                 self._lost(effect.term.key, effect.reason, effect.why, now)
             case AtRisk():
@@ -264,8 +276,7 @@ class Keeper:
 
     # Beats --------------------------------------------------------------------------------------------------------
 
-    async def _beat(self, cycle: Cycle, send: Send) -> None:
-        holdings: list[Holding] = [term.key for term in send.terms]
+    async def _beat(self, cycle: Cycle, send: Send, holdings: Sequence[Holding]) -> None:
         beats = [holding.beat for holding in holdings]
         asked_at = self._clock.now()
         if self._hooks:
@@ -280,6 +291,9 @@ class Keeper:
         for holding, beat, verdict in zip(holdings, beats, verdicts, strict=True):
             if beat.progress is not UNSET and verdict.verdict == "renewed":
                 holding.reported(beat)
+        if self._hooks:
+            counts = Counter[str](verdict.verdict for verdict in verdicts)
+            self._hooks(events.Answered(at=now, round_trip=now - asked_at, verdicts=counts))
         if self._hooks and (renewed := [verdict.id for verdict in verdicts if verdict.verdict == "renewed"]):
             self._hooks(events.Renewed(at=now, task_ids=renewed, round_trip=now - asked_at))
         for effect in cycle.answered(send, verdicts, asked_at=asked_at, now=now):
@@ -334,7 +348,9 @@ class Keeper:
         for holding in self._lingering[:]:
             if now >= _dump_at(holding) and not self._dumped:
                 self._dumped = True
-                logger.error("the body of lost task %s still runs; all stacks follow", holding.task.id)
+                task = holding.task
+                extra = events.about(task.id, task.token)
+                logger.error("the body of lost task %s still runs; all stacks follow", task.id, extra=extra)
                 with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # no usable stderr
                     faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
             if now >= holding.ends_at:

@@ -9,7 +9,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 
 from leasekit._core.backoff import Backoff
 from leasekit._driver.clock import Clock
@@ -20,19 +19,48 @@ from leasekit.errors import BackendError, ProtocolError, Refused, Throttled
 from leasekit.hooks import Hooks, Unreported
 from leasekit.task import Settlement, Verdict
 
-__all__ = ["Outbox", "Report"]
+__all__ = ["Delivery", "Outbox", "Report"]
 
 _CALLS = 2  # under way at once: while one is answered the next batch gathers
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 
 
-@dataclass(slots=True, eq=False)
-class Report:
-    """One settlement, and its answer to be."""
+Heard = Callable[["Verdict | Refused | None"], None]
 
-    settlement: Settlement
-    answer: Future[Verdict] = field(default_factory=Future[Verdict])
-    put_off: int = 0  # how often the service answered "later"
+
+class Delivery:
+    """One settlement on its way."""
+
+    __slots__ = ("heard", "put_off", "settlement")
+
+    def __init__(self, settlement: Settlement) -> None:
+        self.settlement = settlement
+        self.put_off = 0  # how often the service answered "later"
+        self.heard: Heard | None = None  # called in the driver's thread, with what `end` is given
+
+    def end(self, answer: Verdict | Refused | None) -> None:
+        """It is answered, once; None: it never will be."""
+        if self.heard is not None:
+            self.heard(answer)
+
+
+class Report(Delivery):
+    """One whose answer any thread may wait for. A future costs more than all the rest of a delivery."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self, settlement: Settlement) -> None:
+        super().__init__(settlement)
+        self.answer: Future[Verdict] = Future()
+
+    def end(self, answer: Verdict | Refused | None) -> None:
+        if answer is None:
+            self.answer.cancel()
+        elif isinstance(answer, Verdict):
+            self.answer.set_result(answer)
+        else:
+            self.answer.set_exception(answer)
+        super().end(answer)
 
 
 class Outbox:
@@ -48,8 +76,8 @@ class Outbox:
         self._call_timeout = call_timeout
         self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, random=random)
         self._most = backend.traits.max_batch  # in one call: less after one that failed
-        self._pending: deque[Report] = deque()
-        self._unanswered: set[Report] = set()
+        self._pending: deque[Delivery] = deque()
+        self._unanswered: set[Delivery] = set()
         self._calls: set[asyncio.Task[None]] = set()
         self._draining = 0  # of these, those that will look at what is pending again
         self._put_off: set[asyncio.Task[None]] = set()
@@ -58,20 +86,24 @@ class Outbox:
         self._empty.set()
         self._closed = False
 
-    def put(self, report: Report) -> None:
+    def put(self, report: Delivery) -> None:
         """Report it as soon as there is a call to spare; not at all once this is closed."""
         if self._closed:
-            report.answer.cancel()
+            report.end(None)
             return
         self._unanswered.add(report)
         self._empty.clear()
         self._enqueue([report])
 
-    def _enqueue(self, reports: Sequence[Report]) -> None:
+    def _enqueue(self, reports: Sequence[Delivery]) -> None:
         self._pending.extend(reports)
         if self._draining < _CALLS:
             self._draining += 1
             spawn(self._drain(), self._calls)
+
+    def __len__(self) -> int:
+        """How many are not answered yet. From any thread."""
+        return len(self._unanswered)
 
     async def empty(self) -> None:
         """Wait until everything is answered."""
@@ -84,9 +116,8 @@ class Outbox:
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
-        for report in list(self._unanswered):
-            report.answer.cancel()
-        self._unanswered.clear()
+        while self._unanswered:
+            self._unanswered.pop().end(None)
         self._empty.set()
 
     async def _drain(self) -> None:
@@ -98,7 +129,7 @@ class Outbox:
             # With the last look, and not when the task has ended: what comes between would wait for ever.
             self._draining -= 1
 
-    async def _report(self, batch: Sequence[Report]) -> None:
+    async def _report(self, batch: Sequence[Delivery]) -> None:
         """One try; whoever is not answered by it will be tried again."""
         try:
             verdicts = await one_try(lambda: self._settle(batch), within=self._call_timeout)
@@ -111,14 +142,14 @@ class Outbox:
             self._most = min(self._most * 2, self._backend.traits.max_batch)
             self._take(batch, verdicts)
 
-    async def _settle(self, batch: Sequence[Report]) -> list[Verdict]:
+    async def _settle(self, batch: Sequence[Delivery]) -> list[Verdict]:
         verdicts = await self._backend.settle([report.settlement for report in batch])
         if [verdict.id for verdict in verdicts] != [report.settlement.id for report in batch]:
             raise ProtocolError("the verdicts do not match the settlements")
         return verdicts
 
-    def _take(self, batch: Sequence[Report], verdicts: Sequence[Verdict]) -> None:
-        later: list[Report] = []
+    def _take(self, batch: Sequence[Delivery], verdicts: Sequence[Verdict]) -> None:
+        later: list[Delivery] = []
         asked = 0.0
         for report, verdict in zip(batch, verdicts, strict=True):
             if verdict.verdict in ("settled", "gone"):
@@ -133,11 +164,11 @@ class Outbox:
             wait = _FIRST_WAIT * 2**tries * (1 - self._random() / 2)
             spawn(self._again(later, min(max(wait, asked), _LONGEST_WAIT)), self._put_off)
 
-    async def _again(self, reports: Sequence[Report], wait: float) -> None:
+    async def _again(self, reports: Sequence[Delivery], wait: float) -> None:
         await self._clock.wait(self._never, self._clock.now() + wait)
         self._enqueue(reports)
 
-    async def _refused(self, batch: Sequence[Report], refused: Refused) -> None:
+    async def _refused(self, batch: Sequence[Delivery], refused: Refused) -> None:
         """A batch is refused whole: find the one that is to blame."""
         if len(batch) == 1:
             self._answer(batch[0], refused)
@@ -146,7 +177,7 @@ class Outbox:
         await self._report(batch[:half])
         await self._report(batch[half:])
 
-    async def _failed(self, batch: Sequence[Report], error: BackendError) -> None:
+    async def _failed(self, batch: Sequence[Delivery], error: BackendError) -> None:
         """The service is away, or one of them breaks it: then the others must get through in smaller company."""
         self._pending.extend(batch)
         self._most = max(1, len(batch) // 2)
@@ -155,16 +186,12 @@ class Outbox:
         wait = max(self._backoff.wait(), min(asked or 0.0, _LONGEST_WAIT))
         await self._clock.wait(self._never, self._clock.now() + wait)
 
-    def _unreported(self, reports: Sequence[Report], why: str) -> None:
+    def _unreported(self, reports: Sequence[Delivery], why: str) -> None:
         ids = [report.settlement.id for report in reports]
         self._hooks(Unreported(at=self._clock.now(), task_ids=ids, why=why))
 
-    def _answer(self, report: Report, answer: Verdict | Refused) -> None:
-        if not report.answer.done():
-            if isinstance(answer, Verdict):
-                report.answer.set_result(answer)
-            else:
-                report.answer.set_exception(answer)
+    def _answer(self, report: Delivery, answer: Verdict | Refused) -> None:
+        report.end(answer)
         # After the answer: whoever hears it may put in another in its place.
         self._unanswered.discard(report)
         if not self._unanswered:

@@ -58,6 +58,7 @@ async def persistently(
         wait=_wait,
         stop=tenacity.stop_after_delay(for_at_most),
         before_sleep=before_sleep,
+        sleep=asyncio.sleep,
         reraise=True,
     )
     async for attempt in retrying:

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextvars import Context
 from typing import Any, TypeVar
 
 from leasekit.errors import LeasekitError
@@ -32,7 +33,11 @@ class Closed(LeasekitError):
 
 
 class Driver:
-    """The thread and its loop. `acquire` gives it, `release` lets go of it."""
+    """The thread and its loop. `acquire` gives it, `release` lets go of it.
+
+    What runs in it has a context of its own: context variables of users say that trio runs here (anyio and httpx
+    believe that), or belong to a request that will have ended long before a lease.
+    """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -79,14 +84,14 @@ class Driver:
         if self.pid == os.getpid():  # not in a fork: the gate may be held by a thread that is not here
             with self._gate:
                 if not self._ending:
-                    return asyncio.run_coroutine_threadsafe(work, self.loop)
+                    return Context().run(asyncio.run_coroutine_threadsafe, work, self.loop)
         work.close()
         raise Closed
 
     def call_soon(self, call: Callable[..., object], *args: Any) -> None:
         """Call it in the driver's loop. After the loop has ended that is a no-op: nobody is kept there any more."""
         with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(call, *args)
+            self.loop.call_soon_threadsafe(call, *args, context=Context())
 
     def release(self) -> None:
         """One user less; the last one ends the thread."""

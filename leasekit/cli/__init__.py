@@ -1,14 +1,13 @@
 """The command line: `leasekit …`. One file a command; `app` puts them together."""
 
+import os
 import sys
-
-from leasekit.errors import LeasekitError
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 1 refused or failed (stderr says why), 2 wrong usage."""
+    """Run the command line. `leasekit --help` has the exit codes."""
     try:
         from leasekit.cli.app import app
     except ModuleNotFoundError as error:
@@ -16,6 +15,11 @@ def main() -> None:
             raise
         sys.exit(f"leasekit: the command line needs {error.name!r}: pip install 'leasekit[cli]'")
     try:
-        app()
-    except LeasekitError as error:
-        sys.exit(f"leasekit: {error}")
+        try:
+            app(prog_name="leasekit")
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Nobody reads on, as after `| head`. The interpreter must not find the closed pipe at its end either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,25 +1,72 @@
-"""All commands, put together."""
+"""All commands, put together. A command's module is imported when that command runs, so that `--help` is quick."""
 
+import importlib
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
+import typer.main
 
-from leasekit.cli.budget import budget
-from leasekit.cli.demo import demo
-from leasekit.cli.schedule import schedule
-from leasekit.cli.serve import serve
-from leasekit.cli.status import status
-from leasekit.cli.work import work
+__all__ = ["COMMANDS", "app", "load"]
 
-__all__ = ["app"]
+COMMANDS = {
+    "serve": "Serve tasks over HTTP until SIGTERM or Ctrl-C.",
+    "work": "Run the handlers of a worker until SIGTERM or Ctrl-C.",
+    "dev": "Run a server and a worker that restarts when code changes.",
+    "schedule": "Schedule a task and print its id.",
+    "status": "Show one task, or what is where.",
+    "tasks": "List tasks, or follow them as they change.",
+    "cancel": "Cancel tasks, whether they wait or run.",
+    "workers": "List the workers that hold tasks, or were lately heard of.",
+    "stats": "Count the tasks of each kind in each status.",
+    "budget": "Print how the seconds of a lease add up.",
+    "demo": "See long work survive a killed worker.",
+}
+"""Name → summary. The command `x` is the function `x` of `leasekit.cli.x`; `examples` there are shown by its help."""
+
+_EXIT_CODES = """
+Exit codes: 0 done; 1 refused, failed or not found, and stderr says why in a sentence; 2 wrong usage; 130 Ctrl-C.
+
+\b
+Example:
+  leasekit serve &
+  leasekit work my_module:worker &
+  leasekit schedule thumbnail '{"pages": 3}' --wait
+"""
+
+
+class _Commands(typer.core.TyperGroup):
+    """Commands that are summaries until one is chosen."""
+
+    def resolve_command(self, ctx: Any, args: Any) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name is not None and command is not None else None, rest
+
 
 app = typer.Typer(
     name="leasekit",
+    cls=_Commands,
     help="The keeper of leases for long-running work.",
+    epilog=_EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's help takes as long to import as all the rest, and cuts what is long
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def load(name: str) -> Any:
+    """The command of this name, with all its options."""
+    module = importlib.import_module(f"leasekit.cli.{name}")
+    alone = typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    alone.command(name, epilog=getattr(module, "EXAMPLES", None))(getattr(module, name))
+    return typer.main.get_command(alone)
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it so
@@ -37,5 +84,9 @@ def _root(
     pass
 
 
-for command in (serve, work, schedule, status, budget, demo):
-    app.command()(command)
+def _summary() -> None:
+    """Stands for a command that is not loaded: it is never run."""
+
+
+for _name, _help in COMMANDS.items():
+    app.command(_name, help=_help)(_summary)

@@ -1,17 +1,39 @@
 """`leasekit budget`: how the seconds of a lease add up."""
 
+from dataclasses import asdict
+
 import typer
 
-from leasekit.cli import options
+from leasekit.cli import options, output
+from leasekit.cli.errors import spoken
 
-__all__ = ["budget"]
+__all__ = ["EXAMPLES", "budget"]
+
+EXAMPLES = """\b
+Examples:
+  leasekit budget
+  leasekit budget --ttl 30 --cycle 5
+  leasekit budget --ttl 300 --cycle 180     (refused: says why)
+"""
 
 
+@spoken
 def budget(
-    ttl: options.Ttl = None, cycle: options.Cycle = None, rate: options.Rate = None, batch: options.Batch = None
+    ttl: options.Ttl = None,
+    cycle: options.Cycle = None,
+    rate: options.Rate = None,
+    batch: options.Batch = None,
+    as_json: options.Json = False,  # noqa: FBT002 - a flag
 ) -> None:
-    """Print how long a lease may be believed in, how many can be held, and which outage they survive.
+    """Print how the seconds of a lease add up.
 
-    Numbers that contradict one another are refused, with the one to change.
+    That is: how long it may be believed in, how many can be held, and which outage they survive. What is not given
+    follows from the rest; without any option it is leasekit's default. Numbers that contradict one another are
+    refused, with the one to change.
     """
-    typer.echo(options.beats(ttl=ttl, cycle=cycle, rate=rate, batch=batch).budget())
+    beats = options.beats(ttl=ttl, cycle=cycle, rate=rate, batch=batch)
+    if as_json:
+        sums = {name: getattr(beats, name) for name in ("trust", "slack", "capacity", "outage_survived")}
+        output.print_json(asdict(beats) | sums)
+    else:
+        typer.echo(beats.budget())

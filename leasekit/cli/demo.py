@@ -17,9 +17,16 @@ from rich.table import Table
 import leasekit
 from leasekit.cli.demo_check import Finding, check, read_log
 from leasekit.cli.demo_fleet import Fleet
+from leasekit.cli.errors import spoken
 from leasekit.task import NewTask, Status, TaskInfo
 
-__all__ = ["demo"]
+__all__ = ["EXAMPLES", "demo"]
+
+EXAMPLES = """\b
+Examples:
+  leasekit demo
+  leasekit demo ~/pictures --workers 5
+"""
 
 _TTL = 5.0  # short, so that nobody waits long for what a killed worker held
 _SLOTS = 6  # of each worker, as demo_handlers has it
@@ -28,6 +35,7 @@ _PATIENCE = 120.0
 _NOT_OURS = {"site-packages", "test", "tests", "__pycache__", "idlelib", "lib2to3", "turtledemo"}
 
 
+@spoken
 def demo(
     directory: Annotated[
         Path | None,
@@ -35,7 +43,9 @@ def demo(
     ] = None,
     workers: Annotated[int, typer.Option(min=2, max=8, help="Worker processes; one of them is killed.")] = 3,
 ) -> None:
-    """Digest every file of a directory under leases, kill a worker in the middle, and verify what came out.
+    """See long work survive a killed worker.
+
+    Digests every file of a directory under leases, kills a worker in the middle, and verifies what came out.
 
     Starts a server on an embedded store and worker processes, schedules one task a file, kills one worker with SIGKILL,
     and checks every digest, that every task was settled once, and that no two runs of a task overlapped.

@@ -1,48 +1,159 @@
-"""`leasekit schedule`: hand in one task."""
+"""`leasekit schedule`: hand in one task, and wait for it if asked to."""
 
 import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-import leasekit
-from leasekit.cli import options
-from leasekit.client import TaskOptions
+from leasekit.cli import options, output
+from leasekit.cli.errors import fail, spoken
+from leasekit.cli.service import connected, looks
+from leasekit.client import Client, TaskOptions
+from leasekit.errors import LeasekitError
+from leasekit.task import Scheduled, Status, TaskInfo
 
-__all__ = ["schedule"]
+__all__ = ["EXAMPLES", "schedule"]
+
+EXAMPLES = """\b
+Prints the task's id; with --wait its result as JSON, and the id on stderr.
+With --json, the whole answer. Exit code 1 if it was refused, or, with --wait,
+ended in another way than success.
+
+\b
+Examples:
+  leasekit schedule thumbnail '{"pages": 3}'
+  leasekit schedule report --at 2026-12-24T18:00:00Z --dedupe-key december
+  jq .order order.json | leasekit schedule invoice - --wait --timeout 600
+"""
 
 
+def _moment(text: str) -> datetime:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no RFC 3339 time: write 2026-12-24T18:00:00Z") from None
+    if at.tzinfo is None:
+        raise typer.BadParameter(f"{text!r} has no time zone: add Z, or an offset such as +01:00")
+    return at
+
+
+@spoken
 def schedule(
-    kind: Annotated[str, typer.Argument(help="What to run.")],
-    payload: Annotated[str, typer.Argument(help="JSON for the handler; - reads it from standard input.")] = "null",
-    backend: options.Backend = "http://127.0.0.1:8077",
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="What to run.", show_default=False)],
+    payload: Annotated[
+        str, typer.Argument(metavar="PAYLOAD", help="JSON for the handler; - reads it from stdin.")
+    ] = "null",
+    backend: options.Backend = options.DEFAULT_URL,
     task_id: Annotated[str | None, typer.Option("--id", help="Your own id: the same id is scheduled once.")] = None,
     priority: Annotated[int, typer.Option(min=0, max=4, help="0 is the most urgent.")] = 2,
-    delay: Annotated[float, typer.Option("--in", min=0, help="Seconds from now before which it does not start.")] = 0,
+    at: Annotated[
+        datetime | None,
+        typer.Option(parser=_moment, metavar="TIME", help="Not before this time (RFC 3339)."),
+    ] = None,
+    delay: Annotated[
+        float | None,
+        typer.Option("--in", min=0, max=3650 * 86400, help="Not before so many seconds from now."),
+    ] = None,
     dedupe_key: Annotated[str | None, typer.Option(help="One task for each kind and key.")] = None,
+    collection: Annotated[str | None, typer.Option(help="A name under which it can be listed.")] = None,
+    max_attempts: Annotated[int | None, typer.Option(min=1, help="Attempts that may fail. Default: no limit.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended, and print its result.")] = False,  # noqa: FBT002 - a flag
+    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most; the task goes on.")] = None,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds to go on trying while nobody answers.")] = 0,
+    as_json: options.Json = False,  # noqa: FBT002 - a flag
 ) -> None:
-    """Schedule a task and print its id. When the command returns, the task is durable."""
-    chosen: TaskOptions = {"priority": priority}
-    if task_id is not None:
-        chosen["id"] = task_id
-    if dedupe_key is not None:
-        chosen["dedupe_key"] = dedupe_key
+    """Schedule a task and print its id.
+
+    When the command returns, the task is durable. Scheduling the same id or dedupe key again makes no second task.
+    """
+    if at is not None and delay is not None:
+        raise typer.BadParameter("--at and --in both say when: give one of them", param_hint="--in")
+    if timeout is not None and not wait:
+        raise typer.BadParameter("it bounds --wait, which is not given", param_hint="--timeout")
     if delay:
-        chosen["at"] = datetime.now(UTC) + timedelta(seconds=delay)
-    with leasekit.connect(backend) as client:
-        scheduled = client.schedule(kind, _parsed(payload), **chosen)
-    if scheduled.conflict:
-        sys.exit(f"leasekit: {scheduled.id} is another task already: choose another id, or leave it out")
-    typer.echo(scheduled.id)
-    if not scheduled.created:
-        typer.echo(f"it was there already: {scheduled.status}", err=True)
+        at = datetime.now(UTC) + timedelta(seconds=delay)
+    given = {
+        "id": task_id, "dedupe_key": dedupe_key, "collection": collection, "max_attempts": max_attempts, "at": at,
+    }  # fmt: skip
+    chosen: TaskOptions = {"priority": priority}
+    chosen.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
+    value = _parsed(payload)
+    with connected(backend, patience=patience) as client:
+        scheduled = client.schedule(kind, value, **chosen)
+        _tell(scheduled, wait=wait, as_json=as_json)
+        if wait:
+            _report(_ended(client, scheduled.id, within=timeout), as_json=as_json)
 
 
 def _parsed(payload: str) -> Any:
-    text = sys.stdin.read() if payload == "-" else payload
+    # Bytes: JSON is UTF-8, whatever the locale says.
+    text: str | bytes = typer.get_binary_stream("stdin").read() if payload == "-" else payload
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise typer.BadParameter(f"the payload is no JSON: {error}", param_hint="PAYLOAD") from error
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        hint = "; a text is written with quotes, '\"so\"'" if payload != "-" else ""
+        raise typer.BadParameter(f"the payload is no JSON: {error}{hint}", param_hint="PAYLOAD") from error
+
+
+def _tell(scheduled: Scheduled, *, wait: bool, as_json: bool) -> None:
+    if scheduled.conflict:
+        fail("schedule", f"{scheduled.id} is another task already: choose another id, or leave it out")
+    if not scheduled.created:
+        typer.echo(f"it was there already: {scheduled.status}", err=True)
+    if wait:
+        typer.echo(scheduled.id, err=True)
+    elif as_json:
+        output.print_json(scheduled)
+    else:
+        typer.echo(scheduled.id)
+
+
+# Waiting ------------------------------------------------------------------------------------------------------
+
+
+def _ended(client: Client, task_id: str, *, within: float | None) -> TaskInfo:
+    """The task when it has ended; until then a line on the terminal says where it is."""
+    until = None if within is None else time.monotonic() + within
+
+    def look() -> TaskInfo:
+        if (task := client.get(task_id)) is None:
+            raise LeasekitError(f"there is no task {task_id!r} any more: it was not kept after its end")
+        return task
+
+    with ExitStack() as stack:
+        say = _line(stack) if sys.stderr.isatty() else None
+        for task in looks(look, every=0.2):
+            if task.status.ended:
+                return task
+            if until is not None and time.monotonic() >= until:
+                break
+            if say is not None:
+                say(f"{task.kind} {task.status}, attempt {task.attempt} {output.compact(task.progress)}")
+    raise LeasekitError(f"{task_id} has not ended within {within:g} s, and goes on: leasekit status {task_id} --watch")
+
+
+def _line(stack: ExitStack) -> Callable[[str], None]:
+    """What replaces a line on the terminal."""
+    from rich.console import Console
+
+    spinner = stack.enter_context(Console(stderr=True, highlight=False).status("scheduled"))
+
+    def say(text: str) -> None:
+        spinner.update(output.styled(text))
+
+    return say
+
+
+def _report(task: TaskInfo, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(task)
+    elif task.status is Status.SUCCESS:
+        output.print_json(task.result)
+    if task.status is not Status.SUCCESS:
+        why = task.reason or output.compact(task.error)
+        fail("schedule", f"{task.id} ended as {task.status}" + (f": {output.plain(why)}" if why else ""))

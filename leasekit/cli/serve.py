@@ -1,18 +1,31 @@
 """`leasekit serve`: the companion server as a process."""
 
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+from leasekit.cli.errors import fail, sentence
 from leasekit.errors import LeasekitError
 
-__all__ = ["serve"]
+__all__ = ["EXAMPLES", "serve"]
+
+EXAMPLES = """\b
+Prints its address when it is ready.
+Exit code 1 if the address or the store cannot be had.
+
+\b
+Examples:
+  leasekit serve
+  leasekit serve --port 0 --store sqlite:////var/lib/leasekit/tasks.db
+"""
 
 
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any that is free.")] = 8077,
-    store: Annotated[str, typer.Option(help="Where tasks are kept.")] = "sqlite:///leasekit.db",
+    store: Annotated[
+        str, typer.Option(help="Where tasks are kept: sqlite:///file.db, sqlite:////path/file.db, or memory:.")
+    ] = "sqlite:///leasekit.db",
     insecure: Annotated[  # noqa: FBT002 - a flag to typer, a keyword to others
         bool, typer.Option("--insecure", help="Serve other machines too, without authentication or TLS.")
     ] = False,
@@ -22,13 +35,8 @@ def serve(
         # Here, not above: the other commands need neither the server nor its libraries.
         from leasekit.server import app
     except ModuleNotFoundError as error:
-        _refuse(f"the server needs {error.name!r}: pip install 'leasekit[server]'", error)
+        fail("serve", f"the server needs {error.name!r}: pip install 'leasekit[server]'")
     try:
         app.serve(host, port, store, insecure=insecure)
     except LeasekitError as error:
-        _refuse(str(error), error)
-
-
-def _refuse(sentence: str, cause: Exception) -> NoReturn:
-    typer.echo(f"leasekit serve: {sentence}", err=True)
-    raise typer.Exit(1) from cause
+        fail("serve", sentence(error))

@@ -1,36 +1,202 @@
-"""`leasekit status`: what is where."""
+"""`leasekit status`: one task with its history, or an overview."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
-import leasekit
-from leasekit.cli import options
+from leasekit.cli import options, output
+from leasekit.cli.errors import FAILED, spoken
+from leasekit.cli.service import connected, looks
+from leasekit.cli.stats import counts_table
+from leasekit.cli.workers import workers_table
+from leasekit.client import Client
+from leasekit.errors import BackendError, LeasekitError
+from leasekit.task import Status, TaskInfo
 
-__all__ = ["status"]
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["EXAMPLES", "status"]
+
+EXAMPLES = """\b
+With --watch, one task is watched until it has ended: exit code 1 if it did
+not end as a success. In a pipe, a task is lines of name and value, and one
+for each run; without an id, a line for each kind: kind, tasks, ended, running.
+With --json, one document; with --watch too, a JSON line for each change.
+
+\b
+Examples:
+  leasekit status
+  leasekit status --watch
+  leasekit status 0199c1f0-… --json | jq .progress
+"""
 
 
+@spoken
 def status(
-    task_id: Annotated[str | None, typer.Argument(help="One task; without it, a count of all.")] = None,
-    backend: options.Backend = "http://127.0.0.1:8077",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002 - a flag
+    task_id: Annotated[str | None, typer.Argument(metavar="ID", help="One task; without it, all.")] = None,
+    backend: options.Backend = options.DEFAULT_URL,
+    watch: options.Watch = False,  # noqa: FBT002 - a flag
+    interval: options.Interval = 1.0,
+    as_json: options.Json = False,  # noqa: FBT002 - a flag
 ) -> None:
-    """Show one task with its history, or how many tasks of each kind are in which status."""
-    with leasekit.connect(backend) as client:
-        found = client.stats() if task_id is None else client.get(task_id)
-    if found is None:
-        raise leasekit.LeasekitError(
-            f"there is no task {task_id!r}: look for it with another id, or at another backend"
-        )
-    if as_json or task_id is not None:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=0 if as_json else 2).decode())
-        return
-    kinds: dict[str, dict[str, int]] = found["kinds"]  # type: ignore[index]
-    statuses = [name for name in leasekit.Status if any(name in counts for counts in kinds.values())]
-    table = Table("kind", *statuses)
-    for kind, counts in sorted(kinds.items()):
-        table.add_row(kind, *(str(counts.get(name, 0)) for name in statuses))
-    Console().print(table if kinds else "no tasks")
+    """Show one task, or what is where.
+
+    A task is shown with its history; without an id, all are counted by kind and status, beside the workers.
+    """
+    with connected(backend) as client:
+        view = _Task(client, task_id) if task_id is not None else _Overview(client)
+        if not watch:
+            view.look()
+            _show(view, as_json=as_json)
+        elif as_json or not output.on_terminal():
+            before: Any = None
+            for now in looks(view.look, every=interval):
+                if now != before:
+                    _show(view, as_json=as_json)
+                before = now
+                if view.is_over:
+                    break
+        else:
+            with output.live() as screen:
+                for _ in looks(view.look, every=interval):
+                    screen.update(view.picture(), refresh=True)
+                    if view.is_over:
+                        break
+        if watch and view.failed:
+            raise typer.Exit(FAILED)
+
+
+def _show(view: "_Task | _Overview", *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(view.document)
+    elif output.on_terminal():
+        output.console().print(view.picture())
+    else:
+        for line in view.lines():
+            output.print_line(line)
+
+
+class _Task:
+    """One task."""
+
+    document: TaskInfo
+
+    def __init__(self, client: Client, task_id: str) -> None:
+        self._client = client
+        self._id = task_id
+
+    def look(self) -> TaskInfo:
+        """See how it is now."""
+        if (found := self._client.get(self._id)) is None:
+            raise LeasekitError(
+                f"there is no task {self._id!r}: look for it with 'leasekit tasks', or at another --backend"
+            )
+        self.document = found
+        return found
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing follows."""
+        return self.document.status.ended
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended in another way than success."""
+        return self.is_over and self.document.status is not Status.SUCCESS
+
+    def _facts(self) -> dict[str, object]:
+        task = self.document
+        facts: dict[str, object] = {
+            "id": task.id, "kind": task.kind, "status": task.status, "priority": task.priority,
+            "collection": task.collection, "attempt": task.attempt, "crashes": task.crashes, "fence": task.fence,
+            "at": output.moment(task.at), "worker": task.worker, "payload": output.compact(task.payload),
+            "progress": output.compact(task.progress), "result": output.compact(task.result),
+            "error": output.compact(task.error), "reason": task.reason,
+        }  # fmt: skip
+        return {name: value for name, value in facts.items() if value not in (None, "")}
+
+    def lines(self) -> list[list[object]]:
+        """Name and value, then the runs that have ended."""
+        runs: list[list[object]] = [
+            ["run", run.fence, run.attempt, run.outcome, output.moment(run.at), run.worker or ""]
+            for run in self.document.history
+        ]
+        return [*([name, value] for name, value in self._facts().items()), *runs]
+
+    def picture(self) -> "RenderableType":
+        """The same, for people."""
+        from rich.console import Group
+        from rich.table import Table
+
+        facts = Table.grid(padding=(0, 2))
+        for name, value in self._facts().items():
+            style = output.STYLES.get(self.document.status, "") if name == "status" else ""
+            facts.add_row(output.styled(name, "dim"), output.styled(value, style))
+        if not self.document.history:
+            return facts
+        runs = output.table("run", "try", "outcome", "when", "worker", "error")
+        for run in self.document.history:
+            texts = [
+                run.fence,
+                run.attempt,
+                run.outcome,
+                output.ago(run.at),
+                run.worker or "",
+                output.compact(run.error),
+            ]
+            runs.add_row(*(output.styled(text) for text in texts))
+        return Group(facts, runs)
+
+
+class _Overview:
+    """Counts of all tasks, and who works."""
+
+    document: dict[str, Any]
+    is_over = False
+    failed = False
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def look(self) -> dict[str, Any]:
+        """See how things are now. `workers` is None where the backend does not tell."""
+        self.document = self._client.stats() | {"workers": self._workers()}
+        return self.document
+
+    def _workers(self) -> list[dict[str, Any]] | None:
+        try:
+            return self._client.workers()
+        except BackendError:
+            raise
+        except LeasekitError:
+            return None
+
+    def lines(self) -> list[list[object]]:
+        """A line for each kind."""
+        return [[kind, *_sums(counts)] for kind, counts in sorted(self.document["kinds"].items())]
+
+    def picture(self) -> "RenderableType":
+        """The same, for people."""
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+
+        kinds, workers = self.document["kinds"], self.document["workers"]
+        if not kinds:
+            return "no tasks"
+        total, ended, running = (sum(column) for column in zip(*map(_sums, kinds.values()), strict=True))
+        said = f"{ended:,} of {total:,} tasks have ended, {running:,} are claimed or run"
+        parts: list[RenderableType] = [counts_table(kinds), output.styled(said), ProgressBar(total, ended, width=40)]
+        if workers:
+            parts.append(workers_table(workers))
+        return Group(*parts)
+
+
+def _sums(counts: dict[str, int]) -> tuple[int, int, int]:
+    """All tasks, those that have ended, those that are claimed or run."""
+    ended = sum(number for name, number in counts.items() if name in _ENDED)
+    running = sum(counts.get(name, 0) for name in (Status.CLAIMED, Status.PROCESSING))
+    return sum(counts.values()), ended, running
+
+
+_ENDED = frozenset(status for status in Status if status.ended)

@@ -9,19 +9,32 @@ from typing import Annotated
 import typer
 
 from leasekit.cli import options
-from leasekit.config import Beats
-from leasekit.errors import ConfigError, MissingDependency, UnknownScheme
+from leasekit.cli.errors import spoken
+from leasekit.errors import ConfigError
 from leasekit.worker import Worker
 
-__all__ = ["load", "work"]
+__all__ = ["EXAMPLES", "Target", "load", "work"]
 
-_WRONG_USAGE = 2
+EXAMPLES = """\b
+Exit codes: 0 stopped by a signal; 1 the module failed, or the worker did;
+2 wrong usage; 75 a body outlived its lease, so the process ended:
+start it again.
+
+\b
+Examples:
+  leasekit work app.tasks:worker --backend http://127.0.0.1:8077
+  LEASEKIT_URL=sqlite:///tasks.db leasekit work app:worker --concurrency 4
+"""
+
+Target = Annotated[
+    str,
+    typer.Argument(metavar="MODULE:WORKER", help="The worker, as in app.tasks:worker.", show_default=False),
+]
 
 
+@spoken
 def work(
-    target: Annotated[
-        str, typer.Argument(metavar="MODULE:WORKER", help="Where the worker is, as in app.tasks:worker.")
-    ],
+    target: Target,
     backend: Annotated[
         str | None,
         typer.Option(
@@ -38,19 +51,19 @@ def work(
         int | None, typer.Option(min=1, help="Slots for async handlers, and as many threads for the others.")
     ] = None,
 ) -> None:
-    """Run the handlers of a worker until SIGTERM or Ctrl-C, then let them end; a second signal ends it at once.
+    """Run the handlers of a worker until SIGTERM or Ctrl-C.
 
-    The module is looked for in the working directory too.
+    Then it claims no more, gives back what has not begun, and lets bodies end; a second signal ends it at once.
+
+    The module is looked for in the working directory too. What is not given is as the worker was made;
+    'leasekit budget' shows what the numbers mean.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would say every request
     if backend is not None:
         os.environ["LEASEKIT_URL"] = backend  # for clients that the module makes by itself
-    try:
-        beats = _beats(ttl=ttl, cycle=cycle, rate=rate, batch=batch)
-        load(target).run(url=backend, beats=beats, concurrency=concurrency)
-    except (ConfigError, MissingDependency, UnknownScheme) as error:
-        typer.echo(f"leasekit work: {error}", err=True)
-        raise typer.Exit(_WRONG_USAGE) from error
+    beats = options.rhythm(ttl=ttl, cycle=cycle, rate=rate, batch=batch)
+    load(target).run(url=backend, beats=beats, concurrency=concurrency)
 
 
 def load(target: str) -> Worker:
@@ -75,8 +88,3 @@ def load(target: str) -> Worker:
     if not isinstance(found, Worker):
         raise ConfigError(f"{target!r} is no leasekit.Worker, but of type {type(found).__qualname__}")
     return found
-
-
-def _beats(**asked: float | None) -> Beats | None:
-    """The rhythm, where one is asked for."""
-    return None if all(value is None for value in asked.values()) else options.beats(**asked)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from litestar.exceptions import HTTPException
 
 from leasekit.errors import ConfigError
 from leasekit.server.engine import Engine, open_store
+from leasekit.server.metrics import Metrics
 from leasekit.server.openapi import document
 from leasekit.server.polls import Polls
 from leasekit.server.problems import HANDLERS
@@ -26,7 +27,7 @@ from leasekit.server.protocol import BoundedProtocol
 from leasekit.server.request import ApiRequest
 from leasekit.server.routes import PROVIDED, ROUTES
 
-__all__ = ["create_app", "serve"]
+__all__ = ["Server", "create_app", "serve"]
 
 BODY_TIMEOUT = 30.0
 IDLE_TIMEOUT = 75  # of a connection; longer than a client keeps one, so that none is closed under a request
@@ -39,15 +40,17 @@ def create_app(engine: Engine, *, body_timeout: float = BODY_TIMEOUT, any_host: 
     Unless `any_host`, the `Host` header must name this machine: a page of a stranger whose name resolves to
     127.0.0.1 is refused (SECURITY 12).
     """
-    polls = Polls()
+    polls, metrics = Polls(), Metrics(engine)
     return Litestar(
         route_handlers=[*ROUTES, openapi_json],
         request_class=ApiRequest,
-        state=State({"polls": polls, "body_timeout": body_timeout}),
+        state=State({"polls": polls, "engine": engine, "body_timeout": body_timeout}),
         dependencies={
             "engine": Provide(lambda: engine, sync_to_thread=False),
             "polls": Provide(lambda: polls, sync_to_thread=False),
+            "metrics": Provide(lambda: metrics, sync_to_thread=False),
         },
+        before_send=[metrics.before_send],
         before_request=None if any_host else _refuse_foreign_hosts,
         exception_handlers=HANDLERS,
         openapi_config=None,
@@ -115,7 +118,7 @@ def _listen(host: str, port: int, *, insecure: bool) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server; stopping, it answers the claims that wait and ends with exit code 0."""
+    """uvicorn's server; stopping, it answers the claims that wait, ends streams, and ends with exit code 0."""
 
     def __init__(self, app: Litestar) -> None:
         super().__init__(
@@ -133,6 +136,7 @@ class Server(uvicorn.Server):
             )
         )
         self._polls: Polls = app.state.polls
+        self._engine: Engine = app.state.engine
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -141,6 +145,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._polls.close()
+        self._engine.feed.close()
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

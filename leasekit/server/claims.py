@@ -95,6 +95,8 @@ def _served(turn: Turn, asked: Sequence[Asked]) -> dict[int, Answer]:
     answers = {id(one): Answer(again=True) for one in skipped}
     everything = [row for _, rows in granted for row in rows]
     turn.tx.save(everything)
+    for row in everything if turn.happened is not None else ():
+        turn.tell("claimed", row)
     contents = turn.tx.contents([row.seq for row in everything]) if everything else {}
     memories: list[ClaimMemory] = []
     for one, rows in granted:

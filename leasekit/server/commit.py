@@ -13,6 +13,7 @@ import logging
 import math
 import random as _random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,8 +22,10 @@ from typing import Any, NamedTuple
 
 from leasekit.errors import Throttled, Unavailable
 from leasekit.server.clock import StoreClock
+from leasekit.server.events import Feed
 from leasekit.server.store import Store
-from leasekit.server.turn import Readied, Turn
+from leasekit.server.tally import Tally
+from leasekit.server.turn import Happened, Readied, Turn
 
 __all__ = ["Done", "GroupCommit", "Rank"]
 
@@ -44,6 +47,7 @@ class Rank:
     name: str
     apply: Callable[[Turn, Sequence[Any]], Sequence[Any]]  # requests → answers, by position
     capacity: int
+    is_last: bool = False  # applied after the others of its transaction, whatever its place in the order of survival
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +61,7 @@ class _Job:
 class _Outcome(NamedTuple):
     answered: list[tuple[_Job, Any]]
     readied: dict[str, Readied]
+    happened: Sequence[Happened] = ()
 
 
 class GroupCommit:
@@ -77,14 +82,19 @@ class GroupCommit:
         random: _random.Random,
         on_ready: Callable[[Mapping[str, Readied]], None],
         on_gap: Callable[[Turn], None],
+        feed: Feed | None = None,
     ) -> None:
         self._store = store
         self._queues: dict[Rank, deque[_Job]] = {rank: deque() for rank in ranks}
+        self._applied = sorted(ranks, key=lambda rank: rank.is_last)
         self._waiting: dict[Rank, int] = dict.fromkeys(ranks, 0)
         self._clock = clock
         self._random = random
         self._on_ready = on_ready
         self._on_gap = on_gap
+        self._feed = feed
+        self.sizes = Tally([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000])  # items in a transaction
+        self.seconds = Tally([0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5])
         self._is_after_gap = True
         self._failing_since = math.inf
         self._wake = threading.Condition()
@@ -92,6 +102,11 @@ class GroupCommit:
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread
         self.fault: str | None = None  # why the last transaction could not be written
+
+    @property
+    def backlog(self) -> dict[str, int]:
+        """How many items of each class wait to be written."""
+        return {rank.name: waiting for rank, waiting in self._waiting.items()}
 
     async def start(self) -> None:
         """Open the store in the writer's thread. Raises what opening it raises."""
@@ -154,7 +169,11 @@ class GroupCommit:
     def _serve(self) -> None:
         try:
             while jobs := self._next():
-                self._tell(self._deliver, self._together(jobs))
+                began_at = time.perf_counter()
+                outcome = self._together(jobs)
+                self.seconds.add(time.perf_counter() - began_at)
+                self.sizes.add(sum(job.size for job in jobs))
+                self._tell(self._deliver, outcome)
             self._store.close()
         except Exception:
             logger.exception("the writer has ended badly")
@@ -199,9 +218,11 @@ class GroupCommit:
                 if self.fault is not None:
                     tx.touch()
                 turn = Turn(tx, now=moment.now, instant=moment.instant, random=self._random)
+                if self._feed is not None and self._feed.wanted:
+                    turn.happened = []
                 if self._is_after_gap:
                     self._on_gap(turn)
-                for rank in self._queues:
+                for rank in self._applied:
                     some = [job for job in jobs if job.rank is rank]
                     if some:
                         answers = rank.apply(turn, [job.request for job in some])
@@ -211,7 +232,7 @@ class GroupCommit:
             self._failing_since = min(self._failing_since, moment.instant)
             raise
         self._is_after_gap, self.fault, self._failing_since = False, None, math.inf
-        return _Outcome(answered, turn.readied())
+        return _Outcome(answered, turn.readied(), turn.happened or ())
 
     def _tell(self, callback: Callable[..., None], *args: Any) -> None:
         with suppress(RuntimeError):  # the loop was closed under us: nobody is left to be told
@@ -224,6 +245,8 @@ class GroupCommit:
             job.done(answer)
         if outcome.readied:
             self._on_ready(outcome.readied)
+        if outcome.happened and self._feed is not None:
+            self._feed.publish(outcome.happened)
 
 
 def _merged(outcomes: Sequence[_Outcome]) -> _Outcome:
@@ -231,7 +254,8 @@ def _merged(outcomes: Sequence[_Outcome]) -> _Outcome:
     for outcome in outcomes:
         for kind, more in outcome.readied.items():
             readied[kind] = readied[kind] + more if kind in readied else more
-    return _Outcome([one for outcome in outcomes for one in outcome.answered], readied)
+    happened = [one for outcome in outcomes for one in outcome.happened]
+    return _Outcome([one for outcome in outcomes for one in outcome.answered], readied, happened)
 
 
 def _settle(future: "asyncio.Future[Any]", result: Any) -> None:

@@ -38,6 +38,7 @@ def lapse(turn: Turn, rows: Sequence[Trigger]) -> list[Trigger]:
         if after.status in WAITING:
             turn.ready(row.kind, turn.now)
         ended.append(after)
+        turn.tell("expired", after, worker=row.owner)
     turn.tx.add_runs([_expired(row, at=turn.now) for row in rows])
     return ended
 

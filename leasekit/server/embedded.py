@@ -35,7 +35,7 @@ _R = TypeVar("_R")
 
 
 class Embedded:
-    """A `Backend` and `Scheduler` over an engine that is opened by the first call, in its event loop."""
+    """A `Backend`, `Scheduler` and `Roster` over an engine that is opened by the first call, in its event loop."""
 
     traits = Traits(max_batch=MAX_BATCH, max_claim=MAX_BATCH)
 
@@ -98,6 +98,10 @@ class Embedded:
     async def stats(self) -> dict[str, Any]:
         """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`."""
         return await (await self._engine()).stats()
+
+    async def workers(self) -> list[dict[str, Any]]:
+        """Workers that hold leases, or were heard of lately: `name`, `last_seen` (RFC 3339, or None), `running`."""
+        return await (await self._engine()).workers()
 
     async def aclose(self) -> None:
         """Close the engine. Leases are not touched."""

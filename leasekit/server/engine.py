@@ -7,6 +7,7 @@ given a life: what is opened, what runs beside, what is closed.
 import asyncio
 import logging
 import random as _random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,10 +20,12 @@ from leasekit.server import claims, consumer, frontend, hsc
 from leasekit.server.clock import StoreClock
 from leasekit.server.commit import Done, GroupCommit, Rank
 from leasekit.server.embedded import Embedded
+from leasekit.server.events import Feed
 from leasekit.server.store import Filter, Store, View
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.sql import SqlStore
-from leasekit.server.turn import Turn
+from leasekit.server.tally import Tally
+from leasekit.server.turn import Happened, Turn
 from leasekit.server.waiting import Waiting
 from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Status, TaskInfo, Verdict
 from leasekit.wire import MAX_WAIT
@@ -65,6 +68,8 @@ class Engine:
         self._random = random or _random.SystemRandom()
         self._store = store
         self._waiting = Waiting(self._attempt, self._clock)
+        self.feed = Feed()
+        self.expired = 0  # leases that ran out and were taken back by the consumer
         self._commit = GroupCommit(
             store,
             _SURVIVAL,
@@ -72,6 +77,7 @@ class Engine:
             random=self._random,
             on_ready=self._waiting.ready,
             on_gap=consumer.rebase,
+            feed=self.feed,
         )
         self._readers: ThreadPoolExecutor
         self._reads = 0
@@ -99,6 +105,7 @@ class Engine:
                 await self._consumer
             self._consumer = None
         self._waiting.close()
+        self.feed.close()
         self._readers.shutdown()
         await self._commit.stop()
 
@@ -106,6 +113,8 @@ class Engine:
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Accept tasks: when this returns they are durable."""
+        # Whoever waits is tried in the same transaction: one commit makes a task durable and hands it out.
+        self._waiting.expect(Counter(task.kind for task in tasks if task.at is None))
         return await self._write(_SCHEDULE, tasks)
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict]:
@@ -153,6 +162,31 @@ class Engine:
         names = sorted(self._seen.keys() | running.keys())
         return [self._worker(name, running.get(name, 0)) for name in names]
 
+    @property
+    def claims_waiting(self) -> int:
+        """How many claims wait for a task."""
+        return len(self._waiting)
+
+    @property
+    def workers_heard(self) -> int:
+        """How many workers were heard of lately."""
+        return len(self._seen)
+
+    @property
+    def backlog(self) -> dict[str, int]:
+        """How many items of each class of requests wait to be written."""
+        return self._commit.backlog
+
+    @property
+    def batch_sizes(self) -> Tally:
+        """How many items were written in one transaction."""
+        return self._commit.sizes
+
+    @property
+    def commit_seconds(self) -> Tally:
+        """How long transactions took."""
+        return self._commit.seconds
+
     async def ready(self) -> str | None:
         """None while requests can be served; else one sentence that says why not."""
         if self._consumer is None:
@@ -174,12 +208,14 @@ class Engine:
                 break
             taken = await self._commit.ask(_REAP, None, size=1)
             if taken:
+                self.expired += taken
                 logger.info("took back %d leases that had run out", taken)
         if self._clock.peek() - self._forgot_at > _FORGET_EVERY:
             await self._commit.ask(_FORGET, None, size=1)
             self._forgot_at = self._clock.peek()
         self._forget_workers()
         self._waiting.look()
+        self.feed.look()
 
     async def _consume(self) -> None:
         while True:
@@ -211,11 +247,19 @@ class Engine:
             return look(view)
 
     def _hear_of(self, worker: str) -> None:
+        if worker not in self._seen:
+            self._tell_of(worker, "joined")
         self._seen[worker] = self._clock.peek()
+
+    def _tell_of(self, worker: str, event: str) -> None:
+        if self.feed.wanted:
+            self.feed.publish([Happened(event=event, at=frontend.moment(self._clock.peek()), worker=worker)])
 
     def _forget_workers(self) -> None:
         since = self._clock.peek() - _SEEN_FOR
-        self._seen = {worker: at for worker, at in self._seen.items() if at >= since}
+        for worker in [worker for worker, at in self._seen.items() if at < since]:
+            del self._seen[worker]
+            self._tell_of(worker, "left")
 
     def _worker(self, name: str, running: int) -> dict[str, Any]:
         at = self._seen.get(name)
@@ -262,7 +306,7 @@ _RELEASE = Rank("releases", _itemwise(hsc.results), 100_000)
 _RESULTS = Rank("results", _itemwise(hsc.results), 50_000)
 _REAP = Rank("reapings", _each(consumer.reap), 10)
 _CANCEL = Rank("cancels", _itemwise(frontend.cancel), 10_000)
-_CLAIM = Rank("claims", claims.claim, 20_000)
+_CLAIM = Rank("claims", claims.claim, 20_000, is_last=True)  # what the others leave ready can be handed out at once
 _SCHEDULE = Rank("schedules", _itemwise(frontend.schedule), 20_000)
 _FORGET = Rank("forgettings", _each(consumer.forget), 10)
 _PROBE = Rank("probes", _each(lambda _: None), 100)

@@ -16,6 +16,7 @@ from leasekit.server.states import LEASED, WAITING, Event, asked_to_cancel
 from leasekit.server.store import Dedupe, Entity, Filter, Run, Trigger, View
 from leasekit.server.turn import Turn, to_bytes
 from leasekit.task import Exponential, HistoryEntry, NewTask, Page, Scheduled, Status, TaskInfo, Verdict
+from leasekit.wire import traceparent
 
 __all__ = ["cancel", "get", "page", "schedule"]
 
@@ -84,6 +85,7 @@ class _Intake:
             turn.ready(task.kind, at)
             entities.append(_entity(seq, task_id, payload, task, at=at, now=turn.now))
             rows.append(_row(seq, task_id, task, at=at))
+            turn.tell("scheduled", rows[-1])
             seq += 1
         turn.tx.add(entities, rows)
         if self._new_firsts:
@@ -122,7 +124,7 @@ def _entity(seq: int, task_id: str, payload: bytes, task: NewTask, *, at: float,
         task.enqueue_timeout,
         None if task.retry == _DEFAULT_POLICY else msgspec.json.encode(task.retry),
         task.dedupe_key,
-        task.traceparent,
+        traceparent(task.traceparent),
     )
 
 
@@ -169,6 +171,7 @@ def cancel(turn: Turn, ids: Sequence[str]) -> list[Verdict]:
         after = _cancelled(rows[task_id], turn.now)
         if after is not rows[task_id]:
             rows[task_id] = changed[task_id] = after
+            turn.tell("cancelled" if after.status is Status.CANCELLED else "ordered", after)
         verdicts.append(_told(after))
     turn.tx.save(list(changed.values()))
     return verdicts

@@ -47,6 +47,8 @@ def heartbeat(turn: Turn, beats: Sequence[Beat]) -> list[Verdict]:
             continue
         status = renewed.get(row.seq, row.status)
         renewed[row.seq] = step(status, Event.BEAT if beat.started else Event.HOLD)
+        if status is Status.CLAIMED and renewed[row.seq] is Status.PROCESSING and turn.happened is not None:
+            turn.tell("started", replace(row, status=Status.PROCESSING))
         if beat.progress is not UNSET:
             progress[row.seq] = to_bytes(beat.progress)
         order: Literal["cancel"] | None = "cancel" if row.ordered else None
@@ -171,6 +173,7 @@ class _Desk:
             self._changed.append(after)
         else:
             self._ended.setdefault(after.status, []).append(row.seq)
+        self._turn.tell("settled", after, worker=worker, outcome=settlement.outcome)
         if after.next_trigger_at is not None:
             self._turn.ready(after.kind, after.next_trigger_at)
         self._record(row, worker, settlement, digest)

@@ -14,11 +14,13 @@ from litestar.di import NamedDependency
 from litestar.exceptions import HTTPException, NotFoundException
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromQuery, JSONBody, PathParameter, QueryParameter
+from litestar.params import FromQuery, HeaderParameter, JSONBody, PathParameter, QueryParameter
+from litestar.response import Response, Stream
 from msgspec import Struct
 
 from leasekit.server.bounds import check_beats, check_new_tasks, check_settlements
 from leasekit.server.engine import Engine
+from leasekit.server.metrics import CONTENT_TYPE, Metrics
 from leasekit.server.polls import Polls
 from leasekit.server.problems import MEDIA_TYPE
 from leasekit.server.request import ApiRequest
@@ -39,11 +41,12 @@ from leasekit.wire import (
 
 __all__ = ["PROVIDED", "ROUTES", "HealthAnswer", "StatsAnswer", "UnknownTask", "WorkerItem", "WorkersAnswer"]
 
-PROVIDED = ("engine", "polls")
+PROVIDED = ("engine", "polls", "metrics")
 """Parameters that the application gives to routes (see `create_app`); nothing that a client sends."""
 
 _Engine: TypeAlias = NamedDependency[Engine]
 _Polls: TypeAlias = NamedDependency[Polls]
+_Metrics: TypeAlias = NamedDependency[Metrics]
 
 # Litestar takes the bounds of a parameter from its marker, not from the type.
 _NAME: dict[str, Any] = {key: getattr(get_args(Name)[1], key) for key in ("min_length", "max_length", "pattern")}
@@ -78,6 +81,11 @@ def _refusals(reasons: Mapping[int, str]) -> dict[int, ResponseSpec]:
         status: ResponseSpec(Problem, description=reason, media_type=MEDIA_TYPE, generate_examples=False)
         for status, reason in sorted(reasons.items())
     }
+
+
+def _text(description: str, media_type: str) -> dict[int, ResponseSpec]:
+    """An answer that is not JSON, for the OpenAPI document."""
+    return {200: ResponseSpec(str, description=description, media_type=media_type, generate_examples=False)}
 
 
 _ALWAYS = {403: "The `Host` header names another host than this one."}
@@ -186,6 +194,40 @@ async def workers(engine: _Engine) -> WorkersAnswer:
     return WorkersAnswer(workers=msgspec.convert(await engine.workers(), list[WorkerItem]))
 
 
+@get(
+    "/v1/events",
+    media_type="text/event-stream",
+    responses={
+        **_READS,
+        **_text("Events, until one side ends it.", "text/event-stream"),
+    },
+)
+async def events(
+    engine: _Engine,
+    kind: _Filter = None,
+    task: _Filter = None,
+    last_event_id: Annotated[str | None, HeaderParameter(name="Last-Event-ID", max_length=128)] = None,
+) -> Stream:
+    """What happens to tasks and workers, as it happens: Server-Sent Events, of one `kind` or `task` if that is given.
+
+    `event` is `scheduled`, `claimed`, `started`, `settled`, `expired`, `ordered` (to be cancelled) or `cancelled`; of
+    workers `joined` or `left`. `data` is JSON: `event`, `at`, and where there is such, `id`, `kind`, `status` (after
+    it), `worker`, `outcome`. A client that comes back with `Last-Event-ID` gets what it missed meanwhile; `missed`
+    tells that there was more than is kept. One that reads too slowly is dropped. Comments show that all is well.
+    """
+    stream = engine.feed.follow(kind=kind, task=task, after=last_event_id)
+    return Stream(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+@get(
+    "/metrics",
+    responses={**_refusals(_ALWAYS), **_text("The metrics.", "text/plain")},
+)
+async def prometheus(metrics: _Metrics) -> Response[bytes]:
+    """The server's metrics, in the text format of Prometheus."""
+    return Response(await metrics.exposition(), media_type=CONTENT_TYPE, headers={"cache-control": "no-store"})
+
+
 @get("/healthz", responses=_refusals(_ALWAYS))
 async def healthz() -> HealthAnswer:
     """This process answers."""
@@ -202,6 +244,6 @@ async def readyz(engine: _Engine) -> HealthAnswer:
 
 
 ROUTES: Sequence[HTTPRouteHandler] = (
-    schedule, list_tasks, get_task, get_task_named_cancel, cancel, claim, heartbeat, results, stats, workers, healthz,
-    readyz,
+    schedule, list_tasks, get_task, get_task_named_cancel, cancel, claim, heartbeat, results, stats, workers, events,
+    prometheus, healthz, readyz,
 )  # fmt: skip

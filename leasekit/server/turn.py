@@ -5,14 +5,16 @@ other, and tell it what others wait for.
 """
 
 import random as _random
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
-from leasekit.server.store import Tx
+from leasekit.server.store import Trigger, Tx
+from leasekit.task import Status
 
-__all__ = ["Readied", "Turn", "to_bytes"]
+__all__ = ["Happened", "Readied", "Turn", "to_bytes"]
 
 _encode = msgspec.json.encode
 
@@ -31,16 +33,30 @@ class Readied(NamedTuple):
         return Readied(self.number + other.number, min(times, default=None))
 
 
+class Happened(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Something that happened to a task, or to a worker."""
+
+    event: str
+    at: datetime
+    id: str | None = None
+    kind: str | None = None
+    status: Status | None = None  # after it
+    worker: str | None = None
+    outcome: str | None = None  # of a run that was settled
+
+
 class Turn:
     """A transaction, the moment at which all of it happens, and what became ready by it."""
 
-    __slots__ = ("_due", "_later", "instant", "now", "random", "tx")
+    __slots__ = ("_at", "_due", "_later", "happened", "instant", "now", "random", "tx")
 
     def __init__(self, tx: Tx, *, now: float, instant: float, random: _random.Random) -> None:
         self.tx = tx
         self.now = now  # the store's time
         self.instant = instant  # the same moment, by the clock that measures how long requests wait
         self.random = random
+        self.happened: list[Happened] | None = None  # None: nobody wants to know
+        self._at: datetime | None = None
         self._due: dict[str, int] = {}
         self._later: dict[str, float] = {}
 
@@ -51,10 +67,29 @@ class Turn:
         else:
             self._later[kind] = min(self._later.get(kind, due_at), due_at)
 
+    def tell(self, event: str, row: Trigger, *, worker: str | None = None, outcome: str | None = None) -> None:
+        """Note what has happened to a task that stands so now. `worker`: where it is no longer its owner."""
+        if self.happened is None:
+            return
+        if self._at is None:
+            self._at = datetime.fromtimestamp(self.now, UTC)
+        self.happened.append(
+            Happened(
+                event=event,
+                at=self._at,
+                id=row.id,
+                kind=row.kind,
+                status=row.status,
+                worker=worker or row.owner,
+                outcome=outcome,
+            )
+        )
+
     def readied(self) -> dict[str, Readied]:
         """What became ready, by kind."""
         return {
-            kind: Readied(self._due.get(kind, 0), self._later.get(kind)) for kind in self._due.keys() | self._later.keys()
+            kind: Readied(self._due.get(kind, 0), self._later.get(kind))
+            for kind in self._due.keys() | self._later.keys()
         }
 
 

@@ -55,6 +55,10 @@ class Waiting:
         self._due: dict[str, float] = {}  # kind → when something of it is due next, as far as is known
         self._timer: asyncio.TimerHandle | None = None
 
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._polls)
+
     async def claim(self, *, worker: str, claim_id: str, kinds: Sequence[str], limit: int, wait: float) -> Claimed:
         """Tasks, or none once `wait` seconds are over. A repeat joins the claim that waits already.
 
@@ -82,6 +86,11 @@ class Waiting:
             if what.next_at is not None and kind in self._parked:
                 self._due[kind] = min(self._due.get(kind, what.next_at), what.next_at)
         self._set_timer()
+
+    def expect(self, arriving: Mapping[str, int]) -> None:
+        """So many tasks of these kinds are about to be written: have as many tried together with them."""
+        for kind, number in arriving.items():
+            self._wake(kind, number)
 
     def look(self) -> None:
         """Have the first of each kind tried again: something may have become due, or its turn was lost."""

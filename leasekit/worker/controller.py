@@ -22,7 +22,7 @@ from msgspec import structs
 from leasekit._core.backoff import Backoff
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
-from leasekit._driver.outbox import Report
+from leasekit._driver.outbox import Delivery
 from leasekit._driver.thread import Closed
 from leasekit.client import Client
 from leasekit.task import Settlement
@@ -72,6 +72,7 @@ class Controller:
         self._rung = False
         self._claim: asyncio.Task[list[Holding]] | None = None
         self.asked = 0  # by the claim that is under way
+        self.free = 0  # the window at the last look
         self._not_before = -math.inf
         self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, random=random.SystemRandom().random)
         self._failing = False
@@ -137,7 +138,7 @@ class Controller:
 
     def _limit(self, now: float) -> int:
         """The window, as far as heartbeats reach for all who claim on this connection."""
-        window = self.window.size(now)
+        window = self.free = self.window.size(now)
         left = self._keeper.capacity - len(self._keeper) - sum(peer.asked for peer in self._peers)
         share = math.ceil(max(0, left) / len(self._peers))
         return min(window, share, self._connection.backend.traits.max_claim)
@@ -261,7 +262,7 @@ class Controller:
             token = holding.task.token
             if settlement.token != token:
                 settlement = structs.replace(settlement, token=token)
-            self._keeper.settle(holding, Report(settlement))
+            self._keeper.settle(holding, Delivery(settlement))
         else:
             self._keeper.finish(holding)
 

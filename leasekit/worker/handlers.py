@@ -32,7 +32,8 @@ class Handler:
     idle_timeout: float | None = None
 
     def call(self, held: Lease) -> None:
-        """Run it under this lease: what it returns is the result, unless it decided itself."""
+        """Run it under this lease, in a context of its own: what it returns is the result, unless it decided itself."""
+        held.attach()
         if (arguments := self._arguments(held)) is not None:
             _complete(held, self.function(*arguments))
 

@@ -12,6 +12,7 @@ import anyio
 
 from leasekit._driver import thread
 from leasekit.client import Client
+from leasekit.hooks import show
 from leasekit.worker.controller import Controller
 from leasekit.worker.executor import Executor, LoopExecutor, ThreadExecutor
 from leasekit.worker.handlers import Handler
@@ -33,6 +34,7 @@ class Shift:
     def __init__(self, client: Client, handlers: Mapping[str, Handler], *, concurrency: int, ahead: float) -> None:
         self._client = client
         self._connection = client.connection()
+        self.hooks = client.hooks
         self._open = ExitStack()
         self._failed: list[BaseException] = []
         self._controllers: list[Controller] = []
@@ -58,6 +60,7 @@ class Shift:
         if self._uses_threads:
             self._open.enter_context(self._threads)
         self.over = driver.submit(self._control())
+        show(self)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -88,13 +91,17 @@ class Shift:
             self._connection.driver.call_soon(controller.stop)
 
     def wait(self) -> None:
-        """Until it is over."""
+        """Until it is over, and all is reported."""
         self.over.result()
+        self.reported().result()
         if self._failed:
             raise self._failed[0]
 
-    async def reported(self) -> None:
-        """In the driver's loop: until all results are reported, for as long as that takes (SYSTEMS D6)."""
+    def reported(self) -> Future[None]:
+        """Done when all results are reported, for as long as that takes (SYSTEMS D6)."""
+        return self._connection.driver.submit(self._report())
+
+    async def _report(self) -> None:
         outbox = self._connection.keeper.outbox
         try:
             async with asyncio.timeout(_SILENCE):
@@ -115,3 +122,15 @@ class Shift:
     @property
     def buffered(self) -> int:
         return sum(controller.buffered for controller in self._controllers)
+
+    def gauges(self) -> Mapping[str, float]:
+        """How the slots are used, and how many tasks would be claimed: the window."""
+        if self.over.done():
+            return {}
+        controllers = self._controllers
+        return {
+            "leasekit.worker.slots": sum(controller.window.slots for controller in controllers),
+            "leasekit.worker.running": self.running,
+            "leasekit.worker.buffered": self.buffered,
+            "leasekit.worker.window": sum(controller.free for controller in controllers),
+        }

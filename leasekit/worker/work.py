@@ -7,6 +7,7 @@ from collections.abc import Callable
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
 from leasekit.errors import Cancelled, Fatal, IdleTimeout, LeaseError, LeaseLost
+from leasekit.hooks import about
 from leasekit.lease import Lease
 from leasekit.task import Settlement
 from leasekit.worker.handlers import Handler
@@ -47,13 +48,17 @@ class Work:
     def task_id(self) -> str:
         return self.holding.task.id
 
+    @property
+    def _about(self) -> dict[str, str]:
+        return about(self.task_id, self.holding.task.token)
+
     def begin(self) -> Lease | None:
         """The body starts; None where its lease is over, and it must not."""
         lease = Lease(self.holding.task, idle_timeout=self.handler.idle_timeout)
         try:
             lease.begin(self._connection, self.holding)
         except LeaseError as error:
-            logger.info("task %s is not begun: %s", self.task_id, error)
+            logger.info("task %s is not begun: %s", self.task_id, error, extra=self._about)
             self._ended(self, None)
             return None
         self.lease = lease
@@ -71,7 +76,7 @@ class Work:
         try:
             settlement = lease.ended(error, interrupted="release" if interrupted else "retry")
         except Exception as unreportable:
-            logger.exception("what task %s ended with cannot be reported", lease.task.id)
+            logger.exception("what task %s ended with cannot be reported", lease.task.id, extra=self._about)
             settlement = lease.ended(RuntimeError(f"its error cannot be reported: {type(unreportable).__qualname__}"))
         self._ended(self, settlement)
         if error is not None and not interrupted:
@@ -80,7 +85,7 @@ class Work:
     def _log(self, lease: Lease, error: BaseException) -> None:
         task = lease.task
         if isinstance(error, LeaseLost | Cancelled | IdleTimeout):
-            logger.info("task %s (%s) was stopped: %s", task.id, task.kind, error)
+            logger.info("task %s (%s) was stopped: %s", task.id, task.kind, error, extra=self._about)
         else:
             how = "for good" if isinstance(error, Fatal) else "and will be tried again"
-            logger.warning("task %s (%s) failed, %s", task.id, task.kind, how, exc_info=error)
+            logger.warning("task %s (%s) failed, %s", task.id, task.kind, how, exc_info=error, extra=self._about)

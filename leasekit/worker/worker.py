@@ -78,7 +78,7 @@ class Worker:
         self._beats = beats
         self._concurrency = concurrency
         self._ahead = ahead
-        self._hooks = hooks
+        self._hooks = list(hooks)
         self._watchdog = watchdog
         self._handlers: dict[str, Handler] = {}
         self._shift: Shift | None = None
@@ -115,6 +115,13 @@ class Worker:
 
         return register
 
+    def listen(self, hook: Hook) -> None:
+        """Have one more hook hear what happens: of a client that was given at once, else from the next run on."""
+        if isinstance(self._service, Client):
+            self._service.listen(hook)
+        elif hook not in self._hooks:
+            self._hooks.append(hook)
+
     # Running ------------------------------------------------------------------------------------------------------
 
     def run(self, *, url: str | None = None, beats: Beats | None = None, concurrency: int | None = None) -> None:
@@ -135,8 +142,6 @@ class Worker:
                     shift.run_loop_in_thread()
                     self._begin(shift)
                     shift.wait()
-                connection = client.connection()
-                connection.run(shift.reported())
             finally:
                 if client is not self._service:
                     client.close()
@@ -151,7 +156,6 @@ class Worker:
             try:
                 shift = Shift(client, self._handlers, concurrency=self._concurrency, ahead=self._ahead)
                 await self._serve(shift)
-                await client.connection().arun(shift.reported())
             finally:
                 if client is not self._service:
                     with anyio.CancelScope(shield=True):
@@ -165,6 +169,7 @@ class Worker:
                 self._begin(shift)
                 try:
                     await outcome(shift.over, keep=True)
+                    await outcome(shift.reported())
                 finally:
                     with anyio.CancelScope(shield=True):
                         shift.stop()
@@ -189,6 +194,7 @@ class Worker:
 
     def _begin(self, shift: Shift) -> None:
         self._shift = shift
+        logger.info("at work on %s", ", ".join(map(repr, self._handlers)))
         if self._stopping:  # before there was a shift to be stopped
             shift.stop()
 

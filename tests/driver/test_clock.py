@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 def test_it_is_boottime() -> None:
     """PITFALLS 2: neither the wall clock, nor one that stands still in suspend."""
     assert abs(BOOT_CLOCK.now() - time.clock_gettime(time.CLOCK_BOOTTIME)) < 60
-    assert module._CLOCK == time.CLOCK_BOOTTIME  # noqa: SLF001
+    assert module._CLOCK == time.CLOCK_BOOTTIME
 
 
 def test_a_step_of_the_wall_clock_is_nothing_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,4 +65,4 @@ async def test_suspended_time_counts_while_it_waits(monkeypatch: pytest.MonkeyPa
     assert not waiting.done()
     suspended = 3600.0
     await asyncio.wait_for(waiting, 20)
-    assert module._LONGEST_SLEEP <= 1  # noqa: SLF001
+    assert module._LONGEST_SLEEP <= 1

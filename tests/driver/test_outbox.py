@@ -1,5 +1,7 @@
 """The outbox: whoever puts something in gets one answer, and nobody waits for the bad luck of another."""
 
+# ruff: noqa: ASYNC110 - a fake clock's time passes for all who wait, whatever they wait for
+
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable

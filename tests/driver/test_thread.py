@@ -2,9 +2,11 @@
 
 import asyncio
 import gc
+import inspect
 import threading
 import time
 from concurrent.futures import CancelledError, Future
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -55,7 +57,7 @@ def test_work_for_a_thread_that_was_let_go_of_is_refused_and_closed() -> None:
     work = answer(1)
     with pytest.raises(Closed):
         driver.submit(work)
-    assert work.cr_frame is None  # closed: nobody warns that it was never awaited
+    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED  # nobody warns that it was never awaited
     driver.call_soon(pytest.fail, "it was called")
 
 
@@ -162,6 +164,22 @@ def test_nothing_that_is_raised_in_it_ends_the_thread(end: type[BaseException]) 
     with pytest.raises(end):
         driver.submit(work()).result(20)
     assert driver.submit(answer(3)).result(20) == 3
+    driver.release()
+
+
+def test_the_context_of_a_user_stays_with_the_user() -> None:
+    """It may say that trio runs here, or hold on to a request."""
+    variable: ContextVar[str] = ContextVar("variable", default="none")
+    driver = acquire()
+    seen: Future[str] = Future()
+
+    async def get() -> str:
+        return variable.get()
+
+    variable.set("the user's")
+    assert driver.submit(get()).result(20) == "none"
+    driver.call_soon(lambda: seen.set_result(variable.get()))
+    assert seen.result(20) == "none"
     driver.release()
 
 

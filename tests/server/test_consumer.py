@@ -1,10 +1,12 @@
 """Leases that end: who takes them back, when, and when not."""
 
+from random import Random
 from typing import Any
 
 import pytest
 
-from leasekit.server.consumer import REAP_BATCH
+from leasekit.server.consumer import REAP_BATCH, reap
+from leasekit.server.turn import Readied, Turn
 from leasekit.task import Beat
 
 pytestmark = pytest.mark.anyio
@@ -55,6 +57,16 @@ async def test_reaping_is_limited_per_look(bench: Any) -> None:
     assert (await bench.engine.stats())["kinds"]["k"] == {"enqueued": 1000, "claimed": 200}
     await bench.later(0)
     assert (await bench.engine.stats())["kinds"]["k"] == {"enqueued": 1200}
+
+
+async def test_what_is_taken_back_is_told_as_ready(bench: Any) -> None:
+    await bench.put("a", "b", claim_timeout=10)
+    await bench.put("c", claim_timeout=10, max_crashes=0)
+    await bench.claim()
+    with bench.engine._store.transaction() as tx:
+        turn = Turn(tx, now=bench.clock.wall + 10, instant=0.0, random=Random(1))
+        assert reap(turn) == 3
+        assert turn.readied() == {"k": Readied(2, None)}
 
 
 # Restart

@@ -11,10 +11,11 @@ import pytest
 
 from leasekit.errors import StoreLocked, Throttled, Unavailable
 from leasekit.server import engine as module
+from leasekit.server.claims import Answer
 from leasekit.server.engine import Engine, open_store
 from leasekit.server.store import Store
 from leasekit.server.store.sql import SqlStore
-from leasekit.task import Beat, NewTask
+from leasekit.task import Beat, NewTask, Settlement
 
 pytestmark = pytest.mark.anyio
 
@@ -27,6 +28,32 @@ async def test_empty_batches_answer_empty(bench: Any) -> None:
     engine = bench.engine
     answers = [await engine.schedule([]), await engine.cancel([]), await engine.heartbeat("w", [])]
     assert [*answers, await engine.results("w", [])] == [[], [], [], []]
+
+
+async def test_under_load_requests_survive_in_this_order(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def ask(rank: Any, items: Any, **_: Any) -> list[Any]:
+        asked.append(rank.name)
+        return []
+
+    def submit(rank: Any, _: Any, *, done: Any, **__: Any) -> None:
+        asked.append(rank.name)
+        asyncio.get_running_loop().call_soon(done, Answer())
+
+    engine: Engine = bench.engine
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._commit, "ask", ask)
+        await engine.heartbeat("w", [Beat(id="a", token="t")])
+        await engine.results("w", [Settlement(id="a", token="t", outcome="release")])
+        await engine.results("w", [Settlement(id="a", token="t", outcome=what) for what in ("release", "success")])
+        await engine.cancel(["a"])
+        patch.setattr(engine._commit, "submit", submit)
+        await bench.claim()
+        await bench.put("a")
+    order = [rank.name for rank in engine._commit._queues]
+    assert asked == ["heartbeats", "releases", "results", "cancels", "claims", "schedules"]
+    assert [name for name in order if name in asked] == asked
 
 
 async def test_workers_are_those_who_hold_or_were_heard_of_lately(bench: Any) -> None:

@@ -26,7 +26,7 @@ def names(works: list[Work]) -> list[str]:
 
 
 def drained(buffer: Buffer) -> list[str]:
-    return names([work for work in iter(buffer.take, None)])
+    return names(list(iter(buffer.take, None)))
 
 
 def test_the_most_urgent_come_first_and_equals_in_their_order() -> None:

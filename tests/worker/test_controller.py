@@ -87,7 +87,7 @@ def test_with_an_async_handler_there_are_as_many_slots_again(
     @worker.handler("async")
     async def waits(payload: Any) -> None:
         inside.append(payload)
-        while running.now:
+        while running.now:  # noqa: ASYNC110 - set by a thread
             await anyio.sleep(0.001)
 
     with at_work(worker):
@@ -173,7 +173,7 @@ def test_beats_of_what_is_buffered_say_that_it_has_not_begun(
     with at_work(worker):
         buffer_up(worker, submitter, running, eventually, [2])
 
-        def begun() -> dict[str, bool]:
+        def begun() -> dict[Any, bool]:
             beats = [beat for call in list(faulty.log) if call.kind == "beat" and call.is_over for beat in call.items]
             return {submitter.get(beat.id).payload: beat.started for beat in beats}
 
@@ -322,7 +322,7 @@ def test_a_lease_of_unknown_age_that_turns_out_to_be_gone_never_begins(
     faulty.script("beat", gone_after(gate))
     runs: list[int] = []
     worker = Worker(faulty, concurrency=1)
-    worker.handler("k")(lambda payload: runs.append(payload))
+    worker.handler("k")(runs.append)
     with at_work(worker):
         submitter.schedule("k", 1)
         eventually(lambda: faulty.fired["gone"])
@@ -366,7 +366,7 @@ def test_a_task_that_is_delivered_again_joins_its_run(
         async def in_loop(payload: Any, held: Lease) -> int:
             leases.append(held)
             held.progress("half")
-            while not finish.is_set():
+            while not finish.is_set():  # noqa: ASYNC110 - set by a thread
                 await anyio.sleep(0.001)
             return held.fence
     else:

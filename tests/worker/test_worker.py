@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 
@@ -34,7 +35,7 @@ def test_async_and_thread_handlers_run_and_what_they_return_is_the_result(
 
     @worker.handler("async")
     async def run_async(payload: Thumbnail, held: Lease) -> Any:
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         return [payload.path, payload.width, held.attempt]
 
     @worker.handler("thread")
@@ -278,7 +279,7 @@ def test_a_thread_body_sees_a_cancel_order_at_its_next_check(
 
     @worker.handler("k")
     def checks(payload: Any, held: Lease) -> None:
-        eventually(lambda: held.check())
+        eventually(held.check)
 
     with at_work(worker):
         task_id = submitter.schedule("k", claim_timeout=3, heartbeat_timeout=3)
@@ -410,5 +411,3 @@ def test_a_stop_that_comes_before_the_run_ends_it_at_once(faulty: Faulty) -> Non
     worker.stop()
     worker.run()
     assert not faulty.calls["settle"]
-
-

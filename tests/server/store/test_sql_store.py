@@ -141,6 +141,13 @@ def test_a_write_is_on_the_disk_when_it_is_acknowledged(store: SqlStore) -> None
         assert (pragma("journal_mode"), pragma("synchronous"), pragma("foreign_keys")) == ("wal", 2, 1)
 
 
+def test_a_transaction_has_the_store_to_itself_from_its_start(store: SqlStore, path: Path) -> None:
+    stranger = sqlite3.connect(path, isolation_level=None, timeout=0)
+    with store.transaction(), pytest.raises(sqlite3.OperationalError, match="locked"):
+        stranger.execute("BEGIN IMMEDIATE")
+    stranger.close()
+
+
 def test_readers_cannot_write(store: SqlStore) -> None:
     def write() -> None:
         with store.view() as view:

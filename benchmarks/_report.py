@@ -1,0 +1,138 @@
+"""README.md's tables and charts, made of the lines in results/."""
+
+import json
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from _common import HERE, RESULTS
+
+__all__ = ["chart", "write"]
+
+Line = dict[str, Any]
+
+_BEGIN, _END = "<!-- results: made by `make bench` -->", "<!-- end of results -->"
+_WIDTH, _LABEL, _NUMBER, _BAR, _GAP = 720, 170, 90, 18, 8
+
+
+def write() -> None:
+    """Put what results/ holds between the markers of README.md, and draw the charts beside the lines."""
+    parts = [part for name, shown in _SHOWN.items() if (lines := _lines(name)) for part in shown(lines)]
+    readme = HERE / "README.md"
+    head, _, rest = readme.read_text(encoding="utf-8").partition(_BEGIN)
+    tail = rest.partition(_END)[2]
+    readme.write_text("\n\n".join([f"{head}{_BEGIN}", *parts, f"{_END}{tail}"]), encoding="utf-8")
+
+
+def _lines(name: str) -> list[Line]:
+    path = RESULTS / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def _lives(lines: Sequence[Line]) -> list[str]:
+    rows = [
+        [
+            line["case"],
+            f"{line['lives_per_second']:,}",
+            _range(line["all"]),
+            f"{line['of_bare']:.2f}",
+            ", ".join(f"{name} {value:g}" for name, value in line["cpu_us_per_life"].items()),
+        ]
+        for line in lines
+    ]
+    drawn = _draw("lives", "whole lives a second", [(line["case"], line["lives_per_second"]) for line in lines])
+    head = ["", "lives/s", "all runs", "of bare sqlite3", "CPU µs a life"]
+    return ["### Whole lives", _machine(lines), _table(head, rows), drawn]
+
+
+def _held(lines: Sequence[Line]) -> list[str]:
+    columns = {
+        "CPU µs a renewal": "cpu_us_per_renewal",
+        "renewals/s": "renewals_per_second",
+        "longest gap s": "longest_gap",
+        "late beats": "late_beats",
+        "lost": "lost",
+        "latest slot ms": "latest_slot_ms",
+        "bytes a lease": "bytes_per_lease",
+    }
+    rows = [[line["case"], *(f"{line[name]:,}" for name in columns.values())] for line in lines]
+    drawn = _draw(
+        "held", "CPU µs of the holder a renewal", [(line["case"], line["cpu_us_per_renewal"]) for line in lines]
+    )
+    return ["### Leases held", _machine(lines), _table(["", *columns], rows), drawn]
+
+
+def _latency(lines: Sequence[Line]) -> list[str]:
+    names = ("p50_ms", "p95_ms", "p99_ms")
+    rows = [
+        [line["case"], *(f"{line[name]:.1f}" for name in names), _range(line["all_p95"]), f"{line['fsync_ms']:.2f}"]
+        for line in lines
+    ]
+    drawn = _draw(
+        "latency",
+        "ms from schedule to the body",
+        [(f"{line['case']} {name[:3]}", line[name]) for line in lines for name in names],
+    )
+    head = ["", "p50 ms", "p95 ms", "p99 ms", "p95 of all runs", "one fsync ms"]
+    return ["### From schedule to the body", _machine(lines), _table(head, rows), drawn]
+
+
+def _server(lines: Sequence[Line]) -> list[str]:
+    rows = [
+        [line["case"], f"{line['items_per_second']:,}", _range(line["all"]), f"{line['server_cpu_us_per_item']:g}"]
+        for line in lines
+    ]
+    drawn = _draw("server", "items a second", [(line["case"], line["items_per_second"]) for line in lines])
+    return [
+        "### The server alone",
+        _machine(lines),
+        _table(["", "items/s", "all runs", "server's CPU µs an item"], rows),
+        drawn,
+    ]
+
+
+_SHOWN = {"lives": _lives, "held": _held, "latency": _latency, "server": _server}
+
+
+def _machine(lines: Sequence[Line]) -> str:
+    one = lines[0]
+    loads = [line["load"] for line in lines]
+    return (
+        f"{one['cpus']} cores (load {min(loads)}-{max(loads)} at the end), Python {one['python']}, "
+        f"SQLite {one['sqlite']}, {one['on']}."
+    )
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):,}-{max(values):,}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---", *("--:" for _ in head[1:])], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _draw(name: str, title: str, bars: Sequence[tuple[str, float]]) -> str:
+    (RESULTS / f"{name}.svg").write_text(chart(title, bars), encoding="utf-8")
+    return f"![{title}](results/{name}.svg)"
+
+
+def chart(title: str, bars: Sequence[tuple[str, float]]) -> str:
+    """Horizontal bars, each with its number, as SVG; readable on light and dark pages."""
+    most = max((value for _, value in bars), default=0) or 1
+    size = f'width="{_WIDTH}" height="{36 + len(bars) * (_BAR + _GAP)}"'
+    style = 'font-family="system-ui, sans-serif" font-size="12" fill="#808890"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>',
+        f'<text x="0" y="16" font-weight="bold">{escape(title)}</text>',
+    ]
+    for number, (label, value) in enumerate(bars):
+        top = 28 + number * (_BAR + _GAP)
+        width = (_WIDTH - _LABEL - _NUMBER) * value / most
+        shown = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+        parts += [
+            f'<text x="0" y="{top + 13}">{escape(label)}</text>',
+            f'<rect x="{_LABEL}" y="{top}" width="{width:.1f}" height="{_BAR}" rx="2" fill="#3b82c4"/>',
+            f'<text x="{_LABEL + width + 6:.1f}" y="{top + 13}">{shown}</text>',
+        ]
+    return "\n".join([*parts, "</svg>", ""])

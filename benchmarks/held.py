@@ -1,0 +1,120 @@
+"""Many leases in one process: what a renewal costs its holder, and whether any comes late.
+
+Leases of 30 s, renewed every 10 s by `Beats(ttl=30, cycle=10, rate=20, batch=1000)`, so that one connection can keep
+200,000. Bodies do nothing, as those that wait for something outside do. Embedded, the holder's CPU is the server's too.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+
+import leasekit
+from _common import Bench, Server, cpu_seconds, memory_bytes, stored_in
+from leasekit.hooks import Event, Lost, Renewed, Sent
+from leasekit.task import NewTask
+
+BATCH = 1000
+_LATE = 1.1  # of a cycle between two beats of a lease
+
+
+class Record:
+    """What the keeper says of its beats; looked through only after the measurement."""
+
+    def __init__(self) -> None:
+        self.renewed: list[tuple[float, Sequence[str]]] = []
+        self.lateness: list[float] = []
+        self.lost = 0
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Renewed():
+                self.renewed.append((event.at, event.task_ids))
+            case Sent():
+                self.lateness.append(event.late)
+            case Lost():
+                self.lost += 1
+            case _:
+                pass
+
+    def clear(self) -> None:
+        self.renewed, self.lateness = [], []
+
+
+def main() -> None:
+    bench = Bench("held")
+    for where in ("embedded", "http"):
+        for count in (100,) if bench.quick else (1_000, 10_000, 100_000):
+            if not bench.wants(case := f"{where} {count}"):
+                continue
+            beats = _beats(quick=bench.quick)
+            seconds = 1.5 * beats.cycle if bench.quick else bench.seconds or 60.0
+            if where == "embedded":
+                with stored_in() as url:
+                    found = _hold(url, count, beats, seconds)
+            else:
+                with Server.running() as server:
+                    found = _hold(server.url, count, beats, seconds)
+            bench.note(case, seconds=seconds, ttl=beats.ttl, cycle=beats.cycle, **found)
+    bench.close()
+
+
+def _beats(*, quick: bool) -> leasekit.Beats:
+    if quick:
+        return leasekit.Beats(rate=20, batch=BATCH).for_ttl(3)
+    return leasekit.Beats(rate=20, batch=BATCH, ttl=30, cycle=10, margin=3, grace=1.5, call_timeout=2.5, retry_wait=0.5)
+
+
+def _hold(url: str, count: int, beats: leasekit.Beats, seconds: float) -> dict[str, float]:
+    record = Record()
+    with leasekit.connect(url, beats=beats, hooks=[record]) as client:
+        before = memory_bytes()
+        leases = _take(client, count, beats.ttl)
+        memory = (memory_bytes() - before) / count
+        time.sleep(beats.cycle)  # until beats are spread over the cycle
+        record.clear()
+        began, cpu = time.clock_gettime(time.CLOCK_BOOTTIME), cpu_seconds()
+        time.sleep(seconds)
+        cpu, ended = cpu_seconds() - cpu, time.clock_gettime(time.CLOCK_BOOTTIME)
+        renewed, lateness = record.renewed[:], record.lateness[:]
+        for lease in leases:
+            lease.end(None)
+    renewals = sum(len(ids) for _, ids in renewed)
+    gaps = _gaps(renewed, began, ended)
+    return {
+        "cpu_us_per_renewal": round(1e6 * cpu / max(renewals, 1), 2),
+        "renewals_per_second": round(renewals / (ended - began), 1),
+        "longest_gap": round(max(gaps, default=math.nan), 2),
+        "late_beats": sum(gap > _LATE * beats.cycle for gap in gaps),
+        "latest_slot_ms": round(1e3 * max(lateness, default=math.nan), 1),
+        "lost": record.lost,
+        "bytes_per_lease": round(memory),
+    }
+
+
+def _take(client: leasekit.Client, count: int, ttl: float) -> list[leasekit.Lease]:
+    """So many leases whose bodies have begun. By the keeper's own batches: the public doors take them one by one."""
+    tasks = [NewTask(kind="held", claim_timeout=ttl, heartbeat_timeout=ttl) for _ in range(count)]
+    for first in range(0, count, BATCH):
+        client.schedule_all(tasks[first : first + BATCH])
+    del tasks
+    connection = client.connection()
+    leases: list[leasekit.Lease] = []
+    while len(leases) < count:
+        holdings = connection.run(connection.keeper.claim(["held"], limit=BATCH, wait=5, started=True))
+        leases += [leasekit.lease(holding.task.bind(client)).__enter__() for holding in holdings]
+    return leases
+
+
+def _gaps(renewed: Sequence[tuple[float, Sequence[str]]], began: float, ended: float) -> list[float]:
+    """Seconds between two acknowledged beats of the same lease; what has none since the start counts from there."""
+    last: dict[str, float] = {}
+    gaps: list[float] = []
+    for at, ids in renewed:
+        for task_id in ids:
+            gaps.append(at - last.get(task_id, began))
+            last[task_id] = at
+    return gaps + [ended - at for at in last.values()]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""How long a task takes from its schedule to the first line of its body, on its way through a durable store.
+
+They are scheduled at an even rate by a client that does not wait for answers: each by a call of its own, at 1,000/s
+ten by one call. From that call on the clock runs, so that it counts whatever the client, the network, the disk and the
+worker's claim take. No such time can be below that of the commit on the way: the disk's own fsync, measured in the same
+run, is beside it.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import statistics
+import tempfile
+import threading
+import time
+from multiprocessing.connection import Connection
+
+import leasekit
+from _common import HERE, Bench, Server, percentile, stored_in
+
+_spawn = multiprocessing.get_context("spawn")
+_WARM = 20  # tasks that do not count
+_CALLS = 100  # a second, at most
+
+
+def main() -> None:
+    bench = Bench("latency")
+    for rate in (50,) if bench.quick else (20, 1_000):
+        for where in ("embedded", "http"):
+            if bench.wants(case := f"{where} {rate}/s"):
+                runs = [_measured(where, rate, 0.5 if bench.quick else 10.0) for _ in range(bench.repeat)]
+                names = runs[0].keys()
+                middle = {name: round(statistics.median(run[name] for run in runs), 2) for name in names}
+                bench.note(case, **middle, all_p95=[round(run["p95_ms"], 1) for run in runs], fsync_ms=_fsync_ms())
+    bench.close()
+
+
+def _measured(where: str, rate: int, seconds: float) -> dict[str, float]:
+    count = _WARM + int(rate * seconds)
+    if where == "embedded":
+        with stored_in() as url, leasekit.connect(url) as client:
+            took: list[float] = []
+            scheduling = threading.Thread(target=asyncio.run, args=(_schedule(client, rate, count),))
+            worker = _worker(client, count, took)
+            scheduling.start()
+            worker.run()
+            scheduling.join()
+    else:
+        with Server.running() as server:
+            ours, theirs = _spawn.Pipe()
+            working = _spawn.Process(target=_work, args=(theirs, server.url, count))
+            scheduling_process = _spawn.Process(target=_submit, args=(server.url, rate, count))
+            working.start()
+            ours.recv()
+            scheduling_process.start()
+            took = ours.recv()
+            working.join()
+            scheduling_process.join()
+    took = [1e3 * one for one in took[_WARM:]]
+    return {"p50_ms": percentile(took, 50), "p95_ms": percentile(took, 95), "p99_ms": percentile(took, 99)}
+
+
+def _worker(client: leasekit.Client, count: int, took: list[float]) -> leasekit.Worker:
+    worker = leasekit.Worker(client, concurrency=64)
+
+    @worker.handler("timed")
+    async def timed(sent_at: float) -> None:
+        took.append(time.monotonic() - sent_at)  # one clock for all processes of a machine
+        if len(took) == count:
+            worker.stop()
+
+    return worker
+
+
+async def _schedule(client: leasekit.Client, rate: int, count: int) -> None:
+    """At an even rate by absolute time: who is late does not slow down those after him."""
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        for number in range(0, count, batch := max(1, rate // _CALLS)):
+            await asyncio.sleep(began + number / rate - time.monotonic())
+            tasks = [NewTask(kind="timed", payload=time.monotonic())] * min(batch, count - number)
+            group.create_task(client.aschedule_all(tasks))
+
+
+def _work(pipe: Connection, url: str, count: int) -> None:
+    took: list[float] = []
+    with leasekit.connect(url) as client:
+        client.stats()
+        pipe.send("ready")
+        _worker(client, count, took).run()
+    pipe.send(took)
+
+
+def _submit(url: str, rate: int, count: int) -> None:
+    with leasekit.connect(url) as client:
+        asyncio.run(_schedule(client, rate, count))
+
+
+def _fsync_ms() -> float:
+    """What the disk takes to keep 4 KiB: the median of some."""
+    took: list[float] = []
+    with tempfile.NamedTemporaryFile(dir=HERE) as file:
+        for _ in range(100):
+            os.write(file.fileno(), bytes(4096))
+            began = time.monotonic()
+            os.fsync(file.fileno())
+            took.append(time.monotonic() - began)
+    return round(1e3 * statistics.median(took), 2)
+
+
+if __name__ == "__main__":
+    main()

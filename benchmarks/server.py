@@ -1,0 +1,105 @@
+"""The server alone: schedules, claims, beats and results a second, in requests of 1, 10, 100 and 500 items.
+
+The client is as thin as can be (prepared bodies over 16 plain connections), so that what is measured is the server:
+HTTP, validation, rules, store, and commits with FULL sync.
+"""
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from _common import Bench, Server
+
+CONNECTIONS = 16
+_encode = msgspec.json.encode
+_decode = msgspec.json.decode
+
+
+def main() -> None:
+    bench = Bench("server")
+    for size, count in {10: 200}.items() if bench.quick else {1: 1_500, 10: 10_000, 100: 20_000, 500: 20_000}.items():
+        if bench.wants(str(size)):
+            runs = [asyncio.run(_measured(size, count)) for _ in range(bench.repeat)]
+            for what in runs[0]:
+                rates = [run[what][0] for run in runs]
+                bench.note(
+                    f"{what} by {size}",
+                    items_per_second=round(statistics.median(rates)),
+                    server_cpu_us_per_item=round(statistics.median(run[what][1] for run in runs), 1),
+                    all=[round(rate) for rate in rates],
+                )
+    bench.close()
+
+
+async def _measured(size: int, count: int) -> dict[str, tuple[float, float]]:
+    """For each call: items a second, and the server's microseconds of CPU for an item."""
+    found: dict[str, tuple[float, float]] = {}
+    with Server.running() as server:
+        pool = [await _Caller.connected(server.url) for _ in range(CONNECTIONS)]
+
+        async def timed(what: str, path: str, bodies: Sequence[bytes]) -> list[Any]:
+            waiting = iter(bodies)
+            cpu, began = server.cpu, time.monotonic()
+            answers = await asyncio.gather(*(caller.post_all(path, waiting) for caller in pool))
+            passed, cpu = time.monotonic() - began, server.cpu - cpu
+            found[what] = (count / passed, 1e6 * cpu / count)
+            return [_decode(answer) for some in answers for answer in some]
+
+        await timed("schedules", "/v1/tasks", [_encode({"tasks": [{"kind": "nothing"}] * size})] * (count // size))
+        claims = [
+            {"worker": "worker", "kinds": ["nothing"], "limit": size, "wait": 5, "claim_id": str(number)}
+            for number in range(count // size)
+        ]
+        claimed = await timed("claims", "/v1/claims", [_encode(claim) for claim in claims])
+        batches = [answer["tasks"] for answer in claimed]
+        assert sum(map(len, batches)) == count, f"{count} tasks were scheduled, not as many claimed"
+        for what, path, name, items in (
+            ("beats", "/v1/heartbeats", "beats", _each(batches, lambda task: {})),
+            ("results", "/v1/results", "results", _each(batches, lambda task: {"outcome": "success"})),
+        ):
+            answers = await timed(what, path, [_encode({"worker": "worker", name: some}) for some in items])
+            verdicts = {verdict["verdict"] for answer in answers for verdict in answer["verdicts"]}
+            assert verdicts == {"renewed" if name == "beats" else "settled"}, verdicts
+        for caller in pool:
+            caller.close()
+    return found
+
+
+def _each(batches: Sequence[Sequence[Any]], more: Callable[[Any], dict[str, str]]) -> list[list[dict[str, str]]]:
+    return [[{"id": task["id"], "token": task["token"], **more(task)} for task in batch] for batch in batches]
+
+
+class _Caller:
+    """One connection that posts, one request after the other."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
+        self._reader, self._writer, self._host = reader, writer, host
+
+    @classmethod
+    async def connected(cls, url: str) -> "_Caller":
+        address = urlsplit(url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        return cls(reader, writer, address.netloc)
+
+    async def post_all(self, path: str, bodies: Any) -> list[bytes]:
+        return [await self._post(path, body) for body in bodies]
+
+    async def _post(self, path: str, body: bytes) -> bytes:
+        head = f"POST {path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
+        self._writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        lines = (await self._reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+        assert lines[0].split()[1] == b"200", lines[0]
+        length = next(int(line[15:]) for line in lines if line.lower().startswith(b"content-length:"))
+        return await self._reader.readexactly(length)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""`leasekit dev`: a server, a worker and a store for who writes handlers; the worker follows the code."""
+
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Self
+
+import typer
+
+from leasekit.cli.dev_processes import Child, say
+from leasekit.cli.dev_sources import Sources
+from leasekit.cli.errors import FAILED, fail, spoken
+from leasekit.cli.work import Target
+from leasekit.worker.worker import LOST_EXIT_CODE
+
+__all__ = ["EXAMPLES", "dev"]
+
+_SERVER_GRACE = 10.0
+
+EXAMPLES = """\b
+When a .py file changes, the worker is told to stop, ends what it runs, and
+begins anew with the new code. Tasks and the server stay. A worker that fails
+begins anew at the next change.
+
+\b
+Examples:
+  leasekit dev app.tasks:worker
+  leasekit dev app.tasks:worker --store sqlite:///dev.db --port 8100
+"""
+
+
+@spoken
+def dev(
+    target: Target,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the server; 0 takes any that is free.")] = 8077,
+    store: Annotated[
+        str, typer.Option(help="Where tasks are kept; memory: is gone with the command, sqlite:///dev.db stays.")
+    ] = "memory:",
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Slots for async handlers, and as many threads for the others.")
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds for the worker to end what it runs, before it is ended at once.")
+    ] = 30.0,
+    interval: Annotated[float, typer.Option(min=0.05, max=60, help="Seconds between two looks at the files.")] = 0.5,
+) -> None:
+    """Run a server and a worker that restarts when code changes.
+
+    Everything is in one tree of processes, until Ctrl-C. What is looked at are the .py files below the working
+    directory, without hidden directories and virtual environments.
+    """
+    command = ["work", target, "--concurrency", str(concurrency)] if concurrency else ["work", target]
+    with _Signals() as signals, Child("serve", "--port", str(port), "--store", store, grace=_SERVER_GRACE) as server:
+        url = server.address()
+        if url is None:
+            fail("dev", "the server did not start: it has said why")
+        say(f"the server is at {url}")
+        watched = _Dev([*command, "--backend", url], server, Sources(Path.cwd()), signals, grace=grace)
+        code = watched.run(interval)
+    raise typer.Exit(code)
+
+
+class _Signals:
+    """Hears SIGINT and SIGTERM: the first asks for the end, the second for the end at once."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self.at_once = threading.Event()
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._heard) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        (self.at_once if self.stop.is_set() else self.stop).set()
+
+
+class _Dev:
+    """The worker's lives: begun, ended when files change, begun again."""
+
+    def __init__(self, command: list[str], server: Child, sources: Sources, signals: _Signals, *, grace: float) -> None:
+        self._command = command
+        self._server = server
+        self._sources = sources
+        self._signals = signals
+        self._grace = grace
+
+    def run(self, interval: float) -> int:
+        """Until a signal: exit code 0; or until the server ends by itself: 1."""
+        while True:
+            with Child(*self._command, grace=self._grace, at_once=self._signals.at_once) as worker:
+                say(f"the worker is process {worker.pid}; {len(self._sources)} files are watched")
+                if (code := self._until_next(worker, interval)) is not None:
+                    return code
+
+    def _until_next(self, worker: Child, interval: float) -> int | None:
+        """Until there is to be another worker: None; or until all is to end: an exit code."""
+        told = False
+        while not self._signals.stop.wait(interval):
+            if self._server.code is not None:
+                say("the server has ended, so everything does")
+                return FAILED
+            if changed := self._sources.changed():
+                say(
+                    f"{changed[0]} changed"
+                    if len(changed) == 1
+                    else f"{changed[0]} and {len(changed) - 1} more changed"
+                )
+                return None
+            if worker.code == LOST_EXIT_CODE:  # as after a suspend of the machine: no change of the code is needed
+                return None
+            if worker.code is not None and not told:
+                say(f"the worker has ended with exit code {worker.code}: it begins anew when a file changes")
+                told = True
+        return 0

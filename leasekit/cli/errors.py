@@ -1,0 +1,49 @@
+"""How a command fails: one sentence on stderr, and an exit code that means something."""
+
+import functools
+from collections.abc import Callable
+from typing import NoReturn, ParamSpec
+
+import typer
+
+from leasekit.errors import ConfigError, LeasekitError, Refused, UnknownScheme
+
+__all__ = ["FAILED", "INTERRUPTED", "WRONG_USAGE", "fail", "sentence", "spoken"]
+
+FAILED = 1
+WRONG_USAGE = 2
+INTERRUPTED = 130
+
+P = ParamSpec("P")
+
+
+def spoken(command: Callable[P, None]) -> Callable[P, None]:
+    """The command, with leasekit's errors said in one sentence instead of raised, and Ctrl-C without a word."""
+
+    @functools.wraps(command)
+    def speaking(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except (ConfigError, UnknownScheme) as error:
+            fail(command.__name__, sentence(error), WRONG_USAGE)
+        except LeasekitError as error:
+            fail(command.__name__, sentence(error))
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+
+    return speaking
+
+
+def fail(command: str, what: str, code: int = FAILED) -> NoReturn:
+    """Say what went wrong and end with this exit code."""
+    typer.echo(f"leasekit {command}: {what}", err=True)
+    raise typer.Exit(code)
+
+
+def sentence(error: LeasekitError) -> str:
+    """What an error says, in one line; of a refusal also which fields were wrong."""
+    said = " ".join(str(error).split())
+    if isinstance(error, Refused) and error.errors:
+        fields = [f"{wrong['field']} {wrong['detail']}" for wrong in error.errors if wrong.get("field")]
+        said = ": ".join(filter(None, [said, "; ".join(field for field in fields if field not in said)]))
+    return "".join(character if character.isprintable() else "�" for character in said)

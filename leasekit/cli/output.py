@@ -1,0 +1,127 @@
+"""What commands print: tables for people, lines for pipes, JSON for scripts.
+
+Rule 1: on a terminal a table or a live view, elsewhere lines whose fields are separated by tabs.
+Rule 2: whatever others wrote (payloads, errors, names) reaches a terminal without control characters.
+"""
+
+import sys
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+import typer
+
+from leasekit.task import Status, TaskInfo
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = ["STYLES", "ago", "compact", "console", "live", "moment", "on_terminal", "plain", "print_json", "print_line",
+           "styled", "table", "task_fields"]  # fmt: skip
+
+STYLES = {
+    Status.CLAIMED: "cyan",
+    Status.PROCESSING: "cyan",
+    Status.RETRIABLE_FAILURE: "yellow",
+    Status.SUCCESS: "green",
+    Status.FATAL_FAILURE: "red",
+    Status.CANCELLED: "magenta",
+    Status.DROPPED: "magenta",
+    Status.DEAD: "red",
+}
+
+
+class View(Protocol):
+    """A place on the terminal whose content is replaced."""
+
+    def update(self, renderable: "RenderableType", *, refresh: bool = False) -> None: ...
+
+
+def on_terminal() -> bool:
+    """Whether a person looks at stdout."""
+    return sys.stdout.isatty()
+
+
+def plain(value: object) -> str:
+    """The value as text of one line: control characters do not reach the terminal."""
+    return "".join(character if character.isprintable() else "�" for character in str(value))
+
+
+def compact(value: Any) -> str:
+    """A user's value as JSON, nothing where there is none."""
+    return "" if value is None else plain(msgspec.json.encode(value).decode())
+
+
+def moment(at: datetime | None) -> str:
+    """A point in time for lines: RFC 3339 in UTC."""
+    return "-" if at is None else at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def ago(at: datetime, now: datetime | None = None) -> str:
+    """A point in time for people: how far it is from now."""
+    seconds = ((now or datetime.now(UTC)) - at).total_seconds()
+    size, unit = next((n, u) for n, u in _UNITS if abs(seconds) >= n or n == 1)
+    text = f"{int(abs(seconds) / size)} {unit}"
+    return f"{text} ago" if seconds >= 0 else f"in {text}"
+
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON."""
+    typer.echo(msgspec.json.encode(value).decode())
+    sys.stdout.flush()
+
+
+def print_line(fields: Iterable[object]) -> None:
+    """One line of fields; `-` where one is empty, so that their number is always the same."""
+    typer.echo("\t".join(plain(field) or "-" for field in fields))
+    sys.stdout.flush()
+
+
+def task_fields(task: TaskInfo) -> list[object]:
+    """A task as one line."""
+    return [task.id, task.kind, task.status, task.attempt, moment(task.at), task.worker or ""]
+
+
+# On a terminal ------------------------------------------------------------------------------------------------
+
+
+def console() -> "Console":
+    """Standard output, as rich writes it."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def table(*columns: str, title: str | None = None) -> "Table":
+    """An empty table."""
+    from rich import box
+    from rich.table import Table
+
+    empty = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    for column in columns:
+        empty.add_column(column, overflow="ellipsis", no_wrap=True)
+    return empty
+
+
+def styled(value: object, style: str = "") -> "Text":
+    """Text that is no markup."""
+    from rich.text import Text
+
+    return Text(plain(value), style=style)
+
+
+@contextmanager
+def live() -> Generator[View]:
+    """A view that is replaced in place, and whose last state stays."""
+    from rich.live import Live
+
+    # No thread that refreshes: what is shown changes when we say so.
+    with Live(console=console(), auto_refresh=False, vertical_overflow="crop") as view:
+        yield view

@@ -1,0 +1,55 @@
+"""`leasekit stats`: counts, for scripts and for people."""
+
+from typing import TYPE_CHECKING, Any
+
+from leasekit.cli import options, output
+from leasekit.cli.errors import spoken
+from leasekit.cli.service import connected
+from leasekit.task import Status
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["EXAMPLES", "counts_table", "stats"]
+
+EXAMPLES = """\b
+In a pipe, a line for each kind and status: kind, status, count.
+With --json, one document:
+{"kinds": {"thumbnail": {"new": 2, "success": 40}}}
+
+\b
+Examples:
+  leasekit stats
+  leasekit stats --json | jq '.kinds.thumbnail.success'
+"""
+
+
+@spoken
+def stats(
+    backend: options.Backend = options.DEFAULT_URL,
+    as_json: options.Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Count the tasks of each kind in each status."""
+    with connected(backend) as client:
+        found = client.stats()
+    kinds: dict[str, dict[str, int]] = found["kinds"]
+    if as_json:
+        output.print_json(found)
+    elif output.on_terminal():
+        output.console().print(counts_table(kinds) if kinds else "no tasks")
+    else:
+        for kind, counts in sorted(kinds.items()):
+            for status in (name for name in Status if counts.get(name)):
+                output.print_line([kind, status, counts[status]])
+
+
+def counts_table(kinds: dict[str, dict[str, int]]) -> "Table":
+    """Kinds down, statuses across; only those that occur."""
+    statuses = [status for status in Status if any(counts.get(status) for counts in kinds.values())]
+    shown = output.table("kind")
+    for status in statuses:
+        shown.add_column(status.replace("_", " "), justify="right", style=output.STYLES.get(status, ""))
+    for kind, counts in sorted(kinds.items()):
+        cells: list[Any] = [f"{counts.get(status, 0):,}" if counts.get(status) else "·" for status in statuses]
+        shown.add_row(output.styled(kind), *cells)
+    return shown

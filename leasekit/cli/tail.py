@@ -1,0 +1,51 @@
+"""What is new in a listing since the last look, without reading again what can no longer change."""
+
+from collections.abc import Callable
+
+from leasekit.task import Page, Status, TaskInfo
+
+__all__ = ["Tail"]
+
+_State = tuple[Status, int, int, str | None]
+
+
+class Tail:
+    """A listing, oldest first, that is read again and again; `pages(cursor)` reads one page of it.
+
+    A task that has ended never changes again. So the pages at the beginning in which all have ended are not read a
+    second time, and nothing is remembered of them.
+    """
+
+    def __init__(self, pages: Callable[[str | None], Page]) -> None:
+        self._pages = pages
+        self._begin: str | None = None
+        self._seen: dict[str, _State] = {}
+
+    def look(self) -> list[TaskInfo]:
+        """The tasks that have come, or have another status, attempt or holder than at the last look.
+
+        Where a page cannot be read, the next look finds what this one would have.
+        """
+        read: list[TaskInfo] = []
+        begin, cursor, all_ended = self._begin, self._begin, True
+        over: list[str] = []
+        while True:
+            page = self._pages(cursor)
+            read += page.tasks
+            all_ended = all_ended and all(task.status.ended for task in page.tasks)
+            if page.cursor is None:
+                break
+            cursor = page.cursor
+            if all_ended:
+                begin = cursor
+                over += [task.id for task in page.tasks]
+        changed = [task for task in read if self._seen.get(task.id) != _state(task)]
+        self._seen = {task.id: _state(task) for task in read}
+        for task_id in over:
+            self._seen.pop(task_id, None)
+        self._begin = begin
+        return changed
+
+
+def _state(task: TaskInfo) -> _State:
+    return (task.status, task.attempt, task.fence, task.worker)

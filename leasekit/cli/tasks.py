@@ -1,0 +1,138 @@
+"""`leasekit tasks`: which tasks there are, and what becomes of them."""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from leasekit.cli import options, output
+from leasekit.cli.errors import spoken
+from leasekit.cli.service import connected, looks
+from leasekit.cli.tail import Tail
+from leasekit.client import Client
+from leasekit.task import Page, Status, TaskInfo
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+__all__ = ["EXAMPLES", "tasks"]
+
+_PAGE = 500
+
+EXAMPLES = """\b
+In a pipe, a line for each: id, kind, status, attempt, when due, worker;
+- stands for nothing. With --json, a JSON line for each, with payload,
+progress, result and error.
+
+\b
+Examples:
+  leasekit tasks --kind thumbnail --status processing
+  leasekit tasks --follow
+  leasekit tasks --status dead --limit 0 --json | jq -r .reason
+"""
+
+Pages = Callable[[str | None, int], Page]
+
+
+@spoken
+def tasks(
+    backend: options.Backend = options.DEFAULT_URL,
+    kind: Annotated[str | None, typer.Option("--kind", "-k", help="Only tasks of this kind.")] = None,
+    status: Annotated[Status | None, typer.Option("--status", "-s", help="Only tasks in this status.")] = None,
+    collection: Annotated[str | None, typer.Option(help="Only tasks of this collection.")] = None,
+    worker: Annotated[str | None, typer.Option(help="Only tasks that this worker holds, or held last.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most so many; 0: all.")] = 100,
+    follow: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--follow", "-f", help="Show the newest, then every one that comes or changes its status.")
+    ] = False,
+    interval: options.Interval = 1.0,
+    as_json: options.Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """List tasks, or follow them as they change.
+
+    Oldest first. With --follow it goes on until Ctrl-C, and the limit is for what is there already.
+    """
+    with connected(backend) as client:
+        if follow:
+            _follow(client, kind, collection, _filter(status, worker), limit=limit, every=interval, as_json=as_json)
+            return
+
+        def pages(cursor: str | None, size: int) -> Page:
+            return client.list(
+                kind=kind, status=status, collection=collection, worker=worker, cursor=cursor, limit=size
+            )
+
+        found = _all(pages)
+        _print(found if limit == 0 else islice(found, limit), as_json=as_json)
+        if next(found, None) is not None:
+            typer.echo("leasekit tasks: there are more: raise --limit; 0 shows all", err=True)
+
+
+def _all(pages: Pages) -> Iterator[TaskInfo]:
+    cursor: str | None = None
+    while True:
+        page = pages(cursor, _PAGE)
+        yield from page.tasks
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+def _print(found: Iterator[TaskInfo], *, as_json: bool) -> None:
+    if as_json or not output.on_terminal():
+        for task in found:
+            _print_one(task, as_json=as_json)
+        return
+    table = output.table("id", "kind", "status", "try", "due", "worker", "progress")
+    table.columns[0].overflow = "fold"
+    for task in found:
+        table.add_row(*_cells(task))
+    output.console().print(table if table.row_count else "no tasks")
+
+
+def _print_one(task: TaskInfo, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(task)
+    else:
+        output.print_line(output.task_fields(task))
+
+
+def _cells(task: TaskInfo) -> "list[Text]":
+    due = "" if task.status.ended else output.ago(task.at)
+    texts = [task.id, task.kind, "", str(task.attempt), due, task.worker or "", output.compact(task.progress)]
+    cells = [output.styled(text) for text in texts]
+    cells[2] = output.styled(task.status, output.STYLES.get(task.status, ""))
+    return cells
+
+
+# Following ----------------------------------------------------------------------------------------------------
+
+
+def _filter(status: Status | None, worker: str | None) -> Callable[[TaskInfo], bool]:
+    """Here, not by the service: what a task no longer is must be seen too, to know that it has changed."""
+    return lambda task: status in (None, task.status) and worker in (None, task.worker)
+
+
+def _follow(
+    client: Client,
+    kind: str | None,
+    collection: str | None,
+    wanted: Callable[[TaskInfo], bool],
+    *,
+    limit: int,
+    every: float,
+    as_json: bool,
+) -> None:
+    tail = Tail(lambda cursor: client.list(kind=kind, collection=collection, cursor=cursor, limit=_PAGE))
+    shown = False
+    for changed in looks(tail.look, every=every):
+        matching = [task for task in changed if wanted(task)]
+        for task in matching if shown or limit == 0 else matching[-limit:]:
+            if as_json or not output.on_terminal():
+                _print_one(task, as_json=as_json)
+            else:
+                fields = output.task_fields(task)
+                line = "  ".join(output.plain(field) for field in fields if field)
+                output.console().print(output.styled(line, output.STYLES.get(task.status, "")), soft_wrap=True)
+        shown = True

@@ -1,0 +1,70 @@
+"""`leasekit workers`: who holds tasks."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from leasekit.cli import options, output
+from leasekit.cli.errors import spoken
+from leasekit.cli.service import connected, looks
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["EXAMPLES", "print_workers", "workers", "workers_table"]
+
+EXAMPLES = """\b
+In a pipe, a line for each: name, tasks held, last seen.
+With --json, a JSON line for each.
+
+\b
+Examples:
+  leasekit workers --watch
+  leasekit workers --json | jq -r 'select(.running > 0).name'
+"""
+
+
+@spoken
+def workers(
+    backend: options.Backend = options.DEFAULT_URL,
+    watch: options.Watch = False,  # noqa: FBT002 - a flag
+    interval: options.Interval = 1.0,
+    as_json: options.Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """List the workers that hold tasks, or were lately heard of.
+
+    Not every backend can tell; a leasekit server can.
+    """
+    with connected(backend) as client:
+        if not watch:
+            print_workers(client.workers(), as_json=as_json)
+        elif as_json or not output.on_terminal():
+            before: list[dict[str, Any]] = []
+            for now in looks(client.workers, every=interval):
+                print_workers([worker for worker in now if worker not in before], as_json=as_json)
+                before = now
+        else:
+            with output.live() as view:
+                for now in looks(client.workers, every=interval):
+                    view.update(workers_table(now), refresh=True)
+
+
+def print_workers(found: list[dict[str, Any]], *, as_json: bool) -> None:
+    """All of them, as it is asked for or as the place where they are printed wants it."""
+    if not as_json and output.on_terminal():
+        output.console().print(workers_table(found) if found else "no workers")
+        return
+    for worker in found:
+        if as_json:
+            output.print_json(worker)
+        else:
+            output.print_line([worker["name"], worker["running"], worker["last_seen"] or "-"])
+
+
+def workers_table(found: list[dict[str, Any]]) -> "Table":
+    """The workers, for people."""
+    shown = output.table("worker", "holds", "last seen")
+    for worker in found:
+        seen = worker["last_seen"]
+        when = output.ago(datetime.fromisoformat(seen)) if seen else "not since the server started"
+        shown.add_row(output.styled(worker["name"]), str(worker["running"]), when)
+    return shown

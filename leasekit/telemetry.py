@@ -1,0 +1,409 @@
+"""Traces and metrics of leases, told to OpenTelemetry: one line turns them on.
+
+    leasekit.telemetry.instrument()            # all of this process; or of one client or worker: instrument(client)
+
+This needs the API of OpenTelemetry only (`pip install 'leasekit[otel]'`). Where its records go is the business of the
+application, that sets up the SDK, before or after. While it has not, nothing is recorded and hardly anything done.
+
+Spans, by the semantic conventions of messaging, with the kind of a task as the destination and its id as the message's:
+
+    schedule (PRODUCER) ◀── parent ── run (CONSUMER) ◀── parent ── settle (CLIENT)
+         ▲                             │ link: claim, and the span in which the block was entered
+         └─────────── link ─────── claim (CLIENT)
+
+The context of *schedule* travels with the task as its `traceparent`. *run* is the body: it is the current span inside
+of handlers and `with lease(task)` blocks. Whatever is recorded holds no payload, no result, and no token.
+"""
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from leasekit.errors import MissingDependency
+from leasekit.hooks import (
+    Answered,
+    AtRisk,
+    Claimed,
+    Event,
+    Hook,
+    Lost,
+    Running,
+    Sent,
+    Settled,
+    Tracer,
+    Unreported,
+    everywhere,
+    nowhere,
+    sources,
+)
+from leasekit.task import NewTask, Outcome, Task
+from leasekit.wire import traceparent
+
+try:
+    from opentelemetry import context, metrics, trace
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+    from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TracerProvider
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ImportError as error:
+    raise MissingDependency("telemetry needs 'opentelemetry-api': pip install 'leasekit[otel]'") from error
+
+__all__ = ["Listening", "Telemetry", "hook", "instrument", "uninstrument"]
+
+_SCHEMA = "https://opentelemetry.io/schemas/1.30.0"
+_SYSTEM = {"messaging.system": "leasekit"}
+_FAST = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
+_LONG = [0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 14400]
+_W3C = TraceContextTextMapPropagator()
+_FAILED: frozenset[Outcome] = frozenset({"retry", "fatal", "crash"})
+
+
+class Listening(Protocol):
+    """A client or a worker."""
+
+    def listen(self, hook: Hook) -> None:
+        """Have one more hook hear what happens."""
+        ...
+
+
+def instrument(
+    client_or_worker: Listening | None = None,
+    *,
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+) -> None:
+    """Record what a client or worker does, or all of them in this process; to do so twice is the same as once.
+
+    The providers are the global ones, unless others are given; it does not matter whether they are set up yet.
+    """
+    telemetry = hook(tracer_provider=tracer_provider, meter_provider=meter_provider)
+    if client_or_worker is None:
+        everywhere(telemetry)
+    else:
+        client_or_worker.listen(telemetry)
+
+
+def uninstrument(*, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None) -> None:
+    """Take back `instrument()`. A client or worker of its own goes on being recorded."""
+    nowhere(hook(tracer_provider=tracer_provider, meter_provider=meter_provider))
+
+
+def hook(*, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None) -> "Telemetry":
+    """The same as a value: for `connect(url, hooks=[telemetry.hook()])`. One for each pair of providers."""
+    return _made(tracer_provider, meter_provider)
+
+
+@functools.cache
+def _made(tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None) -> "Telemetry":
+    return Telemetry(tracer_provider, meter_provider)
+
+
+class Telemetry(Tracer):
+    """The hook that records; `hook` makes it."""
+
+    def __init__(self, tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None) -> None:
+        self._tracer_provider = tracer_provider
+        self._meter_provider = meter_provider
+        release = version("leasekit")
+        self._tracer = trace.get_tracer("leasekit", release, tracer_provider, schema_url=_SCHEMA)
+        self._metrics = _Metrics(
+            metrics.get_meter("leasekit", release, meter_provider, schema_url=_SCHEMA), self._gauges
+        )
+        self._key = f"telemetry-{id(self)}"  # of what is remembered with a task
+
+    @property
+    def listening(self) -> bool:
+        """Whether anybody records. Providers may be set up at any time, so it is asked each time."""
+        return _records(type(self._tracer_provider or trace.get_tracer_provider())) or _records(
+            type(self._meter_provider or metrics.get_meter_provider())
+        )
+
+    def __call__(self, event: Event) -> None:
+        if not self.listening:
+            return
+        match event:
+            case Claimed():
+                self._claimed(event)
+            case Settled():
+                self._settled(event)
+            case _:
+                self._metrics.count(event)
+
+    # Scheduling ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def scheduling(self, tasks: Sequence[NewTask]) -> Generator[Sequence[NewTask]]:
+        """A span around the call, whose context goes with the tasks; a valid one that they have is theirs to keep."""
+        kinds = {task.kind for task in tasks}
+        attributes = _attributes("send", "schedule", kinds)
+        if len(tasks) == 1 and tasks[0].id is not None:
+            attributes["messaging.message.id"] = tasks[0].id
+        else:
+            attributes["messaging.batch.message_count"] = len(tasks)
+        with self._tracer.start_as_current_span(
+            _name("schedule", kinds), kind=SpanKind.PRODUCER, attributes=attributes, record_exception=False
+        ) as span:
+            carrier: dict[str, str] = {}
+            _W3C.inject(carrier)
+            ours = carrier.get("traceparent")
+            try:
+                yield [replace(task, traceparent=traceparent(task.traceparent) or ours) for task in tasks]
+            except BaseException as error:
+                _blame(span, error)
+                raise
+        for kind in kinds:
+            count = sum(task.kind == kind for task in tasks)
+            self._metrics.sent.add(count, _attributes("send", "schedule", {kind}))
+
+    # Claims -------------------------------------------------------------------------------------------------------
+
+    def _claimed(self, event: Claimed) -> None:
+        """A span for a claim that was granted something; those that come back empty would only be noise."""
+        now = time.time_ns()
+        kinds = {task.kind for task in event.tasks}
+        attributes = _attributes("receive", "claim", kinds)
+        if len(event.tasks) == 1:
+            attributes["messaging.message.id"] = event.tasks[0].id
+        else:
+            attributes["messaging.batch.message_count"] = len(event.tasks)
+        if event.waited is not None:
+            attributes["leasekit.claim.waited"] = event.waited
+        origins = [origin for task in event.tasks if (origin := _origin(task)) is not None]
+        span = self._tracer.start_span(
+            _name("claim", kinds),
+            context.Context(),  # it is nobody's part: what it brings was scheduled by many
+            SpanKind.CLIENT,
+            attributes,
+            [Link(origin) for origin in origins],
+            start_time=now - int(event.took * 1e9),
+        )
+        span.end(now)
+        claimed = _Known(claimed_at=time.monotonic(), span=span.get_span_context())
+        for task in event.tasks:
+            vars(task)[self._key] = claimed
+        for kind in kinds:
+            count = sum(task.kind == kind for task in event.tasks)
+            self._metrics.consumed.add(count, _attributes("receive", "claim", {kind}))
+
+    # Bodies -------------------------------------------------------------------------------------------------------
+
+    def running(self, task: Task) -> Running:
+        """The span of a body: a part of what scheduled it, linked with its claim and with what it runs in."""
+        known = self._known(task)
+        attributes = _attributes("process", "run", {task.kind})
+        if known is not None:
+            self._metrics.start_latency.record(time.monotonic() - known.claimed_at, attributes)
+        origin, around = _origin(task), trace.get_current_span().get_span_context()
+        parent = context.get_current() if origin is None else _in_context(origin)
+        links = [known.span] if known is not None else []
+        if origin is not None:
+            links.append(around)
+        span = self._tracer.start_span(
+            _name("run", {task.kind}),
+            parent,
+            SpanKind.CONSUMER,
+            {
+                **attributes,
+                "messaging.message.id": task.id,
+                "leasekit.task.attempt": task.attempt,
+                "leasekit.task.fence": task.fence,
+            },
+            [Link(other) for other in links if other.is_valid],
+        )
+        return _Run(span, functools.partial(self._ran, attributes, time.monotonic(), span))
+
+    def _ran(self, attributes: dict[str, Any], began_at: float, span: Span, task: Task, outcome: str) -> None:
+        self._metrics.ran.record(time.monotonic() - began_at, {**attributes, "leasekit.outcome": outcome})
+        vars(task)[self._key] = _Known(claimed_at=0.0, span=span.get_span_context(), ended_at=time.time_ns())
+
+    # Settlements --------------------------------------------------------------------------------------------------
+
+    def _settled(self, event: Settled) -> None:
+        """From the end of the body until its report was answered, as a part of *run*."""
+        self._metrics.settled.add(
+            1, {**_SYSTEM, "leasekit.outcome": event.outcome, "leasekit.verdict": event.reason or event.verdict}
+        )
+        task = event.task
+        if task is None or (known := self._known(task)) is None or known.ended_at is None:
+            return  # it was given back before it began
+        attributes = _attributes("settle", "settle", {task.kind})
+        attributes["messaging.message.id"] = task.id
+        attributes["leasekit.outcome"] = event.outcome
+        attributes["leasekit.verdict"] = event.verdict
+        span = self._tracer.start_span(
+            _name("settle", {task.kind}),
+            _in_context(known.span),
+            SpanKind.CLIENT,
+            attributes,
+            start_time=known.ended_at,
+        )
+        if event.verdict != "settled":
+            span.set_attribute("error.type", event.reason or event.verdict)
+            span.set_status(Status(StatusCode.ERROR, f"the service refused it: {event.reason or event.verdict}"))
+        span.end()
+
+    def _known(self, task: Task) -> "_Known | None":
+        return vars(task).get(self._key)
+
+    def _gauges(self, name: str) -> float | None:
+        """The sum over all who are listened to and know of it."""
+        values = [gauges[name] for source in sources(self) if name in (gauges := source.gauges())]
+        return sum(values) if values else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is remembered with a task, as long as somebody has it: its latest span, and when that was."""
+
+    claimed_at: float  # by time.monotonic
+    span: SpanContext
+    ended_at: int | None = None  # the body, by time.time_ns
+
+
+_current: ContextVar["_Run | None"] = ContextVar("leasekit-run", default=None)
+
+
+class _Run(Running):
+    def __init__(self, span: Span, ended: Callable[[Task, str], None]) -> None:
+        self._span = span
+        self._ended = ended
+        self._tokens: tuple[Token[_Run | None], Token[context.Context]] | None = None
+
+    def enter(self) -> None:
+        self._tokens = _current.set(self), context.attach(trace.set_span_in_context(self._span))
+
+    def leave(self) -> None:
+        if self._tokens is None:
+            return
+        ours, theirs = self._tokens
+        try:
+            _current.reset(ours)
+        except (ValueError, RuntimeError):  # a block that is left in another context: this one has nothing of ours
+            return
+        context.detach(theirs)
+
+    def end(self, task: Task, outcome: Outcome | None, error: BaseException | None) -> None:
+        span = self._span
+        span.set_attribute("leasekit.outcome", outcome or "lost")
+        if error is not None and (outcome is None or outcome in _FAILED):
+            _blame(span, error)
+        elif outcome in _FAILED:  # the body said so itself
+            span.set_attribute("error.type", str(outcome))
+            span.set_status(StatusCode.ERROR)
+        span.end()
+        self._ended(task, outcome or "lost")
+
+
+class _Metrics:
+    """The instruments. Names and attributes are listed in docs/telemetry.md."""
+
+    def __init__(self, meter: metrics.Meter, gauge: Callable[[str], float | None]) -> None:
+        seconds = functools.partial(meter.create_histogram, unit="s")
+        self.sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Tasks scheduled.")
+        self.consumed = meter.create_counter("messaging.client.consumed.messages", "{message}", "Tasks claimed.")
+        self.ran = seconds(
+            "messaging.process.duration", description="How long bodies ran.", explicit_bucket_boundaries_advisory=_LONG
+        )
+        self.start_latency = seconds(
+            "leasekit.start.latency",
+            description="From the grant of a task until its body began.",
+            explicit_bucket_boundaries_advisory=_FAST,
+        )
+        self._round_trip = seconds(
+            "leasekit.beat.round_trip",
+            description="From sending beats until their answer.",
+            explicit_bucket_boundaries_advisory=_FAST,
+        )
+        self._lateness = seconds(
+            "leasekit.beat.lateness",
+            description="How long after their time beats were sent.",
+            explicit_bucket_boundaries_advisory=_FAST,
+        )
+        self._verdicts = meter.create_counter("leasekit.beat.verdicts", "{beat}", "Beats, by how they were answered.")
+        self._strikes = meter.create_counter("leasekit.lease.strikes", "{lease}", "Leases whose beats began to fail.")
+        self._lost = meter.create_counter("leasekit.lease.lost", "{lease}", "Leases that were lost, by reason.")
+        self.settled = meter.create_counter("leasekit.settlements", "{task}", "Runs reported, by outcome and verdict.")
+        self._unreported = meter.create_counter(
+            "leasekit.settlements.put_off", "{task}", "Reports that failed, and are sent again."
+        )
+        for name, unit, description in _GAUGES:
+            meter.create_observable_gauge(name, [_observe(name, gauge)], unit, description)
+
+    def count(self, event: Event) -> None:
+        """What needs no span."""
+        match event:
+            case Sent():
+                self._lateness.record(event.late, _SYSTEM)
+            case Answered():
+                self._round_trip.record(event.round_trip, _SYSTEM)
+                for verdict, count in event.verdicts.items():
+                    self._verdicts.add(count, {**_SYSTEM, "leasekit.verdict": verdict})
+            case AtRisk():
+                self._strikes.add(1, _SYSTEM)
+            case Lost():
+                self._lost.add(1, {**_SYSTEM, "leasekit.reason": event.reason})
+            case Unreported():
+                self._unreported.add(len(event.task_ids), _SYSTEM)
+            case _:
+                pass
+
+
+_GAUGES = [
+    ("leasekit.leases.held", "{lease}", "Leases that are held."),
+    ("leasekit.leases.capacity", "{lease}", "Leases that can beat in one cycle."),
+    ("leasekit.settlements.pending", "{task}", "Reports that are not answered yet."),
+    ("leasekit.worker.slots", "{slot}", "Bodies that can run at once."),
+    ("leasekit.worker.running", "{task}", "Bodies that run."),
+    ("leasekit.worker.buffered", "{task}", "Tasks that are claimed and wait for a slot: the worker's queue."),
+    ("leasekit.worker.window", "{task}", "Tasks that the worker would claim."),
+]
+
+
+def _observe(name: str, gauge: Callable[[str], float | None]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def observe(_: CallbackOptions) -> Iterable[Observation]:
+        value = gauge(name)
+        return [] if value is None else [Observation(value, _SYSTEM)]
+
+    return observe
+
+
+def _name(verb: str, kinds: set[str]) -> str:
+    return f"{verb} {next(iter(kinds))}" if len(kinds) == 1 else verb
+
+
+def _attributes(operation: str, name: str, kinds: set[str]) -> dict[str, Any]:
+    attributes = {**_SYSTEM, "messaging.operation.type": operation, "messaging.operation.name": name}
+    if len(kinds) == 1:
+        attributes["messaging.destination.name"] = next(iter(kinds))
+    return attributes
+
+
+def _origin(task: Task) -> SpanContext | None:
+    """The span that scheduled this task; None where there was none, or what it says of itself makes no sense."""
+    if traceparent(task.traceparent) is None:
+        return None
+    carrier = {"traceparent": task.traceparent}
+    origin = trace.get_current_span(_W3C.extract(carrier, context.Context())).get_span_context()
+    return origin if origin.is_valid else None
+
+
+def _in_context(span: SpanContext) -> context.Context:
+    return trace.set_span_in_context(trace.NonRecordingSpan(span))
+
+
+def _blame(span: Span, error: BaseException) -> None:
+    span.record_exception(error)
+    span.set_attribute("error.type", type(error).__qualname__)
+    span.set_status(Status(StatusCode.ERROR, type(error).__qualname__))
+
+
+@functools.cache
+def _records(provider: type) -> bool:
+    # Those of the API itself stand in for one that has not been set up.
+    return not provider.__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))

@@ -1,0 +1,176 @@
+"""Commands in this process on a service in memory, and commands as processes: in a pipe, or on a terminal of ours."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import leasekit
+from leasekit.cli.app import app
+
+LEASEKIT = [sys.executable, "-m", "leasekit"]
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def url() -> str:
+    """A service in memory that all clients of this process share, and no other test."""
+    return f"memory://{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[leasekit.Client]:
+    with leasekit.connect(url) as client:
+        yield client
+
+
+@pytest.fixture
+def run(url: str) -> Callable[..., Any]:
+    """Run a command in this process; stdout is no terminal."""
+
+    def invoke(*arguments: str, stdin: str | bytes | None = None) -> Any:
+        result = CliRunner().invoke(
+            app, arguments, prog_name="leasekit", input=stdin, env={"LEASEKIT_URL": url, "COLUMNS": "200"}
+        )
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return invoke
+
+
+class Server:
+    """A real server, as `leasekit serve` starts it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return os.environ | {"LEASEKIT_URL": self.url, "PYTHONUNBUFFERED": "1"}
+
+    def command(self, *arguments: str, **options: Any) -> "subprocess.CompletedProcess[str]":
+        """A command in a pipe."""
+        return subprocess.run(
+            [*LEASEKIT, *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+            **options,
+        )
+
+    def start(self, *arguments: str, **options: Any) -> "subprocess.Popen[str]":
+        """A command that goes on; its stdout and stderr are pipes."""
+        return subprocess.Popen(
+            [*LEASEKIT, *arguments],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    process = subprocess.Popen(
+        [*LEASEKIT, "serve", "--port", "0", "--store", "memory:"],
+        cwd=tmp_path_factory.mktemp("server"),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found
+        yield Server(found[0])
+        process.terminate()
+
+
+class Terminal:
+    """A command whose stdin, stdout and stderr are a terminal; leaving the block ends it."""
+
+    def __init__(self, *arguments: str, environment: Mapping[str, str], cwd: Path | None = None) -> None:
+        self._master, slave = pty.openpty()
+        termios.tcsetwinsize(self._master, (40, 120))
+        self.process = subprocess.Popen(
+            [*LEASEKIT, *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=cwd,
+            env={**environment, "TERM": "xterm-256color"},
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+    def until(self, pattern: str) -> str:
+        """Read until the pattern has been shown, since the last call; what was shown, without colours."""
+        end = time.monotonic() + PATIENCE
+        shown = ""
+        while re.search(pattern, shown) is None:
+            assert time.monotonic() < end, f"{pattern!r} did not come: {shown!r}"
+            if select.select([self._master], [], [], 0.2)[0]:
+                try:
+                    chunk = os.read(self._master, 65536).decode(errors="replace")
+                except OSError:  # the last to have it open has ended
+                    raise AssertionError(f"{pattern!r} did not come before the end: {shown!r}") from None
+                self.seen += chunk
+                shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", chunk)
+        return shown
+
+    def interrupt(self) -> int:
+        """Ctrl-C; returns the exit code."""
+        self.process.send_signal(signal.SIGINT)
+        return self.ended()
+
+    def ended(self) -> int:
+        """The exit code, when it has ended; what it shows meanwhile is read."""
+        end = time.monotonic() + PATIENCE
+        while self.process.poll() is None:
+            assert time.monotonic() < end, "it does not end"
+            if select.select([self._master], [], [], 0.05)[0]:
+                self.seen += os.read(self._master, 65536).decode(errors="replace")
+        while select.select([self._master], [], [], 0)[0]:
+            try:
+                self.seen += os.read(self._master, 65536).decode(errors="replace")
+            except OSError:
+                break
+        return self.process.returncode
+
+
+@pytest.fixture
+def terminal(server: Server) -> Iterator[Callable[..., Terminal]]:
+    """Start a command on a terminal, on the server."""
+    opened: list[Terminal] = []
+
+    def start(*arguments: str) -> Terminal:
+        opened.append(Terminal(*arguments, environment=server.environment))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.__exit__()

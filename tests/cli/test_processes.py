@@ -1,0 +1,142 @@
+"""Commands as processes on a real server: in a pipe, and on a terminal."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import leasekit
+
+Start = Callable[..., Any]
+
+
+def test_workers_are_told_of_with_what_they_hold(server: Any) -> None:
+    with leasekit.connect(server.url, worker="busy") as client:
+        client.schedule("held")
+        task = next(client.tasks("held"))
+        with leasekit.lease(task):
+            plain = server.command("workers")
+            document = server.command("workers", "--json")
+            assert [worker["name"] for worker in client.workers()] == ["busy"]
+    name, running, _ = plain.stdout.strip().split("\t")
+    assert (plain.returncode, name, running) == (0, "busy", "1")
+    assert json.loads(document.stdout)["running"] == 1
+
+
+@pytest.mark.anyio
+async def test_workers_have_a_second_door(server: Any) -> None:
+    async with leasekit.connect(server.url) as client:
+        assert await client.aworkers() == client.workers()
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def test_an_embedded_server_tells_of_its_workers(tmp_path: Any) -> None:
+    with leasekit.connect(f"sqlite:///{tmp_path / 'tasks.db'}", worker="busy") as client:
+        client.schedule("held")
+        with leasekit.lease(next(client.tasks("held"))):
+            assert [(worker["name"], worker["running"]) for worker in client.workers()] == [("busy", 1)]
+
+
+def test_followed_tasks_are_lines_as_they_change(server: Any) -> None:
+    with leasekit.connect(server.url) as client:
+        client.schedule("followed", id="first")
+        following = ["tasks", "--kind", "followed", "--follow", "--interval", "0.05"]
+        with server.start(*following) as process:
+            assert process.stdout.readline().split("\t")[:3] == ["first", "followed", "new"]
+            client.schedule("followed", id="second")
+            assert process.stdout.readline().split("\t")[:3] == ["second", "followed", "new"]
+            client.cancel("first")
+            assert process.stdout.readline().split("\t")[:3] == ["first", "followed", "cancelled"]
+            process.send_signal(2)
+            assert process.wait(60) == 130
+            assert process.stderr.read() == ""
+
+
+def test_only_so_many_of_those_that_are_there_are_shown_before_following(server: Any) -> None:
+    with leasekit.connect(server.url) as client:
+        client.schedule_all([leasekit.NewTask(kind="many", id=f"many{number}") for number in range(5)])
+        with server.start("tasks", "-k", "many", "-f", "-n", "2", "--interval", "0.05", "--json") as process:
+            assert [json.loads(process.stdout.readline())["id"] for _ in range(2)] == ["many3", "many4"]
+            process.kill()
+
+
+def test_a_pipe_that_nobody_reads_ends_it_without_a_word(server: Any) -> None:
+    with leasekit.connect(server.url) as client:
+        client.schedule_all([leasekit.NewTask(kind="piped", payload="x" * 2000) for _ in range(500)])
+    with server.start("tasks", "-k", "piped", "-n", "0", "--json") as process:
+        assert process.stdout.readline().startswith("{")
+        process.stdout.close()
+        assert process.wait(60) == 1
+        assert process.stderr.read() == ""
+
+
+def test_a_short_answer_into_a_closed_pipe_is_no_traceback_either(server: Any) -> None:
+    with server.start("stats", stdin=subprocess.DEVNULL) as process:
+        process.stdout.close()
+        process.wait(60)
+        assert process.stderr.read() == ""
+
+
+def test_the_overview_on_a_terminal_is_replaced_as_tasks_end(server: Any, terminal: Start) -> None:
+    with leasekit.connect(server.url) as client:
+        client.schedule("shown", id="shown")
+        screen = terminal("status", "--watch", "--interval", "0.05")
+        screen.until(r"shown +1 ")
+        client.cancel("shown")
+        screen.until(r"cancelled")
+    assert screen.interrupt() == 130
+    assert "\x1b[" in screen.seen
+    assert "Traceback" not in screen.seen
+    assert screen.seen.rstrip().endswith("\x1b[?25h"), "the cursor was not shown again"
+
+
+def test_a_task_that_is_watched_on_a_terminal_is_shown_until_it_has_ended(server: Any, terminal: Start) -> None:
+    with leasekit.connect(server.url) as client:
+        client.schedule("watched", {"n": 1}, id="watched")
+        screen = terminal("status", "watched", "--watch", "--interval", "0.05")
+        screen.until(r"status +new")
+        with leasekit.lease(next(client.tasks("watched"))) as held:
+            held.progress({"page": 7})
+            screen.until(r"status +(claimed|processing)")
+        screen.until(r"status +success")
+    assert screen.ended() == 0
+
+
+def test_a_waiting_schedule_shows_where_the_task_is_and_then_its_result(server: Any, terminal: Start) -> None:
+    screen = terminal("schedule", "awaited", '{"n": 1}', "--id", "awaited", "--wait")
+    screen.until("awaited")
+    with leasekit.connect(server.url) as client, leasekit.lease(next(client.tasks("awaited"))) as held:
+        screen.until("awaited (claimed|processing)")
+        held.complete({"pages": 3})
+    screen.until('{"pages":3}')
+    assert screen.ended() == 0
+
+
+@pytest.mark.parametrize("command", [["tasks"], ["stats"], ["status"]])
+def test_a_terminal_is_shown_a_table_with_a_head(server: Any, terminal: Start, command: list[str]) -> None:
+    with leasekit.connect(server.url) as client:
+        client.schedule("tabled", {"x": "\x1b]0;title\x07"})
+    screen = terminal(*command)
+    screen.until(r"kind.*\n.*──")
+    assert screen.ended() == 0
+    assert "\x1b]0;" not in screen.seen
+
+
+def test_the_workers_on_a_terminal_are_replaced_until_ctrl_c(server: Any, terminal: Start) -> None:
+    with leasekit.connect(server.url, worker="seen-on-screen") as client:
+        list(client.tasks("nothing", until_idle=0))
+    screen = terminal("workers", "--watch", "--interval", "0.05")
+    screen.until("seen-on-screen +0")
+    assert screen.interrupt() == 130
+
+
+def test_an_error_is_one_sentence_and_exit_code_1(server: Any) -> None:
+    done = server.command("status", "nope")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,148 @@
+"""`leasekit schedule`: one task, and what becomes of it."""
+
+import json
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import leasekit
+from leasekit import Client, Status
+
+Run = Callable[..., Any]
+
+
+def test_it_prints_the_id_of_a_task_that_is_there(run: Run, client: Client) -> None:
+    done = run("schedule", "thumbnail", '{"pages": 3}')
+    task = client.get(done.stdout.strip())
+    assert done.exit_code == 0
+    assert task is not None
+    assert (task.kind, task.payload, task.status) == ("thumbnail", {"pages": 3}, Status.NEW)
+
+
+def test_a_dash_reads_the_payload_from_stdin(run: Run, client: Client) -> None:
+    task = client.get(run("schedule", "k", "-", stdin='["é"]'.encode()).stdout.strip())
+    assert task is not None
+    assert task.payload == ["é"]
+
+
+def test_what_the_options_say_is_said_of_the_task(run: Run, client: Client) -> None:
+    run("schedule", "k", "--id", "mine", "--priority", "0", "--collection", "c", "--max-attempts", "1", "--in", "3600")
+    task = client.get("mine")
+    assert task is not None
+    assert (task.priority, task.collection) == (0, "c")
+    assert timedelta(minutes=58) < task.at - datetime.now(UTC) < timedelta(minutes=62)
+
+
+def test_at_is_a_time_with_its_zone(run: Run, client: Client) -> None:
+    run("schedule", "k", "--id", "mine", "--at", "2100-12-24T18:00:00+01:00")
+    task = client.get("mine")
+    assert task is not None
+    assert task.at == datetime(2100, 12, 24, 17, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["k", "so"], "no JSON"),
+        (["k", "--at", "tomorrow"], "no RFC 3339 time"),
+        (["k", "--at", "2100-12-24T18:00:00"], "no time zone"),
+        (["k", "--at", "2100-12-24T18:00:00Z", "--in", "5"], "give one of them"),
+        (["k", "--timeout", "5"], "--wait"),
+        (["k", "--priority", "5"], "--priority"),
+        ([], "KIND"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(run: Run, arguments: list[str], says: str) -> None:
+    done = run("schedule", *arguments)
+    assert done.exit_code == 2
+    assert says in done.stderr
+    assert done.stdout == ""
+
+
+def test_the_same_id_again_is_done_and_says_so(run: Run) -> None:
+    run("schedule", "k", "1", "--id", "mine")
+    again = run("schedule", "k", "1", "--id", "mine")
+    assert (again.exit_code, again.stdout, again.stderr) == (0, "mine\n", "it was there already: new\n")
+
+
+def test_an_id_that_is_another_task_is_refused(run: Run) -> None:
+    run("schedule", "k", "1", "--id", "mine")
+    other = run("schedule", "k", "2", "--id", "mine")
+    assert (other.exit_code, other.stdout) == (1, "")
+    assert other.stderr.startswith("leasekit schedule: mine is another task already")
+
+
+def test_what_the_service_refuses_is_one_sentence_that_names_the_field(run: Run) -> None:
+    done = run("schedule", "a/b")
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1
+    assert "kind" in done.stderr
+
+
+def test_json_is_the_whole_answer(run: Run) -> None:
+    answer = json.loads(run("schedule", "k", "--id", "mine", "--json").stdout)
+    assert answer == {"id": "mine", "created": True, "status": "new"}
+
+
+@pytest.fixture
+def worked(client: Client) -> Callable[[str], threading.Thread]:
+    """Run the next task of a kind to its end; of kind `bad`, to a failure for good."""
+
+    def work(kind: str) -> None:
+        for task in client.tasks(kind):
+            try:
+                with leasekit.lease(task) as held:
+                    if kind == "bad":
+                        raise leasekit.Fatal("no \x1b[31mgood")
+                    held.complete({"was": task.payload})
+            except leasekit.Fatal:
+                pass
+            return
+
+    def start(kind: str) -> threading.Thread:
+        thread = threading.Thread(target=work, args=(kind,))
+        thread.start()
+        return thread
+
+    return start
+
+
+def test_wait_prints_the_result(run: Run, worked: Callable[[str], threading.Thread]) -> None:
+    thread = worked("good")
+    done = run("schedule", "good", "7", "--id", "mine", "--wait")
+    thread.join()
+    assert (done.exit_code, json.loads(done.stdout), done.stderr) == (0, {"was": 7}, "mine\n")
+
+
+def test_waiting_for_a_task_that_fails_is_exit_code_1_and_says_why_without_control_characters(
+    run: Run, worked: Callable[[str], threading.Thread]
+) -> None:
+    thread = worked("bad")
+    done = run("schedule", "bad", "--id", "mine", "--wait")
+    thread.join()
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "leasekit schedule: mine ended as fatal_failure" in done.stderr
+    assert "good" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_waiting_with_json_prints_the_task_however_it_ended(
+    run: Run, worked: Callable[[str], threading.Thread]
+) -> None:
+    thread = worked("bad")
+    done = run("schedule", "bad", "--wait", "--json")
+    thread.join()
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["status"] == "fatal_failure"
+
+
+def test_a_wait_that_takes_too_long_ends_and_the_task_goes_on(run: Run, client: Client) -> None:
+    done = run("schedule", "k", "--id", "mine", "--wait", "--timeout", "0.1")
+    task = client.get("mine")
+    assert done.exit_code == 1
+    assert "leasekit status mine --watch" in done.stderr
+    assert task is not None
+    assert task.status is Status.NEW

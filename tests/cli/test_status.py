@@ -1,0 +1,139 @@
+"""`leasekit status`, `stats`, `workers` and `budget`: what is where, in words, lines and JSON."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import leasekit
+from leasekit import Client, NewTask, Unavailable
+from leasekit.cli import service
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def done(client: Client) -> None:
+    """A task that has succeeded, one that was cancelled, one that waits."""
+    client.schedule_all([NewTask(kind="k", id="good", payload={"n": 1}), NewTask(kind="k", id="off")])
+    client.cancel("off")
+    for task in client.tasks("k", until_idle=0):
+        with leasekit.lease(task) as held:
+            held.complete({"pages": 3})
+    client.schedule("l", id="waits")
+
+
+@pytest.mark.usefixtures("done")
+def test_a_task_is_lines_of_name_and_value_and_its_runs(run: Run) -> None:
+    lines = [line.split("\t") for line in run("status", "good").stdout.splitlines()]
+    facts = {line[0]: line[1] for line in lines}
+    assert facts["status"] == "success"
+    assert facts["payload"] == '{"n":1}'
+    assert facts["result"] == '{"pages":3}'
+    assert [line[3] for line in lines if line[0] == "run"] == ["success"]
+
+
+@pytest.mark.usefixtures("done")
+def test_a_task_as_json_is_one_document_with_its_history(run: Run) -> None:
+    document = json.loads(run("status", "good", "--json").stdout)
+    assert document["result"] == {"pages": 3}
+    assert [entry["outcome"] for entry in document["history"]] == ["success"]
+
+
+def test_a_task_that_there_is_not_is_exit_code_1_and_a_sentence(run: Run) -> None:
+    done = run("status", "nope")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith("leasekit status: there is no task 'nope': look for it with 'leasekit tasks'")
+
+
+@pytest.mark.usefixtures("done")
+def test_the_overview_is_a_line_for_each_kind(run: Run) -> None:
+    assert run("status").stdout == "k\t2\t2\t0\nl\t1\t0\t0\n"
+
+
+@pytest.mark.usefixtures("done")
+def test_the_overview_as_json_has_counts_and_no_workers_where_the_backend_does_not_tell(run: Run) -> None:
+    document = json.loads(run("status", "--json").stdout)
+    assert document == {"kinds": {"k": {"success": 1, "cancelled": 1}, "l": {"new": 1}}, "workers": None}
+
+
+@pytest.mark.usefixtures("done")
+def test_watching_a_task_that_has_ended_well_is_exit_code_0_and_otherwise_1(run: Run) -> None:
+    assert run("status", "good", "--watch").exit_code == 0
+    assert run("status", "off", "--watch").exit_code == 1
+
+
+@pytest.mark.usefixtures("done")
+def test_showing_a_task_that_failed_is_no_failure(run: Run) -> None:
+    assert run("status", "off").exit_code == 0
+
+
+@pytest.mark.usefixtures("done")
+def test_stats_are_a_line_for_each_kind_and_status(run: Run) -> None:
+    assert run("stats").stdout == "k\tsuccess\t1\nk\tcancelled\t1\nl\tnew\t1\n"
+
+
+@pytest.mark.usefixtures("done")
+def test_stats_as_json_are_one_document(run: Run) -> None:
+    assert json.loads(run("stats", "--json").stdout)["kinds"]["l"] == {"new": 1}
+
+
+def test_a_backend_that_does_not_tell_who_works_says_so(run: Run) -> None:
+    done = run("workers")
+    assert done.exit_code == 1
+    assert done.stderr == "leasekit workers: MemoryBackend does not tell who its workers are: ask the service itself\n"
+
+
+def test_an_unknown_scheme_is_wrong_usage(run: Run) -> None:
+    done = run("stats", "-b", "gopher://there")
+    assert done.exit_code == 2
+    assert "http, https, memory, sqlite" in done.stderr
+
+
+def test_where_nobody_answers_it_says_at_once_how_to_start_a_server(run: Run) -> None:
+    done = run("stats", "-b", "http://127.0.0.1:1")
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1
+    assert "http://127.0.0.1:1 cannot be reached" in done.stderr
+    assert "start a server with 'leasekit serve'" in done.stderr
+
+
+def test_the_budget_is_printed_in_words_and_as_json(run: Run) -> None:
+    assert "outage survived" in run("budget").stdout
+    document = json.loads(run("budget", "--ttl", "30", "--json").stdout)
+    assert (document["ttl"], document["cycle"]) == (30, 10)
+    assert document["outage_survived"] == leasekit.Beats().for_ttl(30).outage_survived
+
+
+def test_a_budget_that_contradicts_itself_is_wrong_usage_and_says_what_to_change(run: Run) -> None:
+    done = run("budget", "--ttl", "300", "--cycle", "180")
+    assert done.exit_code == 2
+    assert "lower cycle from 180 to 150" in done.stderr
+
+
+# Looking again and again --------------------------------------------------------------------------------------
+
+
+def answers(*said: object) -> Callable[[], object]:
+    """A look that sees these one after the other; errors are raised."""
+    rest: Iterator[object] = iter(said)
+
+    def look() -> object:
+        now = next(rest)
+        if isinstance(now, Exception):
+            raise now
+        return now
+
+    return look
+
+
+def test_an_outage_is_waited_out_with_a_word_when_it_begins_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = service.looks(answers(1, Unavailable("away"), Unavailable("away"), 2, 3), every=0)
+    assert [next(seen) for _ in range(3)] == [1, 2, 3]
+    assert capsys.readouterr().err == "leasekit: away; trying again\nleasekit: it answers again\n"
+
+
+def test_the_first_look_fails_at_once() -> None:
+    with pytest.raises(Unavailable):
+        next(service.looks(answers(Unavailable("away"), 1), every=0))

@@ -1,0 +1,141 @@
+"""`leasekit tasks` and `leasekit cancel`: lists that scripts can read."""
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from leasekit import Client, NewTask, Status
+from leasekit.cli.tail import Tail
+from leasekit.task import Page, TaskInfo
+
+Run = Callable[..., Any]
+
+
+def fields(done: Any) -> list[list[str]]:
+    return [line.split("\t") for line in done.stdout.splitlines()]
+
+
+def test_a_task_is_a_line_of_six_fields(run: Run, client: Client) -> None:
+    client.schedule("k", id="mine", at=datetime(2100, 1, 1, tzinfo=UTC))
+    assert fields(run("tasks")) == [["mine", "k", "new", "0", "2100-01-01T00:00:00.000Z", "-"]]
+
+
+def test_filters_are_applied_together(run: Run, client: Client) -> None:
+    client.schedule_all(
+        [NewTask(kind="k", id="a", collection="c"), NewTask(kind="k", id="b"), NewTask(kind="l", id="c")]
+    )
+    client.cancel("b")
+    assert [line[0] for line in fields(run("tasks", "--kind", "k"))] == ["a", "b"]
+    assert [line[0] for line in fields(run("tasks", "--kind", "k", "--status", "new"))] == ["a"]
+    assert [line[0] for line in fields(run("tasks", "--collection", "c"))] == ["a"]
+    assert fields(run("tasks", "--worker", "nobody")) == []
+
+
+def test_a_limit_is_kept_and_what_is_left_out_is_said(run: Run, client: Client) -> None:
+    client.schedule_all([NewTask(kind="k", id=f"t{number:04}") for number in range(700)])
+    cut = run("tasks", "--limit", "600")
+    assert [line[0] for line in fields(cut)] == [f"t{number:04}" for number in range(600)]
+    assert "raise --limit" in cut.stderr
+    whole = run("tasks", "--limit", "0")
+    assert len(fields(whole)) == 700
+    assert whole.stderr == ""
+
+
+def test_a_limit_that_is_just_met_leaves_nothing_to_say(run: Run, client: Client) -> None:
+    client.schedule_all([NewTask(kind="k"), NewTask(kind="k")])
+    assert run("tasks", "--limit", "2").stderr == ""
+
+
+def test_json_is_a_line_for_each_task(run: Run, client: Client) -> None:
+    client.schedule_all([NewTask(kind="k", id="a", payload={"x": "\x1b[31m"}), NewTask(kind="k", id="b")])
+    lines = run("tasks", "--json").stdout.splitlines()
+    assert [json.loads(line)["id"] for line in lines] == ["a", "b"]
+    assert json.loads(lines[0])["payload"] == {"x": "\x1b[31m"}
+
+
+def test_a_status_that_there_is_not_is_wrong_usage_and_those_that_are_are_named(run: Run) -> None:
+    done = run("tasks", "--status", "done")
+    assert done.exit_code == 2
+    assert "retriable_failure" in done.stderr
+
+
+# Following: see test_processes for the command itself ---------------------------------------------------------
+
+
+def task(number: int, status: Status = Status.NEW, worker: str | None = None) -> TaskInfo:
+    return TaskInfo(
+        id=str(number), kind="k", status=status, priority=2, attempt=0, crashes=0, fence=0,
+        at=datetime(2100, 1, 1, tzinfo=UTC), worker=worker,
+    )  # fmt: skip
+
+
+class Listing:
+    """Pages of two; remembers where they were asked from."""
+
+    def __init__(self, tasks: Sequence[TaskInfo]) -> None:
+        self.tasks = list(tasks)
+        self.asked: list[str | None] = []
+
+    def page(self, cursor: str | None) -> Page:
+        self.asked.append(cursor)
+        start = int(cursor or 0)
+        more = start + 2 < len(self.tasks)
+        return Page(tasks=self.tasks[start : start + 2], cursor=str(start + 2) if more else None)
+
+
+def ids(tasks: Sequence[TaskInfo]) -> list[str]:
+    return [task.id for task in tasks]
+
+
+def test_a_tail_shows_everything_once_and_then_what_changes() -> None:
+    listing = Listing([task(0), task(1), task(2)])
+    tail = Tail(listing.page)
+    assert ids(tail.look()) == ["0", "1", "2"]
+    assert ids(tail.look()) == []
+    listing.tasks[1] = task(1, Status.CLAIMED, "w")
+    listing.tasks.append(task(3))
+    assert ids(tail.look()) == ["1", "3"]
+    listing.tasks[1] = task(1, Status.CLAIMED, "another")
+    assert ids(tail.look()) == ["1"]
+
+
+def test_a_tail_does_not_read_again_the_pages_at_the_beginning_in_which_all_have_ended() -> None:
+    over = Status.SUCCESS
+    listing = Listing([task(0, over), task(1, over), task(2, over), task(3), task(4, over), task(5, over), task(6)])
+    tail = Tail(listing.page)
+    assert ids(tail.look()) == ["0", "1", "2", "3", "4", "5", "6"]
+    listing.asked.clear()
+    assert ids(tail.look()) == []
+    assert listing.asked == ["2", "4", "6"]
+    listing.tasks[3] = task(3, over)
+    listing.tasks[6] = task(6, over)
+    assert ids(tail.look()) == ["3", "6"]
+    listing.asked.clear()
+    listing.tasks += [task(7), task(8)]
+    assert ids(tail.look()) == ["7", "8"]
+    assert listing.asked == ["6", "8"]
+
+
+# Cancel -------------------------------------------------------------------------------------------------------
+
+
+def test_cancel_says_what_became_of_each(run: Run, client: Client) -> None:
+    client.schedule_all([NewTask(kind="k", id="a"), NewTask(kind="k", id="b")])
+    done = run("cancel", "a", "b")
+    assert done.exit_code == 0
+    assert fields(done) == [["a", "cancelled"], ["b", "cancelled"]]
+
+
+def test_one_that_cannot_be_cancelled_is_exit_code_1(run: Run, client: Client) -> None:
+    client.schedule("k", id="a")
+    done = run("cancel", "a", "nope", "--json")
+    assert done.exit_code == 1
+    assert [json.loads(line)["verdict"] for line in done.stdout.splitlines()] == ["cancelled", "gone"]
+
+
+def test_more_than_a_batch_can_be_cancelled(run: Run, client: Client) -> None:
+    names = [f"t{number}" for number in range(1001)]
+    for start in (0, 1000):
+        client.schedule_all([NewTask(kind="k", id=name) for name in names[start : start + 1000]])
+    assert len(fields(run("cancel", *names))) == 1001

@@ -1,0 +1,511 @@
+"""The keeper: beats that go on whatever happens to calls, adapters, hooks and bodies."""
+
+# ruff: noqa: ASYNC110 - a fake clock's time passes for all who wait, whatever they wait for
+
+import asyncio
+import faulthandler
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from leasekit import Beats
+from leasekit._driver.clock import Clock
+from leasekit._driver.holding import Holding
+from leasekit._driver.keeper import Keeper
+from leasekit._driver.outbox import Report
+from leasekit.backend import Backend, Traits
+from leasekit.errors import LeaseLost, NotHeld
+from leasekit.hooks import Event, Hooks, Lost, Overloaded, Renewed, Sent
+from leasekit.task import Beat, NewTask, Settlement, Status, Task, Verdict
+from leasekit.testing import faults
+from leasekit.testing.clock import FakeClock
+from leasekit.testing.faults import Call, Fault, Faulty
+from leasekit.testing.memory import MemoryBackend, MemoryService
+
+pytestmark = pytest.mark.anyio
+
+
+class Rig:
+    """A keeper in the loop of the test."""
+
+    def __init__(self, backend: Backend, clock: Clock, beats: Beats, last_resort: Callable[[], None] | None) -> None:
+        self.events: list[Event] = []
+        self.keeper = Keeper(
+            backend,
+            beats,
+            clock=clock,
+            hooks=Hooks([self.events.append]),
+            chance=random.Random(1),
+            last_resort=last_resort,
+        )
+        self.running = asyncio.create_task(self.keeper.run())
+
+    def of(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def aclose(self) -> None:
+        await self.keeper.aclose()
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+
+
+Start = Callable[..., Rig]
+
+
+@pytest.fixture
+async def start(faulty: Faulty, clock: FakeClock) -> AsyncIterator[Start]:
+    rigs: list[Rig] = []
+
+    def start(
+        beats: Beats | None = None, last_resort: Callable[[], None] | None = None, backend: Backend | None = None
+    ) -> Rig:
+        rigs.append(Rig(backend or faulty, clock, beats or Beats(), last_resort))
+        return rigs[-1]
+
+    yield start
+    faulty.clear()
+    for rig in rigs:
+        await rig.aclose()
+
+
+async def until(fact: Callable[[], Any]) -> None:
+    async with asyncio.timeout(20):
+        while not fact():
+            await asyncio.sleep(0.001)
+
+
+async def let_pass(clock: FakeClock, seconds: float, step: float = 1) -> None:
+    """Let time pass, the keeper always keeping up: all in this loop, so it has done its work when nothing is ready."""
+    end = clock.now() + seconds
+    while clock.now() < end:
+        clock.advance(min(step, end - clock.now()))
+        for _ in range(15):
+            await asyncio.sleep(0)
+
+
+async def held(rig: Rig, backend: Any, count: int = 1, **options: Any) -> list[Holding]:
+    """So many leases whose bodies run."""
+    await backend.schedule([NewTask(kind="k", **options) for _ in range(count)])
+    holdings = await rig.keeper.claim(["k"], limit=count, wait=0, started=True)
+    for holding in holdings:
+        holding.begin(None)
+    return holdings
+
+
+def end(rig: Rig, holding: Holding, outcome: Any = "success", **said: Any) -> Report:
+    report = Report(Settlement(id=holding.task.id, token=holding.task.token, outcome=outcome, **said))
+    rig.keeper.settle(holding, report)
+    return report
+
+
+# Beats
+
+
+async def test_every_lease_beats_once_in_a_cycle(start: Start, faulty: Faulty, clock: FakeClock) -> None:
+    rig = start()
+    holdings = await held(rig, faulty, 250)
+    await let_pass(clock, 600)
+    beats: dict[str, int] = {}
+    for call in faulty.log:
+        if call.kind == "beat":
+            for beat in call.items:
+                beats[beat.id] = beats.get(beat.id, 0) + 1
+    assert {beats[holding.task.id] for holding in holdings} <= {5, 6}
+    assert not any(holding.lost for holding in holdings)
+
+
+async def test_ten_thousand_leases_are_kept(
+    clock: FakeClock, service: MemoryService, record_property: Callable[[str, object], None]
+) -> None:
+    """With what a renewal costs, for the record: timings decide nothing."""
+    spent = 0.0
+
+    class Metered(MemoryBackend):
+        async def beat(self, beats: Any) -> list[Verdict]:
+            nonlocal spent
+            began = time.process_time()
+            try:
+                return await super().beat(beats)
+            finally:
+                spent += time.process_time() - began
+
+    backend = Metered(service, worker="w")
+    renewed = 0
+
+    def count(event: Event) -> None:
+        nonlocal renewed
+        if isinstance(event, Renewed):
+            renewed += len(event.task_ids)
+
+    beats = Beats(batch=1000).for_ttl(6)
+    keeper = Keeper(backend, beats, clock=clock, hooks=Hooks([count]), chance=random.Random(1))
+    running = asyncio.create_task(keeper.run())
+    began = time.process_time()
+    await backend.schedule([NewTask(kind="k", claim_timeout=6, heartbeat_timeout=6) for _ in range(1000)])
+    holdings: list[Holding] = []
+    while len(holdings) < 10_000:
+        if holdings:
+            await backend.schedule([NewTask(kind="k", claim_timeout=6, heartbeat_timeout=6) for _ in range(1000)])
+        holdings += await keeper.claim(["k"], limit=1000, wait=0, started=True)
+    added = time.process_time() - began
+    spent, renewed, began = 0.0, 0, time.process_time()
+    for _ in range(5 * 24):  # ten seconds: five cycles
+        clock.advance(1 / 12)
+        for _ in range(6):
+            await asyncio.sleep(0)
+    ours = time.process_time() - began - spent
+    assert len(keeper) == 10_000
+    assert not any(holding.lost for holding in holdings)
+    assert renewed >= 4 * 10_000
+    record_property("microseconds_per_renewal", round(ours / renewed * 1e6, 2))
+    record_property("microseconds_per_claim", round(added / 10_000 * 1e6, 2))
+    print(f"\n{ours / renewed * 1e6:.2f} µs a renewal without the service, {added / 1e4 * 1e6:.1f} µs a claim with it")
+    await keeper.aclose()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_call_that_hangs_delays_nobody_elses_beats(start: Start, faulty: Faulty, clock: FakeClock) -> None:
+    """PITFALLS 7."""
+    rig = start(Beats(batch=1))
+    holdings = await held(rig, faulty, 3)
+    await let_pass(clock, 5)
+    faulty.script("beat", faults.hang)
+    await let_pass(clock, 130)
+    late = [holding for holding in holdings if clock.now() - holding.term.granted_at > 60]
+    assert len(late) == 1
+
+
+async def test_whatever_an_adapter_does_to_a_beat_is_one_failed_try(
+    start: Start, faulty: Faulty, clock: FakeClock
+) -> None:
+    """PITFALLS 10, 16: not even its own cancellation, or its wish to end the process."""
+
+    def raising(error: BaseException) -> Fault:
+        async def act(call: Call) -> Any:
+            raise error
+
+        return Fault(type(error).__name__, act)
+
+    async def nonsense(call: Call) -> Any:
+        return object()
+
+    rig = start(Beats(in_flight=1))
+    [holding] = await held(rig, faulty)
+    await let_pass(clock, 1)
+    strange = [asyncio.CancelledError(), SystemExit(), KeyboardInterrupt(), RuntimeError(), pytest.fail.Exception("no")]
+    for fault in [*map(raising, strange), Fault("nonsense", nonsense), faults.shorten, faults.shuffle, faults.misspell]:
+        faulty.script("beat", fault)
+        await let_pass(clock, 140)
+        assert not holding.lost, fault.name
+    assert holding.clock.now() - holding.term.granted_at < 140
+
+
+@pytest.mark.parametrize("ttl", [float("nan"), float("inf"), -1.0, 0.5])
+async def test_a_ttl_that_makes_no_sense_is_one_failed_try(
+    start: Start, faulty: Faulty, clock: FakeClock, ttl: float
+) -> None:
+    async def senseless(call: Call) -> Any:
+        return [Verdict(id=beat.id, verdict="renewed", ttl=ttl) for beat in call.items]
+
+    rig = start()
+    [holding] = await held(rig, faulty)
+    await let_pass(clock, 1)
+    faulty.script("beat", Fault("senseless", senseless))
+    await let_pass(clock, 130)
+    assert holding.term.beats.ttl == 300
+    assert not holding.lost
+
+
+async def test_the_rhythm_follows_the_ttl_that_is_granted(start: Start, faulty: Faulty, clock: FakeClock) -> None:
+    rig = start()
+    [holding] = await held(rig, faulty, claim_timeout=300, heartbeat_timeout=30)
+    await let_pass(clock, 120, 0.5)
+    assert holding.term.beats.ttl == 30
+    assert not holding.lost
+    assert 9 <= faulty.calls["beat"] <= 16
+    end(rig, holding)
+    await let_pass(clock, 2)
+    assert not rig.keeper._cycles
+
+
+async def test_a_keeper_that_had_nothing_to_do_goes_on_with_the_next_lease(
+    start: Start, faulty: Faulty, clock: FakeClock
+) -> None:
+    """PITFALLS 15."""
+    rig = start()
+    for _ in range(3):
+        [holding] = await held(rig, faulty)
+        await let_pass(clock, 130)
+        assert clock.now() - holding.term.granted_at < 120
+        end(rig, holding)
+        await let_pass(clock, 1000, 10)
+        assert not len(rig.keeper)
+
+
+async def test_a_keeper_that_stumbles_goes_on(
+    start: Start, faulty: Faulty, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PITFALLS 11, 16."""
+    rig = start()
+    [holding] = await held(rig, faulty)
+    stumbling = True
+    once = Keeper._once
+
+    def stumble(self: Keeper, now: float) -> float:
+        if stumbling:
+            raise ZeroDivisionError
+        return once(self, now)
+
+    monkeypatch.setattr(Keeper, "_once", stumble)
+    await let_pass(clock, 100)
+    stumbling = False
+    await let_pass(clock, 130)
+    assert not holding.lost
+    assert "stumbled" in caplog.text
+
+
+async def test_retries_are_bounded_however_many_leases_fail(start: Start, faulty: Faulty, clock: FakeClock) -> None:
+    """PITFALLS 18."""
+    rig = start(Beats(batch=10))
+    await held(rig, faulty, 100)
+    await let_pass(clock, 120)
+    faulty.always("beat", faults.refuse)
+    before = faulty.calls["beat"]
+    await let_pass(clock, 100)
+    assert faulty.calls["beat"] - before <= 101
+
+
+async def test_two_claims_of_one_task_are_two_leases(start: Start, faulty: Faulty, clock: FakeClock) -> None:
+    """PITFALLS 24, 25: the token is that of the claim, not of the task or the process."""
+    rig = start()
+    [old] = await held(rig, faulty)
+    faulty.always("beat", faults.hang)
+    clock.advance(301)
+    [new] = await rig.keeper.claim(["k"], limit=1, wait=0, started=True)
+    assert new is not old
+    assert new.task.id == old.task.id
+    report = end(rig, old)
+    await until(report.answer.done)
+    assert report.answer.result().reason == "taken"
+    assert rig.keeper.get(new.task) is new
+    assert not new.lost
+
+
+# Progress
+
+
+async def test_progress_that_the_service_refuses_is_left_out_and_harms_nobody(
+    start: Start, faulty: Faulty, clock: FakeClock
+) -> None:
+    rig = start()
+    good, bad = await held(rig, faulty, 2)
+    await let_pass(clock, 2)
+    good.report("kept")
+    bad.report("x" * 70_000)
+    await let_pass(clock, 140)
+    assert clock.now() - good.term.granted_at < 120
+    assert clock.now() - bad.term.granted_at < 120
+    found = await faulty.get(good.task.id)
+    assert found is not None
+    assert found.progress == "kept"
+
+
+async def test_no_progress_slips_between_an_acknowledgement_and_the_next_beat() -> None:
+    holding = Holding(
+        Task(id="t", kind="k", token="x", ttl=300), Beats(), FakeClock(), granted_at=0, confirmed=True, started=True
+    )
+    holding.begin(None)
+    assert holding.beat == Beat(id="t", token="x")
+    holding.report("old")
+    sent = holding.beat
+    holding.report("new")
+    holding.reported(sent)
+    assert holding.beat.progress == "new"
+    holding.reported(holding.beat)
+    assert holding.beat == Beat(id="t", token="x")
+    holding.reported(Beat(id="t", token="x"))
+    assert holding.beat == Beat(id="t", token="x")
+
+
+# Endings
+
+
+async def test_a_settled_lease_leaves_nothing_behind(start: Start, faulty: Faulty, clock: FakeClock) -> None:
+    """PITFALLS 36."""
+    rig = start()
+    for holding in await held(rig, faulty, 50):
+        end(rig, holding)
+    await let_pass(clock, 2)
+    assert not len(rig.keeper)
+    assert not rig.keeper._cycles
+
+
+async def test_bodies_that_ended_are_not_kept_for_their_idle_time(
+    start: Start, faulty: Faulty, clock: FakeClock
+) -> None:
+    """PITFALLS 36: an hour of idle time must not keep an hour of tasks in memory."""
+    rig = start()
+    for _ in range(4):
+        await faulty.schedule([NewTask(kind="k") for _ in range(100)])
+        for holding in await rig.keeper.claim(["k"], limit=100, wait=0, started=True):
+            holding.begin(3600)
+            rig.keeper.watch(holding)
+            end(rig, holding)
+        await until(lambda: not len(rig.keeper))
+    assert len(rig.keeper._idle) < 250
+
+
+async def test_what_is_given_back_is_beaten_no_more_where_a_late_beat_would_take_it_again(
+    start: Start, faulty: Faulty, clock: FakeClock
+) -> None:
+    """PITFALLS 20."""
+    faulty.traits = Traits(refuses_stale=False)
+    rig = start()
+    back, done = await held(rig, faulty, 2)
+    await let_pass(clock, 2)
+    faulty.always("settle", faults.refuse)
+    end(rig, back, "release", retry_after=60)
+    end(rig, done)
+    beats = faulty.calls["beat"]
+    await let_pass(clock, 150)
+    later = [beat.id for call in faulty.log if call.kind == "beat" for beat in call.items][beats:]
+    assert done.task.id in later
+    assert back.task.id not in later
+    faulty.clear()
+    await let_pass(clock, 10)
+
+
+async def test_a_loser_and_a_beginner_at_the_same_moment_do_not_miss_one_another(
+    start: Start, faulty: Faulty, clock: FakeClock
+) -> None:
+    rig = start()
+    await faulty.schedule([NewTask(kind="k")])
+    [holding] = await rig.keeper.claim(["k"], limit=1, wait=0, started=True)
+    holding.lose("taken", "somebody has it", clock.now())
+    with pytest.raises(LeaseLost, match="somebody has it"):
+        holding.begin(None)
+    assert not holding.body_runs
+
+
+async def test_who_was_given_back_cannot_begin(start: Start, faulty: Faulty) -> None:
+    rig = start()
+    await faulty.schedule([NewTask(kind="k")])
+    [holding] = await rig.keeper.claim(["k"], limit=1, wait=0, started=True)
+    rig.keeper.unless_begun(holding)
+    with pytest.raises(NotHeld):
+        holding.begin(None)
+    await until(lambda: not len(rig.keeper))
+
+
+async def test_what_has_begun_is_not_given_back(start: Start, faulty: Faulty) -> None:
+    """PITFALLS 31."""
+    rig = start()
+    [holding] = await held(rig, faulty)
+    rig.keeper.unless_begun(holding)
+    assert not holding.settling
+    assert not faulty.calls["settle"]
+
+
+async def test_a_claim_asks_for_no_more_than_the_service_gives(start: Start, faulty: Faulty) -> None:
+    faulty.traits = Traits(max_claim=3)
+    rig = start()
+    await faulty.schedule([NewTask(kind="k") for _ in range(5)])
+    assert len(await rig.keeper.claim(["k"], limit=5, wait=0, started=True)) == 3
+
+
+async def test_who_is_over_capacity_is_told_once(start: Start, faulty: Faulty) -> None:
+    rig = start(Beats(ttl=300, cycle=3, rate=1, batch=1))
+    await held(rig, faulty, 6)
+    assert [event.held for event in rig.of(Overloaded)] == [4]
+
+
+async def test_a_buffered_task_says_so_until_its_body_begins(start: Start, faulty: Faulty, clock: FakeClock) -> None:
+    rig = start()
+    await faulty.schedule([NewTask(kind="k")])
+    [holding] = await rig.keeper.claim(["k"], limit=1, wait=0, started=False)
+    await let_pass(clock, 2)
+    found = await faulty.get(holding.task.id)
+    assert found is not None
+    assert found.status is Status.CLAIMED
+    holding.begin(None)
+    await let_pass(clock, 120)
+    found = await faulty.get(holding.task.id)
+    assert found is not None
+    assert found.status is Status.PROCESSING
+
+
+# The last rungs
+
+
+async def test_a_body_that_outlives_its_lease_meets_the_last_resort_once(
+    start: Start, faulty: Faulty, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stacks first; and a last resort that returns does not keep the keeper busy."""
+    order: list[str] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback", lambda *_, **__: order.append("stacks"))
+    rig = start(last_resort=lambda: order.append("end"))
+    [holding] = await held(rig, faulty)
+    await let_pass(clock, 1)
+    faulty.always("beat", faults.hang)
+    granted = holding.term.granted_at
+    await let_pass(clock, granted + Beats().slack - clock.now() + 0.5)
+    assert holding.lost
+    assert not order
+    await let_pass(clock, granted + Beats().trust - 0.5 - clock.now(), 0.5)
+    assert order == ["stacks"]
+    await let_pass(clock, 30, 0.5)
+    assert order == ["stacks", "end"]
+
+
+async def test_a_body_that_ends_in_time_meets_no_last_resort(
+    start: Start, faulty: Faulty, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback", lambda *_, **__: order.append("stacks"))
+    rig = start(last_resort=lambda: order.append("end"))
+    [holding] = await held(rig, faulty)
+    await let_pass(clock, 1)
+    faulty.always("beat", faults.hang)
+    await let_pass(clock, holding.term.granted_at + Beats().slack - clock.now() + 0.5)
+    assert [event.reason for event in rig.of(Lost)] == ["expired"]
+    rig.keeper.finish(holding)
+    await let_pass(clock, 60)
+    assert not order
+    assert not len(rig.keeper)
+
+
+async def test_stacks_that_cannot_be_dumped_stop_nothing(
+    start: Start, faulty: Faulty, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.__stderr__", object())
+    order: list[str] = []
+    rig = start(last_resort=lambda: order.append("end"))
+    await held(rig, faulty)
+    await let_pass(clock, 1)
+    faulty.always("beat", faults.hang)
+    await let_pass(clock, 300)
+    assert order == ["end"]
+
+
+# Suspension
+
+
+async def test_after_suspension_a_lease_that_ran_out_is_lost_at_once_and_not_revived(
+    start: Start, faulty: Faulty, clock: FakeClock
+) -> None:
+    """PITFALLS 9, 21."""
+    rig = start()
+    [holding] = await held(rig, faulty)
+    await let_pass(clock, 1)
+    sent = len(rig.of(Sent))
+    clock.advance(3600)
+    assert holding.lost
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert [event.reason for event in rig.of(Lost)] == ["expired"]
+    assert len(rig.of(Sent)) == sent
+    rig.keeper.finish(holding)

@@ -1,0 +1,226 @@
+"""A worker as a process: signals, and its end where a body outlives its lease."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+Eventually = Callable[..., Any]
+
+_PREAMBLE = """
+import os, signal, sys, threading, time
+import leasekit
+from leasekit.testing import faults
+from leasekit.testing.faults import Faulty
+from leasekit.testing.memory import MemoryBackend, MemoryService
+
+service = MemoryService()
+faulty = Faulty(MemoryBackend(service, worker="worker"))
+submitter = leasekit.Client(MemoryBackend(service, worker="submitter"))
+worker = leasekit.Worker(faulty, concurrency=2)
+
+def say(*words):
+    print(*words, flush=True)
+
+def now():
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+"""
+
+
+class Script:
+    """A Python process; what it says goes to a file."""
+
+    def __init__(self, home: Path, code: str) -> None:
+        (home / "script.py").write_text(_PREAMBLE + dedent(code))
+        self._said = home / "said"
+        self._errors = home / "errors"
+        with self._said.open("w") as said, self._errors.open("w") as errors:
+            self.process = subprocess.Popen([sys.executable, "script.py"], cwd=home, stdout=said, stderr=errors)
+
+    @property
+    def said(self) -> list[str]:
+        return self._said.read_text().splitlines()
+
+    @property
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def exit_code(self) -> int:
+        return self.process.wait(60)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], Script]]:
+    started: list[Script] = []
+
+    def start(code: str) -> Script:
+        started.append(Script(tmp_path, code))
+        return started[-1]
+
+    yield start
+    for script in started:
+        script.process.kill()
+        script.process.wait()
+
+
+GRACEFUL = """
+    finish = threading.Event()
+
+    @worker.handler("thread")
+    def in_thread(payload):
+        say("begun")
+        finish.wait(60)
+        return "thread"
+
+    @worker.handler("blocks")
+    async def blocks(payload):
+        say("begun")
+        finish.wait(60)  # also the loop
+        return "loop"
+
+    def end():
+        while faulty.calls["claim"] < 6:  # both claims, those that followed, and what the stop gives up
+            time.sleep(0.001)
+        say("stopping")
+        finish.set()
+
+    threading.Thread(target=end, daemon=True).start()
+    ids = [submitter.schedule(kind).id for kind in ("thread", "blocks")]
+    worker.run()
+    say(*[submitter.get(task_id).result for task_id in ids])
+    submitter.close()
+    say(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+    say(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_bodies_end_and_their_results_be_reported(
+    start: Callable[[str], Script], eventually: Eventually, number: signal.Signals
+) -> None:
+    script = start(GRACEFUL)
+    eventually(lambda: script.said.count("begun") == 2)
+    script.signal(number)
+    assert script.exit_code() == 0, script.errors
+    assert script.said[2:] == ["stopping", "thread loop", "True", "True"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_process_at_once_and_its_logs_are_written(
+    start: Callable[[str], Script], eventually: Eventually, number: signal.Signals
+) -> None:
+    script = start(
+        """
+        import logging
+        from logging.handlers import MemoryHandler
+        held_back = MemoryHandler(1000, flushLevel=logging.CRITICAL, target=logging.StreamHandler())
+        logging.basicConfig(level=logging.INFO, handlers=[held_back])
+
+        @worker.handler("k")
+        def never_ends(payload):
+            say("begun")
+            threading.Event().wait()
+
+        submitter.schedule("k")
+        say("ready")
+        worker.run()
+        """
+    )
+    eventually(lambda: "begun" in script.said)
+    script.signal(number)
+    while script.process.poll() is None:
+        script.signal(number)
+        try:
+            script.process.wait(0.1)
+        except subprocess.TimeoutExpired:
+            continue
+    assert script.exit_code() == 128 + number
+    assert "a second signal ends it at once" in script.errors
+
+
+def test_a_body_that_outlives_its_lease_ends_the_process_before_its_trust_ends_and_shows_all_stacks(
+    start: Callable[[str], Script],
+) -> None:
+    script = start(
+        """
+        faulty.always("beat", faults.drop)
+
+        @worker.handler("k")
+        def never_checks(payload):
+            until = now() + 4  # the grant was before
+            say("ttl", until)
+            while True:
+                say("at", now())
+                time.sleep(0.005)
+
+        submitter.schedule("k", claim_timeout=4, heartbeat_timeout=4)
+        worker.run()
+        """
+    )
+    assert script.exit_code() == 75, script.errors
+    times = [float(line.split()[1]) for line in script.said if line.count(" ") == 1]
+    assert times[-1] < times[0]
+    assert times[-1] > times[0] - 2
+    assert "never_checks" in script.errors
+
+
+def test_a_soft_worker_is_not_ended(start: Callable[[str], Script]) -> None:
+    script = start(
+        """
+        worker = leasekit.Worker(faulty, watchdog="soft")
+        faulty.always("beat", faults.drop)
+
+        @worker.handler("k")
+        def checks_late(payload, held):
+            until = now() + 2.5
+            while now() < until:
+                time.sleep(0.01)
+            try:
+                held.check()
+            except leasekit.LeaseLost:
+                say("lost")
+                worker.stop()
+                raise
+
+        submitter.schedule("k", claim_timeout=2, heartbeat_timeout=2)
+        worker.run()
+        submitter.close()
+        """
+    )
+    assert script.exit_code() == 0, script.errors
+    assert "lost" in script.said
+
+
+def test_a_child_that_a_handler_forks_does_not_become_a_second_worker(start: Callable[[str], Script]) -> None:
+    script = start(
+        """
+        @worker.handler("k")
+        def forks(payload):
+            if pid := os.fork():
+                _, status = os.waitpid(pid, 0)
+                return os.waitstatus_to_exitcode(status)
+            return "from the child"  # comes back from the handler, as a child should not
+
+        task_id = submitter.schedule("k").id
+
+        def end():
+            while submitter.get(task_id).status != "success":
+                time.sleep(0.001)
+            worker.stop()
+
+        threading.Thread(target=end, daemon=True).start()
+        worker.run()
+        say(submitter.get(task_id).result)
+        submitter.close()
+        """
+    )
+    assert script.exit_code() == 0, script.errors
+    assert script.said == ["0"]

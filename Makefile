@@ -25,6 +25,10 @@ demo: $(VENV)/leasekit ## See it work: `leasekit demo`
 test: $(VENV)/dev $(VENV)/leasekit ## Test the installed package (ARGS=… goes to pytest)
 	@$(BIN)/pytest -n auto --maxprocesses 8 $(ARGS)
 
+.PHONY: fuzz
+fuzz: $(VENV)/dev $(VENV)/leasekit ## Send the server many more made-up requests than `make test` does
+	@LEASEKIT_FUZZ=1 $(BIN)/pytest -n auto --timeout 1800 tests/server/http/test_schemathesis.py $(ARGS)
+
 .PHONY: check
 check: $(VENV)/dev ## Lint, format and types (changes nothing)
 	@$(BIN)/ruff check --quiet

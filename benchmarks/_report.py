@@ -91,7 +91,13 @@ def _server(lines: Sequence[Line]) -> list[str]:
     ]
 
 
-_SHOWN = {"lives": _lives, "held": _held, "latency": _latency, "server": _server}
+def _telemetry(lines: Sequence[Line]) -> list[str]:
+    rows = [[line["case"], f"{line['cpu_us_per_life']:,}", f"{line['of_bare']:.3f}"] for line in lines]
+    drawn = _draw("telemetry", "CPU µs a life", [(line["case"], line["cpu_us_per_life"]) for line in lines])
+    return ["### Telemetry", _machine(lines), _table(["", "CPU µs a life", "of not instrumented"], rows), drawn]
+
+
+_SHOWN = {"lives": _lives, "held": _held, "latency": _latency, "server": _server, "telemetry": _telemetry}
 
 
 def _machine(lines: Sequence[Line]) -> str:

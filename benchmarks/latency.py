@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 
 import leasekit
 from _common import HERE, Bench, Server, percentile, stored_in
+from leasekit.task import NewTask
 
 _spawn = multiprocessing.get_context("spawn")
 _WARM = 20  # tasks that do not count

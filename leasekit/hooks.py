@@ -207,7 +207,10 @@ class Hooks:
         return hook in self._own or hook in _everywhere
 
     def __bool__(self) -> bool:
-        return any(not isinstance(hook, Tracer) or hook.listening for hook in self._listeners)
+        # The first half is all that there is to it where nobody listens.
+        return bool(self._own or _everywhere) and any(
+            not isinstance(hook, Tracer) or hook.listening for hook in self._listeners
+        )
 
     def __call__(self, event: Event) -> None:
         for hook in (log_events, *self._listeners):
@@ -273,13 +276,13 @@ def log_events(event: Event) -> None:
     match event:
         case Lost():
             extra = about(event.task_id, event.token)
-            logger.warning("lost %s (token %.6s…): %s", event.task_id, event.token, event.why, extra=extra)
+            logger.warning("lost %s (token %s…): %s", event.task_id, extra["token_start"], event.why, extra=extra)
         case AtRisk():
             extra = about(event.task_id, event.token)
-            logger.info("at risk %s (token %.6s…): %s", event.task_id, event.token, event.why, extra=extra)
+            logger.info("at risk %s (token %s…): %s", event.task_id, extra["token_start"], event.why, extra=extra)
         case Ordered():
             extra = about(event.task_id, event.token)
-            logger.info("ordered to %s: %s (token %.6s…)", event.order, event.task_id, event.token, extra=extra)
+            logger.info("ordered to %s: %s (token %s…)", event.order, event.task_id, extra["token_start"], extra=extra)
         case Unreported():
             logger.warning("%d results could not be reported, and are kept: %s", len(event.task_ids), event.why)
         case Overloaded():

@@ -56,6 +56,7 @@ except ImportError as error:
 
 __all__ = ["Listening", "Telemetry", "hook", "instrument", "uninstrument"]
 
+_LOOK = 0.05  # seconds between two looks for providers, while there are none
 _SCHEMA = "https://opentelemetry.io/schemas/1.30.0"
 _SYSTEM = {"messaging.system": "leasekit"}
 _FAST = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
@@ -110,6 +111,8 @@ class Telemetry(Tracer):
     def __init__(self, tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None) -> None:
         self._tracer_provider = tracer_provider
         self._meter_provider = meter_provider
+        self._records = False
+        self._look_at = 0.0
         release = version("leasekit")
         self._tracer = trace.get_tracer("leasekit", release, tracer_provider, schema_url=_SCHEMA)
         self._metrics = _Metrics(
@@ -119,10 +122,14 @@ class Telemetry(Tracer):
 
     @property
     def listening(self) -> bool:
-        """Whether anybody records. Providers may be set up at any time, so it is asked each time."""
-        return _records(type(self._tracer_provider or trace.get_tracer_provider())) or _records(
-            type(self._meter_provider or metrics.get_meter_provider())
-        )
+        """Whether anybody records. That providers have been set up is noticed after a twentieth of a second at most."""
+        # To ask costs more than all the rest of a beat. Once there are providers, they stay.
+        if not self._records and (now := time.monotonic()) >= self._look_at:
+            self._look_at = now + _LOOK
+            self._records = _records(self._tracer_provider or trace.get_tracer_provider()) or _records(
+                self._meter_provider or metrics.get_meter_provider()
+            )
+        return self._records
 
     def __call__(self, event: Event) -> None:
         if not self.listening:
@@ -301,7 +308,7 @@ class _Run(Running):
 
 
 class _Metrics:
-    """The instruments. Names and attributes are listed in docs/telemetry.md."""
+    """The instruments."""
 
     def __init__(self, meter: metrics.Meter, gauge: Callable[[str], float | None]) -> None:
         seconds = functools.partial(meter.create_histogram, unit="s")
@@ -403,7 +410,6 @@ def _blame(span: Span, error: BaseException) -> None:
     span.set_status(Status(StatusCode.ERROR, type(error).__qualname__))
 
 
-@functools.cache
-def _records(provider: type) -> bool:
+def _records(provider: object) -> bool:
     # Those of the API itself stand in for one that has not been set up.
-    return not provider.__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
+    return not type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))

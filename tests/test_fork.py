@@ -170,13 +170,13 @@ def test_what_a_fork_drops_is_not_given_back(client: Client) -> None:
 def test_the_parent_goes_on_beating() -> None:
     """Also after the child has ended as interpreters do: what it inherits of the loop is the parent's too."""
     events: list[Event] = []
-
-    def use() -> None:
-        gc.collect()
-        client.schedule("k")
-        client.close()
-
     with leasekit.connect("memory://", hooks=[events.append]) as client:
+
+        def use() -> None:
+            gc.collect()
+            client.schedule("k")
+            client.close()
+
         client.schedule("k", claim_timeout=2, heartbeat_timeout=2)
         with leasekit.lease(next(client.tasks("k"))) as held:
             in_child(use)

@@ -41,7 +41,7 @@ LAYERS = {
     "lease": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
     "idle": Layer(INSIDE, set()),
     "worker": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
-    "telemetry": Layer(VALUES | SEAM, {"opentelemetry"}),
+    "telemetry": Layer(VALUES | SEAM, {"msgspec", "opentelemetry"}),
     "__init__": Layer(PUBLIC, set()),
     "__main__": Layer({"cli"}, set()),
     "adapters": Layer(PUBLIC, None),

@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
 from leasekit._core.term import Term
+from leasekit._driver.clock import BOOT_CLOCK
 from leasekit._driver.ends import Ends
 from leasekit.errors import ConfigError
 
 if TYPE_CHECKING:
     from leasekit._driver.timer import Timer
 
-__all__ = ["Mode", "Watchdog"]
+__all__ = ["UNGUARDED", "Mode", "Watchdog"]
 
 logger = logging.getLogger("leasekit")
 
@@ -41,7 +42,7 @@ class Watchdog:
     From any thread, and not in a forked child, which runs no body of its parent: there all methods do nothing.
     """
 
-    def __init__(self, mode: Mode, *, now: Callable[[], float]) -> None:
+    def __init__(self, mode: Mode, *, now: Callable[[], float] = BOOT_CLOCK.now) -> None:
         self._timer = _timer(mode, now)
         self._pid = os.getpid()
         # The GIL would do for one call into the kernel, but not to keep it in step with `_ends`: between a look at the
@@ -144,3 +145,6 @@ def _tried(now: Callable[[], float]) -> "Timer":
         timer.close()
         raise _Unguarded("leases are not counted by the clock of the kernel (CLOCK_BOOTTIME), or not by its seconds")
     return timer
+
+
+UNGUARDED = Watchdog("off")

@@ -1,6 +1,7 @@
 """The processes of `leasekit dev`: each in a group of its own, so that Ctrl-C reaches them in our order."""
 
 import ctypes
+import os
 import re
 import signal
 import subprocess
@@ -34,6 +35,8 @@ class Child:
             stdout=subprocess.PIPE if self._name == "serve" else None,
             text=True,
             process_group=0,
+            # Bytecode is judged by seconds and size: a quick edit of one character would not be seen.
+            env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
             preexec_fn=_end_with_parent,  # noqa: PLW1509 - there are no threads here whose locks a child could inherit
         )
 

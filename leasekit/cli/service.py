@@ -29,7 +29,7 @@ def connected(url: str, *, patience: float = 0) -> Generator[Client]:
             advice = "name another with --backend or LEASEKIT_URL"
             if url.startswith("http"):
                 advice += ", or start a server with 'leasekit serve'"
-            raise LeasekitError(f"{error}: {advice}") from error
+            raise LeasekitError(f"{error} ({advice})") from error
 
 
 def looks(look: Callable[[], T], *, every: float) -> Iterator[T]:

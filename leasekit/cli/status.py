@@ -21,7 +21,8 @@ __all__ = ["EXAMPLES", "status"]
 EXAMPLES = """\b
 With --watch, one task is watched until it has ended: exit code 1 if it did
 not end as a success. In a pipe, a task is lines of name and value, and one
-for each run; without an id, a line for each kind: kind, tasks, ended, running.
+for each run; without an id, a line for each kind: kind, tasks, ended and
+running ones.
 With --json, one document; with --watch too, a JSON line for each change.
 
 \b

@@ -25,7 +25,7 @@ from leasekit.server.polls import Polls
 from leasekit.server.problems import HANDLERS
 from leasekit.server.protocol import BoundedProtocol
 from leasekit.server.request import ApiRequest
-from leasekit.server.routes import PROVIDED, ROUTES
+from leasekit.server.routes import OPTIONS, PROVIDED, ROUTES
 
 __all__ = ["Server", "create_app", "serve"]
 
@@ -42,7 +42,7 @@ def create_app(engine: Engine, *, body_timeout: float = BODY_TIMEOUT, any_host: 
     """
     polls, metrics = Polls(), Metrics(engine)
     return Litestar(
-        route_handlers=[*ROUTES, openapi_json],
+        route_handlers=[*OPTIONS, *ROUTES, openapi_json],
         request_class=ApiRequest,
         state=State({"polls": polls, "engine": engine, "body_timeout": body_timeout}),
         dependencies={

@@ -13,17 +13,22 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from leasekit.errors import Refused
-from leasekit.task import Beat, NewTask, Settlement
+from leasekit.task import Beat, NewTask, Outcome, Settlement
 from leasekit.wire import MAX_BATCH, MAX_ERROR, MAX_NESTING, MAX_PAYLOAD, MAX_PROGRESS
 
-__all__ = ["check_beats", "check_new_tasks", "check_settlements", "refusal"]
+__all__ = ["ENDS", "check_beats", "check_new_tasks", "check_settlements", "refusal", "shortened"]
 
-_ENDS = frozenset({"success", "fatal"})
+ENDS: frozenset[Outcome] = frozenset({"success", "fatal"})
+"""Outcomes that may have successors."""
+
 _NULL = b"null"
 _TOO_DEEP = f"is nested too deep: {MAX_NESTING} levels at most"
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.encode
-_PLACE = re.compile(r"^(?P<detail>.*) - at `\$\.\w+(?:\[(?P<item>\d+)\])?\.?(?P<field>.*)`$", re.DOTALL)
+# `.tasks[3].retry.waits[1]`: the batch, the position in it, the field of the item.
+_PLACE = re.compile(r"\.(\w+)(?:\[(\d+)\](?:\.(.+))?)?", re.DOTALL)
+_ABSENT = re.compile(r"^Object (?:missing required|contains unknown) field `(.*)`$", re.DOTALL)
+_LONGEST = 500  # characters of a text that may repeat what a client sent
 
 
 def check_new_tasks(tasks: Sequence[NewTask]) -> None:
@@ -63,16 +68,33 @@ def check_settlements(settlements: Sequence[Settlement]) -> None:
 
 
 def refusal(error: msgspec.ValidationError) -> Refused:
-    """What the types refused, told like the rest: with the item and the field that msgspec names in its message."""
-    match = _PLACE.match(str(error))
-    if match is None:
-        return Refused(f"the request does not fit: {error}", errors=[{"detail": str(error)}])
-    found: dict[str, Any] = {"detail": match["detail"]}
-    if match["item"] is not None:
-        found["item"] = int(match["item"])
-    if match["field"]:
-        found["field"] = match["field"]
-    return Refused(f"the request does not fit: {error}", errors=[found])
+    """What the types refused, told like the rest: with the item and the field, as msgspec's message has them.
+
+    `Expected `str`, got `int` - at `$.tasks[3].kind`` is item 3, field `kind`.
+    """
+    # The last "at": what stands before it may repeat names that the client chose.
+    detail, _, path = str(error).rpartition(" - at `$")
+    if not detail:
+        detail, path = str(error), ""
+    place = _PLACE.fullmatch(path.removesuffix("`"))
+    batch, item, inside = place.groups() if place else (None, None, None)
+    absent = _ABSENT.search(detail)
+    names = [batch if item is None else inside, absent[1] if absent else None]
+    # An item of the wrong type altogether has no field: then the batch is named.
+    field = ".".join(name for name in names if name) or batch
+    entry: dict[str, Any] = {"detail": shortened(detail)}
+    if item is not None:
+        entry["item"] = int(item)
+    if field:
+        entry["field"] = shortened(field)
+    where = "the request" if item is None else f"item {item}"
+    said = ": ".join(entry[key] for key in ("field", "detail") if key in entry)
+    return Refused(f"{where} does not fit, and nothing was applied: {said}", errors=[entry])
+
+
+def shortened(text: str) -> str:
+    """The text, or its beginning where it is long: it may repeat what a client sent."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 class _Errors:
@@ -96,7 +118,7 @@ class _Errors:
 
 
 def _check_successors(errors: _Errors, item: int, one: Settlement) -> None:
-    if one.outcome not in _ENDS:
+    if one.outcome not in ENDS:
         errors.add(item, "then", f"goes with success and fatal only, not with {one.outcome}")
     if len(one.then) > MAX_BATCH:
         errors.add(item, "then", f"has {len(one.then)} successors: {MAX_BATCH} at most")

@@ -56,9 +56,17 @@ def claim(turn: Turn, asked: Sequence[Asked]) -> list[Answer]:
     if present:
         reap(turn)
         answers.update(_served(turn, present))
-    for lane in turn.tx.lanes({kind for one in waiting for kind in one.kinds}) if waiting else ():
-        turn.ready(lane.kind, lane.due_at, count=2 * len(asked))
+    if waiting:
+        _tell_what_is_left(turn, {kind for one in waiting for kind in one.kinds}, tried=len(asked))
     return [answers.get(id(one), _NOTHING) for one in asked]
+
+
+def _tell_what_is_left(turn: Turn, kinds: set[str], *, tried: int) -> None:
+    lanes = turn.tx.lanes(kinds)
+    for kind in kinds.difference(lane.kind for lane in lanes if lane.due_at <= turn.now):
+        turn.taken(kind)
+    for lane in lanes:
+        turn.ready(lane.kind, lane.due_at, count=2 * tried)
 
 
 # Claims that were answered before -----------------------------------------------------------------------------

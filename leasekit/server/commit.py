@@ -15,8 +15,8 @@ import random as _random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -146,11 +146,17 @@ class GroupCommit:
             self._waiting[rank] += size
             self._wake.notify()
 
-    async def ask(self, rank: Rank, request: Any, *, size: int) -> Any:
-        """Have a request of `size` items written, and say its answer. Raises like `submit`."""
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    def ask(self, rank: Rank, request: Any, *, size: int) -> "asyncio.Future[Any]":
+        """Have a request of `size` items written; its answer. Raises like `submit`."""
+        answer: asyncio.Future[Any] = self._loop.create_future()
         self.submit(rank, request, size=size, done=lambda result: _settle(answer, result))
-        return await answer
+        return answer
+
+    @contextmanager
+    def together(self) -> Generator[None]:
+        """What is submitted in this block comes into one transaction, as far as there is room for it."""
+        with self._wake:  # which the writer needs to take any of it, and `submit` takes once more
+            yield
 
     # In the writer's thread
 

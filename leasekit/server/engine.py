@@ -113,9 +113,13 @@ class Engine:
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Accept tasks: when this returns they are durable."""
-        # Whoever waits is tried in the same transaction: one commit makes a task durable and hands it out.
-        self._waiting.expect(Counter(task.kind for task in tasks if task.at is None))
-        return await self._write(_SCHEDULE, tasks)
+        if not tasks:
+            return []
+        with self._commit.together():  # one commit makes a task durable and hands it out to whoever waits
+            self._waiting.expect(Counter(task.kind for task in tasks if task.at is None))
+            scheduled = self._commit.ask(_SCHEDULE, tasks, size=len(tasks))
+        answer: list[Scheduled] = await scheduled
+        return answer
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict]:
         """Cancel: `cancelled` where one waits, `ordered` where it runs, `gone` where it has ended or is unknown."""

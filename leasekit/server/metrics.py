@@ -7,7 +7,7 @@ beforehand, whatever strangers send: kinds past the first hundred are *other* (S
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from litestar.types import Message, Scope
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -48,9 +48,10 @@ class Metrics:
     async def before_send(self, message: Message, scope: Scope) -> None:
         """Count an answer when it begins to leave."""
         if message["type"] == "http.response.start":
+            asked = cast("dict[str, Any]", scope)
             # Of what is no route the path is the stranger's own.
-            route = scope.get("path_template") if scope.get("route_handler") is not None else None
-            self._requests.count(str(route or _OTHER), str(scope.get("method")), message["status"])
+            route = asked.get("path_template") if asked.get("route_handler") is not None else None
+            self._requests.count(str(route or _OTHER), str(asked.get("method")), message["status"])
 
 
 class _RequestCollector(Collector):

@@ -17,6 +17,7 @@ from litestar.openapi.spec import Schema
 from litestar.plugins import OpenAPISchemaPlugin
 from litestar.typing import FieldDefinition
 
+from leasekit.server.bounds import ENDS
 from leasekit.server.request import ApiRequest
 
 __all__ = ["EXAMPLES", "document"]
@@ -45,6 +46,12 @@ EXAMPLES: dict[str, Any] = {
 }
 """One request of each class, by its name."""
 
+_THEN = [
+    {"properties": {"outcome": {"enum": sorted(ENDS)}}},
+    {"properties": {"then": {"maxItems": 0}}},
+]
+"""Which outcomes may have successors: `bounds` checks it, for the types cannot say it."""
+
 
 def document(routes: Sequence[HTTPRouteHandler], provided: Sequence[str]) -> dict[str, Any]:
     """The OpenAPI 3.1 document of these routes; `provided` are parameters that do not come from a request."""
@@ -70,6 +77,7 @@ def document(routes: Sequence[HTTPRouteHandler], provided: Sequence[str]) -> dic
             for parameter in operation.get("parameters", ()):
                 _drop_null(parameter["schema"])
             _drop_litestar_error(operation)
+            _drop_schema_of_events(operation)
     return _portable(drawn)
 
 
@@ -92,6 +100,8 @@ class _Schemas(OpenAPISchemaPlugin):
         _, drawn = msgspec.json.schema_components(self._classes.values(), ref_template=_REF)
         for name, example in EXAMPLES.items():
             drawn[name]["examples"] = [example]
+        if "SettlementItem" in drawn:
+            drawn["SettlementItem"]["anyOf"] = _THEN
         return {name: drawn[name] for name in sorted(drawn)}
 
 
@@ -112,3 +122,10 @@ def _drop_litestar_error(operation: dict[str, Any]) -> None:
     refusal = operation["responses"].get("400", {"content": {}})
     if "application/json" in refusal["content"]:
         del operation["responses"]["400"]
+
+
+def _drop_schema_of_events(operation: dict[str, Any]) -> None:
+    # It would be read as one of each event: OpenAPI 3.1 has no word for the form of a stream.
+    answers = operation["responses"].get("200", {}).get("content", {})
+    if "text/event-stream" in answers:
+        answers["text/event-stream"] = {}

@@ -7,7 +7,6 @@ client is told only that it happened.
 import http
 import logging
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,12 +15,12 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
 from leasekit.errors import Refused, Throttled, Unavailable
+from leasekit.server.bounds import shortened
 from leasekit.wire import ItemError, Problem
 
-__all__ = ["HANDLERS", "MEDIA_TYPE", "Malformed", "problem", "unfit"]
+__all__ = ["HANDLERS", "MEDIA_TYPE", "Malformed", "problem"]
 
 MEDIA_TYPE = "application/problem+json"
-_LONGEST = 500  # characters of a detail: it may repeat what the client sent
 
 logger = logging.getLogger("leasekit.server")
 
@@ -43,43 +42,10 @@ def problem(
     document = Problem(
         status=status,
         title=http.HTTPStatus(status).phrase,
-        detail=_short(detail),
+        detail=shortened(detail),
         errors=list(errors) if errors else None,
     )
     return Response(document, status_code=status, headers=dict(headers or {}), media_type=MEDIA_TYPE)
-
-
-def unfit(error: msgspec.ValidationError) -> Refused:
-    """The refusal of a body that is JSON but does not fit: names item and field, as msgspec's path does.
-
-    `Expected `str`, got `int` - at `$.tasks[3].kind`` is item 3, field `kind`.
-    """
-    # The last "at": what stands before it may repeat names that the client chose.
-    detail, _, path = str(error).rpartition(" - at `$")
-    if not detail:
-        detail, path = str(error), ""
-    place = _PLACE.fullmatch(path.removesuffix("`"))
-    batch, item, inside = place.groups() if place else (None, None, None)
-    absent = _ABSENT.search(detail)
-    names = [batch if item is None else inside, absent[1] if absent else None]
-    # An item of the wrong type altogether has no field: then the batch is named.
-    field = ".".join(name for name in names if name) or batch
-    entry: dict[str, Any] = {"detail": _short(detail)}
-    if item is not None:
-        entry["item"] = int(item)
-    if field:
-        entry["field"] = _short(field)
-    where = "the request" if item is None else f"item {item}"
-    return Refused(f"{where} does not fit; nothing was applied", errors=[entry])
-
-
-# `.tasks[3].retry.waits[1]`: the batch, the position in it, the field of the item.
-_PLACE = re.compile(r"\.(\w+)(?:\[(\d+)\](?:\.(.+))?)?", re.DOTALL)
-_ABSENT = re.compile(r"^Object (?:missing required|contains unknown) field `(.*)`$", re.DOTALL)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 # From exceptions to answers -----------------------------------------------------------------------------------
@@ -101,7 +67,7 @@ def _unavailable(_: Request[Any, Any, Any], error: Unavailable) -> Response[Prob
 
 def _bad_parameters(_: Request[Any, Any, Any], error: ValidationException) -> Response[Problem]:
     entries = error.extra if isinstance(error.extra, list) else []
-    errors = [ItemError(detail=_short(str(e.get("message"))), field=e.get("key")) for e in entries]
+    errors = [ItemError(detail=shortened(str(e.get("message"))), field=e.get("key")) for e in entries]
     return problem(422, "a parameter does not fit", errors=errors)
 
 

@@ -13,7 +13,8 @@ from litestar import Request
 from litestar.exceptions import HTTPException
 from litestar.types import Empty, EmptyType
 
-from leasekit.server.problems import Malformed, unfit
+from leasekit.server.bounds import refusal
+from leasekit.server.problems import Malformed
 from leasekit.wire import MAX_BODY
 
 __all__ = ["ApiRequest"]
@@ -36,7 +37,7 @@ class ApiRequest(Request[Any, Any, Any]):
         try:
             return _decoder(data.annotation).decode(await self.body())
         except msgspec.ValidationError as error:
-            raise unfit(error) from None
+            raise refusal(error) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Malformed(f"the body is not JSON: {error}") from None
         except RecursionError:

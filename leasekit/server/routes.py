@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import Annotated, Any, TypeAlias, get_args
 
 import msgspec
-from litestar import get, post
+from litestar import get, post, route
 from litestar.di import NamedDependency
-from litestar.exceptions import HTTPException, NotFoundException
+from litestar.exceptions import HTTPException, NotFoundException, ValidationException
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromQuery, HeaderParameter, JSONBody, PathParameter, QueryParameter
@@ -39,7 +39,7 @@ from leasekit.wire import (
     VerdictsAnswer,
 )
 
-__all__ = ["PROVIDED", "ROUTES", "HealthAnswer", "StatsAnswer", "UnknownTask", "WorkerItem", "WorkersAnswer"]
+__all__ = ["OPTIONS", "PROVIDED", "ROUTES", "HealthAnswer", "StatsAnswer", "UnknownTask", "WorkerItem", "WorkersAnswer"]
 
 PROVIDED = ("engine", "polls", "metrics")
 """Parameters that the application gives to routes (see `create_app`); nothing that a client sends."""
@@ -142,14 +142,18 @@ class UnknownTask(NotFoundException):
 @get("/v1/tasks", responses=_READS)
 async def list_tasks(
     engine: _Engine,
+    request: ApiRequest,
     kind: _Filter = None,
     status: FromQuery[Status | None] = None,
     collection: _Filter = None,
     worker: _Filter = None,
-    cursor: Annotated[str | None, QueryParameter(max_length=1024)] = None,
+    cursor: Annotated[str | None, QueryParameter(pattern=r"^[0-9]{1,18}\Z")] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=MAX_BATCH)] = 100,
 ) -> Page:
     """Tasks that match all that is given, oldest first; `cursor` in the answer is where the next page begins."""
+    if status is None and "status" in request.query_params:
+        # Litestar takes the word for None: the answer would be all tasks.
+        raise ValidationException(extra=[{"key": "status", "message": "Invalid enum value 'null'"}])
     return await engine.list(kind=kind, status=status, collection=collection, worker=worker, cursor=cursor, limit=limit)
 
 
@@ -247,3 +251,23 @@ ROUTES: Sequence[HTTPRouteHandler] = (
     schedule, list_tasks, get_task, get_task_named_cancel, cancel, claim, heartbeat, results, stats, workers, events,
     prometheus, healthz, readyz,
 )  # fmt: skip
+
+
+def _options(path: str, methods: set[str]) -> HTTPRouteHandler:
+    # Litestar's own answer knows only the first handler of a path.
+    allow = ", ".join(sorted(methods | {"OPTIONS"}))
+
+    @route(path, http_method="OPTIONS", status_code=204, include_in_schema=False, sync_to_thread=False)
+    def options() -> Response[None]:
+        return Response(None, headers={"allow": allow})
+
+    return options
+
+
+_METHODS: dict[str, set[str]] = {}
+for _handler in ROUTES:
+    for _path in _handler.paths:
+        _METHODS.setdefault(_path, set()).update(_handler.http_methods)
+
+OPTIONS: Sequence[HTTPRouteHandler] = [_options(path, methods) for path, methods in _METHODS.items()]
+"""What may be asked of each path. They are registered first: where they are missing, Litestar adds its own."""

@@ -67,6 +67,10 @@ class Turn:
         else:
             self._later[kind] = min(self._later.get(kind, due_at), due_at)
 
+    def taken(self, kind: str) -> None:
+        """Note that whatever had become ready of this kind was handed out in this very transaction."""
+        self._due.pop(kind, None)
+
     def tell(self, event: str, row: Trigger, *, worker: str | None = None, outcome: str | None = None) -> None:
         """Note what has happened to a task that stands so now. `worker`: where it is no longer its owner."""
         if self.happened is None:

@@ -133,13 +133,9 @@ class Terminal:
         shown = ""
         while re.search(pattern, shown) is None:
             assert time.monotonic() < end, f"{pattern!r} did not come: {shown!r}"
-            if select.select([self._master], [], [], 0.2)[0]:
-                try:
-                    chunk = os.read(self._master, 65536).decode(errors="replace")
-                except OSError:  # the last to have it open has ended
-                    raise AssertionError(f"{pattern!r} did not come before the end: {shown!r}") from None
-                self.seen += chunk
-                shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", chunk)
+            chunk = self._read()
+            assert chunk is not None, f"{pattern!r} did not come before the end: {shown!r}"
+            shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", chunk)
         return shown
 
     def interrupt(self) -> int:
@@ -150,16 +146,20 @@ class Terminal:
     def ended(self) -> int:
         """The exit code, when it has ended; what it shows meanwhile is read."""
         end = time.monotonic() + PATIENCE
-        while self.process.poll() is None:
+        while self._read() is not None:
             assert time.monotonic() < end, "it does not end"
-            if select.select([self._master], [], [], 0.05)[0]:
-                self.seen += os.read(self._master, 65536).decode(errors="replace")
-        while select.select([self._master], [], [], 0)[0]:
-            try:
-                self.seen += os.read(self._master, 65536).decode(errors="replace")
-            except OSError:
-                break
-        return self.process.returncode
+        return self.process.wait(PATIENCE)
+
+    def _read(self) -> str | None:
+        """What is shown now; None when it has ended."""
+        if not select.select([self._master], [], [], 0.2)[0]:
+            return ""
+        try:
+            chunk = os.read(self._master, 65536).decode(errors="replace")
+        except OSError:  # the last who had it open has ended
+            return None
+        self.seen += chunk
+        return chunk
 
 
 @pytest.fixture

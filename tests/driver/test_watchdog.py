@@ -278,3 +278,27 @@ print("undead", file=sys.stderr, flush=True)
     end = victim.end()  # of both: the child has the other end of their stderr
     assert end.code == -signal.SIGKILL
     assert end.error == "alive True\n"
+
+
+@linux
+def test_a_timer_is_made_anew_in_a_forked_child_and_stays_armed_in_its_parent(start: Start) -> None:
+    victim = start(
+        """
+from leasekit._driver.timer import Timer
+timer = Timer()
+timer.arm(now() + 60)
+child = os.fork()
+if child:
+    _, status = os.waitpid(child, 0)
+    print(os.WTERMSIG(status), timer.remaining() > 10, file=sys.stderr, flush=True)
+    os._exit(7)
+signal.alarm(30)
+timer.disarm()
+timer.close()
+print(timer.remaining(), file=sys.stderr, flush=True)
+timer.arm(now() - 1)
+print("undead", file=sys.stderr, flush=True)
+"""
+    )
+    end = victim.end()
+    assert (end.code, end.error) == (7, "None\n9 True\n")

@@ -137,7 +137,7 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def watchdog(recorder: Recorder) -> Watchdog:
-    watchdog = Watchdog("soft", now=lambda: 0.0)
+    watchdog = Watchdog("soft")
     watchdog._timer = cast("Timer", recorder)
     return watchdog
 

@@ -7,7 +7,7 @@ from msgspec import Raw
 from leasekit.errors import Refused
 from leasekit.server import bounds
 from leasekit.task import Beat, NewTask, Settlement
-from leasekit.wire import MAX_NESTING, MAX_PAYLOAD, MAX_PROGRESS, ResultsRequest, ScheduleRequest
+from leasekit.wire import MAX_NESTING, MAX_PAYLOAD, MAX_PROGRESS, CancelRequest, ResultsRequest, ScheduleRequest
 
 
 def tasks(*payloads: object) -> list[NewTask]:
@@ -106,8 +106,14 @@ def test_a_successors_payload_is_looked_at_too() -> None:
     [
         (b'{"tasks": [{"kind": "a"}, {"kind": "a/b"}]}', ScheduleRequest, 1, "kind"),
         (b'{"tasks": [{"kind": "a", "retry": {"policy": "list", "waits": []}}]}', ScheduleRequest, 0, "retry.waits"),
-        (b'{"tasks": []}', ScheduleRequest, None, None),
-        (b'{"worker": "w", "results": [{"id": "a", "token": "t"}]}', ResultsRequest, 0, None),
+        (b'{"tasks": []}', ScheduleRequest, None, "tasks"),
+        (b'{"tasks": [{"kind": "a"}, 7]}', ScheduleRequest, 1, "tasks"),
+        (b'{"tasks": [{"kind": "a", "colour": 1}]}', ScheduleRequest, 0, "colour"),
+        (b"7", ScheduleRequest, None, None),
+        (b'{"worker": "w", "results": [{"id": "a", "token": "t"}]}', ResultsRequest, 0, "outcome"),
+        (b'{"results": [{"id": "a", "token": "t", "outcome": "crash"}]}', ResultsRequest, None, "worker"),
+        (b'{"worker": "a/b", "results": []}', ResultsRequest, None, "worker"),
+        (b'{"ids": ["a", "b", "c", ""]}', CancelRequest, 3, "ids"),
     ],
 )
 def test_what_the_types_refuse_is_told_with_item_and_field(
@@ -118,3 +124,10 @@ def test_what_the_types_refuse_is_told_with_item_and_field(
     (error,) = bounds.refusal(invalid.value).errors
     assert (error.get("item"), error.get("field")) == (item, field)
     assert error["detail"]
+
+
+def test_a_refusal_repeats_no_more_than_a_little_of_what_came() -> None:
+    with pytest.raises(msgspec.ValidationError) as invalid:
+        msgspec.json.decode(b'{"ids": ["a"], "' + b"x" * 100_000 + b'": 1}', type=CancelRequest)
+    refused = bounds.refusal(invalid.value)
+    assert len(str(refused)) + len(str(refused.errors)) < 3000

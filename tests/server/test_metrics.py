@@ -1,7 +1,10 @@
 """`/metrics`: numbers that are right, for no more series than are known beforehand, and nothing secret."""
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from leasekit.task import NewTask
 
 pytestmark = pytest.mark.anyio
 
+DASHBOARD = Path(__file__).parents[2] / "docs/grafana/leasekit.json"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -139,3 +143,33 @@ async def test_a_tally_counts_a_value_with_the_first_bound_that_it_does_not_pass
         tally.add(number)
     assert tally.cumulated() == [1, 2, 3, 4]
     assert tally.sum == 12
+
+
+# The dashboard --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> Any:
+    return json.loads(DASHBOARD.read_text(encoding="utf-8"))
+
+
+async def test_the_dashboard_asks_for_what_there_is_and_shows_all_of_it(engine: Engine, dashboard: Any) -> None:
+    await put(engine, "a")
+    metrics = Metrics(engine)
+    await answered(metrics, route_handler=object(), path_template="/v1/tasks", method="POST")
+    exposed = {name for name, _ in await samples(metrics)}
+    asked = set(re.findall(r"\b(?:leasekit|process)_\w+", json.dumps(dashboard["panels"])))
+    assert asked <= exposed
+    ours = {name for name in exposed if name.startswith("leasekit_")}
+    assert ours - asked <= {"leasekit_commit_seconds_sum", "leasekit_commit_seconds_count"}
+
+
+async def test_the_dashboard_can_be_imported_anywhere(dashboard: Any) -> None:
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(ids) == len(set(ids))
+    for panel in dashboard["panels"]:
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert panel["targets"]
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
+    assert {variable["name"] for variable in dashboard["templating"]["list"]} == {"datasource", "job", "kind"}
+    assert "id" not in dashboard

@@ -229,16 +229,33 @@ def test_claims_outlast_whatever_a_service_or_an_adapter_does(
     assert "again" in said[1]
 
 
-def test_refused_claims_are_tried_again_too(faulty: Faulty, submitter: Any, at_work: Any) -> None:
-    async def refuse(call: Call) -> Any:
-        raise Refused("not you")
+async def _refuse(call: Call) -> Any:
+    raise Refused("not you")
 
+
+refused = Fault("refused", _refuse)
+
+
+def test_refused_claims_are_tried_again_too(faulty: Faulty, submitter: Any, at_work: Any) -> None:
     worker = Worker(faulty)
     worker.handler("k")(lambda payload: None)
-    faulty.script("claim", Fault("refused", refuse), Fault("refused", refuse))
+    faulty.script("claim", refused, refused)
     with at_work(worker):
         submitter.success(submitter.schedule("k"))
     assert faulty.fired["refused"] == 2
+
+
+def test_refused_claims_are_not_tried_again_at_once(faulty: Faulty, at_work: Any, eventually: Eventually) -> None:
+    clock = FakeClock()
+    faulty.always("claim", refused)
+    with Client(faulty, clock=clock) as client:
+        worker = Worker(client)
+        worker.handler("k")(lambda payload: None)
+        with at_work(worker):
+            for count in range(1, 4):
+                eventually(lambda count=count: faulty.calls["claim"] == count and clock.sleepers == 2)
+                clock.advance(5)
+            worker.stop()
 
 
 def test_results_are_kept_and_reported_when_the_service_is_back(

@@ -116,7 +116,8 @@ class SqlStore(Store):
 
 def _engine(path: Path, pragmas: tuple[str, ...], begin: str, *, pool: type[NullPool] | type[QueuePool]) -> Engine:
     url = URL.create("sqlite", database=str(path))
-    engine = create_engine(url, poolclass=pool, connect_args={"check_same_thread": False})
+    # Its errors are logged, and must not tell what tasks hold.
+    engine = create_engine(url, poolclass=pool, connect_args={"check_same_thread": False}, hide_parameters=True)
 
     def connected(connection: DBAPIConnection, _record: object) -> None:
         # The driver's own idea of transactions begins them too late, and never IMMEDIATE.

@@ -246,7 +246,7 @@ def test_routes_are_counted_by_their_template(server: Any) -> None:
 
 
 class Hand:
-    now = 0.0
+    now = 0.0  # a clock that is turned by hand
 
 
 def happened(count: int, kind: str = "k") -> list[Happened]:
@@ -331,7 +331,7 @@ async def test_events_are_kept_for_a_while_for_those_who_have_gone_and_then_forg
     assert feed.wanted
     Hand.now += 301
     feed.look()
-    assert not feed.wanted
+    assert not bool(feed.wanted)
     late = feed.follow(after=f"{feed._name}-2")
     await anext(late)
     assert await told(late) == ["missed"]

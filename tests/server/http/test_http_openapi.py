@@ -105,3 +105,10 @@ def test_an_example_is_what_the_server_takes(server: Any, document: Any, name: s
     ]
     (example,) = document["components"]["schemas"][name]["examples"]
     assert server.call("POST", path, {**example, "wait": 0} if "wait" in example else example).status == 200
+
+
+def test_options_tells_every_method_of_a_path(server: Any, document: Any) -> None:
+    for path, item in document["paths"].items():
+        answer = server.call("OPTIONS", path.replace("{task_id}", "nobody"))
+        assert answer.status == 204
+        assert {method.upper() for method in item} | {"OPTIONS"} <= set(answer.headers["allow"].split(", ")), path

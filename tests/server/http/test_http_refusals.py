@@ -253,6 +253,7 @@ def test_an_unknown_task_is_404(server: Any) -> None:
 
 
 PARAMETERS = {
+    "status=null": "status",
     "limit=0": "limit",
     "limit=1001": "limit",
     "limit=many": "limit",

@@ -1,0 +1,55 @@
+"""What MkDocs does besides: files of the project that a page links to become pages, and nothing comes from elsewhere."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, InclusionLevel
+
+ROOT = Path(__file__).parents[1]
+
+# A link out of docs/, as GitHub follows it too.
+_OUT = re.compile(r"\]\(((?:\.\./)+)((?!\.\./)[\w./-]+)(#[\w-]*)?\)")
+_FETCHED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+
+
+def _outside(source: Path, match: re.Match[str]) -> Path | None:
+    target = (source.parent / match[1] / match[2]).resolve()
+    return None if target.is_relative_to(ROOT / "docs") else target.relative_to(ROOT)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add a page for each file outside of docs/ that some page links to."""
+    wanted: set[Path] = set()
+    for file in files.documentation_pages():
+        source = Path(file.abs_src_path)
+        wanted |= {out for match in _OUT.finditer(source.read_text(encoding="utf-8")) if (out := _outside(source, match))}
+    for path in sorted(wanted):
+        text = (ROOT / path).read_text(encoding="utf-8")
+        shown = text if path.suffix == ".md" else f"# {path}\n\n````{path.suffix[1:] or 'text'}\n{text}````\n"
+        content = f"---\nsearch:\n  exclude: true\n---\n\n{shown}"
+        added = File.generated(config, f"source/{path}.md", content=content, inclusion=InclusionLevel.NOT_IN_NAV)
+        files.append(added)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Lead links out of docs/ to these pages; of what is shown so, links stay words."""
+    if page.file.abs_src_path is None or page.file.generated_by:
+        return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", markdown) if page.file.src_uri.endswith(".md.md") else markdown
+    source = Path(page.file.abs_src_path)
+    up = "../" * page.file.src_uri.count("/")
+
+    def led(match: re.Match[str]) -> str:
+        out = _outside(source, match)
+        return match[0] if out is None else f"]({up}source/{out}.md)"
+
+    return _OUT.sub(led, markdown)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Refuse a page that would fetch anything from elsewhere when it is read."""
+    if found := _FETCHED.search(output):
+        raise PluginError(f"{page.file.src_uri} fetches from elsewhere: {found[0]}")
+    return output

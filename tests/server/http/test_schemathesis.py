@@ -1,0 +1,104 @@
+"""Requests that Schemathesis makes up from our own OpenAPI document: answered as the document says, and never a 5xx.
+
+`LEASEKIT_FUZZ=1` (`make fuzz`) makes up many more of them than a run of all tests has time for.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.specs.openapi.checks import allow_header_conformance
+
+from leasekit.server import routes
+from leasekit.server.openapi import document
+from leasekit.server.routes import PROVIDED, ROUTES
+
+IS_FUZZ = os.environ.get("LEASEKIT_FUZZ") == "1"
+EXAMPLES = 500 if IS_FUZZ else 100  # of each operation
+HISTORIES = 100 if IS_FUZZ else 10  # of calls that feed one another
+SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
+
+LEASE = {"id": "$response.body#/tasks/0/id", "token": "$response.body#/tasks/0/token"}
+LINKS: dict[str, dict[str, tuple[str, Any]]] = {
+    "/v1/tasks": {
+        "claim": (
+            "claim",
+            {"worker": "w", "claim_id": "$response.body#/tasks/0/id", "kinds": ["$request.body#/tasks/0/kind"]},
+        ),
+        "cancel": ("cancel", {"ids": ["$response.body#/tasks/0/id"]}),
+    },
+    "/v1/claims": {
+        "beat": ("heartbeat", {"worker": "w", "beats": [LEASE]}),
+        "succeed": ("results", {"worker": "w", "results": [{**LEASE, "outcome": "success"}]}),
+        "fail": ("results", {"worker": "w", "results": [{**LEASE, "outcome": "retry", "retry_after": 0}]}),
+    },
+}
+"""Of each path: what its answer leads to; the operation, and its body."""
+
+
+def linked() -> dict[str, Any]:
+    """Our document, and which call follows which."""
+    drawn = document(ROUTES, PROVIDED)
+    for path, links in LINKS.items():
+        drawn["paths"][path]["post"]["responses"]["200"]["links"] = {
+            name: {"operationId": operation, "requestBody": body} for name, (operation, body) in links.items()
+        }
+    return drawn
+
+
+SCHEMA = schemathesis.openapi.from_dict(linked())
+
+
+@SCHEMA.hook
+def map_body(_: schemathesis.HookContext, body: Any) -> Any:
+    """JSON Schema takes 2.0 for an integer; we do not."""
+    if isinstance(body, float) and body.is_integer():
+        return int(body)
+    if isinstance(body, list):
+        return [map_body(_, item) for item in body]
+    if isinstance(body, dict):
+        return {name: map_body(_, value) for name, value in body.items()}
+    return body
+
+
+@pytest.fixture(scope="module")
+def url(server: Any) -> Iterator[str]:
+    """Where the server is. Claims hardly wait here, and streams of events end at once."""
+    server.engine.feed.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routes, "MAX_WAIT", 0.01)
+        yield f"http://127.0.0.1:{server.port}"
+    assert server.get("/readyz") == {"status": "ready"}
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[requests.Session]:
+    with requests.Session() as session:
+        session.trust_env = False
+        yield session
+
+
+@SCHEMA.parametrize()
+@settings(max_examples=EXAMPLES, suppress_health_check=SLOW, deadline=None)
+def test_every_answer_is_one_that_the_document_tells_of(
+    case: schemathesis.Case[Any], url: str, session: requests.Session
+) -> None:
+    # A task may be called *cancel*: that path can be read, which the document does not say.
+    excluded = [allow_header_conformance] if case.path == "/v1/tasks/cancel" else []
+    case.call_and_validate(base_url=url, session=session, excluded_checks=excluded)
+
+
+def test_so_is_every_answer_to_calls_that_feed_one_another(server: Any, url: str, session: requests.Session) -> None:
+    class Machine(SCHEMA.as_state_machine()):  # type: ignore[misc]
+        def get_call_kwargs(self, _: schemathesis.Case[Any]) -> dict[str, Any]:
+            return {"base_url": url, "session": session}
+
+    Machine.run(
+        settings=settings(max_examples=HISTORIES, stateful_step_count=10, suppress_health_check=SLOW, deadline=None)
+    )
+    # Only whoever has claimed a task can end it: they did feed one another.
+    assert any("success" in counts for counts in server.get("/v1/stats")["kinds"].values())

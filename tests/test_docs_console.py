@@ -1,0 +1,139 @@
+"""What a page of docs/ has typed into a shell happens as it shows.
+
+The ```console blocks of a page are one session, in an empty folder that has the page's titled blocks as files. A block
+with `<!-- not run: reason -->` before it is left out. Lines below a `$ command` must be seen in that order among what
+is written from then on; `…` stands for anything.
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+FENCED = re.compile(r"(?P<before>^[^\n]*\n)```(?P<language>\w+)(?P<more>[^\n]*)\n(?P<text>.*?)^```$", re.M | re.S)
+PATIENCE = 60.0
+PORT = "8077"  # in the pages; here one that is free
+
+
+class Step(NamedTuple):
+    """A command, and what is to be seen."""
+
+    command: str
+    shown: list[str]
+
+
+def steps(page: str) -> Iterator[Step]:
+    for block in FENCED.finditer(page):
+        if block["language"] == "console" and not block["before"].startswith("<!-- not run: "):
+            for typed in re.split(r"^\$ ", block["text"], flags=re.M)[1:]:
+                command, *shown = typed.splitlines()
+                yield Step(command, shown)
+
+
+def files(page: str) -> Iterator[tuple[str, str]]:
+    for block in FENCED.finditer(page):
+        if title := re.search(r'title="([\w.-]+)"', block["more"]):
+            yield title[1], block["text"]
+
+
+PAGES = [path for path in sorted(DOCS.rglob("*.md")) if list(steps(path.read_text(encoding="utf-8")))]
+
+
+class Shell:
+    """A bash whose output is kept, and all that it has started."""
+
+    def __init__(self, home: Path) -> None:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self._process = subprocess.Popen(
+            ["bash", "--norc"],
+            cwd=home,
+            env=os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._more = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._more:
+                self.lines.append(line.rstrip("\n"))
+                self._more.notify_all()
+
+    def type(self, step: Step) -> None:
+        """Run it, and wait until all is seen that is to be seen."""
+        assert self._process.stdin is not None
+        begin, wanted = len(self.lines), [as_pattern(line) for line in step.shown]
+        mark = f"--- done {begin} ---"
+        self._process.stdin.write(f"{step.command}\necho; echo '{mark}'\n")
+        self._process.stdin.flush()
+        until = time.monotonic() + PATIENCE
+        with self._more:
+            while mark not in self.lines[begin:] or missing(wanted, self.lines[begin:]):
+                if not self._more.wait(until - time.monotonic()):
+                    left = missing(wanted, self.lines[begin:])
+                    shown = "\n".join(self.lines[begin:])
+                    pytest.fail(f"$ {step.command}\nnot seen: {left}\nbut:\n{shown}")
+
+    def close(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+        self._reader.join()
+
+
+def as_pattern(line: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, line.split("…"))))
+
+
+def missing(wanted: list[re.Pattern[str]], lines: list[str]) -> list[str]:
+    """Those that are not seen, in this order."""
+    left = list(wanted)
+    for line in lines:
+        if left and left[0].fullmatch(line):
+            del left[0]
+    return [pattern.pattern for pattern in left]
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])
+
+
+def test_the_pages_that_promise_a_session_have_one() -> None:
+    assert {"tutorial.md", "protocol.md", "operations.md", "adapters.md"} <= {page.name for page in PAGES}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_what_is_typed_happens_as_it_shows(path: Path, tmp_path: Path) -> None:
+    page = path.read_text(encoding="utf-8").replace(PORT, free_port())
+    for name, text in files(page):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    shell = Shell(tmp_path)
+    try:
+        for step in steps(page):
+            shell.type(step)
+    finally:
+        shell.close()
+
+
+def test_a_line_that_is_not_seen_is_missed() -> None:
+    wanted = [as_pattern("a…"), as_pattern("b")]
+    assert missing(wanted, ["abc", "x", "b"]) == []
+    assert missing(wanted, ["b", "abc"]) == ["b"]

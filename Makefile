@@ -43,7 +43,7 @@ bench: $(VENV)/dev $(VENV)/leasekit ## Measure, beside the raw engine (ARGS=--qu
 .PHONY: docs
 docs: $(VENV)/docs $(VENV)/leasekit ## Build the documents into site/
 	@$(BIN)/python docs/_generate.py
-	@DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .PHONY: lock
 lock: | $(VENV)/python ## Write requirements/*.txt from pyproject.toml

@@ -47,6 +47,7 @@ def _lives(lines: Sequence[Line]) -> list[str]:
 
 def _held(lines: Sequence[Line]) -> list[str]:
     columns = {
+        "held for s": "seconds",
         "CPU µs a renewal": "cpu_us_per_renewal",
         "renewals/s": "renewals_per_second",
         "longest gap s": "longest_gap",

@@ -24,7 +24,9 @@ def on_files(files: Any, config: Any) -> Any:
     wanted: set[Path] = set()
     for file in files.documentation_pages():
         source = Path(file.abs_src_path)
-        wanted |= {out for match in _OUT.finditer(source.read_text(encoding="utf-8")) if (out := _outside(source, match))}
+        wanted |= {
+            out for match in _OUT.finditer(source.read_text(encoding="utf-8")) if (out := _outside(source, match))
+        }
     for path in sorted(wanted):
         text = (ROOT / path).read_text(encoding="utf-8")
         shown = text if path.suffix == ".md" else f"# {path}\n\n````{path.suffix[1:] or 'text'}\n{text}````\n"
@@ -37,7 +39,11 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Lead links out of docs/ to these pages; of what is shown so, links stay words."""
     if page.file.abs_src_path is None or page.file.generated_by:
-        return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", markdown) if page.file.src_uri.endswith(".md.md") else markdown
+        return (
+            re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", markdown)
+            if page.file.src_uri.endswith(".md.md")
+            else markdown
+        )
     source = Path(page.file.abs_src_path)
     up = "../" * page.file.src_uri.count("/")
 

@@ -63,11 +63,15 @@ class Box(NamedTuple):
 
 def _svg(width: float, height: float, title: str, parts: Iterable[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" role="img">'
-    return "\n".join([head, f"<title>{escape(title)}</title>", f"<style>\n{_STYLE}\n</style>", _TIP, *parts, "</svg>\n"])
+    return "\n".join(
+        [head, f"<title>{escape(title)}</title>", f"<style>\n{_STYLE}\n</style>", _TIP, *parts, "</svg>\n"]
+    )
 
 
 def _box(box: Box, text: str, style: str = "box", below: str = "") -> str:
-    parts = [f'<rect class="{style}" x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}" rx="6"/>']
+    parts = [
+        f'<rect class="{style}" x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}" rx="6"/>'
+    ]
     parts.append(_text(box.centre, box.middle + 4.5, text))
     if below:
         parts.append(_text(box.centre - 8, box.bottom + 15, below, style="what", anchor="end"))
@@ -75,7 +79,9 @@ def _box(box: Box, text: str, style: str = "box", below: str = "") -> str:
 
 
 def _text(x: float, y: float, text: str, *, style: str = "", anchor: str = "middle") -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{f" class={style!r}" if style else ""}>{escape(text)}</text>'
+    return (
+        f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{f" class={style!r}" if style else ""}>{escape(text)}</text>'
+    )
 
 
 def _arrow(*points: tuple[float, float]) -> str:
@@ -117,12 +123,7 @@ def arrows() -> dict[tuple[Status | str, Status], list[Event]]:
 
 def late() -> list[Event]:
     """What an *enqueued* task still takes from its last holder, as if its lease had not expired."""
-    return [
-        event
-        for (source, _), events in arrows().items()
-        if source is Status.ENQUEUED
-        for event in events
-    ]
+    return [event for (source, _), events in arrows().items() if source is Status.ENQUEUED for event in events]
 
 
 def life() -> str:
@@ -162,7 +163,11 @@ def _drawn(source: Status | str, target: Status, said: str) -> list[str]:
 
 
 def _upright(box: Box, to: Box) -> str:
-    return _arrow((to.centre, box.bottom), (to.centre, to.y)) if box.y < to.y else _arrow((to.centre, box.y), (to.centre, to.bottom))
+    return (
+        _arrow((to.centre, box.bottom), (to.centre, to.y))
+        if box.y < to.y
+        else _arrow((to.centre, box.y), (to.centre, to.bottom))
+    )
 
 
 # The two-deque cycle ------------------------------------------------------------------------------------------
@@ -192,7 +197,12 @@ def cycle() -> str:
     flight = _IN_FLIGHT
     parts = [_place(box, name, why) for name, (box, why) in _PLACES.items()]
     parts.append(_place(flight, "in flight", "one call, a batch"))
-    back = (rested.right + 20, rested.middle), (rested.right + 20, 80), (main.centre + 60, 80), (main.centre + 60, main.y)
+    back = (
+        (rested.right + 20, rested.middle),
+        (rested.right + 20, 80),
+        (main.centre + 60, 80),
+        (main.centre + 60, main.y),
+    )
     parts += [
         _arrow((main.right, main.middle - 8), (flight.x, main.middle - 8)),
         _text((main.right + flight.x) / 2, main.middle - 14, "a slot"),
@@ -215,7 +225,9 @@ def cycle() -> str:
 
 
 def _place(box: Box, name: str, why: str) -> str:
-    return _box(box, "") + _text(box.centre, box.middle - 4, name) + _text(box.centre, box.middle + 14, why, style="what")
+    return (
+        _box(box, "") + _text(box.centre, box.middle - 4, name) + _text(box.centre, box.middle + 14, why, style="what")
+    )
 
 
 # One lease in time --------------------------------------------------------------------------------------------

@@ -26,7 +26,9 @@ __all__ = ["bounds", "calls", "items", "refusals", "states"]
 
 def _operations() -> list[tuple[str, str, dict[str, Any]]]:
     paths = document(ROUTES, PROVIDED)["paths"]
-    return [(method.upper(), path, operation) for path, methods in paths.items() for method, operation in methods.items()]
+    return [
+        (method.upper(), path, operation) for path, methods in paths.items() for method, operation in methods.items()
+    ]
 
 
 def _schema(content: dict[str, Any]) -> str:
@@ -90,8 +92,6 @@ def bounds() -> str:
 
 def states() -> str:
     """(status, event) → status."""
-    rows = [
-        (code(status), *(NEXT.get(status, {}).get(event, "") for event in Event)) for status in Status if status in NEXT
-    ]
+    rows = [(f"*{event}*", *(row.get(event, "") for row in NEXT.values())) for event in Event]
     ends = ", ".join(code(status) for status in Status if status.ended)
-    return table(("", *(f"*{event}*" for event in Event)), rows) + f"\n\nNothing follows {ends}."
+    return table(("", *map(code, NEXT)), rows) + f"\n\nNothing follows {ends}."

@@ -18,7 +18,7 @@ from leasekit import Beats, Client, Idle, Lease, Worker, backend, connect, error
 from leasekit.backend import Traits
 from leasekit.cli import app
 from leasekit.client import Tasks, TaskOptions
-from leasekit.task import Exponential, NewTask, Polynomial, Waits
+from leasekit.task import Exponential, NewTask, Polynomial, Status, TaskInfo, Waits
 from leasekit.testing import clock, faults, memory
 from leasekit.wire import MAX_BATCH
 
@@ -95,6 +95,20 @@ WORDS = {
     "ClaimRequest.claim_id": "made up for each claim, and the same when it is repeated",
     "Scheduled.id": "which task",
     "Scheduled.status": "where it is in its life",
+    "TaskInfo.id": "which task",
+    "TaskInfo.kind": "which handler runs it",
+    "TaskInfo.status": "where it is in its life",
+    "TaskInfo.priority": "0 is the most urgent",
+    "TaskInfo.attempt": "of the current or last run; releases are not counted",
+    "TaskInfo.crashes": "runs that ended because their holder vanished",
+    "TaskInfo.fence": "of the last claim",
+    "TaskInfo.collection": "as it was scheduled",
+    "TaskInfo.payload": "as it was scheduled",
+    "TaskInfo.progress": "the latest checkpoint",
+    "TaskInfo.result": "of the success",
+    "TaskInfo.error": "of the last failure",
+    "TaskInfo.worker": "who holds it, or did last",
+    "TaskInfo.history": "its runs, as they ended",
     "task_id": "which task",
     "token": "of its claim; not in the `repr`, and never for a log",
 }  # fmt: skip
@@ -156,8 +170,14 @@ def type_of(text: str) -> str:
         shown += [f"up to {said['max_length']} characters"] if "max_length" in said and not shown else []
         return of + (f" {', '.join(shown)}" if shown else "")
 
-    text = text.replace("MAX_BATCH", str(MAX_BATCH)).replace(", _Batch]", f", Meta(min_length=1, max_length={MAX_BATCH})]")
-    return re.sub(r"Annotated\[([^(]+), Meta\(([^)]*)\)\]", bounds, text).replace(" | UnsetType", "")
+    text = text.replace("MAX_BATCH", str(MAX_BATCH)).replace(
+        ", _Batch]", f", Meta(min_length=1, max_length={MAX_BATCH})]"
+    )
+    return (
+        re.sub(r"Annotated\[([^(]+), Meta\(([^)]*)\)\]", bounds, text)
+        .replace(" | UnsetType", "")
+        .replace(" | ", " or ")
+    )
 
 
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤"}
@@ -190,7 +210,9 @@ def _default(value: Any) -> str:
 
 def parameters(owner: str, function: Callable[..., Any], docstring: str | None) -> str:
     """A table of what a function takes."""
-    taken = {name: one for name, one in inspect.signature(function).parameters.items() if name not in {"self", "function"}}
+    taken = {
+        name: one for name, one in inspect.signature(function).parameters.items() if name not in {"self", "function"}
+    }
     said = of_parameters(docstring or "", taken)
     rows = [
         (code(f"*{name}" if one.kind is one.VAR_POSITIONAL else name),
@@ -308,11 +330,21 @@ def commands() -> str:
         for parameter in command.params:
             if parameter.name == "help":
                 continue
-            shown = ", ".join(map(code, parameter.opts)) if parameter.param_type_name == "option" else code(parameter.metavar or parameter.name.upper())
+            shown = (
+                ", ".join(map(code, parameter.opts))
+                if parameter.param_type_name == "option"
+                else code(parameter.metavar or parameter.name.upper())
+            )
             text = getattr(parameter, "help", None)
             if not text:
                 raise ValueError(f"leasekit {name} {parameter.name} has no help")
-            default = "required" if parameter.required else "" if parameter.default in (None, False) else code(parameter.default)
+            default = (
+                "required"
+                if parameter.required
+                else ""
+                if parameter.default in (None, False)
+                else code(parameter.default)
+            )
             rows.append((shown, default, text))
         epilog = (command.epilog or "").replace("\b\n", "").strip()
         about = paragraphs(command.help or summary)
@@ -374,7 +406,18 @@ def calls() -> str:
     return page(
         "Calls",
         "What users call. A method whose name begins with `a` is the same from an event loop.",
-        *("\n\n".join([f"## {cls.__name__}", prose(cls.__doc__), members(cls)]) for cls in (Client, Tasks, Lease, Worker, Idle)),
+        *(
+            "\n\n".join([f"## {cls.__name__}", prose(cls.__doc__), members(cls)])
+            for cls in (Client, Tasks, Lease, Worker, Idle)
+        ),
+        "## Values",
+        "`Task` is what a claim gives, `NewTask` [what is scheduled](settings.md#a-task).",
+        entry(
+            "Status",
+            Status.__doc__,
+            ", ".join(map(code, Status)) + ". [How a lease lives](../life.md#a-task) has the table.",
+        ),
+        entry("TaskInfo", TaskInfo.__doc__, fields_of(TaskInfo, struct_defaults(TaskInfo))),
         "## Functions",
         *(entry(function.__name__, function.__doc__, called=function) for function in (connect, lease, leased)),
     )

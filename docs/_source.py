@@ -52,7 +52,9 @@ def comments(cls: type) -> dict[str, str]:
 
 def annotations(cls: type) -> dict[str, str]:
     """Field → its type, as it is written."""
-    return {node.target.id: ast.unparse(node.annotation) for _, node in _fields(cls) if isinstance(node.target, ast.Name)}
+    return {
+        node.target.id: ast.unparse(node.annotation) for _, node in _fields(cls) if isinstance(node.target, ast.Name)
+    }
 
 
 def documented(module: ModuleType) -> dict[str, str]:

@@ -22,6 +22,7 @@ from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
 from leasekit._driver.retrying import one_try, persistently
 from leasekit._driver.thread import Closed
+from leasekit._driver.watchdog import Mode
 from leasekit.backend import Backend, Roster, Scheduler
 from leasekit.config import Beats
 from leasekit.errors import ConfigError, LeasekitError
@@ -107,12 +108,14 @@ class Client:
         patience: float | None = None,
         clock: Clock = BOOT_CLOCK,
         last_resort: Callable[[], None] | None = None,
+        watchdog: Mode = "soft",
     ) -> None:
         self.beats = beats or Beats()
         self.worker = worker or _incarnation()
         self.hooks = Hooks(hooks)
         self._clock = clock
         self._last_resort = last_resort
+        self._watchdog: Mode = watchdog
         self._patience = patience
         self._url = url_or_backend if isinstance(url_or_backend, str) else None
         # Made here, so that a URL that nobody understands is refused here.
@@ -149,7 +152,12 @@ class Client:
                 self.worker, self._made_in = _incarnation(), os.getpid()
             backend = self._open()
         self._connection = Connection(
-            backend, self.beats, clock=self._clock, hooks=self.hooks, last_resort=self._last_resort
+            backend,
+            self.beats,
+            clock=self._clock,
+            hooks=self.hooks,
+            last_resort=self._last_resort,
+            watchdog=self._watchdog,
         )
         self._backend = None
         return self._connection

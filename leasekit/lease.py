@@ -293,6 +293,7 @@ class Lease:
             holding.report(old.progress)
         holding.listener, old.listener = old.listener, None
         self.task, self._holding = holding.task, holding
+        old.watchdog.ended(old.term)
 
     def _told(self) -> BaseException | None:
         try:
@@ -330,6 +331,7 @@ class Lease:
         held = self._held
         held.listener = None
         self._ended_at = held.clock.now()
+        held.watchdog.ended(held.term)  # here, in the body's own thread: the driver may not get its turn in time
         is_over = error is not None and (held.lost or self._is_our_loss(error))
         settlement = None if is_over else self._settlement(error, interrupted)
         if self._running is not None:

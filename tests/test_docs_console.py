@@ -36,8 +36,9 @@ def steps(page: str) -> Iterator[Step]:
     for block in FENCED.finditer(page):
         if block["language"] == "console" and not block["before"].startswith("<!-- not run: "):
             for typed in re.split(r"^\$ ", block["text"], flags=re.M)[1:]:
-                command, *shown = typed.splitlines()
-                yield Step(command, shown)
+                command = re.match(r"(?:.*\\\n)*.*", typed)
+                assert command is not None
+                yield Step(command[0], typed[command.end() + 1 :].splitlines())
 
 
 def files(page: str) -> Iterator[tuple[str, str]]:

@@ -70,13 +70,18 @@ class Storm:
         self.bodies: dict[str, list[leasekit.Lease]] = defaultdict(list)
         self.fences: dict[str, int] = defaultdict(int)
         self.runs = 0
+        self.networks: list[Faulty] = []
 
     def connect(self, name: str) -> tuple[Client, Faulty]:
         faulty = Faulty(MemoryBackend(self.service, worker=name), random=random.Random(name), sleep=self.clock.sleep)
+        faulty.sometimes("claim", TROUBLE)
+        self.mend(faulty)
+        self.networks.append(faulty)
+        return Client(faulty, clock=self.clock, worker=name), faulty
+
+    def mend(self, faulty: Faulty) -> None:
         faulty.sometimes("beat", TROUBLE | OF_VERDICTS)
         faulty.sometimes("settle", TROUBLE | OF_VERDICTS)
-        faulty.sometimes("claim", TROUBLE)
-        return Client(faulty, clock=self.clock, worker=name), faulty
 
     @contextlib.contextmanager
     def body(self, held: leasekit.Lease) -> Iterator[None]:
@@ -140,9 +145,9 @@ class Storm:
                     leasekit.lease(task, idle_timeout=self.idle(dice)) as held,
                     self.body(held),
                 ):
-                    for _ in range(dice.randrange(6)):
+                    for _ in range(dice.randrange(12)):
                         self.act(held, dice, client)
-                        time.sleep(dice.choice([0, 0.002]))
+                        time.sleep(dice.choice([0, 0.002, 0.02]))
                         self.look(held)
                 if self.stop.is_set():
                     break
@@ -162,7 +167,7 @@ class Storm:
         with contextlib.suppress(*EXPECTED):
             async with lease as held:
                 with self.body(held):
-                    for _ in range(dice.randrange(6)):
+                    for _ in range(dice.randrange(12)):
                         self.act(held, dice, client)
                         await anyio.sleep(dice.choice([0, 0.002, 0.02]))
                         self.look(held)
@@ -181,10 +186,17 @@ class Storm:
         return threading.Thread(target=run)
 
     def pace(self) -> None:
-        """Time passes, in steps that no keeper may rely on."""
+        """Time passes, in steps that no keeper may rely on, and now and then one of them is cut off for a while."""
+        cut: Faulty | None = None
         while not self.stop.is_set():
             with self.time:
-                self.clock.advance(self.random.choice([0.1, 0.5, 1, 1, 2, 5]) if self.random.random() < 0.98 else 200)
+                self.clock.advance(self.random.choice([0.1, 0.5, 1, 1, 2, 5]) if self.random.random() < 0.99 else 200)
+            if self.random.random() < 0.02:
+                if cut is not None:
+                    self.mend(cut)
+                cut = self.random.choice(self.networks)
+                cut.always("beat", faults.refuse)
+                cut.always("settle", faults.refuse)
             time.sleep(0.001)
 
 

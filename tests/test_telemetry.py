@@ -612,7 +612,15 @@ def live_and_fail(worker: leasekit.Worker, client: Client) -> list[str]:
 
     for handler in (succeed, fail, give_up, misfit, too_big, no_json, release, wait):
         worker.handler(handler.__name__)(handler)
-        client.schedule(handler.__name__, {CANARY: CANARY}, id=handler.__name__, dedupe_key=CANARY, max_attempts=1)
+        client.schedule(
+            handler.__name__,
+            {CANARY: CANARY},
+            id=handler.__name__,
+            dedupe_key=CANARY,
+            max_attempts=1,
+            claim_timeout=6,  # so that an order to cancel comes within seconds
+            heartbeat_timeout=6,
+        )
     return ["succeed", "fail", "give_up", "misfit", "too_big", "no_json", "release", "wait"]
 
 

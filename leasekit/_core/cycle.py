@@ -170,6 +170,9 @@ class Cycle:
                 in_front = True
                 break
             mingled += 1
+        if not (in_front or mingled):  # as it nearly always is, and at each turn for all that are held
+            _put(main, terms)
+            return
         others = list(itertools.islice(main if in_front else reversed(main), mingled))
         if not in_front:
             others.reverse()

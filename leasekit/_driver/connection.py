@@ -11,6 +11,7 @@ from leasekit._driver.bridge import outcome
 from leasekit._driver.clock import Clock
 from leasekit._driver.keeper import Keeper
 from leasekit._driver.thread import Closed
+from leasekit._driver.watchdog import Mode, Watchdog
 from leasekit.backend import Backend
 from leasekit.config import Beats
 from leasekit.errors import LeasekitError
@@ -32,6 +33,7 @@ class Connection:
         clock: Clock,
         hooks: Hooks,
         last_resort: Callable[[], None] | None = None,
+        watchdog: Mode = "soft",
     ) -> None:
         self.pid = os.getpid()
         self.closed = False
@@ -39,7 +41,13 @@ class Connection:
         self.clock = clock
         self.hooks = hooks
         self.keeper = Keeper(
-            backend, beats, clock=clock, hooks=hooks, chance=random.SystemRandom(), last_resort=last_resort
+            backend,
+            beats,
+            clock=clock,
+            hooks=hooks,
+            chance=random.SystemRandom(),
+            last_resort=last_resort,
+            watchdog=Watchdog(watchdog, now=clock.now),
         )
         self.driver = thread.acquire()
         self._loop = self.driver.submit(self.keeper.run())

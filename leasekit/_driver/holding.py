@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from leasekit._core.term import Term
 from leasekit._driver.clock import Clock
+from leasekit._driver.watchdog import UNGUARDED, Watchdog
 from leasekit.backend import Traits
 from leasekit.config import Beats
 from leasekit.errors import Cancelled, LeaseError, LeaseLost, NotHeld
@@ -35,15 +36,24 @@ class Holding:
 
     __slots__ = (
         "_acknowledged", "_plain", "body_runs", "clock", "confirmed", "idle_at", "idle_timeout", "listener", "lost_at",
-        "pid", "progress", "reason", "reserved", "settling", "stop", "task", "term", "told_idle", "why",
+        "pid", "progress", "reason", "reserved", "settling", "stop", "task", "term", "told_idle", "watchdog", "why",
     )  # fmt: skip
 
     def __init__(
-        self, task: Task, beats: Beats, clock: Clock, *, granted_at: float, confirmed: bool, started: bool
+        self,
+        task: Task,
+        beats: Beats,
+        clock: Clock,
+        *,
+        granted_at: float,
+        confirmed: bool,
+        started: bool,
+        watchdog: Watchdog = UNGUARDED,
     ) -> None:
         self.task = task
         self.term = Term(self, beats, granted_at=granted_at, confirmed=confirmed)
         self.clock = clock
+        self.watchdog = watchdog
         self.pid = os.getpid()
         self._plain = Beat(id=task.id, token=task.token, started=started)  # what a beat without progress says
         self.progress: Any = UNSET  # the latest; always goes with the settlement
@@ -102,6 +112,7 @@ class Holding:
                 raise NotHeld(f"task {self.task.id} was begun, settled or given back before: claim it again")
             if self.lost:
                 raise self.loss()
+            self.watchdog.begins(self.term)  # in here: a loss comes before, and was raised, or after, and is seen
             self.body_runs = True
         self._plain = Beat(id=self.task.id, token=self.task.token)
         self.idle_timeout = idle_timeout

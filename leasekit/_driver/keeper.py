@@ -28,6 +28,7 @@ from leasekit._driver.holding import Holding
 from leasekit._driver.outbox import Delivery, Outbox
 from leasekit._driver.retrying import one_try
 from leasekit._driver.thread import spawn
+from leasekit._driver.watchdog import UNGUARDED, Watchdog
 from leasekit.backend import Backend
 from leasekit.config import Beats
 from leasekit.errors import BackendError, Cancelled, ConfigError, IdleTimeout, Refused, Throttled
@@ -45,8 +46,8 @@ _STALE = 64  # entries of a heap that are not worth a clean-up
 class Keeper:
     """Leases of one connection, and the calls that begin and end them.
 
-    `last_resort` is called when a body still runs at the end of its lease's trust (after a stack dump): a worker's
-    process ends itself there.
+    `last_resort` is called just before the end of a lease's trust when its body still runs (after a stack dump): a
+    worker's process ends itself there.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Keeper:
         hooks: Hooks,
         chance: random.Random,
         last_resort: Callable[[], None] | None = None,
+        watchdog: Watchdog = UNGUARDED,
     ) -> None:
         traits = backend.traits
         self._backend = backend
@@ -66,6 +68,7 @@ class Keeper:
         self._hooks = hooks
         self._chance = chance
         self._last_resort = last_resort
+        self._watchdog = watchdog
         self._cycles: dict[float, Cycle] = {}
         self._holdings: dict[tuple[str, str], Holding] = {}
         self._calls: set[asyncio.Task[None]] = set()
@@ -135,7 +138,15 @@ class Keeper:
 
     def _keep(self, task: Task, *, granted: float, confirmed: bool, started: bool) -> Holding:
         beats = self._beats.for_ttl(task.ttl)
-        holding = Holding(task, beats, self._clock, granted_at=granted, confirmed=confirmed, started=started)
+        holding = Holding(
+            task,
+            beats,
+            self._clock,
+            granted_at=granted,
+            confirmed=confirmed,
+            started=started,
+            watchdog=self._watchdog,
+        )
         self._holdings[task.id, task.token] = holding
         self._cycle(task.ttl).add(holding.term, self._clock.now())
         self._check_capacity()
@@ -177,6 +188,7 @@ class Keeper:
     def ended(self, holding: Holding) -> None:
         """The body has ended: from here nothing of it can run."""
         holding.body_runs = False
+        self._watchdog.ended(holding.term)
         if holding in self._lingering:
             self._lingering.remove(holding)
 
@@ -272,6 +284,7 @@ class Keeper:
                     holding.confirmed.set_result(None)
             case Regranted():
                 effect.term.beats = self._beats.for_ttl(effect.ttl)
+                self._watchdog.renewed([effect.term], effect.term.trusted_until)
                 self._cycle(effect.ttl).restore(effect.term, now)
 
     # Beats --------------------------------------------------------------------------------------------------------
@@ -296,7 +309,11 @@ class Keeper:
             self._hooks(events.Answered(at=now, round_trip=now - asked_at, verdicts=counts))
         if self._hooks and (renewed := [verdict.id for verdict in verdicts if verdict.verdict == "renewed"]):
             self._hooks(events.Renewed(at=now, task_ids=renewed, round_trip=now - asked_at))
-        for effect in cycle.answered(send, verdicts, asked_at=asked_at, now=now):
+        effects = cycle.answered(send, verdicts, asked_at=asked_at, now=now)
+        if self._watchdog.guards:  # in the same breath: no await between trust and the timer that ends with it
+            renewed_terms = [term for term in send.terms if term.granted_at == asked_at and term.place is not None]
+            self._watchdog.renewed(renewed_terms, asked_at + cycle.beats.trust)
+        for effect in effects:
             self._perform(cycle, effect, now)
         self._wake.set()
 
@@ -322,6 +339,7 @@ class Keeper:
         holding.lose(reason, why, now)  # first: a body that begins at this very moment sees it, or is seen
         if holding.body_runs:
             self._lingering.append(holding)
+            self._watchdog.lost(holding.term, holding.ends_at)
         else:
             self.forget(holding)
         task = holding.task
@@ -353,7 +371,7 @@ class Keeper:
                 logger.error("the body of lost task %s still runs; all stacks follow", task.id, extra=extra)
                 with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # no usable stderr
                     faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
-            if now >= holding.ends_at:
+            if now >= _last_moment(holding):
                 self._lingering.remove(holding)  # this is all that can be done
                 if self._last_resort is not None:
                     self._last_resort()
@@ -362,8 +380,8 @@ class Keeper:
 
     def _next_end(self) -> float:
         if self._dumped:
-            return min((holding.ends_at for holding in self._lingering), default=math.inf)
-        return min((_dump_at(holding) for holding in self._lingering), default=math.inf)
+            return min(map(_last_moment, self._lingering), default=math.inf)
+        return min(map(_dump_at, self._lingering), default=math.inf)
 
     # The end ------------------------------------------------------------------------------------------------------
 
@@ -387,11 +405,17 @@ class Keeper:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
         finally:
+            self._watchdog.close()  # bodies that still run stay guarded
             await self._backend.aclose()
 
 
 def _dump_at(holding: Holding) -> float:
     return holding.ends_at - min(1.0, holding.term.beats.grace / 2)
+
+
+def _last_moment(holding: Holding) -> float:
+    """A process that can still end by itself does so just before the kernel ends it: its exit code says why."""
+    return holding.ends_at - min(0.02, holding.term.beats.grace / 5)
 
 
 def _without_progress(holdings: Sequence[Holding], beats: Sequence[Beat], refused: Refused) -> None:

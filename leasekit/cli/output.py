@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["STYLES", "ago", "compact", "console", "live", "moment", "on_terminal", "plain", "print_json", "print_line",
-           "styled", "table", "task_fields"]  # fmt: skip
+__all__ = [
+    "STYLES", "View", "ago", "compact", "console", "live", "moment", "on_terminal", "plain", "print_json", "print_line",
+    "styled", "table", "task_fields",
+]  # fmt: skip
 
 STYLES = {
     Status.CLAIMED: "cyan",

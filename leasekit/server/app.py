@@ -135,7 +135,6 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=STOP_TIMEOUT,
             )
         )
-        self._polls: Polls = app.state.polls
         self._engine: Engine = app.state.engine
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -144,7 +143,7 @@ class Server(uvicorn.Server):
             print(f"leasekit is listening on http://{_authority(listener)}", flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._polls.close()
+        self._engine.end_waits()
         self._engine.feed.close()
         await super().shutdown(sockets)
 

@@ -1,5 +1,6 @@
 """Claims: who gets which task (DESIGN §6, Claim again). Part of the HSC, in a file of its own."""
 
+import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,10 +14,15 @@ from leasekit.server.stock import Stock
 from leasekit.server.store import ClaimMemory, Content, Trigger
 from leasekit.server.turn import Turn
 from leasekit.task import Claimed, Task
+from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS
 
 __all__ = ["Answer", "Asked", "claim"]
 
 _MOST = 5000  # tasks that are granted in one turn: heartbeats must not have to wait longer
+_ANSWER = 8 * 1024 * 1024
+"""Bytes of users' values in one answer, about: a claim of many big tasks must not exhaust memory, here or there."""
+
+_ALWAYS_FIT = _ANSWER // (MAX_PAYLOAD + MAX_PROGRESS)
 _NULL = Raw(b"null")
 
 
@@ -124,12 +130,24 @@ def _granted(turn: Turn, asked: Sequence[Asked]) -> tuple[list[tuple[Asked, list
     for at, one in enumerate(asked):
         if room <= 0:
             return granted, asked[at:]
-        rows = stock.take(one.kinds, one.limit)
+        rows = _fitting(turn, stock, stock.take(one.kinds, one.limit))
         room -= len(rows)
         if rows:
             named = zip(rows, tokens(len(rows)), strict=True)
             granted.append((one, [_grant(row, one.worker, token, now=turn.now) for row, token in named]))
     return granted, ()
+
+
+def _fitting(turn: Turn, stock: Stock, rows: list[Trigger]) -> list[Trigger]:
+    """As many of the first as make an answer of bounded size, one at least; the others stay where they were."""
+    if len(rows) <= _ALWAYS_FIT:
+        return rows
+    seqs = [row.seq for row in rows]
+    if turn.tx.size(seqs) <= _ANSWER:
+        return rows
+    fit = bisect.bisect_right(range(1, len(rows)), _ANSWER, key=lambda count: turn.tx.size(seqs[:count]))
+    stock.put_back(rows[max(fit, 1) :])
+    return rows[: max(fit, 1)]
 
 
 def _grant(row: Trigger, worker: str, token: str, *, now: float) -> Trigger:

@@ -146,9 +146,13 @@ class GroupCommit:
             self._waiting[rank] += size
             self._wake.notify()
 
-    def ask(self, rank: Rank, request: Any, *, size: int) -> "asyncio.Future[Any]":
-        """Have a request of `size` items written; its answer. Raises like `submit`."""
-        answer: asyncio.Future[Any] = self._loop.create_future()
+    async def ask(self, rank: Rank, request: Any, *, size: int) -> Any:
+        """Have a request of `size` items written, and say its answer. Raises like `submit`."""
+        return await self.begin(rank, request, size=size)
+
+    def begin(self, rank: Rank, request: Any, *, size: int) -> "asyncio.Future[Any]":
+        """`ask`, for who does not wait at once."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.submit(rank, request, size=size, done=lambda result: _settle(answer, result))
         return answer
 

@@ -117,7 +117,7 @@ class Engine:
             return []
         with self._commit.together():  # one commit makes a task durable and hands it out to whoever waits
             self._waiting.expect(Counter(task.kind for task in tasks if task.at is None))
-            scheduled = self._commit.ask(_SCHEDULE, tasks, size=len(tasks))
+            scheduled = self._commit.begin(_SCHEDULE, tasks, size=len(tasks))
         answer: list[Scheduled] = await scheduled
         return answer
 
@@ -139,6 +139,13 @@ class Engine:
         self._hear_of(worker)
         wait = min(wait, MAX_WAIT)
         return await self._waiting.claim(worker=worker, claim_id=claim_id, kinds=kinds, limit=limit, wait=wait)
+
+    def end_waits(self) -> None:
+        """Answer the claims that wait, and from now on every claim at once: the server is about to stop.
+
+        Nothing is granted to one that is not answered with it.
+        """
+        self._waiting.end()
 
     async def heartbeat(self, worker: str, beats: Sequence[Beat]) -> list[Verdict]:
         """Renew leases: `renewed` or `gone` for each, in order."""

@@ -12,14 +12,14 @@ __all__ = ["Polls"]
 
 
 class Polls:
-    """The claims that wait: each ends when its client goes away, and all of them when the server stops."""
+    """The claims that wait: each ends when its client goes away."""
 
     def __init__(self) -> None:
-        self._waiting: set[asyncio.Task[Claimed]] = set()
-        self.closed = False
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        """How many wait."""
+        return self._count
 
     async def wait(self, claim: Coroutine[Any, Any, Claimed], receive: Receive) -> Claimed:
         """What the claim was granted; nothing if it was given up.
@@ -29,25 +29,17 @@ class Polls:
         """
         waiting = asyncio.create_task(claim)
         watch = asyncio.create_task(_gone(receive))
-        self._waiting.add(waiting)
-        if self.closed:
-            waiting.cancel()
+        self._count += 1
         try:
             await asyncio.wait((waiting, watch), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._waiting.discard(waiting)
+            self._count -= 1
             watch.cancel()
             waiting.cancel()
         try:
             return await waiting
         except asyncio.CancelledError:
             return Claimed(tasks=[])
-
-    def close(self) -> None:
-        """Answer every claim that waits, and those that still come, with nothing."""
-        self.closed = True
-        for claim in self._waiting:
-            claim.cancel()
 
 
 async def _gone(receive: Receive) -> None:

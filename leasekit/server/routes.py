@@ -166,7 +166,7 @@ async def cancel(data: JSONBody[CancelRequest], engine: _Engine) -> VerdictsAnsw
 @post("/v1/claims", status_code=200, responses=_WRITES)
 async def claim(data: JSONBody[ClaimRequest], engine: _Engine, polls: _Polls, request: ApiRequest) -> ClaimAnswer:
     """Take up to `limit` tasks; wait up to `wait` seconds for the first. Repeat it with the same `claim_id` at will."""
-    wait = 0.0 if polls.closed else min(data.wait, MAX_WAIT)
+    wait = min(data.wait, MAX_WAIT)
     claiming = engine.claim(worker=data.worker, kinds=data.kinds, limit=data.limit, wait=wait, claim_id=data.claim_id)
     claimed: Claimed = await (polls.wait(claiming, request.receive) if wait else claiming)
     return ClaimAnswer(waited=claimed.waited or 0.0, tasks=claimed.tasks)

@@ -35,6 +35,12 @@ class Stock:
                 break
         return taken
 
+    def put_back(self, rows: Sequence[Trigger]) -> None:
+        """Take back the last of those that were taken: they come first again."""
+        for row in reversed(rows):
+            shelf = next(one for one in self._shelves[row.kind] if one.priority == row.priority)
+            shelf.put_back(row)
+
 
 class _Shelf:
     """The due tasks of one lane, the longest due first."""
@@ -57,6 +63,9 @@ class _Shelf:
 
     def pop(self) -> Trigger:
         return self._rows.popleft()
+
+    def put_back(self, row: Trigger) -> None:
+        self._rows.appendleft(row)
 
     def take(self, limit: int) -> list[Trigger]:
         taken: list[Trigger] = []

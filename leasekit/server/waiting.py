@@ -54,6 +54,7 @@ class Waiting:
         self._parked: dict[str, list[_Poll]] = {}  # by kind, in the order in which they came
         self._due: dict[str, float] = {}  # kind → when something of it is due next, as far as is known
         self._timer: asyncio.TimerHandle | None = None
+        self._has_ended = False
 
     def __len__(self) -> int:
         """How many wait."""
@@ -68,7 +69,7 @@ class Waiting:
         if poll is None:
             self._count += 1
             asked = Asked(self._count, worker, claim_id, tuple(dict.fromkeys(kinds)), limit, self._clock.instant())
-            poll = self._begin(asked, wait)
+            poll = self._begin(asked, 0.0 if self._has_ended else wait)
         poll.callers += 1
         try:
             return await asyncio.shield(poll.answer)
@@ -97,6 +98,12 @@ class Waiting:
         for kind in list(self._parked):
             self._wake(kind, 1)
         self._set_timer()
+
+    def end(self) -> None:
+        """Let nobody wait any more. What the writer has already may still get something, and is told so."""
+        self._has_ended = True
+        for poll in list(self._polls.values()):
+            self._time_is_up(poll)
 
     def close(self) -> None:
         """Answer all that wait, with nothing."""

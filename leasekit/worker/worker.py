@@ -19,11 +19,12 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import anyio
 
 from leasekit._driver.bridge import outcome
+from leasekit._driver.watchdog import Mode
 from leasekit.backend import Backend
 from leasekit.client import Client
 from leasekit.config import Beats
@@ -52,8 +53,10 @@ class Worker:
     beyond them, at the pace of the last moments; what lies in the buffer for longer all the same (four times that, and
     at least a second) is given back. 0 claims only what begins at once.
 
-    `watchdog`: with "auto", a worker that is run by `run()` ends its process (exit code 75) where a body goes on after
-    the trust in its lease has ended; "soft" only tells the body, and so does `serve()` in somebody else's process.
+    `watchdog`: with "auto", the process of a worker that is run by `run()` ends before the trust in a lease whose body
+    goes on: by itself (exit code 75) where the interpreter has its turn in time, by the kernel (SIGKILL) where C code
+    holds it up or the process is stopped. "required" refuses to work where the kernel cannot do that. "soft" only tells
+    the body, and so does `serve()` in somebody else's process.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class Worker:
         concurrency: int = 8,
         ahead: float = 0.25,
         hooks: Sequence[Hook] = (),
-        watchdog: Literal["auto", "soft", "off"] = "auto",
+        watchdog: Mode = "auto",
     ) -> None:
         if isinstance(client_or_url, Client) and (beats is not None or hooks):
             raise ConfigError("the client has beats and hooks of its own: give them to connect()")
@@ -72,8 +75,8 @@ class Worker:
             raise ConfigError(f"concurrency={concurrency} would run nothing: raise it to 1 or more")
         if not ahead >= 0:
             raise ConfigError(f"ahead={ahead!r} is no number of seconds: set it to zero or more")
-        if watchdog not in ("auto", "soft", "off"):
-            raise ConfigError(f"watchdog={watchdog!r} is not available: use 'auto', 'soft' or 'off'")
+        if watchdog not in get_args(Mode):
+            raise ConfigError(f"watchdog={watchdog!r} is no mode of it: use {', '.join(map(repr, get_args(Mode)))}")
         self._service = client_or_url
         self._beats = beats
         self._concurrency = concurrency
@@ -134,8 +137,9 @@ class Worker:
         Raises `ConfigError`, `UnknownScheme`, `MissingDependency`.
         """
         with self._working(), self._hearing_signals():
-            client = self._client(url, beats, last_resort=_end_process if self._watchdog == "auto" else None)
+            client = self._client(url, beats, watchdog=self._watchdog)
             try:
+                client.connection()  # here, so that a watchdog that is required and not to be had is refused here
                 with Shift(
                     client, self._handlers, concurrency=concurrency or self._concurrency, ahead=self._ahead
                 ) as shift:
@@ -152,7 +156,7 @@ class Worker:
         Being cancelled cancels async handlers, whose tasks are given back, and waits for those in threads.
         """
         with self._working():
-            client = self._client(None, None, last_resort=None)
+            client = self._client(None, None, watchdog="soft")
             try:
                 shift = Shift(client, self._handlers, concurrency=self._concurrency, ahead=self._ahead)
                 await self._serve(shift)
@@ -210,7 +214,7 @@ class Worker:
             self._shift, self._stopping, self._signals = None, False, 0
             self._busy.release()
 
-    def _client(self, url: str | None, beats: Beats | None, *, last_resort: Callable[[], None] | None) -> Client:
+    def _client(self, url: str | None, beats: Beats | None, *, watchdog: Mode) -> Client:
         if isinstance(self._service, Client):
             if url is not None or beats is not None:
                 raise ConfigError("this worker has a client of its own, with its URL and beats: make it without one")
@@ -218,7 +222,10 @@ class Worker:
         service = url or self._service or os.environ.get("LEASEKIT_URL")
         if service is None:
             raise ConfigError("which service? Give the worker a URL, or set LEASEKIT_URL")
-        return Client(service, beats=beats or self._beats, hooks=self._hooks, last_resort=last_resort)
+        last_resort = _end_process if watchdog in ("auto", "required") else None
+        return Client(
+            service, beats=beats or self._beats, hooks=self._hooks, last_resort=last_resort, watchdog=watchdog
+        )
 
     # Signals ------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec import Raw
 
 from leasekit.errors import Throttled
 from leasekit.server import claims, waiting
@@ -30,6 +31,46 @@ async def is_waiting(bench: Any, number: int) -> None:
 async def until_done(*tasks: "asyncio.Task[Any]") -> list[Any]:
     with anyio.fail_after(10):
         return list(await asyncio.gather(*tasks))
+
+
+# How much
+
+
+MIB = 1024 * 1024
+BIG = Raw(b'"' + b"x" * (MIB - 2) + b'"')
+
+
+async def test_a_claims_answer_is_bounded_and_the_rest_stays_ready_in_its_order(bench: Any) -> None:
+    for n in range(20):
+        await bench.put(f"t{n:02}", payload=BIG, priority=n // 10)
+    got = [await bench.ids(limit=100) for _ in range(4)]
+    assert got == [[f"t{n:02}" for n in range(at, min(at + 8, 20))] for at in (0, 8, 16, 24)]
+
+
+async def test_progress_counts_as_well(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "_ANSWER", 60)
+    monkeypatch.setattr(claims, "_ALWAYS_FIT", 0)
+    await bench.put("a", "b", "c", payload=Raw(b"1234567890"))
+    for task in (await bench.claim()).tasks:
+        await bench.settle(task, "release", progress="x" * 23)
+    assert await bench.ids() == ["a"]
+
+
+async def test_a_task_that_is_bigger_than_an_answer_may_be_is_handed_out_alone(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "_ANSWER", 5)
+    monkeypatch.setattr(claims, "_ALWAYS_FIT", 0)
+    await bench.put("a", "b", payload=Raw(b"1234567890"))
+    assert [await bench.ids() for _ in range(3)] == [["a"], ["b"], []]
+
+
+async def test_what_did_not_fit_goes_to_those_who_wait_too(bench: Any) -> None:
+    asking = [asyncio.create_task(bench.claim(limit=100, wait=30)) for _ in range(3)]
+    await is_waiting(bench, 3)
+    await bench.engine.schedule([NewTask(kind="k", payload=BIG) for _ in range(20)])
+    answers = await until_done(*asking)
+    assert sorted(len(claimed.tasks) for claimed in answers) == [4, 8, 8]
 
 
 # Which
@@ -278,6 +319,26 @@ async def test_as_many_are_tried_as_there_are_tasks(bench: Any, monkeypatch: pyt
         one.cancel()
 
 
+async def test_a_task_that_is_waited_for_is_accepted_and_handed_out_in_one_transaction(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = asyncio.create_task(bench.claim(wait=30))
+    await is_waiting(bench, 1)
+    seen: list[set[str]] = []
+    commit = bench.engine._commit
+    transact = commit._transact
+
+    def transacted(jobs: Any) -> Any:
+        seen.append({job.rank.name for job in jobs})
+        return transact(jobs)
+
+    monkeypatch.setattr(commit, "_transact", transacted)
+    await bench.put("a")
+    (claimed,) = await until_done(asking)
+    assert [task.id for task in claimed.tasks] == ["a"]
+    assert {"schedules", "claims"} in seen
+
+
 async def test_what_the_first_leaves_goes_to_those_behind(bench: Any) -> None:
     """The first takes what is more urgent, of a kind that nobody else wants."""
     first = asyncio.create_task(bench.claim(wait=30, limit=1, kinds=("j", "k")))
@@ -422,6 +483,23 @@ async def test_claims_that_wait_leave_nothing_behind(bench: Any) -> None:
     await until_done(*asking)
     room = bench.engine._waiting
     assert (room._polls, room._parked, room._due) == ({}, {}, {})
+
+
+async def test_when_waits_end_nobody_waits_any_more(bench: Any) -> None:
+    asking = [asyncio.create_task(bench.claim(wait=30)) for _ in range(3)]
+    await is_waiting(bench, 3)
+    bench.engine.end_waits()
+    asking.append(asyncio.create_task(bench.claim(wait=30)))
+    assert [claimed.tasks for claimed in await until_done(*asking)] == [[]] * 4
+
+
+async def test_what_is_being_granted_when_waits_end_is_answered_with_its_tasks(bench: Any) -> None:
+    await bench.put("a")
+    asking = asyncio.create_task(bench.claim(wait=30))
+    await asyncio.sleep(0)  # the writer has it now
+    bench.engine.end_waits()
+    (claimed,) = await until_done(asking)
+    assert [task.id for task in claimed.tasks] == ["a"]
 
 
 async def test_those_who_wait_are_answered_when_the_engine_stops(bench: Any) -> None:

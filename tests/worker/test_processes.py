@@ -172,6 +172,44 @@ def test_a_body_that_outlives_its_lease_ends_the_process_before_its_trust_ends_a
     assert "never_checks" in script.errors
 
 
+def test_a_process_whose_interpreter_is_held_up_is_ended_by_the_kernel_when_trust_ends(
+    start: Callable[[str], Script],
+) -> None:
+    script = start(
+        """
+        import ctypes
+
+        @worker.handler("k")
+        def holds_the_gil(payload):
+            say("begins", now())
+            ctypes.PyDLL(None).usleep(20_000_000)  # a PyDLL keeps the GIL: no beat leaves, no Python code runs
+            say("came back", now())
+
+        submitter.schedule("k", claim_timeout=3, heartbeat_timeout=3)
+        worker.run()
+        """
+    )
+    assert script.exit_code() == -signal.SIGKILL
+    assert len(script.said) == 1
+
+
+def test_a_process_that_is_stopped_past_its_trust_never_goes_on(start: Callable[[str], Script]) -> None:
+    script = start(
+        """
+        @worker.handler("k")
+        def stops(payload):
+            say("stops", now())
+            os.kill(os.getpid(), signal.SIGSTOP)
+            say("went on", now())
+
+        submitter.schedule("k", claim_timeout=3, heartbeat_timeout=3)
+        worker.run()
+        """
+    )
+    assert script.exit_code() == -signal.SIGKILL  # while it was stopped: nobody sent SIGCONT
+    assert len(script.said) == 1
+
+
 def test_a_soft_worker_is_not_ended(start: Callable[[str], Script]) -> None:
     script = start(
         """

@@ -167,6 +167,10 @@ class Tx(Protocol):
         """What holders get with these tasks."""
         ...
 
+    def size(self, seqs: Collection[int]) -> int:
+        """The bytes of users' values that holders get with these tasks: payloads and progress."""
+        ...
+
     def limits(self, seqs: Collection[int]) -> dict[int, Limits]:
         """How often these tasks may fail."""
         ...

@@ -151,6 +151,9 @@ class _MemoryTx(_MemoryView, Tx):
             for seq, entity in self.entities(seqs).items()
         }
 
+    def size(self, seqs: Collection[int]) -> int:
+        return sum(len(one.payload) + len(one.progress or b"") for one in self.contents(seqs).values())
+
     def limits(self, seqs: Collection[int]) -> dict[int, Limits]:
         return {seq: Limits(e.max_attempts, e.max_crashes, e.retry) for seq, e in self.entities(seqs).items()}
 

@@ -98,6 +98,13 @@ CONTENTS = Statement(
     .outerjoin_from(task, progress, progress.c.seq == task.c.seq)
     .where(_is_one_of(task.c.seq, "seqs"))
 )
+SIZE = Statement(
+    select(
+        func.coalesce(func.sum(func.length(task.c.payload) + func.coalesce(func.length(progress.c.value), 0)), 0)
+    )
+    .outerjoin_from(task, progress, progress.c.seq == task.c.seq)
+    .where(_is_one_of(task.c.seq, "seqs"))
+)
 LIMITS = Statement(
     select(task.c.seq, task.c.max_attempts, task.c.max_crashes, task.c.retry).where(_is_one_of(task.c.seq, "seqs"))
 )

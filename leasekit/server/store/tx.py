@@ -117,6 +117,10 @@ class SqlTx(SqlView, Tx):
         """What holders get with these tasks."""
         return {row[0]: Content(*row[1:]) for row in sql.CONTENTS.rows(self._connection, seqs=_list(seqs))}
 
+    def size(self, seqs: Collection[int]) -> int:
+        """The bytes of users' values that holders get with these tasks."""
+        return int(sql.SIZE.rows(self._connection, seqs=_list(seqs))[0][0])
+
     def limits(self, seqs: Collection[int]) -> dict[int, Limits]:
         """How often these tasks may fail."""
         return {row[0]: Limits(*row[1:]) for row in sql.LIMITS.rows(self._connection, seqs=_list(seqs))}

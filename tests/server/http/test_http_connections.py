@@ -76,7 +76,7 @@ def test_claims_that_wait_are_answered_at_once_when_the_server_stops(run_server:
         eventually(lambda: len(server.polls) == 5)
     for thread in threads:
         thread.join(30)
-    assert answers == [{"waited": 0.0, "tasks": []}] * 5
+    assert [answer["tasks"] for answer in answers] == [[]] * 5
 
 
 def test_a_connection_serves_many_requests(server: Any) -> None:

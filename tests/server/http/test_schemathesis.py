@@ -65,6 +65,12 @@ def map_body(_: schemathesis.HookContext, body: Any) -> Any:
     return body
 
 
+@SCHEMA.hook
+def filter_path_parameters(_: schemathesis.HookContext, values: Any) -> bool:
+    """On its way through `requests`, an id that looks like quoted already comes out as another one."""
+    return "%" not in str(values)
+
+
 @pytest.fixture(scope="module")
 def url(server: Any) -> Iterator[str]:
     """Where the server is. Claims hardly wait here, and streams of events end at once."""

@@ -88,6 +88,7 @@ def test_what_was_added_is_found_as_it_was(store: Store) -> None:
         assert tx.triggers_of([1, 9]) == {1: row}
         assert tx.limits([1, 9]) == {1: Limits(3, 5, b"{}")}
         assert tx.contents([1, 9]) == {1: Content(full.payload, "c", "00-ab", None)}
+        assert tx.size([1, 9]) == len(full.payload)
         found = tx.triggers(["t1"])["t1"]
         assert type(found.status) is Status
         assert type(found.ordered) is bool
@@ -278,6 +279,7 @@ def test_the_latest_progress_is_kept(store: Store) -> None:
         assert view.progress([1, 2, 9]) == {1: b"3", 2: b"2"}
     with store.transaction() as tx:
         assert tx.contents([1])[1].progress == b"3"
+        assert tx.size([1]) == len(tx.contents([1])[1].payload) + 1
 
 
 def test_runs_are_kept_by_fence_and_told_without_their_values(store: Store) -> None:

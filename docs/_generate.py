@@ -13,8 +13,8 @@ from pathlib import Path
 
 from _pictures import PICTURES
 from _protocol import bounds, calls, items, refusals, states
-from _reference import PAGES, table, unused
-
+from _reference import PAGES, table
+from _words import unused
 from leasekit import Beats
 
 __all__ = ["generated"]
@@ -30,8 +30,11 @@ def budget() -> str:
 def rhythms() -> str:
     """What follows from a ttl."""
     rows = [
-        tuple(f"{number:g}" for number in (b.ttl, b.cycle, b.rate, b.margin, b.grace, b.call_timeout, b.retry_wait))
-        + (f"{b.outage_survived:.3g}", f"{b.capacity:,d}")
+        [
+            *(f"{number:.3g}" for number in (b.ttl, b.cycle, b.rate, b.margin, b.grace, b.call_timeout, b.retry_wait)),
+            f"{b.outage_survived:.3g}",
+            f"{b.capacity:,d}",
+        ]
         for b in (Beats().for_ttl(ttl) for ttl in (10, 30, 60, 300, 900))
     ]
     head = ("ttl", "cycle", "rate", "margin", "grace", "call_timeout", "retry_wait", "outage survived", "capacity")
@@ -62,7 +65,7 @@ def generated() -> dict[Path, str]:
         if _MARK.search(text):
             files[path] = _MARK.sub(lambda mark: f"{mark[1]}\n{sections[mark[2]]}\n{mark[3]}", text)
     if spare := unused():
-        raise ValueError(f"WORDS of docs/_reference.py that nobody needs: {', '.join(sorted(spare))}")
+        raise ValueError(f"words in docs/_words.py that nobody needs: {', '.join(sorted(spare))}")
     return files
 
 

@@ -1,4 +1,4 @@
-"""What MkDocs does besides: files of the project that a page links to become pages, and nothing comes from elsewhere."""
+"""What MkDocs does besides: files that a page links to become pages, and nothing is fetched from elsewhere."""
 
 import re
 from pathlib import Path

@@ -239,7 +239,8 @@ def lease() -> str:
     scale, top, height = 700 / beats.ttl, 70.0, 30.0
     spans = [("trust", 0.0, beats.slack), ("grace", beats.slack, beats.trust), ("margin", beats.trust, beats.ttl)]
     parts = [
-        f'<rect class="{name}" x="{20 + begin * scale:.1f}" y="{top:g}" width="{(end - begin) * scale:.1f}" height="{height:g}"/>'
+        f'<rect class="{name}" x="{20 + begin * scale:.1f}" y="{top:g}" '
+        f'width="{(end - begin) * scale:.1f}" height="{height:g}"/>'
         for name, begin, end in spans
     ]
     marks = [

@@ -4,8 +4,9 @@ import json
 from typing import Any, get_args
 
 import msgspec
-from _reference import code, fields_of, plain, struct_defaults, table
 
+from _reference import code, fields_of, struct_defaults, table
+from _words import plain
 from leasekit.server.openapi import EXAMPLES, document
 from leasekit.server.routes import PROVIDED, ROUTES
 from leasekit.server.states import NEXT, Event
@@ -32,7 +33,7 @@ def _operations() -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def _schema(content: dict[str, Any]) -> str:
-    shown = content.get("application/json", {}).get("schema", {}).get("$ref", "")
+    shown: str = content.get("application/json", {}).get("schema", {}).get("$ref", "")
     return shown.rpartition("/")[2]
 
 
@@ -58,7 +59,7 @@ def items() -> str:
         Task: "A task in the answer to a claim.",
         Beat: "An item of a heartbeat.",
         Settlement: "An item of results.",
-        Verdict: f"The answer to one item. Words: {', '.join(map(code, get_args(VerdictWord)))}; a server says no *failed*.",
+        Verdict: f"The answer to one item: {', '.join(map(code, get_args(VerdictWord)))}; a server says no *failed*.",
     }
     return "\n\n".join(
         f"### {cls.__name__}\n\n{said}\n\n{fields_of(cls, struct_defaults(cls))}" for cls, said in about.items()

@@ -1,6 +1,6 @@
 """The reference: every setting, command, error, event, trait and call, said in the words of the code.
 
-What the code says in no comment or docstring is said in `WORDS`; what is said nowhere is an error.
+What the code says in no comment or docstring is said in `_words`; what is said nowhere is an error.
 """
 
 import inspect
@@ -11,132 +11,24 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
-import typer.main
-from _source import annotations, comments, documented, of_parameters, paragraphs, signature
 
+from _source import annotations, comments, documented, of_parameters, paragraphs, signature
+from _words import plain, words
 from leasekit import Beats, Client, Idle, Lease, Worker, backend, connect, errors, hooks, lease, leased
 from leasekit.backend import Traits
 from leasekit.cli import app
-from leasekit.client import Tasks, TaskOptions
+from leasekit.client import TaskOptions, Tasks
 from leasekit.task import Exponential, NewTask, Polynomial, Status, TaskInfo, Waits
 from leasekit.testing import clock, faults, memory
 from leasekit.wire import MAX_BATCH
 
-__all__ = ["PAGES", "WORDS", "code", "fields_of", "plain", "struct_defaults", "table", "unused"]
-
-WORDS = {
-    "Beats.retries_per_cycle": "how often a lease that failed is tried again before it rests until the next cycle",
-    "NewTask.kind": "which handler runs it",
-    "NewTask.collection": "a name under which it can be listed",
-    "NewTask.max_runtime": "kept with the task; nothing acts on it yet",
-    "NewTask.enqueue_timeout": "kept with the task; nothing acts on it while the store is the queue",
-    "NewTask.retry": "how long to wait before the next attempt: a retry policy, see below",
-    "NewTask.traceparent": "the W3C trace context of who scheduled it",
-    "Exponential.first": "seconds before the second attempt",
-    "Exponential.factor": "how much longer each further wait is",
-    "Exponential.max": "seconds, the longest wait",
-    "Exponential.jitter": "the largest part by which chance shortens a wait",
-    "Waits.waits": "seconds, one for each attempt",
-    "connect.url_or_backend": "where the tasks are: `http://host:port`, `sqlite:///file.db`, `memory://`, an installed adapter's scheme, or a backend object",
-    "connect.beats": "the rhythm of heartbeats; where the service grants another ttl, the rhythm follows it",
-    "connect.hooks": "callables that hear what happens",
-    "connect.worker": "the name under which this process claims; by default host, process and a random part",
-    "connect.patience": "seconds for which calls are repeated while the service is away; None: 30; 0: each is made once",
-    "Worker.beats": "the rhythm of heartbeats; only where the worker makes its client itself",
-    "Worker.hooks": "callables that hear what happens; only where the worker makes its client itself",
-    "Worker.handler.kind": "which tasks the function runs; one kind, one handler",
-    "Worker.run.url": "goes before the URL that the worker was made with",
-    "Worker.run.beats": "goes before the rhythm that the worker was made with",
-    "Worker.run.concurrency": "goes before the number that the worker was made with",
-    "lease.task": "what `client.tasks()` gave",
-    "Client.tasks.kinds": "one or more",
-    "Client.tasks.until_idle": "the loop ends when no task has come for so many seconds; None: it goes on for ever",
-    "Event.at": "when it happened",
-    "Claimed.task_ids": "which tasks",
-    "Claimed.waited": "seconds for which the request had waited at the service; None: it does not say",
-    "Claimed.took": "seconds from the first request to the answer",
-    "Claimed.tasks": "the tasks themselves",
-    "Sent.task_ids": "whose beats",
-    "Sent.late": "seconds after the slot was due",
-    "Renewed.task_ids": "whose beats",
-    "Renewed.round_trip": "seconds from request to answer",
-    "Answered.round_trip": "seconds from request to answer",
-    "Answered.verdicts": "verdict → how many",
-    "AtRisk.why": "what failed, in one sentence",
-    "Ordered.order": "`cancel`",
-    "Lost.reason": "one word, as in `LeaseLost.reason`",
-    "Lost.why": "one sentence",
-    "Settled.outcome": "what was reported",
-    "Settled.verdict": "`settled` or `gone`",
-    "Settled.reason": "with *gone*: why",
-    "Settled.task": "the task itself",
-    "Unreported.task_ids": "whose settlements",
-    "Unreported.why": "what failed, in one sentence",
-    "Overloaded.held": "how many leases",
-    "Overloaded.capacity": "how many can beat in one cycle",
-    "Task.id": "which task",
-    "Task.kind": "which handler runs it",
-    "Task.attempt": "1 for the first; releases are not counted",
-    "Task.payload": "JSON, as it was scheduled",
-    "Task.collection": "as it was scheduled",
-    "Task.priority": "as it was scheduled",
-    "Task.traceparent": "as it was scheduled",
-    "Beat.id": "which task",
-    "Beat.token": "of its claim",
-    "Settlement.id": "which task",
-    "Settlement.token": "of its claim",
-    "Settlement.outcome": "how the run ended",
-    "Settlement.progress": "the latest checkpoint, where there is a new one",
-    "Verdict.id": "which task",
-    "Verdict.verdict": "one word",
-    "ClaimRequest.worker": "who asks",
-    "ClaimRequest.kinds": "what it can run",
-    "ClaimRequest.limit": "tasks, at most",
-    "ClaimRequest.claim_id": "made up for each claim, and the same when it is repeated",
-    "Scheduled.id": "which task",
-    "Scheduled.status": "where it is in its life",
-    "TaskInfo.id": "which task",
-    "TaskInfo.kind": "which handler runs it",
-    "TaskInfo.status": "where it is in its life",
-    "TaskInfo.priority": "0 is the most urgent",
-    "TaskInfo.attempt": "of the current or last run; releases are not counted",
-    "TaskInfo.crashes": "runs that ended because their holder vanished",
-    "TaskInfo.fence": "of the last claim",
-    "TaskInfo.collection": "as it was scheduled",
-    "TaskInfo.payload": "as it was scheduled",
-    "TaskInfo.progress": "the latest checkpoint",
-    "TaskInfo.result": "of the success",
-    "TaskInfo.error": "of the last failure",
-    "TaskInfo.worker": "who holds it, or did last",
-    "TaskInfo.history": "its runs, as they ended",
-    "task_id": "which task",
-    "token": "of its claim; not in the `repr`, and never for a log",
-}  # fmt: skip
-"""`owner.name` → what the code does not say in a comment or docstring; without an owner: of every owner."""
+__all__ = ["PAGES", "code", "fields_of", "struct_defaults", "table"]
 
 _INNER = {
     "Client.connection", "Client.reserve", "Lease.attach", "Lease.begin", "Lease.end", "Lease.ended", "Lease.enter",
     "Lease.leave", "Lease.move",
 }  # fmt: skip
 """Public to other parts of leasekit, not to users."""
-
-_used: set[str] = set()
-
-
-def _words(owner: str, name: str, said: str = "") -> str:
-    for key in (f"{owner}.{name}", name):
-        if not said and key in WORDS:
-            _used.add(key)
-            said = WORDS[key]
-    if not said:
-        raise ValueError(f"{owner}.{name} is said nowhere: comment it in its class, or add it to WORDS")
-    return plain(said)
-
-
-def unused() -> set[str]:
-    """Words for what is no more, or says itself by now; after all pages were made."""
-    return WORDS.keys() - _used
-
 
 # Building blocks ----------------------------------------------------------------------------------------------
 
@@ -152,11 +44,6 @@ def table(head: tuple[str, ...], rows: Iterable[Iterable[str]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in rows]
     return "\n".join(lines)
-
-
-def plain(text: str) -> str:
-    """Without the references to the documents that the design rests on."""
-    return re.sub(r" \((?:(?:SYSTEMS|RELIABILITY|PITFALLS|SECURITY|DESIGN)\b[^)]*|[A-E]\d)\)", "", text)
 
 
 def type_of(text: str) -> str:
@@ -216,7 +103,7 @@ def parameters(owner: str, function: Callable[..., Any], docstring: str | None) 
     said = of_parameters(docstring or "", taken)
     rows = [
         (code(f"*{name}" if one.kind is one.VAR_POSITIONAL else name),
-         "" if one.kind is one.VAR_POSITIONAL else _default(one.default), _words(owner, name, said.get(name, "")))
+         "" if one.kind is one.VAR_POSITIONAL else _default(one.default), words(owner, name, said.get(name, "")))
         for name, one in taken.items()
     ]  # fmt: skip
     return table(("parameter", "default", "meaning"), rows)
@@ -226,7 +113,7 @@ def fields_of(cls: type, defaults: Mapping[str, Any]) -> str:
     """A table of what a value is made of."""
     said, types = comments(cls), annotations(cls)
     rows = [
-        (code(name), code(type_of(types[name])), _default(defaults[name]), _words(cls.__name__, name, text))
+        (code(name), code(type_of(types[name])), _default(defaults[name]), words(cls.__name__, name, text))
         for name, text in said.items()
     ]
     return table(("field", "type", "default", "meaning"), rows)
@@ -276,7 +163,7 @@ def settings() -> str:
     options = {name: struct_defaults(NewTask)[name] for name in TaskOptions.__annotations__}
     said, types = comments(NewTask), annotations(NewTask)
     task = [(code(name), code(type_of(types[name])), _default(options.get(name, struct_defaults(NewTask)[name])),
-             _words("NewTask", name, said[name])) for name in said]  # fmt: skip
+             words("NewTask", name, said[name])) for name in said]  # fmt: skip
     policies = [
         entry(cls.__name__, cls.__doc__, fields_of(cls, struct_defaults(cls)) if comments(cls) else "")
         for cls in (Exponential, Polynomial, Waits)
@@ -309,7 +196,7 @@ def settings() -> str:
         parameters("Worker.run", Worker.run, None),
         "## A task",
         "`client.schedule(kind, payload, **options)` takes these by name, `schedule_all` as `NewTask`s, HTTP as JSON. "
-        "A `Name` is 1-128 printable ASCII characters without `/`; `Seconds` are 0 to ten years, a `Timeout` is 2 s to a year.",
+        "A `Name` is 1-128 printable ASCII characters without `/`; `Seconds` are 0 to ten years, a `Timeout` 2 s to a year.",
         table(("field", "type", "default", "meaning"), task),
         "## Retry policies",
         "In `leasekit.task`; over HTTP `{\"policy\": \"exponential\", …}`, `\"polynomial\"` and `\"list\"`.",
@@ -367,9 +254,7 @@ def error_tree() -> str:
 
 def events() -> str:
     classes = [cls for cls in vars(hooks).values() if inspect.isclass(cls) and issubclass(cls, hooks.Event)]
-    sections = []
-    for cls in classes:
-        sections.append(entry(cls.__name__, cls.__doc__, fields_of(cls, _dataclass_defaults(cls)), level=3))
+    sections = [entry(cls.__name__, cls.__doc__, fields_of(cls, _dataclass_defaults(cls))) for cls in classes]
     others = [name for name in hooks.__all__ if getattr(hooks, name) not in [*classes, hooks.Hook]]
     rest = []
     for name in others:
@@ -381,8 +266,8 @@ def events() -> str:
     return page(
         "Hooks",
         prose(hooks.__doc__),
-        "A hook is given to [`connect`](settings.md#connect) or `Worker(hooks=…)`, later to `client.listen(hook)`, or to "
-        "`leasekit.hooks.everywhere(hook)` for all of this process. All names are in `leasekit.hooks`.",
+        "A hook is given to [`connect`](settings.md#connect) or `Worker(hooks=…)`, later to `client.listen(hook)`, or "
+        "to `leasekit.hooks.everywhere(hook)` for all of this process. All names are in `leasekit.hooks`.",
         "## Events",
         *sections,
         "## Around them",

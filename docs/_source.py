@@ -45,8 +45,7 @@ def comments(cls: type) -> dict[str, str]:
             above -= 1
         if not text:
             text = " ".join(tokens[line] for line in range(above + 1, node.lineno))
-        assert isinstance(node.target, ast.Name)
-        said[node.target.id] = text
+        said[ast.unparse(node.target)] = text
     return said
 
 
@@ -82,7 +81,7 @@ def _below(module: ModuleType) -> dict[str, str]:
 
 
 def of_parameters(docstring: str, names: Mapping[str, Any]) -> dict[str, str]:
-    """Parameter → what a docstring says behind "`parameter`:" or "`parameter` is", up to the next one or the end of the paragraph."""
+    """Parameter → what a docstring says behind "`parameter`:" or "`parameter` is", as far as its paragraph goes."""
     said: dict[str, str] = {}
     marks = "|".join(map(re.escape, names))
     for paragraph in paragraphs(docstring):
@@ -99,8 +98,8 @@ def paragraphs(docstring: str) -> list[str]:
 
 def signature(function: Any) -> str:
     """How it is called, as it is written, without `self`."""
-    node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    node = next(node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     node.args.args = [one for one in node.args.args if one.arg != "self"]
     returns = "" if node.returns is None else ast.unparse(node.returns).strip("'")
     text = f"({ast.unparse(node.args)})" + (f" -> {returns}" if returns not in {"", "None"} else "")

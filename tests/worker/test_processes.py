@@ -200,6 +200,7 @@ def test_a_process_that_is_stopped_past_its_trust_never_goes_on(start: Callable[
         def stops(payload):
             say("stops", now())
             os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(1)  # the stop takes hold of another thread first
             say("went on", now())
 
         submitter.schedule("k", claim_timeout=3, heartbeat_timeout=3)

@@ -1,6 +1,7 @@
 """README.md's tables and charts, made of the lines in results/."""
 
 import json
+import math
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -30,18 +31,20 @@ def _lines(name: str) -> list[Line]:
 
 
 def _lives(lines: Sequence[Line]) -> list[str]:
+    floor = next((line["cpu_us_per_life"]["process"] for line in lines if line["case"].startswith("bare")), math.nan)
     rows = [
         [
             line["case"],
             f"{line['lives_per_second']:,}",
             _range(line["all"]),
             f"{line['of_bare']:.2f}",
+            f"{sum(line['cpu_us_per_life'].values()) / floor:.1f}",
             ", ".join(f"{name} {value:g}" for name, value in line["cpu_us_per_life"].items()),
         ]
         for line in lines
     ]
     drawn = _draw("lives", "whole lives a second", [(line["case"], line["lives_per_second"]) for line in lines])
-    head = ["", "lives/s", "all runs", "of bare sqlite3", "CPU µs a life"]
+    head = ["", "lives/s", "all runs", "of bare sqlite3", "CPU of all, times bare", "CPU µs a life"]
     return ["### Whole lives", _machine(lines), _table(head, rows), drawn]
 
 

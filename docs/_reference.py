@@ -195,8 +195,8 @@ def settings() -> str:
         "## Worker.run",
         parameters("Worker.run", Worker.run, None),
         "## A task",
-        "`client.schedule(kind, payload, **options)` takes these by name, `schedule_all` as `NewTask`s, HTTP as JSON. "
-        "A `Name` is 1-128 printable ASCII characters without `/`; `Seconds` are 0 to ten years, a `Timeout` 2 s to a year.",
+        "`client.schedule(kind, payload, **options)` takes these by name, `schedule_all` as `NewTask`s, HTTP as JSON.",
+        "A `Name` is 1-128 printable ASCII characters without `/`; `Seconds` go up to ten years, `Timeout`s to one.",
         table(("field", "type", "default", "meaning"), task),
         "## Retry policies",
         "In `leasekit.task`; over HTTP `{\"policy\": \"exponential\", …}`, `\"polynomial\"` and `\"list\"`.",

@@ -17,8 +17,8 @@ _WORDS = {
     "Exponential.max": "seconds, the longest wait",
     "Exponential.jitter": "the largest part by which chance shortens a wait",
     "Waits.waits": "seconds, one for each attempt",
-    "connect.url_or_backend": "where the tasks are: `http://host:port`, `sqlite:///file.db`, `memory://`, the scheme of an "
-    "installed adapter, or a backend object",
+    "connect.url_or_backend": "where the tasks are: `http://host:port`, `sqlite:///file.db`, `memory://`, the scheme "
+    "of an installed adapter, or a backend object",
     "connect.beats": "the rhythm of heartbeats; where the service grants another ttl, the rhythm follows it",
     "connect.hooks": "callables that hear what happens",
     "connect.worker": "the name under which this process claims; by default host, process and a random part",

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
-LOCKS = ["dev", "run"]
+LOCKS = ["dev", "docs", "run"]
 
 
 def text(lock: str) -> str:
@@ -41,6 +41,17 @@ def test_the_lock_satisfies_the_project(lock: str, group: str) -> None:
     pinned = pins(lock)
     wanting = [str(one) for one in required(group) if pinned.get(canonicalize_name(one.name), "") not in one.specifier]
     assert not wanting, "run `make lock`"
+
+
+def test_the_lock_of_the_documents_satisfies_its_group() -> None:
+    pinned = pins("docs")
+    wanted = map(Requirement, PYPROJECT["dependency-groups"]["docs"])
+    assert all(pinned.get(canonicalize_name(one.name), "") in one.specifier for one in wanted), "run `make lock`"
+
+
+def test_the_locks_of_developers_and_documents_agree() -> None:
+    dev, docs = pins("dev"), pins("docs")
+    assert {name: dev[name] for name in dev.keys() & docs.keys()}.items() <= docs.items()
 
 
 def test_what_runs_for_users_is_what_developers_test() -> None:

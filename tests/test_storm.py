@@ -18,9 +18,11 @@ from typing import Any
 
 import anyio
 import pytest
+import tenacity
 
 import leasekit
 from leasekit import Client, Fatal, LeaseError, NewTask, Task, Throttled, Unavailable
+from leasekit._driver import retrying
 from leasekit.errors import LeasekitError
 from leasekit.task import TaskInfo
 from leasekit.testing import faults
@@ -28,7 +30,7 @@ from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Fault, Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
 
-TASKS = 60
+TASKS = 150
 SECONDS = 3.0  # of trouble, then it has to come to an end
 
 TROUBLE: dict[Fault, float] = {
@@ -206,7 +208,9 @@ def infos(storm: Storm, ids: list[str]) -> list[TaskInfo]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_happens(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_whatever_happens(seed: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrying, "_jittered", tenacity.wait_random(0, 0.01))  # these waits are by the real clock
+    monkeypatch.setattr(retrying, "_LONGEST_WAIT", 0.01)
     storm = Storm(seed)
     caplog.set_level(logging.CRITICAL, logger="leasekit")
     connections = [storm.connect(f"worker-{seed}-{number}") for number in range(3)]

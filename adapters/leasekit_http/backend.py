@@ -1,20 +1,21 @@
 """`HttpBackend`: each method of the seam is one request.
 
-A body that would be too big for the server goes in halves; apart from that nothing is tried twice here: the cycle is
-the retry of a beat, and the client's the one of everything else.
+A body that would be too big for the server goes in halves; apart from that nothing is tried twice at an address: the
+cycle is the retry of a beat, and the client's the one of everything else.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import msgspec
 
 from leasekit.backend import Traits
-from leasekit.errors import ConfigError, Refused
+from leasekit.errors import Refused
 from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Status, TaskInfo, Verdict, VerdictWord
 from leasekit.wire import MAX_BATCH, MAX_BODY, MAX_PAYLOAD, MAX_PROGRESS, MAX_WAIT
 from leasekit_http import answers
+from leasekit_http.addresses import addresses
 from leasekit_http.transport import MAX_ANSWER, NotThere, Transport
 
 __all__ = ["HttpBackend", "connect"]
@@ -33,36 +34,28 @@ _CANCEL: frozenset[VerdictWord] = frozenset({"cancelled", "ordered", "gone", "th
 
 
 def connect(url: str, *, worker: str) -> "HttpBackend":
-    """The backend of the server at this URL; a path is kept as a prefix. Nothing is opened yet.
+    """The backend of the service at this URL; a path is kept as a prefix. Nothing is opened yet.
 
-    Raises `ConfigError` where the URL is not one: the message does not repeat it, for it may hold a password.
+    `http://a:8077,b:8077/prefix` names two addresses of the same service: while one does not answer, the other is
+    asked. Raises `ConfigError` where the URL is none: the message does not repeat it, for it may hold a password.
     """
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise ConfigError(f"this is no URL: {error}") from None
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ConfigError("an address of a server is http://host:port or https://host:port")
-    if "@" in parts.netloc:
-        raise ConfigError(f"the URL of {parts.hostname} holds a user or password: they are not part of an address")
-    if parts.query or parts.fragment:
-        raise ConfigError(f"the URL of {parts.hostname} has a query or fragment: an address has neither")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    authority = host if port is None else f"{host}:{port}"
-    return HttpBackend(f"{parts.scheme}://{authority}{parts.path.rstrip('/')}", worker=worker)
+    return HttpBackend(*addresses(url), worker=worker)
 
 
 class HttpBackend:
-    """A leasekit server. `timeout` is the whole time that a request may take, beyond the wait of a claim."""
+    """A leasekit service, at one address or several. `timeout` is for one request, beyond the wait of a claim.
+
+    What one address leaves unanswered is asked at the next, and the last that answered is asked first. A beat is one
+    try (DESIGN §5): where it fails, the next one goes to the next address.
+    """
 
     traits = Traits(max_batch=MAX_BATCH, max_claim=MAX_BATCH)
 
-    def __init__(self, base_url: str, *, worker: str, timeout: float = 10.0) -> None:
+    def __init__(self, base_url: str, *others: str, worker: str, timeout: float = 10.0) -> None:
         self.url = base_url
         self._worker = worker
         self._timeout = timeout
-        self._transport = Transport(base_url)
+        self._transport = Transport(base_url, *others)
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
         """Take up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
@@ -72,6 +65,7 @@ class HttpBackend:
             "/v1/claims",
             _encode(body),
             timeout=wait + self._timeout,
+            owed_after=wait,
             # Refusing tasks that were granted would lose them: the answer may be as big as what was asked for.
             at_most=MAX_ANSWER + limit * (MAX_PAYLOAD + MAX_PROGRESS),
         )
@@ -145,7 +139,7 @@ class HttpBackend:
             left = await self._batch(path, head, name, items[:middle], read, first)
             return left + await self._batch(path, head, name, items[middle:], read, first + middle)
         try:
-            raw = await self._transport.post(path, body, timeout=self._timeout)
+            raw = await self._transport.post(path, body, timeout=self._timeout, is_one_try=name == "beats")
         except Refused as refused:
             raise _moved(refused, by=first) from None
         return read(raw, slice(first, first + len(items)))

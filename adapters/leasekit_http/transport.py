@@ -4,6 +4,11 @@ The server is a stranger here: its answers are bounded in size and time, and no 
 """
 
 import asyncio
+import contextlib
+import functools
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
 
 import anyio
 import httpx
@@ -29,20 +34,36 @@ class NotThere(Refused):
 
 
 class Transport:
-    """Connections to one server, opened by the first request in the loop that makes it."""
+    """Connections to one service, opened by the first request in the loop that makes it.
 
-    def __init__(self, base_url: str) -> None:
-        self._base_url = base_url
+    Of several addresses the one that answered last is asked first; one that does not answer goes to the end.
+    """
+
+    def __init__(self, *base_urls: str) -> None:
+        self._urls = deque(base_urls)
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def post(self, path: str, body: bytes, *, timeout: float, at_most: int = MAX_ANSWER) -> bytes:
-        """The body of the answer to a POST; `timeout` bounds it as a whole, however slowly it drips."""
-        return await self._request("POST", path, body=body, timeout=timeout, at_most=at_most)
+    async def post(
+        self,
+        path: str,
+        body: bytes,
+        *,
+        timeout: float,
+        at_most: int = MAX_ANSWER,
+        owed_after: float = 0.0,
+        is_one_try: bool = False,
+    ) -> bytes:
+        """The body of the answer to a POST; `timeout` bounds it as a whole at each address, however slowly it drips.
+
+        `is_one_try`: no other address is asked. Who gives up after `owed_after` seconds gives up on the address.
+        """
+        ask = functools.partial(self._once, "POST", path, body=body, timeout=timeout, at_most=at_most)
+        return await self._answer(ask, owed_after=owed_after, is_one_try=is_one_try)
 
     async def get(self, path: str, *, timeout: float) -> bytes:
         """The body of the answer to a GET. Raises `NotThere` where the server says that there is no such thing."""
-        return await self._request("GET", path, timeout=timeout)
+        return await self._answer(functools.partial(self._once, "GET", path, timeout=timeout))
 
     async def aclose(self) -> None:
         """Close what is open; a later request opens again."""
@@ -50,10 +71,47 @@ class Transport:
         if client is not None:
             await client.aclose()
 
-    async def _request(
+    async def _answer(
+        self, ask: Callable[[str], Awaitable[bytes]], *, owed_after: float = 0.0, is_one_try: bool = False
+    ) -> bytes:
+        """What the first address says that has an answer; the last one's failure where none has."""
+        *first, last = [self._urls[0]] if is_one_try else self._urls
+        for url in first:
+            with contextlib.suppress(Unavailable):
+                return await self._asked(ask, url, owed_after)
+        return await self._asked(ask, last, owed_after)
+
+    async def _asked(self, ask: Callable[[str], Awaitable[bytes]], url: str, owed_after: float) -> bytes:
+        """What this address answers. A refusal is an answer as well; silence that somebody gives up on is none."""
+        began_at = time.monotonic()
+        try:
+            raw = await ask(url)
+        except Unavailable:
+            self._pass_over(url)
+            raise
+        except asyncio.CancelledError:
+            if time.monotonic() - began_at >= owed_after:
+                self._pass_over(url)
+            raise
+        except BackendError:
+            self._prefer(url)
+            raise
+        self._prefer(url)
+        return raw
+
+    def _pass_over(self, url: str) -> None:
+        # Only if nobody has done so before: requests that fail together pass over one address, not two.
+        if self._urls[0] == url:
+            self._urls.rotate(-1)
+
+    def _prefer(self, url: str) -> None:
+        self._urls.rotate(-self._urls.index(url))
+
+    async def _once(
         self,
         method: str,
         path: str,
+        base_url: str,
         *,
         timeout: float,
         body: bytes | None = None,
@@ -63,14 +121,14 @@ class Transport:
         client = self._opened()
         try:
             with anyio.fail_after(timeout):
-                async with client.stream(method, self._base_url + path, content=body, headers=headers) as response:
+                async with client.stream(method, base_url + path, content=body, headers=headers) as response:
                     raw = await _read(response, at_most)
         except TimeoutError:
-            raise Unavailable(f"{self._base_url} did not answer within {timeout:g} s") from None
+            raise Unavailable(f"{base_url} did not answer within {timeout:g} s") from None
         except httpx.RemoteProtocolError as error:
-            raise ProtocolError(f"{self._base_url} does not speak HTTP: {error}") from error
+            raise ProtocolError(f"{base_url} does not speak HTTP: {error}") from error
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
-            raise Unavailable(f"{self._base_url} cannot be reached: {error or type(error).__name__}") from error
+            raise Unavailable(f"{base_url} cannot be reached: {error or type(error).__name__}") from error
         if response.status_code != 200:
             raise _error(response, raw)
         return raw

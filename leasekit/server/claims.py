@@ -160,6 +160,7 @@ def _grant(row: Trigger, worker: str, token: str, *, now: float) -> Trigger:
         owner=worker,
         token=token,
         next_trigger_at=next_trigger(status, now=now, after=row.claim_timeout),
+        run_until=None,
     )
 
 

@@ -137,6 +137,7 @@ def _row(seq: int, task_id: str, task: NewTask, *, at: float) -> Trigger:
         task.claim_timeout,
         task.heartbeat_timeout,
         next_trigger_at=at,
+        max_runtime=task.max_runtime,
     )
 
 

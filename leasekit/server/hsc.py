@@ -39,9 +39,10 @@ def heartbeat(turn: Turn, beats: Sequence[Beat]) -> list[Verdict]:
     progress: dict[int, bytes] = {}
     verdicts: list[Verdict] = []
     refused: list[int] = []
+    bounded: list[Trigger] = []
     for position, beat in enumerate(beats):
         row = rows.get(beat.id)
-        if row is None or not _is_held(row, beat.token, turn.now):
+        if row is None or not _is_held(row, beat.token, turn.now) or _is_over(row, turn.now):
             refused.append(position)
             verdicts.append(Verdict(id=beat.id, verdict="gone"))
             continue
@@ -49,12 +50,16 @@ def heartbeat(turn: Turn, beats: Sequence[Beat]) -> list[Verdict]:
         renewed[row.seq] = step(status, Event.BEAT if beat.started else Event.HOLD)
         if status is Status.CLAIMED and renewed[row.seq] is Status.PROCESSING and turn.happened is not None:
             turn.tell("started", replace(row, status=Status.PROCESSING))
+        if beat.started and row.run_until is None and row.max_runtime is not None:
+            bounded.append(row)
         if beat.progress is not UNSET:
             progress[row.seq] = to_bytes(beat.progress)
         order: Literal["cancel"] | None = "cancel" if row.ordered else None
         verdicts.append(Verdict(id=beat.id, verdict="renewed", ttl=row.heartbeat_timeout, order=order))
     for status in LEASED:
         turn.tx.renew([seq for seq, now_is in renewed.items() if now_is is status], status, now=turn.now)
+    if bounded:
+        _bound(turn, bounded)
     if progress:
         turn.tx.set_progress(progress)
     if refused:
@@ -66,6 +71,17 @@ def heartbeat(turn: Turn, beats: Sequence[Beat]) -> list[Verdict]:
 
 def _is_held(row: Trigger, token: str, now: float) -> bool:
     return row.token == token and row.status in LEASED and row.next_trigger_at is not None and row.next_trigger_at > now
+
+
+def _is_over(row: Trigger, now: float) -> bool:
+    # What was granted is not taken back: it runs out, and that counts as a crash.
+    return row.run_until is not None and row.run_until <= now
+
+
+def _bound(turn: Turn, rows: Sequence[Trigger]) -> None:
+    """Their bodies have begun: count their `max_runtime` from now."""
+    standing = turn.tx.triggers_of({row.seq for row in rows})
+    turn.tx.save([replace(row, run_until=turn.now + (row.max_runtime or 0.0)) for row in standing.values()])
 
 
 class _Past:

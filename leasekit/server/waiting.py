@@ -61,7 +61,7 @@ class Waiting:
         return len(self._polls)
 
     async def claim(self, *, worker: str, claim_id: str, kinds: Sequence[str], limit: int, wait: float) -> Claimed:
-        """Tasks, or none once `wait` seconds are over. A repeat joins the claim that waits already.
+        """Tasks, or none once `wait` seconds are over. A repeat joins the claim that waits already, and may cut its wait.
 
         Nothing is granted any more once everyone who waited for it was cancelled. Raises `Throttled`.
         """
@@ -70,6 +70,8 @@ class Waiting:
             self._count += 1
             asked = Asked(self._count, worker, claim_id, tuple(dict.fromkeys(kinds)), limit, self._clock.instant())
             poll = self._begin(asked, 0.0 if self._has_ended else wait)
+        else:
+            self._wait_no_longer(poll, wait)
         poll.callers += 1
         try:
             return await asyncio.shield(poll.answer)
@@ -146,6 +148,13 @@ class Waiting:
             self._finish(poll, self._nothing(poll))
         else:
             self._park(poll)
+
+    def _wait_no_longer(self, poll: _Poll, wait: float) -> None:
+        """Who asks again has given up the call that waits: what counts is how long this one is willing to."""
+        loop = asyncio.get_running_loop()
+        if poll.timeout is not None and loop.time() + wait < poll.timeout.when():
+            poll.timeout.cancel()
+            poll.timeout = loop.call_later(wait, self._time_is_up, poll)
 
     def _time_is_up(self, poll: _Poll) -> None:
         # While the writer has it, it may still get something: then its answer ends it.

@@ -778,6 +778,16 @@ class SchedulerContract(BackendContract):
         assert await self.nothing_left(backend, kind)
         assert (await self.info(scheduler, task.id)).status is Status.CANCELLED
 
+    async def test_a_run_that_lasts_too_long_is_renewed_no_more(
+        self, scheduler: Scheduler, backend: Backend, kind: str
+    ) -> None:
+        task = await self.held(backend, kind, max_runtime=2.0)
+        assert (await self.beat(backend, task)).verdict == "renewed"
+        await self.sleep(2.1)
+        assert _is_gone(await self.beat(backend, task), "expired")
+        assert await self.nothing_left(backend, kind)  # what was granted is not taken back
+        assert (await self.info(scheduler, task.id)).crashes == 0
+
     async def test_what_has_ended_or_is_unknown_cannot_be_cancelled(
         self, scheduler: Scheduler, backend: Backend, kind: str
     ) -> None:

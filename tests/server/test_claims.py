@@ -422,6 +422,15 @@ async def test_a_repeat_joins_the_claim_that_waits(bench: Any) -> None:
     assert len({answer.tasks[0].token for answer in answers}) == 1
 
 
+async def test_a_repeat_that_does_not_wait_ends_the_claim_that_does(bench: Any) -> None:
+    asking = asyncio.create_task(bench.claim(wait=30, claim_id="c1"))
+    await is_waiting(bench, 1)
+    again = asyncio.create_task(bench.claim(wait=0, claim_id="c1"))
+    assert [answer.tasks for answer in await until_done(asking, again)] == [[], []]
+    await bench.put("a")
+    assert await bench.status("a") == "new"
+
+
 async def test_a_claim_answers_empty_when_its_wait_is_over(bench: Any) -> None:
     with anyio.fail_after(10):
         assert (await bench.claim(wait=0.05)).tasks == []

@@ -45,6 +45,56 @@ async def test_a_claim_grants_the_claim_timeout_and_a_beat_the_heartbeat_timeout
     assert (await bench.beat(task)).verdict == "renewed"
 
 
+async def test_a_run_is_renewed_for_its_max_runtime_and_counts_as_a_crash_when_its_lease_has_ended(bench: Any) -> None:
+    task = await bench.taken("a", max_runtime=25, claim_timeout=20, heartbeat_timeout=20)
+    for _ in range(2):
+        assert (await bench.beat(task)).verdict == "renewed"
+        bench.clock.advance(12)
+    assert (await bench.beat(task)).verdict == "renewed"
+    await bench.later(1)
+    verdict = await bench.beat(task)
+    assert (verdict.verdict, verdict.reason) == ("gone", "expired")
+    assert (await bench.ids(), (await bench.info("a")).crashes) == ([], 0)
+    await bench.later(19)
+    assert (await bench.ids(), (await bench.info("a")).crashes) == (["a"], 1)
+
+
+async def test_max_runtime_counts_from_the_first_beat_of_a_body_that_has_begun(bench: Any) -> None:
+    task = await bench.taken("a", max_runtime=10)
+    await bench.beat(task, started=False)
+    bench.clock.advance(100)
+    assert [(await bench.beat(task)).verdict for _ in range(2)] == ["renewed"] * 2
+    bench.clock.advance(10)
+    assert (await bench.beat(task)).verdict == "gone"
+
+
+async def test_max_runtime_counts_anew_for_the_next_run(bench: Any) -> None:
+    task = await bench.taken("a", max_runtime=10)
+    await bench.beat(task)
+    bench.clock.advance(9)
+    await bench.settle(task, "release")
+    again = await bench.take()
+    await bench.beat(again)
+    bench.clock.advance(9)
+    assert (await bench.beat(again)).verdict == "renewed"
+
+
+async def test_what_a_run_that_lasted_too_long_has_finished_counts(bench: Any) -> None:
+    task = await bench.taken("a", max_runtime=10)
+    await bench.beat(task)
+    bench.clock.advance(10)
+    assert (await bench.beat(task)).verdict == "gone"
+    assert (await bench.settle(task)).verdict == "settled"
+
+
+async def test_max_runtime_outlives_a_restart(bench: Any) -> None:
+    task = await bench.taken("a", max_runtime=10)
+    await bench.beat(task)
+    await bench.restart()
+    bench.clock.advance(10)
+    assert (await bench.beat(task)).verdict == "gone"
+
+
 async def test_a_beat_at_the_very_end_is_too_late(bench: Any) -> None:
     task = await bench.taken("a", claim_timeout=10)
     bench.clock.advance(10)

@@ -70,6 +70,8 @@ class Trigger(Struct, frozen=True, array_like=True):
     token: str | None = None  # of the last grant, as long as it may be settled
     next_trigger_at: float | None = None  # due, or the end of the lease; None: never again
     reason: str | None = None  # why it is dead
+    max_runtime: float | None = None
+    run_until: float | None = None  # from then on its lease is not renewed; None: no bound, or the body has not begun
 
 
 class Content(NamedTuple):

@@ -73,6 +73,8 @@ trigger = Table(
     Column("token", Text),
     Column("next_trigger_at", Double),
     Column("reason", Text),
+    Column("max_runtime", Double),
+    Column("run_until", Double),
 )
 
 

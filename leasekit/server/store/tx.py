@@ -230,6 +230,8 @@ def _standing(one: Trigger) -> tuple[Any, ...]:
         one.token,
         one.next_trigger_at,
         one.reason,
+        one.max_runtime,
+        one.run_until,
     )
 
 

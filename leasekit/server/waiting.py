@@ -61,7 +61,7 @@ class Waiting:
         return len(self._polls)
 
     async def claim(self, *, worker: str, claim_id: str, kinds: Sequence[str], limit: int, wait: float) -> Claimed:
-        """Tasks, or none once `wait` seconds are over. A repeat joins the claim that waits already, and may cut its wait.
+        """Tasks, or none once `wait` seconds are over. A repeat joins the claim that waits, and may cut its wait.
 
         Nothing is granted any more once everyone who waited for it was cancelled. Raises `Throttled`.
         """

@@ -82,7 +82,7 @@ class Worker:
         self._concurrency = concurrency
         self._ahead = ahead
         self._hooks = list(hooks)
-        self._watchdog = watchdog
+        self._watchdog: Mode = watchdog
         self._handlers: dict[str, Handler] = {}
         self._shift: Shift | None = None
         self._busy = threading.Lock()

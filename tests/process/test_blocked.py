@@ -9,6 +9,11 @@ import leasekit
 TTL = 3.0
 
 
+def succeeded(client: leasekit.Client, task_id: str) -> bool:
+    info = client.get(task_id)
+    return info is not None and info.status is leasekit.Status.SUCCESS
+
+
 def test_a_loop_blocked_for_three_ttls_keeps_its_lease_and_thread_handlers_run_meanwhile(
     fleet: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -34,7 +39,7 @@ def test_a_loop_blocked_for_three_ttls_keeps_its_lease_and_thread_handlers_run_m
             client.schedule("beside", claim_timeout=TTL, heartbeat_timeout=TTL)
         eventually(lambda: len(fleet.notes("beside")) == 20, what="the thread handlers")
         assert not fleet.notes("unblocked")
-        eventually(lambda: client.get(task.id).status == "success", what="success")
+        eventually(lambda: succeeded(client, task.id), what="success")
         info = client.get(task.id)
         assert info is not None
         assert (info.attempt, info.crashes, len(info.history)) == (1, 0, 1)
@@ -58,7 +63,7 @@ def test_a_claim_that_waited_longer_than_the_ttl_still_runs_its_task(
     with leasekit.connect(fleet.url) as client:
         for _ in range(2):
             task = client.schedule("short", claim_timeout=2, heartbeat_timeout=2)
-            eventually(lambda task=task: client.get(task.id).status == "success", what="success")
+            eventually(lambda task=task: succeeded(client, task.id), what="success")
             # From now on the worker waits with one long claim: for more than two ttls.
             done = time.monotonic()
             eventually(lambda done=done: time.monotonic() - done > 5, what="5 s of waiting")

@@ -13,6 +13,11 @@ TTL = 6.0
 Eventually = Callable[..., Any]
 
 
+def succeeded(client: leasekit.Client, task_id: str) -> bool:
+    info = client.get(task_id)
+    return info is not None and info.status is leasekit.Status.SUCCESS
+
+
 @pytest.mark.parametrize("moment", [0.3, 1.7, 3.1, 4.4])
 def test_the_task_of_a_killed_worker_runs_elsewhere_within_ttl_and_2_s_and_never_before(
     fleet: Any, eventually: Eventually, moment: float
@@ -40,7 +45,7 @@ def test_the_task_of_a_killed_worker_runs_elsewhere_within_ttl_and_2_s_and_never
         again = eventually(lambda: fleet.notes("start")[1:], what="the second run")[0]
         assert again["fence"] > started["fence"]
         assert left + TTL <= again["at"] <= left + TTL + 2
-        eventually(lambda: client.get(task.id).status == "success", what="success")
+        eventually(lambda: succeeded(client, task.id), what="success")
         info = client.get(task.id)
         assert info is not None
         assert info.crashes == 1
@@ -88,7 +93,7 @@ def test_workers_go_on_through_a_20_s_restart_of_the_server_without_losing_a_lea
         eventually(lambda: len(fleet.notes("renewed")) > before, what="beats after the restart")
         (fleet.home / "finish").touch()
         for task_id in ids:
-            eventually(lambda task_id=task_id: client.get(task_id).status == "success", what="success")
+            eventually(lambda task_id=task_id: succeeded(client, task_id), what="success")
         assert not fleet.notes("lost")
         assert len(fleet.notes("start")) == 4
     assert worker.stop() == 0

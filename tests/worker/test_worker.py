@@ -364,9 +364,7 @@ def test_the_environment_says_which_service_where_nobody_else_does(
         assert info.result == "here"
 
 
-@pytest.mark.parametrize(
-    "options", [{"concurrency": 0}, {"ahead": -1}, {"ahead": float("nan")}, {"watchdog": "cat"}]
-)
+@pytest.mark.parametrize("options", [{"concurrency": 0}, {"ahead": -1}, {"ahead": float("nan")}, {"watchdog": "cat"}])
 def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         Worker(**options)

@@ -1,7 +1,7 @@
 """Every statement that a transaction runs, in SQLAlchemy Core, compiled once.
 
 Rows go to the driver and come from it as plain tuples, so that a row costs what the driver costs. What SQL does not
-say alike everywhere is in `_listed` alone: a list of values as one parameter.
+say alike everywhere is in `_listed` and `_is_one_pair_of` alone: a list of values as one parameter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -84,6 +84,13 @@ def _is_one_of(what: ColumnElement[Any], name: str) -> ColumnElement[bool]:
     return what.in_(select(_listed(name).c.value))
 
 
+def _is_one_pair_of(first: ColumnElement[Any], second: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+    pairs = _listed(name)
+    return tuple_(first, second).in_(
+        select(func.json_extract(pairs.c.value, literal("$[0]")), func.json_extract(pairs.c.value, literal("$[1]")))
+    )
+
+
 # Looking up ---------------------------------------------------------------------------------------------------
 
 _DUE = trigger.c.next_trigger_at
@@ -99,9 +106,7 @@ CONTENTS = Statement(
     .where(_is_one_of(task.c.seq, "seqs"))
 )
 SIZE = Statement(
-    select(
-        func.coalesce(func.sum(func.length(task.c.payload) + func.coalesce(func.length(progress.c.value), 0)), 0)
-    )
+    select(func.coalesce(func.sum(func.length(task.c.payload) + func.coalesce(func.length(progress.c.value), 0)), 0))
     .outerjoin_from(task, progress, progress.c.seq == task.c.seq)
     .where(_is_one_of(task.c.seq, "seqs"))
 )
@@ -113,6 +118,7 @@ RUNS = Statement(
     select(*(null() if one.name in ("result", "error") else one for one in run.c)).where(_is_one_of(run.c.seq, "seqs"))
 )
 LAST_RUNS = Statement(select(run).where(run.c.seq == bindparam("seq")).order_by(run.c.fence.desc()).limit(_MOST))
+REMEMBERED = Statement(select(claim).where(_is_one_pair_of(claim.c.worker, claim.c.claim_id, "pairs")))
 LAST_SEQ = Statement(select(func.coalesce(func.max(task.c.seq), 0)))
 READY = Statement(
     select(trigger)

@@ -20,7 +20,7 @@ from leasekit.server.store import (
     View,
 )
 from leasekit.server.store import statements as sql
-from leasekit.server.store.schema import claim, dedupe, task, trigger
+from leasekit.server.store.schema import dedupe, task, trigger
 from leasekit.task import Status
 
 __all__ = ["Counter", "SqlTx", "SqlView"]
@@ -184,6 +184,7 @@ class SqlTx(SqlView, Tx):
 
     def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:
         """The first tasks of those of these (kind, key) that there are."""
+        # Keys are anything: with a null character in it, a string out of a JSON list would end there.
         pair = tuple_(dedupe.c.kind, dedupe.c.key)
         rows = (row for some in _split(keys) for row in self._connection.execute(select(dedupe).where(pair.in_(some))))
         return {(row[0], row[1]): Dedupe(*row) for row in rows}
@@ -195,8 +196,7 @@ class SqlTx(SqlView, Tx):
 
     def remembered(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], ClaimMemory]:
         """What those of these claims (worker, claim_id) were answered that were."""
-        pair = tuple_(claim.c.worker, claim.c.claim_id)
-        rows = (row for some in _split(keys) for row in self._connection.execute(select(claim).where(pair.in_(some))))
+        rows = sql.REMEMBERED.rows(self._connection, pairs=_list(keys))
         return {(row[0], row[1]): ClaimMemory(row[0], row[1], row[2], row[3], _decode_grants(row[4])) for row in rows}
 
     def remember(self, claims: Sequence[ClaimMemory]) -> None:

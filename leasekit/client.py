@@ -9,6 +9,7 @@ import re
 import secrets
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -27,7 +28,7 @@ from leasekit.backend import Backend, Roster, Scheduler
 from leasekit.config import Beats
 from leasekit.errors import ConfigError, LeasekitError
 from leasekit.hooks import Hook, Hooks
-from leasekit.ids import new_id
+from leasekit.ids import uuid7s
 from leasekit.registry import open_backend
 from leasekit.task import NewTask, Page, RetryPolicy, Scheduled, Status, Task, TaskInfo, Verdict
 
@@ -428,7 +429,8 @@ def _roster(backend: Backend) -> Roster:
 
 def _with_ids(tasks: Sequence[NewTask]) -> list[NewTask]:
     """An id for each, made up here: only so can a schedule whose answer was lost be repeated."""
-    return [task if task.id is not None else replace(task, id=new_id()) for task in tasks]
+    ids = iter(uuid7s(len(tasks), time.time()))
+    return [task if task.id is not None else replace(task, id=next(ids)) for task in tasks]
 
 
 def _incarnation() -> str:

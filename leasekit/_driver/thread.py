@@ -10,9 +10,9 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from leasekit.errors import LeasekitError
 
@@ -20,6 +20,7 @@ __all__ = ["NAME", "Closed", "Driver", "acquire", "spawn"]
 
 logger = logging.getLogger("leasekit")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 NAME = "leasekit-driver"
 _LAST_CALLS = 5.0  # seconds for calls that were cancelled at the end to notice it
@@ -30,6 +31,28 @@ class Closed(LeasekitError):
 
     def __init__(self) -> None:
         super().__init__("its client was closed meanwhile, or belongs to the parent of this process")
+
+
+class _Threads(ThreadPoolExecutor):
+    """What the loop resolves names in: a thread for each call.
+
+    The pool that it would make takes nothing any more once the main thread has ended. Bodies in other threads may go on
+    for long after that, and their beats must be able to connect anew.
+    """
+
+    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(call(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+                future.set_exception(error)
+
+        threading.Thread(target=run, name=f"{NAME}-call", daemon=True).start()
+        return future
 
 
 class Driver:
@@ -43,6 +66,7 @@ class Driver:
         self.pid = os.getpid()
         self.users = 0
         self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(_Threads())
         self._gate = threading.Lock()  # between handing in work and ending: what is handed in is run, or refused
         self._ending = False
         # A daemon: it must not keep alive a process whose main thread has ended (PITFALLS 40).

@@ -9,16 +9,16 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from leasekit.errors import Refused
+from leasekit.ids import uuid7s
 from leasekit.server.consumer import lapse
 from leasekit.server.endings import NO_LIMITS, end_run
-from leasekit.server.ids import uuid7s
 from leasekit.server.states import LEASED, WAITING, Event, asked_to_cancel
 from leasekit.server.store import Dedupe, Entity, Filter, Run, Trigger, View
 from leasekit.server.turn import Turn, to_bytes
 from leasekit.task import Exponential, HistoryEntry, NewTask, Page, Scheduled, Status, TaskInfo, Verdict
 from leasekit.wire import traceparent
 
-__all__ = ["cancel", "get", "page", "schedule"]
+__all__ = ["cancel", "get", "moment", "page", "schedule"]
 
 _DEFAULT_POLICY = Exponential()
 _LAST_MOMENT = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400  # expressible in every zone

@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import inspect
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import CancelledError, Future
@@ -180,6 +182,38 @@ def test_the_context_of_a_user_stays_with_the_user() -> None:
     assert driver.submit(get()).result(20) == "none"
     driver.call_soon(lambda: seen.set_result(variable.get()))
     assert seen.result(20) == "none"
+    driver.release()
+
+
+AFTER_MAIN = """
+import asyncio, threading
+from leasekit._driver.thread import acquire
+
+async def look():
+    return bool(await asyncio.get_running_loop().getaddrinfo("localhost", 80))
+
+def body():
+    threading.main_thread().join()
+    driver = acquire()
+    print(driver.submit(look()).result(20), driver.submit(asyncio.to_thread(str, 7)).result(20))
+    driver.release()
+
+threading.Thread(target=body).start()
+"""
+
+
+def test_a_connection_can_be_made_anew_when_the_main_thread_has_ended() -> None:
+    """Bodies in other threads may go on for long, and Python's own pools take no work from then on."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", AFTER_MAIN], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.stdout, ended.stderr) == ("True 7\n", "")
+
+
+def test_an_error_in_a_thread_of_the_loop_is_raised_where_it_is_awaited() -> None:
+    driver = acquire()
+    with pytest.raises(ValueError, match="invalid literal"):
+        driver.submit(asyncio.to_thread(int, "x")).result(20)
     driver.release()
 
 

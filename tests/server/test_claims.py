@@ -336,7 +336,7 @@ async def test_a_task_that_is_waited_for_is_accepted_and_handed_out_in_one_trans
     await bench.put("a")
     (claimed,) = await until_done(asking)
     assert [task.id for task in claimed.tasks] == ["a"]
-    assert {"schedules", "claims"} in seen
+    assert [ranks for ranks in seen if "claims" in ranks][-1] == {"schedules", "claims"}
 
 
 async def test_what_the_first_leaves_goes_to_those_behind(bench: Any) -> None:

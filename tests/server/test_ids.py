@@ -2,7 +2,8 @@
 
 import uuid
 
-from leasekit.server.ids import successor_id, tokens, uuid7s
+from leasekit.ids import uuid7s
+from leasekit.server.ids import successor_id, tokens
 
 
 def test_ids_are_uuids_of_version_7_of_their_millisecond() -> None:

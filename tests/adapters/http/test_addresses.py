@@ -42,7 +42,8 @@ def test_addresses_are_separated_by_commas_and_share_the_rest(url: str, found: l
 
 
 @pytest.mark.parametrize(
-    "url", ["http://a,", "http://,a", "http://a,,b", "http://a:1,:2", "http://a:1,b:c", "http://a,b?c=d", "http://a,b#c"]
+    "url",
+    ["http://a,", "http://,a", "http://a,,b", "http://a:1,:2", "http://a:1,b:c", "http://a,b?c=d", "http://a,b#c"],
 )
 def test_one_bad_address_among_good_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
@@ -64,7 +65,9 @@ def serving() -> Iterator[tuple[subprocess.Popen[str], str]]:
     with subprocess.Popen([sys.executable, "-c", SERVE], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield process, process.stdout.readline().rpartition("//")[2].strip()
+            address = process.stdout.readline().rpartition("//")[2].strip()
+            assert address, "the server did not start"
+            yield process, address
         finally:
             process.send_signal(signal.SIGCONT)
             process.kill()
@@ -224,7 +227,7 @@ async def test_a_claim_that_is_given_up_while_it_may_wait_says_nothing_against_i
 
 def test_a_client_takes_several_addresses(dead: str, alive: str) -> None:
     with leasekit.connect(f"http://{dead},{alive}") as client:
-        client.schedule(NewTask(kind="several", payload=1))
+        client.schedule("several")
         task = next(iter(client.tasks("several")))
         with leasekit.lease(task):
             pass

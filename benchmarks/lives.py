@@ -11,6 +11,7 @@ import sqlite3
 import statistics
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -165,29 +166,44 @@ def _lives(connection: sqlite3.Connection, seqs: range) -> None:
     now = time.time()
     names = [f"{seq:032x}" for seq in seqs]
     pairs = list(zip(seqs, names, strict=True))
+    listed, ids = str(list(seqs)), str(names).replace("'", '"')
+    new = {"kind": "nothing", "priority": 2, "claim_timeout": 300.0, "heartbeat_timeout": 300.0, "next_trigger_at": now}
+    counts = dict.fromkeys(("fence", "attempt", "crashes", "failures", "ordered"), 0)
     with _Transaction(connection):
-        tasks = [
-            (seq, name, "nothing", None, 2, b"null", now, now, None, 5, None, 60.0, None, None, None)
-            for seq, name in pairs
-        ]
-        connection.executemany(sql.ADD_TASKS.sql, tasks)
-        standing = ("nothing", 2, 300.0, 300.0, "new", 0, 0, 0, 0, 0, None, None, now, None)
-        connection.executemany(sql.ADD_TRIGGERS.sql, [(seq, name, *standing) for seq, name in pairs])
-    listed = str(list(seqs))
+        what = {"payload": b"null", "created_at": now, "at": now, "max_crashes": 5, "enqueue_timeout": 60.0}
+        _each(connection, sql.ADD_TASKS, pairs, "seq", "id", new | what)
+        _each(connection, sql.ADD_TRIGGERS, pairs, "seq", "id", new | counts | {"status": "new"})
     with _Transaction(connection):
         due = {"kind": "nothing", "priority": 2, "now": now, "after_due": -1.0, "after_seq": -1, "most": len(seqs)}
-        found = _run(connection, sql.READY, due).fetchall()
-        grants = [("claimed", 1, 1, 0, 0, 0, "worker", row[1], now + 300, None, row[0]) for row in found]
-        connection.executemany(sql.SAVE.sql, grants)
+        found = [(row[0], row[1]) for row in _run(connection, sql.READY, due)]
+        held = counts | {"status": "claimed", "fence": 1, "attempt": 1, "owner": "worker", "next_trigger_at": now + 300}
+        _each(connection, sql.SAVE, found, "of_seq", "to_token", {f"to_{name}": one for name, one in held.items()})
         _run(connection, sql.CONTENTS, {"seqs": listed}).fetchall()
     with _Transaction(connection):
-        _run(connection, sql.BY_ID, {"ids": str(names).replace("'", '"')}).fetchall()
+        _run(connection, sql.BY_ID, {"ids": ids}).fetchall()
         _run(connection, sql.RENEW, {"seqs": listed, "to_status": "processing", "now": now})
     with _Transaction(connection):
-        _run(connection, sql.BY_ID, {"ids": str(names).replace("'", '"')}).fetchall()
+        _run(connection, sql.BY_ID, {"ids": ids}).fetchall()
         _run(connection, sql.END, {"seqs": listed, "to_status": "success"})
-        ends = [(seq, 1, 1, "success", now, "worker", name, b"0" * 16, None, None) for seq, name in pairs]
-        connection.executemany(sql.ADD_RUNS.sql, ends)
+        run = {"fence": 1, "attempt": 1, "outcome": "success", "at": now, "worker": "worker", "digest": bytes(16)}
+        _each(connection, sql.ADD_RUNS, pairs, "seq", "token", run)
+
+
+def _each(
+    connection: sqlite3.Connection,
+    statement: sql.Statement,
+    pairs: Sequence[tuple[int, str]],
+    first: str,
+    second: str,
+    values: Mapping[str, object],
+) -> None:
+    """Run it for each pair, whose values are named so; what else is not in `values` is NULL."""
+    common = [values.get(name) for name in statement.names]
+    at, and_at = statement.names.index(first), statement.names.index(second)
+    rows = [common.copy() for _ in pairs]
+    for row, pair in zip(rows, pairs, strict=True):
+        row[at], row[and_at] = pair
+    connection.executemany(statement.sql, rows)
 
 
 def _run(connection: sqlite3.Connection, statement: sql.Statement, values: dict[str, object]) -> sqlite3.Cursor:

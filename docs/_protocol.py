@@ -39,7 +39,7 @@ def _schema(content: dict[str, Any]) -> str:
 
 def calls() -> str:
     """Every route, what it takes and what it answers."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for method, path, operation in _operations():
         body = _schema(operation.get("requestBody", {}).get("content", {}))
         parameters = [code(one["name"]) for one in operation.get("parameters", ()) if one["in"] == "query"]

@@ -213,7 +213,7 @@ def commands() -> str:
     sections: list[str] = []
     for name, summary in app.COMMANDS.items():
         command = app.load(name)
-        rows = []
+        rows: list[tuple[str, str, str]] = []
         for parameter in command.params:
             if parameter.name == "help":
                 continue
@@ -237,7 +237,9 @@ def commands() -> str:
         about = paragraphs(command.help or summary)
         sections += [f"## leasekit {name}", *about, table(("option", "default", "meaning"), rows)]
         sections += ["```text\n" + epilog + "\n```"] if epilog else []
-    intro = "`leasekit COMMAND --help` says the same. " + " ".join(app._EXIT_CODES.partition("\b")[0].split())
+    intro = "`leasekit COMMAND --help` says the same. " + " ".join(
+        (app.app.info.epilog or "").partition("\b")[0].split()
+    )
     return page("Commands", intro, *sections)
 
 
@@ -256,7 +258,7 @@ def events() -> str:
     classes = [cls for cls in vars(hooks).values() if inspect.isclass(cls) and issubclass(cls, hooks.Event)]
     sections = [entry(cls.__name__, cls.__doc__, fields_of(cls, _dataclass_defaults(cls))) for cls in classes]
     others = [name for name in hooks.__all__ if getattr(hooks, name) not in [*classes, hooks.Hook]]
-    rest = []
+    rest: list[str] = []
     for name in others:
         value = getattr(hooks, name)
         if inspect.isclass(value):

@@ -8,7 +8,7 @@ _WORDS = {
     "Beats.retries_per_cycle": "how often a lease that failed is tried again before it rests until the next cycle",
     "NewTask.kind": "which handler runs it",
     "NewTask.collection": "a name under which it can be listed",
-    "NewTask.max_runtime": "kept with the task; nothing acts on it yet",
+    "NewTask.max_runtime": "how long a run may take from its first beat; then it is renewed no more: a crash",
     "NewTask.enqueue_timeout": "kept with the task; nothing acts on it while the store is the queue",
     "NewTask.retry": "how long to wait before the next attempt: a retry policy, see below",
     "NewTask.traceparent": "the W3C trace context of who scheduled it",

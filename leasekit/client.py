@@ -18,6 +18,7 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 import anyio
 from msgspec.structs import replace
 
+from leasekit._driver.awaiting import all_ended
 from leasekit._driver.clock import BOOT_CLOCK, Clock
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
@@ -222,6 +223,34 @@ class Client:
     async def acancel(self, *task_ids: str) -> list[Verdict]:
         """`cancel`, from an event loop."""
         return await self._acall(lambda service: service.cancel(task_ids))
+
+    def wait_for(self, *task_ids: str, timeout: float | None = None) -> list[TaskInfo]:
+        """All about these tasks, in this order, once all have ended, however they did: look at their `status`.
+
+        They are looked at more and more rarely, up to once a second. `timeout`: seconds, None for ever. While the
+        service is away it is tried again as in every call.
+
+        Raises TimeoutError that names those that have not ended, and `LeasekitError` for an id of no task.
+        """
+        connection = self.connection()
+        return connection.run(self._all_ended(connection, task_ids, timeout))
+
+    async def await_for(self, *task_ids: str, timeout: float | None = None) -> list[TaskInfo]:
+        """`wait_for`, from an event loop."""
+        connection = self.connection()
+        return await connection.arun(self._all_ended(connection, task_ids, timeout))
+
+    async def _all_ended(
+        self, connection: Connection, task_ids: Sequence[str], timeout: float | None
+    ) -> list[TaskInfo]:
+        service = _scheduler(connection.backend)
+
+        async def look(task_id: str) -> TaskInfo | None:
+            if False:  # the driver may go on for others
+                raise Closed
+            return await _persist(lambda: service.get(task_id), self._patience)
+
+        return await all_ended(look, task_ids, clock=connection.clock, timeout=timeout)
 
     def stats(self) -> dict[str, Any]:
         """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`."""

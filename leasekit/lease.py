@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError, Future
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 import anyio
 from msgspec import UNSET
@@ -28,9 +28,11 @@ from leasekit._driver.bridge import call_soon_here, outcome, ring
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
 from leasekit._driver.outbox import Report
-from leasekit.errors import Cancelled, Fatal, LeaseError, LeaseLost, NotHeld
+from leasekit.backend import Scheduler
+from leasekit.client import TaskOptions
+from leasekit.errors import Cancelled, Fatal, LeaseError, LeasekitError, LeaseLost, NotHeld
 from leasekit.hooks import Running
-from leasekit.task import Outcome, Settlement, Task, Verdict
+from leasekit.task import NewTask, Outcome, Settlement, Task, Verdict
 
 __all__ = ["Lease", "lease", "leased"]
 
@@ -38,6 +40,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _LOOK = 1.0
+_MAX_THEN = 1000  # successors of one task: what a service takes in one batch
 _LAST_WORD = 10.0  # seconds to wait for the answer to a result that is reported after the end of trust
 
 
@@ -69,6 +72,7 @@ class Lease:
         self._result: Any = None
         self._error: Any = None
         self._retry_after: float | None = None
+        self._then: list[NewTask] = []
         self._ended_at: float | None = None
         self._running: Running | None = None
         # It may begin in another thread or task: a loop over tasks must not give it back.
@@ -153,6 +157,27 @@ class Lease:
     def release(self, *, after: float | None = None) -> None:
         """Give the task back untried: ready at once, or `after` so many seconds. Sent when the block ends."""
         self._decide("release", retry_after=None if after is None else said.seconds(after, "after"))
+
+    def then(self, kind: str, payload: Any = None, **options: Unpack[TaskOptions]) -> None:
+        """Have one more task scheduled when this one is settled, in the same transaction: both, or neither.
+
+        It travels with a success or a fatal failure. A body that fails otherwise, is released, cancelled or loses its
+        lease takes it along: what a failing body has collected is dropped (DESIGN §7), and its next run says it anew.
+        An `id` of its own is not needed: the service derives one, so a report that is repeated makes no second task.
+
+        Raises what `check` raises, ValueError where no service would take such a task (`Client.schedule` has the
+        bounds; up to 1,000 for each task), and `LeasekitError` where the backend accepts no work.
+        """
+        self.check()
+        connection = self._connection
+        assert connection is not None  # noqa: S101 - it came with the holding
+        if not isinstance(connection.backend, Scheduler):
+            raise LeasekitError(f"{type(connection.backend).__name__} accepts no work: schedule what follows elsewhere")
+        if len(self._then) >= _MAX_THEN:
+            raise ValueError(f"task {self.task.id} has {_MAX_THEN} successors, the most there can be: schedule a batch")
+        task = said.successor(NewTask(kind=kind, payload=payload, **options))
+        with connection.hooks.scheduling([task]) as traced:
+            self._then += traced
 
     @property
     def decided(self) -> bool:
@@ -356,6 +381,7 @@ class Lease:
             error=described,
             retry_after=after,
             progress=progress,
+            then=list(self._then) if outcome in ("success", "fatal") else [],
         )
 
     def _outcome_of(self, error: BaseException | None, interrupted: Outcome) -> Outcome:

@@ -19,7 +19,7 @@ import pytest
 
 import leasekit
 from leasekit import Client, ConfigError, LeaseLost, NewTask, Refused, Task, Throttled, Unavailable
-from leasekit._driver.thread import NAME
+from leasekit._driver.thread import NAME, Closed
 from leasekit.backend import Traits
 from leasekit.errors import LeasekitError
 from leasekit.hooks import Claimed, Event, Lost, Overloaded, Renewed
@@ -379,8 +379,51 @@ async def test_every_method_has_two_doors(service: MemoryService) -> None:
         assert await client.astats() == {"kinds": {"k": {"new": 1}}}
         assert [verdict.verdict for verdict in await client.acancel(task)] == ["cancelled"]
     doors = {name for name in vars(Client) if not name.startswith("_")}
-    assert {"schedule", "schedule_all", "get", "cancel", "stats", "list", "close"} <= doors
-    assert all(f"a{name}" in doors for name in ("schedule", "schedule_all", "get", "cancel", "stats", "list", "close"))
+    both = {"schedule", "schedule_all", "get", "cancel", "wait_for", "stats", "workers", "list", "close"}
+    assert both | {f"a{name}" for name in both} <= doors
+
+
+def test_wait_for_returns_once_all_have_ended(service: MemoryService) -> None:
+    with Client(MemoryBackend(service, worker="w")) as client, ThreadPoolExecutor(1) as others:
+        first, second = client.schedule("k").id, client.schedule("other").id
+        waiting = others.submit(client.wait_for, second, first)
+        with leasekit.lease(next(client.tasks("k"))) as held:
+            held.complete("done")
+        assert not waiting.done()
+        client.cancel(second)
+        infos = waiting.result(20)
+    assert [(info.id, info.status) for info in infos] == [(second, Status.CANCELLED), (first, Status.SUCCESS)]
+    assert infos[1].result == "done"
+
+
+def test_wait_for_names_who_has_not_ended_and_who_is_unknown(service: MemoryService) -> None:
+    with Client(MemoryBackend(service, worker="w")) as client:
+        task = client.schedule("k").id
+        with pytest.raises(TimeoutError, match=task):
+            client.wait_for(task, timeout=0)
+        with pytest.raises(LeasekitError, match="no task 'typo'"):
+            client.wait_for(task, "typo")
+
+
+def test_closing_the_client_ends_the_wait_also_where_another_goes_on(service: MemoryService, faulty: Faulty) -> None:
+    with Client(MemoryBackend(service, worker="another")) as another, ThreadPoolExecutor(1) as others:
+        client = Client(faulty)
+        waiting = others.submit(client.wait_for, another.schedule("k").id, timeout=60)
+        reaches(2, lambda: faulty.calls["get"])
+        client.close()
+        with pytest.raises(Closed):
+            waiting.result(20)
+
+
+@pytest.mark.anyio
+async def test_await_for_is_the_other_door_and_can_be_cancelled(service: MemoryService) -> None:
+    async with Client(MemoryBackend(service, worker="w")) as client:
+        task = (await client.aschedule("k")).id
+        with anyio.move_on_after(0.01) as scope:
+            await client.await_for(task)
+        assert scope.cancelled_caught
+        await client.acancel(task)
+        assert [info.status for info in await client.await_for(task)] == [Status.CANCELLED]
 
 
 def test_threads_that_use_a_client_at_once_share_one_connection(service: MemoryService) -> None:

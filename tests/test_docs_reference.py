@@ -122,7 +122,8 @@ def test_every_trait_has_its_entry() -> None:
 @pytest.mark.parametrize("name", [name for name in backend.__all__ if name != "Traits"])
 def test_every_method_of_the_seam_has_its_entry(name: str) -> None:
     text = (DOCS / "reference/backends.md").read_text(encoding="utf-8")
-    methods = [method for method in vars(getattr(backend, name)) if not method.startswith("_") and method != "traits"]
+    protocol: type = getattr(backend, name)
+    methods = [method for method in vars(protocol) if not method.startswith("_") and method != "traits"]
     assert [method for method in methods if f"### {name}.{method}\n" not in text] == []
 
 

@@ -265,6 +265,7 @@ def test_fail_in_zero_seconds_is_tried_again_at_once(client: Client) -> None:
 
 
 def test_release_gives_the_task_back_untried(client: Client) -> None:
+    """PITFALLS 30: nobody waits for the rest of its lease."""
     task = claimed(client)
     with leasekit.lease(task) as held:
         held.release()
@@ -694,6 +695,55 @@ def test_a_body_does_not_begin_under_a_lease_that_was_over_on_arrival(
     thread.join(20)
     with pytest.raises((LeaseLost, NotHeld)), leasekit.lease(tasks[0]):
         pytest.fail("it began")
+
+
+def test_a_body_does_not_begin_under_a_lease_that_is_gone_when_it_is_asked_for(client: Client, faulty: Faulty) -> None:
+    async def silent(call: Call) -> Any:
+        answer = await call.send()
+        return type(answer)(tasks=answer.tasks, waited=None)
+
+    async def taken(call: Call) -> list[Verdict]:
+        return [Verdict(id=beat.id, verdict="gone", reason="taken") for beat in call.items]
+
+    asked = Gate()
+    faulty.script("claim", Fault("silent", silent))
+    faulty.script("beat", faults.delay(asked))
+    faulty.always("beat", Fault("taken", taken))
+    client.schedule("k")
+    held = leasekit.lease(next(client.tasks("k")))
+    faulty.backend.service._rows[held.task.id].runs.clear()  # type: ignore[attr-defined]
+    asked.open()
+    with pytest.raises(LeaseLost, match="gone"), held:
+        pytest.fail("it began")
+    assert not len(client.connection().keeper)
+
+
+def test_with_little_trust_left_on_arrival_the_first_beat_decides(
+    client: Client, clock: FakeClock, faulty: Faulty
+) -> None:
+    arrived, acknowledged = Gate(), Gate()
+    faulty.script("claim", faults.delay_answer(arrived))
+    faulty.script("beat", faults.delay_answer(acknowledged))
+    client.schedule("k")
+    tasks: list[Task] = []
+    thread = meanwhile(lambda: tasks.append(next(client.tasks("k"))))
+    eventually(lambda: status_of_all(client) == ["claimed"])
+    clock.advance(200)
+    arrived.open()
+    thread.join(20)
+    began = threading.Event()
+
+    def body() -> None:
+        with leasekit.lease(tasks[0]) as held:
+            assert held.remaining() == pytest.approx(Beats().slack)
+            began.set()
+
+    thread = meanwhile(body)
+    eventually(lambda: status_of_all(client) == ["processing"])
+    assert not began.is_set()
+    acknowledged.open()
+    thread.join(20)
+    assert began.is_set()
 
 
 def status_of_all(client: Client) -> list[str]:

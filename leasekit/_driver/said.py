@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec.structs import replace
 
-__all__ = ["described", "each", "encoded", "progress", "seconds"]
+from leasekit.task import NewTask
+
+__all__ = ["described", "each", "encoded", "progress", "seconds", "successor"]
 
 E = TypeVar("E", bound=BaseException)
 
 _MAX_PROGRESS = 64 * 1024
+_MAX_PAYLOAD = 1024 * 1024
 _MAX_NESTING = 64
 _MAX_MESSAGE = 2000
 _MAX_TRACEBACK = 8 * 1024
@@ -35,6 +39,24 @@ def progress(value: Any) -> msgspec.Raw:
     if _depth(data) > _MAX_NESTING:
         raise ValueError(f"progress is nested deeper than the {_MAX_NESTING} levels that are kept")
     return raw
+
+
+def successor(task: NewTask) -> NewTask:
+    """A task that is to follow, its payload as JSON. Raises ValueError where no service would take it.
+
+    Here and not with the settlement: that is refused as a whole, and the result with it.
+    """
+    raw = encoded(task.payload, "payload")
+    data = bytes(raw)
+    if len(data) > _MAX_PAYLOAD:
+        raise ValueError(f"a payload of {len(data)} bytes is above the {_MAX_PAYLOAD} that are taken")
+    if _depth(data) > _MAX_NESTING:
+        raise ValueError(f"this payload is nested deeper than the {_MAX_NESTING} levels that are taken")
+    try:  # a Struct checks its fields only where it is decoded
+        checked = msgspec.json.decode(bytes(encoded(replace(task, payload=None), "task")), type=NewTask)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"no task of kind {task.kind!r} can be scheduled so: {error}") from error
+    return replace(checked, payload=raw)
 
 
 def _depth(data: bytes) -> int:

@@ -694,6 +694,51 @@ class SchedulerContract(BackendContract):
         info = await self.info(scheduler, task.id)
         assert (info.status, info.crashes) == (Status.DEAD, 1)
 
+    @pytest.mark.parametrize(("outcome", "limit"), [("retry", "max_attempts"), ("crash", "max_crashes")])
+    async def test_a_dead_task_says_which_limit_it_reached(
+        self, scheduler: Scheduler, backend: Backend, kind: str, outcome: Outcome, limit: str
+    ) -> None:
+        task = await self.held(backend, kind, max_attempts=1, max_crashes=0)
+        assert (await self.info(scheduler, task.id)).reason is None
+        await self.settle(backend, task, outcome, error={"type": "E"})
+        info = await self.info(scheduler, task.id)
+        assert info.status is Status.DEAD
+        assert limit in (info.reason or "")
+        assert info.error == {"type": "E"}
+
+    async def test_crashes_do_not_lengthen_the_wait_for_a_retry(self, backend: Backend, kind: str) -> None:
+        first = await self.held(backend, kind, retry=Waits(waits=[0, 3600]))
+        await self.settle(backend, first, "crash")
+        await self.settle(backend, await self.claim_one(backend, kind), "retry")
+        assert (await self.claim_one(backend, kind)).attempt == 3
+
+    async def test_the_error_of_a_task_is_that_of_its_last_run(
+        self, scheduler: Scheduler, backend: Backend, kind: str
+    ) -> None:
+        first = await self.held(backend, kind)
+        await self.settle(backend, first, "retry", retry_after=0.0, error={"type": "E"})
+        await self.settle(backend, await self.claim_one(backend, kind), "crash")
+        assert (await self.info(scheduler, first.id)).error is None
+
+    async def test_a_token_that_was_never_granted_writes_nothing(self, backend: Backend, kind: str) -> None:
+        task = await self.held(backend, kind)
+        made_up = f"x{task.token}"
+        (beat,) = await backend.beat([Beat(id=task.id, token=made_up)])
+        (result,) = await backend.settle([Settlement(id=task.id, token=made_up, outcome="success")])
+        assert _is_gone(beat, "taken")
+        assert _is_gone(result, "taken")
+        assert (await self.beat(backend, task)).verdict == "renewed"
+
+    @pytest.mark.parametrize("outcome", ["success", "cancelled"])
+    async def test_how_a_task_ended_is_why_any_token_of_it_is_gone(
+        self, backend: Backend, kind: str, outcome: Outcome
+    ) -> None:
+        task = await self.held(backend, kind)
+        await self.settle(backend, task, outcome)
+        verdicts = await backend.beat([Beat(id=task.id, token=token) for token in (task.token, f"x{task.token}")])
+        reason = "cancelled" if outcome == "cancelled" else "settled"
+        assert all(_is_gone(verdict, reason) for verdict in verdicts)
+
     async def test_as_many_crashes_as_may_be_are_survived(self, backend: Backend, kind: str) -> None:
         task = await self.held(backend, kind, max_crashes=2)
         await self.settle(backend, task, "crash")

@@ -223,15 +223,7 @@ class MemoryService:
         """The run of this token, and why it may not write any more: None while it may."""
         row = self._rows.get(task_id)
         run = row.runs.get(token) if row else None
-        if row is None or run is None:
-            return row, None, "unknown"
-        if run.settlement:
-            return row, run, "settled"
-        if run is not row.last_run:
-            return row, run, "taken"
-        if row.status is Status.CANCELLED:
-            return row, run, "cancelled"
-        return row, run, run.outcome
+        return row, run, _why_gone(row, run)
 
     def _end(self, row: _Row, run: _Run, outcome: str, now: float, item: SettlementItem | None = None) -> None:
         run.outcome, run.ended_at, run.settlement = outcome, now, item
@@ -248,7 +240,7 @@ class MemoryService:
             return 0.0
         if item.retry_after is not None:
             return item.retry_after
-        return row.new.retry.wait(row.attempt, self._random) if item.outcome == "retry" else 0.0
+        return row.new.retry.wait(row.count("retry"), self._random) if item.outcome == "retry" else 0.0
 
     # Scheduling and reading
 
@@ -355,6 +347,18 @@ def _answer(claim: _Claim) -> Claimed:
     return Claimed(tasks=[msgspec.json.decode(task, type=Task) for task in live], waited=claim.waited)
 
 
+def _why_gone(row: _Row | None, run: _Run | None) -> str | None:
+    if row is None:
+        return "unknown"
+    if row.status is Status.CANCELLED:
+        return "cancelled"
+    if row.status.ended or (run and run.settlement):
+        return "settled"
+    if run is None or run is not row.last_run:
+        return "taken"
+    return run.outcome
+
+
 def _status_after(row: _Row, outcome: str) -> Status:
     new = row.new
     match outcome:
@@ -378,18 +382,22 @@ def _status_after(row: _Row, outcome: str) -> Status:
 
 def _info(row: _Row) -> TaskInfo:
     new, run = row.new, row.last_run
-    settled = next((r.settlement for r in reversed(row.runs.values()) if r.settlement), None)
-    error = _plain(settled.error) if settled else None
-    if row.status is Status.DEAD and error is None:
-        error = {"type": "Dead", "message": f"{row.crashes} of its runs crashed, {new.max_crashes} may"}
+    settled = next((one.settlement for one in reversed(row.runs.values()) if one.outcome), None)
     return TaskInfo(
         id=row.id, kind=new.kind, status=row.status, priority=new.priority, attempt=row.attempt, crashes=row.crashes,
         fence=len(row.runs), at=_moment(row.trigger_at if row.trigger_at < math.inf else run.ended_at if run else 0),
         collection=new.collection, payload=_plain(new.payload), progress=_plain(row.progress),
-        result=_plain(settled.result) if settled else None, error=error,
+        result=_plain(settled.result) if settled else None, error=_plain(settled.error) if settled else None,
         worker=run.worker if run and row.status in _RUNNING else None,
         history=[_entry(run) for run in row.runs.values() if run.outcome],
+        reason=_why_dead(row) if row.status is Status.DEAD else None,
     )  # fmt: skip
+
+
+def _why_dead(row: _Row) -> str:
+    if row.last_run and row.last_run.outcome == "retry":
+        return f"{row.count('retry')} attempts ended in retry: max_attempts is {row.new.max_attempts}"
+    return f"{row.crashes} runs ended because their holder vanished: max_crashes is {row.new.max_crashes}"
 
 
 def _entry(run: _Run) -> HistoryEntry:

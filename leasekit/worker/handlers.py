@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from leasekit._driver import said
 from leasekit.errors import ConfigError
 from leasekit.lease import Lease
 from leasekit.task import Name
@@ -17,6 +18,7 @@ __all__ = ["Handler", "RunIn", "declare"]
 
 RunIn = Literal["async", "thread"]
 
+_WITH_FIELDS = (msgspec.inspect.StructType, msgspec.inspect.DataclassType, msgspec.inspect.TypedDictType)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -30,6 +32,7 @@ class Handler:
     schema: Any = Any
     takes_held: bool = False
     idle_timeout: float | None = None
+    concurrency: int | None = None  # slots of its own; None: it shares those of the worker
 
     def call(self, held: Lease) -> None:
         """Run it under this lease, in a context of its own: what it returns is the result, unless it decided itself."""
@@ -41,6 +44,36 @@ class Handler:
         """`call`, for an async function."""
         if (arguments := self._arguments(held)) is not None:
             _complete(held, await self.function(*arguments))
+
+    def payload(self, payload: tuple[Any, ...], fields: dict[str, Any]) -> msgspec.Raw:
+        """What is to be scheduled: one payload, or the fields of one, as JSON that fits this handler.
+
+        Raises TypeError where it was called wrongly, ValueError where a value does not fit.
+        """
+        if len(payload) > 1 or (payload and fields):
+            raise TypeError(f"handler {self.kind!r} takes one payload, or the fields of one by name")
+        what = f"payload of handler {self.kind!r}"
+        raw = said.encoded(payload[0] if payload else self._built(fields), what)
+        try:
+            msgspec.json.decode(bytes(raw), type=self.schema)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"this {what} does not fit: {error}") from error
+        return raw
+
+    def _built(self, fields: dict[str, Any]) -> Any:
+        known = msgspec.inspect.type_info(self.schema)
+        schema = self.schema
+        if isinstance(known, msgspec.inspect.Metadata):
+            known, schema = known.type, schema.__origin__
+        if not isinstance(known, _WITH_FIELDS):
+            if fields:
+                raise TypeError(f"the payload of handler {self.kind!r} has no fields: give it as one positional value")
+            return None
+        if unknown := fields.keys() - {field.name for field in known.fields}:
+            raise TypeError(f"the payload of handler {self.kind!r} has no field {', '.join(sorted(unknown))}")
+        if missing := {field.name for field in known.fields if field.required} - fields.keys():
+            raise TypeError(f"the payload of handler {self.kind!r} needs {', '.join(sorted(missing))}")
+        return schema(**fields)
 
     def _arguments(self, held: Lease) -> tuple[Any, ...] | None:
         """None where the payload does not fit: no further try would help, so that is fatal, and says where."""
@@ -60,7 +93,14 @@ def _complete(held: Lease, result: Any) -> None:
         held.complete(result)
 
 
-def declare(kind: str, function: Callable[..., Any], *, run: str | None, idle_timeout: float | None) -> Handler:
+def declare(
+    kind: str,
+    function: Callable[..., Any],
+    *,
+    run: str | None,
+    idle_timeout: float | None,
+    concurrency: int | None = None,
+) -> Handler:
     """A handler. Raises `ConfigError`, saying what to change, where the function cannot be one."""
     what = f"handler {kind!r} ({getattr(function, '__qualname__', function)})"
     try:
@@ -69,6 +109,8 @@ def declare(kind: str, function: Callable[..., Any], *, run: str | None, idle_ti
         raise ConfigError(f"{what}: no kind is named so: {error}") from error
     if idle_timeout is not None and not idle_timeout > 0:
         raise ConfigError(f"{what}: idle_timeout={idle_timeout!r} would stop it at once: give seconds above zero")
+    if concurrency is not None and concurrency < 1:
+        raise ConfigError(f"{what}: concurrency={concurrency} would run nothing: raise it to 1 or more")
     schema, takes_held = _signature(what, function)
     return Handler(
         kind=kind,
@@ -77,6 +119,7 @@ def declare(kind: str, function: Callable[..., Any], *, run: str | None, idle_ti
         schema=schema,
         takes_held=takes_held,
         idle_timeout=idle_timeout,
+        concurrency=concurrency,
     )
 
 

@@ -15,7 +15,7 @@ from leasekit.client import Client
 from leasekit.hooks import show
 from leasekit.worker.controller import Controller
 from leasekit.worker.executor import Executor, LoopExecutor, ThreadExecutor
-from leasekit.worker.handlers import Handler
+from leasekit.worker.handlers import Handler, RunIn
 
 __all__ = ["Shift"]
 
@@ -28,7 +28,8 @@ class Shift:
     """Entering it starts claiming; `over` is done when it was stopped and no body runs; leaving it waits for that.
 
     Async and thread handlers have executors, slots and controllers of their own, so that a blocked event loop holds up
-    neither claims nor bodies of the others. Whoever enters the shift also has `loop.run` awaited somewhere.
+    neither claims nor bodies of the others; and so has each kind with a concurrency of its own, so that its window is
+    its own too. Whoever enters the shift also has `run_loops` awaited somewhere.
     """
 
     def __init__(self, client: Client, handlers: Mapping[str, Handler], *, concurrency: int, ahead: float) -> None:
@@ -38,27 +39,32 @@ class Shift:
         self._open = ExitStack()
         self._failed: list[BaseException] = []
         self._controllers: list[Controller] = []
-        self._threads = ThreadExecutor(concurrency)
-        self.loop = LoopExecutor(concurrency)
+        self._threads: list[ThreadExecutor] = []
+        self._loops: list[LoopExecutor] = []
         self.over: Future[None] = Future()
+        for (run, slots, _), served in _groups(handlers).items():
+            executor = self._executor(run, slots or concurrency)
+            self._controllers.append(
+                Controller(client, self._connection, served, executor, ahead=ahead, peers=self._controllers)
+            )
 
-        def control(run: str, executor: Executor) -> bool:
-            served = {kind: handler for kind, handler in handlers.items() if handler.run == run}
-            if served:
-                controller = Controller(
-                    client, self._connection, served, executor, ahead=ahead, peers=self._controllers
-                )
-                self._controllers.append(controller)
-            return bool(served)
+    def _executor(self, run: RunIn, slots: int) -> Executor:
+        if run == "thread":
+            self._threads.append(ThreadExecutor(slots))
+            return self._threads[-1]
+        self._loops.append(LoopExecutor(slots))
+        return self._loops[-1]
 
-        self._uses_threads = control("thread", self._threads)
-        self.uses_loop = control("async", self.loop)
+    @property
+    def uses_loop(self) -> bool:
+        """True where there are async handlers."""
+        return bool(self._loops)
 
     def __enter__(self) -> Self:
         driver = thread.acquire()  # held by the shift too: it hears of its last body, whoever closes the client
         self._open.callback(driver.release)
-        if self._uses_threads:
-            self._open.enter_context(self._threads)
+        for threads in self._threads:
+            self._open.enter_context(threads)
         self.over = driver.submit(self._control())
         show(self)
         return self
@@ -75,11 +81,25 @@ class Shift:
         runner = threading.Thread(target=self._run_loop, name="leasekit-handlers", daemon=True)
         runner.start()
         self._open.callback(runner.join)
-        self._open.callback(self.loop.close)
+        self._open.callback(self.close_loops)
+
+    async def run_loops(self) -> None:
+        """Run async bodies in this event loop, until `close_loops`. Being cancelled gives their tasks back."""
+        if len(self._loops) == 1:  # without a group an error goes on as it is
+            await self._loops[0].run()
+            return
+        async with anyio.create_task_group() as group:
+            for loop in self._loops:
+                group.start_soon(loop.run)
+
+    def close_loops(self) -> None:
+        """End `run_loops`, once no async body runs any more. From any thread."""
+        for loop in self._loops:
+            loop.close()
 
     def _run_loop(self) -> None:
         try:
-            anyio.run(self.loop.run)
+            anyio.run(self.run_loops)
         except BaseException as error:
             logger.critical("the event loop of async handlers has ended: the worker stops", exc_info=error)
             self._failed.append(error)
@@ -134,3 +154,12 @@ class Shift:
             "leasekit.worker.buffered": self.buffered,
             "leasekit.worker.window": sum(controller.free for controller in controllers),
         }
+
+
+def _groups(handlers: Mapping[str, Handler]) -> dict[tuple[RunIn, int | None, str | None], dict[str, Handler]]:
+    """Which handlers share an executor: those with a concurrency of their own do not."""
+    groups: dict[tuple[RunIn, int | None, str | None], dict[str, Handler]] = {}
+    for kind, handler in handlers.items():
+        alone = None if handler.concurrency is None else kind
+        groups.setdefault((handler.run, handler.concurrency, alone), {})[kind] = handler
+    return groups

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Literal, TypeVar, get_args
+from typing import Concatenate, Literal, ParamSpec, TypeVar, cast, get_args
 
 import anyio
 
@@ -30,6 +30,7 @@ from leasekit.client import Client
 from leasekit.config import Beats
 from leasekit.errors import ConfigError
 from leasekit.hooks import Hook
+from leasekit.worker.declared import Declared
 from leasekit.worker.handlers import Handler, declare
 from leasekit.worker.shift import Shift
 
@@ -37,7 +38,9 @@ __all__ = ["LOST_EXIT_CODE", "Worker"]
 
 logger = logging.getLogger("leasekit")
 
-F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 LOST_EXIT_CODE = 75  # EX_TEMPFAIL: a body outlived its lease, so the process was ended
 _LAST_LOGS = 1.0  # seconds for logs to be written before a process is ended
@@ -85,6 +88,7 @@ class Worker:
         self._watchdog: Mode = watchdog
         self._handlers: dict[str, Handler] = {}
         self._shift: Shift | None = None
+        self._at_work: Client | None = None
         self._busy = threading.Lock()
         self._stopping = False
         self._signals = 0
@@ -95,7 +99,8 @@ class Worker:
         *,
         run: Literal["async", "thread", "process"] | None = None,
         idle_timeout: float | None = None,
-    ) -> Callable[[F], F]:
+        concurrency: int | None = None,
+    ) -> Callable[[Callable[Concatenate[T, P], R]], Declared[T, P, R]]:
         """Declare the function that runs tasks of this kind: `(payload)` or `(payload, held)`.
 
         The payload's annotation is its schema; what does not fit is a fatal failure that says where. What the function
@@ -103,18 +108,25 @@ class Worker:
         a failure that is tried again, `leasekit.Fatal` one that is not.
 
         `run`: "async" for an `async def`, "thread" for others. A thread cannot be stopped from outside: it calls
-        `held.check()`. `idle_timeout` is that of `leasekit.lease`.
+        `held.check()`. `idle_timeout` is that of `leasekit.lease`. `concurrency`: at most so many of this kind at once,
+        in slots of its own beside the worker's, so that it neither waits for other kinds nor holds them up, and is
+        claimed for these slots alone.
+
+        What this leaves under the function's name is called as before, and has `schedule`: see `Declared`.
 
         Raises `ConfigError` where the function cannot be a handler, or the kind has one.
         """
 
-        def register(function: F) -> F:
+        def register(function: Callable[Concatenate[T, P], R]) -> Declared[T, P, R]:
+            if isinstance(function, Declared):  # it serves another kind too
+                function = cast("Declared[T, P, R]", function).function
             if self._busy.locked():
                 raise ConfigError(f"handler {kind!r} comes too late: declare handlers before the worker runs")
             if kind in self._handlers:
                 raise ConfigError(f"kind {kind!r} has a handler: one kind, one handler")
-            self._handlers[kind] = declare(kind, function, run=run, idle_timeout=idle_timeout)
-            return function
+            handler = declare(kind, function, run=run, idle_timeout=idle_timeout, concurrency=concurrency)
+            self._handlers[kind] = handler
+            return Declared(function, handler, self._submitter)
 
         return register
 
@@ -137,7 +149,7 @@ class Worker:
         Raises `ConfigError`, `UnknownScheme`, `MissingDependency`.
         """
         with self._working(), self._hearing_signals():
-            client = self._client(url, beats, watchdog=self._watchdog)
+            client = self._at_work = self._client(url, beats, watchdog=self._watchdog)
             try:
                 client.connection()  # here, so that a watchdog that is required and not to be had is refused here
                 with Shift(
@@ -147,6 +159,7 @@ class Worker:
                     self._begin(shift)
                     shift.wait()
             finally:
+                self._at_work = None  # before it is closed: a call would open it again
                 if client is not self._service:
                     client.close()
 
@@ -156,11 +169,12 @@ class Worker:
         Being cancelled cancels async handlers, whose tasks are given back, and waits for those in threads.
         """
         with self._working():
-            client = self._client(None, None, watchdog="soft")
+            client = self._at_work = self._client(None, None, watchdog="soft")
             try:
                 shift = Shift(client, self._handlers, concurrency=self._concurrency, ahead=self._ahead)
                 await self._serve(shift)
             finally:
+                self._at_work = None  # before it is closed: a call would open it again
                 if client is not self._service:
                     with anyio.CancelScope(shield=True):
                         await client.aclose()
@@ -169,7 +183,7 @@ class Worker:
         async with anyio.create_task_group() as group:
             with shift:
                 if shift.uses_loop:
-                    group.start_soon(shift.loop.run)
+                    group.start_soon(shift.run_loops)
                 self._begin(shift)
                 try:
                     await outcome(shift.over, keep=True)
@@ -178,7 +192,7 @@ class Worker:
                     with anyio.CancelScope(shield=True):
                         shift.stop()
                         await outcome(shift.over, keep=True)
-            shift.loop.close()
+            shift.close_loops()
 
     def stop(self) -> None:
         """Stop gracefully. From anywhere: a handler, another thread, a signal handler; also before it has begun."""
@@ -226,6 +240,17 @@ class Worker:
         return Client(
             service, beats=beats or self._beats, hooks=self._hooks, last_resort=last_resort, watchdog=watchdog
         )
+
+    def _submitter(self) -> tuple[Client, bool]:
+        """Who schedules what handlers are called with, and whether it is to be closed after that."""
+        if (client := self._at_work) is not None:
+            return client, False
+        if not isinstance(self._service, Client | str | None):
+            raise ConfigError(
+                "a backend object is the worker's own while it works: give a client, handler.options(client=…)"
+            )
+        client = self._client(None, None, watchdog="soft")
+        return client, client is not self._service
 
     # Signals ------------------------------------------------------------------------------------------------------
 

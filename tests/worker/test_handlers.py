@@ -1,6 +1,7 @@
 """What may be a handler, and what its annotation makes of a payload."""
 
 import functools
+import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -116,8 +117,35 @@ def test_one_kind_has_one_handler() -> None:
         worker.handler("k")(coroutine)
 
 
-def test_a_declared_function_stays_what_it_was() -> None:
-    assert Worker().handler("k")(plain) is plain
+def test_a_declared_function_is_called_as_before() -> None:
+    def doubled(payload: int) -> int:
+        """Twice as much."""
+        return 2 * payload
+
+    declared = Worker().handler("k")(doubled)
+    assert declared(3) == 6
+    assert (vars(declared)["__name__"], declared.__doc__) == ("doubled", "Twice as much.")
+    assert inspect.signature(declared) == inspect.signature(doubled)
+
+
+@pytest.mark.anyio
+async def test_a_declared_async_function_is_called_as_before() -> None:
+    async def doubled(payload: int) -> int:
+        return 2 * payload
+
+    assert await Worker().handler("k")(doubled)(3) == 6
+
+
+def test_a_declared_function_may_serve_another_kind_too() -> None:
+    worker = Worker()
+    first = worker.handler("first")(coroutine)
+    second = worker.handler("second")(first)
+    assert second.function is coroutine
+
+
+def test_a_concurrency_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="concurrency=0"):
+        Worker().handler("k", concurrency=0)(plain)
 
 
 def test_an_idle_timeout_of_nothing_is_refused() -> None:

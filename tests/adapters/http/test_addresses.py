@@ -207,11 +207,12 @@ async def test_a_claim_that_is_given_up_while_it_may_wait_says_nothing_against_i
     meet: Meet, alive: str
 ) -> None:
     asked: list[bytes] = []
+    over = asyncio.Event()
 
     async def behave(stranger: Any) -> None:
         asked.append(stranger.request.split(b" ")[1])
         if asked[-1] == b"/v1/claims":
-            await asyncio.Event().wait()
+            await over.wait()
         await stranger.answer(b'{"kinds":{}}')
 
     async with meet(behave) as first, connected(first.url.removeprefix("http://"), alive) as backend:
@@ -222,6 +223,7 @@ async def test_a_claim_that_is_given_up_while_it_may_wait_says_nothing_against_i
         claim.cancel()
         await asyncio.gather(claim, return_exceptions=True)
         await backend.stats()
+        over.set()
     assert asked == [b"/v1/claims", b"/v1/stats"]
 
 

@@ -1,0 +1,190 @@
+"""Successors: they come with the end of a task, or not at all."""
+
+# ruff: noqa: PT012 - what a whole block raises is what is tested here
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leasekit
+from leasekit import Client, Fatal, LeasekitError, LeaseLost, NotHeld, Task, Worker
+from leasekit.task import Status, TaskInfo
+from leasekit.testing import faults
+from leasekit.testing.faults import Faulty
+from leasekit.testing.memory import MemoryBackend, MemoryService
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
+    with leasekit.connect("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/tasks.db") as client:
+        yield client
+
+
+def claimed(client: Client, kind: str = "first") -> Task:
+    client.schedule(kind)
+    return next(client.tasks(kind))
+
+
+def successors(client: Client) -> list[TaskInfo]:
+    return client.list(kind="next").tasks
+
+
+def test_a_success_schedules_what_follows(client: Client) -> None:
+    with leasekit.lease(claimed(client)) as held:
+        held.then("next", {"page": 1})
+        held.then("next", {"page": 2}, priority=0, collection="pages")
+        assert successors(client) == []
+    found = {info.payload["page"]: info for info in successors(client)}
+    assert set(found) == {1, 2}
+    assert (found[2].priority, found[2].collection) == (0, "pages")
+
+
+def test_a_fatal_failure_schedules_what_follows(client: Client) -> None:
+    with pytest.raises(Fatal), leasekit.lease(claimed(client)) as held:
+        held.then("next")
+        raise Fatal
+    with leasekit.lease(claimed(client)) as held:
+        held.then("next")
+        held.fail("for good", retry=False)
+    assert len(successors(client)) == 2
+
+
+def fails(held: leasekit.Lease) -> None:
+    raise ValueError
+
+
+def completes_and_fails(held: leasekit.Lease) -> None:
+    held.complete()
+    raise ValueError
+
+
+@pytest.mark.parametrize(
+    "end", [fails, completes_and_fails, lambda held: held.fail("again"), lambda held: held.release(after=60)]
+)
+def test_what_is_tried_again_drops_what_would_follow(client: Client, end: Callable[[leasekit.Lease], Any]) -> None:
+    task = claimed(client)
+    try:
+        with leasekit.lease(task) as held:
+            held.then("next")
+            end(held)
+    except ValueError:
+        pass
+    info = client.get(task.id)
+    assert info is not None
+    assert not info.status.ended
+    assert successors(client) == []
+
+
+def test_a_lost_lease_drops_what_would_follow(client: Client) -> None:
+    with pytest.raises(LeaseLost), leasekit.lease(claimed(client)) as held:
+        held.then("next")
+        raise LeaseLost("somebody else said so")
+    assert successors(client) == []
+
+
+def test_the_payload_is_that_of_the_moment(client: Client) -> None:
+    pages = [1]
+    with leasekit.lease(claimed(client)) as held:
+        held.then("next", pages)
+        pages.append(2)
+    assert [info.payload for info in successors(client)] == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("payload", "options"),
+    [
+        (object(), {}),
+        ("x" * (1024 * 1024), {}),
+        (None, {"priority": 9}),
+        (None, {"at": datetime(2030, 1, 1)}),  # noqa: DTZ001 - without a zone it is no moment
+        (None, {"id": "a/b"}),
+    ],
+)
+def test_what_no_service_would_take_is_refused_at_once_and_the_result_is_kept(
+    client: Client, payload: Any, options: Any
+) -> None:
+    task = claimed(client)
+    with leasekit.lease(task) as held:
+        with pytest.raises(ValueError, match=r"payload|can be scheduled so"):
+            held.then("next", payload, **options)
+        held.complete("done")
+    info = client.get(task.id)
+    assert info is not None
+    assert (info.status, info.result) == (Status.SUCCESS, "done")
+    assert successors(client) == []
+
+
+def test_there_are_no_more_than_a_service_takes(client: Client) -> None:
+    with leasekit.lease(claimed(client)) as held:
+        for _ in range(1000):
+            held.then("next")
+        with pytest.raises(ValueError, match="1000 successors"):
+            held.then("next")
+    assert client.stats()["kinds"]["next"]["new"] == 1000
+
+
+def test_successors_are_said_within_the_block(client: Client) -> None:
+    held = leasekit.lease(claimed(client))
+    with pytest.raises(NotHeld):
+        held.then("next")
+    with held:
+        pass
+    with pytest.raises(NotHeld):
+        held.then("next")
+
+
+def test_a_report_that_is_repeated_makes_no_second_successor() -> None:
+    faulty = Faulty(MemoryBackend(MemoryService(), worker="w"))
+    with Client(faulty) as client:
+        faulty.script("settle", faults.lose_answer)
+        with leasekit.lease(claimed(client)) as held:
+            held.then("next")
+        assert faulty.calls["settle"] == 2
+        assert len(successors(client)) == 1
+
+
+def test_a_backend_that_accepts_no_work_is_named() -> None:
+    service = MemoryService()
+
+    class HandsOut:
+        """Only the seam of a backend."""
+
+        def __init__(self) -> None:
+            backend = MemoryBackend(service, worker="w")
+            self.traits, self.claim, self.beat = backend.traits, backend.claim, backend.beat
+            self.settle, self.aclose = backend.settle, backend.aclose
+
+    with Client(MemoryBackend(service, worker="submitter")) as submitter, Client(HandsOut()) as client:
+        submitter.schedule("first")
+        with (
+            leasekit.lease(next(client.tasks("first"))) as held,
+            pytest.raises(LeasekitError, match="HandsOut accepts no work"),
+        ):
+            held.then("next")
+
+
+@pytest.mark.anyio
+async def test_async_blocks_have_successors_too(client: Client) -> None:
+    await client.aschedule("first")
+    async with leasekit.lease(await anext(client.tasks("first"))) as held:
+        held.then("next")
+    assert len((await client.alist(kind="next")).tasks) == 1
+
+
+@pytest.mark.parametrize(("fails", "expected"), [(False, 1), (True, 0)])
+def test_handlers_have_successors_too(client: Client, fails: bool, expected: int) -> None:  # noqa: FBT001 - a case
+    worker = Worker(client)
+
+    @worker.handler("first")
+    def first(payload: None, held: leasekit.Lease) -> None:
+        held.then("next")
+        worker.stop()
+        if fails:
+            raise ValueError
+
+    client.schedule("first")
+    worker.run()
+    assert len(successors(client)) == expected

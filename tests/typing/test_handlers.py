@@ -1,0 +1,61 @@
+"""What type checkers know of a declared handler. They are what fails here: the tests only run what they read."""
+
+from typing import assert_type
+
+import msgspec
+import pytest
+
+from leasekit import Client, Lease, Worker
+from leasekit.task import Scheduled
+from leasekit.testing.memory import MemoryBackend, MemoryService
+
+
+class Thumbnail(msgspec.Struct):
+    path: str
+    width: int = 100
+
+
+worker = Worker()
+
+
+@worker.handler("plain")
+def plain(payload: Thumbnail) -> int:
+    return payload.width
+
+
+@worker.handler("held", run="thread", concurrency=2)
+def with_lease(payload: Thumbnail, held: Lease | None = None) -> str:
+    return payload.path
+
+
+@worker.handler("async")
+async def in_loop(payload: list[int]) -> int:
+    return sum(payload)
+
+
+def test_a_call_has_the_parameters_and_the_result_of_the_function() -> None:
+    thumbnail = Thumbnail("a.png")
+    assert_type(plain(thumbnail), int)
+    assert_type(with_lease(thumbnail, held=None), str)
+    with pytest.raises(AttributeError):
+        plain("a.png")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        plain(thumbnail, 1)  # type: ignore[call-arg]
+
+
+@pytest.mark.anyio
+async def test_an_async_function_is_awaited() -> None:
+    assert_type(await in_loop([1, 2]), int)
+
+
+@pytest.mark.anyio
+async def test_what_is_scheduled_is_the_payload() -> None:
+    with Client(MemoryBackend(MemoryService(), worker="w")) as client:
+        urgent = plain.options(client=client, priority=0)
+        assert_type(urgent.schedule(Thumbnail("a.png")), Scheduled)
+        assert_type(urgent.schedule(path="a.png", width=7), Scheduled)
+        assert_type(await in_loop.options(client=client).aschedule([1]), Scheduled)
+        with pytest.raises(ValueError, match="does not fit"):
+            urgent.schedule(7)  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="urgency"):
+            plain.options(client=client, urgency=0).schedule(path="")  # type: ignore[call-arg]

@@ -246,7 +246,7 @@ class Client:
         service = _scheduler(connection.backend)
 
         async def look(task_id: str) -> TaskInfo | None:
-            if False:  # the driver may go on for others
+            if connection.closed:  # the driver may go on for others
                 raise Closed
             return await _persist(lambda: service.get(task_id), self._patience)
 

@@ -11,6 +11,7 @@ DRIFT = 0.001
 """ρ, the bound on how much faster one clock may run than another: twice NTP's largest slew (RELIABILITY A2)."""
 
 _SHORTEST_TTL = 2.0
+_SHORTEST_CYCLE = 0.01
 _SLOTS_PER_CYCLE = 12
 
 
@@ -43,15 +44,15 @@ class Beats:
             value = getattr(self, field.name)
             if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{field.name}={value!r} is no number of zero or more: set {field.name}")
+        for name in ("cycle", "rate", "call_timeout"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}=0 would never beat: raise {name}")
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)} is below the smallest possible: raise it to {least:g}")
         for name in ("batch", "in_flight", "max_failures", "retries_per_cycle"):
             if not isinstance(getattr(self, name), int):
                 raise ConfigError(f"{name}={getattr(self, name)!r} counts something: set {name} to a whole number")
-        for name in ("cycle", "rate", "call_timeout"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}=0 would never beat: raise {name}")
         if self.rate * self.cycle < 1:
             raise ConfigError(f"rate={self.rate:g} has no slot in a cycle: raise rate to {1 / self.cycle:g} or more")
         if self.ttl < 2 * self.cycle:
@@ -62,7 +63,7 @@ class Beats:
         spent = self.cycle + self.call_timeout + self.margin + self.grace
         if spent >= self.ttl:
             room = self.ttl - spent + self.cycle
-            advice = f"lower cycle below {room:g}" if room > 0 else f"use Beats().for_ttl({self.ttl:g})"
+            advice = f"lower cycle below {room:g}" if room > _SHORTEST_CYCLE else f"use Beats().for_ttl({self.ttl:g})"
             raise ConfigError(
                 f"cycle + call_timeout + margin + grace = {spent:g} leaves nothing of ttl={self.ttl:g}: "
                 f"{advice}, or raise ttl above {spent:g}"
@@ -149,4 +150,4 @@ class Beats:
         return "\n".join([*lines, f"{'capacity':<18}{self.capacity:>9,d}    {pace}"])
 
 
-_LEAST = {"ttl": _SHORTEST_TTL, "batch": 1, "in_flight": 1, "max_failures": 1, "burst": 1}
+_LEAST = {"ttl": _SHORTEST_TTL, "cycle": _SHORTEST_CYCLE, "batch": 1, "in_flight": 1, "max_failures": 1, "burst": 1}

@@ -104,7 +104,7 @@ def follow(message: str, numbers: dict[str, Any]) -> dict[str, Any]:
     if found := re.search(r"(\w+)=0(?:\.0)? would never beat", message):
         return {**numbers, found[1]: 1.0}
     if found := re.search(r"(\w+)=\S+ is below the smallest possible: raise it to (\S+)", message):
-        return {**numbers, found[1]: int(found[2])}
+        return {**numbers, found[1]: float(found[2]) if found[1] == "cycle" else int(found[2])}
     if found := re.search(r"lower (cycle) (?:from \S+ to (\S+) or less|below (\S+),)", message):
         advised = float(found[2]) if found[2] else 0.999 * float(found[3])
         assert advised > 0

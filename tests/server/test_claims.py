@@ -65,6 +65,12 @@ async def test_a_task_that_is_bigger_than_an_answer_may_be_is_handed_out_alone(
     assert [await bench.ids() for _ in range(3)] == [["a"], ["b"], []]
 
 
+async def test_what_did_not_fit_goes_to_the_next_who_asks_at_the_same_time(bench: Any) -> None:
+    await bench.engine.schedule([NewTask(kind="k", payload=BIG) for _ in range(20)])
+    answers = await until_done(*(asyncio.create_task(bench.claim(limit=100)) for _ in range(6)))
+    assert sorted(len(claimed.tasks) for claimed in answers) == [0, 0, 0, 4, 8, 8]
+
+
 async def test_what_did_not_fit_goes_to_those_who_wait_too(bench: Any) -> None:
     asking = [asyncio.create_task(bench.claim(limit=100, wait=30)) for _ in range(3)]
     await is_waiting(bench, 3)

@@ -6,7 +6,6 @@ that it does not understand with `ConfigError`. `worker` is the name under which
 
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from urllib.parse import urlsplit
 
 from leasekit.backend import Backend
 from leasekit.errors import MissingDependency, UnknownScheme
@@ -26,7 +25,7 @@ def open_backend(url: str, *, worker: str) -> Backend:
 
     Raises `UnknownScheme` (nothing installed answers to it) and `MissingDependency` (a library of it is not installed).
     """
-    scheme = urlsplit(url).scheme.lower()
+    scheme = url.partition("://")[0].lower() if "://" in url else ""
     for entry in entry_points(group=GROUP, name=scheme):
         return _load(entry)(url, worker=worker)
     # The URL itself may carry a password: only its scheme is repeated.

@@ -22,6 +22,7 @@ __all__ = ["Shift"]
 logger = logging.getLogger("leasekit")
 
 _SILENCE = 1.0  # seconds of waiting before something is said about it
+_LISTEN = 0.5  # seconds
 
 
 class Shift:
@@ -112,8 +113,8 @@ class Shift:
 
     def wait(self) -> None:
         """Until it is over, and all is reported."""
-        self.over.result()
-        self.reported().result()
+        _until_done(self.over)
+        _until_done(self.reported())
         if self._failed:
             raise self._failed[0]
 
@@ -163,3 +164,19 @@ def _groups(handlers: Mapping[str, Handler]) -> dict[tuple[RunIn, int | None, st
         alone = None if handler.concurrency is None else kind
         groups.setdefault((handler.run, handler.concurrency, alone), {})[kind] = handler
     return groups
+
+
+def _until_done(future: Future[None]) -> None:
+    """Wait, and hear signals meanwhile.
+
+    One that comes just before the thread goes to sleep, or to another thread, does not wake it: Python runs its handler
+    only when the main thread has its next turn.
+    """
+    while True:
+        try:
+            future.result(_LISTEN)
+        except TimeoutError:
+            if not future.done():
+                continue
+            raise
+        return

@@ -285,9 +285,9 @@ store = SqlStore(Path(sys.argv[1]))
 store.open()
 child = os.fork()
 if not child:
+    print("open", flush=True)  # by the child: it has let go of what it inherited
     sys.stdin.read()
     os._exit(0)
-print("open", flush=True)
 sys.stdin.read()
 """
 

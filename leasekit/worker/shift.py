@@ -111,6 +111,10 @@ class Shift:
         for controller in self._controllers:
             self._connection.driver.call_soon(controller.stop)
 
+    def say(self, sentence: str) -> None:
+        """Log it, in the driver's thread. From anywhere, a signal handler too."""
+        self._connection.driver.call_soon(logger.info, sentence)
+
     def wait(self) -> None:
         """Until it is over, and all is reported."""
         _until_done(self.over)

@@ -271,8 +271,10 @@ class Worker:
         if self._signals > 1:
             _write_logs()
             os._exit(128 + number)
-        logger.info("%s: the worker stops; a second signal ends it at once", signal.Signals(number).name)
         self.stop()
+        # Not said here: a signal may have interrupted the very stream that the log would be written to.
+        if (shift := self._shift) is not None:
+            shift.say(f"{signal.Signals(number).name}: the worker stops; a second signal ends it at once")
 
 
 def _write_logs() -> None:

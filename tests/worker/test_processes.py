@@ -102,6 +102,39 @@ GRACEFUL = """
 """
 
 
+def test_a_signal_that_interrupts_the_writing_of_a_log_stops_the_worker(start: Callable[[str], Script]) -> None:
+    script = start(
+        """
+        import logging
+
+        class Stream(logging.Handler):
+            writing = False
+
+            def emit(self, record):
+                if threading.current_thread() is not threading.main_thread():
+                    return
+                if self.writing:
+                    raise RuntimeError("reentrant call")  # as the stream of stderr does
+                self.writing = True
+                if "at work" in record.getMessage():
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    time.sleep(0.1)
+                self.writing = False
+
+        logging.getLogger("leasekit").addHandler(Stream())
+        logging.getLogger("leasekit").setLevel("INFO")
+
+        @worker.handler("k")
+        def nothing(payload): ...
+
+        worker.run()
+        say("ended")
+        """
+    )
+    assert script.exit_code() == 0, script.errors
+    assert script.said == ["ended"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_bodies_end_and_their_results_be_reported(
     start: Callable[[str], Script], eventually: Eventually, number: signal.Signals

@@ -17,7 +17,8 @@ from _words import plain, words
 from leasekit import Beats, Client, Idle, Lease, Worker, backend, connect, errors, hooks, lease, leased
 from leasekit.backend import Traits
 from leasekit.cli import app
-from leasekit.client import TaskOptions, Tasks
+from leasekit.claiming import Tasks
+from leasekit.client import TaskOptions
 from leasekit.task import Exponential, NewTask, Polynomial, Status, TaskInfo, Waits
 from leasekit.testing import clock, faults, memory
 from leasekit.wire import MAX_BATCH

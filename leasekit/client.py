@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack
@@ -26,6 +26,7 @@ from leasekit._driver.retrying import one_try, persistently
 from leasekit._driver.thread import Closed
 from leasekit._driver.watchdog import Mode
 from leasekit.backend import Backend, Roster, Scheduler
+from leasekit.claiming import Tasks
 from leasekit.config import Beats
 from leasekit.errors import ConfigError, LeasekitError
 from leasekit.hooks import Hook, Hooks
@@ -33,7 +34,7 @@ from leasekit.ids import uuid7s
 from leasekit.registry import open_backend
 from leasekit.task import NewTask, Page, RetryPolicy, Scheduled, Status, Task, TaskInfo, Verdict
 
-__all__ = ["Client", "TaskOptions", "Tasks", "connect"]
+__all__ = ["Client", "TaskOptions", "connect"]
 
 T = TypeVar("T")
 
@@ -50,7 +51,6 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 _PATIENCE = 30.0  # seconds for which calls of users are repeated while the service is away
-_POLL = 20.0  # seconds of one long poll
 
 
 def connect(
@@ -166,8 +166,15 @@ class Client:
 
     def reserve(self, task: Task) -> tuple[Connection, Holding] | None:
         """What this process holds of a task, for who will begin it or give it back. For leasekit's own parts."""
-        connection = self._connection
-        if connection is None or connection.forked or (holding := connection.keeper.get(task)) is None:
+        adopted = task.adopted_by(self)
+        connection = self.connection() if adopted else self._connection
+        if connection is None or connection.forked:
+            return None
+        holding = connection.keeper.get(task)
+        if holding is None and adopted:
+            holding = connection.keeper.adopt(task)
+            connection.driver.call_soon(connection.keeper.take_up, holding)
+        if holding is None:
             return None
         holding.reserved = True
         return connection, holding
@@ -183,6 +190,15 @@ class Client:
         if not kinds:
             raise ConfigError("tasks() of which kind? Name at least one")
         return Tasks(self, kinds, until_idle=until_idle)
+
+    def adopt(self, task: Task) -> Task:
+        """Have `lease(task)` keep a task that somebody else has received from this client's service: your own loop.
+
+        Returns the task. Nobody knows when it was granted, so the block begins once a first beat was acknowledged; if
+        the service says that it is gone, the block raises `LeaseLost` and nothing of it runs. A task is adopted for one
+        lease; one of which no lease is made is not touched.
+        """
+        return task.bind(self, adopted=True)
 
     # Scheduling ---------------------------------------------------------------------------------------------------
 
@@ -361,80 +377,6 @@ class Client:
                 kind=kind, status=status, collection=collection, worker=worker, cursor=cursor, limit=limit
             )
         )
-
-
-class Tasks:
-    """A loop over tasks as they become ready; `Client.tasks` makes it, and closing the client ends it."""
-
-    def __init__(self, client: Client, kinds: Sequence[str], *, until_idle: float | None) -> None:
-        self._client = client
-        self._kinds = kinds
-        self._until_idle = until_idle
-        self._connection: Connection | None = None
-        self._last: Holding | None = None
-
-    def __iter__(self) -> Iterator[Task]:
-        return self
-
-    def __next__(self) -> Task:
-        connection = self._connected()
-        try:
-            task = connection.run(self._next(connection)) if connection is not None else None
-        except Closed:
-            task = None
-        except BaseException:
-            self._interrupted()
-            raise
-        if task is None:
-            raise StopIteration
-        return task
-
-    def __aiter__(self) -> AsyncIterator[Task]:
-        return self
-
-    async def __anext__(self) -> Task:
-        connection = self._connected()
-        try:
-            task = await connection.arun(self._next(connection)) if connection is not None else None
-        except Closed:
-            task = None
-        except BaseException:
-            self._interrupted()
-            raise
-        if task is None:
-            raise StopAsyncIteration
-        return task
-
-    def _connected(self) -> Connection | None:
-        """The connection of this loop; None once its client was closed."""
-        if self._connection is None or self._connection.forked:
-            self._connection, self._last = self._client.connection(), None
-        return None if self._connection.closed else self._connection
-
-    def _interrupted(self) -> None:
-        """A task may have come at this very moment: nobody will see it."""
-        if self._connection is not None:
-            self._connection.driver.call_soon(self._give_back, self._connection)
-
-    def _give_back(self, connection: Connection) -> None:
-        """In the driver's loop: the last task, if nobody has made a lease of it."""
-        if self._last is not None and not self._last.reserved:
-            connection.keeper.unless_begun(self._last)
-        self._last = None
-
-    async def _next(self, connection: Connection) -> Task | None:
-        """In the driver's loop: the next task, or None when it has been quiet for long enough."""
-        keeper, clock = connection.keeper, connection.clock
-        self._give_back(connection)
-        quiet_since = clock.now()
-        while True:
-            left = _POLL if self._until_idle is None else self._until_idle - (clock.now() - quiet_since)
-            holdings = await keeper.claim(self._kinds, limit=1, wait=max(0.0, min(_POLL, left)), started=True)
-            if holdings:
-                self._last = holdings[0]
-                return self._last.task.bind(self._client)
-            if self._until_idle is not None and clock.now() - quiet_since >= self._until_idle:
-                return None
 
 
 async def _persist(call: Callable[[], Coroutine[Any, Any, T]], patience: float | None) -> T:

@@ -149,10 +149,15 @@ class Task(Struct, frozen=True, kw_only=True, dict=True):
         """The client that claimed this task; it keeps the lease alive."""
         return vars(self).get("client")
 
-    def bind(self, client: "Client") -> "Task":
-        """Remember which client claimed this task, and return the task."""
+    def bind(self, client: "Client", *, adopted: bool = False) -> "Task":
+        """Remember which client claimed this task, or is to adopt it, and return the task."""
         vars(self)["client"] = client
+        vars(self)["adopted"] = adopted
         return self
+
+    def adopted_by(self, client: "Client") -> bool:
+        """True once, for the client that was asked to keep a task which it has not claimed."""
+        return self.client is client and bool(vars(self).pop("adopted", False))
 
 
 class Claimed(Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ FILES = sorted(path for top in ("leasekit", "adapters") for path in (ROOT / top)
 
 VALUES = {"task", "errors", "config"}
 SEAM = {"backend", "wire", "hooks", "registry", "ids"}
-HANDLES = {"client", "lease", "idle", "worker", "telemetry"}
+HANDLES = {"client", "claiming", "lease", "idle", "worker", "telemetry"}
 INSIDE = {"_core", "_driver"}
 PUBLIC = {"__init__"} | VALUES | SEAM | HANDLES
 
@@ -37,6 +37,7 @@ LAYERS = {
     "registry": Layer({"task", "errors", "backend"}, set()),
     "ids": Layer(set(), set()),
     "_driver": Layer(VALUES | INSIDE | {"backend", "hooks"}, {"anyio", "msgspec", "tenacity"}),
+    "claiming": Layer(VALUES | INSIDE, set()),
     "client": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
     "lease": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
     "idle": Layer(INSIDE, set()),

@@ -136,22 +136,38 @@ class Keeper:
             self._hooks(events.Claimed(at=now, task_ids=ids, waited=claimed.waited, took=took, tasks=tasks))
         return holdings
 
+    def adopt(self, task: Task) -> Holding:
+        """Hold a task that nobody claimed here; `take_up` then has it beaten. Any thread.
+
+        When it was granted is unknown: its first acknowledged beat decides whether it is begun (DESIGN §3).
+
+        Raises `ConfigError` where its ttl leaves no room for heartbeats.
+        """
+        holding = self._holding(task, granted=self._clock.now(), confirmed=False, started=True)
+        return self._holdings.setdefault((task.id, task.token), holding)
+
     def _keep(self, task: Task, *, granted: float, confirmed: bool, started: bool) -> Holding:
-        beats = self._beats.for_ttl(task.ttl)
-        holding = Holding(
+        holding = self._holding(task, granted=granted, confirmed=confirmed, started=started)
+        self._holdings[task.id, task.token] = holding
+        self.take_up(holding)
+        return holding
+
+    def _holding(self, task: Task, *, granted: float, confirmed: bool, started: bool) -> Holding:
+        return Holding(
             task,
-            beats,
+            self._beats.for_ttl(task.ttl),
             self._clock,
             granted_at=granted,
             confirmed=confirmed,
             started=started,
             watchdog=self._watchdog,
         )
-        self._holdings[task.id, task.token] = holding
-        self._cycle(task.ttl).add(holding.term, self._clock.now())
+
+    def take_up(self, holding: Holding) -> None:
+        """Beat it from now on."""
+        self._cycle(holding.task.ttl).add(holding.term, self._clock.now())
         self._check_capacity()
         self._wake.set()
-        return holding
 
     def _cycle(self, ttl: float) -> Cycle:
         cycle = self._cycles.get(ttl)

@@ -130,6 +130,15 @@ class GroupCommit:
         await asyncio.shield(self._ended)
         self._thread.join()
 
+    def room(self, rank: Rank) -> float:
+        """For how many items there is room now; whoever comes first, to an empty queue, is never too big for it."""
+        waiting = self._waiting[rank]
+        return rank.capacity - waiting if waiting else math.inf
+
+    def later(self) -> float:
+        """In how many seconds those may come again for whom there is no room: not all of them at once."""
+        return 0.5 + self._random.random()
+
     def submit(self, rank: Rank, request: Any, *, size: int, done: Done) -> None:
         """Have a request of `size` items written, and `done` told.
 
@@ -138,10 +147,8 @@ class GroupCommit:
         with self._wake:
             if not self._is_open:
                 raise Unavailable("the engine is closed")
-            if self._waiting[rank] and self._waiting[rank] + size > rank.capacity:
-                # Jittered, so that those who were refused together do not come back together.
-                retry_after = 0.5 + self._random.random()
-                raise Throttled(f"too many {rank.name} wait to be written", retry_after=retry_after)
+            if size > self.room(rank):
+                raise Throttled(f"too many {rank.name} wait to be written", retry_after=self.later())
             self._queues[rank].append(_Job(rank, request, size, done))
             self._waiting[rank] += size
             self._wake.notify()

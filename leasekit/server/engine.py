@@ -148,9 +148,16 @@ class Engine:
         self._waiting.end()
 
     async def heartbeat(self, worker: str, beats: Sequence[Beat]) -> list[Verdict]:
-        """Renew leases: `renewed` or `gone` for each, in order."""
+        """Renew leases: `renewed`, `gone` or `throttled` for each, in order.
+
+        Where there is room for some of them only, these are the first: a keeper's most urgent.
+        """
         self._hear_of(worker)
-        return await self._write(_HEARTBEAT, beats)
+        fitting = max(1, int(min(self._commit.room(_HEARTBEAT), len(beats))))  # for none: refused as a whole
+        verdicts = await self._write(_HEARTBEAT, beats[:fitting])
+        retry_after = self._commit.later()
+        late = beats[fitting:]
+        return verdicts + [Verdict(id=beat.id, verdict="throttled", retry_after=retry_after) for beat in late]
 
     async def results(self, worker: str, settlements: Sequence[Settlement]) -> list[Verdict]:
         """End leases: `settled` or `gone` for each, in order."""

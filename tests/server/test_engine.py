@@ -134,6 +134,21 @@ async def test_a_writer_that_hangs_is_not_ready(bench: Any, monkeypatch: pytest.
     go.set()
 
 
+async def test_beats_for_which_there_is_no_room_are_throttled_one_by_one(bench: Any) -> None:
+    await bench.put("a", "b", "c")
+    beats = [Beat(id=task.id, token=task.token) for task in (await bench.claim()).tasks]
+    waiting = bench.engine._commit._waiting
+    waiting[module._HEARTBEAT] = module._HEARTBEAT.capacity - 2  # as much waits, of others
+    verdicts = await bench.engine.heartbeat("w", beats)
+    assert [(verdict.id, verdict.verdict) for verdict in verdicts] == [
+        ("a", "renewed"), ("b", "renewed"), ("c", "throttled"),
+    ]  # fmt: skip
+    assert 0.5 <= verdicts[2].retry_after <= 1.5
+    waiting[module._HEARTBEAT] = module._HEARTBEAT.capacity
+    with pytest.raises(Throttled):
+        await bench.engine.heartbeat("w", beats)
+
+
 async def test_too_many_reads_are_told_to_come_later(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_READS", 0)
     with pytest.raises(Throttled):

@@ -16,10 +16,9 @@ from _source import annotations, comments, documented, of_parameters, paragraphs
 from _words import plain, words
 from leasekit import Beats, Client, Idle, Lease, Worker, backend, connect, errors, hooks, lease, leased
 from leasekit.backend import Traits
-from leasekit.cli import app
 from leasekit.claiming import Tasks
-from leasekit.client import TaskOptions
-from leasekit.task import Exponential, NewTask, Polynomial, Status, TaskInfo, Waits
+from leasekit.cli import app
+from leasekit.task import Exponential, NewTask, Polynomial, Status, TaskInfo, TaskOptions, Waits
 from leasekit.testing import clock, faults, memory
 from leasekit.wire import MAX_BATCH
 

@@ -12,6 +12,7 @@ from leasekit.errors import (
     LeasekitError,
     LeaseLost,
     MissingDependency,
+    NotGranted,
     NotHeld,
     ProtocolError,
     Refused,
@@ -27,7 +28,7 @@ from leasekit.worker import Worker
 
 __all__ = [
     "BackendError", "Beats", "Cancelled", "Client", "ConfigError", "Fatal", "Idle", "IdleTimeout", "Lease",
-    "LeaseError", "LeaseLost", "LeasekitError", "MissingDependency", "NewTask", "NotHeld", "ProtocolError", "Refused",
-    "Status", "StoreLocked", "Task", "Throttled", "Unavailable", "UnknownScheme", "Worker", "connect", "lease",
-    "leased",
+    "LeaseError", "LeaseLost", "LeasekitError", "MissingDependency", "NewTask", "NotGranted", "NotHeld",
+    "ProtocolError", "Refused", "Status", "StoreLocked", "Task", "Throttled", "Unavailable", "UnknownScheme",
+    "Worker", "connect", "lease", "leased",
 ]  # fmt: skip

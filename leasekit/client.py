@@ -11,9 +11,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import anyio
 from msgspec.structs import replace
@@ -31,10 +30,11 @@ from leasekit.config import Beats
 from leasekit.errors import ConfigError, LeasekitError
 from leasekit.hooks import Hook, Hooks
 from leasekit.ids import uuid7s
+from leasekit.named import Named
 from leasekit.registry import open_backend
-from leasekit.task import NewTask, Page, RetryPolicy, Scheduled, Status, Task, TaskInfo, Verdict
+from leasekit.task import NewTask, Page, Scheduled, Status, Task, TaskInfo, TaskOptions, Verdict
 
-__all__ = ["Client", "TaskOptions", "connect"]
+__all__ = ["Client", "connect"]
 
 T = TypeVar("T")
 
@@ -71,25 +71,6 @@ def connect(
     Nothing is opened before the first call. Raises `UnknownScheme`, `MissingDependency`, `ConfigError`.
     """
     return Client(url_or_backend, beats=beats, hooks=hooks, worker=worker, patience=patience)
-
-
-class TaskOptions(TypedDict, total=False):
-    """What may be said of a task besides its kind and payload; `NewTask` has the meanings and bounds."""
-
-    id: str
-    collection: str
-    priority: int
-    at: datetime
-    dedupe_key: str
-    dedupe_window: float
-    max_attempts: int
-    max_crashes: int
-    max_runtime: float
-    enqueue_timeout: float
-    claim_timeout: float
-    heartbeat_timeout: float
-    retry: RetryPolicy
-    traceparent: str
 
 
 class Client:
@@ -199,6 +180,17 @@ class Client:
         lease; one of which no lease is made is not touched.
         """
         return task.bind(self, adopted=True)
+
+    def named(self, name: str, *, wait: float | None = None, ttl: float | None = None) -> Named:
+        """A lease of a name, for leader election, singletons and locks: `with lease(client.named("nightly")):`.
+
+        One holder at a time, with a fence, kept by heartbeats like that of a task; the block begins when it is granted.
+        `wait`: for at most so many seconds, then `NotGranted` is raised; 0 tries once, None waits for ever. `ttl`:
+        after how many seconds without a beat the next one may have it; whoever uses a name first decides that.
+
+        Raises ValueError for a name that is empty or too long, `LeasekitError` where the backend accepts no work.
+        """
+        return Named(self, name, wait=wait, ttl=self.beats.ttl if ttl is None else ttl)
 
     # Scheduling ---------------------------------------------------------------------------------------------------
 

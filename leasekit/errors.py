@@ -5,6 +5,7 @@ LeasekitError
 ├── UnknownScheme            no installed backend answers to this URL
 ├── MissingDependency        the backend is known, a library that it needs is not installed
 ├── StoreLocked              another server has this store open
+├── StoreDamaged             the file of this store is not whole; says how to recover
 ├── BackendError             the service did not do what it was asked
 │   ├── Unavailable          no usable answer: refused, timed out, broken off, 5xx; worth another try
 │   ├── Throttled            it answered "later"; worth another try, not before `retry_after`
@@ -14,18 +15,20 @@ LeasekitError
     ├── LeaseLost            someone else may hold this task now: stop side effects
     ├── Cancelled            whoever scheduled the task no longer wants it: wind down
     ├── IdleTimeout          the body reported no progress for its idle_timeout: end, the task is tried again
+    ├── NotGranted           a named lease is held by another, and the time to wait for it is over
     └── NotHeld              this lease has ended, or was never begun, in this process
 
 Fatal                        raised by a body: the task failed for good, do not run it again
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "BackendError", "Cancelled", "ConfigError", "Fatal", "IdleTimeout", "LeaseError", "LeaseLost", "LeasekitError",
-    "MissingDependency", "NotHeld", "ProtocolError", "Refused", "StoreLocked", "Throttled", "Unavailable",
-    "UnknownScheme",
+    "BackendError", "Cancelled", "ConfigError", "Fatal", "IdleTimeout", "LeaseError", "LeaseEvent", "LeaseLost",
+    "LeasekitError", "MissingDependency", "NotGranted", "NotHeld", "ProtocolError", "Refused", "StoreDamaged",
+    "StoreLocked", "Throttled", "Unavailable", "UnknownScheme",
 ]  # fmt: skip
 
 
@@ -47,6 +50,10 @@ class MissingDependency(LeasekitError, ImportError):
 
 class StoreLocked(LeasekitError):
     """Another server has this store open: two servers on one file would hand out the same task."""
+
+
+class StoreDamaged(LeasekitError):
+    """The file of this store is not whole, and nothing was handed out from it; the message says how to recover."""
 
 
 class BackendError(LeasekitError):
@@ -84,17 +91,33 @@ class LeaseError(LeasekitError):
     """Something about one lease."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseEvent:
+    """One line of the story of a lease.
+
+    `at` is CLOCK_BOOTTIME in seconds, `what` one of: `sent` (`seconds`: how long after its slot was due); a verdict's
+    word, or `failed` for a call without an answer (`seconds`: the round trip; `detail`: why); `stopped`, `starved`,
+    `blocked`, `suspended` for what befell the process, and `jumped` for its wall clock (`seconds`: how much of it).
+    """
+
+    at: float
+    what: str
+    seconds: float
+    detail: str = ""
+
+
 class LeaseLost(LeaseError):
     """Someone else may hold this task now: stop side effects.
 
     `reason` is one word (`expired`, `taken`, `settled`, `unknown`, `strikes`, `idle` …), the message one sentence
-    that says why, `task_id` which task.
+    that says why, `task_id` which task, `events` what happened to the lease before, the oldest first.
     """
 
-    def __init__(self, message: str, *, task_id: str = "", reason: str = "") -> None:
+    def __init__(self, message: str, *, task_id: str = "", reason: str = "", events: Sequence[LeaseEvent] = ()) -> None:
         super().__init__(message)
         self.task_id = task_id
         self.reason = reason
+        self.events = events
 
 
 class Cancelled(LeaseError):
@@ -103,6 +126,10 @@ class Cancelled(LeaseError):
 
 class IdleTimeout(LeaseError):
     """The body reported no progress for its `idle_timeout`: end; the task is then settled as a retriable failure."""
+
+
+class NotGranted(LeaseError):
+    """A named lease is held by another, and the time to wait for it is over: nothing was begun."""
 
 
 class NotHeld(LeaseError):

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError, Future
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 import anyio
 from msgspec import UNSET
@@ -29,10 +29,12 @@ from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
 from leasekit._driver.outbox import Report
 from leasekit.backend import Scheduler
-from leasekit.client import TaskOptions
 from leasekit.errors import Cancelled, Fatal, LeaseError, LeasekitError, LeaseLost, NotHeld
 from leasekit.hooks import Running
-from leasekit.task import NewTask, Outcome, Settlement, Task, Verdict
+from leasekit.task import NewTask, Outcome, Settlement, Task, TaskOptions, Verdict
+
+if TYPE_CHECKING:
+    from leasekit.named import Named
 
 __all__ = ["Lease", "lease", "leased"]
 
@@ -44,8 +46,10 @@ _MAX_THEN = 1000  # successors of one task: what a service takes in one batch
 _LAST_WORD = 10.0  # seconds to wait for the answer to a result that is reported after the end of trust
 
 
-def lease(task: Task, *, idle_timeout: float | None = None) -> "Lease":
+def lease(task: "Task | Named", *, idle_timeout: float | None = None) -> "Lease":
     """Keep `task` ours while the body of the `with` (or `async with`) runs, and say so when it no longer is.
+
+    Of a name (`client.named(…)`): it is acquired where the block begins, and given back where it ends, however it does.
 
     `idle_timeout`: a body that reports no progress for so many seconds is told to stop, and the task is tried again.
 
@@ -54,7 +58,7 @@ def lease(task: Task, *, idle_timeout: float | None = None) -> "Lease":
     """
     if idle_timeout is not None and not 0 < idle_timeout < math.inf:
         raise ValueError(f"idle_timeout={idle_timeout!r} is no time to be idle: give seconds above zero")
-    return Lease(task, idle_timeout=idle_timeout)
+    return Lease(task, idle_timeout=idle_timeout) if isinstance(task, Task) else task.lease(idle_timeout)
 
 
 class Lease:

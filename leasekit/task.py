@@ -7,7 +7,7 @@ as it is. Times are seconds, except `at`, which is a point in time with its zone
 import enum
 import random as _random
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Beat", "Claimed", "Exponential", "HistoryEntry", "Name", "NewTask", "Outcome", "Page", "Polynomial", "RetryPolicy",
-    "Scheduled", "Seconds", "Settlement", "Status", "Task", "TaskInfo", "Verdict", "VerdictWord", "Waits",
+    "Scheduled", "Seconds", "Settlement", "Status", "Task", "TaskInfo", "TaskOptions", "Verdict", "VerdictWord",
+    "Waits",
 ]  # fmt: skip
 
 # `$` would let a trailing newline pass in Python, and JSON Schema knows no `\Z`.
@@ -114,6 +115,25 @@ class NewTask(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkn
     heartbeat_timeout: Timeout = 300.0  # the ttl that a beat grants
     retry: RetryPolicy = Exponential()
     traceparent: Annotated[str, Meta(max_length=128)] | None = None
+
+
+class TaskOptions(TypedDict, total=False):
+    """What may be said of a task besides its kind and payload; `NewTask` has the meanings and bounds."""
+
+    id: str
+    collection: str
+    priority: int
+    at: datetime
+    dedupe_key: str
+    dedupe_window: float
+    max_attempts: int
+    max_crashes: int
+    max_runtime: float
+    enqueue_timeout: float
+    claim_timeout: float
+    heartbeat_timeout: float
+    retry: RetryPolicy
+    traceparent: str
 
 
 class Scheduled(Struct, frozen=True, kw_only=True, omit_defaults=True):

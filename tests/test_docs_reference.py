@@ -16,8 +16,7 @@ import pytest
 import leasekit
 from leasekit import backend, errors, hooks
 from leasekit.cli import app
-from leasekit.client import TaskOptions
-from leasekit.task import Exponential, NewTask, Status, Waits
+from leasekit.task import Exponential, NewTask, Status, TaskOptions, Waits
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -14,7 +14,7 @@ FILES = sorted(path for top in ("leasekit", "adapters") for path in (ROOT / top)
 
 VALUES = {"task", "errors", "config"}
 SEAM = {"backend", "wire", "hooks", "registry", "ids"}
-HANDLES = {"client", "claiming", "lease", "idle", "worker", "telemetry"}
+HANDLES = {"client", "claiming", "lease", "named", "idle", "worker", "telemetry"}
 INSIDE = {"_core", "_driver"}
 PUBLIC = {"__init__"} | VALUES | SEAM | HANDLES
 
@@ -40,6 +40,7 @@ LAYERS = {
     "claiming": Layer(VALUES | INSIDE, set()),
     "client": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
     "lease": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
+    "named": Layer(VALUES | INSIDE | {"lease"}, set()),
     "idle": Layer(INSIDE, set()),
     "worker": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
     "telemetry": Layer(VALUES | SEAM, {"msgspec", "opentelemetry"}),

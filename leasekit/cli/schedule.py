@@ -13,9 +13,9 @@ import typer
 from leasekit.cli import options, output
 from leasekit.cli.errors import fail, spoken
 from leasekit.cli.service import connected, looks
-from leasekit.client import Client, TaskOptions
+from leasekit.client import Client
 from leasekit.errors import LeasekitError
-from leasekit.task import Scheduled, Status, TaskInfo
+from leasekit.task import Scheduled, Status, TaskInfo, TaskOptions
 
 __all__ = ["EXAMPLES", "schedule"]
 

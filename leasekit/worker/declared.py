@@ -13,8 +13,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
-from leasekit.client import Client, TaskOptions
-from leasekit.task import Scheduled
+from leasekit.client import Client
+from leasekit.task import Scheduled, TaskOptions
 from leasekit.worker.handlers import Handler
 
 __all__ = ["Declared", "Order", "Submitter"]

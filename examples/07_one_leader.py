@@ -1,0 +1,44 @@
+"""One leader of several processes: whoever holds the name, for as long as it does.
+
+    python examples/07_one_leader.py
+
+Three members want the same name. One leads, the others wait; when it steps down, or dies, the next one leads, with a
+higher fence: what it writes elsewhere can be told from what a leader of old may still send.
+"""
+
+import tempfile
+import threading
+from pathlib import Path
+
+import leasekit
+
+terms: list[tuple[str, int]] = []
+
+
+def member(client: leasekit.Client, name: str) -> None:
+    with leasekit.lease(client.named("reports/nightly", wait=30)) as held:
+        terms.append((name, held.fence))  # only one is in here at a time
+        held.progress({"last_leader": name})  # the next one finds it in `held.checkpoint`
+        print(f"{name} leads with fence {held.fence}, after {held.checkpoint}")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder, leasekit.connect(f"sqlite:///{Path(folder)}/names.db") as client:
+        members = [threading.Thread(target=member, args=[client, name]) for name in ("ada", "grace", "linus")]
+        for thread in members:
+            thread.start()
+        for thread in members:
+            thread.join()
+
+        with leasekit.lease(client.named("reports/nightly")):
+            try:
+                with leasekit.lease(client.named("reports/nightly", wait=0)):
+                    raise AssertionError("two led at once")
+            except leasekit.NotGranted as refused:
+                print(refused)
+
+    assert [fence for _, fence in terms] == [1, 2, 3]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Named leases: one holder of a name at a time, whichever service keeps the name."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import leasekit
+from leasekit import Client, Fatal, LeasekitError, LeaseLost, NotGranted
+from leasekit.backend import Traits
+from leasekit.testing.memory import MemoryBackend, MemoryService
+
+
+@pytest.fixture(params=["memory", "sqlite", "http"])
+def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
+    store = f"sqlite:///{tmp_path}/tasks.db"
+    with ExitStack() as open_until_then:
+        match request.param:
+            case "http":
+                command = [sys.executable, "-m", "leasekit", "serve", "--port", "0", "--store", store]
+                server = open_until_then.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+                open_until_then.callback(server.terminate)
+                assert server.stdout is not None
+                url = server.stdout.readline().split()[-1]
+            case "sqlite":
+                url = store
+            case _:
+                url = "memory://"
+        yield open_until_then.enter_context(leasekit.connect(url))
+
+
+def test_a_name_has_one_holder_at_a_time(client: Client) -> None:
+    with (
+        leasekit.lease(client.named("reports/nightly")),
+        pytest.raises(NotGranted, match="reports/nightly"),
+        leasekit.lease(client.named("reports/nightly", wait=0)),
+    ):
+        pytest.fail("two held it")
+
+
+def test_other_names_are_other_leases(client: Client) -> None:
+    with leasekit.lease(client.named("a", wait=0)), leasekit.lease(client.named("b", wait=0)):
+        pass
+
+
+def test_whoever_waits_is_granted_it_when_it_is_given_back(client: Client) -> None:
+    order: list[str] = []
+    waits = threading.Event()
+
+    def second() -> None:
+        waits.set()
+        with leasekit.lease(client.named("n", wait=30)):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with leasekit.lease(client.named("n")):
+        thread.start()
+        waits.wait(10)
+        order.append("first")
+    thread.join(30)
+    assert order == ["first", "second"]
+
+
+def test_the_fence_grows_with_every_holder(client: Client) -> None:
+    fences = []
+    for _ in range(3):
+        with leasekit.lease(client.named("n", wait=0)) as held:
+            fences.append(held.fence)
+    assert fences == sorted(set(fences))
+
+
+def test_a_body_that_fails_gives_it_back_and_its_error_goes_on(client: Client) -> None:
+    for error in (ValueError("oops"), Fatal("worse")):
+        with pytest.raises(type(error)), leasekit.lease(client.named("n", wait=0)):
+            raise error
+    with leasekit.lease(client.named("n", wait=0)) as held:
+        assert held.attempt == 1
+
+
+def test_the_next_holder_finds_what_the_last_one_left(client: Client) -> None:
+    with leasekit.lease(client.named("n")) as held:
+        held.progress({"page": 7})
+    with leasekit.lease(client.named("n")) as held:
+        assert held.checkpoint == {"page": 7}
+
+
+def test_one_object_serves_for_many_leases(client: Client) -> None:
+    name = client.named("n", wait=0)
+    for _ in range(2):
+        with leasekit.lease(name):
+            pass
+
+
+def test_a_name_has_no_result(client: Client) -> None:
+    with leasekit.lease(client.named("n")) as held:
+        with pytest.raises(LeasekitError, match="a name, not a task"):
+            held.complete()
+        with pytest.raises(LeasekitError, match="a name, not a task"):
+            held.fail("x")
+        with pytest.raises(LeasekitError, match="a name, not a task"):
+            held.then("k")
+
+
+def test_it_may_be_kept_from_others_for_a_while(client: Client) -> None:
+    with leasekit.lease(client.named("n")) as held:
+        held.release(after=3600)
+    with pytest.raises(NotGranted), leasekit.lease(client.named("n", wait=0)):
+        pytest.fail("it was granted before its time")
+
+
+@pytest.mark.anyio
+async def test_the_async_door_acquires_it_too(client: Client) -> None:
+    async with leasekit.lease(client.named("n", wait=0)) as held:
+        assert held.fence > 0
+        with pytest.raises(NotGranted):
+            async with leasekit.lease(client.named("n", wait=0)):
+                pytest.fail("two held it")
+    async with leasekit.lease(client.named("n", wait=0)):
+        pass
+
+
+def test_a_holder_that_died_loses_it_to_the_next() -> None:
+    service = MemoryService()
+    with Client(MemoryBackend(service, worker="a")) as dead, Client(MemoryBackend(service, worker="b")) as living:
+        held = leasekit.lease(dead.named("n", ttl=2)).__enter__()
+        connection = dead.connection()
+        connection.driver.call_soon(connection.keeper.forget, held._holding)  # it beats no more
+        with leasekit.lease(living.named("n", wait=30)) as next_one:
+            assert next_one.fence > held.fence
+        with pytest.raises(LeaseLost):
+            held.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 200, "ü" * 50])
+def test_what_cannot_be_a_name_is_refused(client: Client, name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be the name"):
+        client.named(name)
+
+
+@pytest.mark.parametrize("name", ["a b", "reports/nightly", "größe", "50%", "a:b"])
+def test_names_are_any_text(client: Client, name: str) -> None:
+    with leasekit.lease(client.named(name, wait=0)):
+        pass
+
+
+@pytest.mark.parametrize("wait", [-1, float("nan"), float("inf")])
+def test_no_time_to_wait_is_refused(client: Client, wait: float) -> None:
+    with pytest.raises(ValueError, match="no time to wait"):
+        client.named("n", wait=wait)
+
+
+def test_a_name_that_somebody_cancelled_says_so(client: Client) -> None:
+    with leasekit.lease(client.named("n")):
+        pass
+    client.cancel("named:n")
+    with pytest.raises(NotGranted, match="cancelled"), leasekit.lease(client.named("n")):
+        pytest.fail("it was granted")
+
+
+def test_a_service_that_accepts_no_work_has_no_names() -> None:
+    class HandsOut:
+        traits = Traits()
+
+        async def aclose(self) -> None: ...
+
+    with (
+        leasekit.connect(HandsOut()) as client,  # type: ignore[arg-type]
+        pytest.raises(LeasekitError, match="does not accept"),
+        leasekit.lease(client.named("n")),
+    ):
+        pytest.fail("it was granted")

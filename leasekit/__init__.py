@@ -3,6 +3,7 @@
 from leasekit.client import Client, connect
 from leasekit.config import Beats
 from leasekit.errors import (
+    AlreadyDone,
     BackendError,
     Cancelled,
     ConfigError,
@@ -27,8 +28,8 @@ from leasekit.task import NewTask, Status, Task
 from leasekit.worker import Worker
 
 __all__ = [
-    "BackendError", "Beats", "Cancelled", "Client", "ConfigError", "Fatal", "Idle", "IdleTimeout", "Lease",
-    "LeaseError", "LeaseLost", "LeasekitError", "MissingDependency", "NewTask", "NotGranted", "NotHeld",
+    "AlreadyDone", "BackendError", "Beats", "Cancelled", "Client", "ConfigError", "Fatal", "Idle", "IdleTimeout",
+    "Lease", "LeaseError", "LeaseLost", "LeasekitError", "MissingDependency", "NewTask", "NotGranted", "NotHeld",
     "ProtocolError", "Refused", "Status", "StoreLocked", "Task", "Throttled", "Unavailable", "UnknownScheme",
     "Worker", "connect", "lease", "leased",
 ]  # fmt: skip

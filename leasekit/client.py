@@ -30,7 +30,7 @@ from leasekit.config import Beats
 from leasekit.errors import ConfigError, LeasekitError
 from leasekit.hooks import Hook, Hooks
 from leasekit.ids import uuid7s
-from leasekit.named import Named
+from leasekit.named import Named, Once
 from leasekit.registry import open_backend
 from leasekit.task import NewTask, Page, Scheduled, Status, Task, TaskInfo, TaskOptions, Verdict
 
@@ -191,6 +191,15 @@ class Client:
         Raises ValueError for a name that is empty or too long, `LeasekitError` where the backend accepts no work.
         """
         return Named(self, name, wait=wait, ttl=self.beats.ttl if ttl is None else ttl)
+
+    def once(self, name: str, *, wait: float | None = 0, ttl: float | None = None) -> Once:
+        """A lease of something that is to be run to its end once, however often it is delivered: a message, say.
+
+        The block of `with lease(client.once(message.id)):` begins where nobody runs it and nobody has; it raises
+        `NotGranted` while another does (after `wait` seconds), and `AlreadyDone` once a block of that name has ended
+        well, or with `Fatal`. One that fails otherwise gives it back. `ttl` and errors as of `named`.
+        """
+        return Once(self, name, wait=wait, ttl=self.beats.ttl if ttl is None else ttl)
 
     # Scheduling ---------------------------------------------------------------------------------------------------
 

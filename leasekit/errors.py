@@ -15,6 +15,7 @@ LeasekitError
     ├── LeaseLost            someone else may hold this task now: stop side effects
     ├── Cancelled            whoever scheduled the task no longer wants it: wind down
     ├── IdleTimeout          the body reported no progress for its idle_timeout: end, the task is tried again
+    ├── AlreadyDone          of what is to be run once: it was, to its end
     ├── NotGranted           a named lease is held by another, and the time to wait for it is over
     └── NotHeld              this lease has ended, or was never begun, in this process
 
@@ -26,9 +27,9 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "BackendError", "Cancelled", "ConfigError", "Fatal", "IdleTimeout", "LeaseError", "LeaseEvent", "LeaseLost",
-    "LeasekitError", "MissingDependency", "NotGranted", "NotHeld", "ProtocolError", "Refused", "StoreDamaged",
-    "StoreLocked", "Throttled", "Unavailable", "UnknownScheme",
+    "AlreadyDone", "BackendError", "Cancelled", "ConfigError", "Fatal", "IdleTimeout", "LeaseError", "LeaseEvent",
+    "LeaseLost", "LeasekitError", "MissingDependency", "NotGranted", "NotHeld", "ProtocolError", "Refused",
+    "StoreDamaged", "StoreLocked", "Throttled", "Unavailable", "UnknownScheme",
 ]  # fmt: skip
 
 
@@ -126,6 +127,10 @@ class Cancelled(LeaseError):
 
 class IdleTimeout(LeaseError):
     """The body reported no progress for its `idle_timeout`: end; the task is then settled as a retriable failure."""
+
+
+class AlreadyDone(LeaseError):
+    """What is to be run once was run to its end before: there is nothing left to do."""
 
 
 class NotGranted(LeaseError):

@@ -1,8 +1,9 @@
-"""Named leases: one holder of a name at a time, for leader election, singletons and locks.
+"""Leases of names: one holder at a time (`Client.named`), and one run to the end (`Client.once`).
 
-A name is a task of a kind of its own that nobody ever settles: whoever leaves the block gives it back, and whoever
-waits for it is granted it next. So it needs nothing of a service that tasks do not need, and whatever keeps their
-leases keeps it: trust, beats, the fence, the watchdog, the checkpoint that one holder leaves to the next.
+A name is a task of a kind of its own. That of a named lease nobody ever settles: whoever leaves the block gives it
+back, and whoever waits for it is granted it next. That of a once is settled by the first block that ends well. So
+neither needs anything of a service that tasks do not need, and whatever keeps their leases keeps these: trust, beats,
+the fence, the watchdog, the checkpoint that one holder leaves to the next.
 """
 
 import math
@@ -11,17 +12,16 @@ from urllib.parse import quote
 
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
-from leasekit.errors import LeasekitError, NotGranted
+from leasekit.errors import AlreadyDone, LeasekitError, NotGranted
 from leasekit.lease import Lease
-from leasekit.task import NewTask, Outcome, Scheduled, Task, TaskOptions
+from leasekit.task import NewTask, Outcome, Scheduled, Status, Task, TaskOptions
 
 if TYPE_CHECKING:
     from leasekit.client import Client
 
-__all__ = ["Named", "NamedLease"]
+__all__ = ["Named", "NamedLease", "Once", "OnceLease"]
 
-_PREFIX = "named:"
-_LONGEST = 128 - len(_PREFIX)  # what a kind may have
+_LONGEST = 128  # what an id may have
 _MANY = 1_000_000  # deaths of holders; a name survives all of them
 _POLL = 20.0  # seconds of one long poll
 
@@ -29,11 +29,13 @@ _POLL = 20.0  # seconds of one long poll
 class Named:
     """A name to be leased; `Client.named` makes it. `lease(…)` of it may be asked for as often as wanted."""
 
+    prefix = "named:"
+
     def __init__(self, client: "Client", name: str, *, wait: float | None, ttl: float) -> None:
-        said = quote(name, safe=" !#$&'()*+,:;=?@[]")
+        said = self.prefix + quote(name, safe=" !#$&'()*+,:;=?@[]")
         if not name or len(said) > _LONGEST:
             raise ValueError(
-                f"{name[:200]!r} cannot be the name of a lease: give 1 to {_LONGEST} characters "
+                f"{name[:200]!r} cannot be the name of a lease: give 1 to {_LONGEST - len(self.prefix)} characters "
                 "(one that is not ASCII, a slash or a percent sign counts as three or more)"
             )
         if wait is not None and not 0 <= wait < math.inf:
@@ -41,53 +43,78 @@ class Named:
         self.name = name
         self.client = client
         self._wait = wait
-        self._task = NewTask(
-            kind=_PREFIX + said, id=_PREFIX + said, max_crashes=_MANY, claim_timeout=ttl, heartbeat_timeout=ttl
-        )
+        self._new = NewTask(kind=said, id=said, max_crashes=_MANY, claim_timeout=ttl, heartbeat_timeout=ttl)
 
     def __repr__(self) -> str:
-        return f"Named({self.name!r})"
+        return f"{type(self).__name__}({self.name!r})"
 
-    def lease(self, idle_timeout: float | None) -> "NamedLease":
+    def lease(self, idle_timeout: float | None) -> "_Acquiring":
         """What `lease(…)` gives."""
         return NamedLease(self, idle_timeout=idle_timeout)
 
     @property
     def task(self) -> Task:
         """What stands for the task that is granted, until it is."""
-        return Task(id=self._task.kind, kind=self._task.kind, token="", ttl=self._task.heartbeat_timeout)
+        return Task(id=self._new.kind, kind=self._new.kind, token="", ttl=self._new.heartbeat_timeout)
 
     def acquire(self) -> Task:
-        """Wait until it is ours. Raises `NotGranted`."""
-        self._there(self.client.schedule_all([self._task])[0])
+        """Wait until it is ours. Raises `NotGranted`, and `AlreadyDone` for a once."""
+        self._look(self.client.schedule_all([self._new])[0])
         connection = self.client.connection()
-        return connection.run(self._granted(connection)).task.bind(self.client)
+        holding = connection.run(self._granted(connection))
+        if holding is None:
+            self._look(self.client.schedule_all([self._new])[0])
+            raise self._elsewhere()
+        return holding.task.bind(self.client)
 
     async def aacquire(self) -> Task:
         """`acquire`, from an event loop."""
-        self._there((await self.client.aschedule_all([self._task]))[0])
+        self._look((await self.client.aschedule_all([self._new]))[0])
         connection = self.client.connection()
-        return (await connection.arun(self._granted(connection))).task.bind(self.client)
+        holding = await connection.arun(self._granted(connection))
+        if holding is None:
+            self._look((await self.client.aschedule_all([self._new]))[0])
+            raise self._elsewhere()
+        return holding.task.bind(self.client)
 
-    def _there(self, scheduled: Scheduled) -> None:
+    def _look(self, scheduled: Scheduled) -> None:
+        """Whether waiting for it makes sense."""
         if scheduled.status.ended:
             raise NotGranted(f"the lease of {self.name!r} is granted to nobody any more: it is {scheduled.status}")
 
-    async def _granted(self, connection: Connection) -> Holding:
-        """In the driver's loop."""
+    def _elsewhere(self) -> NotGranted:
+        return NotGranted(f"the lease of {self.name!r} is held by another; waited for {self._wait:g} s")
+
+    async def _granted(self, connection: Connection) -> Holding | None:
+        """In the driver's loop: None where it was not granted in time."""
         clock, keeper = connection.clock, connection.keeper
         until = math.inf if self._wait is None else clock.now() + self._wait
         while True:
             left = max(0.0, until - clock.now())
-            holdings = await keeper.claim([self._task.kind], limit=1, wait=min(_POLL, left), started=True)
+            holdings = await keeper.claim([self._new.kind], limit=1, wait=min(_POLL, left), started=True)
             if holdings:
                 return holdings[0]
             if clock.now() >= until:
-                raise NotGranted(f"the lease of {self.name!r} is held by another; waited for {self._wait:g} s")
+                return None
 
 
-class NamedLease(Lease):
-    """The right to a name, in this process, for as long as it lasts. It has no result: it is given back."""
+class Once(Named):
+    """Something to be run to its end once; `Client.once` makes it."""
+
+    prefix = "once:"
+
+    def lease(self, idle_timeout: float | None) -> "_Acquiring":
+        """What `lease(…)` gives."""
+        return OnceLease(self, idle_timeout=idle_timeout)
+
+    def _look(self, scheduled: Scheduled) -> None:
+        if scheduled.status in (Status.SUCCESS, Status.FATAL_FAILURE):
+            raise AlreadyDone(f"{self.name!r} was run to its end before: {scheduled.status}")
+        super()._look(scheduled)
+
+
+class _Acquiring(Lease):
+    """A lease that is acquired where its block begins."""
 
     def __init__(self, named: Named, *, idle_timeout: float | None = None) -> None:
         super().__init__(named.task, idle_timeout=idle_timeout)
@@ -106,6 +133,10 @@ class NamedLease(Lease):
     def _acquired(self, task: Task) -> None:
         self.task = task
         self._reserved = self._named.client.reserve(task)
+
+
+class NamedLease(_Acquiring):
+    """The right to a name, in this process, for as long as it lasts. It has no result: it is given back."""
 
     def complete(self, result: Any = None) -> NoReturn:
         """Not of a name: there is nothing to be completed."""
@@ -126,3 +157,11 @@ class NamedLease(Lease):
 
     def _outcome_of(self, error: BaseException | None, interrupted: Outcome) -> Outcome:
         return "release"
+
+
+class OnceLease(_Acquiring):
+    """The right to run something to its end. A block that fails gives it back: whoever delivered it tries again."""
+
+    def _outcome_of(self, error: BaseException | None, interrupted: Outcome) -> Outcome:
+        outcome = super()._outcome_of(error, interrupted)
+        return "release" if outcome == "retry" else outcome

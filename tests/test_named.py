@@ -1,4 +1,4 @@
-"""Named leases: one holder of a name at a time, whichever service keeps the name."""
+"""Leases of names: one holder at a time, or one run to the end, whichever service keeps the name."""
 
 import subprocess
 import sys
@@ -10,13 +10,19 @@ from pathlib import Path
 import pytest
 
 import leasekit
-from leasekit import Client, Fatal, LeasekitError, LeaseLost, NotGranted
+from leasekit import AlreadyDone, Client, Fatal, LeasekitError, LeaseLost, NotGranted
 from leasekit.backend import Traits
 from leasekit.testing.memory import MemoryBackend, MemoryService
 
 
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with leasekit.connect("memory://") as client:
+        yield client
+
+
 @pytest.fixture(params=["memory", "sqlite", "http"])
-def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
+def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
     store = f"sqlite:///{tmp_path}/tasks.db"
     with ExitStack() as open_until_then:
         match request.param:
@@ -31,6 +37,26 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
             case _:
                 url = "memory://"
         yield open_until_then.enter_context(leasekit.connect(url))
+
+
+def test_every_service_that_accepts_work_keeps_names(service: Client) -> None:
+    fences = []
+    for name in ("a b", "reports/nightly", "größe", "50%", "a:b", "a b"):
+        with (
+            leasekit.lease(service.named(name, wait=0)) as held,
+            pytest.raises(NotGranted),
+            leasekit.lease(service.named(name, wait=0)),
+        ):
+            pytest.fail("two held it")
+        fences.append(held.fence)
+    assert fences[-1] > fences[0]
+
+
+def test_every_service_that_accepts_work_runs_once(service: Client) -> None:
+    with leasekit.lease(service.once("message/1")):
+        pass
+    with pytest.raises(AlreadyDone), leasekit.lease(service.once("message/1")):
+        pytest.fail("it ran twice")
 
 
 def test_a_name_has_one_holder_at_a_time(client: Client) -> None:
@@ -141,12 +167,6 @@ def test_what_cannot_be_a_name_is_refused(client: Client, name: str) -> None:
         client.named(name)
 
 
-@pytest.mark.parametrize("name", ["a b", "reports/nightly", "größe", "50%", "a:b"])
-def test_names_are_any_text(client: Client, name: str) -> None:
-    with leasekit.lease(client.named(name, wait=0)):
-        pass
-
-
 @pytest.mark.parametrize("wait", [-1, float("nan"), float("inf")])
 def test_no_time_to_wait_is_refused(client: Client, wait: float) -> None:
     with pytest.raises(ValueError, match="no time to wait"):
@@ -159,6 +179,72 @@ def test_a_name_that_somebody_cancelled_says_so(client: Client) -> None:
     client.cancel("named:n")
     with pytest.raises(NotGranted, match="cancelled"), leasekit.lease(client.named("n")):
         pytest.fail("it was granted")
+
+
+# Once
+
+
+def test_what_ended_well_is_not_run_again(client: Client) -> None:
+    with leasekit.lease(client.once("message-1")) as held:
+        held.complete(7)
+    with pytest.raises(AlreadyDone, match="message-1"), leasekit.lease(client.once("message-1")):
+        pytest.fail("it ran twice")
+
+
+def test_what_runs_elsewhere_does_not_run_here(client: Client) -> None:
+    with (
+        leasekit.lease(client.once("m")),
+        pytest.raises(NotGranted),
+        leasekit.lease(client.once("m")),
+    ):
+        pytest.fail("it ran twice")
+
+
+def test_what_failed_may_be_run_again_at_once(client: Client) -> None:
+    with pytest.raises(ValueError, match="oops"), leasekit.lease(client.once("m")):
+        raise ValueError("oops")
+    with leasekit.lease(client.once("m")):
+        pass
+
+
+def test_what_failed_for_good_is_done(client: Client) -> None:
+    with pytest.raises(Fatal), leasekit.lease(client.once("m")):
+        raise Fatal("never")
+    with pytest.raises(AlreadyDone, match="fatal"), leasekit.lease(client.once("m")):
+        pytest.fail("it ran again")
+
+
+def test_whoever_waits_hears_that_it_was_done_meanwhile(client: Client) -> None:
+    heard: list[str] = []
+    waits = threading.Event()
+
+    def second() -> None:
+        waits.set()
+        try:
+            with leasekit.lease(client.once("m", wait=1)):
+                heard.append("ran")
+        except AlreadyDone:
+            heard.append("done")
+        except NotGranted:
+            heard.append("elsewhere")
+
+    thread = threading.Thread(target=second)
+    with leasekit.lease(client.once("m")):
+        thread.start()
+        waits.wait(10)
+    thread.join(30)
+    assert heard == ["done"]
+
+
+@pytest.mark.anyio
+async def test_the_async_door_runs_it_once_too(client: Client) -> None:
+    async with leasekit.lease(client.once("m")):
+        with pytest.raises(NotGranted):
+            async with leasekit.lease(client.once("m")):
+                pytest.fail("it ran twice")
+    with pytest.raises(AlreadyDone):
+        async with leasekit.lease(client.once("m")):
+            pytest.fail("it ran twice")
 
 
 def test_a_service_that_accepts_no_work_has_no_names() -> None:

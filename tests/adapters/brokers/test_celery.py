@@ -1,0 +1,200 @@
+"""Celery over a real Redis: what is delivered again runs once."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import leasekit_celery
+from leasekit import ConfigError
+
+Workers = Callable[..., "subprocess.Popen[bytes]"]
+
+SHOP = """
+import os, pathlib, time
+import celery
+{imports}
+
+app = celery.Celery("{name}", broker="{redis}", backend=None)
+app.conf.task_default_queue = "{name}"
+app.conf.broker_transport_options = {{"visibility_timeout": 5, "unacked_restore_interval": 1}}
+app.conf.worker_prefetch_multiplier = 1
+{install}
+LOG = pathlib.Path({log!r})
+
+
+def say(word, task):
+    with LOG.open("a") as log:
+        log.write(f"{{word}} {{task.request.id}} {{os.getpid()}}\\n")
+
+
+@app.task(bind=True, acks_late=True)
+def long(self, seconds):
+    say("begin", self)
+    time.sleep(seconds)
+    say("end", self)
+
+
+@app.task(bind=True, acks_late=True)
+def fails(self):
+    say("begin", self)
+    raise ValueError("oops")
+
+
+@app.task(bind=True, acks_late=True, max_retries=2)
+def retries(self):
+    say("begin", self)
+    if self.request.retries < 2:
+        raise self.retry(countdown=0)
+"""
+
+
+class Shop:
+    """An app as a module in `folder`, for workers and for this process, and what its tasks have written."""
+
+    def __init__(self, folder: Path, name: str, *, redis: str, leases: str | None) -> None:
+        self.name = name
+        self.log = folder / f"{name}.txt"
+        text = SHOP.format(
+            name=name,
+            redis=redis,
+            log=str(self.log),
+            imports="import leasekit_celery" if leases else "",
+            install=f"leasekit_celery.install(app, {leases!r}, ttl=6)" if leases else "",
+        )
+        path = folder / f"{name}.py"
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        self.module: ModuleType = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.module)
+
+    def send(self, task: str, *args: Any, again: str | None = None) -> str:
+        return str(getattr(self.module, task).apply_async(args, task_id=again).id)
+
+    def count(self, word: str, task_id: str) -> int:
+        lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
+        return sum(line.startswith(f"{word} {task_id} ") for line in lines)
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    """Starts `celery -A name worker`, in process groups that end with the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, **environment: str) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "celery", "-A", name, "worker", "--concurrency", "4", "--without-mingle"]
+        with (tmp_path / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [*command, "--without-gossip", "--loglevel", "INFO"],
+                cwd=tmp_path,
+                env=os.environ | environment,
+                start_new_session=True,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        kill_all(process)
+
+
+def kill_all(process: "subprocess.Popen[bytes]") -> None:
+    """SIGKILL for a worker and its pool: nothing of it says a last word."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def eventually(fact: Callable[[], object], *, within: float = 100) -> None:
+    until = time.monotonic() + within
+    while not fact():
+        assert time.monotonic() < until, "it never came true"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, redis_url: str, leases_url: str) -> Callable[[str], Shop]:
+    def make(name: str, *, leased: bool = True) -> Shop:
+        return Shop(tmp_path, name, redis=redis_url, leases=leases_url if leased else None)
+
+    return make
+
+
+def test_a_long_task_runs_several_times_without_leases_and_once_with_them(shop: Any, workers: Any) -> None:
+    bare, leased = shop("bare", leased=False), shop("leased")
+    workers("bare")
+    workers("leased")
+    twice, once = bare.send("long", 20), leased.send("long", 20)
+    eventually(lambda: bare.count("begin", twice) > 1)
+    eventually(lambda: leased.count("end", once))
+    after = leased.send("long", 0)  # what was delivered again before is looked at before this one, or just after it
+    eventually(lambda: leased.count("end", after))
+    assert leased.count("begin", once) == 1
+
+
+def test_a_task_whose_worker_was_killed_runs_again(shop: Any, workers: Any) -> None:
+    app = shop("killed")
+    first = workers("killed")
+    task = app.send("long", 4)
+    eventually(lambda: app.count("begin", task))
+    kill_all(first)
+    workers("killed")
+    eventually(lambda: app.count("end", task))
+    assert app.count("begin", task) == 2
+
+
+def test_what_has_ended_is_acknowledged_without_running(shop: Any, workers: Any, tmp_path: Path) -> None:
+    app = shop("ended")
+    workers("ended")
+    for task, *args in (("long", 0), ("fails",), ("retries",)):
+        sent = app.send(task, *args)
+        begins = 3 if task == "retries" else 1
+        eventually(lambda sent=sent, begins=begins: app.count("begin", sent) == begins)  # type: ignore[misc]
+        said = f"{sent} was delivered again, and had ended"
+        app.send(task, *args, again=sent)
+        eventually(lambda said=said: said in (tmp_path / "ended.log").read_text())  # type: ignore[misc]
+        assert app.count("begin", sent) == begins
+
+
+def test_a_task_that_is_called_like_a_function_needs_no_lease(shop: Any) -> None:
+    app = shop("called")
+    assert app.module.long(0) is None
+    assert app.count("end", "None") == 1
+
+
+def test_after_its_tasks_were_made_an_app_is_refused(shop: Any) -> None:
+    app = shop("late", leased=False)
+    app.module.app.finalize()
+    with pytest.raises(ConfigError, match="before"):
+        leasekit_celery.install(app.module.app, "memory://")
+
+
+def test_without_the_service_a_task_is_neither_run_nor_lost(
+    tmp_path: Path, redis_url: str, leases_url: str, workers: Any
+) -> None:
+    app = Shop(tmp_path, "away", redis=redis_url, leases="http://127.0.0.1:9")
+    path = tmp_path / "away.py"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("LOG =", "app.Task.leases._patience = 0.1\nLOG ="), encoding="utf-8")
+    first = workers("away")
+    task = app.send("long", 0)
+    eventually(lambda: f"{task} is delivered again" in (tmp_path / "away.log").read_text(encoding="utf-8"))
+    assert app.count("begin", task) == 0
+    kill_all(first)
+    path.write_text(text.replace("http://127.0.0.1:9", leases_url), encoding="utf-8")
+    workers("away")
+    eventually(lambda: app.count("end", task))

@@ -48,7 +48,7 @@ docs: $(VENV)/docs $(VENV)/leasekit ## Build the documents into site/
 .PHONY: lock
 lock: | $(VENV)/python ## Write requirements/*.txt from pyproject.toml
 	@$(PIP) install uv
-	@$(call compile,dev) --group dev
+	@$(call compile,dev) --extra redis --extra sqs --group dev
 	@$(call compile,run) --group build --constraints requirements/dev.txt
 	@$(call pin,docs) --group docs --constraints requirements/dev.txt
 

@@ -44,4 +44,4 @@ def _load(entry: EntryPoint) -> Callable[..., Backend]:
         raise MissingDependency(f"backend {entry.name!r} needs {missing!r}: pip install 'leasekit[{extra}]'") from error
 
 
-_EXTRAS = {"https": "http", "sqlite": "server"}
+_EXTRAS = {"https": "http", "redis+cluster": "redis", "rediss": "redis", "sqlite": "server"}

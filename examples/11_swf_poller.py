@@ -2,7 +2,8 @@
 
 It ends when a poll has brought nothing. Domain, workflow and credentials are yours, or those of a test.
 """
-# pyright: reportUnknownMemberType=false -- the stubs of boto3 know the services that are installed
+# The stubs of boto3 know only services that are installed:
+# pyright: reportUnknownMemberType=false
 
 import json
 import time

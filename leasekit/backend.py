@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Status, TaskInfo, Verdict
 
-__all__ = ["Backend", "Roster", "Scheduler", "Traits"]
+__all__ = ["Backend", "Intake", "Roster", "Scheduler", "Traits"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,11 @@ class Traits:
     refuses_stale: bool = True  # a write with the token of an earlier claim is *gone*
     tells_waited: bool = True  # says how long a claim had waited when it was granted
     remembers_claims: bool = True  # a repeated claim_id gets the same tasks again
+    keeps_claims: bool = False  # what a cancelled claim was granted goes to the adapter's next claim, or back
     orders: bool = True  # passes on a cancel with a beat's verdict
     progress: bool = True  # keeps checkpoints for the next holder
+    max_progress: int = 64 * 1024  # bytes of one checkpoint as JSON; 64 KiB at most
+    retries: bool = True  # hands out again what was given back or lost its holder; False: that is for others to do
 
 
 class Backend(Protocol):
@@ -63,12 +66,21 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class Scheduler(Protocol):
-    """A backend that also accepts work."""
+class Intake(Protocol):
+    """A backend that also accepts work. What has become of one task it may not know: many a queue does not."""
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Accept tasks: when this returns they are durable. The same id, or live dedupe key, makes no second task."""
         ...
+
+    async def stats(self) -> dict[str, Any]:
+        """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`."""
+        ...
+
+
+@runtime_checkable
+class Scheduler(Intake, Protocol):
+    """A backend that also accepts work, and knows what has become of it."""
 
     async def get(self, task_id: str) -> TaskInfo | None:
         """Everything about one task, None where there is none of that id."""
@@ -76,10 +88,6 @@ class Scheduler(Protocol):
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
         """Cancel: `cancelled` where it waits, `ordered` where it runs, `gone` where it has ended or is unknown."""
-        ...
-
-    async def stats(self) -> dict[str, Any]:
-        """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`."""
         ...
 
     # Last in the class: below it, `list` is this method and no longer the type.

@@ -41,10 +41,12 @@ class NewTaskItem(NewTask, frozen=True, kw_only=True, omit_defaults=True, forbid
 
 
 class BeatItem(Beat, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    token: Name
     progress: Raw | UnsetType = UNSET
 
 
 class SettlementItem(Settlement, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    token: Name
     result: Raw = field(default_factory=_null)
     error: Raw = field(default_factory=_null)
     progress: Raw | UnsetType = UNSET

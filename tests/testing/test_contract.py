@@ -105,6 +105,7 @@ async def test_the_contract_finds(memory: MemoryBackend, clock: FakeClock, kind:
         ("refuses_stale", "test_stale_writes_are_refused"),
         ("orders", "test_a_running_task_is_ordered_to_wind_down"),
         ("progress", "test_progress_outlives_a_holder_that_vanished"),
+        ("retries", "test_a_lease_without_beats_runs_out"),
     ],
 )
 async def test_a_trait_that_is_declared_wrongly_is_found(

@@ -1,0 +1,13 @@
+"""What the adapters of Amazon's services share: boto3 in threads, its errors, long polls that may be given up."""
+
+from leasekit_aws.addresses import Options, options
+from leasekit_aws.backend import AwsBackend
+from leasekit_aws.clients import Call, Clients
+from leasekit_aws.own import adopt, close_all
+from leasekit_aws.service import Service
+from leasekit_aws.values import error_json, json_text, payload
+
+__all__ = [
+    "AwsBackend", "Call", "Clients", "Options", "Service", "adopt", "close_all", "error_json", "json_text", "options",
+    "payload",
+]  # fmt: skip

@@ -1,0 +1,118 @@
+"""boto3's clients of one service, and one call of them.
+
+Two clients: a long poll outlasts botocore's usual time-out (60 s), and a heartbeat must not wait nearly as long.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import boto3
+import botocore.session
+from botocore.config import Config
+
+from leasekit.errors import ProtocolError
+from leasekit_aws.errors import meaning
+
+__all__ = ["Call", "Clients", "credentials_of"]
+
+# One try each: the cycle is a beat's retry, the keeper's outbox a settlement's.
+_ONE_TRY = Config(
+    connect_timeout=3,
+    read_timeout=8,
+    retries={"total_max_attempts": 1, "mode": "standard"},
+    max_pool_connections=20,
+    tcp_keepalive=True,
+)
+_POLLS = _ONE_TRY.merge(Config(read_timeout=75))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request, as a value: the method of boto3's client, and what it is given."""
+
+    operation: str
+    params: Mapping[str, Any]
+
+
+class Clients:
+    """The clients of one service, made by the first call that needs them, in its thread (it takes a tenth of a second).
+
+    `like` is a client of the user's own, whose credentials, endpoint and settings (but for time-outs and retries) are
+    used.
+    """
+
+    def __init__(
+        self, service: str, *, region: str | None = None, endpoint: str | None = None, like: Any = None
+    ) -> None:
+        self._service = service
+        self._region = region
+        self._endpoint = endpoint
+        self._like = like
+        self._session: Any = None
+        self._made: dict[bool, Any] = {}
+        self._making = threading.Lock()
+
+    def send(self, call: Call, *, is_poll: bool = False) -> dict[str, Any]:
+        """The service's answer to one call. Blocks; raises `BackendError` and nothing else."""
+        try:
+            client = self._client(is_poll=is_poll)
+            answer: object = getattr(client, call.operation)(**call.params)
+        except Exception as error:  # botocore lets out much: of sockets, and of answers that surprise it
+            raise meaning(error) from error
+        if not isinstance(answer, dict) or not _is_of_aws(cast("dict[str, Any]", answer)):
+            raise ProtocolError(f"{call.operation} was answered by somebody in between: it has no request id of AWS")
+        return cast("dict[str, Any]", answer)
+
+    def close(self) -> None:
+        """Let go of connections that are not in use; a later call opens others."""
+        with self._making:
+            for client in self._made.values():
+                client.close()
+
+    def _client(self, *, is_poll: bool) -> Any:
+        with self._making:
+            if is_poll not in self._made:
+                self._made[is_poll] = self._make(_POLLS if is_poll else _ONE_TRY)
+            return self._made[is_poll]
+
+    def _make(self, config: Config) -> Any:
+        region, endpoint = self._region, self._endpoint
+        if self._like is not None:
+            region, endpoint = self._like.meta.region_name, self._like.meta.endpoint_url
+            config = self._like.meta.config.merge(config)
+        # A session of its own: boto3's default one is not safe among threads.
+        self._session = self._session or (boto3.session.Session() if self._like is None else _session_of(self._like))
+        return self._session.client(self._service, region_name=region, endpoint_url=endpoint, config=config)
+
+
+def credentials_of(client: Any) -> Any:
+    """The credentials that a client signs with: the object itself, which refreshes them."""
+    return client._request_signer._credentials  # boto3 has no other way to ask
+
+
+def _session_of(client: Any) -> boto3.session.Session:
+    session = botocore.session.get_session()
+    session.register_component("credential_provider", _These(credentials_of(client)))
+    return boto3.session.Session(botocore_session=session)
+
+
+class _Resolver(Protocol):
+    def load_credentials(self) -> Any: ...
+
+
+class _These(_Resolver):
+    """Credentials that are there already, where botocore expects somebody who looks for them."""
+
+    def __init__(self, credentials: Any) -> None:
+        self._credentials = credentials
+
+    def load_credentials(self) -> Any:
+        return self._credentials
+
+
+def _is_of_aws(answer: Mapping[str, Any]) -> bool:
+    """Whether AWS has answered. An answer without content would look the same from any proxy's or portal's page."""
+    metadata = answer.get("ResponseMetadata")
+    return isinstance(metadata, Mapping) and bool(cast("Mapping[str, Any]", metadata).get("RequestId"))

@@ -1,0 +1,107 @@
+"""What an error of boto3 means, in leasekit's words.
+
+    never got there        EndpointConnectionError, a connect time-out …       Unreached (Unavailable)
+    nobody knows           a read time-out, a broken connection, 5xx           Unavailable
+    who asks is not known  no, expired or insufficient credentials             Forbidden (Unavailable)
+    later                  ThrottlingException, LimitExceededFault, 429 …      Throttled
+    no                     any other error that the service itself answers     Answered (Refused), with its code
+    no answer at all       what cannot be parsed; a page of somebody else      ProtocolError
+
+Credentials are told apart because they come back: a rotated key, an instance role that answers again. A result is not
+thrown away because of them. A claim, where nothing is at stake, raises them at once (`refusing`).
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from botocore import exceptions as boto
+
+from leasekit.errors import BackendError, ProtocolError, Refused, Throttled, Unavailable
+
+__all__ = ["Answered", "Forbidden", "Unreached", "meaning"]
+
+
+class Unreached(Unavailable):
+    """The request did not get there: it was certainly not applied."""
+
+
+class Forbidden(Unavailable):
+    """The credentials are missing, expired or not sufficient; nothing was applied."""
+
+    def refusing(self) -> Refused:
+        """The same, not to be tried again."""
+        return Refused(str(self))
+
+
+class Answered(Refused):
+    """The service itself answered with this error `code`."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def meaning(error: Exception) -> BackendError:
+    """The error of a call, as what it means for whoever asked."""
+    says = f"{type(error).__name__}: {str(error)[:_LONGEST]}"
+    if isinstance(error, BackendError):
+        return error
+    if isinstance(error, boto.ClientError):
+        return _answered(error)
+    if isinstance(error, _CREDENTIALS):
+        return Forbidden(f"no usable AWS credentials: {says}")
+    if isinstance(error, _UNREACHED):
+        return Unreached(says)
+    if isinstance(error, _SETTINGS):
+        return Refused(says)
+    if isinstance(error, (boto.BotoCoreError, OSError)) and not isinstance(error, boto.ParamValidationError):
+        return Unavailable(says)
+    # Also what botocore itself stumbles over: it does not expect, say, a number where an error's code should be.
+    return Refused(says) if isinstance(error, boto.ParamValidationError) else ProtocolError(says)
+
+
+def _answered(error: boto.ClientError) -> BackendError:
+    response = cast("Mapping[str, Any]", error.response)
+    detail = _mapping(response.get("Error"))
+    metadata = _mapping(response.get("ResponseMetadata"))
+    code, status = str(detail.get("Code", "")), metadata.get("HTTPStatusCode")
+    says = f"{code[:100]}: {str(detail.get('Message', ''))[:_LONGEST]}"
+    if status == 429 or code in _LATER:
+        return Throttled(says)
+    if not isinstance(status, int) or status >= 500 or code in _AWAY:
+        return Unavailable(says)
+    if not metadata.get("RequestId"):
+        return ProtocolError(f"this is no answer of AWS, but status {status} of somebody in between")
+    if code in _WHO:
+        return Forbidden(f"AWS does not accept these credentials: {says}")
+    return Answered(says, code=code)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+_LONGEST = 500
+
+_CREDENTIALS = (
+    boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError, boto.ProfileNotFound,
+    boto.NoAuthTokenError, boto.TokenRetrievalError, boto.SSOError, boto.MetadataRetrievalError,
+    boto.RefreshWithMFAUnsupportedError,
+)  # fmt: skip
+_UNREACHED = (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)
+_SETTINGS = (boto.NoRegionError, boto.InvalidRegionError, boto.UnknownServiceError, boto.InvalidConfigError)
+
+_LATER = frozenset({
+    "ActivityWorkerLimitExceeded", "BandwidthLimitExceeded", "EC2ThrottledException", "KmsThrottlingException",
+    "LimitExceededException", "LimitExceededFault", "PriorRequestNotComplete", "ProvisionedThroughputExceededException",
+    "RequestLimitExceeded", "RequestThrottled", "RequestThrottledException", "SlowDown", "ThrottledException",
+    "Throttling", "ThrottlingException", "TooManyRequestsException", "TransactionInProgressException",
+})  # fmt: skip
+_AWAY = frozenset({"InternalFailure", "KmsInvalidStateException", "RequestTimeout", "ServiceUnavailable"})
+_WHO = frozenset({
+    "AccessDenied", "AccessDeniedException", "AuthFailure", "ExpiredToken", "ExpiredTokenException",
+    "IncompleteSignature", "IncompleteSignatureException", "InvalidClientTokenId", "InvalidSignatureException",
+    "KmsAccessDeniedException", "MissingAuthenticationToken", "MissingAuthenticationTokenException", "NotAuthorized",
+    "OperationNotPermittedFault", "OptInRequired", "RequestExpired", "SignatureDoesNotMatch", "UnauthorizedOperation",
+    "UnrecognizedClientException",
+})  # fmt: skip

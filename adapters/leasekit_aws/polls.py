@@ -1,0 +1,175 @@
+"""Long polls that outlive whoever waits.
+
+A service's long poll takes up to a minute and cannot be taken back: it may bring a task after its claim has given up.
+Such a task must not lie about until its lease has run out.
+
+Rule 1: a poll goes on when its claim has ended, and the next claim waits for it instead of starting another.
+Rule 2: what a poll brings and nobody waits for is kept for the next claim of its kind for `keep` seconds; then it is
+        given back.
+Rule 3: what comes after closing is given back by the thread that it came to.
+Rule 4: a poll that began after its claim was granted what it brings after that, too: its claim may count from there.
+        Of any other poll nobody can say when it was granted.
+
+Not covered: a process that ends while a poll is under way. What that poll is granted waits for its time-out.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from leasekit.errors import ProtocolError
+from leasekit.task import Task
+from leasekit_aws.threads import in_thread
+
+__all__ = ["Polls"]
+
+logger = logging.getLogger("leasekit")
+
+Answer = Mapping[str, Any]
+
+_GLANCE = 1.0  # what a claim that does not wait gives the service to answer
+_MOST_KEPT = 10
+_HASTY = 0.2  # a long poll that is over sooner than this would be repeated without end
+
+
+class _Kept(NamedTuple):
+    """A task that has come, and nobody has taken yet."""
+
+    task: Task
+    answer: Answer
+    asked_at: float  # when its poll began, before the request left
+    timer: asyncio.TimerHandle
+
+
+class Polls:
+    """The polls of one connection; to be used in one event loop.
+
+    `ask` is a blocking long poll of a source, `read` the task in its answer, `give_back` a blocking call that returns
+    the task of an answer to the service; it raises nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        ask: Callable[[str | None], Answer],
+        read: Callable[[str | None, Answer], Task | None],
+        give_back: Callable[[Answer], None],
+        keep: float,
+    ) -> None:
+        self._ask = ask
+        self._read = read
+        self._give_back = give_back
+        self._keep = keep
+        self._running: dict[str | None, set[asyncio.Task[None]]] = {}
+        self._waiting: dict[str | None, int] = {}
+        self._kept: dict[str, _Kept] = {}
+        self._returning: set[asyncio.Future[None]] = set()
+
+    async def take(
+        self, kinds: Collection[str], sources: Collection[str | None], *, wait: float
+    ) -> tuple[Task, bool] | None:
+        """One task of these kinds, as soon as there is one within `wait` seconds, and whether it was granted since.
+
+        Raises what a poll raises.
+        """
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        ends_at = began_at + max(wait, _GLANCE)
+        for source in sources:
+            self._waiting[source] = self._waiting.get(source, 0) + 1
+        try:
+            while True:
+                if (kept := self._taken(kinds)) is not None:
+                    return kept.task, kept.asked_at >= began_at
+                left = ends_at - loop.time()
+                if left <= 0:
+                    return None
+                polls = [poll for source in sources for poll in self._polling(source)]
+                if not polls:
+                    await asyncio.sleep(min(left, _HASTY))
+                    continue
+                done, _ = await asyncio.wait(polls, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                for poll in done:
+                    poll.result()
+                if done and not wait and not self._has(kinds):  # it has answered: nothing there
+                    return None
+        finally:
+            for source in sources:
+                self._waiting[source] -= 1
+
+    def _has(self, kinds: Collection[str]) -> bool:
+        return any(kept.task.kind in kinds for kept in self._kept.values())
+
+    def _taken(self, kinds: Collection[str]) -> _Kept | None:
+        for token, kept in self._kept.items():
+            if kept.task.kind in kinds:
+                kept.timer.cancel()
+                return self._kept.pop(token)
+        return None
+
+    def _polling(self, source: str | None) -> Iterable[asyncio.Task[None]]:
+        """The polls of a source: one for each claim that waits for it, and those that are left of earlier ones.
+
+        None is begun while much is kept: a worker that does not know the kinds of its tasks must not drain their queue.
+        """
+        running = self._running.setdefault(source, set())
+        while len(running) < self._waiting[source] and len(self._kept) < _MOST_KEPT:
+            poll = asyncio.create_task(self._poll(source))
+            running.add(poll)
+            poll.add_done_callback(running.discard)
+            poll.add_done_callback(_heard)
+        return running
+
+    async def _poll(self, source: str | None) -> None:
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        call = in_thread(partial(self._ask, source), missed=self._give_back)
+        try:
+            answer = await asyncio.wrap_future(call)
+        except asyncio.CancelledError:
+            if not call.cancel() and call.exception() is None:  # it was answered at this very moment
+                self._return(call.result())
+            raise
+        try:
+            task = self._read(source, answer)
+        except ProtocolError:
+            self._return(answer)
+            raise
+        if task is not None:
+            if (twice := self._kept.get(task.token)) is not None:
+                twice.timer.cancel()
+            timer = loop.call_later(self._keep, self._unwanted, task.token)
+            self._kept[task.token] = _Kept(task, answer, asked_at, timer)
+        else:
+            await asyncio.sleep(max(0.0, asked_at + _HASTY - loop.time()))
+
+    def _unwanted(self, token: str) -> None:
+        task, answer, _, _ = self._kept.pop(token)
+        logger.warning("task %s is given back: nobody here has claimed kind %s", task.id, task.kind)
+        self._return(answer)
+
+    def _return(self, answer: Answer) -> None:
+        returning = asyncio.wrap_future(in_thread(partial(self._give_back, answer)))
+        self._returning.add(returning)
+        returning.add_done_callback(self._returning.discard)
+
+    async def aclose(self, *, within: float) -> None:
+        """End all polls. What is kept is given back, in so many seconds; what still comes is given back as it does."""
+        polls = [poll for running in self._running.values() for poll in running]
+        for poll in polls:
+            poll.cancel()
+        await asyncio.gather(*polls, return_exceptions=True)
+        for token, kept in list(self._kept.items()):
+            kept.timer.cancel()
+            self._unwanted(token)
+        if self._returning:
+            await asyncio.wait(list(self._returning), timeout=within)
+
+
+def _heard(poll: asyncio.Task[None]) -> None:
+    """An error of a poll that nobody waits for any more is nobody's."""
+    with contextlib.suppress(asyncio.CancelledError):
+        poll.exception()

@@ -1,0 +1,6 @@
+"""AWS Step Functions: `sfn://activity-arn` URLs; `lease` and `task` for a poller of your own."""
+
+from leasekit_sfn.backend import connect, lease, task
+from leasekit_sfn.service import SfnService
+
+__all__ = ["SfnService", "connect", "lease", "task"]

@@ -1,0 +1,7 @@
+"""The SQS backend: `sqs://queue?region=…`, and `lease` and `task` for a loop of your own."""
+
+from leasekit_sqs.address import Address
+from leasekit_sqs.backend import SqsBackend, connect
+from leasekit_sqs.loop import close, lease, task
+
+__all__ = ["Address", "SqsBackend", "close", "connect", "lease", "task"]

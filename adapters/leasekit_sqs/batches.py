@@ -1,0 +1,80 @@
+"""Many items in few calls: SQS takes ten of one queue at once, and says of each what became of it."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leasekit.errors import BackendError, ProtocolError
+from leasekit_sqs.calls import Answer, Calls, mappings, of_entry
+from leasekit_sqs.messages import MOST_BYTES
+from leasekit_sqs.receipts import Receipt
+
+__all__ = ["Item", "in_batches"]
+
+_MOST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One entry of a batch call, without the id that it has there."""
+
+    url: str  # of its queue
+    entry: dict[str, Any]
+    size: int = 0  # bytes that are sent
+    receipt: Receipt | None = None
+
+
+Started = Callable[[Item, "asyncio.Future[Answer]"], None]
+
+
+async def in_batches(
+    calls: Calls, operation: str, items: Sequence[Item], *, started: Started | None = None
+) -> list[BackendError | None]:
+    """What became of each item, in order: None where it was done. Raises nothing.
+
+    `started` hears of each item's call, which may go on after this was cancelled.
+    """
+    parts = list(_parts(items))
+    ended = await asyncio.gather(*(_one(calls, operation, [items[n] for n in part], started) for part in parts))
+    found: list[BackendError | None] = [None] * len(items)
+    for part, errors in zip(parts, ended, strict=True):
+        for position, error in zip(part, errors, strict=True):
+            found[position] = error
+    return found
+
+
+def _parts(items: Sequence[Item]) -> Iterable[list[int]]:
+    """Positions that may go in one call: of one queue, up to ten, and not too much to send."""
+    open_parts: dict[str, tuple[list[int], int]] = {}
+    for position, item in enumerate(items):
+        part, size = open_parts.get(item.url, ([], 0))
+        if len(part) == _MOST or (part and size + item.size > MOST_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(position)
+        open_parts[item.url] = part, size + item.size
+    yield from (part for part, _ in open_parts.values())
+
+
+async def _one(
+    calls: Calls, operation: str, items: Sequence[Item], started: Started | None
+) -> Sequence[BackendError | None]:
+    entries = [{"Id": str(n), **item.entry} for n, item in enumerate(items)]
+    call = calls.start(operation, QueueUrl=items[0].url, Entries=entries)
+    if started is not None:
+        for item in items:
+            started(item, call)
+    try:
+        answer = await asyncio.shield(call)
+    except BackendError as error:
+        return [error] * len(items)
+    done = {str(one.get("Id")) for one in mappings(answer, "Successful")}
+    failed = {str(one.get("Id")): one for one in mappings(answer, "Failed")}
+    return [_of(str(n), done, failed) for n in range(len(items))]
+
+
+def _of(entry_id: str, done: set[str], failed: Mapping[str, Mapping[str, Any]]) -> BackendError | None:
+    if entry_id in failed:
+        return of_entry(failed[entry_id])
+    return None if entry_id in done else ProtocolError("SQS has not said what became of this message")

@@ -1,0 +1,157 @@
+"""Tasks as messages, and messages as tasks. No input or output.
+
+A message of ours has JSON as its body, and as attributes what the body has no room for: `leasekit.id`, `leasekit.kind`,
+`leasekit.retry`, `traceparent`. A stranger's has none of them: its id is SQS's own, its kind that of the queue.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, cast
+
+import msgspec
+
+from leasekit.task import Exponential, Name, RetryPolicy, Task
+from leasekit_aws.values import payload, text_of
+from leasekit_sqs.receipts import Receipt
+
+__all__ = ["ID", "KIND", "MOST_BYTES", "RETRY", "TRACE", "Received", "attribute", "plain_id", "sent_on", "size_of"]
+
+MOST_BYTES = 1024 * 1024  # of one message, and of all that are sent in one call
+ID, KIND, RETRY, TRACE = "leasekit.id", "leasekit.kind", "leasekit.retry", "traceparent"
+_ERROR = "leasekit.error"
+_LONGEST_HANDLE = 8192
+_MOST_ATTRIBUTES = 10
+_LONGEST_ERROR = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One message, as boto3 returns it, judged before anyone believes it."""
+
+    message: Mapping[str, Any]
+    id: str
+    handle: str
+    kind: str | None  # that it names
+    attempt: int
+    group: str | None
+    retry: RetryPolicy
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> "Received":
+        """Raises `ProtocolError` where it is none."""
+        own_id = _attribute(message, ID)
+        about = _mapping(message.get("Attributes"))
+        return cls(
+            message=message,
+            id=own_id if own_id is not None and _is_name(own_id) else text_of(message, "MessageId", at_most=128),
+            handle=text_of(message, "ReceiptHandle", at_most=_LONGEST_HANDLE),
+            kind=kind if _is_name(kind := _attribute(message, KIND)) else None,
+            attempt=_count(about.get("ApproximateReceiveCount")),
+            group=group if isinstance(group := about.get("MessageGroupId"), str) else None,
+            retry=_policy(_attribute(message, RETRY)),
+        )
+
+    def task(self, *, kind: str, ttl: float) -> Task:
+        """The task that it is. Raises `ProtocolError` for a body that no service carries."""
+        trace = _attribute(self.message, TRACE)
+        return Task(
+            id=self.id,
+            kind=kind,
+            token=self.handle,
+            ttl=float(ttl),
+            attempt=self.attempt,
+            payload=payload(self.message.get("Body")),
+            collection=self.group if self.group != plain_id(self.id) and _is_name(self.group) else None,
+            traceparent=trace if trace is not None and len(trace) <= 128 else None,
+        )
+
+    def receipt(self, url: str) -> Receipt:
+        """What is to be remembered of it; `url` is its queue's."""
+        return Receipt(
+            id=self.id,
+            handle=self.handle,
+            url=url,
+            message=self.message,
+            attempt=self.attempt,
+            group=self.group,
+            retry=self.retry,
+        )
+
+
+def plain_id(text: str) -> str:
+    """An id that SQS takes as one: without spaces, and not too long."""
+    return text if len(text) <= 128 and " " not in text and text.isascii() else sha256(text.encode()).hexdigest()
+
+
+def attribute(text: str) -> dict[str, str]:
+    """A string as an attribute of a message."""
+    return {"DataType": "String", "StringValue": text}
+
+
+def size_of(entry: Mapping[str, Any]) -> int:
+    """Bytes of a message that count for SQS: its body, and names, types and values of its attributes."""
+    size = len(str(entry["MessageBody"]).encode())
+    for name, value in _mapping(entry.get("MessageAttributes")).items():
+        held = value.get("BinaryValue", value.get("StringValue", ""))
+        size += (
+            len(name)
+            + len(str(value.get("DataType", "")))
+            + len(held if isinstance(held, bytes) else str(held).encode())
+        )
+    return size
+
+
+def sent_on(message: Mapping[str, Any], task_id: str, error: Any) -> dict[str, Any]:
+    """Body and attributes of a message, for another queue: with its id and, where there is room for it, why."""
+    kept = {
+        name: {key: value for key, value in _mapping(one).items() if key in ("DataType", "StringValue", "BinaryValue")}
+        for name, one in _mapping(message.get("MessageAttributes")).items()
+    }
+    entry: dict[str, Any] = {"MessageBody": message.get("Body"), "MessageAttributes": kept}
+    for name, text in {ID: task_id, _ERROR: _short(error)}.items():
+        is_room = len(kept) < _MOST_ATTRIBUTES and size_of(entry) + len(name) + len(text.encode()) + 6 <= MOST_BYTES
+        if text and name not in kept and is_room:
+            kept[name] = attribute(text)
+    return entry
+
+
+def _short(error: Any) -> str:
+    """An error in one line of characters that SQS takes."""
+    error = msgspec.json.decode(msgspec.json.encode(error))  # it may be there as JSON already
+    if isinstance(error, Mapping):
+        about = cast("Mapping[str, Any]", error)
+        error = f"{about.get('type', '')}: {about.get('message', '')}"
+    text = "" if error is None else str(error)
+    return "".join(char if char.isprintable() and char < "\ufffe" else " " for char in text[:_LONGEST_ERROR]).strip()
+
+
+def _attribute(message: Mapping[str, Any], name: str) -> str | None:
+    value = _mapping(_mapping(message.get("MessageAttributes")).get(name)).get("StringValue")
+    return value if isinstance(value, str) else None
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _is_name(text: str | None) -> bool:
+    try:
+        msgspec.convert(text, Name)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _count(text: object) -> int:
+    return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 10 and int(text) else 1
+
+
+def _policy(text: str | None) -> RetryPolicy:
+    try:
+        return _POLICY.decode(text or "")
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return Exponential()
+
+
+_POLICY: msgspec.json.Decoder[RetryPolicy] = msgspec.json.Decoder(RetryPolicy)

@@ -1,0 +1,97 @@
+"""Queues by name: where they are, and where their dead letters go. Asked once, then remembered."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from leasekit.errors import ProtocolError, Refused
+from leasekit_sqs.address import Address
+from leasekit_sqs.calls import Calls
+
+__all__ = ["Queues"]
+
+_COUNTS = {
+    "new": "ApproximateNumberOfMessagesDelayed",
+    "enqueued": "ApproximateNumberOfMessages",
+    "processing": "ApproximateNumberOfMessagesNotVisible",
+}
+
+
+class Queues:
+    """The queues of one connection."""
+
+    def __init__(self, calls: Calls, address: Address) -> None:
+        self._calls = calls
+        self._address = address
+        self._urls: dict[str, str] = {}
+        self._kinds: dict[str, str] = {}
+        self._graves: dict[str, str] = {}
+
+    async def of(self, kind: str) -> str:
+        """The URL of the queue that tasks of this kind are in. Raises `Refused` where there is none."""
+        name = self._address.queue_of(kind)
+        if name not in self._urls:
+            self._urls[name] = await self._find(name, self._address.account)
+        if self._address.is_template:
+            self._kinds[kind] = name
+        return self._urls[name]
+
+    async def known(self) -> dict[str, str]:
+        """The URLs of queues, by kind: of a template, those that were used from here."""
+        if not self._address.is_template:
+            return {self._address.kind or self._address.queue: await self.of("")}
+        return {kind: self._urls[name] for kind, name in self._kinds.items()}
+
+    async def grave(self, url: str) -> str | None:
+        """The URL of the queue that takes this one's dead letters, None where it has none."""
+        if url not in self._graves:
+            arn = await self.grave_arn(url)
+            if arn is None:  # not remembered: who is told that there is none will set one up
+                return None
+            *_, account, name = arn.split(":")
+            self._graves[url] = await self._find(name, account)
+        return self._graves[url]
+
+    async def grave_arn(self, url: str) -> str | None:
+        """The ARN of that queue."""
+        policy = (await self._attributes(url, ["RedrivePolicy"])).get("RedrivePolicy")
+        if policy is None:
+            return None
+        try:
+            arn: object = json.loads(policy)["deadLetterTargetArn"]
+        except (ValueError, KeyError, TypeError):
+            arn = None
+        if not isinstance(arn, str) or arn.count(":") != 5:
+            raise ProtocolError("the RedrivePolicy of this queue names no queue for its dead letters")
+        return arn
+
+    async def arn(self, url: str) -> str:
+        """The ARN of a queue."""
+        arn = (await self._attributes(url, ["QueueArn"])).get("QueueArn")
+        if not isinstance(arn, str):
+            raise ProtocolError("this queue has no ARN")
+        return arn
+
+    async def counts(self, url: str) -> dict[str, int]:
+        """How many messages are in which status, about: SQS counts roughly."""
+        found = await self._attributes(url, list(_COUNTS.values()))
+        return {status: _number(found.get(name)) for status, name in _COUNTS.items()}
+
+    async def _attributes(self, url: str, names: Sequence[str]) -> Mapping[str, Any]:
+        answer = await self._calls("get_queue_attributes", QueueUrl=url, AttributeNames=names)
+        found: object = answer.get("Attributes")
+        return cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
+
+    async def _find(self, name: str, account: str | None) -> str:
+        owner = {"QueueOwnerAWSAccountId": account} if account else {}
+        try:
+            url = (await self._calls("get_queue_url", QueueName=name, **owner)).get("QueueUrl")
+        except Refused as error:
+            raise Refused(f"queue {name!r}: {error}") from error
+        if not isinstance(url, str) or not url:
+            raise ProtocolError(f"SQS has not said where queue {name!r} is")
+        return url
+
+
+def _number(text: object) -> int:
+    return int(text) if isinstance(text, str) and text.isdecimal() else 0

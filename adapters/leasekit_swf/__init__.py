@@ -1,0 +1,6 @@
+"""Amazon SWF: `swf://domain/task-list` URLs; `lease` and `task` for a poller of your own."""
+
+from leasekit_swf.backend import connect, lease, task
+from leasekit_swf.service import SwfService
+
+__all__ = ["SwfService", "connect", "lease", "task"]

@@ -1,0 +1,60 @@
+"""`connect` for URLs; `task` for what a poller of the user's own has received."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import leasekit
+from leasekit import Lease, Task
+from leasekit.errors import ConfigError, ProtocolError
+from leasekit_aws import AwsBackend, Clients, adopt, options
+from leasekit_swf.service import SwfService
+
+__all__ = ["connect", "lease", "task"]
+
+_FORM = "a URL of SWF is swf://domain/task-list?region=…&endpoint=…&ttl=300"
+
+
+def connect(url: str, *, worker: str) -> AwsBackend:
+    """The backend for one task list of a domain. Nothing is opened yet.
+
+    `ttl` has to be the heartbeat timeout of its activities, which SWF does not tell their workers; default 300 s.
+
+    Raises `ConfigError` where the URL is none of SWF's.
+    """
+    parts = urlsplit(url)
+    domain, task_list = unquote(parts.netloc), unquote(parts.path.removeprefix("/"))
+    if "@" in parts.netloc:
+        raise ConfigError("a URL of SWF holds no credentials: boto3 finds them (environment, ~/.aws, instance role)")
+    if parts.fragment or not (_is_name(domain) and _is_name(task_list)):
+        raise ConfigError(_FORM)
+    found = options(parts.query)
+    service = SwfService(domain=domain, task_list=task_list, worker=worker, ttl=found.ttl)
+    return AwsBackend(service, Clients("swf", region=found.region, endpoint=found.endpoint))
+
+
+def task(response: Mapping[str, Any], *, client: Any, ttl: float = 300.0) -> Task:
+    """The task in what `client.poll_for_activity_task` has returned, for `with leasekit.lease(task):`.
+
+    `client` is that boto3 client: heartbeats go out with its credentials, region and endpoint. `ttl` has to be the
+    heartbeat timeout of the activity, which SWF does not tell its workers.
+
+    Raises `ProtocolError` where there is no task in it.
+    """
+    found = _PLAIN.task(response, ttl=ttl)
+    if found is None:
+        raise ProtocolError("this poll has brought no task: look at its taskToken first")
+    return adopt(found, service=_PLAIN, name="swf", client=client)
+
+
+def lease(response: Mapping[str, Any], *, client: Any, ttl: float = 300.0, idle_timeout: float | None = None) -> Lease:
+    """`leasekit.lease(task(response, …))`: for `with lease(response, client=client, ttl=300) as held:`."""
+    return leasekit.lease(task(response, client=client, ttl=ttl), idle_timeout=idle_timeout)
+
+
+_PLAIN = SwfService()
+
+
+def _is_name(name: str) -> bool:
+    """What SWF allows: 1-256 characters, none of which is `:`, `/`, `|` or a control character."""
+    return 0 < len(name) <= 256 and not any(sign in ":/|" or not sign.isprintable() for sign in name)

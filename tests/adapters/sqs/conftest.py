@@ -1,0 +1,138 @@
+"""SQS as moto plays it, over real HTTP, and credentials that are made up."""
+
+import importlib.util
+import logging
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+import leasekit_sqs
+from leasekit_aws.clients import Clients
+from leasekit_sqs import Address, SqsBackend
+
+pytest.register_assert_rewrite("leasekit.testing.contract")
+
+REGION = "eu-west-1"
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "made-up",
+    "AWS_SECRET_ACCESS_KEY": "canary-of-a-secret",
+    "AWS_DEFAULT_REGION": REGION,
+    "AWS_CONFIG_FILE": "/dev/null",
+    "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[str]:
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+    if server._server is not None:
+        server._server.server_close()  # moto leaves its socket open
+
+
+@pytest.fixture(autouse=True)
+def made_up_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+
+
+@pytest.fixture(scope="session")
+def sqs(moto: str) -> Iterator[Any]:
+    """boto3's own client of the service."""
+    session = boto3.session.Session(
+        aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+        region_name=REGION,
+    )
+    client = session.client("sqs", endpoint_url=moto)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def clients(moto: str) -> Iterator[Clients]:
+    """Those of all backends: boto3 takes a tenth of a second and more to make one. Made by the first call."""
+    clients = Clients("sqs", region=REGION, endpoint=moto)
+    yield clients
+    clients.close()
+
+
+@pytest.fixture
+def queue(sqs: Any) -> str:
+    """The name of a queue that was made for this test."""
+    name = f"q-{uuid.uuid4().hex[:12]}"
+    sqs.create_queue(QueueName=name)
+    return name
+
+
+@pytest.fixture
+def url(moto: str, queue: str) -> Callable[..., str]:
+    """The URL of that queue, or of another, for leasekit."""
+
+    def make(name: str = queue, **options: object) -> str:
+        more = "".join(f"&{key}={value}" for key, value in options.items())
+        return f"sqs://{name}?region={REGION}&endpoint={moto}{more}"
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def keepers_are_closed() -> Iterator[None]:
+    yield
+    leasekit_sqs.close()
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def _aws() -> Iterator[tuple[Any, Clients]]:
+    # Tests are no packages: the module is loaded from beside this one.
+    spec = importlib.util.spec_from_file_location("fake_sqs", Path(__file__).with_name("fake.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["fake_sqs"] = module
+    spec.loader.exec_module(module)
+    service = module.Fake()
+    clients = Clients("sqs", region=REGION, endpoint=service.endpoint)
+    yield service, clients
+    clients.close()
+    service.close()
+
+
+@pytest.fixture
+def aws(_aws: tuple[Any, Clients]) -> Any:
+    """SQS as AWS documents it, by a clock that tests turn: `Fake` of the module beside this one."""
+    service, _ = _aws
+    service.reset()
+    return service
+
+
+@pytest.fixture
+async def connected(aws: Any, _aws: tuple[Any, Clients]) -> AsyncIterator[Callable[..., SqsBackend]]:
+    """A backend of that service, by the same clock. One is enough for a test, two are two processes."""
+    made: list[SqsBackend] = []
+
+    def connect(queue: str = "q", **options: Any) -> SqsBackend:
+        backend = SqsBackend(Address(queue=queue, **options), clients=_aws[1], clock=lambda: float(aws.now))
+        made.append(backend)
+        return backend
+
+    yield connect
+    for backend in made:  # the next test is not to meet calls of this one
+        await backend.aclose()

@@ -1,0 +1,35 @@
+"""The contract of an adapter, over a standard queue, as moto plays it."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from leasekit.backend import Backend
+from leasekit.task import NewTask
+from leasekit.testing.contract import BackendContract
+from leasekit_aws.clients import Clients
+from leasekit_sqs import Address, SqsBackend
+
+
+class TestStandardQueue(BackendContract):
+    short_ttl = 3.0  # the clock is the real one: on a busy machine a beat may be late
+
+    @pytest.fixture
+    async def backend(self, queue: str, clients: Clients) -> AsyncIterator[Backend]:
+        backend = SqsBackend(Address(queue=queue), clients=clients)
+        yield backend
+        await backend.aclose()
+
+    @pytest.fixture
+    async def other(self, queue: str, clients: Clients) -> AsyncIterator[Backend]:
+        backend = SqsBackend(Address(queue=queue), clients=clients)
+        yield backend
+        await backend.aclose()
+
+    async def put(self, backend: Backend, task: NewTask) -> str:
+        assert isinstance(backend, SqsBackend)
+        # Who receives decides how long a lease lasts, and these tests have it from the task.
+        object.__setattr__(backend.address, "ttl", int(task.claim_timeout))
+        (answer,) = await backend.schedule([NewTask(kind=task.kind, payload=task.payload)])
+        assert answer.created
+        return answer.id

@@ -1,0 +1,42 @@
+"""The contract of an adapter, over a queue that keeps order, as moto plays it."""
+
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from leasekit.backend import Backend
+from leasekit.task import NewTask
+from leasekit.testing.contract import BackendContract
+from leasekit_aws.clients import Clients
+from leasekit_sqs import Address, SqsBackend
+
+
+class TestFifoQueue(BackendContract):
+    short_ttl = 3.0
+
+    @pytest.fixture
+    def queue(self, sqs: Any) -> str:
+        name = f"q-{uuid.uuid4().hex[:12]}.fifo"
+        sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"})
+        return name
+
+    @pytest.fixture
+    async def backend(self, queue: str, clients: Clients) -> AsyncIterator[Backend]:
+        backend = SqsBackend(Address(queue=queue), clients=clients)
+        yield backend
+        await backend.aclose()
+
+    @pytest.fixture
+    async def other(self, queue: str, clients: Clients) -> AsyncIterator[Backend]:
+        backend = SqsBackend(Address(queue=queue), clients=clients)
+        yield backend
+        await backend.aclose()
+
+    async def put(self, backend: Backend, task: NewTask) -> str:
+        assert isinstance(backend, SqsBackend)
+        object.__setattr__(backend.address, "ttl", int(task.claim_timeout))  # who receives decides
+        (answer,) = await backend.schedule([NewTask(kind=task.kind, payload=task.payload)])
+        assert answer.created
+        return answer.id

@@ -1,0 +1,149 @@
+"""Clients and workers over `sqs://`, with SQS as moto plays it."""
+
+import json
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import leasekit
+from leasekit import Client, Fatal, LeasekitError, Worker, lease
+from leasekit.hooks import Event, Settled
+
+Url = Callable[..., str]
+
+
+@pytest.fixture
+def client(url: Url) -> Iterator[Client]:
+    with leasekit.connect(url(wait=1)) as client:
+        yield client
+
+
+def queue_url(sqs: Any, queue: str) -> str:
+    found: str = sqs.get_queue_url(QueueName=queue)["QueueUrl"]
+    return found
+
+
+def left(client: Client, queue: str) -> int:
+    counts: dict[str, int] = client.stats()["kinds"][queue]
+    return sum(counts.values())
+
+
+def test_a_task_goes_through_its_life(client: Client, queue: str) -> None:
+    scheduled = client.schedule("thumbnail", {"page": 1}, collection="blue")
+    for task in client.tasks("thumbnail"):
+        assert (task.id, task.collection) == (scheduled.id, "blue")
+        with lease(task) as held:
+            assert held.fence == 0
+            assert held.remaining() > 200
+            held.complete({"ok": True})
+        break
+    assert left(client, queue) == 0
+
+
+def test_a_message_of_anybody_is_a_task(client: Client, sqs: Any, queue: str) -> None:
+    sqs.send_message(QueueUrl=queue_url(sqs, queue), MessageBody="plain words")
+    for task in client.tasks("anything"):
+        with lease(task) as held:
+            assert held.task.payload == "plain words"
+        break
+    assert left(client, queue) == 0
+
+
+def test_a_loop_that_is_idle_ends(client: Client) -> None:
+    assert list(client.tasks("k", until_idle=0.5)) == []
+
+
+def test_what_a_loop_did_not_lease_is_given_back(client: Client, queue: str) -> None:
+    client.schedule("k")
+    tasks = client.tasks("k", until_idle=3)
+    assert next(tasks).attempt == 1
+    again = next(tasks)
+    assert again.attempt == 2
+    with lease(again):
+        pass
+    assert left(client, queue) == 0
+
+
+def test_a_fatal_failure_is_found_among_the_dead_letters(url: Url, sqs: Any, queue: str) -> None:
+    dead = f"dead-{uuid.uuid4().hex[:8]}"
+    dead_url = sqs.create_queue(QueueName=dead)["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=dead_url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 5})
+    sqs.set_queue_attributes(QueueUrl=queue_url(sqs, queue), Attributes={"RedrivePolicy": policy})
+    with leasekit.connect(url(wait=1)) as client:
+        task_id = client.schedule("k", {"page": 1}).id
+        with pytest.raises(Fatal), lease(next(client.tasks("k"))):
+            raise Fatal("no such page")
+        assert left(client, queue) == 0
+    (message,) = sqs.receive_message(QueueUrl=dead_url, MessageAttributeNames=["All"])["Messages"]
+    said = {name: value["StringValue"] for name, value in message["MessageAttributes"].items()}
+    assert json.loads(message["Body"]) == {"page": 1}
+    assert said["leasekit.id"] == task_id
+    assert said["leasekit.error"] == "Fatal: no such page"
+
+
+def test_what_sqs_cannot_tell_is_said_so(client: Client) -> None:
+    for call in (lambda: client.get("t"), lambda: client.cancel("t"), client.list, lambda: client.wait_for("t")):
+        with pytest.raises(LeasekitError, match="does not know what becomes of each"):
+            call()
+
+
+def test_successors_cannot_be_scheduled_in_one_transaction(client: Client) -> None:
+    client.schedule("k")
+    with lease(next(client.tasks("k"))) as held, pytest.raises(LeasekitError, match="SqsBackend"):
+        held.then("next")
+
+
+def test_stats_count_what_waits_and_what_is_in_flight(client: Client, queue: str) -> None:
+    for _ in range(3):
+        client.schedule("k")
+    with lease(next(client.tasks("k"))):
+        assert client.stats() == {"kinds": {queue: {"new": 0, "enqueued": 2, "processing": 1}}}
+
+
+def test_a_worker_runs_handlers_of_several_kinds(client: Client, queue: str) -> None:
+    ran: list[tuple[str, Any]] = []
+    done = threading.Event()
+    settled: list[Settled] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Settled):
+            settled.append(event)
+            if len(settled) == 6:
+                done.set()
+
+    client.listen(hear)
+    worker = Worker(client, concurrency=4)
+
+    @worker.handler("a", run="thread")
+    def a(payload: int) -> None:
+        ran.append(("a", payload))
+
+    @worker.handler("b")
+    async def b(payload: int) -> None:
+        ran.append(("b", payload))
+
+    for n in range(3):
+        client.schedule("a", n)
+        client.schedule("b", n)
+    running = threading.Thread(target=worker.run)
+    running.start()
+    assert done.wait(30)
+    worker.stop()
+    running.join(30)
+    assert sorted(ran) == [(kind, n) for kind in ("a", "b") for n in range(3)]
+    assert {event.verdict for event in settled} == {"settled"}
+    assert left(client, queue) == 0
+
+
+def test_closing_ends_a_loop_that_waits(url: Url) -> None:
+    client = leasekit.connect(url(wait=1))
+    client.stats()
+    waiting = threading.Thread(target=lambda: list(client.tasks("k")))
+    waiting.start()
+    client.close()
+    waiting.join(20)
+    assert not waiting.is_alive()

@@ -1,0 +1,363 @@
+"""How messages end: what is sent for each outcome, and what is never sent twice."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+
+from leasekit.errors import Refused
+from leasekit.task import Beat, NewTask, Outcome, Settlement, Task, Verdict, Waits
+from leasekit_sqs import SqsBackend
+from leasekit_sqs.receipts import Receipt
+
+pytestmark = pytest.mark.anyio
+
+Connected = Callable[..., SqsBackend]
+CHANGE, DELETE, SEND = "ChangeMessageVisibilityBatch", "DeleteMessageBatch", "SendMessageBatch"
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def received(backend: SqsBackend, aws: Any, count: int = 1) -> list[Task]:
+    for n in range(count):
+        aws.put(backend.address.queue, f'{{"n": {n}}}')
+    return (await backend.claim(["k"], limit=count, wait=0, claim_id="c")).tasks
+
+
+async def ended(backend: SqsBackend, task: Task, outcome: Outcome = "success", **more: Any) -> Verdict:
+    (verdict,) = await backend.settle([Settlement(id=task.id, token=task.token, outcome=outcome, **more)])
+    return verdict
+
+
+def message(aws: Any, queue: str = "q", n: int = 0) -> Any:
+    return aws.queues[queue].messages[n]
+
+
+@pytest.mark.parametrize("outcome", ["success", "cancelled"])
+async def test_what_is_done_with_is_deleted(connected: Connected, aws: Any, outcome: Outcome) -> None:
+    backend = connected()
+    (task,) = await received(backend, aws)
+    assert (await ended(backend, task, outcome)).verdict == "settled"
+    assert message(aws).deleted
+
+
+async def test_ten_deletions_are_one_call(connected: Connected, aws: Any) -> None:
+    backend = connected()
+    tasks = await received(backend, aws, 23)
+    verdicts = await backend.settle([Settlement(id=t.id, token=t.token, outcome="success") for t in tasks])
+    assert {verdict.verdict for verdict in verdicts} == {"settled"}
+    assert sorted(len(call["Entries"]) for call in aws.asked(DELETE)) == [3, 10, 10]
+
+
+async def test_outcomes_of_a_batch_are_answered_in_order(connected: Connected, aws: Any) -> None:
+    backend = connected()
+    aws.queue("q").grave = "dead"
+    aws.queue("dead")
+    tasks = await received(backend, aws, 6)
+    outcomes: list[Outcome] = ["success", "retry", "fatal", "release", "cancelled", "crash"]
+    aws.fail(DELETE, "InternalError", 0, fault=False)
+    verdicts = await backend.settle(
+        [Settlement(id=t.id, token=t.token, outcome=o) for t, o in zip(tasks, outcomes, strict=True)]
+    )
+    assert [verdict.id for verdict in verdicts] == [task.id for task in tasks]
+    # The first deletion that SQS gets is that of the success: the fatal one is copied before.
+    assert [verdict.verdict for verdict in verdicts] == ["failed", *["settled"] * 5]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "more", "wait"),
+    [
+        ("retry", {"retry_after": 0.0}, 0),
+        ("retry", {"retry_after": 7.2}, 8),
+        ("release", {}, 0),
+        ("release", {"retry_after": 60.0}, 60),
+        ("crash", {}, 0),
+    ],
+)
+async def test_what_is_given_back_is_hidden_for_its_wait(
+    connected: Connected, aws: Any, outcome: Outcome, more: dict[str, Any], wait: int
+) -> None:
+    backend = connected()
+    (task,) = await received(backend, aws)
+    assert (await ended(backend, task, outcome, **more)).verdict == "settled"
+    assert message(aws).visible_at == aws.now + wait
+
+
+async def test_a_retry_waits_by_the_policy_of_its_task(connected: Connected, aws: Any) -> None:
+    backend = connected()
+    aws.queue("q")
+    await backend.schedule([NewTask(kind="k", retry=Waits(waits=[10, 100]))])
+    waits: list[float] = []
+    for _ in range(2):
+        (task,) = (await backend.claim(["k"], limit=1, wait=0, claim_id="c")).tasks
+        await ended(backend, task, "retry")
+        waits.append(message(aws).visible_at - aws.now)
+        aws.now = message(aws).visible_at
+    assert waits == [10, 100]
+
+
+async def test_no_wait_reaches_beyond_the_twelve_hours(connected: Connected, aws: Any) -> None:
+    backend = connected(ttl=43_000)
+    (task,) = await received(backend, aws)
+    aws.now += 1000
+    assert (await ended(backend, task, "retry", retry_after=86_400.0)).verdict == "settled"
+    assert 42_000 < message(aws).visible_at - aws.now <= 43_200 - 1000
+
+
+async def test_a_repeat_is_settled_without_a_call_and_anything_else_is_gone(connected: Connected, aws: Any) -> None:
+    backend = connected()
+    (task,) = await received(backend, aws)
+    verdicts = [await ended(backend, task, outcome) for outcome in ("success", "success", "retry")]
+    assert [(verdict.verdict, verdict.reason) for verdict in verdicts] == [
+        ("settled", None), ("settled", None), ("gone", "settled"),
+    ]  # fmt: skip
+    assert len(aws.asked(DELETE)) == 1
+
+
+# Fatal ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_fatal_failure_goes_to_the_dead_letters_with_all_that_it_had(connected: Connected, aws: Any) -> None:
+    backend = connected()
+    aws.queue("q", grave="dead")
+    aws.queue("dead")
+    await backend.schedule([NewTask(kind="k", id="task-1", payload={"page": 1}, traceparent=TRACE)])
+    (task,) = (await backend.claim(["k"], limit=1, wait=0, claim_id="c")).tasks
+    error = {"type": "ValueError", "message": "no such\npage", "traceback": "…"}
+    assert (await ended(backend, task, "fatal", error=error)).verdict == "settled"
+    assert message(aws).deleted
+    copy = message(aws, "dead")
+    assert json.loads(copy.body) == {"page": 1}
+    assert {name: value["StringValue"] for name, value in copy.attributes.items()} == {
+        "leasekit.id": "task-1", "leasekit.kind": "k", "traceparent": TRACE,
+        "leasekit.error": "ValueError: no such page",
+    }  # fmt: skip
+
+
+async def test_a_copy_keeps_to_what_sqs_takes(connected: Connected, aws: Any) -> None:
+    backend = connected()
+    aws.queue("q", grave="dead")
+    aws.queue("dead")
+    ten = {f"own-{n}": {"DataType": "String", "StringValue": "x"} for n in range(10)}
+    aws.put("q", "plain", attributes=ten)
+    (task,) = (await backend.claim(["k"], limit=1, wait=0, claim_id="c")).tasks
+    await ended(backend, task, "fatal", error={"type": "E", "message": "\x00\uffff" * 5000})
+    assert message(aws, "dead").attributes == ten
+
+
+async def test_without_dead_letters_a_fatal_failure_is_deleted_and_said(
+    connected: Connected, aws: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = connected()
+    (task,) = await received(backend, aws)
+    with caplog.at_level(logging.WARNING, logger="leasekit"):
+        assert (await ended(backend, task, "fatal")).verdict == "settled"
+    assert message(aws).deleted
+    (record,) = caplog.records
+    assert "failed for good and is deleted" in record.getMessage()
+
+
+async def test_a_copy_that_failed_deletes_nothing(connected: Connected, aws: Any) -> None:
+    backend = connected()
+    aws.queue("q", grave="dead")
+    aws.queue("dead")
+    (task,) = await received(backend, aws)
+    aws.error(SEND, 403, "AccessDenied")
+    verdict = await ended(backend, task, "fatal")
+    assert verdict.verdict == "failed"
+    assert "AccessDenied" in (verdict.reason or "")
+    assert not message(aws).deleted
+
+
+async def test_a_deletion_that_failed_makes_no_second_copy(connected: Connected, aws: Any) -> None:
+    backend = connected()
+    aws.queue("q", grave="dead")
+    aws.queue("dead")
+    (task,) = await received(backend, aws)
+    aws.lose(DELETE, applied=False)
+    assert (await ended(backend, task, "fatal")).verdict == "failed"
+    assert (await ended(backend, task, "fatal")).verdict == "settled"
+    assert message(aws).deleted
+    assert len(aws.queues["dead"].messages) == 1
+
+
+async def test_dead_letters_of_a_fifo_queue_keep_their_group(connected: Connected, aws: Any) -> None:
+    backend = connected("q.fifo")
+    aws.queue("q.fifo", grave="dead.fifo")
+    aws.queue("dead.fifo")
+    await backend.schedule([NewTask(kind="k", collection="blue")])
+    (task,) = (await backend.claim(["k"], limit=1, wait=0, claim_id="c")).tasks
+    await ended(backend, task, "fatal")
+    assert message(aws, "dead.fifo").group == "blue"
+
+
+# Answers that are lost ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("applied", [True, False])
+async def test_a_deletion_whose_answer_was_lost_is_repeated(connected: Connected, aws: Any, applied: bool) -> None:  # noqa: FBT001
+    backend = connected()
+    (task,) = await received(backend, aws)
+    aws.lose(DELETE, applied=applied)
+    assert (await ended(backend, task)).verdict == "failed"
+    assert (await ended(backend, task)).verdict == "settled"
+    assert message(aws).deleted
+
+
+async def test_a_release_whose_answer_was_lost_does_not_show_the_message_that_another_holds(
+    connected: Connected, aws: Any
+) -> None:
+    first, second = connected(), connected()
+    (task,) = await received(first, aws)
+    aws.lose(CHANGE, applied=True)
+    assert (await ended(first, task, "release")).verdict == "failed"
+    (again,) = (await second.claim(["k"], limit=1, wait=0, claim_id="d")).tasks
+    assert (await ended(first, task, "release")).verdict == "settled"
+    assert message(aws).visible_at == aws.now + 300
+    assert (await second.beat([Beat(id=again.id, token=again.token)]))[0].verdict == "renewed"
+
+
+async def test_a_retry_whose_answer_was_lost_is_repeated_only_while_nobody_else_can_have_it(
+    connected: Connected, aws: Any
+) -> None:
+    backend = connected()
+    (task,) = await received(backend, aws)
+    due = aws.now + 100
+    aws.lose(CHANGE, applied=False)
+    assert (await ended(backend, task, "retry", retry_after=100.0)).verdict == "failed"
+    aws.now += 40
+    aws.lose(CHANGE, applied=False)
+    assert (await ended(backend, task, "retry", retry_after=100.0)).verdict == "failed"
+    aws.now += 40
+    assert (await ended(backend, task, "retry", retry_after=100.0)).verdict == "settled"
+    assert message(aws).visible_at == due
+    assert [call["Entries"][0]["VisibilityTimeout"] for call in aws.asked(CHANGE)] == [100, 60, 20]
+
+
+async def test_a_retry_that_is_overdue_is_left_alone(connected: Connected, aws: Any) -> None:
+    backend = connected()
+    (task,) = await received(backend, aws)
+    aws.lose(CHANGE, applied=True)
+    assert (await ended(backend, task, "retry", retry_after=10.0)).verdict == "failed"
+    aws.now += 10
+    assert (await ended(backend, task, "retry", retry_after=10.0)).verdict == "settled"
+    assert len(aws.asked(CHANGE)) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "word"), [(400, "RequestThrottled", "throttled"), (403, "ExpiredToken", "failed")]
+)
+async def test_what_certainly_was_not_done_is_repeated(
+    connected: Connected, aws: Any, status: int, code: str, word: str
+) -> None:
+    backend = connected()
+    (task,) = await received(backend, aws)
+    aws.error(CHANGE, status, code)
+    assert (await ended(backend, task, "release")).verdict == word
+    assert (await ended(backend, task, "release")).verdict == "settled"
+    assert message(aws).visible_at == aws.now
+
+
+async def test_a_result_outlives_credentials_that_have_expired(connected: Connected, aws: Any) -> None:
+    """Refused, it would be dropped: see the keeper."""
+    backend = connected()
+    (task,) = await received(backend, aws)
+    aws.error(DELETE, 403, "ExpiredToken")
+    assert (await ended(backend, task)).verdict == "failed"
+    assert (await ended(backend, task)).verdict == "settled"
+
+
+async def test_what_has_run_out_is_not_given_back(connected: Connected, aws: Any) -> None:
+    first, second = connected(ttl=60), connected(ttl=60)
+    (task,) = await received(first, aws)
+    aws.now += 61
+    assert len((await second.claim(["k"], limit=1, wait=0, claim_id="d")).tasks) == 1
+    verdict = await ended(first, task, "release")
+    assert (verdict.verdict, verdict.reason) == ("gone", "expired")
+    assert message(aws).visible_at == aws.now + 60
+
+
+async def test_a_fifo_queue_does_not_delete_what_has_run_out(connected: Connected, aws: Any) -> None:
+    backend = connected("q.fifo", ttl=60)
+    (task,) = await received(backend, aws)
+    aws.now += 61
+    verdict = await ended(backend, task)
+    assert (verdict.verdict, verdict.reason) == ("gone", "expired")
+
+
+async def test_a_give_back_waits_for_the_beat_that_is_under_way(connected: Connected, aws: Any) -> None:
+    """PITFALLS 20: arriving later, that beat would hide the message again."""
+    backend = connected()
+    (task,) = await received(backend, aws)
+    arrived, go_on = aws.hold(CHANGE)
+    beating = asyncio.create_task(backend.beat([Beat(id=task.id, token=task.token)]))
+    assert await anyio.to_thread.run_sync(arrived.wait, 20)
+    beating.cancel()  # the keeper has waited for long enough; the call is still under way
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(ended, backend, task, "retry", retry_after=100.0))
+        await anyio.wait_all_tasks_blocked()
+        await anyio.sleep(0.1)  # time to go wrong
+        go_on.set()
+    assert message(aws).visible_at == aws.now + 100
+
+
+# What comes from elsewhere --------------------------------------------------------------------------------------
+
+
+async def test_a_supervisor_gives_back_what_the_process_that_ended_has_held(connected: Connected, aws: Any) -> None:
+    (task,) = await received(connected(), aws)
+    supervisor = connected()
+    for _ in range(2):
+        assert (await ended(supervisor, task, "crash")).verdict == "settled"
+    assert message(aws).visible_at == aws.now
+    assert len(aws.asked(CHANGE)) == 1
+
+
+@pytest.mark.parametrize("outcome", ["success", "retry", "release", "fatal"])
+async def test_nothing_else_is_settled_for_a_stranger(connected: Connected, aws: Any, outcome: Outcome) -> None:
+    (task,) = await received(connected(), aws)
+    verdict = await ended(connected(), task, outcome)
+    assert (verdict.verdict, verdict.reason) == ("gone", "unknown")
+    assert not message(aws).deleted
+
+
+async def test_successors_are_refused(connected: Connected, aws: Any) -> None:
+    backend = connected()
+    (task,) = await received(backend, aws)
+    with pytest.raises(Refused) as refusal:
+        await ended(backend, task, then=[NewTask(kind="next")])
+    assert [(error["item"], error["field"]) for error in refusal.value.errors] == [(0, "then")]
+
+
+async def test_what_is_settled_is_forgotten_in_time(connected: Connected, aws: Any) -> None:
+    backend = connected()
+    (task,) = await received(backend, aws)
+    receipt = backend.receipts.find(task.id, task.token)
+    assert receipt is not None
+    await ended(backend, task)
+    assert receipt.message is None
+    for n in range(10_000):
+        other = Receipt(id="x", handle=f"h{n}", url="u", message={}, attempt=1, group=None, retry=receipt.retry)
+        other.hidden(aws.now, 300)
+        backend.receipts.add(other)
+        backend.receipts.settled(other, "success")
+    assert len(backend.receipts) == 10_000
+    assert backend.receipts.find(task.id, task.token) is None
+
+
+async def test_what_was_lost_is_forgotten_in_time(connected: Connected, aws: Any) -> None:
+    backend = connected(ttl=60)
+    (lost,) = await received(backend, aws)
+    receipt = backend.receipts.find(lost.id, lost.token)
+    assert receipt is not None
+    aws.now += 2 * 3600
+    for n in range(1000):
+        other = Receipt(id="x", handle=f"h{n}", url="u", message={}, attempt=1, group=None, retry=receipt.retry)
+        other.hidden(aws.now, 300)
+        backend.receipts.add(other)
+    assert lost.token not in backend.receipts
+    assert "h0" in backend.receipts

@@ -1,0 +1,233 @@
+"""A loop of the user's own over what boto3 returns, made safe: over SQS as moto plays it."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import boto3
+import pytest
+
+import leasekit_sqs
+from leasekit import ConfigError, LeaseLost, ProtocolError, lease
+from leasekit_sqs.backend import boot_time
+
+EXTEND = "ChangeMessageVisibilityBatch"
+
+
+@pytest.fixture
+def queue_url(sqs: Any, queue: str) -> str:
+    url: str = sqs.get_queue_url(QueueName=queue)["QueueUrl"]
+    return url
+
+
+@pytest.fixture
+def send(sqs: Any, queue_url: str) -> Callable[..., None]:
+    def send(body: str = "work", **more: Any) -> None:
+        sqs.send_message(QueueUrl=queue_url, MessageBody=body, **more)
+
+    return send
+
+
+@pytest.fixture
+def receive(sqs: Any, queue_url: str) -> Callable[..., Any]:
+    def receive(timeout: int = 30, **more: Any) -> Any:
+        found = sqs.receive_message(QueueUrl=queue_url, VisibilityTimeout=timeout, **more)
+        return next(iter(found.get("Messages", [])), None)
+
+    return receive
+
+
+@pytest.fixture
+def other_client(moto: str) -> Iterator[Any]:
+    session = boto3.session.Session(aws_access_key_id="another", aws_secret_access_key="canary")
+    client = session.client("sqs", endpoint_url=moto)
+    yield client
+    client.close()
+
+
+def counts(sqs: Any, queue_url: str) -> tuple[int, int]:
+    """Messages that can be received, and those that are in flight."""
+    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+    found = sqs.get_queue_attributes(QueueUrl=queue_url, AttributeNames=names)["Attributes"]
+    return int(found[names[0]]), int(found[names[1]])
+
+
+def test_leaving_the_block_deletes_the_message(
+    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
+) -> None:
+    send('{"page": 1}')
+    with lease(leasekit_sqs.task(receive(), queue_url=queue_url, client=sqs)) as held:
+        assert held.task.payload == {"page": 1}
+        assert held.task.kind == queue_url.rpartition("/")[2]
+        assert 0 < held.remaining() <= 30
+        assert counts(sqs, queue_url) == (0, 1)
+    assert counts(sqs, queue_url) == (0, 0)
+
+
+def test_lease_is_short_for_the_lease_of_a_task(
+    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
+) -> None:
+    send("words")
+    with leasekit_sqs.lease(receive(), queue_url=queue_url, client=sqs, kind="k", idle_timeout=60) as held:
+        assert (held.task.kind, held.task.payload) == ("k", "words")
+    assert counts(sqs, queue_url) == (0, 0)
+
+
+def test_an_own_deletion_after_the_block_does_no_harm(
+    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
+) -> None:
+    send()
+    message = receive()
+    with lease(leasekit_sqs.task(message, queue_url=queue_url, client=sqs)):
+        pass
+    sqs.delete_message(QueueUrl=queue_url, ReceiptHandle=message["ReceiptHandle"])
+
+
+def test_a_body_that_outlives_the_visibility_timeout_keeps_its_message(
+    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
+) -> None:
+    send()
+    message = receive(6)
+    with lease(leasekit_sqs.task(message, queue_url=queue_url, client=sqs, visibility_timeout=6)) as held:
+        until = time.monotonic() + 7
+        while time.monotonic() < until:
+            held.check()
+            assert receive() is None
+            time.sleep(0.2)
+    assert counts(sqs, queue_url) == (0, 0)
+
+
+def test_an_exception_gives_the_message_back_and_goes_on_its_way(
+    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
+) -> None:
+    send()
+    with pytest.raises(ZeroDivisionError), lease(leasekit_sqs.task(receive(), queue_url=queue_url, client=sqs)):
+        print(1 / 0)
+    assert receive(WaitTimeSeconds=10) is not None
+
+
+def test_what_was_decided_in_the_block_is_done(
+    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
+) -> None:
+    send()
+    with lease(leasekit_sqs.task(receive(), queue_url=queue_url, client=sqs)) as held:
+        held.release()
+    assert counts(sqs, queue_url) == (1, 0)
+
+
+def test_without_settle_the_block_only_keeps_the_message(
+    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
+) -> None:
+    send()
+    message = receive(60)
+    with lease(leasekit_sqs.task(message, queue_url=queue_url, client=sqs, visibility_timeout=60, settle=False)):
+        pass
+    assert counts(sqs, queue_url) == (0, 1)
+    sqs.delete_message(QueueUrl=queue_url, ReceiptHandle=message["ReceiptHandle"])
+    assert counts(sqs, queue_url) == (0, 0)
+
+
+def test_a_message_whose_time_has_run_out_is_not_begun(
+    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send()
+    now = boot_time()
+    monkeypatch.setattr("leasekit_sqs.loop.boot_time", lambda: now - 31)  # when it was handed over
+    late = leasekit_sqs.task(receive(30), queue_url=queue_url, client=sqs)
+    with pytest.raises(LeaseLost, match="expired"), lease(late):
+        pytest.fail("its body ran")
+
+
+def test_a_message_that_was_deleted_meanwhile_is_not_begun(
+    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
+) -> None:
+    send()
+    message = receive()
+    sqs.delete_message(QueueUrl=queue_url, ReceiptHandle=message["ReceiptHandle"])
+    with pytest.raises(LeaseLost), lease(leasekit_sqs.task(message, queue_url=queue_url, client=sqs)):
+        pytest.fail("its body ran")
+
+
+def test_messages_of_one_batch_are_all_kept_from_when_their_leases_are_made(aws: Any) -> None:
+    client = boto3.session.Session().client("sqs", endpoint_url=aws.endpoint)
+    for _ in range(3):
+        aws.put("q", "work")
+    url = client.get_queue_url(QueueName="q")["QueueUrl"]
+    messages = client.receive_message(QueueUrl=url, MaxNumberOfMessages=10, VisibilityTimeout=30)["Messages"]
+    leases = [lease(leasekit_sqs.task(message, queue_url=url, client=client)) for message in messages]
+    handles = {message["ReceiptHandle"] for message in messages}
+    until = time.monotonic() + 20
+    while {entry["ReceiptHandle"] for call in aws.asked(EXTEND) for entry in call["Entries"]} != handles:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    for held in leases:
+        with held:
+            pass
+    assert all(message.deleted for message in aws.queues["q"].messages)
+    client.close()
+
+
+def test_attributes_say_more_of_a_task(
+    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
+) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    own = {"leasekit.kind": "report", "leasekit.id": "task-1", "traceparent": trace}
+    send(MessageAttributes={name: {"DataType": "String", "StringValue": text} for name, text in own.items()})
+    message = receive(MessageAttributeNames=["All"], MessageSystemAttributeNames=["All"])
+    task = leasekit_sqs.task(message, queue_url=queue_url, client=sqs)
+    assert (task.kind, task.id, task.traceparent, task.attempt) == ("report", "task-1", trace, 1)
+    assert leasekit_sqs.task(message, queue_url=queue_url, client=sqs, kind="mine").kind == "mine"
+
+
+def test_there_is_one_keeper_for_who_asks_and_where(sqs: Any, other_client: Any) -> None:
+    message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "b"}
+    first = leasekit_sqs.task(message, queue_url="http://x/1/a", client=sqs)
+    second = leasekit_sqs.task(message, queue_url="http://x/1/b", client=sqs)
+    other = leasekit_sqs.task(message, queue_url="http://x/1/a", client=other_client)
+    assert first.client is second.client
+    assert other.client is not first.client
+
+
+def test_a_forked_child_has_keepers_of_its_own(sqs: Any) -> None:
+    message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "b"}
+    mine = leasekit_sqs.task(message, queue_url="http://x/1/a", client=sqs)
+    child = os.fork()
+    if child == 0:
+        theirs = leasekit_sqs.task(message, queue_url="http://x/1/a", client=sqs)
+        os._exit(0 if theirs.client is not mine.client else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("timeout", [1, 43_201])
+def test_a_timeout_that_cannot_be_is_refused(sqs: Any, timeout: int) -> None:
+    message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "b"}
+    with pytest.raises(ConfigError, match="visibility_timeout"):
+        leasekit_sqs.task(message, queue_url="http://x/1/a", client=sqs, visibility_timeout=timeout)
+
+
+@pytest.mark.parametrize("message", [{}, {"MessageId": "m"}, {"MessageId": "m", "ReceiptHandle": ""}])
+def test_what_is_no_message_is_refused(sqs: Any, message: dict[str, str]) -> None:
+    with pytest.raises(ProtocolError):
+        leasekit_sqs.task(message, queue_url="http://x/1/a", client=sqs)
+
+
+def test_no_log_has_a_whole_handle_or_a_credential(
+    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    send()
+    message = receive()
+    task = leasekit_sqs.task(message, queue_url=queue_url, client=sqs)
+    keeper = task.client
+    assert keeper is not None
+    with caplog.at_level(logging.DEBUG, logger="leasekit"):
+        held = lease(task)
+        held.__enter__()
+        keeper.close()
+        with pytest.raises(LeaseLost):
+            held.__exit__(None, None, None)
+    assert caplog.records
+    said = "\n".join(str(vars(record)) for record in caplog.records)
+    assert message["ReceiptHandle"] not in said
+    assert "canary" not in said

@@ -1,0 +1,249 @@
+"""Scheduling: what is sent, what is refused before anything is, and what is sent once."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from leasekit.backend import Intake, Scheduler
+from leasekit.errors import LeasekitError, Refused, Throttled, Unavailable
+from leasekit.task import Exponential, NewTask, Status, Waits
+from leasekit_sqs import SqsBackend
+
+pytestmark = pytest.mark.anyio
+
+Connected = Callable[..., SqsBackend]
+SEND = "SendMessageBatch"
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def entries(aws: Any) -> list[dict[str, Any]]:
+    return [entry for call in aws.asked(SEND) for entry in call["Entries"]]
+
+
+def attributes(entry: dict[str, Any]) -> dict[str, str]:
+    return {name: value["StringValue"] for name, value in entry["MessageAttributes"].items()}
+
+
+async def test_it_takes_work_and_cannot_tell_of_single_tasks(connected: Connected) -> None:
+    backend = connected()
+    assert isinstance(backend, Intake)
+    assert not isinstance(backend, Scheduler)
+
+
+async def test_a_task_is_a_message_with_attributes(connected: Connected, aws: Any) -> None:
+    aws.queue("q")
+    backend = connected()
+    (answer,) = await backend.schedule(
+        [NewTask(kind="k", id="t", payload={"page": 1}, traceparent=TRACE, retry=Waits(waits=[5]))]
+    )
+    assert (answer.id, answer.created, answer.status) == ("t", True, Status.NEW)
+    (entry,) = entries(aws)
+    assert json.loads(entry["MessageBody"]) == {"page": 1}
+    assert attributes(entry) == {
+        "leasekit.id": "t", "leasekit.kind": "k", "traceparent": TRACE,
+        "leasekit.retry": '{"policy":"list","waits":[5]}',
+    }  # fmt: skip
+
+
+async def test_what_was_scheduled_comes_back_as_it_was(connected: Connected, aws: Any) -> None:
+    aws.queue("q")
+    backend = connected()
+    await backend.schedule([NewTask(kind="k", id="t", payload=[None], traceparent=TRACE, collection="blue")])
+    (task,) = (await backend.claim(["k"], limit=1, wait=0, claim_id="c")).tasks
+    assert (task.id, task.kind, task.payload, task.traceparent, task.collection) == ("t", "k", [None], TRACE, "blue")
+
+
+async def test_what_is_usual_takes_no_attribute(connected: Connected, aws: Any) -> None:
+    aws.queue("q")
+    await connected().schedule([NewTask(kind="k", id="t", retry=Exponential())])
+    assert attributes(entries(aws)[0]).keys() == {"leasekit.id", "leasekit.kind"}
+
+
+async def test_characters_that_xml_lacks_are_escaped(connected: Connected, aws: Any) -> None:
+    aws.queue("q")
+    payload = "\x00 \x1b \ufffe \uffff 🎈"
+    await connected().schedule([NewTask(kind="k", payload=payload)])
+    body = entries(aws)[0]["MessageBody"]
+    assert json.loads(body) == payload
+    assert not set(body) & set("\x00\x1b\ufffe\uffff")
+
+
+async def test_ten_messages_are_one_call(connected: Connected, aws: Any) -> None:
+    aws.queue("q")
+    answers = await connected().schedule([NewTask(kind="k", payload=n) for n in range(23)])
+    assert len({answer.id for answer in answers}) == 23
+    assert sorted(len(call["Entries"]) for call in aws.asked(SEND)) == [3, 10, 10]
+
+
+async def test_no_call_is_bigger_than_sqs_takes(connected: Connected, aws: Any) -> None:
+    aws.queue("q")
+    await connected().schedule([NewTask(kind="k", payload="x" * 400_000) for _ in range(5)])
+    assert sorted(len(call["Entries"]) for call in aws.asked(SEND)) == [1, 2, 2]
+
+
+async def test_a_kind_goes_into_its_queue(connected: Connected, aws: Any) -> None:
+    aws.queue("jobs-a")
+    aws.queue("jobs-b")
+    await connected("jobs-{kind}").schedule([NewTask(kind="a"), NewTask(kind="b"), NewTask(kind="a")])
+    assert {name: len(queue.messages) for name, queue in aws.queues.items()} == {"jobs-a": 2, "jobs-b": 1}
+
+
+async def test_a_task_for_later_is_delayed(connected: Connected, aws: Any) -> None:
+    aws.queue("q")
+    soon = datetime.now(UTC) + timedelta(seconds=600)
+    await connected().schedule([NewTask(kind="k", at=soon), NewTask(kind="k", at=soon - timedelta(days=1))])
+    later, now = entries(aws)
+    assert 500 < later["DelaySeconds"] <= 600
+    assert "DelaySeconds" not in now
+
+
+LATER = datetime.now(UTC) + timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("queue", "field", "options"),
+    [
+        ("q", "priority", {"priority": 0}),
+        ("q", "max_attempts", {"max_attempts": 3}),
+        ("q", "max_crashes", {"max_crashes": 0}),
+        ("q", "max_runtime", {"max_runtime": 60}),
+        ("q", "enqueue_timeout", {"enqueue_timeout": 5}),
+        ("q", "claim_timeout", {"claim_timeout": 60}),
+        ("q", "heartbeat_timeout", {"heartbeat_timeout": 60}),
+        ("q", "dedupe_key", {"dedupe_key": "x"}),
+        ("q", "at", {"at": LATER}),
+        ("q", "collection", {"collection": "with spaces"}),
+        ("q", "id", {"id": "a/b"}),
+        ("q", "kind", {"kind": ""}),
+        ("q.fifo", "dedupe_window", {"dedupe_key": "x"}),
+        ("q.fifo", "dedupe_window", {"dedupe_key": "x", "dedupe_window": 3600}),
+        ("q.fifo", "at", {"at": LATER}),
+    ],
+)
+async def test_what_sqs_cannot_do_is_refused_before_anything_is_sent(
+    connected: Connected, aws: Any, queue: str, field: str, options: dict[str, Any]
+) -> None:
+    aws.queue(queue)
+    with pytest.raises(Refused) as refusal:
+        await connected(queue).schedule([NewTask(kind="k"), NewTask(**{"kind": "k"} | options)])
+    assert [(error["item"], error["field"]) for error in refusal.value.errors] == [(1, field)]
+    assert all(error["detail"] for error in refusal.value.errors)
+    assert aws.asked(SEND) == []
+
+
+async def test_every_complaint_is_named(connected: Connected) -> None:
+    with pytest.raises(Refused) as refusal:
+        await connected().schedule([NewTask(kind="k", priority=0, at=LATER), NewTask(kind="k", max_runtime=5)])
+    assert [(error["item"], error["field"]) for error in refusal.value.errors] == [
+        (0, "priority"), (0, "at"), (1, "max_runtime"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("payload", ["x" * (1024 * 1024), object(), "\ud800"], ids=["big", "object", "surrogate"])
+async def test_a_payload_that_cannot_be_sent_is_refused(connected: Connected, aws: Any, payload: Any) -> None:
+    aws.queue("q")
+    with pytest.raises(Refused) as refusal:
+        await connected().schedule([NewTask(kind="k"), NewTask(kind="k", payload=payload)])
+    assert [(error["item"], error["field"]) for error in refusal.value.errors] == [(1, "payload")]
+    assert aws.asked(SEND) == []
+
+
+async def test_an_id_is_sent_once(connected: Connected, aws: Any) -> None:
+    aws.queue("q")
+    backend = connected()
+    (first,) = await backend.schedule([NewTask(kind="k", id="t")])
+    again, within = await backend.schedule([NewTask(kind="k", id="t"), NewTask(kind="k", id="t")])
+    assert [answer.created for answer in (first, again, within)] == [True, False, False]
+    assert len(entries(aws)) == 1
+
+
+async def test_of_a_batch_that_failed_in_part_only_what_is_missing_is_sent_again(
+    connected: Connected, aws: Any
+) -> None:
+    aws.queue("q")
+    backend = connected()
+    tasks = [NewTask(kind="k", id=f"t{n}") for n in range(4)]
+    aws.fail(SEND, "InternalError", 1, 2, fault=False)
+    with pytest.raises(Unavailable):
+        await backend.schedule(tasks)
+    answers = await backend.schedule(tasks)
+    assert [answer.id for answer in answers] == ["t0", "t1", "t2", "t3"]
+    assert sorted(message.attributes["leasekit.id"]["StringValue"] for message in aws.queues["q"].messages) == [
+        "t0", "t1", "t2", "t3",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "error"), [("RequestThrottled", Throttled), ("InvalidMessageContents", Refused)])
+async def test_an_entry_that_is_refused_is_named(
+    connected: Connected, aws: Any, code: str, error: type[LeasekitError]
+) -> None:
+    aws.queue("q")
+    aws.fail(SEND, code, 1)
+    with pytest.raises(error) as raised:
+        await connected().schedule([NewTask(kind="k"), NewTask(kind="k")])
+    if isinstance(raised.value, Refused):
+        assert [(error["item"], error["field"]) for error in raised.value.errors] == [(1, "payload")]
+
+
+async def test_credentials_that_are_not_accepted_are_refused_at_once(connected: Connected, aws: Any) -> None:
+    aws.queue("q")
+    aws.error(SEND, 403, "ExpiredToken")
+    with pytest.raises(Refused, match="AWS does not accept these credentials"):
+        await connected().schedule([NewTask(kind="k")])
+
+
+async def test_nothing_is_asked_for_nothing(connected: Connected, aws: Any) -> None:
+    assert await connected().schedule([]) == []
+    assert aws.calls == []
+
+
+# Order ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_collection_is_a_group_and_an_id_is_sent_once_for_a_fifo_queue(connected: Connected, aws: Any) -> None:
+    aws.queue("q.fifo")
+    await connected("q.fifo").schedule([NewTask(kind="k", id="t", collection="blue"), NewTask(kind="k", id="u")])
+    assert [(entry["MessageGroupId"], entry["MessageDeduplicationId"]) for entry in entries(aws)] == [
+        ("blue", "t"), ("u", "u"),
+    ]  # fmt: skip
+
+
+async def test_a_dedupe_key_counts_for_its_kind(connected: Connected, aws: Any) -> None:
+    aws.queue("q.fifo")
+    keyed = [NewTask(kind=kind, dedupe_key="ü" * 200, dedupe_window=300.0) for kind in ("a", "b")]
+    await connected("q.fifo").schedule(keyed)
+    ids = [entry["MessageDeduplicationId"] for entry in entries(aws)]
+    assert len(set(ids)) == 2
+    assert all(len(one) <= 128 and one.isascii() for one in ids)
+
+
+async def test_a_task_without_a_collection_has_none_when_it_comes(connected: Connected, aws: Any) -> None:
+    aws.queue("q.fifo")
+    backend = connected("q.fifo")
+    await backend.schedule([NewTask(kind="k", id="with spaces")])
+    (task,) = (await backend.claim(["k"], limit=1, wait=0, claim_id="c")).tasks
+    assert task.collection is None
+
+
+# Around it ------------------------------------------------------------------------------------------------------
+
+
+async def test_dead_letters_are_moved_to_where_they_are_wanted(connected: Connected, aws: Any) -> None:
+    aws.queue("q", grave="dead")
+    assert await connected().redrive(rate=10) == "move-of-dead"
+    assert aws.asked("StartMessageMoveTask") == [
+        {
+            "SourceArn": "arn:aws:sqs:eu-west-1:123456789012:dead",
+            "DestinationArn": "arn:aws:sqs:eu-west-1:123456789012:q",
+            "MaxNumberOfMessagesPerSecond": 10,
+        }
+    ]
+
+
+async def test_without_dead_letters_nothing_can_be_moved(connected: Connected, aws: Any) -> None:
+    aws.queue("q")
+    with pytest.raises(Refused, match="RedrivePolicy"):
+        await connected().redrive()

@@ -1,0 +1,47 @@
+"""The contract of an adapter, over SWF as botocore models it. (moto's SWF is in `test_swf_moto`.)"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from leasekit import NewTask
+from leasekit.backend import Backend
+from leasekit.testing.contract import BackendContract
+from leasekit_swf import connect
+from leasekit_swf.service import task_id
+
+
+@asynccontextmanager
+async def connected(aws: Any, worker: str) -> AsyncIterator[Backend]:
+    backend = connect(f"swf://media/render?endpoint={aws.url}", worker=worker)
+    yield backend
+    await backend.aclose()
+
+
+class TestSwf(BackendContract):
+    late_results = False
+    max_payload = 32768
+
+    @pytest.fixture(autouse=True)
+    def _service(self, aws: Any) -> None:
+        self.aws = aws
+
+    @pytest.fixture
+    async def backend(self, aws: Any) -> AsyncIterator[Backend]:
+        async with connected(aws, "contract-a") as backend:
+            yield backend
+
+    @pytest.fixture
+    async def other(self, aws: Any) -> AsyncIterator[Backend]:
+        async with connected(aws, "contract-b") as backend:
+            yield backend
+
+    async def put(self, backend: Backend, task: NewTask) -> str:
+        work = self.aws.schedule("render", task.kind, raw=msgspec.json.encode(task.payload).decode())
+        return task_id(work.workflow, work.run, work.activity)
+
+    async def sleep(self, seconds: float) -> None:
+        self.aws.turn(seconds)

@@ -1,0 +1,64 @@
+"""`leasekit_sfn.task`: what a poller of the user's own has received, kept by leasekit."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+
+import leasekit
+import leasekit_sfn
+from leasekit import Fatal, LeaseLost, ProtocolError
+from leasekit_aws import close_all
+
+ARN = "arn:aws:states:eu-central-1:123456789012:activity:resize"
+
+
+@pytest.fixture
+def sfn(aws: Any) -> Iterator[Any]:
+    client = boto3.client("stepfunctions", endpoint_url=aws.url)
+    yield client
+    close_all()
+    client.close()
+
+
+def polled(sfn: Any) -> Any:
+    return sfn.get_activity_task(activityArn=ARN, workerName="mine")
+
+
+def test_its_block_beats_and_completes_it(aws: Any, sfn: Any) -> None:
+    work = aws.schedule(ARN, "resize", {"page": 7})
+    with leasekit.lease(leasekit_sfn.task(polled(sfn), client=sfn, ttl=60)) as held:
+        assert (held.task.kind, held.task.payload, held.fence) == ("activity", {"page": 7}, 0)
+        assert aws.asked("SendTaskHeartbeat")
+        held.progress("as much as elsewhere: it stays here" * 100)
+        held.complete({"ok": True})
+    assert work.end == {"output": '{"ok":true}'}
+
+
+def test_a_fatal_failure_is_an_error_by_that_name(aws: Any, sfn: Any) -> None:
+    work = aws.schedule(ARN, "resize")
+    with pytest.raises(Fatal), leasekit.lease(leasekit_sfn.task(polled(sfn), client=sfn, kind="resize")):
+        raise Fatal("no such picture")
+    assert work.end["error"] == "fatal"
+    assert '"message":"no such picture"' in work.end["cause"]
+
+
+def test_a_task_that_timed_out_meanwhile_never_begins(aws: Any, sfn: Any) -> None:
+    aws.schedule(ARN, "resize")
+    task = leasekit_sfn.task(polled(sfn), client=sfn)
+    aws.turn(301)
+    with pytest.raises(LeaseLost, match="expired"), leasekit.lease(task):
+        pytest.fail("its body ran")
+
+
+def test_a_poll_that_brought_nothing_is_no_task(sfn: Any) -> None:
+    with pytest.raises(ProtocolError, match="no task"):
+        leasekit_sfn.task(polled(sfn), client=sfn)
+
+
+def test_an_id_does_not_tell_the_token(aws: Any, sfn: Any) -> None:
+    work = aws.schedule(ARN, "resize")
+    task = leasekit_sfn.task(polled(sfn), client=sfn)
+    assert task.id == leasekit_sfn.service.task_id(work.token)
+    assert work.token[:12] not in task.id

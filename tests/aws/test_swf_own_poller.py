@@ -1,0 +1,106 @@
+"""`leasekit_swf.task`: what a poller of the user's own has received, kept by leasekit."""
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+
+import leasekit
+import leasekit_swf
+from leasekit import LeaseLost, ProtocolError
+from leasekit_aws import close_all
+
+
+@pytest.fixture
+def swf(aws: Any) -> Iterator[Any]:
+    client = boto3.client("swf", endpoint_url=aws.url)
+    yield client
+    close_all()
+    client.close()
+
+
+def polled(swf: Any) -> Any:
+    return swf.poll_for_activity_task(domain="media", taskList={"name": "render"}, identity="mine")
+
+
+def test_its_block_beats_and_completes_it(aws: Any, swf: Any) -> None:
+    work = aws.schedule("render", "resize", {"page": 7})
+    with leasekit.lease(leasekit_swf.task(polled(swf), client=swf, ttl=300)) as held:
+        assert (held.task.kind, held.task.payload, held.fence) == ("resize", {"page": 7}, work.fence)
+        assert aws.asked("RecordActivityTaskHeartbeat")
+        held.complete({"ok": True})
+    assert work.end == {"result": '{"ok":true}'}
+
+
+def test_an_exception_fails_it_as_retriable_with_the_error(aws: Any, swf: Any) -> None:
+    work = aws.schedule("render", "resize")
+    with pytest.raises(ZeroDivisionError), leasekit.lease(leasekit_swf.task(polled(swf), client=swf)):
+        _ = 1 / 0
+    assert work.end["reason"] == "retry"
+    assert '"type":"ZeroDivisionError"' in work.end["details"]
+
+
+def test_a_task_that_timed_out_meanwhile_never_begins(aws: Any, swf: Any) -> None:
+    aws.schedule("render", "resize")
+    task = leasekit_swf.task(polled(swf), client=swf)
+    aws.turn(301)
+    with pytest.raises(LeaseLost, match="expired"), leasekit.lease(task):
+        pytest.fail("its body ran")
+
+
+def test_a_poll_that_brought_nothing_is_no_task(swf: Any) -> None:
+    with pytest.raises(ProtocolError, match="no task"):
+        leasekit_swf.task(polled(swf), client=swf)
+
+
+def test_progress_above_what_swf_takes_is_refused_where_it_is_said(aws: Any, swf: Any) -> None:
+    work = aws.schedule("render", "resize")
+    with leasekit.lease(leasekit_swf.task(polled(swf), client=swf)) as held:
+        held.progress("x" * 2046)
+        with pytest.raises(ValueError, match="2049 bytes is above the 2048"):
+            held.progress("x" * 2047)
+    assert work.state == "ended"
+
+
+def test_clients_that_sign_alike_share_one_keeper(aws: Any, swf: Any) -> None:
+    aws.schedule("render", "resize")
+    aws.schedule("render", "resize")
+    first = leasekit_swf.task(polled(swf), client=swf)
+    other = boto3.client("swf", endpoint_url=aws.url)
+    second = leasekit_swf.task(polled(other), client=other)
+    other.close()
+    assert first.client is second.client
+
+
+def test_clients_with_other_credentials_have_a_keeper_of_their_own(aws: Any, swf: Any) -> None:
+    aws.schedule("render", "resize")
+    aws.schedule("render", "resize")
+    first = leasekit_swf.task(polled(swf), client=swf)
+    other = boto3.client("swf", endpoint_url=aws.url, aws_access_key_id="AKIAOTHER", aws_secret_access_key="x")
+    second = leasekit_swf.task(polled(other), client=other)
+    other.close()
+    assert first.client is not second.client
+
+
+def test_heartbeats_are_signed_with_the_credentials_of_the_users_client(aws: Any) -> None:
+    own = boto3.client("swf", endpoint_url=aws.url, aws_access_key_id="AKIAMINE", aws_secret_access_key="x")
+    aws.schedule("render", "resize")
+    with leasekit.lease(leasekit_swf.task(polled(own), client=own)):
+        pass
+    close_all()
+    own.close()
+    assert {scope.partition("/")[0] for _, scope in aws.signers} == {"AKIAMINE"}
+
+
+def test_closing_all_ends_the_keepers(aws: Any, swf: Any) -> None:
+    aws.schedule("render", "resize")
+    with leasekit.lease(leasekit_swf.task(polled(swf), client=swf)):
+        pass
+    close_all()
+    gc.collect()
+    aws.schedule("render", "resize")
+    with leasekit.lease(leasekit_swf.task(polled(swf), client=swf)):  # and a later task gets a new one
+        pass
+    assert [work.state for work in aws.works] == ["ended", "ended"]

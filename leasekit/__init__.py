@@ -7,9 +7,11 @@ from leasekit.errors import (
     BackendError,
     Cancelled,
     ConfigError,
+    Draining,
     Fatal,
     IdleTimeout,
     LeaseError,
+    LeaseEvent,
     LeasekitError,
     LeaseLost,
     MissingDependency,
@@ -17,6 +19,7 @@ from leasekit.errors import (
     NotHeld,
     ProtocolError,
     Refused,
+    StoreDamaged,
     StoreLocked,
     Throttled,
     Unavailable,
@@ -28,8 +31,8 @@ from leasekit.task import NewTask, Status, Task
 from leasekit.worker import Worker
 
 __all__ = [
-    "AlreadyDone", "BackendError", "Beats", "Cancelled", "Client", "ConfigError", "Fatal", "Idle", "IdleTimeout",
-    "Lease", "LeaseError", "LeaseLost", "LeasekitError", "MissingDependency", "NewTask", "NotGranted", "NotHeld",
-    "ProtocolError", "Refused", "Status", "StoreLocked", "Task", "Throttled", "Unavailable", "UnknownScheme",
-    "Worker", "connect", "lease", "leased",
+    "AlreadyDone", "BackendError", "Beats", "Cancelled", "Client", "ConfigError", "Draining", "Fatal", "Idle",
+    "IdleTimeout", "Lease", "LeaseError", "LeaseEvent", "LeaseLost", "LeasekitError", "MissingDependency", "NewTask",
+    "NotGranted", "NotHeld", "ProtocolError", "Refused", "Status", "StoreDamaged", "StoreLocked", "Task", "Throttled",
+    "Unavailable", "UnknownScheme", "Worker", "connect", "lease", "leased",
 ]  # fmt: skip

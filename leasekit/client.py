@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -24,7 +25,7 @@ from leasekit._driver.holding import Holding
 from leasekit._driver.retrying import one_try, persistently
 from leasekit._driver.thread import Closed
 from leasekit._driver.watchdog import Mode
-from leasekit.backend import Backend, Roster, Scheduler
+from leasekit.backend import Backend, Intake, Roster, Scheduler
 from leasekit.claiming import Tasks
 from leasekit.config import Beats
 from leasekit.errors import ConfigError, LeasekitError
@@ -109,6 +110,11 @@ class Client:
     def _open(self) -> Backend:
         assert self._url is not None  # noqa: S101 - for the type checker
         return open_backend(self._url, worker=self.worker)
+
+    @property
+    def url(self) -> str | None:
+        """Where its service is, None for a backend object. It may have a password in it."""
+        return self._url
 
     def listen(self, hook: Hook) -> None:
         """Have one more hook hear what happens, from now on."""
@@ -218,28 +224,28 @@ class Client:
     def schedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Schedule a batch: one answer for each, in order; refused as a whole where one item is bad."""
         with self.hooks.scheduling(_with_ids(tasks)) as identified:
-            return self._call(lambda service: service.schedule(identified))
+            return self._call(partial(self._intake.schedule, identified))
 
     async def aschedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """`schedule_all`, from an event loop."""
         with self.hooks.scheduling(_with_ids(tasks)) as identified:
-            return await self._acall(lambda service: service.schedule(identified))
+            return await self._acall(partial(self._intake.schedule, identified))
 
     def get(self, task_id: str) -> TaskInfo | None:
         """All about one task; None where there is none of that id."""
-        return self._call(lambda service: service.get(task_id))
+        return self._call(partial(self._scheduler.get, task_id))
 
     async def aget(self, task_id: str) -> TaskInfo | None:
         """`get`, from an event loop."""
-        return await self._acall(lambda service: service.get(task_id))
+        return await self._acall(partial(self._scheduler.get, task_id))
 
     def cancel(self, *task_ids: str) -> list[Verdict]:
         """Cancel tasks: at once where they wait, by an order to the holder where they run."""
-        return self._call(lambda service: service.cancel(task_ids))
+        return self._call(partial(self._scheduler.cancel, task_ids))
 
     async def acancel(self, *task_ids: str) -> list[Verdict]:
         """`cancel`, from an event loop."""
-        return await self._acall(lambda service: service.cancel(task_ids))
+        return await self._acall(partial(self._scheduler.cancel, task_ids))
 
     def wait_for(self, *task_ids: str, timeout: float | None = None) -> list[TaskInfo]:
         """All about these tasks, in this order, once all have ended, however they did: look at their `status`.
@@ -271,11 +277,11 @@ class Client:
 
     def stats(self) -> dict[str, Any]:
         """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`."""
-        return self._call(lambda service: service.stats())
+        return self._call(self._intake.stats)
 
     async def astats(self) -> dict[str, Any]:
         """`stats`, from an event loop."""
-        return await self._acall(lambda service: service.stats())
+        return await self._acall(self._intake.stats)
 
     def workers(self) -> list[dict[str, Any]]:
         """Workers that hold leases, or were heard of lately: `name`, `last_seen` (RFC 3339, or None), `running`.
@@ -292,15 +298,19 @@ class Client:
         roster = _roster(connection.backend)
         return await connection.arun(_persist(roster.workers, self._patience))
 
-    def _call(self, call: Callable[[Scheduler], Coroutine[Any, Any, T]]) -> T:
-        connection = self.connection()
-        service = _scheduler(connection.backend)
-        return connection.run(_persist(lambda: call(service), self._patience))
+    @property
+    def _intake(self) -> Intake:
+        return _intake(self.connection().backend)
 
-    async def _acall(self, call: Callable[[Scheduler], Coroutine[Any, Any, T]]) -> T:
-        connection = self.connection()
-        service = _scheduler(connection.backend)
-        return await connection.arun(_persist(lambda: call(service), self._patience))
+    @property
+    def _scheduler(self) -> Scheduler:
+        return _scheduler(self.connection().backend)
+
+    def _call(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return self.connection().run(_persist(call, self._patience))
+
+    async def _acall(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await self.connection().arun(_persist(call, self._patience))
 
     # The end ------------------------------------------------------------------------------------------------------
 
@@ -356,11 +366,8 @@ class Client:
         limit: int = 100,
     ) -> Page:
         """Tasks that match all that is given, oldest first; `cursor` is where an earlier page ended."""
-        return self._call(
-            lambda service: service.list(
-                kind=kind, status=status, collection=collection, worker=worker, cursor=cursor, limit=limit
-            )
-        )
+        wanted = partial(self._scheduler.list, kind=kind, status=status, collection=collection, worker=worker)
+        return self._call(partial(wanted, cursor=cursor, limit=limit))
 
     async def alist(
         self,
@@ -373,11 +380,8 @@ class Client:
         limit: int = 100,
     ) -> Page:
         """`list`, from an event loop."""
-        return await self._acall(
-            lambda service: service.list(
-                kind=kind, status=status, collection=collection, worker=worker, cursor=cursor, limit=limit
-            )
-        )
+        wanted = partial(self._scheduler.list, kind=kind, status=status, collection=collection, worker=worker)
+        return await self._acall(partial(wanted, cursor=cursor, limit=limit))
 
 
 async def _persist(call: Callable[[], Coroutine[Any, Any, T]], patience: float | None) -> T:
@@ -385,11 +389,18 @@ async def _persist(call: Callable[[], Coroutine[Any, Any, T]], patience: float |
     return await persistently(lambda: one_try(call, within=_PATIENCE), for_at_most=for_at_most)
 
 
-def _scheduler(backend: Backend) -> Scheduler:
-    if not isinstance(backend, Scheduler):
+def _intake(backend: Backend) -> Intake:
+    if not isinstance(backend, Intake):
         raise LeasekitError(
             f"{type(backend).__name__} hands out tasks, it does not accept them: schedule at the service"
         )
+    return backend
+
+
+def _scheduler(backend: Backend) -> Scheduler:
+    _intake(backend)
+    if not isinstance(backend, Scheduler):
+        raise LeasekitError(f"{type(backend).__name__} accepts tasks, and does not know what becomes of each")
     return backend
 
 

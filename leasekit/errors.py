@@ -14,6 +14,7 @@ LeasekitError
 └── LeaseError
     ├── LeaseLost            someone else may hold this task now: stop side effects
     ├── Cancelled            whoever scheduled the task no longer wants it: wind down
+    ├── Draining             the worker stops: end, the task is given back with its progress
     ├── IdleTimeout          the body reported no progress for its idle_timeout: end, the task is tried again
     ├── AlreadyDone          of what is to be run once: it was, to its end
     ├── NotGranted           a named lease is held by another, and the time to wait for it is over
@@ -27,9 +28,9 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "AlreadyDone", "BackendError", "Cancelled", "ConfigError", "Fatal", "IdleTimeout", "LeaseError", "LeaseEvent",
-    "LeaseLost", "LeasekitError", "MissingDependency", "NotGranted", "NotHeld", "ProtocolError", "Refused",
-    "StoreDamaged", "StoreLocked", "Throttled", "Unavailable", "UnknownScheme",
+    "AlreadyDone", "BackendError", "Cancelled", "ConfigError", "Draining", "Fatal", "IdleTimeout", "LeaseError",
+    "LeaseEvent", "LeaseLost", "LeasekitError", "MissingDependency", "NotGranted", "NotHeld", "ProtocolError",
+    "Refused", "StoreDamaged", "StoreLocked", "Throttled", "Unavailable", "UnknownScheme",
 ]  # fmt: skip
 
 
@@ -123,6 +124,10 @@ class LeaseLost(LeaseError):
 
 class Cancelled(LeaseError):
     """The task was cancelled while it ran: wind down; the lease is still yours until the block ends."""
+
+
+class Draining(LeaseError):
+    """The worker stops and waits no longer for the body: end; the task is then given back, with its progress."""
 
 
 class IdleTimeout(LeaseError):

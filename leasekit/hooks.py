@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from leasekit.errors import LeaseEvent
 from leasekit.task import NewTask, Outcome, Task
 
 __all__ = [
@@ -86,12 +87,13 @@ class Ordered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost(Event):
-    """A lease is over for this process, and its body is told to stop."""
+    """A lease is over for this process, and its body is told to stop; `events` is what happened to it before."""
 
     task_id: str
     token: str = field(repr=False)
     reason: str
     why: str
+    events: Sequence[LeaseEvent] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

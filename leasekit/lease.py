@@ -28,8 +28,7 @@ from leasekit._driver.bridge import call_soon_here, outcome, ring
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
 from leasekit._driver.outbox import Report
-from leasekit.backend import Scheduler
-from leasekit.errors import Cancelled, Fatal, LeaseError, LeasekitError, LeaseLost, NotHeld
+from leasekit.errors import Cancelled, Draining, Fatal, LeaseError, LeaseLost, NotHeld
 from leasekit.hooks import Running
 from leasekit.task import NewTask, Outcome, Settlement, Task, TaskOptions, Verdict
 
@@ -107,9 +106,10 @@ class Lease:
     def progress(self, value: Any) -> None:
         """Record how far the body is: the next holder's `checkpoint`. The latest wins; it goes with the next beat.
 
-        Raises what `check` raises, and ValueError where it is no JSON, above 64 KiB, or nested too deep.
+        Raises what `check` raises, and ValueError where it is no JSON, above 64 KiB (or less, where the service takes
+        less: SWF 2,048 bytes), or nested too deep.
         """
-        encoded = said.progress(value)
+        encoded = said.progress(value, at_most=None if self._connection is None else self._connection.max_progress)
         self.check()
         self._held.report(encoded)
 
@@ -117,7 +117,7 @@ class Lease:
         """Return at once while all is well. Call it before each side effect that must not happen twice.
 
         Raises `LeaseLost` (someone else may hold the task now), `Cancelled` (nobody wants it any more), `IdleTimeout`,
-        and `NotHeld` before and after the block.
+        `Draining` (the worker stops), and `NotHeld` before and after the block.
         """
         held = self._held
         if self._ended_at is not None:
@@ -175,8 +175,7 @@ class Lease:
         self.check()
         connection = self._connection
         assert connection is not None  # noqa: S101 - it came with the holding
-        if not isinstance(connection.backend, Scheduler):
-            raise LeasekitError(f"{type(connection.backend).__name__} accepts no work: schedule what follows elsewhere")
+        connection.check_accepts_work()
         if len(self._then) >= _MAX_THEN:
             raise ValueError(f"task {self.task.id} has {_MAX_THEN} successors, the most there can be: schedule a batch")
         task = said.successor(NewTask(kind=kind, payload=payload, **options))
@@ -317,6 +316,7 @@ class Lease:
         In the driver's thread, and not after the body was told to end.
         """
         old = self._held
+        holding.watchdog = old.watchdog  # it is the same body
         holding.begin(self._idle_timeout)
         if old.progress is not UNSET:
             holding.report(old.progress)
@@ -357,15 +357,27 @@ class Lease:
 
         `interrupted` is what an exception means that is no `Exception`.
         """
+        held = self._closed()
+        is_over = error is not None and (held.lost or self._is_our_loss(error))
+        settlement = None if is_over else self._settlement(error, interrupted)
+        self._traced(settlement, error)
+        return settlement
+
+    def over(self, settlement: Settlement | None, error: BaseException | None) -> None:
+        """The second half, for a worker whose body ran in another process, and has said there how it ended."""
+        self._closed()
+        self._traced(settlement, error)
+
+    def _closed(self) -> Holding:
         held = self._held
         held.listener = None
         self._ended_at = held.clock.now()
         held.watchdog.ended(held.term)  # here, in the body's own thread: the driver may not get its turn in time
-        is_over = error is not None and (held.lost or self._is_our_loss(error))
-        settlement = None if is_over else self._settlement(error, interrupted)
+        return held
+
+    def _traced(self, settlement: Settlement | None, error: BaseException | None) -> None:
         if self._running is not None:
             self._running.end(self.task, settlement.outcome if settlement is not None else None, error)
-        return settlement
 
     def _is_our_loss(self, error: BaseException) -> bool:
         """Not that of another lease, whose block is within ours."""
@@ -396,6 +408,8 @@ class Lease:
         # Only where that was the order: it may be that of another lease, whose block is within ours.
         if self._held.stop is Cancelled and any(said.each(error, Cancelled)):
             return "cancelled"
+        if self._held.stop is Draining and any(said.each(error, Draining)):
+            return "release"
         # What interrupts (KeyboardInterrupt, a cancelled loop, the end of the interpreter) says nothing of the task.
         return "retry" if isinstance(error, Exception) else interrupted
 
@@ -415,7 +429,11 @@ class Lease:
         else:
             reason = verdict.reason or "unknown"
             why = f"the service refused its result: {reason}"
-        raise LeaseLost(f"lost task {self.task.id}: {why}", task_id=self.task.id, reason=reason)
+        story = self._held.explained if self._held.lost else None
+        if story is not None:
+            why = f"{why}; {story.why}"
+        events = () if story is None else story.events
+        raise LeaseLost(f"lost task {self.task.id}: {why}", task_id=self.task.id, reason=reason, events=events)
 
 
 @overload

@@ -191,7 +191,7 @@ class Beat(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
     """One lease to be renewed."""
 
     id: Name
-    token: Name
+    token: str
     progress: Any | UnsetType = UNSET  # the latest checkpoint, where there is a new one
     started: bool = True  # False: claimed and waiting in a buffer, its body has not begun
 
@@ -200,7 +200,7 @@ class Settlement(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     """How a run ended. Nothing is settled while its body may still run."""
 
     id: Name
-    token: Name
+    token: str
     outcome: Outcome
     result: Any = None  # JSON, up to 1 MiB
     error: Any = None  # JSON, up to 64 KiB; leasekit writes {"type", "message", "traceback"}

@@ -6,7 +6,7 @@ A task that was granted to nobody lies about until its lease has run out (RELIAB
 
 import asyncio
 import logging
-import uuid
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -28,8 +28,11 @@ _SPARE = 10.0  # seconds that an answer may come after its wait
 class Claims:
     """The claims of one connection. A claim is repeated for at most `patience` seconds."""
 
-    def __init__(self, backend: Backend, *, clock: Clock, outbox: Outbox, patience: float) -> None:
+    def __init__(
+        self, backend: Backend, *, clock: Clock, outbox: Outbox, patience: float, chance: random.Random
+    ) -> None:
         self._backend = backend
+        self._chance = chance
         self._clock = clock
         self._outbox = outbox
         self._patience = patience
@@ -47,7 +50,7 @@ class Claims:
         if self._closed.is_set():
             raise Closed
         limit = min(limit, self._backend.traits.max_claim)
-        ask = partial(self._backend.claim, kinds, limit=limit, claim_id=uuid.uuid4().hex)
+        ask = partial(self._backend.claim, kinds, limit=limit, claim_id=f"{self._chance.getrandbits(128):032x}")
         asked_at = self._clock.now()
         waiting = asyncio.create_task(self._answer(ask, wait, failing))
         self._waiting.add(waiting)
@@ -72,7 +75,7 @@ class Claims:
         wait: float,
         failing: Callable[[BaseException], None] | None,
     ) -> Claimed:
-        remembered = self._backend.traits.remembers_claims
+        remembered, kept = self._backend.traits.remembers_claims, self._backend.traits.keeps_claims
 
         async def call() -> Claimed:
             asking = asyncio.create_task(one_try(partial(ask, wait=wait), within=wait + _SPARE))
@@ -81,7 +84,7 @@ class Claims:
             except asyncio.CancelledError:
                 if remembered:
                     asking.cancel()
-                else:  # nothing but this very call can say what it was granted
+                elif not (kept and asking.cancel()):  # nothing but this very call can say what it was granted
                     spawn(self._give_back(lambda: asking), self._returning)
                 raise
 

@@ -12,7 +12,7 @@ from leasekit._driver.clock import Clock
 from leasekit._driver.keeper import Keeper
 from leasekit._driver.thread import Closed
 from leasekit._driver.watchdog import Mode, Watchdog
-from leasekit.backend import Backend
+from leasekit.backend import Backend, Scheduler
 from leasekit.config import Beats
 from leasekit.errors import LeasekitError
 from leasekit.hooks import Hooks, show
@@ -40,6 +40,7 @@ class Connection:
         self.backend = backend
         self.clock = clock
         self.hooks = hooks
+        self.watchdog = Watchdog(watchdog, now=clock.now)
         self.keeper = Keeper(
             backend,
             beats,
@@ -47,9 +48,10 @@ class Connection:
             hooks=hooks,
             chance=random.SystemRandom(),
             last_resort=last_resort,
-            watchdog=Watchdog(watchdog, now=clock.now),
+            watchdog=self.watchdog,
         )
         self.driver = thread.acquire()
+        self.keeper.pulse = self.driver.pulse
         self._loop = self.driver.submit(self.keeper.run())
         show(self)
 
@@ -57,6 +59,16 @@ class Connection:
     def forked(self) -> bool:
         """True in a child of the process that this connection belongs to."""
         return self.pid != os.getpid()
+
+    @property
+    def max_progress(self) -> int:
+        """Bytes of JSON that a checkpoint may have here."""
+        return self.backend.traits.max_progress
+
+    def check_accepts_work(self) -> None:
+        """Raise `LeasekitError` where nothing can be scheduled."""
+        if not isinstance(self.backend, Scheduler):
+            raise LeasekitError(f"{type(self.backend).__name__} accepts no work: schedule what follows elsewhere")
 
     def gauges(self) -> Mapping[str, float]:
         """How many leases are held of how many that can be, and how many settlements wait for an answer."""

@@ -10,10 +10,12 @@ from msgspec import UNSET
 
 from leasekit._core.term import Term
 from leasekit._driver.clock import Clock
+from leasekit._driver.ledger import Ledger
+from leasekit._driver.recorder import Story
 from leasekit._driver.watchdog import UNGUARDED, Watchdog
 from leasekit.backend import Traits
 from leasekit.config import Beats
-from leasekit.errors import Cancelled, LeaseError, LeaseLost, NotHeld
+from leasekit.errors import Cancelled, Draining, LeaseError, LeaseLost, NotHeld
 from leasekit.task import Beat, Task
 
 __all__ = ["Holding"]
@@ -31,12 +33,17 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
+def _unexplained(term: Term) -> Story:
+    return Story(f"no beat was acknowledged within {term.beats.slack:g} s")
+
+
 class Holding:
     """One lease in this process. Written by the driver's thread, read by any."""
 
     __slots__ = (
-        "_acknowledged", "_plain", "body_runs", "clock", "confirmed", "idle_at", "idle_timeout", "listener", "lost_at",
-        "pid", "progress", "reason", "reserved", "settling", "stop", "task", "term", "told_idle", "watchdog", "why",
+        "_acknowledged", "_expired", "_plain", "body_runs", "clock", "confirmed", "entry", "idle_at", "idle_timeout",
+        "ledger", "listener", "lost_at", "pid", "progress", "reason", "reserved", "settling", "stop", "story", "task",
+        "term", "told_idle", "watchdog",
     )  # fmt: skip
 
     def __init__(
@@ -49,11 +56,13 @@ class Holding:
         confirmed: bool,
         started: bool,
         watchdog: Watchdog = UNGUARDED,
+        expired: Callable[[Term], Story] = _unexplained,
     ) -> None:
         self.task = task
         self.term = Term(self, beats, granted_at=granted_at, confirmed=confirmed)
         self.clock = clock
         self.watchdog = watchdog
+        self._expired = expired  # says why a lease is over that nobody has found lost
         self.pid = os.getpid()
         self._plain = Beat(id=task.id, token=task.token, started=started)  # what a beat without progress says
         self.progress: Any = UNSET  # the latest; always goes with the settlement
@@ -64,13 +73,15 @@ class Holding:
         self.settling = False
         self.stop: type[LeaseError] | None = None  # what the body was told, while the lease is kept
         self.reason: str | None = None  # why it was lost, in one word …
-        self.why = ""  # … and in one sentence
+        self.story: Story | None = None  # … and in one sentence
         self.lost_at = 0.0
         self.idle_timeout: float | None = None
         self.idle_at = 0.0
         self.told_idle = False
         # Called in the driver's thread when there is something to be told.
         self.listener: Callable[[], None] | None = None
+        self.ledger: Ledger | None = None  # where a supervisor reads that it is held …
+        self.entry = 0  # … and where in it that is
 
     @property
     def lost(self) -> bool:
@@ -78,32 +89,40 @@ class Holding:
         return self.reason is not None or (self.term.confirmed and self.clock.now() >= self.term.lost_at)
 
     def check(self) -> None:
-        """Raise what the body has to know: `LeaseLost`, `Cancelled`, `IdleTimeout`, or `NotHeld` in a forked child."""
+        """Raise what the body has to know: `LeaseLost`, `Cancelled`, `Draining`, `IdleTimeout`, `NotHeld` in a fork."""
         if self.pid != os.getpid():
             raise NotHeld(f"task {self.task.id} is held by process {self.pid}; this is a fork of it, and holds nothing")
         if self.lost:
             raise self.loss()
         if self.stop is Cancelled:
             raise Cancelled(f"task {self.task.id} was cancelled: wind down, the lease is kept meanwhile")
+        if self.stop is Draining:
+            raise Draining(f"task {self.task.id} is given back: the worker stops, the lease is kept meanwhile")
         if self.stop is not None:
             raise self.stop(f"task {self.task.id} reported no progress for {self.idle_timeout:g} s")
 
     def loss(self) -> LeaseLost:
         """The exception that says why."""
-        reason, why = self.reason, self.why
-        if reason is None:
-            silence = self.clock.now() - self.term.granted_at
-            reason = "expired"
-            why = f"no beat was acknowledged for {silence:.1f} s of a ttl of {self.term.beats.ttl:g} s"
-        return LeaseLost(f"lost task {self.task.id}: {why}", task_id=self.task.id, reason=reason)
+        story = self.explained
+        message = f"lost task {self.task.id}: {story.why}"
+        return LeaseLost(message, task_id=self.task.id, reason=self.reason or "expired", events=story.events)
 
-    def reportable(self, traits: Traits) -> bool:
-        """Whether the result of a finished body may be reported.
+    @property
+    def explained(self) -> Story:
+        """Why it was lost; where only the clock says so, as far as that can be known by now."""
+        return self.story or self._expired(self.term)
+
+    def reportable(self, traits: Traits, *, crashed: bool = False) -> bool:
+        """Whether the result of a finished body may be reported, or that its process has `crashed`.
 
         Also after the lease was lost, as long as nobody said that the task has gone to another: a result outranks a
         late beat (SYSTEMS C9), and the service refuses it if it comes too late.
         """
-        return not self.lost or (self.reason in (None, "expired", "strikes") and traits.refuses_stale)
+        if not self.lost:
+            return True
+        # A hung body has had its say; but who is dead gives back what is not over at the service.
+        ours = self.reason in (None, "expired", "strikes") or (crashed and self.reason == "idle")
+        return ours and traits.refuses_stale
 
     def begin(self, idle_timeout: float | None) -> None:
         """Its body starts. Raises `NotHeld` where it was given back, settled or begun before, `LeaseLost`."""
@@ -113,6 +132,8 @@ class Holding:
             if self.lost:
                 raise self.loss()
             self.watchdog.begins(self.term)  # in here: a loss comes before, and was raised, or after, and is seen
+            if self.ledger is not None:
+                self.ledger.begins(self.entry)
             self.body_runs = True
         self._plain = Beat(id=self.task.id, token=self.task.token)
         self.idle_timeout = idle_timeout
@@ -158,13 +179,13 @@ class Holding:
             self.stop = stop
             self._notify()
 
-    def lose(self, reason: str, why: str, now: float) -> None:
+    def lose(self, reason: str, story: Story, now: float) -> None:
         """The lease is over."""
         with _beginning:
             if self.reason is not None:
                 return
             self.lost_at = now
-            self.why = why
+            self.story = story
             self.reason = reason
         if self.confirmed is not None and not self.confirmed.done():
             self.confirmed.set_exception(self.loss())

@@ -21,11 +21,14 @@ from msgspec import UNSET
 
 from leasekit import hooks as events
 from leasekit._core.cycle import AtRisk, Confirmed, Cycle, Effect, Lost, Ordered, Regranted, Send
-from leasekit._core.term import granted_at
+from leasekit._core.term import Term, granted_at
 from leasekit._driver.claims import Claims
 from leasekit._driver.clock import Clock
 from leasekit._driver.holding import Holding
+from leasekit._driver.ledger import Ledger
 from leasekit._driver.outbox import Delivery, Outbox
+from leasekit._driver.pulse import Pulse, take_reading
+from leasekit._driver.recorder import Reading, Recorder, Story
 from leasekit._driver.retrying import one_try
 from leasekit._driver.thread import spawn
 from leasekit._driver.watchdog import UNGUARDED, Watchdog
@@ -69,6 +72,7 @@ class Keeper:
         self._chance = chance
         self._last_resort = last_resort
         self._watchdog = watchdog
+        self.guards_elsewhere = False  # bodies may run in other processes, each holding with a watchdog of its own
         self._cycles: dict[float, Cycle] = {}
         self._holdings: dict[tuple[str, str], Holding] = {}
         self._calls: set[asyncio.Task[None]] = set()
@@ -78,8 +82,12 @@ class Keeper:
         self._order = itertools.count()
         self._wake = asyncio.Event()
         self._overloaded = False
+        self.pulse: Pulse | None = None  # of the loop that it runs in
+        self._recorder = Recorder(self._reading())
+        self._expired = self._tell_expired  # one for all holdings
+        self.ledger: Ledger | None = None  # where a supervisor reads what is held
         self.outbox = Outbox(backend, clock=clock, hooks=hooks, random=chance.random, call_timeout=_SETTLE_TIMEOUT)
-        self._claims = Claims(backend, clock=clock, outbox=self.outbox, patience=beats.cycle)
+        self._claims = Claims(backend, clock=clock, outbox=self.outbox, patience=beats.cycle, chance=chance)
 
     # Coming and going ---------------------------------------------------------------------------------------------
 
@@ -149,6 +157,8 @@ class Keeper:
     def _keep(self, task: Task, *, granted: float, confirmed: bool, started: bool) -> Holding:
         holding = self._holding(task, granted=granted, confirmed=confirmed, started=started)
         self._holdings[task.id, task.token] = holding
+        if self.ledger is not None:
+            holding.ledger, holding.entry = self.ledger, self.ledger.add(task.id, task.token)
         self.take_up(holding)
         return holding
 
@@ -161,6 +171,7 @@ class Keeper:
             confirmed=confirmed,
             started=started,
             watchdog=self._watchdog,
+            expired=self._expired,
         )
 
     def take_up(self, holding: Holding) -> None:
@@ -181,6 +192,7 @@ class Keeper:
         if overloaded and not self._overloaded:
             self._hooks(events.Overloaded(at=self._clock.now(), held=len(self._holdings), capacity=self.capacity))
         self._overloaded = overloaded
+        self._recorder.crowd = (len(self._holdings), self.capacity) if overloaded else None
 
     def watch(self, holding: Holding) -> None:
         """Look after its idle time from now on."""
@@ -193,8 +205,20 @@ class Keeper:
     def forget(self, holding: Holding) -> None:
         """It is over: beat it no more."""
         self._holdings.pop((holding.task.id, holding.task.token), None)
+        self._strike_out(holding)
         self._drop(holding)
         holding.term.key = None  # a ring of the two would keep task and payload until the garbage collector comes by
+
+    def _strike_out(self, holding: Holding) -> None:
+        """Nobody hands it back when this process ends."""
+        if holding.ledger is not None:
+            holding.ledger.remove(holding.entry)
+            holding.ledger = None
+
+    def bequeath(self, holding: Holding, settlement: Settlement) -> None:
+        """Have this reported of a body that goes on, as soon as this process is seen to have ended."""
+        if holding.ledger is not None:
+            holding.entry = holding.ledger.say(holding.entry, settlement)
 
     def _drop(self, holding: Holding) -> None:
         cycle = self._cycles.get(holding.term.beats.ttl)
@@ -204,7 +228,7 @@ class Keeper:
     def ended(self, holding: Holding) -> None:
         """The body has ended: from here nothing of it can run."""
         holding.body_runs = False
-        self._watchdog.ended(holding.term)
+        holding.watchdog.ended(holding.term)
         if holding in self._lingering:
             self._lingering.remove(holding)
 
@@ -223,6 +247,7 @@ class Keeper:
         holding.settling = True
         if report.settlement.outcome in ("retry", "release") and not self._backend.traits.refuses_stale:
             self._drop(holding)  # a beat that comes later would take the task back again (PITFALLS 20)
+            self._strike_out(holding)  # and so would a supervisor that hands it back
         settlement = report.settlement
         report.heard = lambda answer: self._settled(holding, settlement, answer, ours=ours)
         self.outbox.put(report)
@@ -242,6 +267,8 @@ class Keeper:
             instead = Delivery(Settlement(id=task.id, token=task.token, outcome="fatal", error=error))
             self.settle(holding, instead, ours=True)
             return
+        if answer is None:
+            holding.ledger = None  # it stays noted: who sees this process end hands it back
         self.forget(holding)
         if self._hooks and isinstance(answer, Verdict):
             self._hooks(
@@ -262,19 +289,20 @@ class Keeper:
         """Until cancelled."""
         while True:
             self._wake.clear()
+            self._recorder.woke(self._reading())
             try:
                 wake_at = self._once(self._clock.now())
             except Exception:
                 # Nothing here should raise. If it does, leases must not die of it: trust goes on counting by itself.
                 logger.exception("the keeper stumbled; it goes on")
                 wake_at = self._clock.now() + 1.0
+            self._recorder.waits(wake_at)
             await self._clock.wait(self._wake, wake_at)
 
     def _once(self, now: float) -> float:
         """What is to be done at `now`; returns when there is something to do again."""
         for ttl, cycle in list(self._cycles.items()):
-            for effect in cycle.step(now):
-                self._perform(cycle, effect, now)
+            self._perform(cycle, cycle.step(now), now)
             if cycle.unused:
                 del self._cycles[ttl]
         self._look_for_idle(now)
@@ -283,12 +311,20 @@ class Keeper:
         idle_at = self._idle[0][0] if self._idle else math.inf
         return min(wake_at, idle_at, self._next_end())
 
-    def _perform(self, cycle: Cycle, effect: Effect, now: float) -> None:
+    def _perform(self, cycle: Cycle, effects: Sequence[Effect], now: float) -> None:
+        if lost := [effect for effect in effects if isinstance(effect, Lost)]:
+            self._recorder.woke(self._reading())  # it may have been a call that came back first, and not the keeper
+            for loss, story in zip(lost, self._recorder.explain(lost, now), strict=True):
+                self._lost(loss.term.key, loss.reason, story, now)
+        for effect in effects:
+            self._perform_one(cycle, effect, now)
+
+    def _perform_one(self, cycle: Cycle, effect: Effect, now: float) -> None:
         match effect:
             case Send():
                 spawn(self._beat(cycle, effect, [term.key for term in effect.terms]), self._calls)
             case Lost():
-                self._lost(effect.term.key, effect.reason, effect.why, now)
+                pass
             case AtRisk():
                 task: Task = effect.term.key.task
                 self._hooks(events.AtRisk(at=now, task_id=task.id, token=task.token, why=effect.why))
@@ -300,7 +336,7 @@ class Keeper:
                     holding.confirmed.set_result(None)
             case Regranted():
                 effect.term.beats = self._beats.for_ttl(effect.ttl)
-                self._watchdog.renewed([effect.term], effect.term.trusted_until)
+                effect.term.key.watchdog.renewed([effect.term], effect.term.trusted_until)
                 self._cycle(effect.ttl).restore(effect.term, now)
 
     # Beats --------------------------------------------------------------------------------------------------------
@@ -310,13 +346,16 @@ class Keeper:
         asked_at = self._clock.now()
         if self._hooks:
             self._hooks(events.Sent(at=asked_at, task_ids=[beat.id for beat in beats], late=send.late))
+        call, failure = self._recorder.sent(send, asked_at, held=len(self._holdings)), None
         try:
             verdicts = await one_try(lambda: self._verdicts(beats), within=cycle.beats.call_timeout)
         except BackendError as error:
-            verdicts = [_no_verdict(error)] * len(beats)
+            failure = _no_verdict(error)
+            verdicts = [failure] * len(beats)
             if isinstance(error, Refused):
                 _without_progress(holdings, beats, error)
         now = self._clock.now()
+        self._recorder.answered(call, verdicts, now, error=failure)
         for holding, beat, verdict in zip(holdings, beats, verdicts, strict=True):
             if beat.progress is not UNSET and verdict.verdict == "renewed":
                 holding.reported(beat)
@@ -326,12 +365,19 @@ class Keeper:
         if self._hooks and (renewed := [verdict.id for verdict in verdicts if verdict.verdict == "renewed"]):
             self._hooks(events.Renewed(at=now, task_ids=renewed, round_trip=now - asked_at))
         effects = cycle.answered(send, verdicts, asked_at=asked_at, now=now)
-        if self._watchdog.guards:  # in the same breath: no await between trust and the timer that ends with it
+        # In the same breath: no await between trust and the timer that ends with it.
+        if self._watchdog.guards or self.guards_elsewhere:
             renewed_terms = [term for term in send.terms if term.granted_at == asked_at and term.place is not None]
-            self._watchdog.renewed(renewed_terms, asked_at + cycle.beats.trust)
-        for effect in effects:
-            self._perform(cycle, effect, now)
+            self._guard(renewed_terms, asked_at + cycle.beats.trust)
+        self._perform(cycle, effects, now)
         self._wake.set()
+
+    def _guard(self, renewed: Sequence[Term], until: float) -> None:
+        self._watchdog.renewed(renewed, until)
+        if self.guards_elsewhere:
+            for term in renewed:
+                if (guard := term.key.watchdog) is not self._watchdog:
+                    guard.renewed([term], until)
 
     async def _verdicts(self, beats: Sequence[Beat]) -> list[Verdict]:
         verdicts = await self._backend.beat(beats)
@@ -348,18 +394,29 @@ class Keeper:
 
     # The ladder ---------------------------------------------------------------------------------------------------
 
-    def _lost(self, holding: Holding, reason: str, why: str, now: float) -> None:
+    def _reading(self) -> Reading:
+        return take_reading(self._clock, self.pulse)
+
+    def _tell_expired(self, term: Term) -> Story:
+        return self._recorder.expired(term, self._reading())
+
+    def _lost(self, holding: Holding, reason: str, story: Story, now: float) -> None:
         # A beat that crosses the settlement is answered *gone*: that is no loss, the settlement's own answer says more.
         if holding.settling:
             return
-        holding.lose(reason, why, now)  # first: a body that begins at this very moment sees it, or is seen
+        holding.lose(reason, story, now)  # first: a body that begins at this very moment sees it, or is seen
+        if not self._backend.traits.refuses_stale:
+            self._strike_out(holding)  # somebody else may have it when this process ends
         if holding.body_runs:
-            self._lingering.append(holding)
-            self._watchdog.lost(holding.term, holding.ends_at)
+            if holding.watchdog is self._watchdog:  # others end without this process
+                self._lingering.append(holding)
+            holding.watchdog.lost(holding.term, holding.ends_at)
         else:
             self.forget(holding)
         task = holding.task
-        self._hooks(events.Lost(at=now, task_id=task.id, token=task.token, reason=reason, why=why))
+        self._hooks(
+            events.Lost(at=now, task_id=task.id, token=task.token, reason=reason, why=story.why, events=story.events)
+        )
 
     def _look_for_idle(self, now: float) -> None:
         while self._idle and self._idle[0][0] <= now:
@@ -376,7 +433,7 @@ class Keeper:
             else:  # it was told, and goes on: a hung task must not heartbeat for ever
                 self._drop(holding)
                 why = f"its body reported no progress for {holding.idle_timeout:g} s, and did not end when told to"
-                self._lost(holding, "idle", why, now)
+                self._lost(holding, "idle", Story(why), now)
 
     def _end_the_lost(self, now: float) -> None:
         for holding in self._lingering[:]:
@@ -408,7 +465,7 @@ class Keeper:
             self.unless_begun(holding)
             if holding.body_runs:
                 self._drop(holding)
-                self._lost(holding, "closed", "its client was closed while the body ran", now)
+                self._lost(holding, "closed", Story("its client was closed while the body ran"), now)
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_SETTLE_TIMEOUT):

@@ -2,24 +2,30 @@
 
 Rule 1: whoever puts something in gets one answer: a verdict, or the `Refused` of that very item.
 Rule 2: one that is refused, put off, or breaks every call that it is in, holds up nobody else.
-Rule 3: nothing is dropped because the service is away; only closing ends the tries.
+Rule 3: nothing is dropped because the service is away; only closing ends the tries, and what is unanswered then is in
+the spool, where there is one, for the next process.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from leasekit._core.backoff import Backoff
 from leasekit._driver.clock import Clock
 from leasekit._driver.retrying import one_try
+from leasekit._driver.spool import Spool
 from leasekit._driver.thread import spawn
 from leasekit.backend import Backend
 from leasekit.errors import BackendError, ProtocolError, Refused, Throttled
-from leasekit.hooks import Hooks, Unreported
+from leasekit.hooks import Hooks, Unreported, about
 from leasekit.task import Settlement, Verdict
 
 __all__ = ["Delivery", "Outbox", "Report"]
+
+logger = logging.getLogger("leasekit")
 
 _CALLS = 2  # under way at once: while one is answered the next batch gathers
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
@@ -31,11 +37,12 @@ Heard = Callable[["Verdict | Refused | None"], None]
 class Delivery:
     """One settlement on its way."""
 
-    __slots__ = ("heard", "put_off", "settlement")
+    __slots__ = ("heard", "put_off", "settlement", "spooled")
 
-    def __init__(self, settlement: Settlement) -> None:
+    def __init__(self, settlement: Settlement, *, spooled: bool = False) -> None:
         self.settlement = settlement
         self.put_off = 0  # how often the service answered "later"
+        self.spooled = spooled
         self.heard: Heard | None = None  # called in the driver's thread, with what `end` is given
 
     def end(self, answer: Verdict | Refused | None) -> None:
@@ -67,9 +74,17 @@ class Outbox:
     """The settlements of one connection."""
 
     def __init__(
-        self, backend: Backend, *, clock: Clock, hooks: Hooks, random: Callable[[], float], call_timeout: float
+        self,
+        backend: Backend,
+        *,
+        clock: Clock,
+        hooks: Hooks,
+        random: Callable[[], float],
+        call_timeout: float,
     ) -> None:
         self._backend = backend
+        self._spool: Spool | None = None
+        self._spool_fails = False
         self._clock = clock
         self._hooks = hooks
         self._random = random
@@ -81,6 +96,8 @@ class Outbox:
         self._calls: set[asyncio.Task[None]] = set()
         self._draining = 0  # of these, those that will look at what is pending again
         self._put_off: set[asyncio.Task[None]] = set()
+        self._answered: list[Settlement] = []  # of those in the spool, not yet marked there
+        self._marking: set[asyncio.Task[None]] = set()
         self._never = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -105,17 +122,48 @@ class Outbox:
         """How many are not answered yet. From any thread."""
         return len(self._unanswered)
 
+    @property
+    def keeps(self) -> bool:
+        """True where what cannot be reported survives this process."""
+        return self._spool is not None and not self._spool_fails
+
     async def empty(self) -> None:
         """Wait until everything is answered."""
         await self._empty.wait()
 
+    async def use(self, spool: Spool) -> list[Settlement]:
+        """Keep there from now on what cannot be reported, and report what processes that ended have left there.
+
+        Returns what these have left.
+        """
+        if not self._backend.traits.refuses_stale:
+            # A service that takes what a stale lease says must not hear it late: somebody else may run the task.
+            logger.info("no result is kept on disk: this service does not refuse what comes too late")
+            return []
+        self._spool = spool
+        try:
+            left = await asyncio.to_thread(spool.adopt)
+        except OSError as error:
+            logger.warning("what is left in %s cannot be taken over: %s", spool.directory, error)
+            return []
+        if left:
+            logger.info("%d results that a process before could not report are reported now", len(left))
+        for settlement in left:
+            report = Delivery(settlement, spooled=True)
+            report.heard = partial(_say_if_late, settlement)
+            self.put(report)
+        return left
+
     async def aclose(self) -> None:
-        """End the tries; what is unanswered stays so."""
+        """End the tries; what is unanswered stays so, in the spool if there is one."""
         self._closed = True
         under_way = [*self._calls, *self._put_off]
         for task in under_way:
             task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        await asyncio.gather(*under_way, *self._marking, return_exceptions=True)
+        await self._keep(list(self._unanswered))
+        if self._spool is not None:
+            await asyncio.to_thread(self._spool.close)
         while self._unanswered:
             self._unanswered.pop().end(None)
         self._empty.set()
@@ -165,6 +213,7 @@ class Outbox:
             spawn(self._again(later, min(max(wait, asked), _LONGEST_WAIT)), self._put_off)
 
     async def _again(self, reports: Sequence[Delivery], wait: float) -> None:
+        await self._keep(reports)
         await self._clock.wait(self._never, self._clock.now() + wait)
         self._enqueue(reports)
 
@@ -179,6 +228,7 @@ class Outbox:
 
     async def _failed(self, batch: Sequence[Delivery], error: BackendError) -> None:
         """The service is away, or one of them breaks it: then the others must get through in smaller company."""
+        await self._keep(batch)
         self._pending.extend(batch)
         self._most = max(1, len(batch) // 2)
         self._unreported(batch, f"{type(error).__name__}: {error}")
@@ -190,9 +240,51 @@ class Outbox:
         ids = [report.settlement.id for report in reports]
         self._hooks(Unreported(at=self._clock.now(), task_ids=ids, why=why))
 
+    # On the disk --------------------------------------------------------------------------------------------------
+
+    async def _keep(self, reports: Sequence[Delivery]) -> None:
+        """They were not accepted at the first try: from here they survive this process."""
+        fresh = [report for report in reports if not report.spooled]
+        if self._spool is None or not fresh:
+            return
+        if self._marking:  # of an earlier settlement of the same lease, perhaps
+            await asyncio.wait(list(self._marking))
+        try:
+            await asyncio.to_thread(self._spool.keep, [report.settlement for report in fresh])
+        except OSError as error:
+            if not self._spool_fails:
+                logger.warning("results cannot be kept in %s, only in memory: %s", self._spool.directory, error)
+            self._spool_fails = True
+            return
+        self._spool_fails = False
+        for report in fresh:
+            report.spooled = True
+
+    async def _mark(self) -> None:
+        """Those in the spool that were answered need not be reported by another process."""
+        assert self._spool is not None  # noqa: S101 - they are in it
+        while answered := self._answered:
+            self._answered = []
+            try:
+                await asyncio.to_thread(self._spool.answered, answered)
+            except OSError as error:  # they will be reported twice, which does no harm
+                logger.debug("the spool does not take what was answered: %s", error)
+
     def _answer(self, report: Delivery, answer: Verdict | Refused) -> None:
         report.end(answer)
+        if report.spooled:
+            self._answered.append(report.settlement)
+            if not self._marking:
+                spawn(self._mark(), self._marking)
         # After the answer: whoever hears it may put in another in its place.
         self._unanswered.discard(report)
         if not self._unanswered:
             self._empty.set()
+
+
+def _say_if_late(settlement: Settlement, answer: Verdict | Refused | None) -> None:
+    """What was adopted from the spool has nobody else to hear how it was answered."""
+    if isinstance(answer, Refused) or (answer is not None and answer.verdict == "gone"):
+        why = str(answer) if isinstance(answer, Refused) else answer.reason
+        extra = about(settlement.id, settlement.token)
+        logger.warning("the result of %s from the spool is dropped: %s", settlement.id, why, extra=extra)

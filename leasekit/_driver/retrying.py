@@ -53,10 +53,12 @@ async def persistently(
         if failing is not None and error is not None:
             failing(error)
 
+    time = asyncio.get_running_loop().time
+    until = time() + for_at_most
     retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception_type((Unavailable, Throttled)),
         wait=_wait,
-        stop=tenacity.stop_after_delay(for_at_most),
+        stop=lambda _: time() >= until,
         before_sleep=before_sleep,
         sleep=asyncio.sleep,
         reraise=True,

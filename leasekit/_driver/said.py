@@ -30,12 +30,16 @@ def encoded(value: Any, what: str) -> msgspec.Raw:
         raise ValueError(f"this {what} is no JSON: {error}") from error
 
 
-def progress(value: Any) -> msgspec.Raw:
-    """A checkpoint as JSON. Raises ValueError where no service would keep it, for it goes with everybody's beats."""
+def progress(value: Any, *, at_most: int | None = None) -> msgspec.Raw:
+    """A checkpoint as JSON. Raises ValueError where the service would not keep it, for it goes with everybody's beats.
+
+    `at_most`: the bytes that this service takes; None: it is not known yet.
+    """
     raw = encoded(value, "progress")
     data = bytes(raw)
-    if len(data) > _MAX_PROGRESS:
-        raise ValueError(f"progress of {len(data)} bytes is above the {_MAX_PROGRESS} that are kept")
+    most = _MAX_PROGRESS if at_most is None else min(at_most, _MAX_PROGRESS)
+    if len(data) > most:
+        raise ValueError(f"progress of {len(data)} bytes is above the {most} that are kept")
     if _depth(data) > _MAX_NESTING:
         raise ValueError(f"progress is nested deeper than the {_MAX_NESTING} levels that are kept")
     return raw

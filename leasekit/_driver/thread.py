@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context
 from typing import Any, ParamSpec, TypeVar
 
+from leasekit._driver.pulse import Pulse
 from leasekit.errors import LeasekitError
 
 __all__ = ["NAME", "Closed", "Driver", "acquire", "spawn"]
@@ -65,7 +66,8 @@ class Driver:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.users = 0
-        self.loop = asyncio.new_event_loop()
+        self.pulse = Pulse()
+        self.loop = asyncio.SelectorEventLoop(self.pulse)
         self.loop.set_default_executor(_Threads())
         self._gate = threading.Lock()  # between handing in work and ending: what is handed in is run, or refused
         self._ending = False

@@ -13,7 +13,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from leasekit._core.term import Term
 from leasekit._driver.clock import BOOT_CLOCK
@@ -33,17 +33,34 @@ _FAR = 100 * 365 * 86400.0  # later than any uptime: to try a timer with, by wha
 _PRECISION = 0.001
 
 
+class Alarm(Protocol):
+    """What ends all code of a process at one moment: the kernel's timer, of this process or of another."""
+
+    def arm(self, at: float) -> None:
+        """At this moment, and at no other that was said before."""
+        ...
+
+    def disarm(self) -> None:
+        """At no moment."""
+        ...
+
+    def close(self) -> None:
+        """It is not needed any more."""
+        ...
+
+
 class Watchdog:
     """The terms whose bodies run, and the kernel's timer that is armed to the earliest end among them.
 
     `mode` "auto" guards where it can, and says in the log where it cannot; "required" raises `ConfigError` there. "off"
-    and "soft" arm nothing: what is soft is the keeper's business. `now` is the clock that terms are counted by.
+    and "soft" arm nothing: what is soft is the keeper's business. `now` is the clock that terms are counted by. `timer`
+    takes the place of this process's own, whatever the mode: bodies run in another process, or in a simulated one.
 
     From any thread, and not in a forked child, which runs no body of its parent: there all methods do nothing.
     """
 
-    def __init__(self, mode: Mode, *, now: Callable[[], float] = BOOT_CLOCK.now) -> None:
-        self._timer = _timer(mode, now)
+    def __init__(self, mode: Mode, *, now: Callable[[], float] = BOOT_CLOCK.now, timer: Alarm | None = None) -> None:
+        self._timer = timer or _timer(mode, now)
         self._pid = os.getpid()
         # The GIL would do for one call into the kernel, but not to keep it in step with `_ends`: between a look at the
         # earliest end and arming to it another thread may have begun a body that ends before.

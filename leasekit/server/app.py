@@ -26,6 +26,8 @@ from leasekit.server.problems import HANDLERS
 from leasekit.server.protocol import BoundedProtocol
 from leasekit.server.request import ApiRequest
 from leasekit.server.routes import OPTIONS, PROVIDED, ROUTES
+from leasekit.server.store import Store
+from leasekit.server.store.sql import CHECK
 
 __all__ = ["Server", "create_app", "serve"]
 
@@ -87,18 +89,20 @@ def _is_loopback(host: str) -> bool:
 # As a process -------------------------------------------------------------------------------------------------
 
 
-def serve(host: str, port: int, store_url: str, *, insecure: bool = False) -> None:
+def serve(host: str, port: int, store_url: str, *, insecure: bool = False, check: float = CHECK) -> None:
     """Serve until SIGTERM or SIGINT; print the address when it is ready. Port 0 takes any that is free.
 
-    Raises `ConfigError` (the address is not loopback, or cannot be listened on; the store's URL is none) and
-    `StoreLocked`.
+    `check`: seconds to look whether the store is whole.
+
+    Raises `ConfigError` (the address is not loopback, or cannot be listened on; the store's URL is none),
+    `StoreLocked` and `StoreDamaged`.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(host, port, store_url, insecure=insecure))
+        runner.run(_serve(host, port, open_store(store_url, check=check), insecure=insecure))
 
 
-async def _serve(host: str, port: int, store_url: str, *, insecure: bool) -> None:
-    async with Engine(open_store(store_url)) as engine:
+async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
+    async with Engine(store) as engine:
         with _listen(host, port, insecure=insecure) as listener:
             await Server(create_app(engine, any_host=insecure)).serve(sockets=[listener])
 

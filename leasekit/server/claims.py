@@ -133,7 +133,7 @@ def _granted(turn: Turn, asked: Sequence[Asked]) -> tuple[list[tuple[Asked, list
         rows = _fitting(turn, stock, stock.take(one.kinds, one.limit))
         room -= len(rows)
         if rows:
-            named = zip(rows, tokens(len(rows)), strict=True)
+            named = zip(rows, tokens(len(rows), turn.random), strict=True)
             granted.append((one, [_grant(row, one.worker, token, now=turn.now) for row, token in named]))
     return granted, ()
 

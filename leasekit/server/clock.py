@@ -33,13 +33,15 @@ class StoreClock:
     """The time of one store; only its writer reads it, others may peek.
 
     A clock that is given is turned by hand: without `boot` it is its own reference, and a long time between two
-    readings is no stall.
+    readings is no stall, unless `stall` says how long is.
     """
 
-    def __init__(self, clock: Callable[[], float] | None, boot: Callable[[], float] | None) -> None:
+    def __init__(
+        self, clock: Callable[[], float] | None, boot: Callable[[], float] | None, *, stall: float | None = None
+    ) -> None:
         self._wall = clock or time.time
         self.instant = boot or clock or boottime
-        self._stall = _STALL if self.instant is boottime else math.inf
+        self._stall = (_STALL if self.instant is boottime else math.inf) if stall is None else stall
         self._offset = self._wall() - self.instant()
         self._read_at = self.instant()
 
@@ -51,6 +53,11 @@ class StoreClock:
         self._offset += max(gained, 0.0)
         self._read_at = instant
         return Moment(instant + self._offset, instant, gained > _STEP or stalled > self._stall)
+
+    def not_before(self, at: float) -> float:
+        """What time it is, `at` or later: so late it was when this store was last written to, by whatever clock."""
+        self._offset += max(at - self.peek(), 0.0)
+        return self.peek()
 
     def peek(self) -> float:
         """What time it is, from any thread: a step that the writer has not noticed is not told."""

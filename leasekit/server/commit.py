@@ -234,7 +234,9 @@ class GroupCommit:
             with self._store.transaction() as tx:
                 if self.fault is not None:
                     tx.touch()
-                turn = Turn(tx, now=moment.now, instant=moment.instant, random=self._random)
+                # The wall clock may have been set back while nobody looked: what is due must not wait for it.
+                now = self._clock.not_before(tx.latest()) if self._is_after_gap else moment.now
+                turn = Turn(tx, now=now, instant=moment.instant, random=self._random)
                 if self._feed is not None and self._feed.wanted:
                     turn.happened = []
                 if self._is_after_gap:

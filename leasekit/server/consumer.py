@@ -5,10 +5,10 @@ The store is the queue, so nothing is carried from one to the other: what is due
 
 from collections.abc import Sequence
 
-from leasekit.server.endings import end_run
+from leasekit.server.endings import end_run, silence
 from leasekit.server.states import WAITING, Event
 from leasekit.server.store import Run, Trigger
-from leasekit.server.turn import Turn
+from leasekit.server.turn import Turn, to_bytes
 
 __all__ = ["REAP_BATCH", "forget", "lapse", "reap", "rebase"]
 
@@ -67,5 +67,5 @@ def _expired(row: Trigger, *, at: float) -> Run:
         token=row.token or "",
         digest=None,
         result=None,
-        error=None,
+        error=to_bytes({"type": "LeaseExpired", "message": silence(row, at)}),
     )

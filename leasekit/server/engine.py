@@ -23,7 +23,7 @@ from leasekit.server.embedded import Embedded
 from leasekit.server.events import Feed
 from leasekit.server.store import Filter, Store, View
 from leasekit.server.store.memory import MemoryStore
-from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.sql import CHECK, SqlStore
 from leasekit.server.tally import Tally
 from leasekit.server.turn import Happened, Turn
 from leasekit.server.waiting import Waiting
@@ -38,6 +38,7 @@ _T = TypeVar("_T")
 _V = TypeVar("_V")
 
 _PERIOD = 1.0  # seconds between two looks of the consumer
+_STALLED = 5  # times the period between two readings of the clock: then this process has not run
 _REAP_MOST = 1000  # leases that are taken back in a second, at most (RELIABILITY L6)
 _FORGET_EVERY = 3600.0
 _READERS = 4
@@ -50,7 +51,8 @@ class Engine:
     """A task server in this process; an async context manager.
 
     `clock` is the store's time in seconds since the epoch. It is checked against `boot`, which knows no steps: after
-    a jump forward no lease ends before its whole ttl. A clock given without `boot` is taken as it is.
+    a jump forward no lease ends before its whole ttl. A clock given without `boot` is taken as it is. `period` is how
+    often the consumer looks, in seconds, `writer` what applies requests.
 
     Methods raise `Throttled` where too much waits already, and `Unavailable` where the store does not do its part:
     then nothing is known of the request, and it may be repeated.
@@ -63,14 +65,18 @@ class Engine:
         clock: Callable[[], float] | None = None,
         random: _random.Random | None = None,
         boot: Callable[[], float] | None = None,
+        period: float | None = None,
+        writer: type[GroupCommit] = GroupCommit,
     ) -> None:
-        self._clock = StoreClock(clock, boot)
+        self._period = _PERIOD if period is None else period
+        self._clock = StoreClock(clock, boot, stall=None if period is None else _STALLED * period)
         self._random = random or _random.SystemRandom()
         self._store = store
         self._waiting = Waiting(self._attempt, self._clock)
         self.feed = Feed()
+        self._cramped: str | None = None  # why no new task is taken
         self.expired = 0  # leases that ran out and were taken back by the consumer
-        self._commit = GroupCommit(
+        self._commit = writer(
             store,
             _SURVIVAL,
             clock=self._clock,
@@ -115,6 +121,8 @@ class Engine:
         """Accept tasks: when this returns they are durable."""
         if not tasks:
             return []
+        if self._cramped is not None:
+            raise Unavailable(self._cramped)
         with self._commit.together():  # one commit makes a task durable and hands it out to whoever waits
             self._waiting.expect(Counter(task.kind for task in tasks if task.at is None))
             scheduled = self._commit.begin(_SCHEDULE, tasks, size=len(tasks))
@@ -216,10 +224,11 @@ class Engine:
             return f"the store has not answered for {_PATIENCE:g} s"
         except BackendError as error:
             return str(error)
-        return self._commit.fault
+        return self._commit.fault or self._cramped
 
     async def tick(self) -> None:
         """What the consumer does each second: take back leases that have ended, look after those who wait."""
+        self._look_at_room()
         taken = consumer.REAP_BATCH
         for _ in range(_REAP_MOST // consumer.REAP_BATCH):
             if taken < consumer.REAP_BATCH:
@@ -235,9 +244,16 @@ class Engine:
         self._waiting.look()
         self.feed.look()
 
+    def _look_at_room(self) -> None:
+        was, self._cramped = self._cramped, self._store.cramped()
+        if self._cramped is not None and was is None:
+            logger.error("no new tasks are taken, what is there goes on: %s", self._cramped)
+        elif was is not None and self._cramped is None:
+            logger.warning("there is room again: new tasks are taken")
+
     async def _consume(self) -> None:
         while True:
-            await asyncio.sleep(_PERIOD)
+            await asyncio.sleep(self._period)
             try:
                 await self.tick()
             except BackendError as error:
@@ -336,8 +352,8 @@ _SURVIVAL = (_HEARTBEAT, _RELEASE, _RESULTS, _REAP, _CANCEL, _CLAIM, _SCHEDULE, 
 # Doors --------------------------------------------------------------------------------------------------------
 
 
-def open_store(url: str) -> Store:
-    """The store that a URL names; it is opened by its engine.
+def open_store(url: str, *, check: float = CHECK) -> Store:
+    """The store that a URL names; it is opened by its engine, which checks a file for up to `check` seconds.
 
     `sqlite:///tasks.db` is a file here, `sqlite:////var/lib/tasks.db` one anywhere, `memory:` is gone with the process.
     Raises `ConfigError` for anything else, and where the directory of the file does not exist.
@@ -351,7 +367,7 @@ def open_store(url: str) -> Store:
         raise ConfigError(
             f"{scheme or 'this'!r} names no store: use sqlite:///file.db, sqlite:////path/file.db or memory:"
         )
-    return SqlStore(Path(path))
+    return SqlStore(Path(path), check=check)
 
 
 def connect(url: str, *, worker: str) -> Embedded:

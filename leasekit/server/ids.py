@@ -1,6 +1,6 @@
 """Names that the server makes up: successors' ids, and tokens, whole batches of them for one piece of chance."""
 
-import secrets
+import random as _random
 import uuid
 
 __all__ = ["successor_id", "tokens"]
@@ -14,7 +14,7 @@ def successor_id(task_id: str, fence: int, position: int) -> str:
     return str(uuid.uuid5(_SUCCESSORS, f"{task_id}/{fence}/{position}"))
 
 
-def tokens(count: int) -> list[str]:
-    """Unguessable names, each for one claim of one task: 128 bits."""
-    chance = secrets.token_hex(_TOKEN // 2 * count)
-    return [chance[at : at + _TOKEN] for at in range(0, _TOKEN * count, _TOKEN)]
+def tokens(count: int, chance: _random.Random) -> list[str]:
+    """Names that are as hard to guess as `chance` is, each for one claim of one task: 128 bits."""
+    digits = f"{chance.getrandbits(4 * _TOKEN * count):0{_TOKEN * count}x}" if count else ""
+    return [digits[at : at + _TOKEN] for at in range(0, _TOKEN * count, _TOKEN)]

@@ -209,6 +209,6 @@ class Waiting:
     def _time_has_come(self) -> None:
         now = self._clock.peek()
         for kind in [kind for kind, due_at in self._due.items() if due_at <= now]:
-            del self._due[kind]
+            self._due.pop(kind, None)  # one that was woken for an earlier kind may have waited for this one too
             self._wake(kind, 1)
         self._set_timer()

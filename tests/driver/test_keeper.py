@@ -16,6 +16,7 @@ from leasekit._driver.clock import Clock
 from leasekit._driver.holding import Holding
 from leasekit._driver.keeper import Keeper
 from leasekit._driver.outbox import Report
+from leasekit._driver.recorder import Story
 from leasekit.backend import Backend, Traits
 from leasekit.errors import LeaseLost, NotHeld
 from leasekit.hooks import Event, Hooks, Lost, Overloaded, Renewed, Sent
@@ -385,7 +386,7 @@ async def test_a_loser_and_a_beginner_at_the_same_moment_do_not_miss_one_another
     rig = start()
     await faulty.schedule([NewTask(kind="k")])
     [holding] = await rig.keeper.claim(["k"], limit=1, wait=0, started=True)
-    holding.lose("taken", "somebody has it", clock.now())
+    holding.lose("taken", Story("somebody has it"), clock.now())
     with pytest.raises(LeaseLost, match="somebody has it"):
         holding.begin(None)
     assert not holding.body_runs

@@ -40,10 +40,11 @@ class Bench:
         self.clock = Hand()
         self._make_store = make_store
         self._claim_ids = (f"claim-{n}" for n in itertools.count())
+        self._random = Random(7)  # one for all restarts: tokens do not repeat
         self.engine = self._make()
 
     def _make(self) -> Engine:
-        return Engine(self._make_store(), clock=lambda: self.clock.wall, boot=lambda: self.clock.boot, random=Random(7))
+        return Engine(self._make_store(), clock=lambda: self.clock.wall, boot=lambda: self.clock.boot, random=self._random)
 
     async def restart(self) -> None:
         """Stop the engine and start another on the same store."""

@@ -3,6 +3,7 @@
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from leasekit.server.consumer import REAP_BATCH, reap
@@ -21,6 +22,19 @@ async def test_a_lease_that_ended_goes_back_to_enqueued_and_counts_a_crash(bench
     assert (info.status.value, info.crashes, info.attempt, info.worker) == ("enqueued", 1, 1, "w")
     assert [(run.outcome, run.fence, run.worker) for run in info.history] == [("expired", 1, "w")]
     assert await bench.ids() == ["a"]
+
+
+async def test_the_history_says_since_when_nothing_was_heard_and_from_whom(bench: Any) -> None:
+    task = await bench.taken("a", heartbeat_timeout=20)
+    await bench.beat(task)
+    await bench.later(21)
+    info = await bench.info("a")
+    error = msgspec.json.decode(info.history[0].error)
+    assert error == {
+        "type": "LeaseExpired",
+        "message": "nothing was heard from worker 'w' since 1970-01-12 13:46:40 UTC, 21 s ago (its ttl is 20 s)",
+    }
+    assert info.error == info.history[0].error
 
 
 async def test_a_processing_lease_ends_a_heartbeat_timeout_after_its_last_beat(bench: Any) -> None:
@@ -70,6 +84,25 @@ async def test_what_is_taken_back_is_told_as_ready(bench: Any) -> None:
 
 
 # Restart
+
+
+async def test_a_wall_clock_set_back_while_the_server_was_away_takes_no_time_back(bench: Any) -> None:
+    await bench.put("a")
+    bench.clock.step(-3600)
+    await bench.restart()
+    assert await bench.ids() == ["a"]
+
+
+async def test_nor_does_it_where_the_last_that_was_written_was_a_claim(bench: Any) -> None:
+    await bench.put("a")
+    await bench.later(100)
+    task = await bench.take()
+    bench.clock.step(-3600)
+    await bench.restart()
+    await bench.settle(task, "release")
+    assert await bench.ids() == ["a"]
+    await bench.later(301 * 1.1)
+    assert await bench.status("a") == "enqueued", "its lease has ended"
 
 
 async def test_a_restart_gives_every_live_lease_its_whole_ttl_again(bench: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from leasekit.server.endings import NO_LIMITS, end_run, retry_wait
+from leasekit.server.endings import NO_LIMITS, end_run, retry_wait, silence
 from leasekit.server.states import Event
 from leasekit.server.store import Limits, Trigger
 from leasekit.task import Status
@@ -14,6 +14,7 @@ from leasekit.task import Status
 HELD = Trigger(
     1, "a", "k", 2, 10.0, 20.0, Status.PROCESSING, 7, 3, 1, 1, False, "w", "token", 500.0, None  # noqa: FBT003
 )  # fmt: skip
+SILENCE = "nothing was heard from worker 'w' since 1970-01-01 00:01:19 UTC, 20 s ago (its ttl is 20 s)"
 LIMITS = Limits(max_attempts=3, max_crashes=2, retry=None)
 
 
@@ -61,7 +62,11 @@ def test_what_has_ended_is_never_due(event: Event) -> None:
     [
         (Event.RETRY, replace(HELD, failures=2), "3 attempts ended in retry: max_attempts is 3"),
         (Event.CRASH, replace(HELD, crashes=2), "3 runs ended because their holder vanished: max_crashes is 2"),
-        (Event.EXPIRE, replace(HELD, crashes=2), "3 runs ended because their holder vanished: max_crashes is 2"),
+        (
+            Event.EXPIRE,
+            replace(HELD, crashes=2, next_trigger_at=99.5),
+            "3 runs ended because their holder vanished: max_crashes is 2; of the last, " + SILENCE,
+        ),
     ],
 )
 def test_past_a_limit_it_is_dead_and_says_why(event: Event, row: Trigger, reason: str) -> None:
@@ -89,3 +94,29 @@ def test_the_policy_counts_the_try_that_ends_now() -> None:
 
 def test_without_a_policy_the_default_one_waits() -> None:
     assert 0.5 <= retry_wait(replace(HELD, failures=0), NO_LIMITS, Random(1)) <= 1
+
+
+# What is known of who vanished
+
+
+def test_a_lease_that_ran_out_says_since_when_nothing_was_heard_and_from_whom() -> None:
+    held = replace(HELD, next_trigger_at=500.0)
+    said = "nothing was heard from worker 'w' since 1970-01-01 00:08:00 UTC, 21 s ago (its ttl is 20 s)"
+    assert silence(held, 501.0) == said
+
+
+def test_of_a_buffered_task_it_claims_no_more_than_it_knows() -> None:
+    """It may have been beaten for either of the two ttls: since the later of the two moments nothing was heard."""
+    held = replace(HELD, status=Status.CLAIMED, next_trigger_at=500.0)
+    assert "since 1970-01-01 00:08:10 UTC, 11 s ago (its ttl is 10 s); its body had not begun" in silence(held, 501.0)
+
+
+def test_a_body_that_ran_too_long_is_no_silent_worker() -> None:
+    held = replace(HELD, next_trigger_at=500.0, max_runtime=60.0, run_until=490.0)
+    said = silence(held, 501.0)
+    assert said.startswith("no beat was accepted from worker 'w' since")
+    assert said.endswith(": its max_runtime was over at 1970-01-01 00:08:10 UTC")
+
+
+def test_a_body_that_may_still_run_is_not_said_to_run_too_long() -> None:
+    assert "max_runtime" not in silence(replace(HELD, next_trigger_at=500.0, max_runtime=60.0, run_until=510.0), 501.0)

@@ -1,6 +1,7 @@
 """Names that the server makes up."""
 
 import uuid
+from random import Random, SystemRandom
 
 from leasekit.ids import uuid7s
 from leasekit.server.ids import successor_id, tokens
@@ -24,11 +25,11 @@ def test_all_else_in_an_id_is_chance() -> None:
 
 
 def test_none_are_made_where_none_are_asked_for() -> None:
-    assert uuid7s(0, 1.0) == tokens(0) == []
+    assert uuid7s(0, 1.0) == tokens(0, Random(1)) == []
 
 
 def test_tokens_have_128_bits_each_and_do_not_repeat() -> None:
-    found = tokens(1000)
+    found = tokens(1000, SystemRandom())
     assert len(set(found)) == 1000
     assert {len(one) for one in found} == {32}
     assert all(bytes.fromhex(one) for one in found)

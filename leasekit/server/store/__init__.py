@@ -244,6 +244,10 @@ class Tx(Protocol):
         """Drop what was answered before then."""
         ...
 
+    def latest(self) -> float:
+        """When a task last came in, or was claimed as far as that is remembered; zero where none was."""
+        ...
+
     def touch(self) -> None:
         """Write something that changes nothing: fails where the store cannot be written."""
         ...
@@ -298,6 +302,10 @@ class Store(Protocol):
     def view(self) -> AbstractContextManager[View]:
         """A look at the store; from any thread, and without holding up the writer."""
         ...
+
+    def cramped(self) -> str | None:
+        """Why no new task should be taken, so that what is held can go on; None: there is room."""
+        return None
 
     def close(self) -> None:
         """Let go of it, in the thread that wrote."""

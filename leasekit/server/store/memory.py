@@ -239,6 +239,11 @@ class _MemoryTx(_MemoryView, Tx):
         for key in [key for key, one in self._tables.claims.items() if one.granted_at < before]:
             self._drop(self._tables.claims, key)
 
+    def latest(self) -> float:
+        last = next(reversed(self._tables.entities.values()), None)
+        granted_at = max((one.granted_at for one in self._tables.claims.values()), default=0.0)
+        return max(granted_at, 0.0 if last is None else last.created_at)
+
     def touch(self) -> None:
         pass
 

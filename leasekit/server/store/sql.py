@@ -5,8 +5,10 @@ Readers have connections of their own, which never write and are closed first, s
 and checkpoints.
 """
 
+import logging
 import os
 import sqlite3
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +20,17 @@ from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engi
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 
-from leasekit.errors import ConfigError, Unavailable
+from leasekit.errors import ConfigError, StoreDamaged, Unavailable
 from leasekit.server.store import Store, Tx, View
 from leasekit.server.store.lock import FileLock
 from leasekit.server.store.tx import Counter, SqlTx, SqlView
 
-__all__ = ["SqlStore"]
+__all__ = ["CHECK", "SqlStore"]
+
+logger = logging.getLogger("leasekit.server")
+
+CHECK = 10.0
+"""Seconds that the check of a store may take, unless said otherwise; 100,000 tasks take 0.05."""
 
 _BUSY = 5000  # milliseconds; only a stranger with a shell on the file could make anyone wait
 _WRITER = (
@@ -34,19 +41,29 @@ _WRITER = (
     f"busy_timeout = {_BUSY}",
     "cache_size = -65536",  # KiB: the hot tables stay in memory
 )
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_LOOK_EVERY = 10_000  # steps of the check, between two looks at the time
+_RESERVE = 64 * 2**20
+"""Bytes on the disk that new tasks leave to those that are there: in a full one not even a beat can be written.
+
+The write-ahead log takes 8 MiB, to empty it the file may have to grow by as much, and it is looked at each second.
+"""
 _READER = ("query_only = ON", f"busy_timeout = {_BUSY}")
 
 
 class SqlStore(Store):
     """Tasks in one SQLite file.
 
+    Opening it checks whether the file is whole, for up to `check` seconds; 0: not at all.
+
     Raises `ConfigError` where its directory does not exist.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, check: float = CHECK) -> None:
         if not path.parent.is_dir():
             raise ConfigError(f"the directory of the store {str(path)!r} does not exist: make it, or give another")
         self._path = path
+        self._check = check
         self._lock = FileLock(path.with_name(path.name + ".lock"))
         self._writing = _engine(path, _WRITER, "BEGIN IMMEDIATE", pool=NullPool)
         self._reading = _engine(path, _READER, "BEGIN", pool=QueuePool)
@@ -54,13 +71,27 @@ class SqlStore(Store):
         self._counter = Counter()
 
     def open(self) -> None:
-        """Take the lock, then the missing steps of the schema, in the thread that will write."""
+        """Take the lock, look whether the file is whole, take the missing steps of the schema: in the writer's thread.
+
+        Raises `StoreLocked`, `StoreDamaged`, and `ConfigError` where there is no such file to be had.
+        """
         try:
             self._lock.acquire()
             # Made here, so that nobody else can read it (SECURITY 20); the -wal and -shm files take after it.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            with self._connected() as connection, connection.begin():
-                _migrate(connection)
+            with self._connected() as connection:
+                self._look_for_damage(connection)
+                with connection.begin():
+                    _migrate(connection)
+            # A first reader, which stays: where the writer's connection fails as the only one, it takes the log along,
+            # and on a full disk nobody could make another, not even to read.
+            with self.view() as view:
+                view.triggers(())
+        except Unavailable as error:
+            self.close()
+            if _is_damage(error.__cause__):
+                raise self._damaged(str(_cause(error.__cause__))) from error
+            raise
         except OSError as error:
             self.close()
             raise ConfigError(f"the store {str(self._path)!r} cannot be opened: {error.strerror}") from error
@@ -70,6 +101,30 @@ class SqlStore(Store):
         except BaseException:
             self.close()
             raise
+
+    def _look_for_damage(self, connection: Connection) -> None:
+        """Raise `StoreDamaged` where the file is not whole: what is built on it would only lose more."""
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)  # noqa: S101 - there is no other
+        until = time.monotonic() + self._check
+        driver.set_progress_handler(lambda: time.monotonic() > until, _LOOK_EVERY)
+        try:
+            (found,) = driver.execute("PRAGMA quick_check(1)").fetchone() if self._check else ("ok",)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+                raise
+            logger.warning("the store was found whole as far as it could be checked in %g s", self._check)
+            return
+        finally:
+            driver.set_progress_handler(None, 0)
+        if found != "ok":
+            raise self._damaged(found.splitlines()[-1])
+
+    def _damaged(self, what: str) -> StoreDamaged:
+        return StoreDamaged(
+            f"the store {str(self._path)!r} is damaged ({what}): put a backup in its place, or "
+            f"save what can be read of it with the sqlite3 shell: sqlite3 {self._path.name} .recover | sqlite3 new.db"
+        )
 
     @contextmanager
     def transaction(self) -> Generator[Tx]:
@@ -85,6 +140,20 @@ class SqlStore(Store):
                 yield SqlView(connection)
         except (DBAPIError, sqlite3.Error) as error:
             raise Unavailable(f"the store could not be read: {_cause(error)}") from error
+
+    def cramped(self) -> str | None:
+        """Why no new task should be taken; None: there is room on the disk."""
+        try:
+            disk = os.statvfs(self._path)
+        except OSError as error:
+            return f"the disk of the store cannot be looked at: {error.strerror}"
+        free = disk.f_bavail * disk.f_frsize
+        if free >= _RESERVE or not disk.f_blocks:  # some file systems do not tell
+            return None
+        return (
+            f"the disk of the store is almost full ({free / 2**20:.0f} MiB left, {_RESERVE >> 20} are kept for the "
+            "tasks that are there): make room, no restart is needed"
+        )
 
     def close(self) -> None:
         """Close the readers, then the writer, then give up the lock."""
@@ -135,8 +204,14 @@ def _engine(path: Path, pragmas: tuple[str, ...], begin: str, *, pool: type[Null
     return engine
 
 
-def _cause(error: Exception) -> object:
+def _cause(error: BaseException | None) -> object:
     return error.orig if isinstance(error, DBAPIError) else error
+
+
+def _is_damage(error: BaseException | None) -> bool:
+    cause = _cause(error)
+    # The lower byte is the kind, the others say more of it.
+    return isinstance(cause, sqlite3.Error) and getattr(cause, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
 
 
 def _migrate(connection: Connection) -> None:

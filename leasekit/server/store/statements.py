@@ -30,6 +30,7 @@ from sqlalchemy import (
     text,
     tuple_,
     type_coerce,
+    union_all,
     update,
 )
 from sqlalchemy.dialects import sqlite
@@ -120,6 +121,12 @@ RUNS = Statement(
 LAST_RUNS = Statement(select(run).where(run.c.seq == bindparam("seq")).order_by(run.c.fence.desc()).limit(_MOST))
 REMEMBERED = Statement(select(claim).where(_is_one_pair_of(claim.c.worker, claim.c.claim_id, "pairs")))
 LAST_SEQ = Statement(select(func.coalesce(func.max(task.c.seq), 0)))
+LATEST = Statement(
+    union_all(
+        select(func.coalesce(func.max(claim.c.granted_at), 0.0)),
+        select(task.c.created_at).where(task.c.seq == select(func.max(task.c.seq)).scalar_subquery()),
+    )
+)
 READY = Statement(
     select(trigger)
     .where(

@@ -207,6 +207,10 @@ class SqlTx(SqlView, Tx):
         """Drop what was answered before then."""
         sql.FORGET_CLAIMS(self._connection, before=before)
 
+    def latest(self) -> float:
+        """When a task last came in, or was claimed as far as that is remembered; zero where none was."""
+        return max([row[0] for row in sql.LATEST.rows(self._connection)], default=0.0)
+
     def touch(self) -> None:
         """Write something that changes nothing."""
         sql.TOUCH(self._connection)

@@ -46,10 +46,10 @@ def post(address: str, path: str, body: Any) -> Any:
         return json.loads(connection.getresponse().read())
 
 
-def refusal(*options: str) -> str:
-    """What a server that does not start says; that it says one line, and ends with exit code 1."""
+def refusal(*options: str, code: int = 1) -> str:
+    """What a server that does not start says; that it says one line, and ends with this exit code."""
     ended = subprocess.run([*SERVE, *options], capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert ended.returncode == 1, ended
+    assert ended.returncode == code, ended
     assert ended.stdout == ""
     assert ended.stderr.startswith("leasekit serve: ")
     assert ended.stderr.count("\n") == 1, ended.stderr
@@ -105,6 +105,19 @@ def test_a_server_that_was_killed_leaves_no_lock(tmp_path: Path) -> None:
         process.communicate(timeout=PATIENCE)
     with serving(tmp_path / "tasks.db"):
         pass
+
+
+def test_a_store_that_is_damaged_is_refused_and_says_how_to_recover(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.db"
+    with serving(path) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE)
+    data = path.read_bytes()
+    path.write_bytes(data[:8192] + bytes(byte ^ 0xFF for byte in data[8192:]))
+    options = ["--port", "0", "--store", f"sqlite:///{path}"]
+    said = refusal(*options, code=65)
+    assert "is damaged" in said
+    assert "put a backup in its place, or save what can be read of it" in said
 
 
 def test_a_store_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, create_engine
 
-from leasekit.errors import ConfigError, StoreLocked, Unavailable
+from leasekit.errors import ConfigError, StoreDamaged, StoreLocked, Unavailable
 from leasekit.server.engine import open_store
 from leasekit.server.store import Entity, Run, Trigger, statements
 from leasekit.server.store.memory import MemoryStore
@@ -228,7 +228,7 @@ def test_a_directory_that_cannot_be_written_is_one_clear_error(tmp_path: Path, m
 def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
     path.write_bytes(b"something else entirely, and long enough to be looked at" * 100)
     store = SqlStore(path)
-    with pytest.raises(Unavailable, match="not a database"):
+    with pytest.raises(StoreDamaged, match="not a database"):
         store.open()
     assert path.read_bytes().startswith(b"something else")
 

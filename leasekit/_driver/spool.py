@@ -1,0 +1,249 @@
+"""Settlements that could not be reported, on disk: they survive the process that could not report them (SYSTEMS D6).
+
+Only what was not accepted at the first try comes here, so that good days cost nothing. A spool is one file of its
+process, made when it is first needed, locked (flock) as long as the process lives, and gone when all is answered. What
+the files of dead processes hold is adopted by the next one that serves the same service.
+
+    {"kept": {…a settlement…}}       synced to the disk before `keep` returns
+    {"answered": ["id", "token"]}    not synced: to report a settlement twice does no harm
+
+All methods block, and may be called from any thread. Raises `OSError` where the disk does not take it.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import secrets
+import threading
+import weakref
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType, field
+
+from leasekit.task import NewTask, Settlement
+
+__all__ = ["Spool", "key_of"]
+
+logger = logging.getLogger("leasekit")
+
+Key = tuple[str, str]
+
+_SUFFIX = ".jsonl"
+_ROLL_AT = 1024 * 1024  # bytes: a shorter file is not worth being written anew
+
+
+class _Successor(NewTask, frozen=True, kw_only=True, omit_defaults=True):
+    payload: Raw = field(default_factory=lambda: Raw(b"null"))
+
+
+class _Kept(Settlement, frozen=True, kw_only=True, omit_defaults=True):
+    """Users' values stay the bytes that were to be sent: a repeat must be the same to the byte."""
+
+    result: Raw = field(default_factory=lambda: Raw(b"null"))
+    error: Raw = field(default_factory=lambda: Raw(b"null"))
+    progress: Raw | UnsetType = UNSET
+    then: list[_Successor] = []  # type: ignore[assignment]
+
+
+class _Line(Struct, frozen=True, omit_defaults=True):
+    kept: _Kept | UnsetType = UNSET
+    answered: Key | UnsetType = UNSET
+
+
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+def key_of(url: str) -> str:
+    """Which files belong to the service at this URL. Who asks there, and with which password, is no part of it."""
+    url = re.sub(r"(?<=//)[^/?#]*@", "", url, count=1)
+    if re.match(r"sqlite:///[^/]", url):  # a path from where we are
+        url = f"{url} {Path.cwd()}"
+    return hashlib.sha256(url.encode()).hexdigest()[:16]
+
+
+class Spool:
+    """The file of this process, in a directory that all of a user's workers may share."""
+
+    def __init__(self, directory: Path, url: str) -> None:
+        self._directory = directory.absolute()
+        self._key = key_of(url)
+        self._lock = threading.Lock()
+        self._file: tuple[Path, int] | None = None
+        self._size = 0
+        self._kept: dict[Key, tuple[Settlement, int]] = {}  # with their sizes in the file …
+        self._live = 0  # … and the sum of them
+        _spools.add(self)
+
+    @property
+    def directory(self) -> Path:
+        """Where it is."""
+        return self._directory
+
+    def keep(self, settlements: Sequence[Settlement]) -> None:
+        """When this returns, they are on the disk."""
+        with self._lock:
+            self._keep(settlements)
+
+    def answered(self, settlements: Iterable[Settlement]) -> None:
+        """These need not be reported any more."""
+        with self._lock:
+            done = [key for key in map(_key, settlements) if key in self._kept]
+            self._live -= sum(self._kept.pop(key)[1] for key in done)
+            if self._file is None or not done:
+                return
+            if not self._kept:
+                os.ftruncate(self._file[1], 0)
+                self._size = 0
+                return
+            for key in done:
+                self._write({"answered": key})
+            if self._size > max(_ROLL_AT, 4 * self._live):
+                self._roll()
+
+    def adopt(self) -> list[Settlement]:
+        """What dead processes have left behind: ours from now on."""
+        with self._lock:
+            adopted: dict[Key, Settlement] = {}
+            for path in sorted(self._directory.glob(f"{self._key}.*{_SUFFIX}")):
+                with _left_behind(path) as fd:
+                    if fd is None:
+                        continue
+                    found = _read(path, fd)
+                    self._keep(found.values())  # before it is gone there
+                    path.unlink()
+                    adopted |= found
+            return list(adopted.values())
+
+    def close(self) -> None:
+        """Let go of the file. It stays where there is something in it, for the next process."""
+        with self._lock:
+            if self._file is None:
+                return
+            path, fd = self._file
+            self._file = None
+            try:
+                if not self._kept:
+                    path.unlink(missing_ok=True)
+            finally:
+                os.close(fd)
+
+    def forget(self) -> None:
+        """In a forked child: a lock that it shared would outlive the parent."""
+        if self._file is not None:
+            os.close(self._file[1])
+            self._file = None
+
+    def _keep(self, settlements: Iterable[Settlement]) -> None:
+        fresh = {_key(settlement): settlement for settlement in settlements if _key(settlement) not in self._kept}
+        if not fresh:
+            return
+        sizes = [self._write({"kept": settlement}) for settlement in fresh.values()]
+        assert self._file is not None  # noqa: S101 - it was written to
+        os.fsync(self._file[1])
+        self._kept |= dict(zip(fresh, zip(fresh.values(), sizes, strict=True), strict=True))
+        self._live += sum(sizes)
+
+    def _write(self, line: Mapping[str, object]) -> int:
+        """Append it; returns its size."""
+        if self._file is None:
+            self._file = self._made()
+        # JSON has no bare newline, but the bytes that users' values came in may be laid out over lines.
+        data = msgspec.json.encode(line).replace(b"\n", b" ").replace(b"\r", b" ") + b"\n"
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._file[1], rest) :]
+        except OSError:
+            os.ftruncate(self._file[1], self._size)  # what comes next must not begin in the middle of a line
+            raise
+        self._size += len(data)
+        return len(data)
+
+    def _roll(self) -> None:
+        """Most of the file has been answered: what has not goes into a new one, which takes its place."""
+        assert self._file is not None  # noqa: S101 - that is what is long
+        old, kept = self._file, [settlement for settlement, _ in self._kept.values()]
+        self._file, self._size, self._kept, self._live = self._made(), 0, {}, 0
+        self._keep(kept)
+        old[0].unlink(missing_ok=True)
+        os.close(old[1])
+
+    def _made(self) -> tuple[Path, int]:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        while True:
+            path = self._directory / f"{self._key}.{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
+            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(fd).st_nlink:  # else somebody took it for left behind before it was locked
+                    _sync_directory(self._directory)
+                    return path, fd
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def _left_behind(path: Path) -> Generator[int | None]:
+    """The file at `path`, locked; None where a living process has it, or somebody else's has."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        yield None
+        return
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        status = os.fstat(fd)
+        yield fd if status.st_nlink and status.st_uid == os.geteuid() else None
+    finally:
+        os.close(fd)
+
+
+def _read(path: Path, fd: int) -> dict[Key, Settlement]:
+    """What is in it and not answered. Lines that make no sense are passed over: the last one may be torn."""
+    kept: dict[Key, Settlement] = {}
+    unreadable = 0
+    with open(fd, "rb", closefd=False) as file:
+        for data in file:
+            try:
+                line = _decode(data)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                unreadable += 1
+                continue
+            if isinstance(line.kept, Settlement):
+                kept[_key(line.kept)] = line.kept
+            if isinstance(line.answered, tuple):
+                kept.pop(line.answered, None)
+    if unreadable:
+        logger.warning("%d lines of %s cannot be read, and are passed over: a write was cut short", unreadable, path)
+    return kept
+
+
+def _key(settlement: Settlement) -> Key:
+    return settlement.id, settlement.token
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+_spools: weakref.WeakSet[Spool] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    for spool in list(_spools):
+        spool.forget()
+
+
+os.register_at_fork(after_in_child=_forget)

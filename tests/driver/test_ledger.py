@@ -1,0 +1,167 @@
+"""The ledger: what a process held can be read when it is gone, whatever it was doing at that moment."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+from leasekit._driver.ledger import Holder, Ledger, Left, SharedMemory
+from leasekit.task import Settlement
+
+HOLDER = Holder(worker="w", url="http://here", guarded=True, spool="/there")
+
+
+@pytest.fixture
+def memory() -> Iterator[SharedMemory]:
+    memory = SharedMemory()
+    yield memory
+    memory.close()
+
+
+@pytest.fixture
+def ledger(memory: SharedMemory) -> Ledger:
+    ledger = Ledger(memory.fd)
+    ledger.open(HOLDER)
+    return ledger
+
+
+def test_what_was_never_opened_has_no_holder(memory: SharedMemory) -> None:
+    Ledger(memory.fd)
+    assert not memory.used
+    assert memory.read() == (None, [], [])
+
+
+def test_it_says_who_holds_what_and_what_of_it_has_begun(memory: SharedMemory, ledger: Ledger) -> None:
+    entry = ledger.add("a", "token-a")
+    ledger.add("b", "token-b")
+    ledger.begins(entry)
+    assert memory.used
+    assert memory.read() == (HOLDER, [Left("a", "token-a", begun=True), Left("b", "token-b", begun=False)], [])
+
+
+def test_what_is_over_is_not_in_it_and_leaves_its_room_to_others(memory: SharedMemory, ledger: Ledger) -> None:
+    first = ledger.add("a", "t")
+    ledger.begins(first)
+    ledger.add("b", "t")
+    ledger.remove(first)
+    assert [left.task_id for left in memory.read().leases] == ["b"]
+    assert ledger.add("c", "t") == first
+    assert memory.read().leases == [Left("c", "t", begun=False), Left("b", "t", begun=False)]
+
+
+def test_it_grows_and_takes_tokens_of_any_length(memory: SharedMemory, ledger: Ledger) -> None:
+    before = os.fstat(memory.fd).st_size
+    entries = [ledger.add(f"task-{n}", "t" * (n % 1500)) for n in range(3000)]
+    assert os.fstat(memory.fd).st_size > before
+    for entry in entries[::2]:
+        ledger.begins(entry)
+    assert memory.read().leases == [Left(f"task-{n}", "t" * (n % 1500), begun=n % 2 == 0) for n in range(3000)]
+
+
+def test_bodies_that_are_forgiven_are_as_if_they_had_never_begun(memory: SharedMemory, ledger: Ledger) -> None:
+    for n in range(3):
+        ledger.begins(ledger.add(f"{n}", "t"))
+    ledger.forgive()
+    assert [left.begun for left in memory.read().leases] == [False] * 3
+
+
+def test_a_last_word_takes_the_place_of_the_lease(memory: SharedMemory, ledger: Ledger) -> None:
+    entry = ledger.add("a", "t")
+    ledger.begins(entry)
+    word = Settlement(id="a", token="t", outcome="release", progress=msgspec.Raw(b'{"page":[1,2]}'))
+    ledger.remove(ledger.say(entry, word))
+    entry = ledger.add("a", "t")
+    ledger.say(entry, word)
+    _, leases, said = memory.read()
+    assert leases == []
+    assert said == [Settlement(id="a", token="t", outcome="release", progress={"page": [1, 2]})]
+
+
+def test_signals_are_counted_for_the_worker_to_see(memory: SharedMemory, ledger: Ledger) -> None:
+    assert memory.signalled()
+    assert memory.signalled()
+    assert ledger.signalled(1) == 2
+
+
+def test_a_signal_that_the_worker_has_heard_by_itself_need_not_be_passed_on(
+    memory: SharedMemory, ledger: Ledger
+) -> None:
+    assert ledger.signalled(1) == 0
+    assert not memory.signalled()
+    assert memory.signalled()
+
+
+def test_a_url_that_is_longer_than_the_ledger_is_refused(memory: SharedMemory, ledger: Ledger) -> None:
+    with pytest.raises(ValueError, match="too long"):
+        ledger.open(Holder(worker="w", url="x" * 20_000))
+
+
+def test_other_memory_is_no_ledger() -> None:
+    fd = os.memfd_create("other")
+    os.ftruncate(fd, 100_000)
+    with pytest.raises(ValueError, match="no ledger"):
+        Ledger(fd)
+    os.close(fd)
+
+
+def in_child(work: Callable[[], None]) -> None:
+    """Run it in a child that is killed at the end of it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_it_outlives_a_process_that_was_killed(memory: SharedMemory) -> None:
+    def work() -> None:
+        ledger = Ledger(memory.fd)
+        ledger.open(HOLDER)
+        entries = [ledger.add(f"{n}", "token") for n in range(1000)]
+        for entry in entries[:500]:
+            ledger.begins(entry)
+        for entry in entries[:100]:
+            ledger.remove(entry)
+
+    in_child(work)
+    past = memory.read()
+    assert past.holder == HOLDER
+    assert past.leases == [Left(f"{n}", "token", begun=n < 500) for n in range(100, 1000)]
+
+
+@pytest.mark.parametrize("after", range(0, 400, 7))
+def test_who_is_killed_in_the_middle_of_a_line_leaves_all_others_true(memory: SharedMemory, after: int) -> None:
+    def work() -> None:
+        import sys
+
+        ledger = Ledger(memory.fd)
+        ledger.open(HOLDER)
+        for n in range(4):
+            ledger.begins(ledger.add(f"sure-{n}", "token"))
+        left = after
+
+        def step(frame: object, event: str, arg: object) -> object:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step
+
+        sys.settrace(step)  # type: ignore[arg-type]
+        for n in range(40):
+            entry = ledger.add(f"other-{n}", "t" * n)
+            ledger.begins(entry)
+            if n % 3:
+                ledger.remove(entry)
+
+    in_child(work)
+    past = memory.read()
+    assert [left for left in past.leases if left.task_id.startswith("sure")] == [
+        Left(f"sure-{n}", "token", begun=True) for n in range(4)
+    ]
+    for left in past.leases[4:]:
+        assert left.token == "t" * int(left.task_id.removeprefix("other-"))

@@ -1,0 +1,149 @@
+"""What the outbox puts on disk: what was not accepted at the first try, and nothing on good days."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leasekit._driver.outbox import Delivery, Outbox
+from leasekit._driver.spool import Spool
+from leasekit.hooks import Hooks
+from leasekit.task import NewTask, Settlement
+from leasekit.testing import faults
+from leasekit.testing.clock import FakeClock
+from leasekit.testing.faults import Faulty
+
+pytestmark = pytest.mark.anyio
+URL = "http://here"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "spool"
+
+
+@pytest.fixture
+async def make(faulty: Faulty, clock: FakeClock) -> AsyncIterator[Callable[[], Outbox]]:
+    made: list[Outbox] = []
+
+    def make() -> Outbox:
+        made.append(Outbox(faulty, clock=clock, hooks=Hooks(), random=lambda: 0.5, call_timeout=0.2))
+        return made[-1]
+
+    yield make
+    for outbox in made:
+        await outbox.aclose()
+    await faulty.aclose()
+
+
+async def settlements(faulty: Faulty, count: int) -> list[Settlement]:
+    await faulty.schedule([NewTask(kind="k") for _ in range(count)])
+    claimed = await faulty.claim(["k"], limit=count, wait=0, claim_id="c")
+    return [Settlement(id=task.id, token=task.token, outcome="success", result=1) for task in claimed.tasks]
+
+
+async def until(fact: Callable[[], Any], clock: FakeClock | None = None) -> None:
+    async with asyncio.timeout(30):
+        while not fact():
+            await asyncio.sleep(0.001)
+            if clock is not None:
+                clock.advance(0.5)
+
+
+def kept(home: Path) -> int | None:
+    """Bytes on the disk; None where there is no file."""
+    sizes = [path.stat().st_size for path in home.glob("*")]
+    return sum(sizes) if sizes else None
+
+
+async def test_what_is_accepted_at_once_is_never_written(
+    make: Callable[[], Outbox], faulty: Faulty, home: Path
+) -> None:
+    outbox = make()
+    await outbox.use(Spool(home, URL))
+    for settlement in await settlements(faulty, 3):
+        outbox.put(Delivery(settlement))
+    await outbox.empty()
+    assert kept(home) is None
+
+
+@pytest.mark.parametrize("fault", [faults.drop, faults.throttle_items(1.0), faults.lose_answer])
+async def test_what_was_not_accepted_is_on_the_disk_until_it_is(
+    make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path, fault: Any
+) -> None:
+    outbox = make()
+    await outbox.use(Spool(home, URL))
+    [settlement] = await settlements(faulty, 1)
+    faulty.script("settle", fault)
+    outbox.put(Delivery(settlement))
+    await until(lambda: kept(home))
+    await until(lambda: not len(outbox), clock)
+    await until(lambda: kept(home) == 0)
+
+
+async def test_the_next_process_reports_it(
+    make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path
+) -> None:
+    first = make()
+    await first.use(Spool(home, URL))
+    done = await settlements(faulty, 5)
+    faulty.always("settle", faults.drop)
+    for settlement in done:
+        first.put(Delivery(settlement))
+    await until(lambda: faulty.calls["settle"])
+    await first.aclose()
+    faulty.clear()
+    second = make()
+    assert {settlement.id for settlement in await second.use(Spool(home, URL))} == {task.id for task in done}
+    await until(lambda: not len(second), clock)
+    await second.aclose()
+    infos = [await faulty.get(settlement.id) for settlement in done]
+    assert [info and (info.status, info.result) for info in infos] == [("success", 1)] * 5
+    assert kept(home) is None
+
+
+async def test_what_comes_too_late_is_dropped_with_a_word(
+    make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = Spool(home, URL)
+    spool.keep([Settlement(id="a", token="secret-token", outcome="success")])
+    spool.close()
+    outbox = make()
+    with caplog.at_level(logging.INFO):
+        await outbox.use(Spool(home, URL))
+        await until(lambda: not len(outbox), clock)
+        await outbox.aclose()
+    assert any("a from the spool is dropped" in message for message in caplog.messages)
+    assert not any("secret-token" in message for message in caplog.messages)
+    assert kept(home) is None
+
+
+async def test_a_disk_that_does_not_take_it_holds_up_no_report(
+    make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    outbox = make()
+    await outbox.use(Spool(tmp_path / "file" / "below", URL))
+    faulty.script("settle", faults.drop, faults.drop)
+    [settlement] = await settlements(faulty, 1)
+    outbox.put(Delivery(settlement))
+    await until(lambda: not len(outbox), clock)
+    assert [message for message in caplog.messages if "cannot be kept" in message] != []
+    assert not outbox.keeps
+
+
+async def test_a_service_that_takes_stale_results_is_told_none_late(
+    make: Callable[[], Outbox], faulty: Faulty, home: Path
+) -> None:
+    spool = Spool(home, URL)
+    spool.keep([Settlement(id="a", token="t", outcome="success")])
+    spool.close()
+    faulty.traits = replace(faulty.traits, refuses_stale=False)
+    outbox = make()
+    assert await outbox.use(Spool(home, URL)) == []
+    assert not outbox.keeps
+    assert kept(home)

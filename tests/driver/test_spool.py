@@ -1,0 +1,235 @@
+"""The spool: what it keeps survives the process, once; what was answered does not."""
+
+import logging
+import os
+import signal
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from leasekit._driver.spool import Spool, key_of
+from leasekit.task import NewTask, Settlement
+
+URL = "http://user:secret@here:8077"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def spool(home: Path) -> Iterator[Spool]:
+    spool = Spool(home, URL)
+    yield spool
+    spool.close()
+
+
+def settlement(task_id: str, **said: object) -> Settlement:
+    return msgspec.convert({"id": task_id, "token": f"token-{task_id}", "outcome": "success"} | said, Settlement)
+
+
+def ids(settlements: list[Settlement]) -> list[str]:
+    return [settlement.id for settlement in settlements]
+
+
+def dies(home: Path, *kept: Settlement, then: Callable[[Spool], object] = lambda spool: None) -> None:
+    """A process that keeps these, and is killed."""
+    child = os.fork()
+    if child == 0:
+        try:
+            spool = Spool(home, URL)
+            spool.keep(kept)
+            then(spool)
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_nothing_is_written_before_there_is_something_to_keep(home: Path, spool: Spool) -> None:
+    assert spool.adopt() == []
+    spool.close()
+    assert not home.exists()
+
+
+def test_what_is_kept_is_its_owners_alone(home: Path, spool: Spool) -> None:
+    spool.keep([settlement("a")])
+    [path] = home.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert "secret" not in path.name
+
+
+def test_what_a_dead_process_kept_is_adopted_once_and_to_the_byte(home: Path, spool: Spool) -> None:
+    result = b'{"long":' + b"1" * 30 + b',"float":1.0,"text":"\\u00e9"}'
+    kept = Settlement(
+        id="a",
+        token="t",
+        outcome="success",
+        result=msgspec.Raw(result),
+        progress=msgspec.Raw(b"[1]"),
+        then=[NewTask(kind="next", payload=msgspec.Raw(b'{"n":1e0}'))],
+    )
+    dies(home, kept)
+    [adopted] = spool.adopt()
+    assert msgspec.json.encode(adopted.result) == result
+    assert msgspec.json.encode(adopted.progress) == b"[1]"
+    assert (adopted.then[0].kind, msgspec.json.encode(adopted.then[0].payload)) == ("next", b'{"n":1e0}')
+    assert (adopted.id, adopted.token, adopted.outcome) == ("a", "t", "success")
+    other = Spool(home, URL)
+    assert other.adopt() == []  # it is ours now
+    spool.close()
+    assert ids(other.adopt()) == ["a"]  # and it was never answered
+    other.close()
+
+
+def test_a_result_of_a_mebibyte_is_kept(home: Path, spool: Spool) -> None:
+    dies(home, settlement("a", result="x" * (1024 * 1024 - 2)))
+    assert len(bytes(spool.adopt()[0].result)) == 1024 * 1024
+
+
+def test_what_was_answered_is_not_reported_again(home: Path, spool: Spool) -> None:
+    kept = [settlement(name) for name in "abc"]
+    dies(home, *kept, then=lambda spool: spool.answered([kept[1]]))
+    assert ids(spool.adopt()) == ["a", "c"]
+
+
+def test_when_all_is_answered_nothing_is_left(home: Path) -> None:
+    spool = Spool(home, URL)
+    spool.keep([settlement("a"), settlement("b")])
+    spool.answered([settlement("a"), settlement("b")])
+    assert [path.stat().st_size for path in home.iterdir()] == [0]
+    spool.close()
+    assert list(home.iterdir()) == []
+
+
+def test_a_living_process_keeps_what_is_its_own(home: Path, spool: Spool) -> None:
+    spool.keep([settlement("a")])
+    other = Spool(home, URL)
+    assert other.adopt() == []
+    spool.keep([settlement("b")])
+    spool.close()
+    assert ids(other.adopt()) == ["a", "b"]
+    other.close()
+
+
+def test_a_forked_child_that_lives_on_does_not_keep_it_for_itself(home: Path, spool: Spool) -> None:
+    other = Spool(home, URL)
+    other.keep([settlement("a")])
+    lives, may_end = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(may_end[1])
+        os.write(lives[1], b"x")
+        os.read(may_end[0], 1)
+        os._exit(0)
+    try:
+        os.read(lives[0], 1)
+        other.close()
+        assert ids(spool.adopt()) == ["a"]
+    finally:
+        for fd in (*lives, *may_end):
+            os.close(fd)
+        os.waitpid(child, 0)
+
+
+def test_two_that_start_at_once_adopt_each_result_once(home: Path) -> None:
+    dies(home, *[settlement(f"{n}") for n in range(50)])
+    dies(home, *[settlement(f"{n}") for n in range(50, 100)])
+    spools = [Spool(home, URL) for _ in range(4)]
+    found: list[list[str]] = [[] for _ in spools]
+    barrier = threading.Barrier(len(spools))
+
+    def adopt(n: int) -> None:
+        barrier.wait()
+        found[n] = ids(spools[n].adopt())
+
+    threads = [threading.Thread(target=adopt, args=(n,)) for n in range(len(spools))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted((task_id for one in found for task_id in one), key=int) == [f"{n}" for n in range(100)]
+    for spool in spools:
+        spool.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b'{"kept": {"id": "b", "tok', b"\0" * 500, b"[" * 5000 + b"\n", b'{"kept": 1}\n', b"\xff\xfe\n", b"\n"],
+    ids=["torn", "zeros", "nested", "of another shape", "no text", "empty"],
+)
+def test_lines_that_cannot_be_read_are_passed_over_with_one_word(
+    home: Path, spool: Spool, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    dies(home, settlement("a"), settlement("b"))
+    [path] = home.iterdir()
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + (damage if damage.endswith(b"\n") else b"") + second + damage)
+    with caplog.at_level(logging.WARNING):
+        assert ids(spool.adopt()) == ["a", "b"]
+    assert [path.name in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_write_that_was_cut_short_does_not_spoil_the_next(
+    home: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Spool(home, URL)
+    other.keep([settlement("a")])
+    write = os.write
+
+    def cut(fd: int, data: memoryview) -> int:
+        if len(data) > 20:
+            return write(fd, data[:20])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", cut)
+        with pytest.raises(OSError, match="No space"):
+            other.keep([settlement("b")])
+    other.keep([settlement("c")])
+    other.close()
+    assert ids(spool.adopt()) == ["a", "c"]
+
+
+def test_a_long_file_of_answered_results_is_written_anew(home: Path, spool: Spool) -> None:
+    other = Spool(home, URL)
+    other.keep([settlement("stays")])
+    for n in range(40):
+        long = settlement(f"{n}", result="x" * 50_000)
+        other.keep([long])
+        other.answered([long])
+    [path] = home.iterdir()
+    assert path.stat().st_size < 1_500_000
+    other.close()
+    assert ids(spool.adopt()) == ["stays"]
+
+
+def test_files_of_other_services_are_left_alone(home: Path, spool: Spool) -> None:
+    dies(home, settlement("a"))
+    other = Spool(home, "http://elsewhere:8077")
+    assert other.adopt() == []
+    assert ids(spool.adopt()) == ["a"]
+
+
+def test_a_link_to_somewhere_else_is_not_followed(home: Path, tmp_path: Path, spool: Spool) -> None:
+    dies(home, settlement("a"))
+    [path] = home.iterdir()
+    target = path.rename(tmp_path / "elsewhere")
+    path.symlink_to(target)
+    assert spool.adopt() == []
+    assert target.exists()
+
+
+def test_who_asks_is_no_part_of_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert key_of("http://a:b@here:1/x") == key_of("http://here:1/x") == key_of("http://c@here:1/x")
+    assert key_of("http://here:1/x@y") != key_of("http://here:1/y")
+    assert key_of("redis://h/0?x=1") != key_of("redis://h/0?x=2")
+    absolute, relative = key_of("sqlite:////tasks.db"), key_of("sqlite:///tasks.db")
+    monkeypatch.chdir(tmp_path)
+    assert key_of("sqlite:////tasks.db") == absolute
+    assert key_of("sqlite:///tasks.db") != relative

@@ -1,0 +1,98 @@
+"""A file that is not whole is refused with one sentence that says how to recover, and the check is bounded."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from leasekit.errors import StoreDamaged
+from leasekit.server.engine import open_store
+from leasekit.server.store import Entity, Trigger
+from leasekit.server.store.sql import SqlStore
+
+PAGE = 8192
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "tasks.db"
+    store = SqlStore(path)
+    store.open()
+    seqs = range(1, 3001)
+    with store.transaction() as tx:
+        tx.add(
+            [Entity(n, f"t{n}", "k", None, 2, b"1", 1.0, 1.0, None, 5, None, 60.0, None, None, None) for n in seqs],
+            [Trigger(n, f"t{n}", "k", 2, 300.0, 300.0, next_trigger_at=1.0) for n in seqs],
+        )
+    store.close()
+    return path
+
+
+def flip(path: Path, at: int, count: int) -> None:
+    """Every bit of so many bytes is another one."""
+    data = bytearray(path.read_bytes())
+    data[at : at + count] = bytes(byte ^ 0xFF for byte in data[at : at + count])
+    path.write_bytes(data)
+
+
+def opened(store: SqlStore) -> Iterator[None]:
+    store.open()
+    yield
+    store.close()
+
+
+@pytest.mark.parametrize("page", [5, 20, 40])
+def test_a_page_that_was_overwritten_is_found_at_the_start(path: Path, page: int) -> None:
+    flip(path, page * PAGE, 64)
+    with pytest.raises(StoreDamaged) as refused:
+        SqlStore(path).open()
+    said = str(refused.value)
+    assert "is damaged" in said
+    assert "put a backup in its place" in said
+    assert "sqlite3 tasks.db .recover | sqlite3 new.db" in said
+
+
+@pytest.mark.parametrize(("at", "count"), [(0, 16), (16, 84), (100, 50)])
+def test_a_header_that_was_overwritten_is_found_too(path: Path, at: int, count: int) -> None:
+    flip(path, at, count)
+    with pytest.raises(StoreDamaged, match="is damaged"):
+        SqlStore(path).open()
+
+
+def test_a_file_that_was_cut_off_is_found_too(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(10 * PAGE)
+    with pytest.raises(StoreDamaged, match="is damaged"):
+        SqlStore(path).open()
+
+
+def test_who_was_refused_leaves_no_lock(path: Path) -> None:
+    whole = path.read_bytes()
+    flip(path, 5 * PAGE, 64)
+    with pytest.raises(StoreDamaged):
+        SqlStore(path).open()
+    path.write_bytes(whole)
+    for _ in opened(SqlStore(path)):
+        pass
+
+
+def test_a_store_that_is_whole_is_opened_without_a_word(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in opened(SqlStore(path)):
+        assert not caplog.records
+
+
+def test_the_check_ends_when_its_time_is_over_and_the_store_is_opened(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="leasekit.server"):
+        for _ in opened(SqlStore(path, check=1e-9)):
+            assert "as far as it could be checked" in caplog.text
+
+
+def test_no_time_for_it_is_no_check(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    flip(path, 40 * PAGE, 64)
+    store = open_store(f"sqlite:///{path}", check=0)
+    assert isinstance(store, SqlStore)
+    for _ in opened(store):
+        assert not caplog.records

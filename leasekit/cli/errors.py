@@ -8,10 +8,11 @@ import typer
 
 from leasekit.errors import ConfigError, LeasekitError, Refused, UnknownScheme
 
-__all__ = ["FAILED", "INTERRUPTED", "WRONG_USAGE", "fail", "sentence", "spoken"]
+__all__ = ["DAMAGED", "FAILED", "INTERRUPTED", "WRONG_USAGE", "fail", "sentence", "spoken"]
 
 FAILED = 1
 WRONG_USAGE = 2
+DAMAGED = 65  # EX_DATAERR: to start it again is of no use
 INTERRUPTED = 130
 
 P = ParamSpec("P")

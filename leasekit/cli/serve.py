@@ -4,14 +4,15 @@ from typing import Annotated
 
 import typer
 
-from leasekit.cli.errors import fail, sentence
-from leasekit.errors import LeasekitError
+from leasekit.cli.errors import DAMAGED, fail, sentence
+from leasekit.errors import LeasekitError, StoreDamaged
 
 __all__ = ["EXAMPLES", "serve"]
 
 EXAMPLES = """\b
 Prints its address when it is ready.
-Exit code 1 if the address or the store cannot be had.
+Exit code 1 if the address or the store cannot be had,
+65 if the store is damaged.
 
 \b
 Examples:
@@ -29,6 +30,7 @@ def serve(
     insecure: Annotated[  # noqa: FBT002 - a flag to typer, a keyword to others
         bool, typer.Option("--insecure", help="Serve other machines too, without authentication or TLS.")
     ] = False,
+    check: Annotated[float, typer.Option(min=0, help="Seconds to look whether the store is whole; 0: do not.")] = 10,
 ) -> None:
     """Serve tasks over HTTP until SIGTERM or Ctrl-C."""
     try:
@@ -37,6 +39,8 @@ def serve(
     except ModuleNotFoundError as error:
         fail("serve", f"the server needs {error.name!r}: pip install 'leasekit[server]'")
     try:
-        app.serve(host, port, store, insecure=insecure)
+        app.serve(host, port, store, insecure=insecure, check=check)
+    except StoreDamaged as error:
+        fail("serve", sentence(error), DAMAGED)
     except LeasekitError as error:
         fail("serve", sentence(error))

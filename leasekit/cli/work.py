@@ -4,6 +4,7 @@ import importlib
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,13 +13,17 @@ from leasekit.cli import options
 from leasekit.cli.errors import spoken
 from leasekit.errors import ConfigError
 from leasekit.worker import Worker
+from leasekit.worker.kernel import can_supervise
+from leasekit.worker.supervised import attach
+from leasekit.worker.supervisor import Supervisor
 
 __all__ = ["EXAMPLES", "Target", "load", "work"]
 
 EXAMPLES = """\b
 Exit codes: 0 stopped by a signal; 1 the module failed, or the worker did;
-2 wrong usage; 75 a body outlived its lease, so the process ended:
-start it again.
+2 wrong usage; 130, 143 ended at once, by a second signal or because bodies
+did not end in time; 137 killed. 75, only without a supervisor: a body
+outlived its lease, so the process ended: start it again.
 
 \b
 Examples:
@@ -50,20 +55,86 @@ def work(
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Slots for async handlers, and as many threads for the others.")
     ] = None,
+    drain_grace: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds after a signal in which bodies may end by themselves; then they are told to, and their tasks "
+            "given back with their progress. Default: 20; 'inf' waits for ever.",
+        ),
+    ] = None,
+    drain_timeout: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds after a signal in which the process ends, whatever runs in it. Default: 25."),
+    ] = None,
+    spool: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where results survive that could not be reported. Default: the worker's own, or else "
+            "$XDG_STATE_HOME/leasekit; '' keeps them in memory only.",
+        ),
+    ] = None,
+    supervise: Annotated[
+        bool | None,
+        typer.Option(
+            "--supervise/--no-supervise",
+            help="Have a small process above the worker that hands its leases back and starts it again when it dies. "
+            "Default: where the system is Linux.",
+        ),
+    ] = None,
 ) -> None:
     """Run the handlers of a worker until SIGTERM or Ctrl-C.
 
     Then it claims no more, gives back what has not begun, and lets bodies end; a second signal ends it at once.
+
+    A worker that dies (kill -9, out of memory, a lease outlived) is started again, and what it held is handed back at
+    once: a task whose body had begun counts a crash.
 
     The module is looked for in the working directory too. What is not given is as the worker was made;
     'leasekit budget' shows what the numbers mean.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would say every request
+    if not attach() and _is_wanted(supervise):
+        raise typer.Exit(Supervisor([sys.executable, *sys.orig_argv[1:]]).run())
     if backend is not None:
         os.environ["LEASEKIT_URL"] = backend  # for clients that the module makes by itself
     beats = options.rhythm(ttl=ttl, cycle=cycle, rate=rate, batch=batch)
-    load(target).run(url=backend, beats=beats, concurrency=concurrency)
+    worker = load(target)
+    if spool is not None or worker.spool is None:
+        worker.spool = _spool(spool)
+    worker.run(
+        url=backend,
+        beats=beats,
+        concurrency=concurrency,
+        drain_grace=drain_grace,
+        drain_timeout=drain_timeout,
+    )
+
+
+def _is_wanted(supervise: bool | None) -> bool:  # noqa: FBT001 - as the option is
+    if supervise and not can_supervise():
+        raise ConfigError("--supervise needs Linux: elsewhere nobody can say that nothing of a worker runs any more")
+    return can_supervise() if supervise is None else supervise
+
+
+def _spool(asked: str | None) -> Path | None:
+    """The directory for results, made if need be. Raises `ConfigError` where one that was asked for cannot be used."""
+    if asked == "":
+        return None
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    try:
+        directory = Path(asked or f"{state}/leasekit").expanduser()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(f"{directory} is not ours to write to")
+    except (OSError, RuntimeError) as error:  # no home
+        if asked is not None:
+            raise ConfigError(f"--spool {asked}: {error}") from error
+        logging.getLogger("leasekit").info("results are kept in memory only, there is no place for a spool: %s", error)
+        return None
+    return directory
 
 
 def load(target: str) -> Worker:

@@ -40,11 +40,12 @@ class Buffer:
         with self._changed:
             return self._best()
 
-    def wait(self) -> Work | None:
-        """The best there is, as soon as there is anything; None once the buffer is closed."""
+    def wait(self, at_most: float | None = None) -> Work | None:
+        """The best there is, as soon as there is anything; None once the buffer is closed, or after so many seconds."""
         with self._changed:
             while (work := self._best()) is None and not self._closed:
-                self._changed.wait()
+                if not self._changed.wait(at_most):
+                    return self._best()
             return work
 
     def take_back(self, until: float) -> list[Work]:

@@ -25,6 +25,7 @@ from leasekit._driver.holding import Holding
 from leasekit._driver.outbox import Delivery
 from leasekit._driver.thread import Closed
 from leasekit.client import Client
+from leasekit.errors import Draining
 from leasekit.task import Settlement
 from leasekit.worker.executor import Executor
 from leasekit.worker.handlers import Handler
@@ -44,7 +45,8 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.2, 5.0  # seconds between claims that fail
 class Controller:
     """Keeps one executor in work, without claiming more than it can begin soon.
 
-    `peers` are all controllers of the connection, itself among them: together they stay within its capacity.
+    `peers` are all controllers of the connection, itself among them: together they stay within its capacity. It looks
+    around at least every `look` seconds, and lets a claim wait for `poll`.
     """
 
     def __init__(
@@ -56,6 +58,9 @@ class Controller:
         *,
         ahead: float,
         peers: Sequence["Controller"],
+        chance: random.Random | None = None,
+        look: float = _LOOK,
+        poll: float = _POLL,
     ) -> None:
         self._client = client
         self._connection = connection
@@ -65,19 +70,25 @@ class Controller:
         self._executor = executor
         self._peers = peers
         self.window = Window(executor.slots, ahead)
+        self._look = look
+        self._poll = poll
         self._patience = max(_LOOK, _LONGEST_IN_BUFFER * ahead)
         self._works: dict[str, Work] = {}  # by task id: buffered and running
-        self._unconfirmed: set[Work] = set()  # not begun before the service has acknowledged a beat
+        self._unconfirmed: dict[Work, None] = {}  # not begun before the service has acknowledged a beat
         self._ended: deque[tuple[Work, Settlement | None]] = deque()  # by executors, for the driver's thread
         self._rung = False
         self._claim: asyncio.Task[list[Holding]] | None = None
         self.asked = 0  # by the claim that is under way
         self.free = 0  # the window at the last look
         self._not_before = -math.inf
-        self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, random=random.SystemRandom().random)
+        self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, random=(chance or random.SystemRandom()).random)
         self._failing = False
         self._stopping = False
         self._wake = asyncio.Event()
+
+    def look_around(self) -> None:
+        """Something has changed. In the driver's thread."""
+        self._wake.set()
 
     async def run(self) -> None:
         """Until it was stopped, and no body runs any more."""
@@ -90,7 +101,7 @@ class Controller:
                 self._not_before = self._clock.now() + self._backoff.wait()
             if self._stopping and self._claim is None and not self.window.out:
                 return
-            until = self._clock.now() + _LOOK
+            until = self._clock.now() + self._look
             if self._claim is None and self._not_before > self._clock.now():
                 until = min(until, self._not_before)
             await self._clock.wait(self._wake, until)
@@ -104,6 +115,24 @@ class Controller:
         for work in list(self._unconfirmed):
             self._keeper.unless_begun(work.holding)
         self._wake.set()
+
+    def hurry(self) -> int:
+        """Tell the bodies that run to end, and give their tasks back; returns how many there are."""
+        if (end_all := getattr(self._executor, "end_all", None)) is not None:
+            end_all(self._clock.now())
+        else:
+            for work in self._works.values():
+                work.holding.tell(Draining)
+        return len(self._works)
+
+    def bequeath(self) -> int:
+        """The process ends with bodies in it: have them given back by who sees it end. Returns how many there are."""
+        for work in self._works.values():
+            task, progress = work.holding.task, work.holding.progress
+            self._keeper.bequeath(
+                work.holding, Settlement(id=task.id, token=task.token, outcome="release", progress=progress)
+            )
+        return len(self._works)
 
     @property
     def running(self) -> int:
@@ -119,6 +148,7 @@ class Controller:
 
     def _once(self, now: float) -> None:
         """What is to be done at `now`."""
+        self.window.slots = self._executor.slots  # processes come and go
         if stale := self._executor.buffer.take_back(now - self._patience):
             # They could run elsewhere: long bodies hold all slots here, or their loop is blocked.
             logger.debug("%d tasks are given back: no slot was free for %g s", len(stale), self._patience)
@@ -131,7 +161,7 @@ class Controller:
             self.asked = limit
             self._claim = asyncio.create_task(
                 self._keeper.claim(
-                    list(self._handlers), limit=limit, wait=_POLL, started=False, failing=self._note_failure
+                    list(self._handlers), limit=limit, wait=self._poll, started=False, failing=self._note_failure
                 )
             )
             self._claim.add_done_callback(lambda _: self._wake.set())
@@ -184,14 +214,14 @@ class Controller:
             if holding.confirmed is None:
                 ready += self._arrived(work)
             else:
-                self._unconfirmed.add(work)
+                self._unconfirmed[work] = None
                 holding.confirmed.add_done_callback(partial(self._confirmed, work))
         if ready:
             self._executor.put(ready)
 
     def _confirmed(self, work: Work, answer: "Future[None]") -> None:
         """The service has said whether the lease was still ours when it came: if not, it is never begun."""
-        self._unconfirmed.discard(work)
+        self._unconfirmed.pop(work, None)
         if answer.exception() is not None:
             self._left(1)
             return
@@ -258,7 +288,8 @@ class Controller:
                 return
             again.withdraw()
             holding = again
-        if settlement is not None and holding.reportable(self._connection.backend.traits):
+        traits = self._connection.backend.traits
+        if settlement is not None and holding.reportable(traits, crashed=settlement.outcome == "crash"):
             token = holding.task.token
             if settlement.token != token:
                 settlement = structs.replace(settlement, token=token)

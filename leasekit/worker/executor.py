@@ -1,4 +1,6 @@
-"""Executors run bodies: in threads, or in one event loop. Each has slots and a buffer of its own.
+"""Executors run bodies: in threads, or in one event loop (`process/` has those in processes of their own).
+
+Each has slots and a buffer.
 
 Rule 1: an executor pulls (SYSTEMS A1): whoever has a free slot takes the best there is. Nobody is woken for each task.
 Rule 2: a slot is free as soon as its body has ended; the report is the keeper's.
@@ -27,8 +29,12 @@ __all__ = ["Executor", "LoopExecutor", "ThreadExecutor"]
 class Executor(Protocol):
     """Where bodies run."""
 
-    slots: int
     buffer: Buffer
+
+    @property
+    def slots(self) -> int:
+        """How many at once, as things are."""
+        ...
 
     def put(self, works: Sequence[Work]) -> None:
         """Run these when there are slots for them. From any thread."""

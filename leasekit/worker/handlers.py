@@ -1,6 +1,7 @@
 """What a worker runs: a function, the kind that it serves, and the schema of its payload."""
 
 import inspect
+import sys
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ from leasekit.errors import ConfigError
 from leasekit.lease import Lease
 from leasekit.task import Name
 
-__all__ = ["Handler", "RunIn", "declare"]
+__all__ = ["Handler", "RunIn", "declare", "is_async"]
 
-RunIn = Literal["async", "thread"]
+RunIn = Literal["async", "thread", "process"]
 
 _WITH_FIELDS = (msgspec.inspect.StructType, msgspec.inspect.DataclassType, msgspec.inspect.TypedDictType)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -94,6 +95,12 @@ def _complete(held: Lease, result: Any) -> None:
         held.complete(result)
 
 
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives a coroutine."""
+    call = getattr(function, "__call__", function)  # noqa: B004 - of an object that is called like a function
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
 def declare(
     kind: str,
     function: Callable[..., Any],
@@ -130,22 +137,34 @@ def _run_in(what: str, function: Callable[..., Any], run: str | None) -> RunIn:
         map(inspect.isasyncgenfunction, (function, call))
     ):
         raise ConfigError(f"{what} yields: return the result, and report what comes before with held.progress()")
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
     match run:
         case None:
-            return "async" if is_async else "thread"
-        case "async" if is_async:
+            return "async" if is_async(function) else "thread"
+        case "async" if is_async(function):
             return "async"
-        case "thread" if not is_async:
+        case "thread" if not is_async(function):
             return "thread"
+        case "process":
+            _check_process(what, function)
+            return "process"
         case "async":
             raise ConfigError(f"{what} is no `async def`: it would block the event loop; use run='thread'")
         case "thread":
             raise ConfigError(f"{what} is an `async def`: use run='async'")
-        case "process":
-            raise ConfigError(f"{what}: run='process' is not available yet; use run='thread'")
         case _:
-            raise ConfigError(f"{what}: run={run!r} is unknown; use 'async' or 'thread'")
+            raise ConfigError(f"{what}: run={run!r} is unknown; use 'async', 'thread' or 'process'")
+
+
+def _check_process(what: str, function: Callable[..., Any]) -> None:
+    """Whether an executor can find it, as far as can be seen before its module is complete."""
+    if sys.platform != "linux":
+        raise ConfigError(f"{what}: run='process' takes Linux, whose kernel ends it in time; use run='thread'")
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if module is None or name is None or "<" in name:
+        raise ConfigError(
+            f"{what}: run='process' finds a function by its name in its module, and this one has none there: "
+            "no lambda, no function within a function, no object that is called like one"
+        )
 
 
 def _signature(what: str, function: Callable[..., Any]) -> tuple[Any, bool]:

@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 
@@ -14,8 +14,12 @@ from leasekit._driver import thread
 from leasekit.client import Client
 from leasekit.hooks import show
 from leasekit.worker.controller import Controller
+from leasekit.worker.draining import PATIENT, Drain, Patience
 from leasekit.worker.executor import Executor, LoopExecutor, ThreadExecutor
 from leasekit.worker.handlers import Handler, RunIn
+
+if TYPE_CHECKING:
+    from leasekit.worker.process.pool import ProcessExecutor
 
 __all__ = ["Shift"]
 
@@ -33,28 +37,54 @@ class Shift:
     its own too. Whoever enters the shift also has `run_loops` awaited somewhere.
     """
 
-    def __init__(self, client: Client, handlers: Mapping[str, Handler], *, concurrency: int, ahead: float) -> None:
+    def __init__(
+        self,
+        client: Client,
+        handlers: Mapping[str, Handler],
+        *,
+        concurrency: int,
+        ahead: float,
+        patience: Patience = PATIENT,
+        end: Callable[[], None] | None = None,
+    ) -> None:
         self._client = client
         self._connection = client.connection()
         self.hooks = client.hooks
         self._open = ExitStack()
         self._failed: list[BaseException] = []
         self._controllers: list[Controller] = []
-        self._threads: list[ThreadExecutor] = []
+        self._threads: list[ThreadExecutor | ProcessExecutor] = []
         self._loops: list[LoopExecutor] = []
+        self._drain = Drain(self._connection, self._controllers, patience, end=end)
         self.over: Future[None] = Future()
         for (run, slots, _), served in _groups(handlers).items():
-            executor = self._executor(run, slots or concurrency)
+            executor = self._executor(run, slots or concurrency, served)
             self._controllers.append(
                 Controller(client, self._connection, served, executor, ahead=ahead, peers=self._controllers)
             )
 
-    def _executor(self, run: RunIn, slots: int) -> Executor:
-        if run == "thread":
-            self._threads.append(ThreadExecutor(slots))
-            return self._threads[-1]
-        self._loops.append(LoopExecutor(slots))
-        return self._loops[-1]
+    def _executor(self, run: RunIn, slots: int, served: Mapping[str, Handler]) -> Executor:
+        match run:
+            case "async":
+                self._loops.append(LoopExecutor(slots))
+                return self._loops[-1]
+            case "thread":
+                self._threads.append(ThreadExecutor(slots))
+            case "process":
+                from leasekit.worker.process.pool import ProcessExecutor  # of Linux alone
+
+                self._threads.append(
+                    ProcessExecutor(slots, served, self._connection, changed=self._look, failed=self._give_up)
+                )
+        return self._threads[-1]
+
+    def _look(self) -> None:
+        for controller in self._controllers:
+            self._connection.driver.call_soon(controller.look_around)
+
+    def _give_up(self, error: BaseException) -> None:
+        self._failed.append(error)
+        self.stop()
 
     @property
     def uses_loop(self) -> bool:
@@ -110,6 +140,7 @@ class Shift:
         """Claim no more, give back what has not begun, let bodies end. From any thread, and from a signal handler."""
         for controller in self._controllers:
             self._connection.driver.call_soon(controller.stop)
+        self._connection.driver.call_soon(self._drain.begin)
 
     def say(self, sentence: str) -> None:
         """Log it, in the driver's thread. From anywhere, a signal handler too."""
@@ -119,6 +150,10 @@ class Shift:
         """Until it is over, and all is reported."""
         _until_done(self.over)
         _until_done(self.reported())
+        self.check()
+
+    def check(self) -> None:
+        """Raise what has ended it, where it did not end because it was stopped."""
         if self._failed:
             raise self._failed[0]
 
@@ -133,12 +168,16 @@ class Shift:
                 await outbox.empty()
         except TimeoutError:
             logger.warning("waiting until all results are reported; a second signal ends the worker without that")
-            await outbox.empty()
+            await self._drain.reported()
 
     async def _control(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for controller in self._controllers:
-                group.create_task(controller.run())
+        draining = asyncio.create_task(self._drain.run())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for controller in self._controllers:
+                    group.create_task(controller.run())
+        finally:
+            draining.cancel()
 
     @property
     def running(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
-from leasekit.errors import Cancelled, Fatal, IdleTimeout, LeaseError, LeaseLost
+from leasekit.errors import Cancelled, Draining, Fatal, IdleTimeout, LeaseError, LeaseLost
 from leasekit.hooks import about
 from leasekit.lease import Lease
 from leasekit.task import Settlement
@@ -82,9 +82,14 @@ class Work:
         if error is not None and not interrupted:
             self._log(lease, error)
 
+    def settle(self, lease: Lease, settlement: Settlement | None, error: Exception | None = None) -> None:
+        """`end`, of a body that ran in another process; None where it was stopped because its lease was lost."""
+        lease.over(settlement, error)
+        self._ended(self, settlement)
+
     def _log(self, lease: Lease, error: BaseException) -> None:
         task = lease.task
-        if isinstance(error, LeaseLost | Cancelled | IdleTimeout):
+        if isinstance(error, LeaseLost | Cancelled | Draining | IdleTimeout):
             logger.info("task %s (%s) was stopped: %s", task.id, task.kind, error, extra=self._about)
         else:
             how = "for good" if isinstance(error, Fatal) else "and will be tried again"

@@ -8,30 +8,35 @@
     worker.run()              # or: await worker.serve(), or: leasekit work module:worker
 
 A graceful stop: claim no more → give buffered tasks back at once → let bodies end, beating to the very last → report →
-only then stop the keeper. Nothing is released while its body may still run.
+only then stop the keeper. Nothing is released while its body may still run. `draining` has what happens to bodies that
+do not end.
 """
 
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from types import FrameType
+from pathlib import Path
 from typing import Concatenate, Literal, ParamSpec, TypeVar, cast, get_args
 
 import anyio
 
 from leasekit._driver.bridge import outcome
+from leasekit._driver.spool import Spool
 from leasekit._driver.watchdog import Mode
 from leasekit.backend import Backend
 from leasekit.client import Client
 from leasekit.config import Beats
 from leasekit.errors import ConfigError
 from leasekit.hooks import Hook
+from leasekit.worker import supervised
 from leasekit.worker.declared import Declared
+from leasekit.worker.draining import PATIENT, Patience
+from leasekit.worker.ending import LOST_EXIT_CODE, Signals, end_lost
 from leasekit.worker.handlers import Handler, declare
+from leasekit.worker.process import here
 from leasekit.worker.shift import Shift
 
 __all__ = ["LOST_EXIT_CODE", "Worker"]
@@ -41,9 +46,6 @@ logger = logging.getLogger("leasekit")
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
-
-LOST_EXIT_CODE = 75  # EX_TEMPFAIL: a body outlived its lease, so the process was ended
-_LAST_LOGS = 1.0  # seconds for logs to be written before a process is ended
 
 
 class Worker:
@@ -60,6 +62,17 @@ class Worker:
     goes on: by itself (exit code 75) where the interpreter has its turn in time, by the kernel (SIGKILL) where C code
     holds it up or the process is stopped. "required" refuses to work where the kernel cannot do that. "soft" only tells
     the body, and so does `serve()` in somebody else's process.
+
+    `drain_grace`: seconds after a stop in which bodies may end by themselves. Then async ones are cancelled, processes
+    ended, and threads hear of it where they call `held.check()` or `held.progress()`: `Draining`. Their tasks are given
+    back, with their progress. `math.inf` waits for ever. A short grace suits bodies that go on from a checkpoint, a
+    long one those that cannot.
+
+    `drain_timeout`: seconds after a stop for which bodies that do not end all the same keep their leases. Then the
+    process ends, where `run()` hears signals, and its supervisor gives back what it held; elsewhere the worker waits.
+
+    `spool`: a directory for results that could not be reported. They survive the process, and the next worker reports
+    them. None: they are kept in memory only, as long as the process lives.
     """
 
     def __init__(
@@ -71,6 +84,9 @@ class Worker:
         ahead: float = 0.25,
         hooks: Sequence[Hook] = (),
         watchdog: Mode = "auto",
+        drain_grace: float = PATIENT.grace,
+        drain_timeout: float = PATIENT.timeout,
+        spool: str | os.PathLike[str] | None = None,
     ) -> None:
         if isinstance(client_or_url, Client) and (beats is not None or hooks):
             raise ConfigError("the client has beats and hooks of its own: give them to connect()")
@@ -80,18 +96,19 @@ class Worker:
             raise ConfigError(f"ahead={ahead!r} is no number of seconds: set it to zero or more")
         if watchdog not in get_args(Mode):
             raise ConfigError(f"watchdog={watchdog!r} is no mode of it: use {', '.join(map(repr, get_args(Mode)))}")
+        self._patience = Patience(grace=drain_grace, timeout=drain_timeout)
         self._service = client_or_url
         self._beats = beats
         self._concurrency = concurrency
         self._ahead = ahead
         self._hooks = list(hooks)
         self._watchdog: Mode = watchdog
+        self.spool = None if spool is None else Path(spool)
         self._handlers: dict[str, Handler] = {}
         self._shift: Shift | None = None
         self._at_work: Client | None = None
         self._busy = threading.Lock()
         self._stopping = False
-        self._signals = 0
 
     def handler(
         self,
@@ -107,10 +124,13 @@ class Worker:
         returns is the result, unless it decided itself (`held.complete`, `held.fail`, `held.release`). An exception is
         a failure that is tried again, `leasekit.Fatal` one that is not.
 
-        `run`: "async" for an `async def`, "thread" for others. A thread cannot be stopped from outside: it calls
-        `held.check()`. `idle_timeout` is that of `leasekit.lease`. `concurrency`: at most so many of this kind at once,
-        in slots of its own beside the worker's, so that it neither waits for other kinds nor holds them up, and is
-        claimed for these slots alone.
+        `run`: "async" for an `async def`, "thread" for others, "process" for either, on Linux. A thread cannot be
+        stopped from outside: it calls `held.check()`. A body in a process of its own keeps its lease whatever it does
+        to its interpreter, and that process is killed where the body does not end in time.
+
+        `idle_timeout` is that of `leasekit.lease`. `concurrency`: at most so many of this kind at once, in slots of its
+        own beside the worker's, so that it neither waits for other kinds nor holds them up, and is claimed for these
+        slots alone.
 
         What this leaves under the function's name is called as before, and has `schedule`: see `Declared`.
 
@@ -139,7 +159,15 @@ class Worker:
 
     # Running ------------------------------------------------------------------------------------------------------
 
-    def run(self, *, url: str | None = None, beats: Beats | None = None, concurrency: int | None = None) -> None:
+    def run(
+        self,
+        *,
+        url: str | None = None,
+        beats: Beats | None = None,
+        concurrency: int | None = None,
+        drain_grace: float | None = None,
+        drain_timeout: float | None = None,
+    ) -> None:
         """Work until SIGTERM, SIGINT or `stop()`; then stop gracefully. A second signal ends the process at once.
 
         Blocks. Async handlers run in an event loop of their own, in a thread, so that signals and claims go on while
@@ -148,12 +176,20 @@ class Worker:
 
         Raises `ConfigError`, `UnknownScheme`, `MissingDependency`.
         """
-        with self._working(), self._hearing_signals():
+        patience = self._patience.but(grace=drain_grace, timeout=drain_timeout)
+        signals = Signals(self._signalled)
+        with self._working(), signals.hearing() as heard:
             client = self._at_work = self._client(url, beats, watchdog=self._watchdog)
             try:
-                client.connection()  # here, so that a watchdog that is required and not to be had is refused here
+                # Connects here, so that a watchdog that is required and not to be had is refused here.
+                self._outlive(client)
                 with Shift(
-                    client, self._handlers, concurrency=concurrency or self._concurrency, ahead=self._ahead
+                    client,
+                    self._handlers,
+                    concurrency=concurrency or self._concurrency,
+                    ahead=self._ahead,
+                    patience=patience,
+                    end=signals.end_at_once if heard else None,
                 ) as shift:
                     shift.run_loop_in_thread()
                     self._begin(shift)
@@ -171,8 +207,12 @@ class Worker:
         with self._working():
             client = self._at_work = self._client(None, None, watchdog="soft")
             try:
-                shift = Shift(client, self._handlers, concurrency=self._concurrency, ahead=self._ahead)
+                self._outlive(client)
+                shift = Shift(
+                    client, self._handlers, concurrency=self._concurrency, ahead=self._ahead, patience=self._patience
+                )
                 await self._serve(shift)
+                shift.check()
             finally:
                 self._at_work = None  # before it is closed: a call would open it again
                 if client is not self._service:
@@ -218,6 +258,8 @@ class Worker:
 
     @contextmanager
     def _working(self) -> Generator[None]:
+        if here.executing:
+            raise ConfigError('this is an executor of a worker: run that under `if __name__ == "__main__":`')
         if not self._handlers:
             raise ConfigError("a worker without handlers has nothing to do: declare some with @worker.handler(kind)")
         if not self._busy.acquire(blocking=False):
@@ -225,7 +267,7 @@ class Worker:
         try:
             yield
         finally:
-            self._shift, self._stopping, self._signals = None, False, 0
+            self._shift, self._stopping = None, False
             self._busy.release()
 
     def _client(self, url: str | None, beats: Beats | None, *, watchdog: Mode) -> Client:
@@ -236,10 +278,25 @@ class Worker:
         service = url or self._service or os.environ.get("LEASEKIT_URL")
         if service is None:
             raise ConfigError("which service? Give the worker a URL, or set LEASEKIT_URL")
-        last_resort = _end_process if watchdog in ("auto", "required") else None
+        last_resort = end_lost if watchdog in ("auto", "required") else None
         return Client(
             service, beats=beats or self._beats, hooks=self._hooks, last_resort=last_resort, watchdog=watchdog
         )
+
+    def _outlive(self, client: Client) -> None:
+        """See to what is to outlive this process: results that could not be reported, and what is to be handed back."""
+        connection, directory = client.connection(), None
+        if self.spool is not None and client.url is not None and not client.url.startswith("memory:"):
+            spool = Spool(self.spool, client.url)
+            connection.driver.submit(connection.keeper.outbox.use(spool))
+            directory = str(spool.directory)
+        supervised.note(client, spool=directory)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        self.stop()
+        # Not said here: a signal may have interrupted the very stream that the log would be written to.
+        if (shift := self._shift) is not None:
+            shift.say(f"{number.name}: the worker stops; a second signal ends it at once")
 
     def _submitter(self) -> tuple[Client, bool]:
         """Who schedules what handlers are called with, and whether it is to be closed after that."""
@@ -251,45 +308,3 @@ class Worker:
             )
         client = self._client(None, None, watchdog="soft")
         return client, client is not self._service
-
-    # Signals ------------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _hearing_signals(self) -> Generator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._signalled) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
-        self._signals += 1
-        if self._signals > 1:
-            _write_logs()
-            os._exit(128 + number)
-        self.stop()
-        # Not said here: a signal may have interrupted the very stream that the log would be written to.
-        if (shift := self._shift) is not None:
-            shift.say(f"{signal.Signals(number).name}: the worker stops; a second signal ends it at once")
-
-
-def _write_logs() -> None:
-    """Whoever holds a lock of a log may never let go of it: do not wait for long."""
-
-    def flush() -> None:
-        logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-
-    writer = threading.Thread(target=flush, daemon=True)
-    writer.start()
-    writer.join(_LAST_LOGS)
-
-
-def _end_process() -> None:
-    """The last resort: what runs on after its lease could run twice. All stacks are in stderr by now."""
-    os._exit(LOST_EXIT_CODE)

@@ -1,5 +1,6 @@
 """`leasekit work`: finds a worker, gives it what the options say, and exits with codes that scripts can use."""
 
+import math
 import os
 import re
 import signal
@@ -44,10 +45,12 @@ def k(payload): ...
 
 class Spy(leasekit.Worker):
     def run(self, **options):
-        print(options, os.environ.get("LEASEKIT_URL"))
+        asked = {name: value for name, value in options.items() if value is not None}
+        print(asked, os.environ.get("LEASEKIT_URL"), self.spool)
 
 class names:
     spy = Spy()
+    keeper = Spy(spool="kept")
 """
     )
     (tmp_path / "broken.py").write_text("import there_is_none\n")
@@ -67,6 +70,7 @@ class names:
         (["app:worker", "--backend", "gopher://there"], "'gopher://'"),
         (["app:worker", "--backend", "memory://", "--cycle", "200"], "ttl=300"),
         (["app:owner", "--backend", "memory://"], "client of its own"),
+        (["app:worker", "--backend", "memory://", "--drain-grace", "9", "--drain-timeout", "8"], "drain_timeout=8"),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_code_2(home: Path, arguments: list[str], says: str) -> None:
@@ -84,15 +88,36 @@ def test_what_the_module_itself_lacks_is_shown_with_its_traceback(home: Path) ->
 
 
 def test_options_are_given_to_the_worker_and_the_url_to_the_environment(home: Path) -> None:
-    done = work(home, "app:names.spy", "--backend", "memory://x", "--concurrency", "5", "--ttl", "60", "--batch", "7")
+    beats_options = ["--concurrency", "5", "--ttl", "60", "--batch", "7", "--spool", ""]
+    drain_options = ["--drain-grace", "3", "--drain-timeout", "inf"]
+    done = work(home, "app:names.spy", "--backend", "memory://x", *beats_options, *drain_options)
     assert done.returncode == 0, done.stderr
     beats = replace(Beats().for_ttl(60.0), batch=7)
-    assert done.stdout == f"{ {'url': 'memory://x', 'beats': beats, 'concurrency': 5} } memory://x\n"
+    options = {"url": "memory://x", "beats": beats, "concurrency": 5, "drain_grace": 3.0, "drain_timeout": math.inf}
+    assert done.stdout == f"{options} memory://x None\n"
 
 
 def test_what_is_not_asked_for_is_left_to_the_worker(home: Path) -> None:
-    done = work(home, "app:names.spy", LEASEKIT_URL="memory://e")
-    assert done.stdout == f"{ {'url': None, 'beats': None, 'concurrency': None} } memory://e\n"
+    done = work(home, "app:names.keeper", LEASEKIT_URL="memory://e")
+    assert done.stdout == "{} memory://e kept\n"
+
+
+def test_results_are_kept_in_the_users_state_unless_told_otherwise(home: Path) -> None:
+    done = work(home, "app:names.spy", XDG_STATE_HOME=str(home / "state"))
+    assert done.stdout == f"{{}} None {home / 'state' / 'leasekit'}\n"
+    assert (home / "state" / "leasekit").stat().st_mode & 0o777 == 0o700
+    done = work(home, "app:names.keeper", "--spool", "here")
+    assert done.stdout == "{} None here\n"
+
+
+def test_without_a_place_for_it_results_are_kept_in_memory_only(home: Path) -> None:
+    (home / "file").touch()
+    done = work(home, "app:names.spy", XDG_STATE_HOME=str(home / "file"))
+    assert done.stdout == "{} None None\n"
+    assert "in memory only" in done.stderr
+    done = work(home, "app:names.spy", "--spool", "file/below")
+    assert done.returncode == 2
+    assert "--spool file/below" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -90,7 +90,7 @@ def test_the_lease_is_given_to_who_has_a_second_parameter() -> None:
         (yields_async, None, "yields"),
         (unreadable, None, "NoSchema"),
         (unknown, None, "Nothing"),
-        (plain, "process", "not available yet"),
+        (lambda payload: payload, "process", "by its name in its module"),
         (plain, "async", "no `async def`"),
         (coroutine, "thread", "run='async'"),
         (plain, "fiber", "'fiber'"),

@@ -1,0 +1,79 @@
+"""How the process of a worker ends: asked to by signals, or at once because a body does not end.
+
+Whoever ends at once says so to its supervisor first, if it has one: bodies that end with the process because somebody
+wanted that are no crashes.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from leasekit.worker.supervised import attached
+
+__all__ = ["LOST_EXIT_CODE", "Signals", "end_lost"]
+
+LOST_EXIT_CODE = 75  # EX_TEMPFAIL: a body outlived its lease, so the process was ended
+_LAST_LOGS = 1.0  # seconds for logs to be written before a process is ended
+
+
+class Signals:
+    """SIGTERM and SIGINT while a worker runs: the first asks it to stop, a second one ends the process."""
+
+    def __init__(self, stop: Callable[[signal.Signals], None]) -> None:
+        self._stop = stop
+        self._count = 0
+        self._last = signal.SIGTERM
+
+    @contextmanager
+    def hearing(self) -> Generator[bool]:
+        """False where none can be heard, because this is not the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield False
+            return
+        before = {number: signal.signal(number, self._heard) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield True
+        finally:
+            if attached() is None:  # else one may still be on its way from the supervisor: the process ends well
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        self._count += 1
+        self._last = signal.Signals(number)
+        # One that went to a whole group may come twice, then from the supervisor: it is one all the same.
+        passed_on = 0 if (ledger := attached()) is None else ledger.signalled(self._count)
+        if max(passed_on, self._count - passed_on) > 1:
+            self.end_at_once()
+        self._stop(self._last)
+
+    def end_at_once(self) -> NoReturn:
+        """End the process, whatever runs in it. From any thread."""
+        _write_logs()
+        if (ledger := attached()) is not None:
+            ledger.forgive()
+        os._exit(128 + self._last)
+
+
+def end_lost() -> NoReturn:
+    """The last resort: what runs on after its lease could run twice. All stacks are in stderr by now."""
+    os._exit(LOST_EXIT_CODE)
+
+
+def _write_logs() -> None:
+    """Whoever holds a lock of a log may never let go of it: do not wait for long."""
+
+    def flush() -> None:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+
+    writer = threading.Thread(target=flush, daemon=True)
+    writer.start()
+    writer.join(_LAST_LOGS)

@@ -1,0 +1,78 @@
+"""What a worker held when it ended is handed back, by who saw that nothing of it runs any more (DESIGN §9).
+
+A body that had begun is a *crash*, with the reason: the task is ready again at once, and counts towards its
+`max_crashes`. What had not begun is a *release*. A result in the spool goes before both: the task has been done.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from leasekit._driver.connection import Connection
+from leasekit._driver.ledger import Holder, Left, Past
+from leasekit._driver.outbox import Delivery
+from leasekit._driver.spool import Spool
+from leasekit.client import Client
+from leasekit.errors import LeasekitError
+from leasekit.task import Settlement
+
+__all__ = ["hand_back"]
+
+logger = logging.getLogger("leasekit")
+
+_PATIENCE = 5.0  # seconds: a service that is away for longer holds up no new worker
+_PAUSE = 0.02
+
+
+def hand_back(past: Past, why: str, *, waiting: Callable[[float], bool]) -> None:
+    """Report all that is left, to the service that it was claimed from, as far as that answers soon.
+
+    What is unanswered then goes to the spool, and its service hears it from the next worker; without a spool those
+    leases run out by themselves. `waiting` is called with seconds to wait; where it returns true this gives up.
+    """
+    holder = past.holder
+    if holder is None or not (past.leases or past.said):
+        return
+    if holder.url is None:
+        logger.warning("%d leases of the worker run out by themselves: its service has no URL", len(past.leases))
+        return
+    try:
+        with Client(holder.url, worker=holder.worker) as client:
+            connection = client.connection()
+            reported = connection.driver.submit(_report(connection, holder, past, why))
+            left = _PATIENCE
+            while not reported.done() and left > 0 and not waiting(_PAUSE):
+                left -= _PAUSE
+            if reported.done():
+                reported.result()
+                return
+            kept = "are reported by the next worker" if holder.spool else "run out by themselves"
+            logger.warning("the service does not take back all leases of the worker now: they %s", kept)
+            connection.run(connection.keeper.outbox.aclose())
+    except (LeasekitError, OSError) as error:
+        logger.warning("the leases of the worker run out by themselves: %s", error)
+
+
+async def _report(connection: Connection, holder: Holder, past: Past, why: str) -> None:
+    outbox = connection.keeper.outbox
+    spooled = await outbox.use(Spool(Path(holder.spool), holder.url or "")) if holder.spool else []
+    done = {(settlement.id, settlement.token) for settlement in spooled}
+    back = [*past.said, *_settlements(past.leases, why)]
+    if not connection.backend.traits.refuses_stale:
+        # Nobody but the kernel's timer can say that these leases had not run out long before.
+        back = [settlement for settlement in back if settlement.outcome == "crash" and holder.guarded]
+    back = [settlement for settlement in back if (settlement.id, settlement.token) not in done]
+    for settlement in back:
+        outbox.put(Delivery(settlement))
+    crashes = sum(settlement.outcome == "crash" for settlement in back)
+    logger.info("%d leases of the worker are handed back, %d of them as crashed", len(back), crashes)
+    await outbox.empty()
+
+
+def _settlements(leases: Sequence[Left], why: str) -> Iterator[Settlement]:
+    error = {"type": "WorkerEnded", "message": why}
+    for lease in leases:
+        if lease.begun:
+            yield Settlement(id=lease.task_id, token=lease.token, outcome="crash", error=error)
+        else:
+            yield Settlement(id=lease.task_id, token=lease.token, outcome="release")

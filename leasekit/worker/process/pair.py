@@ -1,0 +1,274 @@
+"""One guard and its executor, as the worker sees them: started, told, listened to, killed, and seen dead."""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from leasekit._driver.watchdog import Watchdog
+from leasekit.errors import ConfigError
+from leasekit.worker import kernel
+from leasekit.worker.process import guard, reasons
+from leasekit.worker.process.messages import SHOW_STACKS, Frames, FromExecutor, FromWorker, packed
+
+__all__ = ["Pair"]
+
+# The path first: it is to be this very leasekit, wherever the worker has it from.
+_BOOT = "import sys; sys.path[:] = {path!r}; from leasekit.worker.process.child import main; main({fd})"
+_CHUNK = 64 * 1024
+_CONTROL = 64 + 1024  # bytes of a datagram from a guard
+_PATIENCE = 10.0  # seconds for a guard to start, and to do what it was told
+_LAST_WORD = 0.5  # seconds for a guard to say how its executor ended
+_DYING = 0.2  # seconds from the end of its line to that of an executor which dies
+_PRECISION = 0.005  # seconds between two readings of one clock
+
+
+class Pair:
+    """Its `watchdog` guards the body that runs in the executor: whoever holds the lease calls it, from any thread.
+
+    All else is for one thread, that of the slot, which `ring` wakes by `wake_fd`. `now` is the clock that leases are
+    counted by. Raises OSError where no process can be started.
+    """
+
+    def __init__(self, ring: Callable[[], None], wake_fd: int, now: Callable[[], float]) -> None:
+        self.ring = ring
+        self._now = now
+        self._wake_fd = wake_fd
+        self._started_at = now()
+        self._armed_at: float | None = None
+        self._asked = 0
+        self._status: int | None = None  # of the executor, once the guard has said it
+        self._pidfd: int | None = None
+        self._executor = 0
+        self._frames = Frames()
+        self._decoder = msgspec.json.Decoder[FromExecutor](FromExecutor)
+        self._out = bytearray()
+        self._hung_up = False
+        self._dismissed = False
+        self._fault = ""  # why it was killed in here
+        self._killed_for_memory = kernel.ended_for_memory()
+        self.over = False  # the executor is dead: nothing of it runs any more
+        self._telling = threading.Lock()
+        self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel, channel = socket.socketpair()
+        with control, channel:
+            try:
+                self._guard = _start(control.fileno(), channel.fileno())
+            except BaseException:
+                self._control.close()
+                self._channel.close()
+                raise
+        self._channel.setblocking(False)  # noqa: FBT003
+        self.watchdog = Watchdog("required", timer=self)
+        self._poll = select.poll()
+        self._poll.register(wake_fd, select.POLLIN)
+
+    # The timer of its guard ---------------------------------------------------------------------------------------
+
+    def arm(self, at: float) -> None:
+        """Have the executor killed at that moment, and at no other that was said before."""
+        self._armed_at = at
+        self._tell(guard.ARM + guard.MOMENT.pack(at))
+        self.ring()  # so that the executor hears of it too
+
+    def disarm(self) -> None:
+        self._armed_at = None
+        self._tell(guard.DISARM)
+
+    def close(self) -> None:
+        """There is nothing to be armed any more."""
+        with self._telling:
+            self._control.close()
+
+    def _tell(self, message: bytes) -> None:
+        try:
+            with self._telling:  # what is closed meanwhile may be another file
+                self._control.send(message, socket.MSG_DONTWAIT)
+        except OSError:
+            # It is dead, or stopped for so long that no more goes in: an executor must not outlive what it was told.
+            self._guard.kill()
+
+    # Coming to life -----------------------------------------------------------------------------------------------
+
+    def meet(self) -> None:
+        """Wait until the guard has started its executor. Raises `ConfigError` where it cannot be a guard, OSError."""
+        message, fds, _, _ = self._hear_fds()
+        if message.startswith(guard.REFUSED):
+            why = message.removeprefix(guard.REFUSED).decode()
+            raise ConfigError(f"run='process', but no guard can be started here: {why}")
+        if not message.startswith(guard.HERE):
+            raise OSError("the guard of an executor did not start")
+        (self._pidfd,) = fds
+        self._poll.register(self._pidfd, select.POLLIN)
+        self._poll.register(self._channel, select.POLLIN)
+        self._executor, at = guard.HERE_FORMAT.unpack(message.removeprefix(guard.HERE))
+        if not self._started_at - _PRECISION <= at <= self._now() + _PRECISION:
+            raise ConfigError("run='process', but leases are not counted by the clock of the kernel (CLOCK_BOOTTIME)")
+
+    def _hear_fds(self) -> tuple[bytes, list[int], int, str | None]:
+        if not _readable(self._control, _PATIENCE):
+            raise OSError("the guard of an executor says nothing")
+        return socket.recv_fds(self._control, _CONTROL, 1, socket.MSG_CMSG_CLOEXEC)
+
+    # Talking ------------------------------------------------------------------------------------------------------
+
+    def guarded(self) -> bool:
+        """True once the guard has done all that it was told. Before that no body may begin."""
+        self._asked += 1
+        question = guard.ASK + guard.NUMBER.pack(self._asked)
+        self._tell(question)
+        until = time.monotonic() + _PATIENCE
+        while _readable(self._control, until - time.monotonic()):
+            answer = self._hear()
+            if answer == question:
+                return True
+            if answer is None:
+                return False
+        return False
+
+    def _hear(self) -> bytes | None:
+        """What the guard says. None where that was its last."""
+        try:
+            answer = self._control.recv(_CONTROL, socket.MSG_DONTWAIT)
+        except OSError:
+            return None
+        if answer.startswith(guard.EXITED):
+            (self._status,) = guard.NUMBER.unpack(answer.removeprefix(guard.EXITED))
+            return None
+        return answer or None
+
+    @property
+    def usable(self) -> bool:
+        """True while it may be given a body."""
+        return not self.over and not self._hung_up
+
+    def send(self, message: FromWorker) -> None:
+        """Say it as soon as the executor listens: `step` goes on with what does not fit."""
+        self._out += packed(message)
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._out:
+                del self._out[: self._channel.send(self._out)]
+        except BlockingIOError:
+            pass
+        except OSError:  # it is dead, and `step` finds out
+            self._out.clear()
+        if not self._hung_up:
+            self._poll.modify(self._channel, select.POLLIN | (select.POLLOUT if self._out else 0))
+
+    def step(self, seconds: float) -> list[FromExecutor]:
+        """What the executor has said; waits up to so long for that, for its death (`over`), or for a ring."""
+        ready = {fd for fd, _ in self._poll.poll(max(0.0, seconds) * 1000)}
+        if self._wake_fd in ready:
+            os.eventfd_read(self._wake_fd)
+        died = self._pidfd in ready
+        said = self._read() if died or self._channel.fileno() in ready else []
+        if self._out:
+            self._flush()
+        self.over = died  # now that all has been read that it said before
+        return said
+
+    def _read(self) -> list[FromExecutor]:
+        said: list[FromExecutor] = []
+        try:
+            while not self._hung_up:
+                if not (data := self._channel.recv(_CHUNK)):
+                    self._hang_up()
+                said += map(self._decoder.decode, self._frames.feed(data))
+        except BlockingIOError:
+            pass
+        except (OSError, msgspec.DecodeError):  # a body has written into it
+            self._hang_up()
+        return said
+
+    def _hang_up(self) -> None:
+        """There is nothing to be had from it any more: it is dying, or cannot be spoken to."""
+        self._hung_up = True
+        self._poll.unregister(self._channel)
+        if not self._dismissed and not _readable(self._pidfd, _DYING):
+            self._fault = ", for it had closed or garbled its line to the worker"
+            self.kill()
+
+    # The end ------------------------------------------------------------------------------------------------------
+
+    def show_stacks(self) -> None:
+        """Have the executor write all its stacks to stderr, if it can."""
+        self._signal(SHOW_STACKS)
+
+    def kill(self) -> None:
+        """Kill the executor. It may live on for a moment: see `over`."""
+        if self._pidfd is None:
+            self._guard.kill()
+        else:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has died, or become somebody else's
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def dismiss(self, within: float) -> None:
+        """Let an executor that runs no body end by itself, and kill it if it takes longer."""
+        self._dismissed = True
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_WR)
+        until = time.monotonic() + within
+        while not self.over and (left := until - time.monotonic()) > 0 and self._pidfd is not None:
+            self.step(left)
+        self.kill()
+        while not self.over and self._pidfd is not None:
+            self.step(1.0)
+
+    def bury(self) -> str:
+        """See to it that nothing is left, once it is `over` or was never there. Says how it ended."""
+        past_end = self._armed_at is not None and self._now() >= self._armed_at
+        until = time.monotonic() + _LAST_WORD
+        while self._status is None and _readable(self._control, until - time.monotonic()) and self._hear() is not None:
+            pass
+        if self._status is None and self._executor:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._executor, signal.SIGKILL)
+        self._guard.kill()
+        code = self._guard.wait()
+        self._channel.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+        self.close()
+        memory_ran_out = kernel.ended_for_memory() > self._killed_for_memory
+        if self._status is not None:
+            how = reasons.ended(os.waitstatus_to_exitcode(self._status), memory_ran_out=memory_ran_out)
+            return how + self._fault
+        if past_end:
+            return "was killed by the kernel because its lease ended (watchdog)"
+        return f"was killed with its guard, which {reasons.ended(code, memory_ran_out=memory_ran_out)}"
+
+
+def _start(control: int, channel: int) -> "subprocess.Popen[bytes]":
+    path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109 - sys.path wants strings
+    options = [f"-W{option}" for option in sys.warnoptions] + ["-O"] * sys.flags.optimize
+    executor = [sys.executable, *options, "-c", _BOOT.format(path=path, fd=channel)]
+    lean = [sys.executable, "-I", "-S", guard.__file__]
+    return subprocess.Popen(  # noqa: S603 - our own command
+        [*lean, str(control), str(channel), str(os.getpid()), *executor],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(control, channel),
+        start_new_session=True,  # neither Ctrl-C nor the end of a terminal is for it
+    )
+
+
+def _readable(fd: socket.socket | int | None, seconds: float) -> bool:
+    poll = select.poll()
+    if fd is not None:
+        poll.register(fd, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))

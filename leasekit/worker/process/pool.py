@@ -1,0 +1,108 @@
+"""The executor of handlers that run in processes of their own: a slot for each, and a thread that sees to it."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from leasekit._driver.connection import Connection
+from leasekit.errors import ConfigError
+from leasekit.worker.buffer import Buffer
+from leasekit.worker.handlers import Handler
+from leasekit.worker.process import names
+from leasekit.worker.process.slot import Slot
+from leasekit.worker.work import Work
+
+__all__ = ["ProcessExecutor"]
+
+logger = logging.getLogger("leasekit")
+
+_LOOK = 1.0  # seconds: an executor that dies without a body is missed so soon
+
+
+class ProcessExecutor:
+    """So many guarded processes, each for one body at a time. Leaving the `with` block waits for the bodies that run.
+
+    `changed` is called when one more is ready for tasks; `failed`, where none will ever be.
+
+    Raises `ConfigError` where executors would not find one of the handlers.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        handlers: Mapping[str, Handler],
+        connection: Connection,
+        *,
+        changed: Callable[[], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self.buffer = Buffer()
+        self._changed = changed
+        self._failed = failed
+        self._was_ready = False
+        self._closed = False
+        setup = names.setup(handlers, connection)
+        connection.keeper.guards_elsewhere = True
+        self._slots = [Slot(setup, connection.clock.now) for _ in range(count)]
+        self._threads = [
+            threading.Thread(target=self._serve, args=[slot], name=f"leasekit-executor-{number}", daemon=True)
+            for number, slot in enumerate(self._slots)
+        ]
+
+    @property
+    def slots(self) -> int:
+        """How many could run a body now: those whose processes live. Any thread."""
+        return sum(slot.ready for slot in self._slots)
+
+    def put(self, works: Sequence[Work]) -> None:
+        self.buffer.put(works)
+
+    def end_all(self, now: float) -> None:
+        """Run nothing any more: kill every executor in which a body runs at `now`, and give the tasks back.
+
+        Each is settled as a release, with the latest progress, once its executor is known to be dead. Does not wait,
+        and may be called from any thread; only to be followed by leaving the block.
+        """
+        for slot in self._slots:
+            slot.end(now)
+
+    def __enter__(self) -> "ProcessExecutor":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closed = True
+        for slot in self._slots:
+            slot.close()
+        self.buffer.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self, slot: Slot) -> None:
+        try:
+            while not self._closed:
+                if self._have(slot) and (work := self.buffer.wait(_LOOK)) is not None and not slot.run(work):
+                    self.buffer.put([work])
+        except ConfigError as error:
+            self._failed(error)
+        except BaseException as error:
+            logger.critical("the slot of an executor has ended: the worker stops", exc_info=error)
+            self._failed(error)
+        finally:
+            slot.finish()
+
+    def _have(self, slot: Slot) -> bool:
+        was_ready = slot.ready
+        try:
+            is_ready = slot.start()
+        except ConfigError as error:
+            if not self._was_ready:
+                raise
+            logger.error("no executor can be started any more, it is tried again: %s", error)
+            slot.pause()
+            return False
+        if is_ready and not was_ready:
+            self._was_ready = True
+            self._changed()
+        return is_ready

@@ -1,0 +1,42 @@
+"""The worker's side of its supervisor: it ends with it, and notes for it what it holds."""
+
+import os
+
+from leasekit._driver.ledger import Holder, Ledger
+from leasekit.client import Client
+from leasekit.worker import kernel
+
+__all__ = ["VARIABLE", "attach", "attached", "note"]
+
+VARIABLE = "LEASEKIT_SUPERVISED"  # what the supervisor tells its child, and nobody else: the ledger, and who it is
+
+_ledger: Ledger | None = None
+
+
+def attach() -> bool:
+    """True in the child of a supervisor: from here it ends with it, and is the first to end when memory runs out."""
+    global _ledger  # noqa: PLW0603 - a process has one supervisor
+    told = os.environ.pop(VARIABLE, None)
+    if told is None:
+        return False
+    fd, parent = map(int, told.split(":"))
+    kernel.end_with(parent)
+    kernel.expendable()
+    _ledger = Ledger(fd)
+    os.close(fd)
+    return True
+
+
+def attached() -> Ledger | None:
+    """Where this process notes what it holds; None where nobody reads that."""
+    return _ledger
+
+
+def note(client: Client, *, spool: str | None) -> None:
+    """What this client holds from now on is handed back when this process has ended, in one way or the other."""
+    if _ledger is None:
+        return
+    connection = client.connection()
+    guarded = connection.watchdog.guards
+    _ledger.open(Holder(worker=client.worker, url=client.url, guarded=guarded, spool=spool))
+    connection.keeper.ledger = _ledger

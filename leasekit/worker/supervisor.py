@@ -1,0 +1,179 @@
+"""A small process that has the worker as its child, and hands back its leases when it has died (DESIGN §9).
+
+    worker dies ─▶ reaped ─▶ all orphans of it killed and reaped ─▶ its leases handed back ─▶ the worker started again
+
+Rule 1: nothing is reported before nothing of the worker can run any more.
+Rule 2: the supervisor loads no user's code, and waits for nothing that the worker does: it only reads what that noted.
+Rule 3: whoever ends the supervisor ends the worker: by a signal that is passed on, or, if it is killed, by the kernel.
+"""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from leasekit._driver.ledger import Past, SharedMemory
+from leasekit.worker import kernel
+from leasekit.worker.ending import LOST_EXIT_CODE
+from leasekit.worker.handback import hand_back
+from leasekit.worker.supervised import VARIABLE
+
+__all__ = ["Supervisor"]
+
+logger = logging.getLogger("leasekit")
+
+_STOPPING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+_PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+_HEARD = _STOPPING | _PASSED_ON | {signal.SIGCHLD}
+_MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGQUIT)  # as under nohup: then they are not heard here either
+_WRONG_USAGE = 2
+_QUICK = 30.0  # seconds: who ends earlier has ended in quick succession
+_MOST_QUICK = 20  # several tasks that kill each worker that runs them are dead before (`max_crashes`)
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+
+
+class _Life(NamedTuple):
+    """How a worker ended."""
+
+    code: int  # as a shell says it: 128 + n for signal n
+    why: str
+    past: Past
+    lasted: float
+
+
+class Supervisor:
+    """Runs a command as its child, and again when it has died, until it is told to stop."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._child: int | None = None
+        self._memory: SharedMemory | None = None
+        self._signals = 0
+        self._strangers: set[int] = set()
+        self._heard = _HEARD - {number for number in _MAY_BE_IGNORED if signal.getsignal(number) is signal.SIG_IGN}
+
+    def run(self) -> int:
+        """The exit code of the last worker. Raises `OSError` where the kernel does not do what this needs."""
+        kernel.adopt_orphans()
+        self._strangers = kernel.children(os.getpid())  # of who became this process by exec
+        quick, came_to_work = 0, False
+        with _hearing(self._heard) as mask:
+            while True:
+                life = self._life(mask)
+                came_to_work |= life.past.holder is not None
+                quick = quick + 1 if life.lasted < _QUICK else 0
+                if self._signals or not came_to_work or self._is_final(life):
+                    return life.code
+                if quick > _MOST_QUICK:
+                    logger.error("%s, and so did %d before it in quick succession: no more is started", life.why, quick)
+                    return life.code
+                wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (quick - 2)) if quick > 1 else 0.0
+                logger.warning("%s; it is started again%s", life.why, f" in {wait:g} s" if wait else "")
+                if self._rest(wait):
+                    return 0
+
+    def _is_final(self, life: _Life) -> bool:
+        """It ended because it wanted to, or would end so again. Who ends in the middle of bodies did not want to."""
+        return life.code == _WRONG_USAGE or (life.code == 0 and not life.past.leases)
+
+    def _life(self, mask: set[signal.Signals]) -> _Life:
+        """One worker, from its start until nothing of it runs or is held any more."""
+        memory = self._memory = SharedMemory()
+        try:
+            killed_for_memory, began_at = kernel.ended_for_memory(), time.monotonic()
+            process = self._child = self._start(memory.fd, mask)
+            code = os.waitstatus_to_exitcode(self._ended(process))
+            self._child = None
+            lasted = time.monotonic() - began_at
+            why = f"the worker (process {process}) {_reason(code, kernel.ended_for_memory() > killed_for_memory)}"
+            past = memory.read()
+        finally:
+            memory.close()
+            self._memory = None
+        if code != 0 or past.leases or past.said:
+            self._clean_up(past, why)
+        return _Life(code if code >= 0 else 128 - code, why, past, lasted)
+
+    def _start(self, ledger: int, mask: set[signal.Signals]) -> int:
+        os.set_inheritable(ledger, True)  # noqa: FBT003 - of one argument
+        environment: Mapping[str, str] = os.environ | {VARIABLE: f"{ledger}:{os.getpid()}"}
+        return os.posix_spawn(self._command[0], list(self._command), environment, setsigmask=mask)
+
+    def _clean_up(self, past: Past, why: str) -> None:
+        heard = self._signals
+
+        def waiting(seconds: float) -> bool:
+            """One signal more than when it began, of those that end: the user has no patience any more."""
+            self._listen(seconds)
+            return self._signals > max(1, heard)
+
+        if not kernel.end_all_but(self._strangers, waiting=waiting):
+            logger.warning("processes of the worker go on: its %d leases run out by themselves", len(past.leases))
+            return
+        hand_back(past, why, waiting=waiting)
+
+    # Signals ------------------------------------------------------------------------------------------------------
+
+    def _ended(self, child: int) -> int:
+        """Its status, as soon as it has ended. Orphans that end are waited for meanwhile."""
+        while True:
+            try:
+                while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
+                    if reaped[0] == child:
+                        return reaped[1]
+                    self._strangers.discard(reaped[0])
+            except ChildProcessError as error:
+                raise AssertionError("somebody else has waited for the worker") from error
+            self._listen(None)
+
+    def _listen(self, seconds: float | None) -> None:
+        """Wait for a signal, at most so long, and pass it on."""
+        if seconds is None:
+            heard = signal.sigwaitinfo(self._heard)
+        elif (timed := signal.sigtimedwait(self._heard, seconds)) is None:
+            return
+        else:
+            heard = timed
+        number = signal.Signals(heard.si_signo)
+        if number is signal.SIGCHLD:
+            return
+        has_heard = False
+        if number in _STOPPING:
+            self._signals += 1
+            has_heard = self._memory is not None and not self._memory.signalled()
+        if self._child is not None and not has_heard:  # it has not been waited for, so its number is still its own
+            os.kill(self._child, number)
+
+    def _rest(self, seconds: float) -> bool:
+        """Wait so long; true where there came a signal to stop."""
+        until = time.monotonic() + seconds
+        while not self._signals and (left := until - time.monotonic()) > 0:
+            self._listen(left)
+        return bool(self._signals)
+
+
+@contextmanager
+def _hearing(heard: Iterable[signal.Signals]) -> Generator[set[signal.Signals]]:
+    """Signals wait until they are asked for. Gives those that were held back before."""
+    chld = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it is not told of the end of his children
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+    try:
+        yield {signal.Signals(number) for number in mask}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGCHLD, chld)
+
+
+def _reason(code: int, killed_for_memory: bool) -> str:  # noqa: FBT001 - private
+    if code == -signal.SIGKILL and killed_for_memory:
+        return "was ended by SIGKILL, probably because memory ran out"
+    if code == -signal.SIGKILL:
+        return "was ended by SIGKILL: from outside, or by the kernel's timer, because it outlived a lease"
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    if code == LOST_EXIT_CODE:
+        return f"ended itself with exit code {code}: a body outlived its lease"
+    return f"ended with exit code {code}"

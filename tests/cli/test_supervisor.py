@@ -1,0 +1,456 @@
+"""A worker and its supervisor as processes: whatever the worker dies of, its tasks run elsewhere at once, and once."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leasekit
+from leasekit import Status
+from leasekit.task import TaskInfo
+
+LEASEKIT = [sys.executable, "-m", "leasekit"]
+PATIENCE = 60.0
+TTL = 300  # no task comes back by itself while these tests run
+
+HANDLERS = """
+import asyncio, os, signal, subprocess, sys, time
+import leasekit
+
+worker = leasekit.Worker(concurrency=2)
+
+def note(*words):
+    with open("notes", "ab", buffering=0) as file:
+        file.write(" ".join(map(str, words)).encode() + b"\\n")
+
+@worker.handler("first_waits")
+def first_waits(payload, held):
+    note("begun", held.task.id, os.getpid())
+    while held.fence == 1:
+        time.sleep(0.01)
+    return "elsewhere"
+
+@worker.handler("dies")
+def dies(how, held):
+    note("begun", held.task.id, os.getpid())
+    if how == "exit 0":
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+@worker.handler("dies_in_loop")
+async def dies_in_loop(payload, held):
+    if not os.path.exists("died"):
+        open("died", "x").close()
+        os.kill(os.getpid(), signal.SIGKILL)  # the other is in the loop too, and has not had its turn
+
+@worker.handler("leaves_orphans")
+def leaves_orphans(payload, held):
+    note("begun", held.task.id, os.getpid())
+    if held.fence == 1:
+        code = "import os, time\\nif os.fork() == 0:\\n os.setsid()\\n if os.fork():\\n  os._exit(0)\\n"
+        code += "os.write(1, b'%d\\\\n' % os.getpid())\\nwhile True: time.sleep(1)"
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        orphans = [int(child.stdout.readline()) for _ in range(2)]
+        note("orphans", *orphans)
+        time.sleep(600)
+    return "done"
+
+@worker.handler("async_waits")
+async def async_waits(payload, held):
+    note("begun", held.task.id, os.getpid())
+    if held.fence == 1:
+        held.progress({"page": 7})
+        await asyncio.sleep(600)
+    return held.checkpoint
+
+@worker.handler("checks")
+def checks(payload, held):
+    note("begun", held.task.id, os.getpid())
+    while held.fence == 1:
+        held.progress({"page": 7})
+        time.sleep(0.01)
+    return held.checkpoint
+
+@worker.handler("never_checks")
+def never_checks(payload, held):
+    note("begun", held.task.id, os.getpid())
+    held.progress({"page": 7})
+    time.sleep(600 if held.fence == 1 else 0)
+    return held.checkpoint
+
+@worker.handler("ends_when_told")
+def ends_when_told(payload, held):
+    note("begun", held.task.id, os.getpid())
+    while not os.path.exists("finish"):
+        time.sleep(0.01)
+    note("ended", held.task.id, os.getpid())
+    return "x" * payload
+"""
+
+
+def eventually(fact: Callable[[], Any], what: str) -> Any:
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        if value := fact():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"waited {PATIENCE:g} s for {what}")
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+class Worker:
+    """`leasekit work`: the process that was started, and the one that works."""
+
+    def __init__(self, home: Path, name: str, url: str, *options: str) -> None:
+        self._log = home / f"{name}.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*LEASEKIT, "work", "app:worker", "--backend", url, *options],
+                cwd=home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"XDG_STATE_HOME": str(home / "state")},
+                start_new_session=True,
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that works: a child of the one that was started."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return int(eventually(lambda: children.read_text().split(), "the worker's process")[0])
+
+    def at_work(self, times: int = 1) -> "Worker":
+        eventually(lambda: self.log.count("at work") >= times or self.process.poll() is not None, "the worker")
+        assert self.process.poll() is None, self.log
+        return self
+
+    def exit_code(self) -> int:
+        return self.process.wait(PATIENCE)
+
+
+class Place:
+    """A folder with handlers, a server, and workers."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.url = ""
+        self.server: subprocess.Popen[str] | None = None
+        self._workers: list[Worker] = []
+        (home / "app.py").write_text(textwrap.dedent(HANDLERS))
+
+    def serve(self, port: int = 0) -> None:
+        command = [*LEASEKIT, "serve", "--port", str(port), "--store", "sqlite:///tasks.db"]
+        with (self.home / "server.log").open("ab") as log:
+            self.server = subprocess.Popen(command, cwd=self.home, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self.server.stdout is not None
+        found = re.search(r"http://\S+", self.server.stdout.readline())
+        assert found
+        self.url = found[0]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+    def kill_server(self) -> None:
+        assert self.server is not None
+        assert self.server.stdout is not None
+        self.server.kill()
+        self.server.wait()
+        self.server.stdout.close()
+
+    def work(self, *options: str) -> Worker:
+        self._workers.append(Worker(self.home, f"worker-{len(self._workers)}", self.url, *options))
+        return self._workers[-1]
+
+    def notes(self, word: str) -> list[list[str]]:
+        path = self.home / "notes"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [words[1:] for line in lines if (words := line.split())[0] == word]
+
+    def begun(self, count: int = 1) -> list[list[str]]:
+        eventually(lambda: len(self.notes("begun")) >= count, f"{count} bodies")
+        return self.notes("begun")
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.process.kill()
+            worker.process.wait()
+            print(f"--- a worker\n{worker.log[-3000:]}")  # shown by pytest where a test fails
+        if self.server is not None and self.server.poll() is None:
+            self.kill_server()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def client(place: Place) -> Iterator[leasekit.Client]:
+    place.serve()
+    with leasekit.connect(place.url) as client:
+        yield client
+
+
+def ended(client: leasekit.Client, task_id: str) -> TaskInfo:
+    return client.wait_for(task_id, timeout=PATIENCE)[0]
+
+
+def outcomes(info: TaskInfo) -> list[str]:
+    return [run.outcome for run in info.history]
+
+
+def test_the_task_of_a_worker_that_was_killed_runs_elsewhere_at_once(place: Place, client: leasekit.Client) -> None:
+    worker = place.work().at_work()
+    pid = worker.pid
+    task = client.schedule("first_waits", claim_timeout=TTL, heartbeat_timeout=TTL)
+    assert place.begun() == [[task.id, str(pid)]]
+    killed_at = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    info = ended(client, task.id)
+    assert time.monotonic() - killed_at < TTL / 3
+    assert info.result == "elsewhere"
+    assert outcomes(info) == ["crash", "success"]
+    assert info.crashes == 1
+    assert "SIGKILL" in info.history[0].error["message"]
+    assert f"process {pid}" in info.history[0].error["message"]
+    assert place.begun(2)[1][1] == str(worker.pid)  # the same supervisor's next worker
+    assert "1 leases of the worker are handed back, 1 of them as crashed" in worker.log
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
+
+
+def test_what_had_not_begun_counts_no_crash(place: Place, client: leasekit.Client) -> None:
+    tasks = client.schedule_all([leasekit.NewTask(kind="dies_in_loop") for _ in range(2)])
+    place.work().at_work()
+    infos = [ended(client, task.id) for task in tasks]
+    assert sorted(info.history[0].outcome for info in infos) == ["crash", "release"]
+    assert sorted(info.crashes for info in infos) == [0, 1]
+
+
+@pytest.mark.parametrize(("how", "says"), [("kill", "SIGKILL"), ("exit 0", "exit code 0")])
+def test_a_task_that_kills_every_worker_is_dead_after_max_crashes(
+    place: Place, client: leasekit.Client, how: str, says: str
+) -> None:
+    worker = place.work().at_work()
+    task = client.schedule("dies", how, max_crashes=1)
+    info = ended(client, task.id)
+    assert info.status is Status.DEAD
+    assert outcomes(info) == ["crash", "crash"]
+    assert all(says in run.error["message"] for run in info.history)
+    worker.at_work(3)
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
+
+
+def test_nothing_is_handed_back_before_all_orphans_are_gone(place: Place, client: leasekit.Client) -> None:
+    worker = place.work().at_work()
+    task = client.schedule("leaves_orphans")
+    orphans = [int(pid) for pid in eventually(lambda: place.notes("orphans"), "the orphans")[0]]
+    assert not any(map(is_gone, orphans))
+    os.kill(worker.pid, signal.SIGKILL)
+    place.begun(2)
+    assert all(map(is_gone, orphans))  # its next run has begun, and they ended before
+    assert ended(client, task.id).result == "done"
+
+
+def test_children_that_the_supervisor_had_before_are_spared(place: Place, client: leasekit.Client) -> None:
+    command = f"sleep 600 & echo $! > sidecar; exec {' '.join(LEASEKIT)} work app:worker --backend {place.url}"
+    shell = subprocess.Popen(["sh", "-c", command], cwd=place.home, stderr=subprocess.PIPE, start_new_session=True)
+    assert shell.stderr is not None
+    try:
+        assert b"at work" in shell.stderr.readline()
+        sidecar = int((place.home / "sidecar").read_text())
+        [worker] = [
+            int(pid)
+            for pid in Path(f"/proc/{shell.pid}/task/{shell.pid}/children").read_text().split()
+            if int(pid) != sidecar
+        ]
+        os.kill(worker, signal.SIGKILL)
+        while b"at work" not in shell.stderr.readline():
+            pass
+        assert not is_gone(sidecar)
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        shell.stderr.close()
+        shell.wait()
+
+
+def test_the_worker_ends_with_a_supervisor_that_was_killed(place: Place, client: leasekit.Client) -> None:
+    worker = place.work().at_work()
+    pid = worker.pid
+    worker.process.kill()
+    worker.process.wait()
+    eventually(lambda: is_gone(pid), "the worker's end")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_passed_on_and_bodies_end(place: Place, client: leasekit.Client, number: signal.Signals) -> None:
+    worker = place.work().at_work()
+    task = client.schedule("ends_when_told", 3)
+    place.begun()
+    worker.process.send_signal(number)
+    eventually(lambda: "the worker stops" in worker.log, "the signal")
+    (place.home / "finish").touch()
+    assert worker.exit_code() == 0
+    assert client.get(task.id).result == "xxx"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_all_at_once_and_bodies_are_given_back_without_a_crash(
+    place: Place, client: leasekit.Client, number: signal.Signals
+) -> None:
+    worker = place.work().at_work()
+    task = client.schedule("first_waits")
+    place.begun()
+    worker.process.send_signal(number)
+    eventually(lambda: "the worker stops" in worker.log, "the signal")
+    worker.process.send_signal(number)
+    assert worker.exit_code() == 128 + number
+    info = client.get(task.id)
+    assert info is not None
+    assert (outcomes(info), info.crashes, info.status) == (["release"], 0, Status.ENQUEUED)
+
+
+def test_a_signal_to_the_whole_group_counts_once(place: Place, client: leasekit.Client) -> None:
+    worker = place.work().at_work()
+    task = client.schedule("ends_when_told", 3)
+    place.begun()
+    os.killpg(worker.process.pid, signal.SIGINT)  # as Ctrl-C does
+    eventually(lambda: "the worker stops" in worker.log, "the signal")
+    (place.home / "finish").touch()
+    assert worker.exit_code() == 0
+    assert client.get(task.id).status is Status.SUCCESS  # type: ignore[union-attr]
+
+
+def test_a_signal_that_is_ignored_stays_so(place: Place, client: leasekit.Client) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup has it
+    try:
+        worker = place.work().at_work()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    pid = worker.pid
+    worker.process.send_signal(signal.SIGHUP)
+    os.kill(pid, signal.SIGKILL)
+    worker.at_work(2)  # it was not taken for one that stops
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
+
+
+def test_who_never_came_to_work_is_not_started_again(place: Place, client: leasekit.Client) -> None:
+    (place.home / "app.py").write_text("import os\nopen('tries', 'a').write('x')\nos.abort()\n")
+    worker = place.work()
+    assert worker.exit_code() == 128 + signal.SIGABRT
+    assert (place.home / "tries").read_text() == "x"
+
+
+def test_without_a_supervisor_there_is_one_process_that_is_not_started_again(
+    place: Place, client: leasekit.Client
+) -> None:
+    worker = place.work("--no-supervise").at_work()
+    client.schedule("dies", "kill")
+    assert worker.exit_code() == -signal.SIGKILL
+    assert len(place.begun()) == 1
+
+
+def test_an_embedded_store_is_opened_by_the_supervisor_when_its_worker_has_died(place: Place) -> None:
+    place.url = "sqlite:///embedded.db"
+    with leasekit.connect(f"sqlite:///{place.home}/embedded.db") as client:
+        task = client.schedule("first_waits")
+    worker = place.work().at_work()
+    pid = worker.pid
+    place.begun()
+    os.kill(pid, signal.SIGKILL)
+    assert place.begun(2)[1][1] != str(pid)
+    eventually(lambda: "1 of them as crashed" in worker.log, "the supervisor's report")
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
+    with leasekit.connect(f"sqlite:///{place.home}/embedded.db") as client:
+        assert outcomes(ended(client, task.id)) == ["crash", "success"]
+
+
+# Draining -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["async_waits", "checks"])
+def test_past_the_grace_bodies_are_told_to_end_and_their_tasks_given_back_with_their_progress(
+    place: Place, client: leasekit.Client, kind: str
+) -> None:
+    worker = place.work("--drain-grace", "0.1", "--drain-timeout", "inf").at_work()
+    task = client.schedule(kind)
+    place.begun()
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
+    info = client.get(task.id)
+    assert info is not None
+    assert (outcomes(info), info.crashes, info.progress) == (["release"], 0, {"page": 7})
+
+
+def test_past_the_timeout_the_process_ends_and_its_supervisor_gives_back_what_it_ran(
+    place: Place, client: leasekit.Client
+) -> None:
+    worker = place.work("--drain-grace", "0.1", "--drain-timeout", "0.3").at_work()
+    task = client.schedule("never_checks")
+    place.begun()
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.exit_code() == 128 + signal.SIGTERM
+    info = client.get(task.id)
+    assert info is not None
+    assert (outcomes(info), info.crashes, info.progress) == (["release"], 0, {"page": 7})
+
+
+# The spool ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("whom", "size"), [("the worker", 3), ("all", 1024 * 1024 - 2)])
+def test_a_result_that_could_not_be_reported_survives_and_its_task_does_not_run_twice(
+    place: Place, client: leasekit.Client, whom: str, size: int
+) -> None:
+    worker = place.work("--spool", "results").at_work()
+    pid = worker.pid
+    task = client.schedule("ends_when_told", size, claim_timeout=TTL, heartbeat_timeout=TTL)
+    place.begun()
+    place.kill_server()
+    (place.home / "finish").touch()
+    kept = place.home / "results"
+    eventually(lambda: sum(path.stat().st_size for path in kept.glob("*")) > size, "the spool")
+    if whom == "all":
+        worker.process.kill()
+        worker.process.wait()
+        eventually(lambda: is_gone(pid), "the worker's end")
+    else:
+        os.kill(pid, signal.SIGKILL)
+        worker.at_work(2)
+    place.serve(place.port)
+    if whom == "all":
+        worker = place.work("--spool", "results").at_work()
+    info = ended(client, task.id)
+    assert info.result == "x" * size
+    assert outcomes(info) == ["success"]
+    assert len(place.notes("begun")) == 1
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
+    assert list(kept.iterdir()) == []

@@ -1,0 +1,157 @@
+"""What the tests have run in executors. These import this file by its name."""
+
+import ctypes
+import mmap
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+import leasekit
+
+
+def note(path: str) -> None:
+    """Leave one line about this run: its process, its guard."""
+    with Path(path).open("a") as file:
+        file.write(f"{os.getpid()} {os.getppid()}\n")
+
+
+def add(payload: list[int], held: leasekit.Lease) -> int:
+    held.check()
+    return sum(payload)
+
+
+def run_once(payload: str) -> str:
+    note(payload)
+    return "done"
+
+
+def who(payload: Any) -> dict[str, int]:
+    return {"executor": os.getpid(), "guard": os.getppid(), "session": os.getsid(0)}
+
+
+def tells(payload: None, held: leasekit.Lease) -> Any:
+    """Everything that a lease can be asked."""
+    held.progress({"page": 1})
+    held.then("next", {"after": held.task.id}, priority=0)
+    return {
+        "fence": held.fence,
+        "attempt": held.attempt,
+        "checkpoint": held.checkpoint,
+        "trusted": held.remaining() > 0,
+        "lost": held.lost,
+    }
+
+
+def fails_first(payload: None, held: leasekit.Lease) -> Any:
+    if held.checkpoint is None:
+        held.progress([1, 2])
+        os._exit(9)
+    return held.checkpoint
+
+
+async def sleeps(payload: float, held: leasekit.Lease) -> str:
+    await anyio.sleep(payload)
+    held.check()
+    return "slept"
+
+
+def holds_the_gil(payload: dict[str, Any]) -> str:
+    note(payload["path"])
+    ctypes.PyDLL(None).usleep(int(payload["seconds"] * 1e6))  # a PyDLL does not let go of it
+    return "done"
+
+
+def goes_on(payload: str) -> None:
+    """Whatever it is told."""
+    note(payload)
+    time.sleep(600)
+
+
+def goes_on_with_progress(payload: str, held: leasekit.Lease) -> None:
+    held.progress("far")
+    note(payload)
+    time.sleep(600)
+
+
+def heeds(payload: str, held: leasekit.Lease) -> None:
+    note(payload)
+    while True:
+        held.check()
+        time.sleep(0.005)
+
+
+def leaves_a_child(payload: str) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(payload).write_text(f"{child.pid}\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def forks(payload: None) -> Any:
+    """Its child comes back from the handler, as it should not."""
+    if child := os.fork():
+        _, status = os.waitpid(child, 0)
+        return os.waitstatus_to_exitcode(status)
+    return "child"
+
+
+def says(payload: str) -> None:
+    print(payload)
+    print(payload, file=sys.stderr)
+
+
+def no_json(payload: None) -> object:
+    return object()
+
+
+def large(payload: str) -> str:
+    return payload + payload
+
+
+def raises_value_error(payload: str) -> None:
+    raise ValueError(payload)
+
+
+def raises_fatal(payload: str) -> None:
+    raise leasekit.Fatal(payload)
+
+
+def exits(payload: Any) -> None:
+    sys.exit(payload)
+
+
+def hard_exit(payload: int) -> None:
+    os._exit(payload)
+
+
+def aborts(payload: None) -> None:
+    os.abort()
+
+
+def reads_nowhere(payload: None) -> None:
+    ctypes.string_at(0)
+
+
+def closes_everything(payload: None) -> None:
+    os.closerange(3, 1000)
+
+
+def garbles_its_line(payload: None) -> None:
+    for entry in Path("/proc/self/fd").iterdir():
+        if entry.is_symlink() and "socket:" in str(entry.readlink()):
+            os.write(int(entry.name), b"\0\0\0\2{]")
+    time.sleep(600)
+
+
+def spins(payload: str) -> None:
+    """Writes the time into this file, over and over."""
+    with Path(payload).open("r+b") as file:
+        memory = mmap.mmap(file.fileno(), 0)
+    while True:
+        struct.pack_into("d", memory, 0, time.clock_gettime(time.CLOCK_BOOTTIME))

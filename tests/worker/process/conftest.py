@@ -1,0 +1,91 @@
+"""Workers whose handlers run in executors: processes, killed and stopped like any other."""
+
+import contextlib
+import importlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from leasekit import Worker
+from leasekit.testing.faults import Faulty
+
+Eventually = Callable[..., Any]
+
+
+@pytest.fixture
+def bodies(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The handlers, as a module that executors find by its name."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return importlib.import_module("bodies")
+
+
+@pytest.fixture
+def worker(faulty: Faulty) -> Worker:
+    return Worker(faulty, concurrency=1)
+
+
+class Runs:
+    """The lines that bodies leave in a file: who ran them."""
+
+    def __init__(self, path: Path, eventually: Eventually) -> None:
+        self.path = str(path)
+        self._file = path
+        self._eventually = eventually
+
+    @property
+    def all(self) -> list[tuple[int, int]]:
+        """(executor, guard) of each run."""
+        lines = self._file.read_text().splitlines() if self._file.exists() else []
+        return [(int(line.split()[0]), int(line.split()[1])) for line in lines]
+
+    def nth(self, count: int) -> tuple[int, int]:
+        """The run of that number, from 1, as soon as it has begun."""
+        self._eventually(lambda: len(self.all) >= count)
+        return self.all[count - 1]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, eventually: Eventually) -> Runs:
+    return Runs(tmp_path / "runs", eventually)
+
+
+@pytest.fixture
+def is_dead() -> Callable[[int], bool]:
+    return _is_dead
+
+
+def _is_dead(pid: int) -> bool:
+    """True where nothing of this process runs."""
+    try:
+        stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):
+        return not Path(f"/proc/{pid}").exists()
+    return all(stat.rpartition(")")[2].split()[0] in "ZX" for stat in stats)
+
+
+def _children_of(pid: int) -> list[int]:
+    """All child processes of this process."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread that has ended meanwhile
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """No guard outlives its worker."""
+    before = set(_children_of(os.getpid()))
+    yield
+    until = time.monotonic() + 20
+    while (left := set(_children_of(os.getpid())) - before) and time.monotonic() < until:
+        time.sleep(0.01)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, "a guard is left"

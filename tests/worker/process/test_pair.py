@@ -1,0 +1,166 @@
+"""An executor dies with its guard, and its guard when trust ends: whoever is stopped, and without any help.
+
+The body writes the time into memory that it shares with the test, over and over: the last entry is the last moment at
+which its code ran.
+"""
+
+import mmap
+import os
+import signal
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from leasekit._core.term import Term
+from leasekit._driver.clock import BOOT_CLOCK
+from leasekit.config import Beats
+from leasekit.errors import ConfigError
+from leasekit.task import Task
+from leasekit.worker.process import pair as pairs
+from leasekit.worker.process.messages import Address, Facts, Ready, Run, Setup
+from leasekit.worker.process.pair import Pair
+
+LATE = 1.0  # seconds; measured are 1-3 ms
+BEATS = Beats().for_ttl(60)
+now = BOOT_CLOCK.now
+
+
+class Spinner:
+    """A pair whose body spins until it is dead."""
+
+    def __init__(self, memory: Path) -> None:
+        memory.write_bytes(bytes(mmap.PAGESIZE))
+        self._memory = memory
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._how = ""
+        self.pair = Pair(lambda: None, self._wake, now)
+        self.pair.meet()
+        address = Address(kind="k", module="bodies", name="spins")
+        self.pair.send(Setup(handlers=[address], main={}, argv=[], accepts_work=False, max_progress=1))
+        while not any(isinstance(message, Ready) for message in self.pair.step(1)):
+            assert not self.pair.over
+
+    def begin(self, after: float) -> Term:
+        """Its body runs, and must have ended so many seconds from now."""
+        term = Term(None, BEATS, granted_at=now() + after - BEATS.trust)
+        self.pair.watchdog.begins(term)
+        assert self.pair.guarded()
+        facts = Facts(granted_at=now(), beats=BEATS)  # so that it does not know, and the guard alone sees to it
+        self.pair.send(Run(task=Task(id="t", kind="k", token="x", ttl=60, payload=str(self._memory)), facts=facts))
+        while not self.last:
+            assert not self.pair.over
+            self.pair.step(0.01)
+        return term
+
+    @property
+    def last(self) -> float:
+        """When its body ran last."""
+        (last,) = struct.unpack("d", self._memory.read_bytes()[:8])
+        return float(last)
+
+    @property
+    def executor(self) -> int:
+        return self.pair._executor
+
+    @property
+    def guard(self) -> int:
+        return self.pair._guard.pid
+
+    def wait(self) -> None:
+        """Until it is dead, of whatever."""
+        while not self.pair.over:
+            self.pair.step(1)
+
+    def close(self) -> str:
+        """How it ended."""
+        if not self._how:
+            self.pair.dismiss(0)
+            self._how = self.pair.bury()
+            os.close(self._wake)
+        return self._how
+
+
+@pytest.fixture
+def spinner(tmp_path: Path, bodies: ModuleType) -> Iterator[Spinner]:
+    spinner = Spinner(tmp_path / "memory")
+    yield spinner
+    spinner.close()
+
+
+STOPPED: dict[str, Callable[[Spinner], list[int]]] = {
+    "nobody": lambda spinner: [],
+    "guard": lambda spinner: [spinner.guard],
+    "executor": lambda spinner: [spinner.executor],
+    "both": lambda spinner: [spinner.guard, spinner.executor],
+}
+
+
+@pytest.mark.parametrize("whom", STOPPED)
+def test_no_code_of_a_body_runs_after_its_trust_whoever_is_stopped(whom: str, spinner: Spinner) -> None:
+    term = spinner.begin(0.5)
+    for pid in STOPPED[whom](spinner):
+        os.kill(pid, signal.SIGSTOP)
+    spinner.wait()
+    assert spinner.last <= term.trusted_until + LATE
+    assert "watchdog" in spinner.close()
+
+
+def test_a_renewal_moves_its_end(spinner: Spinner) -> None:
+    term = spinner.begin(0.5)
+    first = term.trusted_until
+    spinner.pair.watchdog.renewed([term], now() + 1.5)
+    spinner.wait()
+    assert first + 0.5 < spinner.last
+
+
+def test_a_loss_brings_its_end_nearer(spinner: Spinner) -> None:
+    term = spinner.begin(60)
+    until = now() + 0.3
+    spinner.pair.watchdog.lost(term, until)
+    spinner.wait()
+    assert spinner.last <= until + LATE
+
+
+def test_a_trust_that_is_over_kills_before_the_body_begins(spinner: Spinner) -> None:
+    term = Term(None, BEATS, granted_at=now() - BEATS.trust)
+    spinner.pair.watchdog.begins(term)
+    assert not spinner.pair.guarded()
+    spinner.wait()
+    assert not spinner.last
+
+
+def test_a_body_that_has_ended_does_not_end_its_executor(spinner: Spinner) -> None:
+    term = spinner.begin(0.5)
+    spinner.pair.watchdog.ended(term)
+    assert spinner.pair.guarded()
+    while now() < term.trusted_until + 0.3:
+        spinner.pair.step(0.1)
+    assert not spinner.pair.over
+    assert spinner.last > term.trusted_until
+
+
+def test_a_guard_that_does_not_answer_says_so(spinner: Spinner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "_PATIENCE", 0.1)
+    os.kill(spinner.guard, signal.SIGSTOP)
+    assert not spinner.pair.guarded()
+
+
+def test_a_guard_that_takes_in_nothing_any_more_is_killed_with_its_executor(spinner: Spinner) -> None:
+    os.kill(spinner.guard, signal.SIGSTOP)
+    while not spinner.pair.over:
+        spinner.pair.arm(now() + 60)  # until no more goes in
+        spinner.pair.step(0)
+    assert "killed with its guard" in spinner.close()
+
+
+def test_leases_that_another_clock_counts_are_refused() -> None:
+    wake = os.eventfd(0, os.EFD_NONBLOCK)
+    pair = Pair(lambda: None, wake, lambda: now() + 10)
+    with pytest.raises(ConfigError, match="CLOCK_BOOTTIME"):
+        pair.meet()
+    pair.dismiss(0)
+    pair.bury()
+    os.close(wake)

@@ -1,0 +1,173 @@
+"""Bodies that go on after a stop: told to end past the grace, their tasks given back with what they have reached."""
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+import leasekit
+from leasekit import ConfigError, Draining, Lease, Worker
+from leasekit.hooks import Event, Renewed
+from leasekit.testing.faults import Faulty
+
+Eventually = Callable[..., Any]
+
+
+def test_an_async_body_is_cancelled_and_its_task_released_with_its_progress(
+    faulty: Faulty, submitter: Any, at_work: Any, door: str, eventually: Eventually
+) -> None:
+    worker = Worker(faulty, drain_grace=0.01, drain_timeout=math.inf)
+    begun = threading.Event()
+
+    @worker.handler("k")
+    async def waits(payload: Any, held: Lease) -> None:
+        held.progress({"page": 7})
+        begun.set()
+        await anyio.sleep(600)
+
+    with at_work(worker):
+        task_id = submitter.schedule("k")
+        assert begun.wait(60)
+        worker.stop()
+        info = submitter.when(task_id, "enqueued")
+    assert [run.outcome for run in info.history] == ["release"]
+    assert (info.crashes, info.attempt, info.progress) == (0, 0, {"page": 7})
+
+
+@pytest.mark.parametrize("call", ["check", "progress"])
+def test_a_thread_hears_of_it_at_its_next_call(
+    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually, call: str
+) -> None:
+    worker = Worker(faulty, drain_grace=0.01, drain_timeout=math.inf)
+    begun = threading.Event()
+    raised: list[BaseException] = []
+
+    @worker.handler("k")
+    def waits(payload: Any, held: Lease) -> None:
+        begun.set()
+        try:
+            while True:
+                held.check() if call == "check" else held.progress(1)
+                threading.Event().wait(0.001)
+        except Draining as error:
+            raised.append(error)
+            raise
+
+    with at_work(worker):
+        task_id = submitter.schedule("k")
+        assert begun.wait(60)
+        worker.stop()
+        info = submitter.when(task_id, "enqueued")
+    assert [run.outcome for run in info.history] == ["release"]
+    assert task_id in str(raised[0])
+
+
+def test_a_body_that_decides_what_its_end_means_is_heard(faulty: Faulty, submitter: Any, at_work: Any) -> None:
+    worker = Worker(faulty, drain_grace=0.01, drain_timeout=math.inf)
+    begun = threading.Event()
+
+    @worker.handler("k")
+    def waits(payload: Any, held: Lease) -> str:
+        begun.set()
+        try:
+            while True:
+                held.check()
+        except Draining:
+            return "as far as I came"
+
+    with at_work(worker):
+        task_id = submitter.schedule("k")
+        assert begun.wait(60)
+        worker.stop()
+        assert submitter.success(task_id).result == "as far as I came"
+
+
+def test_bodies_that_end_within_the_grace_are_told_nothing(
+    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually
+) -> None:
+    worker = Worker(faulty, drain_grace=600, drain_timeout=math.inf)
+    begun, finish = threading.Event(), threading.Event()
+
+    @worker.handler("k")
+    def waits(payload: Any, held: Lease) -> str:
+        begun.set()
+        finish.wait(60)
+        held.check()
+        return "done"
+
+    with at_work(worker):
+        task_id = submitter.schedule("k")
+        assert begun.wait(60)
+        eventually(lambda: faulty.calls["claim"] == 2)
+        worker.stop()
+        eventually(lambda: faulty.calls["claim"] == 3)  # the stop has come through
+        finish.set()
+        assert submitter.success(task_id).result == "done"
+
+
+def test_a_thread_that_does_not_end_is_beaten_as_long_as_it_runs(
+    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually
+) -> None:
+    renewed: list[str] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Renewed):
+            renewed.extend(event.task_ids)
+
+    # In a thread of the test, where no signals are heard, the time-out ends no process.
+    worker = Worker(faulty, drain_grace=0.01, drain_timeout=0.01, hooks=[hear])
+    begun, finish = threading.Event(), threading.Event()
+
+    @worker.handler("k")
+    def never_checks(payload: Any) -> str:
+        begun.set()
+        finish.wait(60)
+        return "done"
+
+    with at_work(worker):
+        task_id = submitter.schedule("k", claim_timeout=2, heartbeat_timeout=2)
+        assert begun.wait(60)
+        worker.stop()
+        before = len(renewed)
+        eventually(lambda: len(renewed) >= before + 4)  # more than a ttl
+        finish.set()
+        info = submitter.success(task_id)
+    assert (info.result, info.crashes) == ("done", 0)
+
+
+def test_orders_arrive_while_it_drains(faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually) -> None:
+    worker = Worker(faulty, drain_grace=600, drain_timeout=math.inf)
+    begun = threading.Event()
+
+    @worker.handler("k")
+    def waits(payload: Any, held: Lease) -> None:
+        begun.set()
+        while True:
+            held.check()
+            threading.Event().wait(0.001)
+
+    with at_work(worker):
+        task_id = submitter.schedule("k", claim_timeout=2, heartbeat_timeout=2)
+        assert begun.wait(60)
+        eventually(lambda: faulty.calls["claim"] == 2)
+        worker.stop()
+        eventually(lambda: faulty.calls["claim"] == 3)  # the stop has come through
+        submitter.client.cancel(task_id)
+        assert submitter.when(task_id, "cancelled").status == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"drain_grace": -1}, "drain_grace=-1"),
+        ({"drain_grace": math.nan}, "drain_grace=nan"),
+        ({"drain_grace": 30}, "drain_timeout=25"),
+        ({"drain_grace": 1, "drain_timeout": 0.5}, "drain_timeout=0.5"),
+    ],
+)
+def test_a_patience_that_contradicts_itself_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        leasekit.Worker(**options)

@@ -1,0 +1,141 @@
+"""What the supervisor asks of Linux, tried on processes."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from leasekit.worker import kernel
+
+FAMILY = """
+import os, sys, time
+from leasekit.worker import kernel
+
+kernel.adopt_orphans()
+spared = os.spawnvp(os.P_NOWAIT, "sleep", ["sleep", "600"])
+before = kernel.children(os.getpid())
+if os.fork() == 0:
+    for _ in range(5):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork():
+                os._exit(0)  # leaves an orphan in a session of its own
+            while True:
+                time.sleep(1)
+    os._exit(0)
+while len(kernel.children(os.getpid()) - before) < 5:
+    time.sleep(0.01)
+looks = 0
+def waiting(seconds):
+    global looks
+    looks += 1
+    time.sleep(seconds)
+    return False
+print(before == {spared})
+print(kernel.end_all_but(before, waiting=waiting))
+print(kernel.children(os.getpid()) == {spared})
+os.kill(spared, 9)
+print(kernel.end_all_but([], waiting=waiting), kernel.children(os.getpid()))
+"""
+
+
+def python(code: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.splitlines()
+
+
+def test_all_that_descends_from_a_process_is_killed_and_reaped_but_what_it_spares() -> None:
+    assert python(FAMILY) == ["True", "True", "True", "True set()"]
+
+
+def test_who_has_no_patience_is_told_that_not_all_are_gone() -> None:
+    code = """
+import subprocess
+from leasekit.worker import kernel
+process = subprocess.Popen(["sleep", "600"])
+import os; real = os.kill; os.kill = lambda *_: None  # as of a process that hangs in the kernel
+print(kernel.end_all_but([], waiting=lambda seconds: True))
+real(process.pid, 9); process.wait()
+"""
+    assert python(code) == ["False"]
+
+
+def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
+    code = """
+import os, signal, time
+from leasekit.worker import kernel
+parent = os.getpid()
+reads, writes = os.pipe()
+if os.fork() == 0:
+    os.close(reads)
+    kernel.end_with(parent)
+    os.write(writes, b"x")
+    time.sleep(600)
+os.close(writes)
+os.read(reads, 1)
+os.kill(parent, signal.SIGKILL)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.wait(60) == -signal.SIGKILL
+        assert process.stdout.read() == b""  # at its end: nobody has it open any more
+
+
+def test_a_child_whose_parent_has_ended_already_ends_too() -> None:
+    code = "import os\nfrom leasekit.worker import kernel\nkernel.end_with(os.getppid() + 1)\nprint('lives')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
+
+
+def test_it_is_taken_before_others_when_memory_runs_out() -> None:
+    code = """
+from pathlib import Path
+from leasekit.worker import kernel
+score = Path("/proc/self/oom_score_adj")
+before = int(score.read_text())
+kernel.expendable()
+print(int(score.read_text()) > before or before == 1000)
+"""
+    assert python(code) == ["True"]
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file", "text"),
+    [
+        ("0::/app", "app/memory.events", "low 0\noom 2\noom_kill 3\noom_group_kill 0\n"),
+        ("9:name=systemd:/\n4:cpu,memory:/app\n0::/", "memory/app/memory.oom_control", "under_oom 0\noom_kill 3\n"),
+    ],
+)
+def test_memory_that_ran_out_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, file: str, text: str
+) -> None:
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(text)
+    (tmp_path / "cgroup").write_text(cgroup)
+
+    class Somewhere(type(Path())):  # type: ignore[misc]
+        def __new__(cls, path: str) -> Path:  # type: ignore[misc]
+            return tmp_path / "cgroup" if path == "/proc/self/cgroup" else Path(path)
+
+    monkeypatch.setattr(kernel, "Path", Somewhere)
+    monkeypatch.setattr(kernel, "_CGROUPS", tmp_path)
+    assert kernel.ended_for_memory() == 3
+
+
+def test_of_a_machine_without_groups_the_kernels_own_count_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "_CGROUPS", Path("/nowhere"))
+    assert kernel.ended_for_memory() >= 0
+
+
+def test_children_are_only_ones_own() -> None:
+    process = subprocess.Popen(["sleep", "600"])
+    try:
+        assert process.pid in kernel.children(os.getpid())
+        assert os.getpid() not in kernel.children(os.getpid())
+    finally:
+        process.kill()
+        process.wait()

@@ -101,7 +101,39 @@ def _telemetry(lines: Sequence[Line]) -> list[str]:
     return ["### Telemetry", _machine(lines), _table(["", "CPU µs a life", "of not instrumented"], rows), drawn]
 
 
-_SHOWN = {"lives": _lives, "held": _held, "latency": _latency, "server": _server, "telemetry": _telemetry}
+def _on_redis(lines: Sequence[Line]) -> list[str]:
+    renewals = [line for line in lines if "beyond_us" in line]
+    lives = [line for line in lines if "lives_per_second" in line]
+    renewal_rows = [
+        [line["case"], f"{line['cpu_us_per_renewal']:g}", f"{line['bare_evalsha_us']:g}", f"{line['beyond_us']:g}"]
+        for line in renewals
+    ]
+    life_rows = [
+        [
+            line["case"],
+            f"{line['lives_per_second']:,}",
+            _range(line["all"]),
+            ", ".join(f"{name} {value:g}" for name, value in line["cpu_us_per_life"].items()),
+        ]
+        for line in lives
+    ]
+    return [
+        "### On Redis",
+        _machine(lines),
+        _table(["", "client's CPU µs a renewal", "of a bare EVALSHA", "ours"], renewal_rows),
+        _table(["", "lives/s", "all runs", "CPU µs a life"], life_rows),
+        _draw("on_redis", "whole lives a second", [(line["case"], line["lives_per_second"]) for line in lives]),
+    ]
+
+
+_SHOWN = {
+    "lives": _lives,
+    "held": _held,
+    "latency": _latency,
+    "server": _server,
+    "telemetry": _telemetry,
+    "on_redis": _on_redis,
+}
 
 
 def _machine(lines: Sequence[Line]) -> str:

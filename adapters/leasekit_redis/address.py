@@ -1,0 +1,135 @@
+"""What a URL says: which Redis, and how tasks are kept there.
+
+`redis://user:password@host:6379/0`, `rediss://…` (TLS), `redis+cluster://host:7000,host:7001`. Options: `prefix` (of
+all keys; default `leasekit`), `retention` (how long ended tasks are kept: seconds, or `180d`, `12h`, `30m`; default
+`180d`), and, for a cluster, `tls=true`.
+"""
+
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from leasekit.errors import ConfigError
+
+__all__ = ["Address", "parse"]
+
+_PORT = 6379
+_RETENTION = 180 * 86400.0  # SYSTEMS D2
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([smhd]?)", re.ASCII)
+_FORM = "an address of Redis is redis://host:6379/0, rediss://… (TLS), or redis+cluster://host:7000,host:7001"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """One Redis, or one cluster by some of its nodes."""
+
+    hosts: tuple[tuple[str, int], ...]
+    is_cluster: bool
+    tls: bool
+    username: str | None = None
+    password: str | None = None
+    db: int = 0
+    prefix: str = "leasekit"
+    retention: float = _RETENTION  # seconds
+
+    def __str__(self) -> str:
+        """For messages: without user and password."""
+        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        return f"Redis at {hosts}"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+
+def parse(url: str) -> Address:
+    """What this URL says. Raises `ConfigError`, whose message does not repeat it: it may hold a password."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in {"redis", "rediss", "redis+cluster"}:
+        raise ConfigError(_FORM)
+    try:
+        parts = urlsplit(f"redis://{rest}")
+    except ValueError:
+        raise ConfigError(_FORM) from None
+    if parts.fragment:
+        raise ConfigError("the URL of a Redis has no fragment: write # in a password as %23")
+    user, _, authority = parts.netloc.rpartition("@")
+    username, has_password, password = user.partition(":")
+    hosts = tuple(_host(one) for one in authority.split(","))
+    is_cluster = scheme == "redis+cluster"
+    if len(hosts) > 1 and not is_cluster:
+        raise ConfigError("several hosts are those of a cluster: redis+cluster://…")
+    options = _options(parts.query)
+    return Address(
+        hosts=hosts,
+        is_cluster=is_cluster,
+        tls=scheme == "rediss" or (is_cluster and _tls(options)),
+        username=unquote(username) or None,
+        password=unquote(password) if has_password else None,
+        db=_db(parts.path, is_cluster=is_cluster),
+        prefix=_prefix(options.pop("prefix", "leasekit")),
+        retention=_seconds(options.pop("retention", "180d")),
+        **_nothing_else(options),
+    )
+
+
+def _host(one: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(f"//{one}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise ConfigError(_FORM) from None
+    if not host:
+        raise ConfigError(_FORM)
+    return host, _PORT if port is None else port
+
+
+def _options(query: str) -> dict[str, str]:
+    pairs = parse_qsl(query, keep_blank_values=True)
+    options = dict(pairs)
+    if len(options) < len(pairs):
+        raise ConfigError("an option of the URL is given twice")
+    return options
+
+
+def _nothing_else(options: dict[str, str]) -> dict[str, str]:
+    if options:
+        # Names of options only: their values may be secrets that belong elsewhere.
+        raise ConfigError(
+            f"unknown options {', '.join(sorted(options))}: there are prefix, retention and tls (cluster)"
+        )
+    return {}
+
+
+def _tls(options: dict[str, str]) -> bool:
+    said = options.pop("tls", "false")
+    if said not in {"true", "false"}:
+        raise ConfigError("tls is true or false")
+    return said == "true"
+
+
+def _db(path: str, *, is_cluster: bool) -> int:
+    name = path.strip("/")
+    if not name:
+        return 0
+    if is_cluster:
+        raise ConfigError("a cluster has no databases: leave the path of the URL empty")
+    if not (name.isascii() and name.isdigit() and len(name) < 6):
+        raise ConfigError("the path of the URL is the number of a database, or nothing")
+    return int(name)
+
+
+def _prefix(said: str) -> str:
+    # Braces would be a hash tag, and put everything into one slot.
+    if not re.fullmatch(r"[!-z|~]{1,64}", said, re.ASCII):
+        raise ConfigError("prefix is 1 to 64 printable characters without spaces and braces")
+    return said
+
+
+def _seconds(said: str) -> float:
+    match = _DURATION.fullmatch(said)
+    if match is None or not 60.0 <= float(match[1]) * _UNITS[match[2]] <= 100 * 365 * 86400:
+        raise ConfigError(
+            "retention is a number of seconds, or one with s, m, h or d after it: 180d; a minute at least"
+        )
+    return float(match[1]) * _UNITS[match[2]]

@@ -1,0 +1,141 @@
+"""Values for the keeper and its users, made of what the scripts give."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from leasekit.errors import ProtocolError
+from leasekit.task import HistoryEntry, Status, Task, TaskInfo, Verdict
+from leasekit_redis.records import Granted, Past, Row, Stored
+
+__all__ = ["Word", "beaten", "cancelled", "info", "moment", "settled", "task"]
+
+
+Word = int | str | list[int]
+"""A verdict as the scripts say it."""
+
+
+class _Content(msgspec.Struct):
+    """What a task is, with its payload as a plain value."""
+
+    payload: Any
+    collection: str | None = None
+    traceparent: str | None = None
+
+
+_content = msgspec.json.Decoder(_Content).decode
+_stored = msgspec.json.Decoder(Stored).decode
+_plain = msgspec.json.Decoder().decode
+
+
+def task(granted: Granted, kind: str) -> Task:
+    """A task for whoever has claimed it."""
+    try:
+        content = _content(granted.stored)
+        progress = _plain(granted.progress)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProtocolError(f"what Redis keeps of task {granted.id!r} makes no sense: {error}") from None
+    return Task(
+        id=granted.id,
+        kind=kind,
+        token=granted.token,
+        ttl=granted.ttl / 1000,
+        fence=granted.fence,
+        attempt=granted.attempt,
+        payload=content.payload,
+        collection=content.collection,
+        priority=granted.priority,
+        progress=progress,
+        traceparent=content.traceparent,
+    )
+
+
+def beaten(ids: Sequence[str], words: Sequence[Word]) -> list[Verdict]:
+    """Verdicts on beats: a ttl, a ttl in a list where the holder is ordered to cancel, or why it is gone."""
+    _check(ids, words)
+    verdicts: list[Verdict] = []
+    for task_id, word in zip(ids, words, strict=True):
+        if isinstance(word, int):
+            verdicts.append(Verdict(id=task_id, verdict="renewed", ttl=word / 1000))
+        elif isinstance(word, list):
+            verdicts.append(Verdict(id=task_id, verdict="renewed", ttl=word[0] / 1000, order="cancel"))
+        else:
+            verdicts.append(Verdict(id=task_id, verdict="gone", reason=word))
+    return verdicts
+
+
+def settled(ids: Sequence[str], words: Sequence[Word]) -> list[Verdict]:
+    """Verdicts on results: a number where it counts, or why it is gone."""
+    _check(ids, words)
+    return [
+        Verdict(id=task_id, verdict="settled")
+        if isinstance(word, int)
+        else Verdict(id=task_id, verdict="gone", reason=str(word))
+        for task_id, word in zip(ids, words, strict=True)
+    ]
+
+
+def cancelled(ids: Sequence[str], words: Sequence[Any]) -> list[Verdict]:
+    """Verdicts on wishes to cancel."""
+    _check(ids, words)
+    return [
+        Verdict(id=task_id, verdict=word)
+        if word in ("cancelled", "ordered")
+        else Verdict(id=task_id, verdict="gone", reason=str(word))
+        for task_id, word in zip(ids, words, strict=True)
+    ]
+
+
+def info(row: Row, kind: str) -> TaskInfo:
+    """All about one task."""
+    state, last = row.state, row.runs[-1] if row.runs else None
+    try:
+        stored = _stored(row.stored)
+        return TaskInfo(
+            id=row.id,
+            kind=kind,
+            status=Status(state.status),
+            priority=state.priority,
+            attempt=state.attempt,
+            crashes=state.crashes,
+            fence=state.fence,
+            at=moment(state.due),
+            collection=stored.collection,
+            payload=_plain(stored.payload),
+            progress=_value(row.progress),
+            result=_value(last.result if last else None),
+            error=_value(last.error if last else None),
+            worker=state.worker,
+            history=[_entry(run) for run in row.runs],
+            reason=state.reason,
+        )
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"what Redis keeps of task {row.id!r} makes no sense: {error}") from None
+
+
+def moment(milliseconds: float) -> datetime:
+    """A time of Redis as a point in time."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def _entry(run: Past) -> HistoryEntry:
+    return HistoryEntry(
+        fence=run.fence,
+        attempt=run.attempt,
+        outcome=run.outcome,
+        at=moment(run.at),
+        worker=run.worker,
+        result=_value(run.result),
+        error=_value(run.error),
+    )
+
+
+def _value(text: str | None) -> Any:
+    return None if text is None else _plain(text)
+
+
+def _check(ids: Sequence[str], words: Sequence[Any]) -> None:
+    if len(ids) != len(words):
+        raise ProtocolError(f"Redis gave {len(words)} verdicts on {len(ids)} items")

@@ -1,0 +1,125 @@
+"""Claims: one script for each kind, asked again when something is ready, or may be."""
+
+import random
+import secrets
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec import msgpack
+
+from leasekit.task import Claimed, Task
+from leasekit.wire import MAX_WAIT, ClaimRequest
+from leasekit_redis import answers
+from leasekit_redis.clocks import Clocks
+from leasekit_redis.keys import Keys
+from leasekit_redis.link import Link
+from leasekit_redis.records import Grants, decode, encode
+from leasekit_redis.scripts import CLAIM
+from leasekit_redis.waiting import Wakes
+
+__all__ = ["Claims"]
+
+_LOOK = 5.0  # seconds until a claim that waits looks again though nobody told it, about
+_SOONEST = 0.001
+_REMEMBERED = 10_000  # claims that this client remembers to have asked
+_GRANTS = msgpack.Decoder(Grants)
+
+
+class _Found(NamedTuple):
+    tasks: list[Task]
+    waited: float
+    next: float  # seconds until there may be something
+    is_repeat: bool  # the claim was answered before: what of it is live is all that it gets
+
+
+class Claims:
+    """The claims of one client."""
+
+    def __init__(self, link: Link, keys: Keys, clocks: Clocks, wakes: Wakes) -> None:
+        self._link = link
+        self._keys = keys
+        self._clocks = clocks
+        self._wakes = wakes
+        self._asked: dict[str, None] = {}
+        self._turn = 0
+        self._told_as: dict[str, str] = {}  # how messages name a kind → the kind
+
+    async def claim(self, asked: ClaimRequest) -> Claimed:
+        """Tasks, or none once `wait` seconds are over.
+
+        `waited` counts up to when the request that was granted left: so not a moment of trust is given away, or won.
+        """
+        began_at = time.monotonic()
+        deadline = began_at + min(asked.wait, MAX_WAIT)
+        if asked.wait > 0:
+            await self._wakes.subscribe()
+        kinds = self._in_turn(asked.kinds)
+        self._told_as.update((self._keys.of_kind(kind)[0].decode(), kind) for kind in kinds)
+        if len(kinds) > 1 and self._is_repeat(asked.claim_id):
+            found = await self._look(asked, kinds, began_at, deadline, recall=True)
+            if found.is_repeat:
+                return Claimed(tasks=found.tasks, waited=found.waited)
+        with self._wakes.waiting(asked.claim_id) as waiter:
+            looked_at: Sequence[str] = kinds
+            while True:
+                is_last = time.monotonic() >= deadline
+                found = await self._look(asked, looked_at, began_at, deadline)
+                if found.tasks or found.is_repeat or is_last:
+                    return Claimed(tasks=found.tasks, waited=found.waited)
+                pause = min(found.next, _LOOK * (0.5 + random.random()))  # noqa: S311 - not in step with others
+                told = await waiter.wait(min(max(pause, _SOONEST), max(deadline - time.monotonic(), 0.0)))
+                looked_at = [kind for kind in kinds if kind in {self._told_as.get(one) for one in told}] or kinds
+
+    async def _look(
+        self, asked: ClaimRequest, kinds: Sequence[str], began_at: float, deadline: float, *, recall: bool = False
+    ) -> _Found:
+        """What the kinds have, in this order, up to the limit. Raises what any of them raises: a repeat gets it all."""
+        tasks: list[Task] = []
+        waited: list[float] = []
+        soonest = _LOOK
+        is_repeat = False
+        for kind in kinds:
+            now = time.monotonic()
+            request = {
+                "kind": kind,
+                "worker": asked.worker,
+                "claim_id": asked.claim_id,
+                "limit": asked.limit - len(tasks),
+                "seed": secrets.token_hex(16),
+                "waited": now - began_at,
+                "waiter": self._wakes.name(asked.claim_id) if asked.wait > 0 else None,
+                "wait": max(0, round(1000 * (deadline - now))),
+                "recall": recall,
+                "latest": self._clocks.latest(kind),
+            }
+            grants: Grants = decode(await self._link.run(CLAIM, self._keys.of_kind(kind), encode(request)), _GRANTS)
+            self._clocks.told(kind, grants.now, asked_at=now)
+            tasks += [answers.task(granted, kind) for granted in grants.tasks]
+            is_repeat = is_repeat or grants.is_repeat
+            if grants.tasks:
+                waited.append(grants.waited)
+            if grants.next is not None:
+                soonest = min(soonest, grants.next / 1000)
+            if len(tasks) >= asked.limit:
+                break
+        return _Found(tasks, min(waited, default=time.monotonic() - began_at), soonest, is_repeat)
+
+    def kind_of(self, meta_key: str) -> str | None:
+        """Which kind a message is about, of those that were ever asked for."""
+        return self._told_as.get(meta_key)
+
+    def _in_turn(self, kinds: Sequence[str]) -> list[str]:
+        """Another kind first each time: none is passed over for good while the others have enough to do."""
+        distinct = list(dict.fromkeys(kinds))
+        self._turn += 1
+        first = self._turn % len(distinct)
+        return distinct[first:] + distinct[:first]
+
+    def _is_repeat(self, claim_id: str) -> bool:
+        if claim_id in self._asked:
+            return True
+        self._asked[claim_id] = None
+        if len(self._asked) > _REMEMBERED:
+            del self._asked[next(iter(self._asked))]
+        return False

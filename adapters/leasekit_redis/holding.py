@@ -1,0 +1,164 @@
+"""What holders say of their leases: beats and results, one script for each kind.
+
+The kind is in the token, so a batch is one round trip; only where it is too long to fit is it looked up.
+"""
+
+import asyncio
+import random
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType, msgpack
+from msgspec.structs import replace
+
+from leasekit.errors import BackendError
+from leasekit.task import Beat, Verdict
+from leasekit.wire import SettlementItem
+from leasekit_redis import answers
+from leasekit_redis.keys import Keys
+from leasekit_redis.link import Link
+from leasekit_redis.records import Result, decode, encode
+from leasekit_redis.register import Register
+from leasekit_redis.scripts import BEAT, SETTLE, Script
+
+__all__ = ["Holding"]
+
+_WORDS = msgpack.Decoder(list[answers.Word])
+_SUCCESSORS = uuid.UUID("6c656173-656b-5974-8000-7265646973ff")
+_NULL = b"null"
+
+Ask = Callable[[str, Sequence[int]], Awaitable[list[Verdict]]]
+
+
+class Holding:
+    """The leases of one worker. `deliver(kind, outbox)` brings successors to their kinds."""
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        register: Register,
+        *,
+        worker: str,
+        deliver: Callable[[str, Sequence[str]], Awaitable[None]],
+        chance: random.Random,
+    ) -> None:
+        self._link = link
+        self._keys = keys
+        self._register = register
+        self._worker = worker
+        self._deliver = deliver
+        self._random = chance
+
+    async def beat(self, beats: Sequence[Beat], progress: Sequence[str | None]) -> list[Verdict]:
+        """Renew leases: `renewed`, `gone` or `failed` for each, in order."""
+        items: list[tuple[Any, ...]] = [
+            (beat.id, beat.token, beat.started) if text is None else (beat.id, beat.token, beat.started, text)
+            for beat, text in zip(beats, progress, strict=True)
+        ]
+
+        async def ask(kind: str, some: Sequence[int]) -> list[Verdict]:
+            batch = items if len(some) == len(items) else [items[at] for at in some]
+            words = await self._run(BEAT, kind, {"worker": self._worker, "beats": batch})
+            return answers.beaten([item[0] for item in batch], words)
+
+        return await self._each_kind(beats, ask)
+
+    async def settle(self, settlements: Sequence[SettlementItem]) -> list[Verdict]:
+        """End leases: `settled`, `gone` or `failed` for each, in order."""
+
+        async def ask(kind: str, some: Sequence[int]) -> list[Verdict]:
+            batch = [self._result(settlements[at]) for at in some]
+            words = await self._run(SETTLE, kind, {"worker": self._worker, "results": batch})
+            verdicts = answers.settled([one.id for one in batch], words)
+            await self._bring(kind, [one for one, word in zip(batch, words, strict=True) if word == 1])
+            return verdicts
+
+        return await self._each_kind(settlements, ask)
+
+    async def _run(self, script: Script, kind: str, argument: dict[str, Any]) -> list[answers.Word]:
+        found: list[answers.Word] = decode(
+            await self._link.run(script, self._keys.of_kind(kind), encode(argument)), _WORDS
+        )
+        return found
+
+    async def _each_kind(self, items: Sequence[Beat | SettlementItem], ask: Ask) -> list[Verdict]:
+        """One request for each kind, at once; where one of several fails, the others count."""
+        groups = await self._by_kind(items)
+        if len(groups) == 1:
+            ((kind, positions),) = groups.items()
+            if len(positions) == len(items):
+                return await ask(kind, positions)
+        found = [Verdict(id=item.id, verdict="gone", reason="unknown") for item in items]
+
+        async def part(kind: str, positions: Sequence[int]) -> None:
+            try:
+                verdicts = await ask(kind, positions)
+            except BackendError as error:
+                if len(groups) == 1:
+                    raise
+                verdicts = [Verdict(id=items[at].id, verdict="failed", reason=str(error)) for at in positions]
+            for at, verdict in zip(positions, verdicts, strict=True):
+                found[at] = verdict
+
+        await asyncio.gather(*(part(kind, positions) for kind, positions in groups.items()))
+        return found
+
+    async def _by_kind(self, items: Sequence[Beat | SettlementItem]) -> dict[str, list[int]]:
+        groups: dict[str, list[int]] = {}
+        for position, item in enumerate(items):
+            groups.setdefault(item.token.partition(".")[2], []).append(position)
+        if strangers := groups.pop("", None):
+            kinds = await self._register.find([items[at].id for at in strangers])
+            for at, kind in zip(strangers, kinds, strict=True):
+                if kind is not None:
+                    groups.setdefault(kind, []).append(at)
+        return groups
+
+    async def _bring(self, kind: str, accepted: Iterable[Result]) -> None:
+        """Successors to their kinds, at once. They are in the outbox: what fails here is left to the movers."""
+        outbox = [successor for one in accepted for successor in one.successors or ()]
+        try:
+            await self._deliver(kind, outbox)
+        except BackendError:
+            return
+
+    def _result(self, item: SettlementItem) -> Result:
+        return Result(
+            id=item.id,
+            token=item.token,
+            outcome=item.outcome,
+            digest=_digest(item),
+            chance=self._random.random(),
+            result=_text(item.result),
+            error=_text(item.error),
+            retry_after=None if item.retry_after is None else round(1000 * item.retry_after),
+            progress=None if isinstance(item.progress, UnsetType) else bytes(item.progress).decode(),
+            successors=_successors(item) or None,
+        )
+
+
+def _successors(item: SettlementItem) -> list[str]:
+    # The same claim's report always names the same ids, so that its repeat makes none.
+    return [
+        msgspec.json.encode(
+            task
+            if task.id is not None
+            else replace(task, id=str(uuid.uuid5(_SUCCESSORS, f"{item.id}/{item.token}/{position}")))
+        ).decode()
+        for position, task in enumerate(item.then)
+    ]
+
+
+def _digest(item: SettlementItem) -> str:
+    progress = None if item.progress is UNSET else [item.progress]
+    body = [item.outcome, item.result, item.error, item.retry_after, progress, item.then]
+    return blake2b(msgspec.json.encode(body), digest_size=16).hexdigest()
+
+
+def _text(value: Raw) -> str | None:
+    raw = bytes(value)
+    return None if raw == _NULL else raw.decode()

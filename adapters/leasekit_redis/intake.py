@@ -1,0 +1,130 @@
+"""Tasks on their way in: ids registered, then one script for each kind."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+from msgspec import Raw, msgpack
+
+from leasekit.errors import ProtocolError
+from leasekit.ids import uuid7s
+from leasekit.task import Exponential, Scheduled, Status
+from leasekit.wire import NewTaskItem, traceparent
+from leasekit_redis.keys import Keys
+from leasekit_redis.link import Link
+from leasekit_redis.records import Added, NewRecord, Stored, decode, encode, json_text
+from leasekit_redis.register import Register
+from leasekit_redis.scripts import SCHEDULE
+
+__all__ = ["Intake"]
+
+_ANSWERS = msgpack.Decoder(list[Added | bool])
+_STATE = msgpack.Decoder(dict[str, Any])
+_LATEST = 253402214400000  # the end of the year 9999, less a day: expressible in every zone
+
+
+class Intake:
+    """Accepts tasks, each once: the same id, or a live dedupe key, makes no second one."""
+
+    def __init__(self, link: Link, keys: Keys, register: Register) -> None:
+        self._link = link
+        self._keys = keys
+        self._register = register
+
+    async def schedule(self, tasks: Sequence[NewTaskItem]) -> list[Scheduled]:
+        """One answer for each, in order; when this returns they are kept as well as Redis keeps anything."""
+        made_up = iter(uuid7s(sum(task.id is None for task in tasks), time.time()))
+        records = [_record(task, task.id or next(made_up)) for task in tasks]
+        kinds = [task.kind for task in tasks]
+        answers: list[Scheduled | None] = [None] * len(tasks)
+        # First, so that what is there already takes no place in the register.
+        await self._ask(records, kinds, [at for at, one in enumerate(records) if one.dedupe], answers, peek=True)
+        new = [at for at, known in enumerate(answers) if known is None]
+        if new:
+            reserving = self._register.reserve([(records[at].id, kinds[at]) for at in new])
+            _, owners = await asyncio.gather(self._register.note(dict.fromkeys(kinds)), reserving)
+            strangers = [(at, owner) for at, owner in zip(new, owners, strict=True) if owner != kinds[at]]
+            for at, owner in strangers:
+                answers[at] = await self._conflict(records[at], kinds[at], owner)
+            await self._ask(records, kinds, [at for at in new if answers[at] is None], answers, peek=False)
+        return [answer for answer in answers if answer is not None]
+
+    async def _ask(
+        self,
+        records: Sequence[NewRecord],
+        kinds: Sequence[str],
+        positions: Sequence[int],
+        answers: list[Scheduled | None],
+        *,
+        peek: bool,
+    ) -> None:
+        groups: dict[str, list[int]] = {}
+        for at in positions:
+            groups.setdefault(kinds[at], []).append(at)
+
+        async def ask(kind: str, some: Sequence[int]) -> None:
+            argument = encode({"tasks": [records[at] for at in some], "peek": peek})
+            found = decode(await self._link.run(SCHEDULE, self._keys.of_kind(kind), argument), _ANSWERS)
+            if len(found) != len(some):
+                raise ProtocolError(f"Redis gave {len(found)} answers on {len(some)} tasks")
+            for at, added in zip(some, found, strict=True):
+                if isinstance(added, Added):
+                    answers[at] = _scheduled(added)
+
+        await asyncio.gather(*(ask(kind, some) for kind, some in groups.items()))
+
+    async def _conflict(self, record: NewRecord, kind: str, owner: str) -> Scheduled | None:
+        """The id is registered for another kind. None: that kind does not have the task, and this one gets the id.
+
+        A submitter may have died between registering and making. (One that is just between them loses its id: two kinds
+        under one id, submitted in the same millisecond, are a mistake that is not told then.)
+        """
+        raw = await self._link.command("HGET", self._keys.one(owner, "state"), record.id)
+        if raw is None and await self._register.take_over(record.id, kind, owner) == kind:
+            return None
+        status = Status.NEW if raw is None else Status(decode(raw, _STATE)["status"])
+        return Scheduled(id=record.id, created=False, status=status, conflict=True)
+
+
+def _scheduled(added: Added) -> Scheduled:
+    try:
+        status = Status(added.status)
+    except ValueError:
+        raise ProtocolError(f"what Redis keeps of task {added.id!r} makes no sense") from None
+    return Scheduled(id=added.id, created=added.created, status=status, conflict=added.conflict)
+
+
+_DEFAULT_POLICY = Exponential()
+
+
+def _record(task: NewTaskItem, task_id: str) -> NewRecord:
+    stored = Stored(payload=task.payload, collection=task.collection, traceparent=traceparent(task.traceparent))
+    return NewRecord(
+        id=task_id,
+        stored=json_text(stored),
+        digest=_digest(task.payload),
+        due=None if task.at is None else min(max(_ms(task.at.timestamp()), 0), _LATEST),
+        priority=task.priority,
+        collection=task.collection,
+        dedupe=task.dedupe_key,
+        window=None if task.dedupe_window is None else _ms(task.dedupe_window),
+        max_attempts=task.max_attempts,
+        max_crashes=task.max_crashes,
+        max_runtime=None if task.max_runtime is None else _ms(task.max_runtime),
+        claim_ttl=_ms(task.claim_timeout),
+        beat_ttl=_ms(task.heartbeat_timeout),
+        retry=None if task.retry == _DEFAULT_POLICY else task.retry,
+    )
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _digest(payload: Raw) -> str:
+    # The same JSON may be written in more than one way.
+    canonical = msgspec.json.encode(msgspec.json.decode(payload), order="sorted")
+    return blake2b(canonical, digest_size=16).hexdigest()

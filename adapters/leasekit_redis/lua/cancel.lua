@@ -1,0 +1,37 @@
+-- Cancel: what waits at once, what runs by an order to its holder, which its next beat is told (DESIGN §6, Cancel).
+-- Takes a list of ids, gives for each the verdict: cancelled, ordered, or why it is gone.
+
+outrank_full_memory()
+
+local function cancel(id)
+  local s = read(STATE, id)
+  if not s then
+    return 'unknown'
+  end
+  local lease = read(WORKING, id)
+  if lease and has_ended(id, lease, score(LEASES, id)) then
+    expire(id, lease) -- there is nobody to give an order to
+    s, lease = read(STATE, id), nil
+  end
+  if lease then
+    if not lease.ordered then
+      lease.ordered = true
+      put(WORKING, id, lease)
+    end
+    return 'ordered'
+  end
+  if s.status == 'cancelled' then
+    return 'cancelled' -- also of a repeat: the second answer equals the first
+  elseif score(ENDED, id) then
+    return 'settled'
+  end
+  wait_no_longer(id, s)
+  end_run(id, s, 'cancelled', false, {})
+  return 'cancelled'
+end
+
+local answers = {}
+for i, id in ipairs(ARGUMENT) do
+  answers[i] = cancel(id)
+end
+return answer(answers)

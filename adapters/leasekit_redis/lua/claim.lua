@@ -1,0 +1,113 @@
+-- Hand out tasks that are due: the most urgent first, then the longest due, then in the order in which they came.
+-- Takes {kind, worker, claim_id, limit, seed, waited, waiter?, wait, recall, latest?}, gives {now, waited, tasks,
+-- next?, is_repeat?}: `next` is in how many milliseconds there may be something.
+
+local ANSWER = 8 * 1024 * 1024 -- bytes of users' values in one answer, about: at least one task fits
+
+local name = ARGUMENT.worker .. '/' .. ARGUMENT.claim_id
+local tasks, room = {}, ANSWER
+
+-- What its holder is told of a task; the length of its values is taken off the room that is left.
+local function show(id, s, token)
+  local stored, progress = redis.call('HGET', TASK, id), redis.call('HGET', PROGRESS, id)
+  room = room - #stored - (progress and #progress or 0)
+  local ttl = s.claim_ttl or 300000
+  tasks[#tasks + 1] = {id, token, ttl, s.fence, s.attempt, s.priority or 2, stored, progress or 'null'}
+end
+
+-- A claim that was answered before gets what of it is still live, with the same tokens (DESIGN §6, Claim again).
+local function again(memory)
+  for i = 1, #memory.grants, 2 do
+    local id, token = memory.grants[i], memory.grants[i + 1]
+    local lease = read(WORKING, id)
+    if lease and lease.token == token and score(LEASES, id) > now then
+      show(id, read(STATE, id), token)
+    end
+  end
+  return cmsgpack.pack({now = now, waited = memory.waited, tasks = tasks, is_repeat = true})
+end
+
+local memory = read(CLAIMS, name)
+if memory then
+  return again(memory)
+elseif ARGUMENT.recall then
+  return cmsgpack.pack({now = now, waited = 0, tasks = tasks})
+end
+
+outrank_full_memory()
+reap()
+seen(ARGUMENT.worker)
+forget(10) -- more than are added, so they do not pile up
+
+local grants, longest = {}, 0
+
+-- The kind is in the token, so that whoever has it finds the task; a long one does not fit, and is looked up.
+local function new_token(id, fence)
+  local chance = string.sub(redis.sha1hex(ARGUMENT.seed .. '/' .. id .. '/' .. fence), 1, 32)
+  local token = chance .. '-' .. fence .. '.' .. ARGUMENT.kind
+  return #token <= 128 and token or chance .. '-' .. fence
+end
+
+local function grant(id, s)
+  s.fence, s.attempt = s.fence + 1, s.attempt + 1
+  s.worker, s.token = ARGUMENT.worker, nil
+  become(s, 'claimed')
+  local token = new_token(id, s.fence)
+  local claim_ttl, ttl = s.claim_ttl or 300000, s.beat_ttl or 300000
+  local lease = {token = token, worker = s.worker, ttl = ttl, max_runtime = s.max_runtime}
+  lease.longest = claim_ttl > ttl and claim_ttl or nil -- what its holder may go by
+  put(STATE, id, s)
+  put(WORKING, id, lease)
+  place(LEASES, id, now + claim_ttl)
+  longest = math.max(longest, claim_ttl)
+  grants[#grants + 1], grants[#grants + 2] = id, token
+  show(id, s, token)
+end
+
+for _, one in ipairs(LANES) do
+  local left = ARGUMENT.limit - #tasks
+  local due = left > 0 and redis.call('ZRANGEBYSCORE', one, '-inf', now, 'LIMIT', 0, left) or {}
+  local ids = {}
+  for i, member in ipairs(due) do
+    ids[i] = string.sub(member, 17)
+  end
+  preload(STATE, ids)
+  for i, id in ipairs(ids) do
+    if room > 0 then
+      grant(id, read(STATE, id))
+      place(one, due[i], false)
+    end
+  end
+end
+
+local me = ARGUMENT.waiter
+if #tasks > 0 then
+  put(CLAIMS, name, {waited = ARGUMENT.waited, grants = grants})
+  place(CLAIMED, name, now + 2 * longest)
+  hold(ARGUMENT.worker, #tasks)
+  flush()
+  if me then
+    redis.call('ZREM', WAITING, me)
+  end
+  readied = 0
+  wake_for_all_due()
+  return answer({now = now, waited = ARGUMENT.waited, tasks = tasks})
+end
+
+-- In the same script that has found nothing: what comes from now on finds this claim waiting.
+if me then
+  if ARGUMENT.wait > 0 then
+    redis.call('ZADD', WAITING, now + ARGUMENT.wait, me)
+  else
+    redis.call('ZREM', WAITING, me)
+  end
+end
+
+local soonest
+for _, one in ipairs({LEASES, unpack(LANES)}) do
+  local at = tonumber(redis.call('ZRANGE', one, 0, 0, 'WITHSCORES')[2])
+  if at and (not soonest or at < soonest) then
+    soonest = at
+  end
+end
+return answer({now = now, waited = 0, tasks = tasks, next = soonest and math.max(0, soonest - now)})

@@ -1,0 +1,33 @@
+-- Some tasks that match all that is given, oldest first. Takes {after, limit, status?, collection?, worker?}:
+-- `after` is a bound of ZRANGEBYSCORE; gives {tasks, after?}: where to go on, where there may be more.
+
+local LOOKED_AT = 500 -- nobody else is served while a page is looked for
+local SIZE = 4 * 1024 * 1024 -- bytes of values in a page, about
+
+local function matches(s)
+  for _, name in ipairs({'status', 'collection', 'worker'}) do
+    if ARGUMENT[name] and s[name] ~= ARGUMENT[name] then
+      return false
+    end
+  end
+  return true
+end
+
+local tasks, size, after = {}, 0, nil
+local found = redis.call('ZRANGEBYSCORE', ALL, ARGUMENT.after, '+inf', 'WITHSCORES', 'LIMIT', 0, LOOKED_AT)
+for i = 1, #found, 2 do
+  local id = found[i]
+  local s = read(STATE, id)
+  if matches(s) then
+    if #tasks == ARGUMENT.limit or size > SIZE then
+      break
+    end
+    local stored, progress = redis.call('HGET', TASK, id), redis.call('HGET', PROGRESS, id)
+    local run = read(RUNS, id .. '/' .. s.fence) or read(RUNS, id .. '/' .. (s.fence - 1)) -- the last that has ended
+    tasks[#tasks + 1] = {id = id, state = s, stored = stored, progress = progress or nil, runs = {run or nil}}
+    size = size + #stored + (progress and #progress or 0) + (run and run.result and #run.result or 0)
+  end
+  after = string.format('%.0f', s.seq)
+end
+local is_last = #found < 2 * LOOKED_AT and (#found == 0 or after == string.format('%.0f', tonumber(found[#found])))
+return cmsgpack.pack({tasks = tasks, after = not is_last and after or nil})

@@ -1,0 +1,18 @@
+-- Dead tasks are ready again, with their counts of failures and crashes at none (SYSTEMS A8).
+-- Takes {ids?, limit}: these, or those that are dead for the longest; gives the ids that were dead.
+
+local ids = ARGUMENT.ids or redis.call('ZRANGE', DEAD, 0, ARGUMENT.limit - 1)
+local redriven = {}
+for _, id in ipairs(ids) do
+  if score(DEAD, id) then
+    place(DEAD, id, false)
+    place(ENDED, id, false)
+    local s = read(STATE, id)
+    s.failures, s.crashes, s.reason = nil, nil, nil
+    become(s, 'enqueued')
+    wait_until(id, s, now)
+    put(STATE, id, s)
+    redriven[#redriven + 1] = id
+  end
+end
+return answer({ids = redriven})

@@ -1,0 +1,63 @@
+-- Accept tasks, each once: the same id, or a live dedupe key, makes no second one (SYSTEMS D7; DESIGN §6).
+-- Takes {tasks, peek}, gives for each {id, created, status, conflict}; with `peek` nothing is added, and what would
+-- be is answered with false.
+
+local last = tonumber(redis.call('HGET', META, 'seq') or 0)
+local is_first = last == 0
+
+-- Numbers grow with every task, and say when it came: pages of several kinds are merged by them.
+local function next_number()
+  last = math.max(last + 1, now_in_microseconds)
+  return last
+end
+
+local function add(new)
+  local id, stored, window = new.id, new.stored, new.window
+  local s = new
+  s.id, s.stored, s.window = nil, nil, nil
+  s.seq, s.fence, s.attempt = next_number(), 0, 0
+  put(TASK, id, stored)
+  place(ALL, id, s.seq)
+  become(s, 'new')
+  wait_until(id, s, s.due or now)
+  put(STATE, id, s)
+  if s.dedupe then
+    put(DEDUPE, s.dedupe, {id = id, ends = window and now + window})
+  end
+  return {id, true, 'new', false}
+end
+
+local function was_here(new)
+  local s = read(STATE, new.id)
+  if s then
+    return {new.id, false, s.status, s.digest ~= new.digest}
+  end
+  local first = new.dedupe and read(DEDUPE, new.dedupe)
+  if first and (not first.ends or first.ends > now) then
+    return {first.id, false, read(STATE, first.id).status, false}
+  end
+  return false
+end
+
+local ids = {}
+for i, new in ipairs(ARGUMENT.tasks) do
+  ids[i] = new.id
+end
+preload(STATE, ids)
+
+local answers = {}
+for i, new in ipairs(ARGUMENT.tasks) do
+  answers[i] = was_here(new) or (not ARGUMENT.peek and add(new))
+end
+if ARGUMENT.peek then
+  return cmsgpack.pack(answers)
+end
+put(META, 'seq', string.format('%.0f', last))
+if is_first then
+  local memory = redis.call('INFO', 'memory')
+  if string.match(memory, 'maxmemory_policy:allkeys') and not string.match(memory, 'maxmemory:0%s') then
+    return redis.error_reply('EVICTS what it likes')
+  end
+  restarted_at() -- so that the first restart is noticed
+end
+return answer(answers)

@@ -1,0 +1,58 @@
+-- End runs. The first result of a token counts, its repeat is told the same, anything else is gone (DESIGN §6,
+-- Results). A lease that has ended, but whose task nobody else got, may still be settled: finished work is not thrown
+-- away.
+-- Takes {worker, results: list of {id, token, outcome, digest, chance, result?, error?, retry_after?, progress?,
+-- successors?}}, gives for each 1 (accepted), 0 (was accepted before), or the word why it is gone.
+
+outrank_full_memory()
+seen(ARGUMENT.worker)
+
+-- The holder vanished, it was said, and now it reports after all: take that back.
+local function revise(id, s)
+  wait_no_longer(id, s)
+  s.crashes = s.crashes - 1
+  local run = past_run(id, s.token)
+  return run and run.worker
+end
+
+local function accept(one, s, lease)
+  local worker
+  if lease then
+    worker = lease.worker
+    let_go(one.id, lease)
+  else
+    worker = revise(one.id, s)
+  end
+  local run = {outcome = one.outcome, attempt = s.attempt, worker = worker, token = one.token, digest = one.digest}
+  run.result, run.error = one.result, one.error
+  record(one.id, s, run)
+  if one.progress then
+    put(PROGRESS, one.id, one.progress)
+  end
+  -- Successors may be of kinds that are kept elsewhere: a mover brings them there, by their ids (SYSTEMS D8).
+  for _, successor in ipairs(one.successors or {}) do
+    outbox[#outbox + 1] = successor
+  end
+  end_run(one.id, s, one.outcome, lease and lease.ordered, one)
+  return 1
+end
+
+local ids = {}
+for i, one in ipairs(ARGUMENT.results) do
+  ids[i] = one.id
+end
+preload(STATE, ids)
+preload(WORKING, ids)
+
+local answers = {}
+for i, one in ipairs(ARGUMENT.results) do
+  local s = read(STATE, one.id)
+  local lease = s and read(WORKING, one.id)
+  if s and (lease or s).token == one.token then
+    answers[i] = accept(one, s, lease)
+  else
+    local run = s and past_run(one.id, one.token)
+    answers[i] = run and run.digest == one.digest and 0 or why_gone(one.id, s, one.token)
+  end
+end
+return answer(answers)

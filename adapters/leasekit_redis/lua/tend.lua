@@ -1,0 +1,47 @@
+-- What has to be done for a kind now and then, by whichever client comes by (SYSTEMS D3).
+-- Takes {retention, seen_for, latest?} in milliseconds, gives {now, outbox, old, is_done, next?}: successors to be
+-- brought to their kinds, ids of tasks that were kept long enough, and when there may be something again.
+
+local MOST = 500
+
+outrank_full_memory()
+reap()
+
+local forgotten = forget(MOST)
+
+local workers = redis.call('HGETALL', SEEN)
+for i = 1, #workers, 2 do
+  if tonumber(workers[i + 1]) < now - ARGUMENT.seen_for and redis.call('HEXISTS', HOLDERS, workers[i]) == 0 then
+    put(SEEN, workers[i], false)
+  end
+end
+
+readied = 0
+flush()
+wake_for_all_due()
+local outbox_head = redis.call('LRANGE', OUTBOX, 0, 9)
+local old = redis.call('ZRANGEBYSCORE', ENDED, '-inf', now - ARGUMENT.retention, 'LIMIT', 0, MOST)
+local is_done = #outbox_head == 0 and #old == 0 and forgotten < MOST
+
+-- What waits or runs may need somebody at any time; what has ended and was answered, only when it was kept long enough.
+local next_visit
+local function visit(key, wait)
+  local at = tonumber(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
+  if at and at + wait < (next_visit or math.huge) then
+    next_visit = at + wait
+  end
+end
+
+visit(ENDED, ARGUMENT.retention)
+visit(CLAIMED, 0)
+for _, key in ipairs({LEASES, unpack(LANES)}) do
+  if redis.call('EXISTS', key) == 1 then
+    next_visit = now
+  end
+end
+
+local tended = answer({now = now, outbox = outbox_head, old = old, is_done = is_done, next = next_visit})
+if not next_visit and #outbox_head == 0 then
+  redis.call('DEL', META, COUNTS, SEEN, HOLDERS) -- there is nothing of this kind any more
+end
+return tended

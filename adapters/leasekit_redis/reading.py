@@ -1,0 +1,135 @@
+"""What is there: tasks, counts, workers."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, NamedTuple
+
+from msgspec import msgpack
+
+from leasekit.errors import ProtocolError, Refused
+from leasekit.task import Page, Status, TaskInfo
+from leasekit_redis import answers
+from leasekit_redis.keys import Keys
+from leasekit_redis.link import Link
+from leasekit_redis.records import Row, Rows, decode, encode
+from leasekit_redis.register import Register
+from leasekit_redis.scripts import PAGE, READ
+
+__all__ = ["Reading"]
+
+_RUNS = 100  # of a task's history, the latest
+_ROW = msgpack.Decoder(Row)
+_ROWS = msgpack.Decoder(Rows)
+_CURSOR = re.compile(r"(\d{1,16})/([ -.0-~]{1,128})", re.ASCII)
+
+
+class _Place(NamedTuple):
+    """Where a task stands in a listing of several kinds."""
+
+    seq: int
+    kind: str
+
+
+class Reading:
+    """Looks at what one service keeps."""
+
+    def __init__(self, link: Link, keys: Keys, register: Register) -> None:
+        self._link = link
+        self._keys = keys
+        self._register = register
+
+    async def get(self, task_id: str) -> TaskInfo | None:
+        """Everything about one task."""
+        (kind,) = await self._register.find([task_id])
+        return None if kind is None else await self._get(kind, task_id)
+
+    async def _get(self, kind: str, task_id: str) -> TaskInfo | None:
+        argument = encode({"id": task_id, "runs": _RUNS})
+        raw = await self._link.run(READ, self._keys.of_kind(kind), argument)
+        return None if raw is None else answers.info(decode(raw, _ROW), kind)
+
+    async def page(self, wanted: dict[str, str], *, kind: str | None, cursor: str | None, limit: int) -> Page:
+        """Tasks that match, oldest first, without their history; fewer where their values are big."""
+        place = _place(cursor)
+        kinds = await self._register.kinds() if kind is None else [kind]
+        shown: list[tuple[_Place, Row]] = []
+        for one in kinds:
+            # No more is kept in memory than may be shown, however many kinds there are.
+            found = [(_Place(row.state.seq, one), row) async for row in self._rows(one, wanted, place, limit + 1)]
+            shown = sorted(shown + found, key=lambda entry: entry[0])[: limit + 1]
+        tasks = [answers.info(row, at.kind) for at, row in shown[:limit]]
+        for task in tasks:
+            task.history.clear()
+        last = shown[limit - 1][0] if len(shown) > limit else None
+        return Page(tasks=tasks, cursor=None if last is None else f"{last.seq}/{last.kind}")
+
+    async def _rows(self, kind: str, wanted: dict[str, str], place: _Place | None, limit: int) -> AsyncIterator[Row]:
+        after: str | None = "-inf"
+        if place is not None:
+            # Of two tasks with one number that of the kind that sorts first is shown first.
+            after = f"{'' if kind > place.kind else '('}{place.seq}"
+        while after is not None and limit > 0:
+            argument = encode({**wanted, "after": after, "limit": limit})
+            rows: Rows = decode(await self._link.run(PAGE, self._keys.of_kind(kind), argument), _ROWS)
+            for row in rows.tasks:
+                yield row
+            limit -= len(rows.tasks)
+            after = None if rows.after is None else f"({rows.after}"
+
+    async def ended_on(self, kind: str, day: date, status: Status | None) -> list[TaskInfo]:
+        """Tasks of a kind that ended on a day (UTC), in the order in which they did (SYSTEMS D2)."""
+        first = datetime(day.year, day.month, day.day, tzinfo=UTC)
+        bounds = [round(1000 * at.timestamp()) for at in (first, first + timedelta(days=1))]
+        ids = await self._link.command("ZRANGEBYSCORE", self._keys.one(kind, "ended"), bounds[0], f"({bounds[1]}")
+        infos = [await self._get(kind, task_id.decode()) for task_id in ids]
+        return [info for info in infos if info is not None and status in (None, info.status)]
+
+    async def stats(self) -> dict[str, Any]:
+        """How many tasks of each kind are in which status."""
+        kinds = await self._register.kinds()
+        found = await self._hashes(kinds, "counts")
+        counts = [{status: count for status, count in one.items() if count} for one in found]
+        return {"kinds": {kind: count for kind, count in zip(kinds, counts, strict=True) if count}}
+
+    async def workers(self) -> list[dict[str, Any]]:
+        """Who works, over all kinds."""
+        kinds = await self._register.kinds()
+        last_seen: dict[str, int] = {}
+        running: dict[str, int] = {}
+        for seen in await self._hashes(kinds, "seen"):
+            for worker, at in seen.items():
+                last_seen[worker] = max(last_seen.get(worker, 0), at)
+        for holders in await self._hashes(kinds, "holders"):
+            for worker, count in holders.items():
+                running[worker] = running.get(worker, 0) + count
+        return [
+            {
+                "name": name,
+                "last_seen": answers.moment(last_seen[name]).isoformat() if name in last_seen else None,
+                "running": running.get(name, 0),
+            }
+            for name in sorted(last_seen.keys() | running.keys())
+        ]
+
+    async def _hashes(self, kinds: Sequence[str], name: str) -> list[dict[str, int]]:
+        async def one(kind: str) -> dict[str, int]:
+            found = await self._link.command("HGETALL", self._keys.one(kind, name))
+            try:
+                return {field.decode(): int(value) for field, value in found.items()}
+            except ValueError:
+                raise ProtocolError(f"what Redis keeps of the {name} of kind {kind!r} makes no sense") from None
+
+        return await asyncio.gather(*(one(kind) for kind in kinds))
+
+
+def _place(cursor: str | None) -> _Place | None:
+    if cursor is None:
+        return None
+    match = _CURSOR.fullmatch(cursor)
+    if match is None:
+        raise Refused(
+            "cursor is none that a page gave", errors=[{"field": "cursor", "detail": "is none that a page gave"}]
+        )
+    return _Place(int(match[1]), match[2])

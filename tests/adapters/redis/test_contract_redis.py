@@ -1,0 +1,49 @@
+"""The contract of an adapter, on one Redis and on a cluster."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from leasekit.backend import Backend
+from leasekit.task import Task
+from leasekit.testing.contract import SchedulerContract
+from leasekit_redis import connect
+
+
+class OnRedis(SchedulerContract):
+    @pytest.fixture
+    def where(self) -> Any:
+        """The Redis, or the cluster."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    async def backend(self, where: Any) -> AsyncIterator[Backend]:
+        self._where = where
+        backend = connect(where.url, worker="w1")
+        yield backend
+        await backend.aclose()
+
+    @pytest.fixture
+    async def other(self, where: Any) -> AsyncIterator[Backend]:
+        backend = connect(where.url, worker="w2")
+        yield backend
+        await backend.aclose()
+
+    async def expire(self, *tasks: Task) -> None:
+        """Leases are seen to run out by themselves in the tests of failures; here their ends are moved, for speed."""
+        for task in tasks:
+            key = f"leasekit:{{{task.kind}}}:leases"
+            assert self._where.owner(key).ask("ZADD", key, "XX", "CH", 1, task.id) == 1
+
+
+class TestRedis(OnRedis):
+    @pytest.fixture
+    def where(self, server: Any) -> Any:
+        return server
+
+
+class TestCluster(OnRedis):
+    @pytest.fixture
+    def where(self, cluster: Any) -> Any:
+        return cluster

@@ -1,0 +1,76 @@
+"""What only a cluster does: kinds are spread over it, and a replica takes over."""
+
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+
+from leasekit.errors import BackendError
+from leasekit.task import Beat, NewTask, Settlement
+from leasekit_redis import RedisBackend, connect
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def backend(cluster: Any) -> AsyncIterator[RedisBackend]:
+    backend = connect(cluster.url, worker="w")
+    yield backend
+    await backend.aclose()
+
+
+async def test_kinds_are_spread_and_claimed_together(cluster: Any, backend: RedisBackend, kind: str) -> None:
+    kinds = [f"{kind}-{n}" for n in range(12)]
+    assert len({cluster.owner(f"leasekit:{{{one}}}:state").port for one in kinds}) > 1
+    await backend.schedule([NewTask(kind=one) for one in kinds])
+    claimed = await backend.claim(kinds, limit=20, wait=0, claim_id=kind)
+    assert sorted(task.kind for task in claimed.tasks) == sorted(kinds)
+    beats = await backend.beat([Beat(id=task.id, token=task.token) for task in claimed.tasks])
+    assert {verdict.verdict for verdict in beats} == {"renewed"}
+    then = [NewTask(kind=kinds[n - 1], payload=n) for n in range(3)]
+    ends = [Settlement(id=task.id, token=task.token, outcome="success", then=then) for task in claimed.tasks]
+    assert {verdict.verdict for verdict in await backend.settle(ends)} == {"settled"}
+    stats = (await backend.stats())["kinds"]
+    assert sum(stats[one]["success"] for one in kinds) == 12
+    assert sum(stats[one].get("new", 0) for one in kinds) == 36
+
+
+async def test_a_batch_of_many_kinds_is_the_first_call(backend: RedisBackend, kind: str) -> None:
+    answers = await backend.schedule([NewTask(kind=f"{kind}-{n}") for n in range(150)])
+    assert all(answer.created for answer in answers)
+
+
+async def test_a_replica_that_takes_over_goes_on_with_all_that_it_was_given(
+    cluster: Any, backend: RedisBackend, kind: str
+) -> None:
+    await backend.schedule([NewTask(kind=kind, claim_timeout=2, heartbeat_timeout=2), NewTask(kind=kind, id=kind)])
+    first = (await backend.claim([kind], limit=1, wait=0, claim_id="first")).tasks[0]
+    primary = cluster.owner(f"leasekit:{{{kind}}}:state")
+    replica = cluster.replica_of(primary)
+    offset = primary.ask("ROLE")[1]
+    with anyio.fail_after(60):
+        while replica.ask("ROLE")[4] < offset:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+    primary.kill()
+    replica.ask("CLUSTER", "FAILOVER", "TAKEOVER")
+    try:
+        with anyio.fail_after(60):
+            while (verdict := await tried(backend, first.id, first.token)) is None:  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+            # Nobody could beat meanwhile: its lease counts anew, however long that took.
+            assert verdict == "renewed"
+            (second,) = (await backend.claim([kind], limit=1, wait=20, claim_id=uuid.uuid4().hex)).tasks
+        assert second.id == kind
+    finally:
+        primary.start()
+        cluster.settle()
+
+
+async def tried(backend: RedisBackend, task_id: str, token: str) -> str | None:
+    try:
+        (verdict,) = await backend.beat([Beat(id=task_id, token=token)])
+    except BackendError:
+        return None
+    return verdict.verdict

@@ -1,0 +1,572 @@
+"""What Redis keeps of tasks, beyond the contract: ids, waits, retention, successors, those who wait."""
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import anyio
+import pytest
+
+from leasekit.errors import Refused, Unavailable
+from leasekit.task import Beat, Claimed, Exponential, NewTask, Outcome, Polynomial, RetryPolicy, Settlement, Task, Waits
+from leasekit_redis import RedisBackend, claiming, connect, mover
+from leasekit_redis.address import parse
+
+pytestmark = pytest.mark.anyio
+
+Open = Callable[..., RedisBackend]
+
+
+@pytest.fixture
+async def opened(server: Any) -> AsyncIterator[Open]:
+    """`opened(worker)`: a connection that is closed in the end."""
+    backends: list[RedisBackend] = []
+
+    def open_(worker: str = "w", **changes: Any) -> RedisBackend:
+        chance = changes.pop("chance", None)
+        backends.append(RedisBackend(replace(parse(server.url), **changes), worker=worker, chance=chance))
+        return backends[-1]
+
+    yield open_
+    for backend in backends:
+        await backend.aclose()
+
+
+@pytest.fixture
+def backend(opened: Open) -> RedisBackend:
+    return opened()
+
+
+async def claim(backend: RedisBackend, *kinds: str, limit: int = 1, wait: float = 0, claim_id: str = "") -> list[Task]:
+    with anyio.fail_after(30):
+        return (await backend.claim(kinds, limit=limit, wait=wait, claim_id=claim_id or uuid.uuid4().hex)).tasks
+
+
+async def held(backend: RedisBackend, kind: str, **options: Any) -> Task:
+    await backend.schedule([NewTask(kind=kind, **options)])
+    (task,) = await claim(backend, kind)
+    return task
+
+
+async def settle(backend: RedisBackend, task: Task, outcome: Outcome = "success", **options: Any) -> str:
+    (verdict,) = await backend.settle([Settlement(id=task.id, token=task.token, outcome=outcome, **options)])
+    return verdict.verdict
+
+
+# Ids and kinds ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["}{", "{}", "a b.c", "%7B", "k" * 110])
+async def test_a_kind_may_have_any_name(backend: RedisBackend, kind: str, name: str) -> None:
+    task = await held(backend, name + kind)
+    (verdict,) = await backend.beat([Beat(id=task.id, token=task.token)])
+    assert verdict.verdict == "renewed"
+    assert await settle(backend, task) == "settled"
+    assert (await backend.list(kind=name + kind)).tasks[0].kind == name + kind
+
+
+async def test_a_batch_of_beats_of_one_kind_is_one_round_trip(server: Any, backend: RedisBackend, kind: str) -> None:
+    await backend.schedule([NewTask(kind=kind) for _ in range(100)])
+    tasks = await claim(backend, kind, limit=100)
+    before = calls(server)
+    await backend.beat([Beat(id=task.id, token=task.token) for task in tasks])
+    assert calls(server) == before + 1
+
+
+def calls(server: Any) -> int:
+    stats = server.ask("INFO", "commandstats").decode()
+    return int(stats.partition("cmdstat_evalsha:calls=")[2].partition(",")[0])
+
+
+async def test_beats_of_several_kinds_come_back_in_order(backend: RedisBackend, kind: str) -> None:
+    tasks = [await held(backend, f"{kind}-{n % 3}") for n in range(7)]
+    await settle(backend, tasks[3])
+    verdicts = await backend.beat([Beat(id=task.id, token=task.token) for task in tasks])
+    assert [verdict.id for verdict in verdicts] == [task.id for task in tasks]
+    assert [verdict.verdict == "renewed" for verdict in verdicts] == [n != 3 for n in range(7)]
+
+
+async def test_the_token_of_another_task_writes_nothing(backend: RedisBackend, kind: str) -> None:
+    mine, other = await held(backend, kind), await held(backend, kind)
+    stolen = Task(id=mine.id, kind=kind, token=other.token, ttl=1)
+    (verdict,) = await backend.beat([Beat(id=mine.id, token=other.token, progress="stolen")])
+    assert (verdict.verdict, verdict.reason) == ("gone", "taken")
+    assert await settle(backend, stolen, result="stolen") == "gone"
+    info = await backend.get(mine.id)
+    assert info is not None
+    assert (info.status, info.progress, info.result) == ("claimed", None, None)
+
+
+async def test_an_id_that_was_registered_and_never_made_is_free(backend: RedisBackend, kind: str) -> None:
+    await backend._register.reserve([(kind, kind), (f"{kind}-2", kind)])  # and then the submitter died
+    same, other = await backend.schedule([NewTask(kind=kind, id=kind), NewTask(kind=kind + "-b", id=f"{kind}-2")])
+    assert (same.created, other.created) == (True, True)
+    info = await backend.get(f"{kind}-2")
+    assert info is not None
+    assert info.kind == kind + "-b"
+
+
+async def test_a_dedupe_key_leaves_nothing_behind_of_those_that_made_no_task(backend: RedisBackend, kind: str) -> None:
+    await backend.schedule([NewTask(kind=kind, dedupe_key="k")])
+    await backend.schedule([NewTask(kind=kind, id=kind, dedupe_key="k")])
+    assert await backend._register.find([kind]) == [None]
+
+
+async def test_first_come_first_served_within_a_lane(backend: RedisBackend, kind: str) -> None:
+    ids = [f"{kind}-{uuid.uuid4().hex}" for _ in range(50)]
+    await backend.schedule([NewTask(kind=kind, id=task_id) for task_id in ids])
+    assert [task.id for task in await claim(backend, kind, limit=50)] == ids
+
+
+async def test_big_payloads_do_not_all_come_at_once(backend: RedisBackend, kind: str) -> None:
+    for _ in range(10):
+        await backend.schedule([NewTask(kind=kind, payload="x" * 1_000_000)])
+    first = await claim(backend, kind, limit=10)
+    assert 0 < len(first) < 10
+    assert len(await claim(backend, kind, limit=10)) == 10 - len(first)
+
+
+# Refusals -----------------------------------------------------------------------------------------------------
+
+
+async def refused(call: Awaitable[Any]) -> list[dict[str, Any]]:
+    with pytest.raises(Refused) as refusal:
+        await call
+    return [{name: error.get(name) for name in ("item", "field")} for error in refusal.value.errors]
+
+
+async def test_what_is_out_of_bounds_is_refused_with_item_and_field(backend: RedisBackend, kind: str) -> None:
+    deep: list[Any] = []
+    for _ in range(65):
+        deep = [deep]
+    good, long = Settlement(id="a", token="t", outcome="success"), "x" * 70_000
+    late = NewTask(kind=kind, payload=[long] * 16)
+    assert await refused(backend.schedule([NewTask(kind=kind), NewTask(kind=kind, payload=deep)])) == [
+        {"item": 1, "field": "payload"}
+    ]
+    assert await refused(backend.schedule([NewTask(kind="a/b")])) == [{"item": 0, "field": "kind"}]
+    assert await refused(backend.schedule([NewTask(kind=kind, payload=object())])) == [{"item": 0, "field": None}]
+    assert await refused(backend.beat([Beat(id="a", token="t", progress=long)])) == [{"item": 0, "field": "progress"}]
+    assert await refused(backend.beat([Beat(id="a", token="t", progress={1, object()})])) == [
+        {"item": 0, "field": "progress"}
+    ]
+    assert await refused(backend.settle([good, Settlement(id="a", token="t", outcome="fatal", error=long)])) == [
+        {"item": 1, "field": "error"}
+    ]
+    assert await refused(
+        backend.settle([Settlement(id="a", token="t", outcome="retry", then=[NewTask(kind="k")])])
+    ) == [{"item": 0, "field": "then"}]
+    assert await refused(backend.settle([Settlement(id="a", token="t", outcome="success", then=[late])])) == [
+        {"item": 0, "field": "then[0].payload"}
+    ]
+    assert await refused(backend.claim([], limit=1, wait=0, claim_id="c")) == [{"item": None, "field": "kinds"}]
+    assert await refused(backend.list(limit=0)) == [{"item": None, "field": "limit"}]
+    assert await refused(backend.list(cursor="nowhere")) == [{"item": None, "field": "cursor"}]
+    assert await refused(backend.beat([Beat(id="a", token="t")] * 1001)) == [{"item": None, "field": "beats"}]
+
+
+# Waits and ends -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Exponential(),
+        Exponential(first=0.5, factor=3, max=100, jitter=1),
+        Exponential(first=10, factor=100, max=1e6, jitter=0),
+        Polynomial(),
+        Waits(waits=[5, 0.25, 7]),
+    ],
+    ids=repr,
+)
+async def test_redis_waits_as_the_policy_says(opened: Open, kind: str, policy: RetryPolicy) -> None:
+    for tries in range(1, 6):
+        backend = opened(chance=random.Random(tries))
+        if tries == 1:
+            await backend.schedule([NewTask(kind=kind, id=kind, retry=policy)])
+        else:  # its time has come
+            key = f"leasekit:{{{kind}}}:due:2"
+            (member,) = await backend._link.command("ZRANGE", key, 0, 0)
+            await backend._link.command("ZADD", key, 1, member)
+        (task,) = await claim(backend, kind)
+        before = datetime.now(UTC)
+        await settle(backend, task, "retry")
+        info = await backend.get(kind)
+        assert info is not None
+        wait = timedelta(seconds=policy.wait(tries, random.Random(tries)) - 0.001)
+        assert (
+            before + wait - timedelta(milliseconds=1) <= info.at <= datetime.now(UTC) + wait + timedelta(seconds=0.002)
+        )
+
+
+async def test_the_dead_are_redriven_with_their_counts_at_none(backend: RedisBackend, kind: str) -> None:
+    for n in range(3):
+        task = await held(backend, kind, id=f"{kind}-{n}", max_attempts=1)
+        await settle(backend, task, "retry")
+    assert await backend.redrive(kind, [f"{kind}-1", f"{kind}-nobody"]) == [f"{kind}-1"]
+    assert await backend.redrive(kind) == [f"{kind}-0", f"{kind}-2"]
+    assert await backend.redrive(kind) == []
+    info = await backend.get(f"{kind}-1")
+    assert info is not None
+    assert (info.status, info.reason) == ("enqueued", None)
+    tasks = await claim(backend, kind, limit=5)
+    assert sorted(task.id for task in tasks) == [f"{kind}-0", f"{kind}-1", f"{kind}-2"]
+    assert [task.attempt for task in tasks] == [2, 2, 2]
+    assert (await backend.stats())["kinds"][kind] == {"claimed": 3}
+
+
+async def test_what_ended_is_found_by_its_day(backend: RedisBackend, kind: str) -> None:
+    good, bad = await held(backend, kind), await held(backend, kind, max_attempts=1)
+    await settle(backend, good)
+    await settle(backend, bad, "retry")
+    today = datetime.now(UTC).date()
+    days = [today, today - timedelta(days=1)]  # midnight may have passed
+    ended = [info for day in days for info in await backend.ended_on(kind, day)]
+    assert {info.id for info in ended} == {good.id, bad.id}
+    dead = [info.id for day in days for info in await backend.ended_on(kind, day, status=ended[0].status)]
+    assert len(dead) == 1
+    assert await backend.ended_on(kind, today - timedelta(days=5)) == []
+
+
+async def test_what_ended_long_ago_is_dropped_with_all_that_was_kept_of_it(
+    server: Any, opened: Open, kind: str
+) -> None:
+    backend = opened(retention=0.0, prefix=f"p-{kind}")
+    ended = await held(backend, kind, id="ended", dedupe_key="k", max_attempts=1)
+    await settle(backend, ended, "retry", error=[1], progress=[2])
+    await backend.redrive(kind)
+    (ended,) = await claim(backend, kind)
+    await settle(backend, ended, result=[3])
+    await held(backend, kind, id="running")
+    await backend.schedule([NewTask(kind=kind, id="waiting")])
+    await backend.tend()
+    assert await backend.get("ended") is None
+    assert [info.id for info in (await backend.list(kind=kind)).tasks] == ["running", "waiting"]
+    assert (await backend.stats())["kinds"] == {kind: {"claimed": 1, "new": 1}}
+    for key in server.ask("KEYS", f"p-{kind}:*"):
+        assert b"ended" not in server.ask("DUMP", key) or key.endswith(b":claims"), key
+    (again,) = await backend.schedule([NewTask(kind=kind, id="ended", dedupe_key="k")])
+    assert again.created
+
+
+async def test_a_kind_of_which_nothing_is_left_leaves_no_key(server: Any, opened: Open, kind: str) -> None:
+    backend = opened(retention=0.0, prefix=f"p-{kind}")
+    await settle(backend, await held(backend, kind), "success")
+    claimed = f"p-{kind}:{{{kind}}}:claimed"
+    server.ask("ZADD", claimed, 1, server.ask("ZRANGE", claimed, 0, 0)[0])
+    await backend.tend()
+    assert server.ask("KEYS", f"p-{kind}:*") == [f"p-{kind}:clients".encode()]
+    await settle(backend, await held(backend, kind), "success")
+
+
+async def test_movers_know_how_many_they_are(server: Any, opened: Open, kind: str) -> None:
+    fleet = [opened(prefix=f"p-{kind}") for _ in range(3)]
+    for one in fleet + fleet:
+        await one.tend()
+    assert [one._mover._clients for one in fleet] == [3, 3, 3]
+    clients = f"p-{kind}:clients"
+    server.ask("ZADD", clients, 1, server.ask("ZRANGE", clients, 0, 0)[0])  # it has not been heard of since
+    await fleet[-1].tend()
+    assert fleet[-1]._mover._clients == 2
+
+
+async def test_movers_come_by_where_something_may_be(server: Any, opened: Open, kind: str) -> None:
+    backend = opened(prefix=f"p-{kind}")
+    await settle(backend, await held(backend, f"{kind}-ended"), "success")
+    await backend.schedule([NewTask(kind=f"{kind}-waiting")])
+    await backend.tend()
+    server.ask("DEL", f"p-{kind}:{{{kind}-ended}}:claimed")
+    await backend.schedule([NewTask(kind=f"{kind}-ended", id="more")])
+    await backend.cancel(["more"])
+    await backend.tend()
+    days = {}
+    for name in ("ended", "waiting"):
+        score = float(server.ask("ZSCORE", f"p-{kind}:kinds", f"{kind}-{name}"))
+        days[name] = round((score / 1000 - time.time()) / 86400)
+    assert days == {"ended": 180, "waiting": 0}
+    await backend.schedule([NewTask(kind=f"{kind}-ended")])
+    assert float(server.ask("ZSCORE", f"p-{kind}:kinds", f"{kind}-ended")) == 0
+
+
+async def test_what_is_noted_while_a_kind_is_visited_is_not_forgotten(opened: Open, kind: str) -> None:
+    register = opened(prefix=f"p-{kind}")._register
+    await register.note([kind])
+    visit = await register.to_visit(interval=60_000, limit=1000)
+    assert kind in visit.kinds
+    assert (await register.to_visit(interval=60_000, limit=1000)).kinds == []
+    await register.note([kind])
+    await register.visited(kind, own_until=visit.own_until, next_visit=None)
+    assert kind in (await register.to_visit(interval=60_000, limit=1000)).kinds
+    await register.visited(kind, own_until=0, next_visit=None)
+    assert kind in await register.kinds()
+
+
+async def test_history_is_kept_to_a_hundred_runs(server: Any, backend: RedisBackend, kind: str) -> None:
+    await backend.schedule([NewTask(kind=kind, id=kind)])
+    for _ in range(105):
+        (task,) = await claim(backend, kind)
+        await settle(backend, task, "release")
+    info = await backend.get(kind)
+    assert info is not None
+    assert [run.fence for run in info.history] == list(range(6, 106))
+    assert server.ask("HLEN", f"leasekit:{{{kind}}}:runs") == 100
+
+
+async def test_workers_are_known_by_what_they_hold(backend: RedisBackend, opened: Open, kind: str) -> None:
+    name = f"w-{kind}"
+    busy = opened(name)
+    tasks = [await held(busy, f"{kind}-{n}") for n in range(2)]
+    assert [one["running"] for one in await backend.workers() if one["name"] == name] == [2]
+    for task in tasks:
+        await settle(busy, task)
+    (worker,) = [one for one in await backend.workers() if one["name"] == name]
+    assert worker["running"] == 0
+    assert datetime.fromisoformat(worker["last_seen"]).tzinfo is not None
+
+
+async def test_pages_over_all_kinds_are_in_the_order_in_which_tasks_came(opened: Open, kind: str) -> None:
+    backend = opened(prefix=f"p-{kind}")
+    ids = [f"{kind}-{n}" for n in range(7)]
+    for n, task_id in enumerate(ids):
+        await backend.schedule([NewTask(kind=f"{kind}-{n % 3}", id=task_id)])
+    found, cursor = [], None
+    for _ in range(4):
+        page = await backend.list(cursor=cursor, limit=2)
+        found += [info.id for info in page.tasks]
+        cursor = page.cursor
+    assert (found, cursor) == (ids, None)
+
+
+async def test_a_page_finds_the_few_among_the_many(backend: RedisBackend, kind: str) -> None:
+    for start in range(0, 1200, 600):
+        await backend.schedule([NewTask(kind=kind, collection="many") for _ in range(600)])
+        await backend.schedule([NewTask(kind=kind, id=f"{kind}-{start}", collection="few")])
+    page = await backend.list(kind=kind, collection="few")
+    assert [info.id for info in page.tasks] == [f"{kind}-0", f"{kind}-600"]
+    assert page.cursor is None
+
+
+@pytest.mark.parametrize("outcome", ["success", "retry"])
+async def test_a_late_result_takes_back_that_its_holder_had_vanished(
+    server: Any, backend: RedisBackend, kind: str, outcome: Outcome
+) -> None:
+    task = await held(backend, kind, id=kind, retry=Waits(waits=[3600]))
+    server.ask("ZADD", f"leasekit:{{{kind}}}:leases", 1, task.id)
+    await backend.tend()
+    lapsed = await backend.get(kind)
+    assert lapsed is not None
+    assert (lapsed.status, lapsed.crashes) == ("enqueued", 1)
+    assert await settle(backend, task, outcome, result="late") == "settled"
+    info = await backend.get(kind)
+    assert info is not None
+    assert (info.crashes, info.result) == (0, "late")
+    assert [(run.outcome, run.worker) for run in info.history] == [(outcome, "w")]
+    assert await claim(backend, kind) == []
+    assert await settle(backend, task, outcome, result="late") == "settled"
+
+
+async def test_a_claim_takes_back_what_has_ended_before_it_looks(server: Any, backend: RedisBackend, kind: str) -> None:
+    task = await held(backend, kind)
+    server.ask("ZADD", f"leasekit:{{{kind}}}:leases", 1, task.id)
+    assert [again.id for again in await claim(backend, kind)] == [task.id]
+
+
+async def test_a_clock_that_jumps_ends_no_lease(server: Any, backend: RedisBackend, kind: str) -> None:
+    task = await held(backend, kind, claim_timeout=2, heartbeat_timeout=2)
+    assert await claim(backend, kind) == []
+    # As if Redis had said a minute ago that it is an hour earlier than it is now.
+    backend._clocks.told(kind, round(1000 * (time.time() - 3600)), asked_at=time.monotonic() - 60)
+    server.ask("ZADD", f"leasekit:{{{kind}}}:leases", 1, task.id)
+    assert await claim(backend, kind) == []
+    (verdict,) = await backend.beat([Beat(id=task.id, token=task.token)])
+    assert verdict.verdict == "renewed"
+    # It has its ttl, not more.
+    (again,) = await claim(backend, kind, wait=20)
+    assert again.fence == 2
+
+
+async def test_after_a_jump_a_lease_has_as_long_as_its_holder_may_go_by(
+    server: Any, backend: RedisBackend, kind: str
+) -> None:
+    task = await held(backend, kind, claim_timeout=300, heartbeat_timeout=2)
+    backend._clocks.told(kind, round(1000 * (time.time() - 3600)), asked_at=time.monotonic() - 60)
+    leases = f"leasekit:{{{kind}}}:leases"
+    server.ask("ZADD", leases, 1, task.id)
+    assert await claim(backend, kind) == []
+    assert float(server.ask("ZSCORE", leases, task.id)) / 1000 - time.time() > 200
+
+
+async def test_claims_are_not_remembered_for_good(server: Any, backend: RedisBackend, kind: str) -> None:
+    await backend.schedule([NewTask(kind=kind) for _ in range(20)])
+    for _ in range(19):
+        await claim(backend, kind)
+    claimed = f"leasekit:{{{kind}}}:claimed"
+    for name in server.ask("ZRANGE", claimed, 0, -1):
+        server.ask("ZADD", claimed, 1, name)
+    await claim(backend, kind)
+    assert server.ask("ZCARD", claimed) == server.ask("HLEN", f"leasekit:{{{kind}}}:claims") == 10
+    await backend.tend()
+    assert server.ask("ZCARD", claimed) == server.ask("HLEN", f"leasekit:{{{kind}}}:claims") == 1
+
+
+# Successors ---------------------------------------------------------------------------------------------------
+
+
+async def test_successors_of_a_client_that_died_are_brought_by_another(
+    opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, other = opened(prefix=f"p-{kind}"), opened("other", prefix=f"p-{kind}")
+
+    async def die(*_: object) -> None:
+        raise Unavailable("died")
+
+    monkeypatch.setattr(backend._holding, "_deliver", die)
+    task = await held(backend, kind)
+    assert await settle(backend, task, then=[NewTask(kind=f"{kind}-b", payload=n) for n in range(15)]) == "settled"
+    assert await claim(other, f"{kind}-b") == []
+    await asyncio.gather(other.tend(), opened("third", prefix=f"p-{kind}").tend())
+    assert [task.payload for task in await claim(other, f"{kind}-b", limit=20)] == list(range(15))
+
+
+async def test_a_result_that_is_refused_has_no_successors(backend: RedisBackend, kind: str) -> None:
+    task = await held(backend, kind)
+    await settle(backend, task)
+    assert await settle(backend, task, "fatal", then=[NewTask(kind=f"{kind}-b")]) == "gone"
+    await backend.tend()
+    assert await claim(backend, f"{kind}-b") == []
+
+
+# Those who wait -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims that wait look again when they are told, and not otherwise; no mover tells them."""
+    monkeypatch.setattr(claiming, "_LOOK", 1000.0)
+    monkeypatch.setattr(mover, "INTERVAL", 1000.0)
+
+
+async def waiting(backend: RedisBackend, kind: str, count: int = 1) -> "asyncio.Task[Claimed]":
+    """A claim that waits, as Redis knows: so many are there with it."""
+    task = asyncio.create_task(backend.claim([kind], limit=1, wait=30, claim_id=uuid.uuid4().hex))
+    with anyio.fail_after(30):
+        while await backend._link.command("ZCARD", f"leasekit:{{{kind}}}:waiting") < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    return task
+
+
+@pytest.mark.usefixtures("only_told")
+async def test_a_wake_is_passed_on_by_a_claim_that_was_given_up(opened: Open, kind: str) -> None:
+    first, second = opened("first"), opened("second")
+    given_up = await waiting(first, kind)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    patient = await waiting(second, kind, 2)
+    await first.schedule([NewTask(kind=kind)])
+    with anyio.fail_after(25):
+        assert len((await patient).tasks) == 1
+
+
+@pytest.mark.usefixtures("only_told")
+async def test_a_client_that_is_away_is_passed_over(opened: Open, kind: str) -> None:
+    first, second = opened("first"), opened("second")
+    abandoned = await waiting(first, kind)
+    abandoned.cancel()
+    await asyncio.wait([abandoned])
+    await first.aclose()
+    patient = await waiting(second, kind, 2)
+    await second.schedule([NewTask(kind=kind)])
+    with anyio.fail_after(25):
+        assert len((await patient).tasks) == 1
+
+
+@pytest.mark.usefixtures("only_told")
+async def test_as_many_are_woken_as_there_are_tasks(opened: Open, kind: str) -> None:
+    backends = [opened(f"w{n}") for n in range(3)]
+    claims = [await waiting(one, kind, n + 1) for n, one in enumerate(backends)]
+    await backends[0].schedule([NewTask(kind=kind) for _ in range(2)])
+    with anyio.fail_after(25):
+        while sum(claim.done() for claim in claims) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await backends[0].schedule([NewTask(kind=kind)])
+        assert [len((await claim).tasks) for claim in claims] == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("only_told")
+@pytest.mark.parametrize("outcome", ["release", "crash"])
+async def test_a_task_that_is_given_back_wakes_who_waits(opened: Open, kind: str, outcome: Outcome) -> None:
+    backend, other = opened("one"), opened("other")
+    task = await held(backend, kind)
+    patient = await waiting(other, kind)
+    await settle(backend, task, outcome)
+    with anyio.fail_after(25):
+        assert [one.id for one in (await patient).tasks] == [task.id]
+
+
+@pytest.mark.usefixtures("only_told")
+async def test_what_is_left_by_a_claim_goes_to_the_next(opened: Open, kind: str) -> None:
+    backend, other = opened("one"), opened("other")
+    patient = await waiting(other, kind)
+    # Two tasks, and one told: it is the first claim that tells the other.
+    await backend.schedule([NewTask(kind=kind, at=datetime.now(UTC) + timedelta(seconds=0.3)) for _ in range(2)])
+    with anyio.fail_after(25):
+        mine = await claim(backend, kind, wait=20)
+        assert len(mine) + len((await patient).tasks) == 2
+
+
+async def test_waited_counts_up_to_when_the_request_that_was_granted_left(
+    backend: RedisBackend, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await backend.schedule([NewTask(kind=kind)])
+    run, left_at = backend._link.run, []
+
+    async def slowly(*args: Any) -> Any:
+        left_at.append(time.monotonic())
+        await asyncio.sleep(0.2)
+        return await run(*args)
+
+    monkeypatch.setattr(backend._link, "run", slowly)
+    began_at = time.monotonic()
+    claimed = await backend.claim([kind], limit=1, wait=0, claim_id=kind)
+    assert claimed.waited is not None
+    assert len(claimed.tasks) == 1
+    assert 0 <= claimed.waited <= left_at[-1] - began_at
+
+
+async def test_a_repeated_claim_of_several_kinds_gets_the_same(backend: RedisBackend, kind: str) -> None:
+    kinds = [f"{kind}-{n}" for n in range(3)]
+    await backend.schedule([NewTask(kind=one) for one in kinds[:2]])
+    first = await claim(backend, *kinds, limit=5, claim_id=kind)
+    await backend.schedule([NewTask(kind=one) for one in kinds])
+    for _ in range(3):
+        again = await claim(backend, *kinds, limit=5, claim_id=kind)
+        assert sorted(task.token for task in again) == sorted(task.token for task in first)
+
+
+@pytest.mark.usefixtures("only_told")
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_repeated_claim_of_which_nothing_is_live_does_not_wait(
+    backend: RedisBackend, kind: str, count: int
+) -> None:
+    kinds = [f"{kind}-{n}" for n in range(count)]
+    await backend.schedule([NewTask(kind=kinds[0])])
+    (task,) = await claim(backend, *kinds, claim_id=kind)
+    await settle(backend, task)
+    with anyio.fail_after(25):
+        assert await claim(backend, *kinds, claim_id=kind, wait=60) == []
+
+
+async def test_no_kind_is_passed_over_for_good(backend: RedisBackend, kind: str) -> None:
+    kinds = [f"{kind}-{n}" for n in range(3)]
+    await backend.schedule([NewTask(kind=one) for one in kinds for _ in range(5)])
+    got = {(await claim(backend, *kinds))[0].kind for _ in range(3)}
+    assert got == set(kinds)
+
+
+def test_both_doors_make_the_same_backend() -> None:
+    assert type(connect("redis://localhost", worker="w")) is RedisBackend

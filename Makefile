@@ -41,7 +41,7 @@ bench: $(VENV)/dev $(VENV)/leasekit ## Measure, beside the raw engine (ARGS=--qu
 	@set -e; for file in benchmarks/[a-z]*.py; do $(BIN)/python "$$file" $(ARGS); done
 
 .PHONY: docs
-docs: $(VENV)/docs $(VENV)/leasekit ## Build the documents into site/
+docs: $(VENV)/docs $(VENV)/dev $(VENV)/leasekit ## Build the documents into site/
 	@$(BIN)/python docs/_generate.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 

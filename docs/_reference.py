@@ -18,8 +18,9 @@ from leasekit import Beats, Client, Idle, Lease, Worker, backend, connect, error
 from leasekit.backend import Traits
 from leasekit.claiming import Tasks
 from leasekit.cli import app
+from leasekit.registry import open_backend
 from leasekit.task import Exponential, NewTask, Polynomial, Status, TaskInfo, TaskOptions, Waits
-from leasekit.testing import clock, faults, memory
+from leasekit.testing import clock, effects, faults, memory, proxy
 from leasekit.wire import MAX_BATCH
 
 __all__ = ["PAGES", "code", "fields_of", "struct_defaults", "table"]
@@ -285,8 +286,35 @@ def seam() -> str:
         "## Traits",
         prose(Traits.__doc__),
         fields_of(Traits, _dataclass_defaults(Traits)),
+        "## What each of ours gives",
+        "As its traits and protocols declare it; the contract suite holds it to that. A named lease takes a *Scheduler*.",
+        _given(),
         *("\n\n".join([f"## {cls.__name__}", prose(cls.__doc__), members(cls)]) for cls in protocols),
     )
+
+
+_OURS = (
+    "http://host", "sqlite:///file.db", "redis://host", "redis+cluster://host", "sqs://queue?region=x",
+    "swf://domain/list?region=x", "sfn://arn:aws:states:x:123456789012:activity:a?region=x", "memory://",
+)  # fmt: skip
+
+
+def _given() -> str:
+    """A row for each trait and protocol, a column for each backend: nothing is opened for that."""
+    ours = {url.partition("://")[0]: open_backend(url, worker="docs") for url in _OURS}
+    rows = [
+        (code(name), *(_said(getattr(one.traits, name)) for one in ours.values()))
+        for name in Traits.__dataclass_fields__
+    ]
+    rows += [
+        (code(cls.__name__), *(_said(isinstance(one, cls)) for one in ours.values()))
+        for cls in (backend.Intake, backend.Scheduler, backend.Roster)
+    ]
+    return table(("", *map(code, ours)), rows)
+
+
+def _said(value: object) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else f"{value:,}"
 
 
 def calls() -> str:
@@ -316,7 +344,7 @@ class _Told(backend.Backend, backend.Scheduler):
 
 def for_tests() -> str:
     sections: list[str] = []
-    for module in (faults, clock, memory):
+    for module in (faults, proxy, effects, clock, memory):
         sections.append(f"## {module.__name__}")
         sections += [_public(module, name, said) for name, said in documented(module).items() if said]
     return page("For tests", "Nothing here is needed in production, and nothing in production needs it.", *sections)

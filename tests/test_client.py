@@ -2,6 +2,7 @@
 
 # ruff: noqa: PT012, ASYNC110 - what a whole block raises is tested here, and facts of other threads are waited for
 
+import asyncio
 import gc
 import os
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
@@ -286,6 +287,28 @@ def test_a_service_that_forgets_claims_is_asked_to_the_end_by_an_interrupted_one
         answered.open()
         eventually(lambda: status(client, task) is Status.ENQUEUED)
         assert faulty.calls["claim"] == 1
+
+
+def test_an_adapter_that_keeps_what_a_claim_was_granted_is_not_asked_to_the_end(service: MemoryService) -> None:
+    """A long poll of a minute must not hold up closing."""
+    asked, cancelled = threading.Event(), threading.Event()
+
+    class Patient(MemoryBackend):
+        traits = Traits(remembers_claims=False, keeps_claims=True)
+
+        async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Any:
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+            raise AssertionError
+
+    with Client(Patient(service, worker="w")) as client:
+        with pytest.raises(KeyboardInterrupt), interrupting(asked.is_set):
+            next(client.tasks("k"))
+        assert cancelled.wait(20)
 
 
 @pytest.mark.anyio

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "examples" / "05_own_adapter"
-ELSEWHERE = {"11_swf_poller.py", "12_sfn_activity.py"}  # they need a service: tests/aws runs them
+ELSEWHERE = {"10_sqs_loop.py", "11_swf_poller.py", "12_sfn_activity.py"}  # they need a service: their adapters' tests
 EXAMPLES = sorted(
     path for path in (Path(__file__).parents[1] / "examples").glob("[0-9][0-9]_*.py") if path.name not in ELSEWHERE
 )

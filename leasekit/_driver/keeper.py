@@ -6,13 +6,9 @@ a verdict: no error of a service, an adapter or a hook ends the loop (PITFALLS 1
 
 import asyncio
 import contextlib
-import faulthandler
-import heapq
-import itertools
 import logging
 import math
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,6 +21,8 @@ from leasekit._core.term import Term, granted_at
 from leasekit._driver.claims import Claims
 from leasekit._driver.clock import Clock
 from leasekit._driver.holding import Holding
+from leasekit._driver.idling import Idling
+from leasekit._driver.ladder import Ladder
 from leasekit._driver.ledger import Ledger
 from leasekit._driver.outbox import Delivery, Outbox
 from leasekit._driver.pulse import Pulse, take_reading
@@ -34,7 +32,7 @@ from leasekit._driver.thread import spawn
 from leasekit._driver.watchdog import UNGUARDED, Watchdog
 from leasekit.backend import Backend
 from leasekit.config import Beats
-from leasekit.errors import BackendError, Cancelled, ConfigError, IdleTimeout, Refused, Throttled
+from leasekit.errors import BackendError, Cancelled, ConfigError, Refused, Throttled
 from leasekit.hooks import Hooks
 from leasekit.task import Beat, Claimed, Settlement, Task, Verdict
 
@@ -43,7 +41,6 @@ __all__ = ["Keeper"]
 logger = logging.getLogger("leasekit")
 
 _SETTLE_TIMEOUT = 10.0
-_STALE = 64  # entries of a heap that are not worth a clean-up
 
 
 class Keeper:
@@ -70,16 +67,13 @@ class Keeper:
         self._clock = clock
         self._hooks = hooks
         self._chance = chance
-        self._last_resort = last_resort
         self._watchdog = watchdog
         self.guards_elsewhere = False  # bodies may run in other processes, each holding with a watchdog of its own
         self._cycles: dict[float, Cycle] = {}
         self._holdings: dict[tuple[str, str], Holding] = {}
         self._calls: set[asyncio.Task[None]] = set()
-        self._lingering: list[Holding] = []  # lost, and the body still runs
-        self._dumped = False
-        self._idle: list[tuple[float, int, Holding]] = []  # a heap of when to look
-        self._order = itertools.count()
+        self._ladder = Ladder(last_resort)
+        self._idling = Idling()
         self._wake = asyncio.Event()
         self._overloaded = False
         self.pulse: Pulse | None = None  # of the loop that it runs in
@@ -196,10 +190,7 @@ class Keeper:
 
     def watch(self, holding: Holding) -> None:
         """Look after its idle time from now on."""
-        if len(self._idle) > 2 * len(self._holdings) + _STALE:  # those that have ended need not stay until their time
-            self._idle = [entry for entry in self._idle if entry[-1].body_runs]
-            heapq.heapify(self._idle)
-        heapq.heappush(self._idle, (holding.idle_at, next(self._order), holding))
+        self._idling.watch(holding, held=len(self._holdings))
         self._wake.set()
 
     def forget(self, holding: Holding) -> None:
@@ -229,8 +220,7 @@ class Keeper:
         """The body has ended: from here nothing of it can run."""
         holding.body_runs = False
         holding.watchdog.ended(holding.term)
-        if holding in self._lingering:
-            self._lingering.remove(holding)
+        self._ladder.ended(holding)
 
     def unless_begun(self, holding: Holding) -> None:
         """Give a task back that nobody has begun."""
@@ -305,11 +295,13 @@ class Keeper:
             self._perform(cycle, cycle.step(now), now)
             if cycle.unused:
                 del self._cycles[ttl]
-        self._look_for_idle(now)
-        self._end_the_lost(now)
+        for holding in self._idling.step(now):  # a hung task must not heartbeat for ever
+            self._drop(holding)
+            why = f"its body reported no progress for {holding.idle_timeout:g} s, and did not end when told to"
+            self._lost(holding, "idle", Story(why), now)
+        self._ladder.step(now)
         wake_at = min((cycle.wake_at for cycle in self._cycles.values()), default=math.inf)
-        idle_at = self._idle[0][0] if self._idle else math.inf
-        return min(wake_at, idle_at, self._next_end())
+        return min(wake_at, self._idling.wake_at, self._ladder.wake_at)
 
     def _perform(self, cycle: Cycle, effects: Sequence[Effect], now: float) -> None:
         if lost := [effect for effect in effects if isinstance(effect, Lost)]:
@@ -392,7 +384,7 @@ class Keeper:
             self._hooks(events.Ordered(at=now, task_id=task.id, token=task.token, order=order))
         holding.tell(Cancelled)
 
-    # The ladder ---------------------------------------------------------------------------------------------------
+    # Losses -------------------------------------------------------------------------------------------------------
 
     def _reading(self) -> Reading:
         return take_reading(self._clock, self.pulse)
@@ -409,7 +401,7 @@ class Keeper:
             self._strike_out(holding)  # somebody else may have it when this process ends
         if holding.body_runs:
             if holding.watchdog is self._watchdog:  # others end without this process
-                self._lingering.append(holding)
+                self._ladder.add(holding)
             holding.watchdog.lost(holding.term, holding.ends_at)
         else:
             self.forget(holding)
@@ -417,44 +409,6 @@ class Keeper:
         self._hooks(
             events.Lost(at=now, task_id=task.id, token=task.token, reason=reason, why=story.why, events=story.events)
         )
-
-    def _look_for_idle(self, now: float) -> None:
-        while self._idle and self._idle[0][0] <= now:
-            _, _, holding = heapq.heappop(self._idle)
-            if not holding.body_runs or holding.reason is not None:
-                continue
-            if holding.idle_at > now:  # it moved since
-                heapq.heappush(self._idle, (holding.idle_at, next(self._order), holding))
-            elif not holding.told_idle:
-                holding.told_idle = True
-                holding.tell(IdleTimeout)
-                until = now + holding.term.beats.grace
-                heapq.heappush(self._idle, (until, next(self._order), holding))
-            else:  # it was told, and goes on: a hung task must not heartbeat for ever
-                self._drop(holding)
-                why = f"its body reported no progress for {holding.idle_timeout:g} s, and did not end when told to"
-                self._lost(holding, "idle", Story(why), now)
-
-    def _end_the_lost(self, now: float) -> None:
-        for holding in self._lingering[:]:
-            if now >= _dump_at(holding) and not self._dumped:
-                self._dumped = True
-                task = holding.task
-                extra = events.about(task.id, task.token)
-                logger.error("the body of lost task %s still runs; all stacks follow", task.id, extra=extra)
-                with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # no usable stderr
-                    faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
-            if now >= _last_moment(holding):
-                self._lingering.remove(holding)  # this is all that can be done
-                if self._last_resort is not None:
-                    self._last_resort()
-        if not self._lingering:
-            self._dumped = False
-
-    def _next_end(self) -> float:
-        if self._dumped:
-            return min(map(_last_moment, self._lingering), default=math.inf)
-        return min(map(_dump_at, self._lingering), default=math.inf)
 
     # The end ------------------------------------------------------------------------------------------------------
 
@@ -480,15 +434,6 @@ class Keeper:
         finally:
             self._watchdog.close()  # bodies that still run stay guarded
             await self._backend.aclose()
-
-
-def _dump_at(holding: Holding) -> float:
-    return holding.ends_at - min(1.0, holding.term.beats.grace / 2)
-
-
-def _last_moment(holding: Holding) -> float:
-    """A process that can still end by itself does so just before the kernel ends it: its exit code says why."""
-    return holding.ends_at - min(0.02, holding.term.beats.grace / 5)
 
 
 def _without_progress(holdings: Sequence[Holding], beats: Sequence[Beat], refused: Refused) -> None:

@@ -28,8 +28,8 @@ from leasekit.testing.faulty import Call, Fault, Faulty, Gate, ok
 
 __all__ = [
     "Call", "Fault", "Faulty", "Gate", "delay", "delay_answer", "drop", "fail_items", "garble", "hang", "late",
-    "lengthen", "lose_answer", "misspell", "ok", "refuse", "repeat", "replay", "shorten", "shuffle", "throttle",
-    "throttle_items",
+    "lengthen", "lose_answer", "misspell", "ok", "refuse", "repeat", "replay", "shorten", "shuffle", "steal",
+    "throttle", "throttle_items",
 ]  # fmt: skip
 
 _WITH_ITEMS = frozenset({"beat", "settle"})
@@ -130,6 +130,19 @@ def replay(kind: str | None = None, *, back: int = 1) -> Fault:
         return answer
 
     return Fault("replay", act)
+
+
+# Too late -----------------------------------------------------------------------------------------------------
+
+
+async def _steal(call: Call) -> Any:
+    for item in call.items:
+        call.faulty.backend.steal(item.id, item.token)  # type: ignore[attr-defined] # `needs` has seen to it
+    return await call.send()
+
+
+steal = Fault("steal", _steal, _WITH_ITEMS, needs="steal")
+"""Before the call gets there, its leases run out and somebody else is granted the tasks: all verdicts are *gone*."""
 
 
 # "Later" ------------------------------------------------------------------------------------------------------

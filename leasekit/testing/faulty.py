@@ -10,7 +10,7 @@ from functools import partial
 from random import Random
 from typing import Any, Self, cast
 
-from leasekit.backend import Backend, Scheduler
+from leasekit.backend import Backend
 from leasekit.errors import BackendError
 from leasekit.task import (
     Beat,
@@ -89,11 +89,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What becomes of a call: `act` answers it, or raises; `only` says which kinds of call it can meet."""
+    """What becomes of a call: `act` answers it, or raises; `only` says which kinds of call it can meet.
+
+    `needs` is the method that it needs of the wrapped backend, where not every backend has it.
+    """
 
     name: str
     act: Callable[[Call], Awaitable[Any]]
     only: frozenset[str] = CALLS
+    needs: str | None = None
 
 
 ok = Fault("ok", Call.send)
@@ -129,17 +133,17 @@ class Faulty:
         self._bell = Bell()
         self._lock = threading.Lock()
         self._late: set[asyncio.Task[None]] = set()
-        if not isinstance(backend, Scheduler):
+        missing = dict.fromkeys(call for call in CALLS if not hasattr(backend, call))
+        if missing:
             # A method that is None is no method: isinstance(faulty, Scheduler) says what it says of the wrapped one.
             own = type(self)
-            missing = dict.fromkeys(CALLS - {"claim", "beat", "settle"})
             self.__class__ = cast("type[Self]", type(own.__name__, (own,), missing))
 
     # Rules
 
     def script(self, kind: str, *faults: Fault) -> None:
         """The next calls of this kind meet these faults, one each, after those that were scripted before."""
-        _check(kind, faults)
+        self._check(kind, faults)
         with self._lock:
             self._scripts[kind].extend(faults)
 
@@ -149,7 +153,7 @@ class Faulty:
 
     def sometimes(self, kind: str, chances: Mapping[Fault, float]) -> None:
         """Calls of this kind without a script meet these faults, each with its probability, else none."""
-        _check(kind, chances)
+        self._check(kind, chances)
         if min(chances.values(), default=0.0) < 0 or sum(chances.values()) > 1 + 1e-9:
             raise ValueError(f"chances of {kind!r} are {list(chances.values())}: give 0 to 1 each, 1 at most in all")
         with self._lock:
@@ -172,6 +176,15 @@ class Faulty:
     def hanging(self) -> Gate:
         """The gate that those wait for who hang now."""
         return self._gate
+
+    def _check(self, kind: str, faults: Sequence[Fault] | Mapping[Fault, float]) -> None:
+        if kind not in CALLS and kind != "*":
+            raise ValueError(_no_call(kind))
+        for fault in faults:
+            if kind != "*" and kind not in fault.only:
+                raise ValueError(f"{fault.name!r} cannot meet a {kind}: only {', '.join(sorted(fault.only))}")
+            if fault.needs is not None and not hasattr(self.backend, fault.needs):
+                raise ValueError(f"{fault.name!r} needs a backend with {fault.needs}(), as memory:// is")
 
     # Facts
 
@@ -278,14 +291,6 @@ class Faulty:
 async def _unheard(request: Callable[[], Awaitable[Any]]) -> None:
     with suppress(BackendError):
         await request()
-
-
-def _check(kind: str, faults: Sequence[Fault] | Mapping[Fault, float]) -> None:
-    if kind not in CALLS and kind != "*":
-        raise ValueError(_no_call(kind))
-    for fault in faults:
-        if kind != "*" and kind not in fault.only:
-            raise ValueError(f"{fault.name!r} cannot meet a {kind}: only {', '.join(sorted(fault.only))}")
 
 
 def _no_call(kind: str) -> str:

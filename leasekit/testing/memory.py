@@ -88,6 +88,10 @@ class MemoryBackend:
     async def stats(self) -> dict[str, Any]:
         return self.service.stats()
 
+    def steal(self, task_id: str, token: str) -> None:
+        """Have this lease run out, and somebody else be granted the task: `MemoryService.steal`."""
+        self.service.steal(task_id, token=token)
+
     async def aclose(self) -> None:
         """There is nothing to let go of."""
 

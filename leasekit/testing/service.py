@@ -181,6 +181,23 @@ class MemoryService:
         row.runs[token] = run
         return run
 
+    def steal(self, task_id: str, *, token: str | None = None, thief: str = "thief") -> Task | None:
+        """Let the lease of a task run out now, and grant the task to another worker at once: what that one was given.
+
+        None, and nothing is changed, where nobody holds it, or not by this `token`.
+        """
+        with self._now() as now:
+            row = self._rows.get(task_id)
+            run = row.last_run if row and row.status in _RUNNING else None
+            if row is None or run is None or token not in (None, run.token):
+                return None
+            self._end(row, run, "expired", now)
+            if row.status.ended:  # that was one crash too many
+                return None
+            stolen = self._start(row, thief)
+            self._move(row, Status.CLAIMED, now + row.new.claim_timeout)
+        return msgspec.json.decode(stolen.task, type=Task)
+
     # Beating and settling
 
     def beat(self, beats: Sequence[BeatItem]) -> list[Verdict]:

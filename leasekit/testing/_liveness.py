@@ -1,0 +1,251 @@
+"""The rules of liveness, L1-L6 (RELIABILITY §1.3), each a function of a history."""
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from leasekit.testing import history as log
+from leasekit.testing._lives import Lease, Life, Lives
+from leasekit.testing._rules import Rules, Violation
+
+__all__ = ["liveness"]
+
+_ENDED = frozenset({"success", "fatal_failure", "cancelled", "dropped", "dead"})
+
+Found = Iterator[Violation]
+
+
+def liveness(lives: Lives, rules: Rules) -> list[Violation]:
+    """What breaks L1-L6. L1, L2 and L4 hold from the moment at which the faults are over."""
+    found: list[Violation] = []
+    if lives.over_at is not None and rules.start_within is not None:
+        room = _Room(lives)
+        found += _l1_granted_soon(lives, rules, room, rules.start_within)
+        found += _l2_taken_back(lives, rules, room, rules.start_within)
+    if lives.over_at is not None:
+        found += _l4_converges(lives)
+    if rules.outage is not None:
+        found += _l3_outage(lives, rules, rules.outage)
+    found += _l5_no_zombie(lives, rules)
+    if rules.restarts_extend:
+        found += _l6_restart(lives, rules)
+    return found
+
+
+class _Room:
+    """When which worker had a free slot, and nothing held it up."""
+
+    def __init__(self, lives: Lives) -> None:
+        changes: dict[str, list[tuple[float, int]]] = {}
+        for lease in lives.leases:
+            for begin in lease.started:
+                stop = next((one.at for one in lease.stopped if one.who == begin.who and one.at >= begin.at), math.inf)
+                changes.setdefault(begin.who, []).extend([(begin.at, 1), (stop, -1)])
+        self._free: list[tuple[frozenset[str], float, float]] = []
+        for who, process in lives.processes.items():
+            began = process.began
+            if began is None or began.role != "worker":
+                continue
+            until = min(process.drains_at, lives.last_at if process.ended is None else process.ended.at)
+            stood = [change for since, to in process.stood for change in ((since, began.slots), (to, -began.slots))]
+            kinds = frozenset(began.kinds)
+            self._free += [
+                (kinds, since, to)
+                for since, to in _below(began.slots, [*changes.get(who, ()), *stood], began.at, until)
+            ]
+
+    def throughout(self, kind: str, since: float, until: float) -> bool:
+        """Whether one and the same worker could have begun a task of this kind during all of that time."""
+        return any(begin <= since and until <= end and (not kinds or kind in kinds) for kinds, begin, end in self._free)
+
+
+def _below(
+    slots: int, changes: Iterable[tuple[float, int]], since: float, until: float
+) -> Iterator[tuple[float, float]]:
+    """The stretches in which fewer than all slots were taken."""
+    taken, free_since = 0, since
+    for at, change in sorted(changes):
+        if at > until:
+            break
+        if taken < slots <= taken + change:
+            yield free_since, at
+        elif taken + change < slots <= taken:
+            free_since = at
+        taken += change
+    if taken < slots:
+        yield free_since, until
+
+
+def _l1_granted_soon(lives: Lives, rules: Rules, room: _Room, within: float) -> Found:
+    """A task that is ready is granted soon, where a worker has room for it."""
+    assert lives.over_at is not None  # noqa: S101 - the caller has looked
+    for life in lives.tasks.values():
+        if not life.asked or not life.is_durable or life.cancel_asked or (life.known[:1] and life.known[0].fence > 1):
+            continue
+        ready_at = max(life.acknowledged[0].at, life.asked[0].due_at or 0.0, lives.over_at)
+        yield from _must_start("L1", life, None, ready_at, lives, room, within)
+
+
+def _l2_taken_back(lives: Lives, rules: Rules, room: _Room, within: float) -> Found:
+    """The task of a holder that is gone is ready after its ttl, or at once where the holder gave it back."""
+    assert lives.over_at is not None  # noqa: S101 - the caller has looked
+    for life in lives.tasks.values():
+        for lease in life.known:
+            process = lives.processes.get(lease.holder)
+            if (
+                process is None
+                or process.ended is None
+                or any(one.verdict == "settled" for one in lease.settle_answered)
+            ):
+                continue
+            ready_at = process.ended.at
+            if (
+                process.ended.how == "killed"
+                or lease.lost
+                or any(ask.outcome != "release" for ask in lease.settle_asked)
+            ):
+                extended = lease.ttl * (1 + rules.spread) * (1 + rules.drift)
+                restarts = [
+                    one.began.at for one in lives.processes.values() if one.began and one.began.role == "server"
+                ]
+                ready_at = max(
+                    lease.at_most_until(rules.drift),
+                    *(at + extended for at in restarts if at > lease.asked_at),
+                    ready_at,
+                )
+                ready_at += rules.regrant_delay + rules.sweep
+            yield from _must_start("L2", life, lease, max(ready_at, lives.over_at), lives, room, within)
+
+
+def _must_start(
+    rule: str, life: Life, after: Lease | None, ready_at: float, lives: Lives, room: _Room, within: float
+) -> Found:
+    fence = after.fence if after is not None else 0
+    later = [lease for lease in life.known if lease.fence > fence]
+    if after is not None and (life.final is None or (life.final.fence == fence and life.final.status in _ENDED)):
+        return
+    started_at = later[0].grant.at if later else math.inf
+    if min(started_at, lives.last_at) - ready_at <= within:
+        return
+    if life.asked and room.throughout(life.asked[0].kind, ready_at, ready_at + within):
+        why = f"it was ready, a worker had room, and nobody got it within {within:g} s"
+        events: list[log.Event] = [
+            *life.acknowledged[:1],
+            *([after.grant] if after else ()),
+            *(x.grant for x in later[:1]),
+        ]
+        yield Violation(rule=rule, task=life.task, why=why, events=events)
+
+
+def _l3_outage(lives: Lives, rules: Rules, outage: float) -> Found:
+    """No lease is lost for less trouble than the outage that it survives."""
+    for lease in lives.leases:
+        for lost in lease.lost:
+            if lost.reason not in ("expired", "strikes") or any(one.at <= lost.at for one in lease.refused):
+                continue
+            since = max(
+                [beat.asked_at for beat in lease.renewed if beat.at <= lost.at], default=lease.granted[0].asked_at
+            )
+            stretches = list(_stretches(lives, lost.who, since, lost.at, rules.bridge))
+            if len(stretches) > 1:
+                continue
+            trouble = sum(end - begin for begin, end in stretches)
+            if trouble < outage - rules.jitter:
+                why = f"fence {lease.fence} was lost for {trouble:.1f} s of trouble: {outage:.1f} are to be survived"
+                yield Violation(rule="L3", task=lease.task, why=why, events=[lease.grant, *lease.renewed[-1:], lost])
+
+
+def _stretches(lives: Lives, who: str, since: float, until: float, bridge: float) -> Iterator[tuple[float, float]]:
+    """When something was wrong for this process, or for all; what is near to one another counts as one."""
+    process = lives.process(who)
+    wrong = [
+        (fault.at, fault.at + fault.lasts)
+        for fault in lives.faults
+        if fault.target in ("", who) and fault.at < until and fault.at + fault.lasts >= since
+    ]
+    wrong += [(begin, end) for begin, end in process.stood if begin < until and end >= since]
+    begin = end = -math.inf
+    for fault_at, over_at in sorted(wrong):
+        if fault_at > end + bridge:
+            if end > -math.inf:
+                yield begin, end
+            begin, end = fault_at, over_at
+        end = max(end, over_at)
+    if end > -math.inf:
+        yield begin, end
+
+
+def _l4_converges(lives: Lives) -> Found:
+    """Once all is well, every task comes to its end."""
+    for life in lives.tasks.values():
+        if life.final is not None and life.final.status not in _ENDED:
+            why = f"it stands as {life.final.status} after everything was drained"
+            yield Violation(rule="L4", task=life.task, why=why, events=[*life.acknowledged[:1], life.final])
+
+
+def _l5_no_zombie(lives: Lives, rules: Rules) -> Found:
+    """Beats alone keep no body for ever: its runtime ends, and so does its idleness."""
+    for life in lives.tasks.values():
+        longest = life.asked[0].max_runtime if life.asked else None
+        for lease in life.known:
+            if not lease.started:
+                continue
+            body = lease.started[0]
+            if lives.was_frozen(body.who, lease.asked_at, math.inf):
+                continue
+            # It ends with the lease, which is not renewed any more: one ttl later, or a little more after a restart.
+            spare = lease.ttl * (1 + rules.spread) * (1 + rules.drift) + rules.jitter
+            if longest is not None:
+                last = max([one.at for one in lease.effects], default=body.at)
+                allowed = _restarted(lives, body.at, body.at + longest * (1 + rules.drift) + spare, spare)
+                if last > allowed:
+                    why = f"its body ran for {last - body.at:.1f} s: {longest:g} were allowed"
+                    yield Violation(
+                        rule="L5", task=life.task, why=why, events=[*life.asked[:1], body, lease.effects[-1]]
+                    )
+            if body.idle_timeout is not None:
+                yield from _idle(life.task, lease, body, body.idle_timeout * (1 + rules.drift) + spare)
+
+
+def _restarted(lives: Lives, since: float, until: float, spare: float) -> float:
+    """`until`, or later by what restarts of the service in between have extended the lease."""
+    for process in lives.processes.values():
+        began = process.began
+        if began is not None and began.role == "server" and since <= began.at <= until:
+            until = max(until, began.at + spare)
+    return until
+
+
+def _idle(task: str, lease: Lease, body: log.Started, allowed: float) -> Found:
+    moved_at = body.at
+    for effect in lease.effects:
+        if effect.at - moved_at > allowed:
+            why = f"its body had reported no progress for {effect.at - moved_at:.1f} s, and went on"
+            yield Violation(rule="L5", task=task, why=why, events=[body, effect])
+            return
+        if effect.progress:
+            moved_at = effect.at
+
+
+def _l6_restart(lives: Lives, rules: Rules) -> Found:
+    """A restart of the service ends no lease: whoever could not beat meanwhile gets a whole ttl."""
+    servers = [one for one in lives.processes.values() if one.began is not None and one.began.role == "server"]
+    starts = sorted(one.began.at for one in servers if one.began is not None)
+    stops = sorted(one.ended.at for one in servers if one.ended is not None)
+    pairs = [(stop, next((start for start in starts if start >= stop), None)) for stop in stops]
+    for life in lives.tasks.values():
+        for lease, after in pairwise(life.known):
+            for stop, start in pairs:
+                if start is None or not lease.grant.at <= stop < lease.surely_until(rules.drift):
+                    continue
+                until = start + lease.ttl * (1 - rules.drift)
+                ended = any(ask.at <= after.grant.at for ask in lease.settle_asked)
+                ended = ended or any(not end.expired and end.at <= after.grant.at for end in lease.closed)
+                if start < after.grant.at < until and not ended and not _holder_ended(lives, lease, after.grant.at):
+                    why = f"a restart took fence {lease.fence} from its holder {until - after.grant.at:.1f} s too early"
+                    yield Violation(rule="L6", task=life.task, why=why, events=[lease.grant, after.grant])
+
+
+def _holder_ended(lives: Lives, lease: Lease, by: float) -> bool:
+    ended = lives.process(lease.holder).ended if lease.holder else None
+    return not lease.holder or (ended is not None and ended.at <= by)

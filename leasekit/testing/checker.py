@@ -1,0 +1,39 @@
+"""Whether a history keeps the promises: safety (S1-S11), liveness (L1-L6), and that what went in came out.
+
+    problems = check(read(*paths), Rules(ttl=300, faults={"kill", "cut"}))
+    assert not problems, "\n".join(map(str, problems))
+
+It knows nothing but the events (`leasekit.testing.history`), so it judges simulated and real processes alike. A history
+proves little if little happened in it: one with too little traffic, or in which a fault that was meant to fire did not,
+is a problem too.
+"""
+
+from collections.abc import Sequence
+
+from leasekit.testing._liveness import liveness
+from leasekit.testing._lives import Lives
+from leasekit.testing._queue import queue
+from leasekit.testing._rules import Rules, Violation
+from leasekit.testing._safety import safety
+from leasekit.testing.history import Event, SettleAnswered
+
+__all__ = ["Rules", "Violation", "check"]
+
+
+def check(events: Sequence[Event], rules: Rules | None = None) -> list[Violation]:
+    """What is wrong with a history, whose events are ordered by time; nothing, where all promises were kept."""
+    rules = rules or Rules()
+    lives = Lives(events)
+    return [*safety(lives, rules), *liveness(lives, rules), *queue(lives), *_proof(lives, rules)]
+
+
+def _proof(lives: Lives, rules: Rules) -> list[Violation]:
+    """Whether enough happened for a history without violations to mean something."""
+    found: list[Violation] = []
+    settled = sum(isinstance(event, SettleAnswered) and event.verdict == "settled" for event in lives.events)
+    if settled < rules.least_settled:
+        why = f"{settled} settlements were answered, of at least {rules.least_settled}: nothing is proved by so little"
+        found.append(Violation(rule="traffic", why=why))
+    if missing := sorted(set(rules.faults) - {fault.name for fault in lives.faults}):
+        found.append(Violation(rule="faults", why=f"these did not fire: {', '.join(missing)}"))
+    return found

@@ -40,6 +40,18 @@ check: $(VENV)/dev ## Lint, format and types (changes nothing)
 bench: $(VENV)/dev $(VENV)/leasekit ## Measure, beside the raw engine (ARGS=--quick)
 	@set -e; for file in benchmarks/[a-z]*.py; do $(BIN)/python "$$file" $(ARGS); done
 
+.PHONY: simulate
+simulate: $(VENV)/dev ## Simulate thousands of hours of faults, and check every promise (some ten minutes)
+	@$(BIN)/python -m simulation $(ARGS)
+
+.PHONY: mutants
+mutants: $(VENV)/dev ## Break each rule on purpose, and see the simulation find it
+	@$(BIN)/python -m simulation.mutants $(ARGS)
+
+.PHONY: chaos
+chaos: $(VENV)/dev $(VENV)/leasekit ## Real processes: every fault, then 20,000 tasks with kill -9 of workers and server
+	@$(BIN)/python -m chaos $(ARGS)
+
 .PHONY: docs
 docs: $(VENV)/docs $(VENV)/dev $(VENV)/leasekit ## Build the documents into site/
 	@$(BIN)/python docs/_generate.py

@@ -287,7 +287,7 @@ def seam() -> str:
         prose(Traits.__doc__),
         fields_of(Traits, _dataclass_defaults(Traits)),
         "## What each of ours gives",
-        "As its traits and protocols declare it; the contract suite holds it to that. A named lease takes a *Scheduler*.",
+        "As traits and protocols declare it; the contract suite holds it to that. A named lease takes a *Scheduler*.",
         _given(),
         *("\n\n".join([f"## {cls.__name__}", prose(cls.__doc__), members(cls)]) for cls in protocols),
     )

@@ -1,0 +1,60 @@
+"""Names in Redis: one holder at a time, one run to the end, without a server of leasekit's."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import leasekit
+from leasekit import AlreadyDone, Client, NotGranted
+
+
+@pytest.fixture(params=["server", "cluster"])
+def url(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param).url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with leasekit.connect(url) as client:
+        yield client
+
+
+def test_a_name_has_one_holder_at_a_time(client: Client, url: str) -> None:
+    with leasekit.connect(url) as other, leasekit.lease(client.named("reports/nightly")) as held:
+        with pytest.raises(NotGranted), leasekit.lease(other.named("reports/nightly", wait=0)):
+            pytest.fail("two held it")
+        fence = held.fence
+    with leasekit.connect(url) as other, leasekit.lease(other.named("reports/nightly", wait=10)) as held:
+        assert held.fence > fence
+
+
+def test_whoever_waits_is_granted_it_when_it_is_given_back(client: Client, url: str) -> None:
+    order: list[str] = []
+    waits = threading.Event()
+
+    def second() -> None:
+        with leasekit.connect(url) as other:
+            waits.set()
+            with leasekit.lease(other.named("waited for", wait=60)):
+                order.append("second")
+
+    thread = threading.Thread(target=second)
+    with leasekit.lease(client.named("waited for")):
+        thread.start()
+        assert waits.wait(30)
+        order.append("first")
+    thread.join(60)
+    assert order == ["first", "second"]
+
+
+def test_what_ended_well_is_not_run_again(client: Client, url: str) -> None:
+    with leasekit.lease(client.once(f"message of {url}")):
+        pass
+    with (
+        leasekit.connect(url) as other,
+        pytest.raises(AlreadyDone),
+        leasekit.lease(other.once(f"message of {url}")),
+    ):
+        pytest.fail("it ran twice")

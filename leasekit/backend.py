@@ -35,6 +35,7 @@ class Traits:
     progress: bool = True  # keeps checkpoints for the next holder
     max_progress: int = 64 * 1024  # bytes of one checkpoint as JSON; 64 KiB at most
     retries: bool = True  # hands out again what was given back or lost its holder; False: that is for others to do
+    dependencies: bool = False  # a task may be scheduled `after` others, in any order; False: that is refused
 
 
 class Backend(Protocol):

@@ -105,6 +105,7 @@ class NewTask(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkn
     collection: Name | None = None
     priority: Annotated[int, Meta(ge=0, le=4)] = 2  # 0 is the most urgent
     at: Annotated[datetime, Meta(tz=True)] | None = None  # not before this moment
+    after: Annotated[list[Name], Meta(max_length=100)] = []  # not before these have succeeded, by their ids (D8)
     dedupe_key: Annotated[str, Meta(min_length=1, max_length=256)] | None = None  # one task per kind and key (D7)
     dedupe_window: Seconds | None = None  # how long the key counts; None: as long as the first task is kept
     max_attempts: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None  # bounds attempts that ended in *retry*
@@ -124,6 +125,7 @@ class TaskOptions(TypedDict, total=False):
     collection: str
     priority: int
     at: datetime
+    after: list[str]
     dedupe_key: str
     dedupe_window: float
     max_attempts: int
@@ -253,7 +255,7 @@ class TaskInfo(Struct, frozen=True, kw_only=True):
     error: Any = None
     worker: str | None = None
     history: list[HistoryEntry] = []
-    reason: str | None = None  # why it is dead
+    reason: str | None = None  # why it is dead, dropped, or not ready yet
 
 
 class Page(Struct, frozen=True, kw_only=True):

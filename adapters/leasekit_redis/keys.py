@@ -17,6 +17,7 @@ _OF_A_KIND = (
     "meta", "counts", "task", "state", "progress", "runs", "working", "leases",
     "due:0", "due:1", "due:2", "due:3", "due:4",
     "all", "ended", "dead", "dedupe", "claims", "claimed", "outbox", "waiting", "seen", "holders",
+    "gated", "awaited", "ending",
 )  # fmt: skip
 
 # What would end a hash tag early, or make an empty one.
@@ -50,6 +51,11 @@ class Keys:
     def register(self) -> tuple[bytes, ...]:
         """The parts of the register: hashes id → kind."""
         return tuple(f"{self._prefix}:ids:{{{part}}}".encode() for part in range(PARTS))
+
+    @cached_property
+    def wanted(self) -> tuple[bytes, ...]:
+        """Beside the parts of the register: who waits for ids that are in none of them yet."""
+        return tuple(f"{self._prefix}:wanted:{{{part}}}".encode() for part in range(PARTS))
 
     @cached_property
     def kinds(self) -> bytes:

@@ -8,8 +8,8 @@ from hashlib import sha1
 from importlib.resources import files
 
 __all__ = [
-    "AGENDA", "BEAT", "CANCEL", "CENSUS", "CLAIM", "DROP", "PAGE", "READ", "REDRIVE", "REGISTER", "SCHEDULE", "SETTLE",
-    "TEND", "VISIT", "Script",
+    "AGENDA", "AWAIT", "BEAT", "CANCEL", "CENSUS", "CLAIM", "DROP", "MEET", "PAGE", "READ", "REDRIVE", "REGISTER",
+    "SCHEDULE", "SETTLE", "TEND", "VISIT", "WANT", "Script",
 ]  # fmt: skip
 
 _LUA = files("leasekit_redis") / "lua"
@@ -33,12 +33,15 @@ CLAIM = _script("common", "claim")
 BEAT = _script("common", "beat")
 SETTLE = _script("common", "settle")
 CANCEL = _script("common", "cancel")
+AWAIT = _script("common", "await")
+MEET = _script("common", "meet")
 TEND = _script("common", "tend")
 DROP = _script("common", "drop")
 REDRIVE = _script("common", "redrive")
 READ = _script("common", "read")
 PAGE = _script("common", "page")
 REGISTER = _script("register")
+WANT = _script("want")
 CENSUS = _script("census")
 AGENDA = _script("agenda")
 VISIT = _script("visit")

@@ -57,6 +57,8 @@ def _complaints(task: NewTask, *, is_fifo: bool, now: datetime) -> list[tuple[st
             msgspec.convert(getattr(task, field), Name if field == "kind" else Name | None)
         except msgspec.ValidationError as error:
             found.append((field, str(error)))
+    if task.after:
+        found.append(("after", "SQS knows no dependencies: have the task before schedule this one"))
     if task.collection is not None and " " in task.collection:
         found.append(("collection", "it becomes the MessageGroupId, which has no spaces"))
     if task.dedupe_key is not None and not is_fifo:

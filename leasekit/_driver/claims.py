@@ -26,7 +26,7 @@ _SPARE = 10.0  # seconds that an answer may come after its wait
 
 
 class Claims:
-    """The claims of one connection. A claim is repeated for at most `patience` seconds."""
+    """The claims of one connection. A claim is repeated for at most `patience` seconds beyond its wait."""
 
     def __init__(
         self, backend: Backend, *, clock: Clock, outbox: Outbox, patience: float, chance: random.Random
@@ -89,7 +89,8 @@ class Claims:
                 raise
 
         try:
-            return await persistently(call, for_at_most=self._patience, failing=failing)
+            # Beyond its wait: an answer that is lost at the end of a long poll must be asked for again as well.
+            return await persistently(call, for_at_most=wait + self._patience, failing=failing)
         except asyncio.CancelledError:
             if remembered:
                 spawn(self._give_back(lambda: one_try(partial(ask, wait=0), within=_SPARE)), self._returning)

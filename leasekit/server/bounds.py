@@ -22,6 +22,7 @@ ENDS: frozenset[Outcome] = frozenset({"success", "fatal"})
 """Outcomes that may have successors."""
 
 _NULL = b"null"
+_NO_DEPENDENCIES = "a leasekit server has no dependencies: have the task before schedule this one, with `then`"
 _TOO_DEEP = f"is nested too deep: {MAX_NESTING} levels at most"
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.encode
@@ -32,13 +33,14 @@ _LONGEST = 500  # characters of a text that may repeat what a client sent
 
 
 def check_new_tasks(tasks: Sequence[NewTask]) -> None:
-    """Refuse a batch in which a payload is too big, nested too deep, or no JSON.
+    """Refuse a batch in which a payload is too big, nested too deep, or no JSON, or a task is to wait for others.
 
-    Raises `Refused`, with one error for each item that does not fit.
+    Raises `Refused`, with one error for each field that does not fit.
     """
     errors = _Errors()
     for item, task in enumerate(tasks):
         errors.check(item, "payload", task.payload, MAX_PAYLOAD)
+        errors.check_after(item, "after", task)
     errors.refuse()
 
 
@@ -111,6 +113,10 @@ class _Errors:
         if detail is not None:
             self.add(item, field, detail)
 
+    def check_after(self, item: int, field: str, task: NewTask) -> None:
+        if task.after:
+            self.add(item, field, _NO_DEPENDENCIES)
+
     def refuse(self) -> None:
         if self._found:
             first = self._found[0]
@@ -124,6 +130,7 @@ def _check_successors(errors: _Errors, item: int, one: Settlement) -> None:
         errors.add(item, "then", f"has {len(one.then)} successors: {MAX_BATCH} at most")
     for position, task in enumerate(one.then):
         errors.check(item, f"then[{position}].payload", task.payload, MAX_PAYLOAD)
+        errors.check_after(item, f"then[{position}].after", task)
 
 
 def _fault(value: Any, most: int) -> str | None:

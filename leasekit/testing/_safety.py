@@ -13,6 +13,9 @@ __all__ = ["safety"]
 _ENDS = {"success": "success", "fatal": "fatal_failure", "cancelled": "cancelled"}
 """Outcomes after which a task does not run again, and the status that it has then."""
 
+_CANCELS = frozenset({"cancelled", "ordered", "gone"})
+"""Answers to a cancel after which the task does not run again: what is none of these says nothing."""
+
 Found = Iterator[Violation]
 
 
@@ -234,8 +237,8 @@ def _s9_begun_late(life: Life, lives: Lives, rules: Rules) -> Found:
 
 def _s10_bounded(life: Life, lives: Lives, rules: Rules) -> Found:
     """Attempts and crashes keep to their limits, and who is past them is dead."""
-    if not life.asked:
-        return
+    if len({(asked.max_attempts, asked.max_crashes) for asked in life.asked}) != 1:
+        return  # nobody scheduled it, or in more than one way
     limits = life.asked[0]
     retries = {
         one.fence: one
@@ -267,7 +270,7 @@ def _s11_gated(life: Life, lives: Lives, rules: Rules) -> Found:
     """What was cancelled, or is not due, is not granted."""
     for answer in life.cancel_answered:
         is_known = bool(life.acknowledged) and life.acknowledged[0].at < life.cancel_asked[0].at
-        if answer.verdict == "gone" and not is_known:
+        if answer.verdict not in _CANCELS or (answer.verdict == "gone" and not is_known):
             continue
         after: list[log.Event] = [
             grant
@@ -294,7 +297,12 @@ def _s11_order(lives: Lives, rules: Rules) -> Found:
         return
     waiting: dict[str, dict[str, tuple[int, float, log.Event]]] = {}
     grants: list[log.Issued | log.Granted] = []
-    about = {task: life.asked[0] for task, life in lives.tasks.items() if life.asked}
+    # A task that was asked for in more than one way is one of these, and nobody knows which.
+    about = {
+        task: life.asked[0]
+        for task, life in lives.tasks.items()
+        if len({(asked.kind, asked.priority) for asked in life.asked}) == 1
+    }
 
     def judge() -> Found:
         for grant in grants:

@@ -26,6 +26,7 @@ from leasekit.wire import (
     BeatsRequest,
     CancelRequest,
     ClaimRequest,
+    NewTaskItem,
     ResultsRequest,
     ScheduleRequest,
     SettlementItem,
@@ -181,6 +182,8 @@ def _problems(position: int, item: object) -> Iterator[dict[str, Any]]:
             yield {"item": position, "field": name, "detail": f"{len(bytes(raw))} bytes: at most {most}"}
         elif isinstance(raw, Raw) and _nesting(bytes(raw)) > MAX_NESTING:
             yield {"item": position, "field": name, "detail": f"nested deeper than {MAX_NESTING}"}
+    if isinstance(item, NewTaskItem) and item.after:
+        yield {"item": position, "field": "after", "detail": "there are no dependencies here: use `then`"}
     if isinstance(item, SettlementItem):
         if item.then and item.outcome not in ("success", "fatal"):
             yield {"item": position, "field": "then", "detail": "goes with success and fatal only"}

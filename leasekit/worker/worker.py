@@ -54,9 +54,9 @@ class Worker:
     `client_or_url`: where the tasks are; None: as `leasekit work --backend` or the environment's LEASEKIT_URL says. A
     client that is given stays its owner's, who closes it.
 
-    `concurrency`: slots for async handlers, and as many threads for the others. `ahead`: seconds of work to claim
-    beyond them, at the pace of the last moments; what lies in the buffer for longer all the same (four times that, and
-    at least a second) is given back. 0 claims only what begins at once.
+    `concurrency`: slots for async handlers, and as many threads and processes for the others. `ahead`: seconds of work
+    to claim beyond them, at the pace of the last moments; what lies in the buffer for longer all the same (four times
+    that, and at least a second) is given back. 0 claims only what begins at once.
 
     `watchdog`: with "auto", the process of a worker that is run by `run()` ends before the trust in a lease whose body
     goes on: by itself (exit code 75) where the interpreter has its turn in time, by the kernel (SIGKILL) where C code

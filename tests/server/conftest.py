@@ -44,7 +44,9 @@ class Bench:
         self.engine = self._make()
 
     def _make(self) -> Engine:
-        return Engine(self._make_store(), clock=lambda: self.clock.wall, boot=lambda: self.clock.boot, random=self._random)
+        return Engine(
+            self._make_store(), clock=lambda: self.clock.wall, boot=lambda: self.clock.boot, random=self._random
+        )
 
     async def restart(self) -> None:
         """Stop the engine and start another on the same store."""

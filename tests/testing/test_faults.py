@@ -290,6 +290,31 @@ async def test_nonsense_is_made_of_the_true_answer(faulty: Faulty, tasks: list[T
     assert words(misspelt) == ["perhaps"] * 4
 
 
+async def test_what_is_stolen_is_gone_at_the_service_and_somebody_else_has_it(
+    faulty: Faulty, memory: MemoryBackend, tasks: list[Task]
+) -> None:
+    faulty.script("beat", faults.steal)
+    assert [verdict.reason for verdict in await faulty.beat(beats(tasks[:2]))] == ["taken", "taken"]
+    assert words(await faulty.beat(beats(tasks))) == ["gone", "gone", "renewed", "renewed"]
+    stolen = await memory.get(tasks[0].id)
+    assert stolen is not None
+    assert (stolen.status, stolen.worker, stolen.fence, stolen.crashes) == (Status.CLAIMED, "thief", 2, 1)
+
+
+async def test_a_result_comes_too_late_for_what_was_stolen(
+    faulty: Faulty, memory: MemoryBackend, tasks: list[Task]
+) -> None:
+    faulty.script("settle", faults.steal)
+    assert words(await faulty.settle(results(tasks))) == ["gone"] * 4
+    assert await status(memory, tasks[0]) is Status.CLAIMED
+
+
+def test_only_where_the_backend_lets_itself_be_robbed() -> None:
+    bare: Any = object.__new__(type("Bare", (), {"traits": Traits()}))
+    with pytest.raises(ValueError, match=r"needs a backend with steal\(\)"):
+        Faulty(bare).always("*", faults.steal)
+
+
 # Facts
 
 

@@ -53,6 +53,22 @@ async def test_a_claim_waits_on_the_given_clock(memory: MemoryBackend, clock: Fa
     assert (await asking) == Claimed(tasks=[], waited=30)
 
 
+async def test_only_a_lease_can_be_stolen_and_only_by_its_token(
+    memory: MemoryBackend, service: MemoryService, clock: FakeClock
+) -> None:
+    task = await held(memory, id="t", max_crashes=1)
+    assert service.steal("nobody") is None
+    assert service.steal("t", token="another") is None
+    stolen = service.steal("t", token=task.token, thief="w2")
+    assert stolen is not None
+    assert (stolen.fence, stolen.attempt, stolen.id) == (2, 2, "t")
+    assert [verdict.reason for verdict in await memory.beat([beat(task), beat(stolen)])] == ["taken", None]
+    assert service.steal("t") is None  # that was its second crash: it is dead
+    info = await memory.get("t")
+    assert info is not None
+    assert info.status is Status.DEAD
+
+
 async def test_waited_counts_from_the_first_call_of_a_claim(memory: MemoryBackend, clock: FakeClock) -> None:
     first = asyncio.create_task(claim(memory, wait=60))
     await clock.asleep()

@@ -1,5 +1,6 @@
 -- Cancel: what waits at once, what runs by an order to its holder, which its next beat is told (DESIGN §6, Cancel).
--- Takes a list of ids, gives for each the verdict: cancelled, ordered, or why it is gone.
+-- Takes a list of ids, gives {words, ending}: for each the verdict: cancelled, ordered, or why it is gone; and which of
+-- them others wait for.
 
 outrank_full_memory()
 
@@ -34,4 +35,4 @@ local answers = {}
 for i, id in ipairs(ARGUMENT) do
   answers[i] = cancel(id)
 end
-return answer(answers)
+return answer({words = answers, ending = told_next})

@@ -10,6 +10,7 @@
 local META, COUNTS, TASK, STATE, PROGRESS, RUNS, WORKING, LEASES = unpack(KEYS, 1, 8)
 local LANES = {unpack(KEYS, 9, 13)} -- one for each priority: what waits, by when it is due
 local ALL, ENDED, DEAD, DEDUPE, CLAIMS, CLAIMED, OUTBOX, WAITING, SEEN, HOLDERS = unpack(KEYS, 14, 23)
+local GATED, AWAITED, ENDING = unpack(KEYS, 24, 26) -- what waits for other tasks, who waits for ours, what to tell them
 
 local REAPED = 200 -- leases that are taken back at once: nobody else is served meanwhile
 local KEPT_RUNS = 100 -- of one task, the latest
@@ -164,6 +165,9 @@ end
 
 local function wait_no_longer(id, s)
   place(lane(s), numbered(id, s), false)
+  if s.after then
+    place(GATED, id, false)
+  end
 end
 
 -- As many claims as there are tasks, those first that can wait least. One whose client nobody hears was told in vain:
@@ -255,6 +259,19 @@ end
 
 local WOUND_DOWN = {retry = true, release = true, crash = true, expired = true}
 
+-- Nothing follows. Who waits for it may be in another slot, and is told by a client: `ending` says so until it was.
+local told_next = {}
+local function has_come_to_its_end(id, s)
+  place(ENDED, id, now)
+  if s.status == 'dead' then
+    place(DEAD, id, now)
+  end
+  if s.awaited then
+    place(ENDING, id, now)
+    told_next[#told_next + 1] = id
+  end
+end
+
 -- A task's run has ended so: into its lane again, or among those that have ended. Saves it.
 local function end_run(id, s, outcome, ordered, options)
   local reason = counted_end(s, outcome)
@@ -273,10 +290,7 @@ local function end_run(id, s, outcome, ordered, options)
     local wait = options.retry_after or (outcome == 'retry' and retry_wait(s, options.chance)) or 0
     wait_until(id, s, now + wait)
   else
-    place(ENDED, id, now)
-    if status == 'dead' then
-      place(DEAD, id, now)
-    end
+    has_come_to_its_end(id, s)
   end
   put(STATE, id, s)
 end

@@ -4,6 +4,8 @@
 
 local last = tonumber(redis.call('HGET', META, 'seq') or 0)
 local is_first = last == 0
+local is_any_awaited = redis.call('EXISTS', AWAITED) == 1
+local GRACE = 5000 -- until a mover asks what a new task waits for: whoever schedules it does that at once
 
 -- Numbers grow with every task, and say when it came: pages of several kinds are merged by them.
 local function next_number()
@@ -19,7 +21,15 @@ local function add(new)
   put(TASK, id, stored)
   place(ALL, id, s.seq)
   become(s, 'new')
-  wait_until(id, s, s.due or now)
+  if is_any_awaited and redis.call('ZLEXCOUNT', AWAITED, '[' .. id .. '/', '(' .. id .. '0') > 0 then
+    s.awaited = true
+  end
+  if s.after then
+    s.due = s.due or now
+    place(GATED, id, now + GRACE) -- and in no lane: no claim finds it there
+  else
+    wait_until(id, s, s.due or now)
+  end
   put(STATE, id, s)
   if s.dedupe then
     put(DEDUPE, s.dedupe, {id = id, ends = window and now + window})

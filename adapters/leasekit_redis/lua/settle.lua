@@ -2,7 +2,8 @@
 -- Results). A lease that has ended, but whose task nobody else got, may still be settled: finished work is not thrown
 -- away.
 -- Takes {worker, results: list of {id, token, outcome, digest, chance, result?, error?, retry_after?, progress?,
--- successors?}}, gives for each 1 (accepted), 0 (was accepted before), or the word why it is gone.
+-- successors?}}, gives for each 1 (accepted), 2 (so was the end of what others wait for), 0 (was accepted before), or
+-- the word why it is gone.
 
 outrank_full_memory()
 seen(ARGUMENT.worker)
@@ -33,8 +34,9 @@ local function accept(one, s, lease)
   for _, successor in ipairs(one.successors or {}) do
     outbox[#outbox + 1] = successor
   end
+  local before = #told_next
   end_run(one.id, s, one.outcome, lease and lease.ordered, one)
-  return 1
+  return #told_next > before and 2 or 1
 end
 
 local ids = {}

@@ -356,6 +356,15 @@ def test_a_view_sees_what_was_committed(store: Store) -> None:
         assert view.entities([1])[1] == entity(1)
 
 
+def test_the_latest_moment_is_that_of_the_last_task_or_claim(store: Store) -> None:
+    with store.transaction() as tx:
+        assert tx.latest() == 0.0
+        tx.add([entity(1, created_at=10.0), entity(2, created_at=20.0)], [trigger(1), trigger(2)])
+        assert tx.latest() == 20.0
+        tx.remember([ClaimMemory("w", "c", 30.0, 0.5, [(1, "t")])])
+        assert tx.latest() == 30.0
+
+
 def test_touching_changes_nothing(store: Store) -> None:
     add(store, trigger(1))
     with store.transaction() as tx:

@@ -87,34 +87,34 @@ def _l1_granted_soon(lives: Lives, rules: Rules, room: _Room, within: float) -> 
 
 
 def _l2_taken_back(lives: Lives, rules: Rules, room: _Room, within: float) -> Found:
-    """The task of a holder that is gone is ready after its ttl, or at once where the holder gave it back."""
+    """The task of a holder that is gone is ready after its ttl, or at once where the holder could give it back."""
     assert lives.over_at is not None  # noqa: S101 - the caller has looked
     for life in lives.tasks.values():
         for lease in life.known:
             process = lives.processes.get(lease.holder)
-            if (
-                process is None
-                or process.ended is None
-                or any(one.verdict == "settled" for one in lease.settle_answered)
+            if process is None or process.ended is None:
+                continue
+            # Who reported an end may have asked for a wait with it, heard or not.
+            if any(one.verdict == "settled" for one in lease.settle_answered) or any(
+                not end.expired for end in lease.closed
             ):
                 continue
             ready_at = process.ended.at
-            if (
-                process.ended.how == "killed"
-                or lease.lost
-                or any(ask.outcome != "release" for ask in lease.settle_asked)
-            ):
-                extended = lease.ttl * (1 + rules.spread) * (1 + rules.drift)
-                restarts = [
-                    one.began.at for one in lives.processes.values() if one.began and one.began.role == "server"
-                ]
-                ready_at = max(
-                    lease.at_most_until(rules.drift),
-                    *(at + extended for at in restarts if at > lease.asked_at),
-                    ready_at,
-                )
-                ready_at += rules.regrant_delay + rules.sweep
+            # Who asked for something may not have been heard, and who had lost it had nothing to give back.
+            if process.ended.how == "killed" or lease.lost or lease.refused or lease.settle_asked:
+                ready_at = max(ready_at, _surely_over_at(lease, lives, rules))
             yield from _must_start("L2", life, lease, max(ready_at, lives.over_at), lives, room, within)
+
+
+def _surely_over_at(lease: Lease, lives: Lives, rules: Rules) -> float:
+    """When the service has noticed that it ran out, at the latest; a restart gives it its ttl anew."""
+    until = lease.at_most_until(rules.drift)
+    extended = lease.ttl * (1 + rules.spread) * (1 + rules.drift)
+    for process in lives.processes.values():
+        began = process.began
+        if began is not None and began.role == "server" and began.at > lease.asked_at:
+            until = max(until, began.at + extended)
+    return until + rules.regrant_delay + rules.sweep
 
 
 def _must_start(

@@ -1,0 +1,38 @@
+"""A scheduler: schedules so many tasks in batches, each until it is acknowledged, and ends.
+
+python -m chaos.submit URL PREFIX KIND COUNT SECONDS TTL BATCH
+"""
+
+import sys
+import time
+
+import leasekit
+from leasekit import BackendError, NewTask
+from leasekit.task import Waits
+
+
+def main() -> None:
+    url, prefix, kind, count, seconds, ttl, batch = sys.argv[1:]
+    tasks = [
+        NewTask(
+            id=f"{prefix}-{number}",
+            kind=kind,
+            payload={"seconds": float(seconds)},
+            claim_timeout=float(ttl),
+            heartbeat_timeout=float(ttl),
+            retry=Waits(waits=[0.1]),
+        )
+        for number in range(int(count))
+    ]
+    with leasekit.connect(url) as client:
+        for at in range(0, len(tasks), int(batch)):
+            while True:
+                try:
+                    client.schedule_all(tasks[at : at + int(batch)])
+                    break
+                except BackendError:
+                    time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()

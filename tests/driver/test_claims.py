@@ -1,0 +1,55 @@
+"""A claim is asked for again under its id, however long it had waited when its answer was lost."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from leasekit._driver.claims import Claims
+from leasekit._driver.clock import BOOT_CLOCK
+from leasekit.backend import Traits
+from leasekit.errors import Unavailable
+from leasekit.task import Claimed, Task
+
+pytestmark = pytest.mark.anyio
+
+PATIENCE = 0.01
+TASK = Task(id="t", kind="k", token="x", ttl=30, fence=1, attempt=1)
+
+
+class LongPoll:
+    """Its first answer takes longer than the patience for repeats, and is lost."""
+
+    traits = Traits()
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
+        self.asked.append(claim_id)
+        if len(self.asked) == 1:
+            await asyncio.sleep(5 * PATIENCE)
+            raise Unavailable("the answer was lost")
+        return Claimed(tasks=[TASK])
+
+
+def claims(backend: Any) -> Claims:
+    outbox: Any = None  # nothing is given back here
+    return Claims(backend, clock=BOOT_CLOCK, outbox=outbox, patience=PATIENCE, chance=random.Random(1))
+
+
+async def test_the_wait_of_a_long_poll_is_not_taken_from_the_time_for_repeats() -> None:
+    backend = LongPoll()
+    claimed, _ = await claims(backend).claim(["k"], limit=1, wait=60)
+    assert claimed.tasks == [TASK]
+    first, second = backend.asked
+    assert first == second
+
+
+async def test_a_claim_that_does_not_wait_is_repeated_for_no_longer_than_that() -> None:
+    backend = LongPoll()
+    with pytest.raises(Unavailable):
+        await claims(backend).claim(["k"], limit=1, wait=0)
+    assert len(backend.asked) == 1

@@ -1,0 +1,138 @@
+"""The fixtures that a user gets, used as a user would; and that nobody else notices them."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+import leasekit
+from leasekit.testing import faults
+from leasekit.testing.clock import FakeClock
+from leasekit.testing.effects import Effects
+from leasekit.testing.faults import Faulty
+from leasekit.testing.history import Effect, Lost, Renewed, read
+from leasekit.testing.proxy import Proxy
+
+pytest_plugins = ["leasekit_pytest"]  # where it is not installed as a plugin
+
+PATIENCE = 30.0
+
+
+def held_task(client: leasekit.Client, **options: float) -> leasekit.Task:
+    client.schedule("k", claim_timeout=4, heartbeat_timeout=4, **options)  # type: ignore[arg-type]
+    return next(client.tasks("k"))
+
+
+def go_on(held: leasekit.Lease, effects: Effects | None = None) -> None:
+    """A body that behaves."""
+    while True:
+        held.check()
+        if effects is not None:
+            effects.record(held)
+        time.sleep(0.005)
+
+
+def robbed(effects: Effects) -> None:
+    until = time.monotonic() + PATIENCE
+    while not effects.of(Lost):
+        assert time.monotonic() < until, "the lease is not lost"
+        time.sleep(0.005)
+
+
+# Effects
+
+
+def test_a_body_that_looks_before_each_side_effect_makes_none_after_loss(
+    leasekit_client: leasekit.Client, leasekit_service: Faulty, leasekit_effects: Effects
+) -> None:
+    task = held_task(leasekit_client)
+    with pytest.raises(leasekit.LeaseLost), leasekit.lease(task) as held:  # noqa: PT012 - the block raises
+        leasekit_effects.record(held)
+        leasekit_service.always("beat", faults.steal)
+        go_on(held, leasekit_effects)
+    leasekit_effects.assert_none_after_loss()
+
+
+def test_a_side_effect_after_loss_fails_the_test_and_shows_both(
+    leasekit_client: leasekit.Client, leasekit_service: Faulty, leasekit_effects: Effects
+) -> None:
+    task = held_task(leasekit_client)
+    with pytest.raises(leasekit.LeaseLost), leasekit.lease(task) as held:  # noqa: PT012 - the block raises
+        leasekit_service.always("beat", faults.steal)
+        robbed(leasekit_effects)
+        leasekit_effects.record(held)
+    with pytest.raises(AssertionError, match=r"(?s)after its lease was lost.*Lost.*Effect"):
+        leasekit_effects.assert_none_after_loss()
+
+
+def test_a_test_in_which_nothing_was_lost_proves_nothing(
+    leasekit_client: leasekit.Client, leasekit_effects: Effects
+) -> None:
+    with leasekit.lease(held_task(leasekit_client)) as held:
+        leasekit_effects.record(held)
+    with pytest.raises(AssertionError, match="nothing is proved"):
+        leasekit_effects.assert_none_after_loss()
+    leasekit_effects.assert_none_after_loss(lost=0)
+
+
+def test_a_side_effect_under_a_fence_that_is_anothers_by_now_fails_the_test(
+    leasekit_client: leasekit.Client, leasekit_effects: Effects
+) -> None:
+    first = leasekit.lease(held_task(leasekit_client))
+    with first:
+        first.release()
+    with leasekit.lease(next(leasekit_client.tasks("k"))) as second:
+        assert second.fence == 2
+        leasekit_effects.record(second)
+        leasekit_effects.record(first)
+    with pytest.raises(AssertionError, match="fence 1 acted"):
+        leasekit_effects.assert_none_after_loss(lost=0)
+
+
+def test_what_happened_is_a_history_in_a_file(
+    leasekit_client: leasekit.Client, leasekit_effects: Effects, tmp_path: object
+) -> None:
+    with leasekit.lease(held_task(leasekit_client)) as held:
+        leasekit_effects.record(held)
+        until = time.monotonic() + PATIENCE
+        while not leasekit_effects.of(Renewed) and time.monotonic() < until:
+            time.sleep(0.005)
+    kinds = [type(event).__name__ for event in read(f"{tmp_path}/effects.jsonl")]
+    assert kinds[:2] == ["Granted", "Effect"] or kinds[:3] == ["Granted", "Renewed", "Effect"]
+    assert len(leasekit_effects.of(Effect)) == 1
+
+
+# The others
+
+
+def test_the_clock_is_the_services_where_both_are_asked_for(
+    leasekit_clock: FakeClock, leasekit_service: Faulty, leasekit_client: leasekit.Client
+) -> None:
+    at = leasekit_clock.later(3600)
+    leasekit_client.schedule("k", at=at, claim_timeout=4, heartbeat_timeout=4)
+    leasekit_clock.advance(3600)
+    task = next(leasekit_client.tasks("k"))
+    assert leasekit_service.calls["claim"] == 1
+    with pytest.raises(leasekit.LeaseLost) as lost, leasekit.lease(task) as held:  # noqa: PT012 - the block raises
+        leasekit_clock.advance(5)
+        go_on(held)
+    assert lost.value.reason == "expired"
+
+
+def test_a_proxy_lives_as_long_as_the_test(leasekit_proxy: Callable[[str], Proxy]) -> None:
+    first, second = leasekit_proxy("tcp://127.0.0.1:1"), leasekit_proxy("tcp://127.0.0.1:1")
+    assert first.port != second.port
+
+
+def test_loading_the_plugin_loads_nothing_of_leasekit() -> None:
+    code = "import sys, leasekit_pytest; print(*[name for name in sys.modules if name.split('.')[0] == 'leasekit'])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == []
+
+
+def test_all_its_fixtures_say_whose_they_are() -> None:
+    import leasekit_pytest
+
+    assert all(name.startswith("leasekit_") for name in leasekit_pytest.__all__)

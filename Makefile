@@ -67,7 +67,7 @@ lock: | $(VENV)/python ## Write requirements/*.txt from pyproject.toml
 .PHONY: clean
 clean: ## Remove the environment and all caches
 	@rm -rf $(VENV) dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	@find leasekit adapters tests examples benchmarks docs -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	@find leasekit adapters tests simulation chaos examples benchmarks docs -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # One lock for every Python and platform, without the address of the index that it came from.
 pin = $(BIN)/uv pip compile --quiet $(2) --universal --python-version 3.11 \

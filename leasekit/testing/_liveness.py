@@ -22,6 +22,7 @@ def liveness(lives: Lives, rules: Rules) -> list[Violation]:
         room = _Room(lives)
         found += _l1_granted_soon(lives, rules, room, rules.start_within)
         found += _l2_taken_back(lives, rules, room, rules.start_within)
+    found += _l2_claims_no_more(lives, rules)
     if lives.over_at is not None:
         found += _l4_converges(lives)
     if rules.outage is not None:
@@ -104,6 +105,16 @@ def _l2_taken_back(lives: Lives, rules: Rules, room: _Room, within: float) -> Fo
             if process.ended.how == "killed" or lease.lost or lease.refused or lease.settle_asked:
                 ready_at = max(ready_at, _surely_over_at(lease, lives, rules))
             yield from _must_start("L2", life, lease, max(ready_at, lives.over_at), lives, room, within)
+
+
+def _l2_claims_no_more(lives: Lives, rules: Rules) -> Found:
+    """Who was asked to end gives back, and takes nothing more."""
+    for lease in lives.leases:
+        for grant in lease.granted:
+            process = lives.processes.get(grant.who)
+            if process is not None and grant.asked_at > process.drains_at + rules.jitter:
+                why = f"it was claimed {grant.asked_at - process.drains_at:.1f} s after its worker was asked to end"
+                yield Violation(rule="L2", task=lease.task, why=why, events=[grant])
 
 
 def _surely_over_at(lease: Lease, lives: Lives, rules: Rules) -> float:

@@ -240,6 +240,7 @@ class Issued(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     attempt: int
     ttl: float
     holder: str = ""
+    claim: str = ""  # the id of the claim that was answered with it, where the store knows that
 
 
 class Extended(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):

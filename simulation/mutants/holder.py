@@ -1,0 +1,296 @@
+"""Breaks on the side of those who hold leases: keeper, cycle, watchdog, claims, outbox, controller."""
+
+from collections.abc import Sequence
+
+from simulation.mutants.mutant import Edit, Mutant
+
+__all__ = ["HOLDER"]
+
+_TERM = "leasekit/_core/term.py"
+_CYCLE = "leasekit/_core/cycle.py"
+_CONFIG = "leasekit/config.py"
+_KEEPER = "leasekit/_driver/keeper.py"
+_CLAIMS = "leasekit/_driver/claims.py"
+_HOLDING = "leasekit/_driver/holding.py"
+_OUTBOX = "leasekit/_driver/outbox.py"
+_WATCHDOG = "leasekit/_driver/watchdog.py"
+_CONTROLLER = "leasekit/worker/controller.py"
+
+_TRUST = "return self.ttl * (1 - 2 * DRIFT) - self.margin"
+
+HOLDER: Sequence[Mutant] = (
+    # Trust ----------------------------------------------------------------------------------------------------------
+    Mutant(
+        name="beat-stamped-after-reply",
+        breaks="A renewal counts from when its answer came.",
+        edits=[
+            Edit(
+                _KEEPER,
+                "        now = self._clock.now()\n        self._recorder.answered(",
+                "        now = asked_at = self._clock.now()\n        self._recorder.answered(",
+            )
+        ],
+        under="tight",
+        killed_by=["S2", "S9"],
+    ),
+    Mutant(
+        name="claim-stamped-after-reply",
+        breaks="A grant counts from when the claim was answered.",
+        edits=[Edit(_CLAIMS, "return claimed, asked_at", "return claimed, self._clock.now()")],
+        under="short",
+        killed_by=["S2", "S9"],
+    ),
+    Mutant(
+        name="claim-retry-restamps",
+        breaks="A claim that is sent again counts from the last time it was sent.",
+        edits=[
+            Edit(
+                _CLAIMS,
+                "        async def call() -> Claimed:\n",
+                "        async def call() -> Claimed:\n            self._sent_at = self._clock.now()\n",
+            ),
+            Edit(_CLAIMS, "return claimed, asked_at", "return claimed, self._sent_at"),
+        ],
+        under="short",
+        killed_by=["S2", "S9"],
+    ),
+    Mutant(
+        name="waited-rounded-up",
+        breaks="How long a claim had waited is taken in whole minutes.",
+        edits=[Edit(_TERM, "max(0.0, waited or 0.0) * (1 - 2 * DRIFT)", "-(-(waited or 0.0) // 60) * 60")],
+        under="short",
+        killed_by=["S2", "S9"],
+    ),
+    Mutant(
+        name="strikes-alone",
+        breaks="A lease ends after three failed beats in a row, and by nothing else.",
+        edits=[Edit(_CONFIG, _TRUST, "return self.ttl * 100")],
+        under="strikes",
+        killed_by=["S2"],
+    ),
+    Mutant(
+        name="strikes-at-once",
+        breaks="Three failed beats end a lease, however soon they come.",
+        edits=[
+            Edit(
+                _TERM,
+                "return not self.confirmed or asked_at - self.granted_at >= self.beats.strikes_from",
+                "return True",
+            )
+        ],
+        under="outages",
+        killed_by=["L3"],
+    ),
+    Mutant(
+        name="no-margin",
+        breaks="Nothing is left between the end of trust and the end of the lease.",
+        edits=[Edit(_CONFIG, _TRUST, "return self.ttl * (1 - 2 * DRIFT)")],
+        under="drift",
+        killed_by=["S2"],
+    ),
+    Mutant(
+        name="drift-ignored",
+        breaks="Two clocks are taken to run alike.",
+        edits=[Edit(_CONFIG, _TRUST, "return self.ttl - self.margin")],
+        under="exact",
+        killed_by=["S2"],
+    ),
+    Mutant(
+        name="trust-moves-back",
+        breaks="An older answer that comes later shortens the trust.",
+        edits=[Edit(_TERM, "self.granted_at = max(self.granted_at, asked_at)", "self.granted_at = asked_at")],
+        under="slow",
+        equivalent="a lease is in one call at a time, so no answer overtakes another; and less trust breaks no promise",
+    ),
+    Mutant(
+        name="lost-judged-by-the-keeper-alone",
+        breaks="A body whose keeper gets no turn is not told that its lease is over.",
+        edits=[
+            Edit(
+                _HOLDING,
+                "return self.reason is not None or (self.term.confirmed and self.clock.now() >= self.term.lost_at)",
+                "return self.reason is not None",
+            )
+        ],
+        under="guard",
+        equivalent="it is the first rung of the ladder: in a guarded process the kernel's timer is the last, and holds",
+    ),
+    # The cycle ------------------------------------------------------------------------------------------------------
+    Mutant(
+        name="failed-beats-rest",
+        breaks="A beat that failed is not tried again before the next cycle.",
+        edits=[
+            Edit(_CYCLE, "rests = term.retries > self.beats.retries_per_cycle and can_wait and term.confirmed", "rests = True")
+        ],
+        under="outages",
+        killed_by=["L3"],
+        seeds=30,
+    ),
+    Mutant(
+        name="retry-after-unbounded",
+        breaks="Beats pause for as long as a throttling service says.",
+        edits=[
+            Edit(_CYCLE, "wait = min(asked, self.beats.cycle / 2, left / _TRIES_AS_ASKED)", "wait = asked"),
+            Edit(
+                _CYCLE,
+                "self._paused_until = min(max(self._paused_until, now + wait), now + left / _TRIES_AS_ASKED)",
+                "self._paused_until = max(self._paused_until, now + wait)",
+            ),
+        ],
+        under="storms",
+        killed_by=["L3"],
+    ),
+    Mutant(
+        name="throttling-is-a-strike",
+        breaks="A throttled beat counts as a failed one.",
+        edits=[
+            Edit(
+                _CYCLE,
+                "                    throttled.append((term, verdict))\n",
+                '                    self._failed(term, "throttled", asked_at, now, effects)\n',
+            )
+        ],
+        under="storms",
+        equivalent="L3 counts the time in which something is wrong, and does not tell throttling from a cut line",
+    ),
+    Mutant(
+        name="verdicts-by-position-unchecked",
+        breaks="A verdict is believed whomever it names.",
+        edits=[
+            Edit(_KEEPER, "verdict if verdict.id == beat.id and _sensible(verdict)", "verdict if _sensible(verdict)")
+        ],
+        under="storms",
+        killed_by=["S2", "S9"],
+        seeds=30,
+    ),
+    # The timer ------------------------------------------------------------------------------------------------------
+    Mutant(
+        name="no-timer",
+        breaks="The kernel is never told to end the process.",
+        edits=[
+            Edit(
+                _WATCHDOG,
+                "        at = self._ends.earliest\n",
+                "        at: float | None = None\n",
+            )
+        ],
+        under="guard",
+        killed_by=["S2"],
+    ),
+    Mutant(
+        name="timer-late",
+        breaks="The kernel is told a moment after the end of trust.",
+        edits=[Edit(_WATCHDOG, "self._timer.arm(at)", "self._timer.arm(at + 30.0)")],
+        under="guard",
+        killed_by=["S2"],
+    ),
+    Mutant(
+        name="timer-never-earlier",
+        breaks="The timer is moved to later moments only: a body that ends before all others is not guarded.",
+        edits=[
+            Edit(
+                _WATCHDOG,
+                "if at != self._armed_at:",
+                "if at != self._armed_at and not (at and self._armed_at and at < self._armed_at):",
+            )
+        ],
+        under="guard",
+        killed_by=["S2"],
+    ),
+    Mutant(
+        name="timer-ignores-loss",
+        breaks="The timer is not moved to the end of the grace of a lost lease.",
+        edits=[Edit(_WATCHDOG, "                self._ends.fix(term, until)\n", "")],
+        under="deaths",
+        equivalent="the timer stays where trust ends, which is what S2 rests on; a grace is a courtesy to others",
+    ),
+    # Bodies ---------------------------------------------------------------------------------------------------------
+    Mutant(
+        name="late-start",
+        breaks="A body begins although its lease is over by the clock.",
+        edits=[
+            Edit(
+                _HOLDING,
+                "            if self.lost:\n                raise self.loss()\n            self.watchdog.begins",
+                "            self.watchdog.begins",
+            )
+        ],
+        under="short",
+        killed_by=["S9"],
+    ),
+    Mutant(
+        name="unconfirmed-begun",
+        breaks="A task is begun before the service has acknowledged that its lease is still there.",
+        edits=[Edit(_CONTROLLER, "if holding.confirmed is None:", "if holding is not None:")],
+        under="short",
+        killed_by=["S2", "S9"],
+    ),
+    Mutant(
+        name="settled-before-the-end",
+        breaks="A task that is to be cancelled is settled when its body is told, not when it has ended.",
+        edits=[
+            Edit(
+                _KEEPER,
+                "        holding.tell(Cancelled)\n",
+                "        holding.tell(Cancelled)\n"
+                "        told = Settlement(id=holding.task.id, token=holding.task.token, outcome='cancelled')\n"
+                "        self.settle(holding, Delivery(told))\n",
+            )
+        ],
+        under="schedules",
+        killed_by=["S2"],
+    ),
+    Mutant(
+        name="released-while-it-runs",
+        breaks="A worker that stops gives back what runs.",
+        edits=[
+            Edit(_HOLDING, "if self.body_runs or self.settling:\n                return False", "if self.settling:\n                return False"),
+            Edit(_CONTROLLER, "        for work in list(self._unconfirmed):\n            self._keeper", "        for work in list(self._works.values()):\n            self._keeper"),
+        ],
+        under="deaths",
+        killed_by=["S2"],
+    ),
+    Mutant(
+        name="idle-never-told",
+        breaks="A body that reports no progress is beaten for ever.",
+        edits=[Edit(_KEEPER, "while self._idle and self._idle[0][0] <= now:", "while self._idle and now < 0:")],
+        under="endless",
+        killed_by=["L5"],
+    ),
+    # Claims and reports ---------------------------------------------------------------------------------------------
+    Mutant(
+        name="claim-retry-under-a-new-id",
+        breaks="A claim whose answer was lost is sent again as another claim.",
+        edits=[
+            Edit(
+                _CLAIMS,
+                'ask = partial(self._backend.claim, kinds, limit=limit, claim_id=f"{self._chance.getrandbits(128):032x}")',
+                "ask = lambda wait: self._backend.claim("
+                'kinds, limit=limit, wait=wait, claim_id=f"{self._chance.getrandbits(128):032x}")',
+            )
+        ],
+        under="leaks",
+        killed_by=["L4"],
+    ),
+    Mutant(
+        name="first-failed-claim-is-the-last",
+        breaks="A claim that fails for good ends all claiming.",
+        edits=[Edit(_CONTROLLER, "            self._not_before = now + self._backoff.wait()\n            return\n", "            self._not_before = math.inf\n            return\n")],
+        under="outages",
+        killed_by=["L1", "L2", "L4"],
+    ),
+    Mutant(
+        name="outbox-drops-the-unanswered",
+        breaks="A result whose report failed is not reported again.",
+        edits=[Edit(_OUTBOX, "        self._pending.extend(batch)\n", "")],
+        under="slow",
+        killed_by=["L4"],
+    ),
+    Mutant(
+        name="claims-after-the-stop",
+        breaks="A worker that was asked to stop claims on.",
+        edits=[Edit(_CONTROLLER, "if self._claim is None and not self._stopping and now >=", "if self._claim is None and now >=")],
+        under="deaths",
+        killed_by=["L2"],
+    ),
+)

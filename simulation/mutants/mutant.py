@@ -1,0 +1,54 @@
+"""What a mutant is, and how it is planted into a copy of the code."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from simulation.mutants.stress import STRESSES
+from simulation.scenario import Scenario
+
+__all__ = ["Edit", "Mutant", "NotThere", "plant"]
+
+
+class NotThere(Exception):
+    """The text that a mutant replaces is not in the code any more, or more than once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One replacement. `old` stands in `file` exactly once."""
+
+    file: str  # from the root of the tree
+    old: str
+    new: str
+
+    def applied(self, root: Path) -> str:
+        """The whole file with it. Raises `NotThere`."""
+        text = (root / self.file).read_text()
+        if (found := text.count(self.old)) != 1:
+            what = "is not there any more" if not found else f"is there {found} times"
+            raise NotThere(f"{self.file}: the text {what}:\n{self.old}")
+        return text.replace(self.old, self.new)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """One rule, broken on purpose."""
+
+    name: str
+    breaks: str  # one sentence: what is wrong then
+    edits: Sequence[Edit]
+    under: str  # the stress that shows it, of `STRESSES`
+    killed_by: Sequence[str] = ()  # rules of the checker, any of which has to be broken
+    seeds: int = 12  # histories in which it may live, at most
+    equivalent: str = ""  # why no rule can be broken by it; then it is not run
+
+    def scenarios(self) -> list[Scenario]:
+        """The histories in which it is looked for."""
+        return [Scenario(seed=seed, **STRESSES[self.under]) for seed in range(1, self.seeds + 1)]
+
+
+def plant(mutant: Mutant, root: Path) -> None:
+    """Break the copy of the tree that is at `root`. Raises `NotThere`."""
+    for edit in mutant.edits:
+        (root / edit.file).write_text(edit.applied(root))

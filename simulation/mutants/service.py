@@ -1,0 +1,236 @@
+"""Breaks on the side of the service: claims, heartbeats, results, the consumer, the frontend, the clock."""
+
+from collections.abc import Sequence
+
+from simulation.mutants.mutant import Edit, Mutant
+
+__all__ = ["SERVICE"]
+
+_CLAIMS = "leasekit/server/claims.py"
+_CLOCK = "leasekit/server/clock.py"
+_COMMIT = "leasekit/server/commit.py"
+_CONSUMER = "leasekit/server/consumer.py"
+_ENDINGS = "leasekit/server/endings.py"
+_FRONTEND = "leasekit/server/frontend.py"
+_HSC = "leasekit/server/hsc.py"
+_STOCK = "leasekit/server/stock.py"
+
+SERVICE: Sequence[Mutant] = (
+    # Tokens and fences ----------------------------------------------------------------------------------------------
+    Mutant(
+        name="beat-without-token",
+        breaks="Any token renews a lease, also one that has expired and whose task another holds.",
+        edits=[Edit(_HSC, "return row.token == token and row.status in LEASED", "return row.status in LEASED")],
+        under="fencing",
+        killed_by=["S3", "S8"],
+    ),
+    Mutant(
+        name="result-without-token",
+        breaks="Any token settles a lease.",
+        edits=[
+            Edit(
+                _HSC,
+                "if row is None or row.token != settlement.token:\n            run",
+                "if row is None or row.token is None:\n            run",
+            )
+        ],
+        under="fencing",
+        killed_by=["S3", "S4", "S7"],
+    ),
+    Mutant(
+        name="fence-not-bumped",
+        breaks="Every grant of a task has the same fence.",
+        edits=[Edit(_CLAIMS, "fence=row.fence + 1,", "fence=max(1, row.fence),")],
+        under="deaths",
+        killed_by=["S1"],
+    ),
+    Mutant(
+        name="gone-told-as-renewed",
+        breaks="A beat of a lease that is over is answered as if it were not.",
+        edits=[
+            Edit(
+                _HSC,
+                "verdicts[at] = past.gone(beats[at].id, rows.get(beats[at].id), beats[at].token)",
+                'verdicts[at] = Verdict(id=beats[at].id, verdict="renewed")',
+            )
+        ],
+        under="fencing",
+        killed_by=["S3", "S8"],
+    ),
+    Mutant(
+        name="expired-revived",
+        breaks="A beat revives a lease that has run out, as long as nobody else got the task.",
+        edits=[Edit(_HSC, "in LEASED and row.next_trigger_at is not None and row.next_trigger_at > now\n\n\ndef _is_over", "in LEASED\n\n\ndef _is_over")],
+        under="fencing",
+        equivalent="its holder has stopped believing in it, and nobody else has begun to: the task only waits for longer",
+    ),
+    # Expiry ---------------------------------------------------------------------------------------------------------
+    Mutant(
+        name="reaped-early",
+        breaks="A lease is taken back a minute before it ends.",
+        edits=[Edit(_CONSUMER, "turn.tx.expired(now=turn.now, limit=limit)", "turn.tx.expired(now=turn.now + 60.0, limit=limit)")],
+        under="outages",
+        killed_by=["S6"],
+    ),
+    Mutant(
+        name="never-reaped",
+        breaks="The task of a holder that is gone stays his.",
+        edits=[Edit(_CONSUMER, "expired = turn.tx.expired(now=turn.now, limit=limit)", "expired = turn.tx.expired(now=-1.0, limit=limit)")],
+        under="deaths",
+        killed_by=["L2", "L4"],
+    ),
+    Mutant(
+        name="no-step-guard",
+        breaks="Leases end by a wall clock that has jumped ahead.",
+        edits=[Edit(_CLOCK, "gained > _STEP or stalled > self._stall", "stalled > self._stall")],
+        under="clocks",
+        killed_by=["S6"],
+    ),
+    Mutant(
+        name="clock-steps-back",
+        breaks="The time of the store steps back with the wall clock.",
+        edits=[Edit(_CLOCK, "self._offset += max(gained, 0.0)", "self._offset += gained")],
+        under="clocks",
+        killed_by=["L1", "L2", "L4"],
+    ),
+    Mutant(
+        name="not-rebased-at-the-start",
+        breaks="After a restart leases end as if their holders could have beaten meanwhile.",
+        edits=[Edit(_COMMIT, "self._is_after_gap = True", "self._is_after_gap = False")],
+        under="restarts",
+        killed_by=["L6"],
+    ),
+    Mutant(
+        name="never-rebased",
+        breaks="Neither a restart nor a jump of the clock gives leases their time anew.",
+        edits=[Edit(_CONSUMER, "    turn.tx.rebase(now=turn.now)\n", "    return\n")],
+        under="clocks",
+        killed_by=["S6"],
+    ),
+    Mutant(
+        name="runtime-unbounded",
+        breaks="Beats are accepted past the longest run of a task.",
+        edits=[Edit(_HSC, "return row.run_until is not None and row.run_until <= now", "return False")],
+        under="endless",
+        killed_by=["L5"],
+    ),
+    # Repeats --------------------------------------------------------------------------------------------------------
+    Mutant(
+        name="result-repeat-refused",
+        breaks="A result that is reported again is told to be stale.",
+        edits=[Edit(_HSC, "if run is not None and run.digest == digest:", "if run is not None and run.digest == b'':")],
+        under="slow",
+        killed_by=["S7"],
+    ),
+    Mutant(
+        name="schedule-repeat-makes-another",
+        breaks="An id that is there already is accepted once more.",
+        edits=[
+            Edit(
+                _FRONTEND,
+                "            return Scheduled(id=task.id, created=False, status=known.status, conflict=not _is_same(task, known))\n",
+                "            return self._add(replace(task, id=f'{task.id}-{len(self._new)}-{self._turn.now}', dedupe_key=None))\n",
+            )
+        ],
+        under="schedules",
+        killed_by=["S7", "queue"],
+    ),
+    Mutant(
+        name="claim-repeat-grants-anew",
+        breaks="A claim that is repeated gets other tasks than the first time.",
+        edits=[
+            Edit(
+                _CLAIMS,
+                "answers = _repeated(turn, [one for one in asked if one.is_new and not one.is_gone])",
+                "answers = _repeated(turn, [])",
+            )
+        ],
+        under="slow",
+        killed_by=["S7"],
+    ),
+    Mutant(
+        name="dedupe-ignored",
+        breaks="A dedupe key keeps nobody out.",
+        edits=[
+            Edit(
+                _FRONTEND,
+                "if first is not None and (first.until is None or first.until > self._turn.now):",
+                "if first is not None and first.id == task.id:",
+            )
+        ],
+        under="schedules",
+        killed_by=["S11"],
+    ),
+    # Ends -----------------------------------------------------------------------------------------------------------
+    Mutant(
+        name="cancel-ignored",
+        breaks="A cancelled task that waits goes on waiting.",
+        edits=[Edit(_FRONTEND, "return end_run(row, event, limits=NO_LIMITS, now=now)", "return row")],
+        under="schedules",
+        killed_by=["S11"],
+    ),
+    Mutant(
+        name="order-forgotten",
+        breaks="A running task that is to be cancelled runs again after this run.",
+        edits=[Edit(_ENDINGS, "        if row.ordered:\n", "        if row.ordered and row.kind is None:\n")],
+        under="schedules",
+        killed_by=["S11"],
+    ),
+    Mutant(
+        name="order-not-told",
+        breaks="The holder of a running task does not hear that it is to be cancelled.",
+        edits=[Edit(_HSC, '"cancel" if row.ordered else None', "None")],
+        under="schedules",
+        equivalent="a cancel of a running task promises no moment: it is cancelled when its lease ends, at the latest",
+    ),
+    Mutant(
+        name="attempts-unlimited",
+        breaks="A task that fails is tried again past its limit.",
+        edits=[Edit(_ENDINGS, "if limits.max_attempts is None or failures < limits.max_attempts:", "if failures >= 0:")],
+        under="limits",
+        killed_by=["S10"],
+    ),
+    Mutant(
+        name="crashes-unlimited",
+        breaks="A task that takes its holders with it is handed out for ever.",
+        edits=[Edit(_ENDINGS, "if crashes <= limits.max_crashes:", "if crashes >= 0:")],
+        under="limits",
+        killed_by=["S10"],
+    ),
+    Mutant(
+        name="dead-too-soon",
+        breaks="The last crash that is allowed is one too many.",
+        edits=[Edit(_ENDINGS, "if crashes <= limits.max_crashes:", "if crashes < limits.max_crashes:")],
+        under="limits",
+        killed_by=["S10"],
+    ),
+    Mutant(
+        name="successors-lost",
+        breaks="What a settlement schedules along with it is not scheduled.",
+        edits=[Edit(_HSC, "enumerate(settlement.then):", "enumerate(settlement.then[:0]):")],
+        under="calm",
+        killed_by=["queue"],
+    ),
+    Mutant(
+        name="progress-lost",
+        breaks="What the last holder left is not given to the next.",
+        edits=[Edit(_HSC, "        turn.tx.set_progress(progress)\n", "        pass\n")],
+        under="deaths",
+        equivalent="a history says that progress was reported, not what the next holder found: tests/server look at that",
+    ),
+    # Order ----------------------------------------------------------------------------------------------------------
+    Mutant(
+        name="priority-inverted",
+        breaks="The least urgent task is handed out first.",
+        edits=[Edit(_STOCK, "shelves.sort(key=lambda shelf: shelf.priority)", "shelves.sort(key=lambda shelf: -shelf.priority)")],
+        under="deaths",
+        killed_by=["S11"],
+    ),
+    Mutant(
+        name="not-before-ignored",
+        breaks="A task is handed out before it is due.",
+        edits=[Edit(_FRONTEND, "return now if task.at is None else min(max(task.at.timestamp(), 0.0), _LAST_MOMENT)", "return now")],
+        under="calm",
+        killed_by=["S11"],
+    ),
+)

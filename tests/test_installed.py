@@ -69,7 +69,8 @@ def test_every_entry_point_resolves() -> None:
     declared = {("console_scripts", name) for name in PROJECT["scripts"]}
     declared |= {(group, name) for group, names in PROJECT["entry-points"].items() for name in names}
     assert set(entries) == declared
-    assert [entry for entry in entries.values() if not callable(entry.load())] == []
+    loaded = {entry: entry.load() for entry in entries.values()}
+    assert [entry for entry, value in loaded.items() if not (callable(value) or entry.group == "pytest11")] == []
 
 
 def test_the_wheel_holds_the_library_and_its_adapters_typed_and_nothing_else(wheel: Path) -> None:

@@ -1,5 +1,6 @@
 """URLs of SWF and Step Functions."""
 
+import asyncio
 import subprocess
 import sys
 from typing import Any
@@ -91,6 +92,7 @@ async def test_the_region_of_an_activity_is_in_its_arn(aws: Any, monkeypatch: py
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     backend = leasekit_sfn.connect(f"sfn://{ARN.replace('central', 'north')}resize?endpoint={aws.url}", worker="w")
     await backend.claim(["resize"], limit=1, wait=0, claim_id="c")
+    await asyncio.to_thread(aws.wait_until, lambda: aws.signers)
     await backend.aclose()
     assert [scope.split("/")[2] for _, scope in aws.signers] == ["eu-north-1"]
 

@@ -64,7 +64,7 @@ async def test_what_was_claimed_for_nobody_is_given_back_on_closing(aws: Any, ba
     aws.schedule("render", "other")
     await claim(backend, wait=0)
     (work,) = aws.works
-    assert work.state == "started"
+    await until(aws, lambda: work.state == "started")
     await backend.aclose()
     assert (work.state, work.end["reason"]) == ("ended", "released")
 

@@ -55,7 +55,7 @@ def type_of(text: str) -> str:
         what = "entries" if of.startswith("list") else "characters"
         shown = [f"{sign} {said[key]}" for key, sign in _SIGNS.items() if key in said]
         shown += [f"{said['min_length']} to {said.get('max_length', '')} {what}"] if "min_length" in said else []
-        shown += [f"up to {said['max_length']} characters"] if "max_length" in said and not shown else []
+        shown += [f"up to {said['max_length']} {what}"] if "max_length" in said and not shown else []
         return of + (f" {', '.join(shown)}" if shown else "")
 
     text = text.replace("MAX_BATCH", str(MAX_BATCH)).replace(

@@ -8,7 +8,7 @@ import msgspec
 
 from leasekit.errors import ProtocolError
 from leasekit.task import HistoryEntry, Status, Task, TaskInfo, Verdict
-from leasekit_redis.records import Granted, Past, Row, Stored
+from leasekit_redis.records import Granted, Past, Row, State, Stored
 
 __all__ = ["Word", "beaten", "cancelled", "info", "moment", "settled", "task"]
 
@@ -109,7 +109,7 @@ def info(row: Row, kind: str) -> TaskInfo:
             error=_value(last.error if last else None),
             worker=state.worker,
             history=[_entry(run) for run in row.runs],
-            reason=state.reason,
+            reason=state.reason or _waits_for(state),
         )
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ProtocolError(f"what Redis keeps of task {row.id!r} makes no sense: {error}") from None
@@ -118,6 +118,13 @@ def info(row: Row, kind: str) -> TaskInfo:
 def moment(milliseconds: float) -> datetime:
     """A time of Redis as a point in time."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def _waits_for(state: State) -> str | None:
+    if not state.after:
+        return None
+    others = f" and {len(state.after) - 1} more" if len(state.after) > 1 else ""
+    return f'waits for "{state.after[0]}"{others} to succeed'
 
 
 def _entry(run: Past) -> HistoryEntry:

@@ -18,20 +18,21 @@ from leasekit_redis import answers, bounds
 from leasekit_redis.address import Address, parse
 from leasekit_redis.claiming import Claims
 from leasekit_redis.clocks import Clocks
+from leasekit_redis.dependencies import Dependencies
 from leasekit_redis.holding import Holding
 from leasekit_redis.intake import Intake
 from leasekit_redis.keys import Keys
 from leasekit_redis.link import Link
 from leasekit_redis.mover import Mover
 from leasekit_redis.reading import Reading
-from leasekit_redis.records import decode, encode
+from leasekit_redis.records import Cancelled, decode, encode
 from leasekit_redis.register import Register
 from leasekit_redis.scripts import CANCEL, REDRIVE
 from leasekit_redis.waiting import Wakes
 
 __all__ = ["RedisBackend", "connect"]
 
-_WORDS = msgpack.Decoder(list[str])
+_CANCELLED = msgpack.Decoder(Cancelled)
 _IDS = msgpack.Decoder(dict[str, list[str]])
 
 
@@ -46,7 +47,7 @@ def connect(url: str, *, worker: str) -> "RedisBackend":
 class RedisBackend:
     """Tasks in a Redis, or a Redis cluster: a `Backend`, a `Scheduler` and a `Roster`, without a server of ours."""
 
-    traits = Traits(max_batch=MAX_BATCH, max_claim=MAX_BATCH)
+    traits = Traits(max_batch=MAX_BATCH, max_claim=MAX_BATCH, dependencies=True)
 
     def __init__(self, address: Address, *, worker: str, chance: random.Random | None = None) -> None:
         self._worker = worker
@@ -56,11 +57,18 @@ class RedisBackend:
         name = secrets.token_hex(8)
         self._wakes = Wakes(link, keys.channel(name), self._pass_on)
         self._register = register = Register(link, keys)
-        self._intake = Intake(link, keys, register)
+        self._dependencies = dependencies = Dependencies(link, keys, register)
+        self._intake = Intake(link, keys, register, dependencies)
         self._claims = Claims(link, keys, clocks, self._wakes)
-        self._mover = Mover(link, keys, clocks, register, self._intake, name=name)
+        self._mover = Mover(link, keys, clocks, register, self._intake, dependencies, name=name)
         self._holding = Holding(
-            link, keys, register, worker=worker, deliver=self._mover.deliver, chance=chance or random.SystemRandom()
+            link,
+            keys,
+            register,
+            worker=worker,
+            deliver=self._mover.deliver,
+            dependencies=dependencies,
+            chance=chance or random.SystemRandom(),
         )
         self._reading = Reading(link, keys, register)
         self._moving: asyncio.Task[None] | None = None
@@ -102,9 +110,12 @@ class RedisBackend:
         for kind in dict.fromkeys(kind for kind in kinds if kind is not None):
             positions = [at for at, one in enumerate(kinds) if one == kind]
             some = [ids[at] for at in positions]
-            words = decode(await self._link.run(CANCEL, self._keys.of_kind(kind), encode(some)), _WORDS)
-            for at, verdict in zip(positions, answers.cancelled(some, words), strict=True):
+            raw = await self._link.run(CANCEL, self._keys.of_kind(kind), encode(some))
+            found: Cancelled = decode(raw, _CANCELLED)
+            for at, verdict in zip(positions, answers.cancelled(some, found.words), strict=True):
                 verdicts[at] = verdict
+            with contextlib.suppress(BackendError):  # what fails here is left to the movers
+                await self._dependencies.release(kind, found.ending)
         return verdicts
 
     async def redrive(self, kind: str, task_ids: Sequence[str] | None = None, *, limit: int = 100) -> list[str]:

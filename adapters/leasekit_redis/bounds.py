@@ -37,7 +37,7 @@ _ENDS = frozenset({"success", "fatal"})
 def new_tasks(tasks: Sequence[NewTask]) -> list[NewTaskItem]:
     """The tasks as they would arrive at a server; their payloads are JSON. Raises `Refused`."""
     items = _through(ScheduleRequest, {"tasks": tasks}).tasks
-    _refuse(_payloads(items))
+    _refuse(fault for position, item in enumerate(items) for fault in _task(position, item))
     return items
 
 
@@ -112,9 +112,10 @@ def _unspeakable(body: Mapping[str, Any], error: Exception) -> Refused:
     return _refused([{"detail": f"is no JSON: {error}"}])
 
 
-def _payloads(items: Sequence[NewTaskItem]) -> Iterable[dict[str, Any]]:
-    for position, item in enumerate(items):
-        yield from _value(position, "payload", item.payload, MAX_PAYLOAD)
+def _task(position: int, item: NewTaskItem, prefix: str = "") -> Iterable[dict[str, Any]]:
+    yield from _value(position, f"{prefix}payload", item.payload, MAX_PAYLOAD)
+    if item.id in item.after:
+        yield {"item": position, "field": f"{prefix}after", "detail": "names the task itself: it would never be ready"}
 
 
 def _result(position: int, item: SettlementItem) -> Iterable[dict[str, Any]]:
@@ -127,7 +128,7 @@ def _result(position: int, item: SettlementItem) -> Iterable[dict[str, Any]]:
     if len(item.then) > MAX_BATCH:
         yield {"item": position, "field": "then", "detail": f"has {len(item.then)} successors: {MAX_BATCH} at most"}
     for number, successor in enumerate(item.then):
-        yield from _value(position, f"then[{number}].payload", successor.payload, MAX_PAYLOAD)
+        yield from _task(position, successor, f"then[{number}].")
 
 
 def _value(position: int, field: str, value: Raw, most: int) -> Iterable[dict[str, Any]]:

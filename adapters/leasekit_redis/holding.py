@@ -4,6 +4,7 @@ The kind is in the token, so a batch is one round trip; only where it is too lon
 """
 
 import asyncio
+import contextlib
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from leasekit.errors import BackendError
 from leasekit.task import Beat, Verdict
 from leasekit.wire import SettlementItem
 from leasekit_redis import answers
+from leasekit_redis.dependencies import Dependencies
 from leasekit_redis.keys import Keys
 from leasekit_redis.link import Link
 from leasekit_redis.records import Result, decode, encode
@@ -44,6 +46,7 @@ class Holding:
         *,
         worker: str,
         deliver: Callable[[str, Sequence[str]], Awaitable[None]],
+        dependencies: Dependencies,
         chance: random.Random,
     ) -> None:
         self._link = link
@@ -51,6 +54,7 @@ class Holding:
         self._register = register
         self._worker = worker
         self._deliver = deliver
+        self._dependencies = dependencies
         self._random = chance
 
     async def beat(self, beats: Sequence[Beat], progress: Sequence[str | None]) -> list[Verdict]:
@@ -74,7 +78,9 @@ class Holding:
             batch = [self._result(settlements[at]) for at in some]
             words = await self._run(SETTLE, kind, {"worker": self._worker, "results": batch})
             verdicts = answers.settled([one.id for one in batch], words)
-            await self._bring(kind, [one for one, word in zip(batch, words, strict=True) if word == 1])
+            accepted = [(one, word) for one, word in zip(batch, words, strict=True) if word in (1, 2)]
+            await self._bring(kind, [one for one, _ in accepted])
+            await self._tell(kind, [one.id for one, word in accepted if word == 2])
             return verdicts
 
         return await self._each_kind(settlements, ask)
@@ -121,10 +127,13 @@ class Holding:
     async def _bring(self, kind: str, accepted: Iterable[Result]) -> None:
         """Successors to their kinds, at once. They are in the outbox: what fails here is left to the movers."""
         outbox = [successor for one in accepted for successor in one.successors or ()]
-        try:
+        with contextlib.suppress(BackendError):
             await self._deliver(kind, outbox)
-        except BackendError:
-            return
+
+    async def _tell(self, kind: str, ended: Sequence[str]) -> None:
+        """Those who wait for these, at once. What fails here is left to the movers: it is kept who is to be told."""
+        with contextlib.suppress(BackendError):
+            await self._dependencies.release(kind, ended)
 
     def _result(self, item: SettlementItem) -> Result:
         return Result(

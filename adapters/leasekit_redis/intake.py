@@ -1,6 +1,7 @@
 """Tasks on their way in: ids registered, then one script for each kind."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -9,10 +10,11 @@ from typing import Any
 import msgspec
 from msgspec import Raw, msgpack
 
-from leasekit.errors import ProtocolError
+from leasekit.errors import BackendError, ProtocolError
 from leasekit.ids import uuid7s
 from leasekit.task import Exponential, Scheduled, Status
 from leasekit.wire import NewTaskItem, traceparent
+from leasekit_redis.dependencies import Dependencies, Wait
 from leasekit_redis.keys import Keys
 from leasekit_redis.link import Link
 from leasekit_redis.records import Added, NewRecord, Stored, decode, encode, json_text
@@ -29,10 +31,11 @@ _LATEST = 253402214400000  # the end of the year 9999, less a day: expressible i
 class Intake:
     """Accepts tasks, each once: the same id, or a live dedupe key, makes no second one."""
 
-    def __init__(self, link: Link, keys: Keys, register: Register) -> None:
+    def __init__(self, link: Link, keys: Keys, register: Register, dependencies: Dependencies) -> None:
         self._link = link
         self._keys = keys
         self._register = register
+        self._dependencies = dependencies
 
     async def schedule(self, tasks: Sequence[NewTaskItem]) -> list[Scheduled]:
         """One answer for each, in order; when this returns they are kept as well as Redis keeps anything."""
@@ -43,14 +46,38 @@ class Intake:
         # First, so that what is there already takes no place in the register.
         await self._ask(records, kinds, [at for at, one in enumerate(records) if one.dedupe], answers, peek=True)
         new = [at for at, known in enumerate(answers) if known is None]
+        wanted: list[int] = []
         if new:
             reserving = self._register.reserve([(records[at].id, kinds[at]) for at in new])
             _, owners = await asyncio.gather(self._register.note(dict.fromkeys(kinds)), reserving)
-            strangers = [(at, owner) for at, owner in zip(new, owners, strict=True) if owner != kinds[at]]
+            wanted = [at for at, owner in zip(new, owners, strict=True) if owner.is_wanted]
+            strangers = [(at, owner.kind) for at, owner in zip(new, owners, strict=True) if owner.kind != kinds[at]]
             for at, owner in strangers:
                 answers[at] = await self._conflict(records[at], kinds[at], owner)
             await self._ask(records, kinds, [at for at in new if answers[at] is None], answers, peek=False)
-        return [answer for answer in answers if answer is not None]
+        scheduled = [answer for answer in answers if answer is not None]
+        await self._introduce(records, kinds, wanted, scheduled)
+        return scheduled
+
+    async def _introduce(
+        self, records: Sequence[NewRecord], kinds: Sequence[str], wanted: Sequence[int], scheduled: Sequence[Scheduled]
+    ) -> None:
+        """Who waits for one of these, and for whom they wait, learn of one another: also of a repeat, for the first
+        may have died before.
+
+        They are accepted, so what fails here is left to the movers.
+        """
+        known = [at for at in wanted if scheduled[at].id == records[at].id]
+        waits = [
+            Wait(record.id, kind, name)
+            for record, kind, answer in zip(records, kinds, scheduled, strict=True)
+            if record.after and answer.id == record.id and answer.status is Status.NEW and not answer.conflict
+            for name in record.after
+        ]
+        if known or waits:
+            with contextlib.suppress(BackendError):
+                await asyncio.gather(*(self._dependencies.adopt(records[at].id, kinds[at]) for at in known))
+                await self._dependencies.ask(waits)
 
     async def _ask(
         self,
@@ -117,6 +144,7 @@ def _record(task: NewTaskItem, task_id: str) -> NewRecord:
         claim_ttl=_ms(task.claim_timeout),
         beat_ttl=_ms(task.heartbeat_timeout),
         retry=None if task.retry == _DEFAULT_POLICY else task.retry,
+        after=list(dict.fromkeys(task.after)) or None,
     )
 
 

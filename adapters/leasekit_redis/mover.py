@@ -17,6 +17,7 @@ from msgspec import msgpack
 from leasekit.errors import BackendError, ProtocolError
 from leasekit.wire import NewTaskItem
 from leasekit_redis.clocks import Clocks
+from leasekit_redis.dependencies import Dependencies
 from leasekit_redis.intake import Intake
 from leasekit_redis.keys import Keys
 from leasekit_redis.link import Link
@@ -47,6 +48,7 @@ class Mover:
         clocks: Clocks,
         register: Register,
         intake: Intake,
+        dependencies: Dependencies,
         *,
         name: str,
     ) -> None:
@@ -55,6 +57,7 @@ class Mover:
         self._clocks = clocks
         self._register = register
         self._intake = intake
+        self._dependencies = dependencies
         self._name = name
         self._clients = 1
 
@@ -68,18 +71,25 @@ class Mover:
                 logger.debug("what is due in Redis could not be moved, and is tried again: %s", error)
 
     async def once(self) -> None:
-        """Visit every kind that may need it."""
+        """Visit every kind that may need it; raises in the end what the first raised that could not be helped."""
         interval = round(1000 * INTERVAL)
         census = encode([self._name, interval])
         self._clients = decode(await self._link.run(CENSUS, [self._keys.clients], census), _COUNT)
+        failures: list[BackendError] = []
         while (visit := await self._register.to_visit(interval=interval, limit=_KINDS)).kinds:
             for kind in visit.kinds:
-                next_visit = await self.tend(kind)
+                try:
+                    next_visit = await self.tend(kind)
+                except BackendError as error:  # a part of a cluster may be away, for long: the rest is not
+                    failures.append(error)
+                    continue
                 if next_visit is None or next_visit > visit.own_until:
                     await self._register.visited(kind, own_until=visit.own_until, next_visit=next_visit)
+        if failures:
+            raise failures[0]
 
     async def tend(self, kind: str) -> int | None:
-        """Take back leases, wake claims, deliver successors, drop what was kept long enough.
+        """Take back leases, wake claims, deliver successors, tell who waits, drop what was kept long enough.
 
         Gives when there may be something again, in milliseconds by Redis's clock; None: there is nothing any more.
         """
@@ -90,6 +100,9 @@ class Mover:
             tended: Tended = decode(await self._link.run(TEND, self._keys.of_kind(kind), encode(asked)), _TENDED)
             self._clocks.told(kind, tended.now, asked_at=asked_at)
             await self.deliver(kind, tended.outbox)
+            await self._dependencies.release(kind, tended.ending)
+            await self._dependencies.ask_again(kind, tended.gated, retention=self._link.address.retention)
+            await self._dependencies.withdraw(kind, tended.unmet)
             await self._drop(kind, tended.old, retention)
             if tended.is_done:
                 return tended.next

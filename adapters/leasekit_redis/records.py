@@ -11,8 +11,8 @@ from leasekit.errors import ProtocolError, Refused
 from leasekit.task import RetryPolicy
 
 __all__ = [
-    "Added", "Granted", "Grants", "NewRecord", "Past", "Result", "Row", "Rows", "State", "Stored", "Tended",
-    "Visit", "decode", "encode", "json_text",
+    "Added", "Cancelled", "Gated", "Granted", "Grants", "NewRecord", "Past", "Result", "Row", "Rows", "State", "Stored",
+    "Tended", "Visit", "decode", "encode", "json_text",
 ]  # fmt: skip
 
 _encode = msgpack.Encoder().encode
@@ -44,6 +44,7 @@ class NewRecord(Struct, omit_defaults=True):
     claim_ttl: int = 300_000
     beat_ttl: int = 300_000
     retry: RetryPolicy | None = None
+    after: list[str] | None = None
 
 
 class Added(Struct, array_like=True):
@@ -107,6 +108,7 @@ class State(Struct):
     worker: str | None = None
     reason: str | None = None
     digest: str = ""
+    after: list[str] = []  # what it waits for
 
 
 class Past(Struct):
@@ -138,12 +140,30 @@ class Rows(Struct):
     after: str | None = None
 
 
+class Cancelled(Struct):
+    """What became of wishes to cancel. `ending`: those by which others wait no more."""
+
+    words: list[str]
+    ending: list[str]
+
+
+class Gated(Struct):
+    """A task that waits for others, and for how many milliseconds it has."""
+
+    id: str
+    after: list[str]
+    age: int
+
+
 class Tended(Struct):
     """What a mover has to do outside of a kind's slot."""
 
     now: int
     outbox: list[str]
+    ending: list[str]
+    gated: list[Gated]
     old: list[str]
+    unmet: list[Gated]
     is_done: bool
     next: int | None = None
 

@@ -59,6 +59,10 @@ def schedule(
         float | None,
         typer.Option("--in", min=0, max=3650 * 86400, help="Not before so many seconds from now."),
     ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Not before the task of this id has succeeded; may be given several times."),
+    ] = None,
     dedupe_key: Annotated[str | None, typer.Option(help="One task for each kind and key.")] = None,
     collection: Annotated[str | None, typer.Option(help="A name under which it can be listed.")] = None,
     max_attempts: Annotated[int | None, typer.Option(min=1, help="Attempts that may fail. Default: no limit.")] = None,
@@ -79,6 +83,7 @@ def schedule(
         at = datetime.now(UTC) + timedelta(seconds=delay)
     given = {
         "id": task_id, "dedupe_key": dedupe_key, "collection": collection, "max_attempts": max_attempts, "at": at,
+        "after": after or None,
     }  # fmt: skip
     chosen: TaskOptions = {"priority": priority}
     chosen.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]

@@ -53,7 +53,8 @@ def work(
     rate: options.Rate = None,
     batch: options.Batch = None,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Slots for async handlers, and as many threads and processes for the others.")
+        int | None,
+        typer.Option(min=1, help="Slots for async handlers, and as many threads and processes for the others."),
     ] = None,
     drain_grace: Annotated[
         float | None,

@@ -102,6 +102,8 @@ class _Schemas(OpenAPISchemaPlugin):
             drawn[name]["examples"] = [example]
         if "SettlementItem" in drawn:
             drawn["SettlementItem"]["anyOf"] = _THEN
+        if "NewTaskItem" in drawn:
+            drawn["NewTaskItem"]["properties"]["after"]["maxItems"] = 0  # other services have it: `bounds` refuses it
         return {name: drawn[name] for name in sorted(drawn)}
 
 

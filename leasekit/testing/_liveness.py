@@ -25,6 +25,8 @@ def liveness(lives: Lives, rules: Rules) -> list[Violation]:
     found += _l2_claims_no_more(lives, rules)
     if lives.over_at is not None:
         found += _l4_converges(lives)
+    if rules.lost_claim is not None:
+        found += _l4_no_leak(lives, rules, rules.lost_claim)
     if rules.outage is not None:
         found += _l3_outage(lives, rules, rules.outage)
     found += _l5_no_zombie(lives, rules)
@@ -192,6 +194,21 @@ def _l4_converges(lives: Lives) -> Found:
         if life.final is not None and life.final.status not in _ENDED:
             why = f"it stands as {life.final.status} after everything was drained"
             yield Violation(rule="L4", task=life.task, why=why, events=[*life.acknowledged[:1], life.final])
+
+
+def _l4_no_leak(lives: Lives, rules: Rules, outage: float) -> Found:
+    """A lost answer to a claim costs a repeat, never a ttl: what it was granted does not run out unheard of."""
+    for lease in lives.leases:
+        process = lives.processes.get(lease.grant.holder) if isinstance(lease.grant, log.Issued) else None
+        ran_out = next((end for end in lease.closed if end.expired), None)
+        if process is None or ran_out is None or lease.granted:
+            continue
+        if min(process.drains_at, process.ended.at if process.ended else math.inf) <= ran_out.at:
+            continue
+        stretches = list(_stretches(lives, process.who, lease.grant.at - 2 * outage, ran_out.at, rules.bridge))
+        if len(stretches) <= 1 and sum(end - begin for begin, end in stretches) < outage:
+            why = f"fence {lease.fence} was granted to {process.who}, who never heard of it, and ran out"
+            yield Violation(rule="L4", task=lease.task, why=why, events=[lease.grant, ran_out])
 
 
 def _l5_no_zombie(lives: Lives, rules: Rules) -> Found:

@@ -182,6 +182,11 @@ def _s7_settlements(task: str, lease: Lease) -> Found:
         if len(accepted) > 1:
             why = f"fence {lease.fence} was settled in more than one way"
             yield Violation(rule="S7", task=task, why=why, events=list(accepted.values()))
+    for again in lease.served:
+        before = served.get((again.outcome, again.digest)) if again.what == "settle" else None
+        if before is not None and again.verdict == "gone" and again.at > before.at:
+            why = f"a settlement of fence {lease.fence} was accepted, and its repeat refused"
+            yield Violation(rule="S7", task=task, why=why, events=[before, again])
     for one in lease.settle_answered:
         first = settled.get((one.outcome, one.digest))
         if first is not None and one.verdict == "gone" and one.asked_at > first.at:

@@ -36,6 +36,13 @@ def test_what_the_options_say_is_said_of_the_task(run: Run, client: Client) -> N
     assert timedelta(minutes=58) < task.at - datetime.now(UTC) < timedelta(minutes=62)
 
 
+def test_after_another_is_refused_where_there_are_no_dependencies(run: Run, client: Client) -> None:
+    done = run("schedule", "k", "--id", "mine", "--after", "a-1", "--after", "a-2")
+    assert done.exit_code == 1
+    assert "after" in done.stderr
+    assert client.get("mine") is None
+
+
 def test_at_is_a_time_with_its_zone(run: Run, client: Client) -> None:
     run("schedule", "k", "--id", "mine", "--at", "2100-12-24T18:00:00+01:00")
     task = client.get("mine")

@@ -22,23 +22,26 @@ PATIENCE = 60.0
 TTL = 300  # no task comes back by itself while these tests run
 
 HANDLERS = """
-import asyncio, os, signal, subprocess, sys, time
+import asyncio, multiprocessing, os, signal, subprocess, sys, time
 import leasekit
 
 worker = leasekit.Worker(concurrency=2)
+
+def handler(kind):
+    return worker.handler(kind + OF_THIS_TEST)
 
 def note(*words):
     with open("notes", "ab", buffering=0) as file:
         file.write(" ".join(map(str, words)).encode() + b"\\n")
 
-@worker.handler("first_waits")
+@handler("first_waits")
 def first_waits(payload, held):
     note("begun", held.task.id, os.getpid())
     while held.fence == 1:
         time.sleep(0.01)
     return "elsewhere"
 
-@worker.handler("dies")
+@handler("dies")
 def dies(how, held):
     note("begun", held.task.id, os.getpid())
     if how == "exit 0":
@@ -46,13 +49,23 @@ def dies(how, held):
     os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
 
-@worker.handler("dies_in_loop")
+@handler("dies_in_loop")
 async def dies_in_loop(payload, held):
     if not os.path.exists("died"):
         open("died", "x").close()
         os.kill(os.getpid(), signal.SIGKILL)  # the other is in the loop too, and has not had its turn
 
-@worker.handler("leaves_orphans")
+@handler("forks")
+def forks(payload, held):
+    is_there, here = os.pipe()
+    child = multiprocessing.get_context("fork").Process(target=lambda: (os.write(here, b"!"), time.sleep(600)))
+    child.start()
+    os.read(is_there, 1)  # a signal that comes in the middle of a fork is dropped by Python
+    child.terminate()
+    child.join()
+    return child.exitcode
+
+@handler("leaves_orphans")
 def leaves_orphans(payload, held):
     note("begun", held.task.id, os.getpid())
     if held.fence == 1:
@@ -64,7 +77,7 @@ def leaves_orphans(payload, held):
         time.sleep(600)
     return "done"
 
-@worker.handler("async_waits")
+@handler("async_waits")
 async def async_waits(payload, held):
     note("begun", held.task.id, os.getpid())
     if held.fence == 1:
@@ -72,7 +85,7 @@ async def async_waits(payload, held):
         await asyncio.sleep(600)
     return held.checkpoint
 
-@worker.handler("checks")
+@handler("checks")
 def checks(payload, held):
     note("begun", held.task.id, os.getpid())
     while held.fence == 1:
@@ -80,14 +93,14 @@ def checks(payload, held):
         time.sleep(0.01)
     return held.checkpoint
 
-@worker.handler("never_checks")
+@handler("never_checks")
 def never_checks(payload, held):
     note("begun", held.task.id, os.getpid())
     held.progress({"page": 7})
     time.sleep(600 if held.fence == 1 else 0)
     return held.checkpoint
 
-@worker.handler("ends_when_told")
+@handler("ends_when_told")
 def ends_when_told(payload, held):
     note("begun", held.task.id, os.getpid())
     while not os.path.exists("finish"):
@@ -149,35 +162,48 @@ class Worker:
         return self.process.wait(PATIENCE)
 
 
-class Place:
-    """A folder with handlers, a server, and workers."""
+class Server:
+    """`leasekit serve`."""
 
     def __init__(self, home: Path) -> None:
-        self.home = home
+        self._home = home
         self.url = ""
-        self.server: subprocess.Popen[str] | None = None
-        self._workers: list[Worker] = []
-        (home / "app.py").write_text(textwrap.dedent(HANDLERS))
+        self._process: subprocess.Popen[str] | None = None
+        self.start()
 
-    def serve(self, port: int = 0) -> None:
-        command = [*LEASEKIT, "serve", "--port", str(port), "--store", "sqlite:///tasks.db"]
-        with (self.home / "server.log").open("ab") as log:
-            self.server = subprocess.Popen(command, cwd=self.home, stdout=subprocess.PIPE, stderr=log, text=True)
-        assert self.server.stdout is not None
-        found = re.search(r"http://\S+", self.server.stdout.readline())
+    def start(self) -> None:
+        """At the port that it had before."""
+        port = self.url.rpartition(":")[2] or "0"
+        command = [*LEASEKIT, "serve", "--port", port, "--store", "sqlite:///tasks.db"]
+        with (self._home / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(command, cwd=self._home, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self._process.stdout is not None
+        found = re.search(r"http://\S+", self._process.stdout.readline())
         assert found
         self.url = found[0]
 
-    @property
-    def port(self) -> int:
-        return int(self.url.rsplit(":", 1)[1])
+    def kill(self) -> None:
+        if self._process is None:
+            return
+        assert self._process.stdout is not None
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+        self._process = None
 
-    def kill_server(self) -> None:
-        assert self.server is not None
-        assert self.server.stdout is not None
-        self.server.kill()
-        self.server.wait()
-        self.server.stdout.close()
+
+class Place:
+    """A folder with handlers of kinds of its own, and workers."""
+
+    def __init__(self, home: Path, url: str) -> None:
+        self.home = home
+        self.url = url
+        self._workers: list[Worker] = []
+        (home / "app.py").write_text(f"OF_THIS_TEST = {home.name!r}\n{textwrap.dedent(HANDLERS)}")
+
+    def kind(self, name: str) -> str:
+        """What this test calls it: all tests share a server."""
+        return name + self.home.name
 
     def work(self, *options: str) -> Worker:
         self._workers.append(Worker(self.home, f"worker-{len(self._workers)}", self.url, *options))
@@ -197,20 +223,24 @@ class Place:
             worker.process.kill()
             worker.process.wait()
             print(f"--- a worker\n{worker.log[-3000:]}")  # shown by pytest where a test fails
-        if self.server is not None and self.server.poll() is None:
-            self.kill_server()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server"))
+    yield server
+    server.kill()
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    place = Place(tmp_path)
+def place(tmp_path: Path, server: Server) -> Iterator[Place]:
+    place = Place(tmp_path, server.url)
     yield place
     place.close()
 
 
 @pytest.fixture
 def client(place: Place) -> Iterator[leasekit.Client]:
-    place.serve()
     with leasekit.connect(place.url) as client:
         yield client
 
@@ -226,7 +256,7 @@ def outcomes(info: TaskInfo) -> list[str]:
 def test_the_task_of_a_worker_that_was_killed_runs_elsewhere_at_once(place: Place, client: leasekit.Client) -> None:
     worker = place.work().at_work()
     pid = worker.pid
-    task = client.schedule("first_waits", claim_timeout=TTL, heartbeat_timeout=TTL)
+    task = client.schedule(place.kind("first_waits"), claim_timeout=TTL, heartbeat_timeout=TTL)
     assert place.begun() == [[task.id, str(pid)]]
     killed_at = time.monotonic()
     os.kill(pid, signal.SIGKILL)
@@ -244,7 +274,7 @@ def test_the_task_of_a_worker_that_was_killed_runs_elsewhere_at_once(place: Plac
 
 
 def test_what_had_not_begun_counts_no_crash(place: Place, client: leasekit.Client) -> None:
-    tasks = client.schedule_all([leasekit.NewTask(kind="dies_in_loop") for _ in range(2)])
+    tasks = client.schedule_all([leasekit.NewTask(kind=place.kind("dies_in_loop")) for _ in range(2)])
     place.work().at_work()
     infos = [ended(client, task.id) for task in tasks]
     assert sorted(info.history[0].outcome for info in infos) == ["crash", "release"]
@@ -256,7 +286,7 @@ def test_a_task_that_kills_every_worker_is_dead_after_max_crashes(
     place: Place, client: leasekit.Client, how: str, says: str
 ) -> None:
     worker = place.work().at_work()
-    task = client.schedule("dies", how, max_crashes=1)
+    task = client.schedule(place.kind("dies"), how, max_crashes=1)
     info = ended(client, task.id)
     assert info.status is Status.DEAD
     assert outcomes(info) == ["crash", "crash"]
@@ -268,7 +298,7 @@ def test_a_task_that_kills_every_worker_is_dead_after_max_crashes(
 
 def test_nothing_is_handed_back_before_all_orphans_are_gone(place: Place, client: leasekit.Client) -> None:
     worker = place.work().at_work()
-    task = client.schedule("leaves_orphans")
+    task = client.schedule(place.kind("leaves_orphans"))
     orphans = [int(pid) for pid in eventually(lambda: place.notes("orphans"), "the orphans")[0]]
     assert not any(map(is_gone, orphans))
     os.kill(worker.pid, signal.SIGKILL)
@@ -310,7 +340,7 @@ def test_the_worker_ends_with_a_supervisor_that_was_killed(place: Place, client:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_passed_on_and_bodies_end(place: Place, client: leasekit.Client, number: signal.Signals) -> None:
     worker = place.work().at_work()
-    task = client.schedule("ends_when_told", 3)
+    task = client.schedule(place.kind("ends_when_told"), 3)
     place.begun()
     worker.process.send_signal(number)
     eventually(lambda: "the worker stops" in worker.log, "the signal")
@@ -324,7 +354,7 @@ def test_a_second_signal_ends_all_at_once_and_bodies_are_given_back_without_a_cr
     place: Place, client: leasekit.Client, number: signal.Signals
 ) -> None:
     worker = place.work().at_work()
-    task = client.schedule("first_waits")
+    task = client.schedule(place.kind("first_waits"))
     place.begun()
     worker.process.send_signal(number)
     eventually(lambda: "the worker stops" in worker.log, "the signal")
@@ -335,9 +365,18 @@ def test_a_second_signal_ends_all_at_once_and_bodies_are_given_back_without_a_cr
     assert (outcomes(info), info.crashes, info.status) == (["release"], 0, Status.ENQUEUED)
 
 
+def test_a_signal_to_a_child_that_a_handler_forked_is_not_taken_for_the_workers(
+    place: Place, client: leasekit.Client
+) -> None:
+    worker = place.work().at_work()
+    assert ended(client, client.schedule(place.kind("forks")).id).result == -signal.SIGTERM
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
+
+
 def test_a_signal_to_the_whole_group_counts_once(place: Place, client: leasekit.Client) -> None:
     worker = place.work().at_work()
-    task = client.schedule("ends_when_told", 3)
+    task = client.schedule(place.kind("ends_when_told"), 3)
     place.begun()
     os.killpg(worker.process.pid, signal.SIGINT)  # as Ctrl-C does
     eventually(lambda: "the worker stops" in worker.log, "the signal")
@@ -371,7 +410,7 @@ def test_without_a_supervisor_there_is_one_process_that_is_not_started_again(
     place: Place, client: leasekit.Client
 ) -> None:
     worker = place.work("--no-supervise").at_work()
-    client.schedule("dies", "kill")
+    client.schedule(place.kind("dies"), "kill")
     assert worker.exit_code() == -signal.SIGKILL
     assert len(place.begun()) == 1
 
@@ -379,7 +418,7 @@ def test_without_a_supervisor_there_is_one_process_that_is_not_started_again(
 def test_an_embedded_store_is_opened_by_the_supervisor_when_its_worker_has_died(place: Place) -> None:
     place.url = "sqlite:///embedded.db"
     with leasekit.connect(f"sqlite:///{place.home}/embedded.db") as client:
-        task = client.schedule("first_waits")
+        task = client.schedule(place.kind("first_waits"))
     worker = place.work().at_work()
     pid = worker.pid
     place.begun()
@@ -400,7 +439,7 @@ def test_past_the_grace_bodies_are_told_to_end_and_their_tasks_given_back_with_t
     place: Place, client: leasekit.Client, kind: str
 ) -> None:
     worker = place.work("--drain-grace", "0.1", "--drain-timeout", "inf").at_work()
-    task = client.schedule(kind)
+    task = client.schedule(place.kind(kind))
     place.begun()
     worker.process.send_signal(signal.SIGTERM)
     assert worker.exit_code() == 0
@@ -413,7 +452,7 @@ def test_past_the_timeout_the_process_ends_and_its_supervisor_gives_back_what_it
     place: Place, client: leasekit.Client
 ) -> None:
     worker = place.work("--drain-grace", "0.1", "--drain-timeout", "0.3").at_work()
-    task = client.schedule("never_checks")
+    task = client.schedule(place.kind("never_checks"))
     place.begun()
     worker.process.send_signal(signal.SIGTERM)
     assert worker.exit_code() == 128 + signal.SIGTERM
@@ -427,13 +466,13 @@ def test_past_the_timeout_the_process_ends_and_its_supervisor_gives_back_what_it
 
 @pytest.mark.parametrize(("whom", "size"), [("the worker", 3), ("all", 1024 * 1024 - 2)])
 def test_a_result_that_could_not_be_reported_survives_and_its_task_does_not_run_twice(
-    place: Place, client: leasekit.Client, whom: str, size: int
+    server: Server, place: Place, client: leasekit.Client, whom: str, size: int
 ) -> None:
     worker = place.work("--spool", "results").at_work()
     pid = worker.pid
-    task = client.schedule("ends_when_told", size, claim_timeout=TTL, heartbeat_timeout=TTL)
+    task = client.schedule(place.kind("ends_when_told"), size, claim_timeout=TTL, heartbeat_timeout=TTL)
     place.begun()
-    place.kill_server()
+    server.kill()
     (place.home / "finish").touch()
     kept = place.home / "results"
     eventually(lambda: sum(path.stat().st_size for path in kept.glob("*")) > size, "the spool")
@@ -444,7 +483,7 @@ def test_a_result_that_could_not_be_reported_survives_and_its_task_does_not_run_
     else:
         os.kill(pid, signal.SIGKILL)
         worker.at_work(2)
-    place.serve(place.port)
+    server.start()
     if whom == "all":
         worker = place.work("--spool", "results").at_work()
     info = ended(client, task.id)

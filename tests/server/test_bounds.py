@@ -101,6 +101,17 @@ def test_a_successors_payload_is_looked_at_too() -> None:
     assert refused.value.errors[0]["field"] == "then[1].payload"
 
 
+def test_a_task_that_is_to_wait_for_others_is_refused_with_what_to_do_instead() -> None:
+    waiting = NewTask(kind="b", after=["a-1"])
+    one = Settlement(id="a", token="t", outcome="success", then=[waiting])
+    with pytest.raises(Refused, match="have the task before schedule this one") as refused:
+        bounds.check_new_tasks([*tasks(1), waiting])
+    assert [(e["item"], e["field"]) for e in refused.value.errors] == [(1, "after")]
+    with pytest.raises(Refused) as refused:
+        bounds.check_settlements([one])
+    assert refused.value.errors[0]["field"] == "then[0].after"
+
+
 @pytest.mark.parametrize(
     ("body", "kind", "item", "field"),
     [

@@ -52,9 +52,9 @@ def asked(task: str = "a", at: float = 1.0, **more: Any) -> list[Event]:
     ]
 
 
-def issued(fence: int, at: float, *, task: str = "a", holder: str = "w", token: str | None = None) -> Issued:
-    token = token or f"token{fence}"
-    return Issued(at=at, who="store", task=task, fence=fence, token=token, attempt=fence, ttl=300.0, holder=holder)
+def issued(fence: int, at: float, *, task: str = "a", holder: str = "w", **more: Any) -> Issued:
+    more = {"token": f"token{fence}", "attempt": fence, "ttl": 300.0, **more}
+    return Issued(at=at, who="store", task=task, fence=fence, holder=holder, **more)
 
 
 def granted(fence: int, at: float, *, task: str = "a", who: str = "w", **more: Any) -> Granted:
@@ -182,7 +182,21 @@ BROKEN: list[tuple[str, str, list[Event]]] = [
     ("S7", "created twice", [*LIFE, Acknowledged(at=30.0, who="s", asked="a", task="a")]),
     ("S7", "another task's id", [*LIFE, *asked("b")[:1], Acknowledged(at=30.0, who="s", asked="b", task="a")]),
     ("S7", "a claim's repeat got something else", [*LIFE, *asked("b"), granted(1, 40.0, task="b", claim="claim1")]),
+    (
+        "S7",
+        "a claim's repeat was granted something else, of which nobody heard",
+        [*asked(), *asked("b"), issued(1, 2.0, claim="one"), issued(1, 40.0, task="b", claim="one")],
+    ),
     ("S7", "a repeat was refused", [*LIFE, *settled(1, 110.0, verdict="gone")]),
+    (
+        "S7",
+        "a repeat was refused whose first answer nobody heard",
+        [
+            *without(LIFE, SettleAnswered),
+            *(served(1, at, "settle", verdict, outcome="success", digest="success")
+              for at, verdict in ((101.0, "settled"), (120.0, "gone"))),
+        ],
+    ),
     ("S7", "settled in two ways", [*LIFE, *settled(1, 110.0, digest="other")]),
     (
         "S8",
@@ -382,6 +396,11 @@ def test_l2_a_task_that_was_lost_before_its_holder_ended_waits_for_its_ttl() -> 
     )
 
 
+def test_l2_a_worker_that_was_asked_to_end_and_claims_on_is_found_out() -> None:
+    assert found([*LIFE, Draining(at=1.0, who="w")]) == {"L2"}
+    assert found([*LIFE, Draining(at=2.05, who="w")]) == set()
+
+
 def lost(at: float, reason: str = "expired") -> list[Event]:
     loss = Lost(at=at, who="w", task="a", fence=1, reason=reason)
     return [*asked(), issued(1, 2.0), granted(1, 2.1), *body(1, 3.0, at), loss]
@@ -414,6 +433,30 @@ def test_l3_a_lease_that_the_service_took_is_no_loss() -> None:
 
 def test_l4_a_task_that_has_not_ended_after_all_is_found_out() -> None:
     assert found([OVER, *asked(), final("claimed")]) == {"L4"}
+
+
+UNHEARD: list[Event] = [WORKER, *asked(), issued(1, 200.0), closed(1, 500.0, expired=True)]
+HEARING = replace(RULES, lost_claim=60.0)
+
+
+def test_l4_a_lease_of_which_its_holder_never_heard_is_found_out() -> None:
+    moment = [Fault(at=190.0, who="world", name="drop_reply", lasts=20.0)]
+    assert found([*UNHEARD, *moment], HEARING) == {"L4"}
+
+
+@pytest.mark.parametrize(
+    "excuse",
+    [
+        [Fault(at=190.0, who="world", name="drop_reply", lasts=100.0)],
+        [Fault(at=at, who="world", name="drop_reply", lasts=5.0) for at in (120.0, 198.0)],
+        [Ended(at=250.0, who="w", how="killed")],
+        [Draining(at=250.0, who="w")],
+        [granted(1, 230.0, asked_at=195.0)],
+    ],
+    ids=["a long outage", "two of them", "killed", "draining", "it heard"],
+)
+def test_l4_nobody_is_blamed_who_could_not_hear(excuse: list[Event]) -> None:
+    assert "L4" not in found([*UNHEARD, *excuse], HEARING)
 
 
 # What proves something ----------------------------------------------------------------------------------------------

@@ -23,15 +23,23 @@ readied = 0
 flush()
 wake_for_all_due()
 local outbox_head = redis.call('LRANGE', OUTBOX, 0, 9)
-local old = redis.call('ZRANGEBYSCORE', ENDED, '-inf', now - ARGUMENT.retention, 'LIMIT', 0, MOST)
 local ending = redis.call('ZRANGE', ENDING, 0, ASKED - 1)
+local old = {}
+if #ending == 0 then -- what is to be told is not forgotten
+  old = redis.call('ZRANGEBYSCORE', ENDED, '-inf', now - ARGUMENT.retention, 'LIMIT', 0, MOST)
+end
 
 local gated = {}
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', GATED, '-inf', now, 'LIMIT', 0, ASKED)) do
+local to_ask = redis.call('ZRANGEBYSCORE', GATED, '-inf', now, 'LIMIT', 0, ASKED)
+for _, id in ipairs(to_ask) do
   local s = read(STATE, id)
-  local age = math.max(0, now - math.floor(s.seq / 1000))
-  gated[#gated + 1] = {id = id, after = s.after, age = age}
-  place(GATED, id, now + math.min(math.max(age, SOONEST), LATEST))
+  if s and s.after and s.status == 'new' then
+    local age = math.max(0, now - math.floor(s.seq / 1000))
+    gated[#gated + 1] = {id = id, after = s.after, age = age}
+    place(GATED, id, now + math.min(math.max(age, SOONEST), LATEST))
+  else
+    place(GATED, id, false) -- no script leaves that behind; where it was found, the others are to be asked for yet
+  end
 end
 
 local unmet = {}
@@ -43,7 +51,7 @@ for _, id in ipairs(old) do
   end
 end
 
-local is_done = #outbox_head + #ending + #old == 0 and forgotten < MOST and #gated < ASKED
+local is_done = #outbox_head + #ending + #old == 0 and forgotten < MOST and #to_ask < ASKED
 
 -- What waits or runs may need somebody at any time; what has ended and was answered, only when it was kept long enough.
 local next_visit

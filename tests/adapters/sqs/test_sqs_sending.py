@@ -115,6 +115,7 @@ LATER = datetime.now(UTC) + timedelta(days=1)
         ("q", "heartbeat_timeout", {"heartbeat_timeout": 60}),
         ("q", "dedupe_key", {"dedupe_key": "x"}),
         ("q", "at", {"at": LATER}),
+        ("q", "after", {"after": ["a-1"]}),
         ("q", "collection", {"collection": "with spaces"}),
         ("q", "id", {"id": "a/b"}),
         ("q", "kind", {"kind": ""}),

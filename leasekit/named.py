@@ -57,25 +57,31 @@ class Named:
         """What stands for the task that is granted, until it is."""
         return Task(id=self._new.kind, kind=self._new.kind, token="", ttl=self._new.heartbeat_timeout)
 
-    def acquire(self) -> Task:
-        """Wait until it is ours. Raises `NotGranted`, and `AlreadyDone` for a once."""
+    def acquire(self, lease: "_Acquiring") -> None:
+        """Wait until it is granted to this lease. Raises `NotGranted`, and `AlreadyDone` for a once."""
         self._look(self.client.schedule_all([self._new])[0])
         connection = self.client.connection()
-        holding = connection.run(self._granted(connection))
-        if holding is None:
+        try:
+            is_granted = connection.run(self._granted(connection, lease))
+        except BaseException:
+            connection.driver.call_soon(lease.let_go)  # it may have been granted at this very moment
+            raise
+        if not is_granted:
             self._look(self.client.schedule_all([self._new])[0])
             raise self._elsewhere()
-        return holding.task.bind(self.client)
 
-    async def aacquire(self) -> Task:
+    async def aacquire(self, lease: "_Acquiring") -> None:
         """`acquire`, from an event loop."""
         self._look((await self.client.aschedule_all([self._new]))[0])
         connection = self.client.connection()
-        holding = await connection.arun(self._granted(connection))
-        if holding is None:
+        try:
+            is_granted = await connection.arun(self._granted(connection, lease))
+        except BaseException:
+            connection.driver.call_soon(lease.let_go)
+            raise
+        if not is_granted:
             self._look((await self.client.aschedule_all([self._new]))[0])
             raise self._elsewhere()
-        return holding.task.bind(self.client)
 
     def _look(self, scheduled: Scheduled) -> None:
         """Whether waiting for it makes sense."""
@@ -85,17 +91,18 @@ class Named:
     def _elsewhere(self) -> NotGranted:
         return NotGranted(f"the lease of {self.name!r} is held by another; waited for {self._wait:g} s")
 
-    async def _granted(self, connection: Connection) -> Holding | None:
-        """In the driver's loop: None where it was not granted in time."""
+    async def _granted(self, connection: Connection, lease: "_Acquiring") -> bool:
+        """In the driver's loop: false where it was not granted in time."""
         clock, keeper = connection.clock, connection.keeper
         until = math.inf if self._wait is None else clock.now() + self._wait
         while True:
             left = max(0.0, until - clock.now())
             holdings = await keeper.claim([self._new.kind], limit=1, wait=min(_POLL, left), started=True)
             if holdings:
-                return holdings[0]
+                lease.granted(connection, holdings[0])
+                return True
             if clock.now() >= until:
-                return None
+                return False
 
 
 class Once(Named):
@@ -122,17 +129,25 @@ class _Acquiring(Lease):
 
     def __enter__(self) -> Self:
         if self._holding is None:
-            self._acquired(self._named.acquire())
+            self._named.acquire(self)
         return super().__enter__()
 
     async def __aenter__(self) -> Self:
         if self._holding is None:
-            self._acquired(await self._named.aacquire())
+            await self._named.aacquire(self)
         return await super().__aenter__()
 
-    def _acquired(self, task: Task) -> None:
-        self.task = task
-        self._reserved = self._named.client.reserve(task)
+    def granted(self, connection: Connection, holding: Holding) -> None:
+        """It is ours, in the driver's loop: whoever waits for that may be interrupted before he knows."""
+        self.task = holding.task.bind(self._named.client)
+        holding.reserved = True
+        self._reserved = connection, holding
+
+    def let_go(self) -> None:
+        """In the driver's loop: nobody begins it."""
+        if self._reserved is not None:
+            connection, holding = self._reserved
+            connection.keeper.unless_begun(holding)
 
 
 class NamedLease(_Acquiring):

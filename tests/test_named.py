@@ -6,11 +6,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import leasekit
 from leasekit import AlreadyDone, Client, Fatal, LeasekitError, LeaseLost, NotGranted
+from leasekit._driver.holding import Holding
 from leasekit.backend import Traits
 from leasekit.testing.memory import MemoryBackend, MemoryService
 
@@ -146,6 +148,27 @@ async def test_the_async_door_acquires_it_too(client: Client) -> None:
             async with leasekit.lease(client.named("n", wait=0)):
                 pytest.fail("two held it")
     async with leasekit.lease(client.named("n", wait=0)):
+        pass
+
+
+def test_whoever_is_interrupted_when_it_is_granted_gives_it_back(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = client.connection()
+    run = connection.run
+
+    def interrupted(work: Any) -> Any:
+        granted = run(work)
+        if granted is True or isinstance(granted, Holding):
+            raise KeyboardInterrupt
+        return granted
+
+    held = leasekit.lease(client.named("a"))
+    with monkeypatch.context() as patched:
+        patched.setattr(connection, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            held.__enter__()
+    with leasekit.lease(client.named("a", wait=30)):
         pass
 
 

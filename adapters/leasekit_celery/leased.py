@@ -68,6 +68,8 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
                     failure = error  # its message is acknowledged: to Celery it has ended
                     raise Fatal(repr(error)) from error
         except LeaseLost as lost:
+            if not self.acks_late:  # it was acknowledged before it began, and does not come again
+                raise
             logger.warning("task %s is delivered again: %s", request.id, lost)
             raise Reject(lost, requeue=True) from lost
         except Fatal:
@@ -84,20 +86,31 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             logger.info("task %s was delivered again, and had ended: it is acknowledged without running", request.id)
             raise Ignore from None
         except NotGranted:
+            logger.info("task %s was delivered again while it runs: it is put off", request.id)
             self._put_off(request)
             raise Ignore from None
         except LeasekitError as error:
             logger.warning("task %s is delivered again: its lease cannot be had: %s", request.id, error)
-            raise Reject(error, requeue=True) from error
+            if self.acks_late:
+                raise Reject(error, requeue=True) from error
+            self._put_off(request)  # its message was acknowledged before: there is nothing else that would come again
+            raise Ignore from None
 
     def _put_off(self, request: Any) -> None:
         """A copy of the message comes later, and this one is acknowledged: its first run is alive, or died just now.
 
-        To leave it unacknowledged would have the broker deliver it at once, and again, and again.
+        To leave it unacknowledged would have the broker deliver it at once, and again, and again. That happens only
+        where the broker does not take the copy.
         """
         options: dict[str, Any] = self.app.conf.broker_transport_options or {}
         # Of an ETA that is later than the visibility time-out the broker would deliver one more copy, each time.
         delay = min(_LATEST, float(options.get("visibility_timeout", _VISIBILITY)) / 2)
-        logger.info("task %s was delivered again while it runs: looked at again in %g s", request.id, delay)
         again: Any = self.signature_from_request(request, countdown=delay, retries=request.retries)
-        again.apply_async()
+        try:
+            again.apply_async()
+        except Exception as error:
+            if not self.acks_late:
+                raise
+            logger.warning("task %s is delivered again: the broker does not take it for later: %s", request.id, error)
+            raise Reject(error, requeue=True) from error
+        logger.info("task %s is looked at again in %g s", request.id, delay)

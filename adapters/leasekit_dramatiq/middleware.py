@@ -51,17 +51,36 @@ class Leases(Middleware):
         self._here.lease = lease
 
     def _put_off(self, broker: Broker, message: MessageProxy) -> None:
-        """A copy of it comes later; this one is about to be acknowledged."""
-        cast("Any", broker).enqueue(message.copy(), delay=round(1000 * self._again_in))  # its types are incomplete
+        """A copy of it comes later; this one is about to be acknowledged. Where that fails, it is a dead letter."""
+        try:
+            cast("Any", broker).enqueue(message.copy(), delay=round(1000 * self._again_in))  # its types are incomplete
+        except Exception as error:  # noqa: BLE001 - Dramatiq would go on, and run it
+            logger.error("message %s cannot be put off, and is rejected: %s", message.message_id, error)
+            message.fail()
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
         """Leave its lease: a run that failed gives it back, and Dramatiq's own retries decide what follows."""
-        lease: Lease | None = getattr(self._here, "lease", None)
+        if exception is None and message.failed:  # another middleware would not have it run
+            self.after_skip_message(broker, message)
+        else:
+            self._leave(message, exception)
+
+    def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
+        """Give its lease back where another middleware has it skipped: it has not run."""
+        if (lease := self._lease) is not None:
+            lease.release()
+        self._leave(message, None)
+
+    @property
+    def _lease(self) -> Lease | None:
+        return getattr(self._here, "lease", None)
+
+    def _leave(self, message: MessageProxy, exception: BaseException | None) -> None:
+        lease, self._here.lease = self._lease, None
         if lease is None:
             return
-        self._here.lease = None
         try:
             lease.__exit__(None if exception is None else type(exception), exception, None)
         except LeaseLost as lost:

@@ -133,7 +133,7 @@ class Holding:
                 raise self.loss()
             self.watchdog.begins(self.term)  # in here: a loss comes before, and was raised, or after, and is seen
             if self.ledger is not None:
-                self.ledger.begins(self.entry)
+                self.ledger.begins(self.entry, elsewhere=self.watchdog.elsewhere)
             self.body_runs = True
         self._plain = Beat(id=self.task.id, token=self.task.token)
         self.idle_timeout = idle_timeout

@@ -32,7 +32,7 @@ _HOLDER = _SIGNALS + 4
 _ENTRIES = 16 * 1024  # where they begin: before, there is room for the header
 _ENTRY = struct.Struct("<BBHI")  # state, log2 of the room, lengths of the id and of what follows it
 _LEAST_ROOM = 6
-_FREE, _HELD, _BEGUN, _SAID = range(4)
+_FREE, _HELD, _BEGUN, _SAID, _BEGUN_ELSEWHERE = range(5)
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +50,7 @@ class Left(NamedTuple):
     task_id: str
     token: str
     begun: bool
+    elsewhere: bool = False  # its body ran in another process: this one may have lived on after its lease
 
 
 class Past(NamedTuple):
@@ -94,7 +95,9 @@ class SharedMemory:
                 if state == _SAID:
                     said.append(msgspec.json.decode(rest, type=Settlement))
                 elif state != _FREE:
-                    leases.append(Left(task_id.decode(), rest.decode(), begun=state == _BEGUN))
+                    elsewhere = state == _BEGUN_ELSEWHERE
+                    begun = elsewhere or state == _BEGUN
+                    leases.append(Left(task_id.decode(), rest.decode(), begun=begun, elsewhere=elsewhere))
                 at += 1 << room
         return Past(self._holder(), leases, said)
 
@@ -124,6 +127,7 @@ class Ledger:
         begin = _HOLDER + _LENGTH.size
         if begin + len(said) > _ENTRIES:
             raise ValueError("the URL of the service is too long to be handed back to")
+        _LENGTH.pack_into(self._memory, _HOLDER, 0)  # who is killed in between leaves none rather than half of one
         self._memory[begin : begin + len(said)] = said
         _LENGTH.pack_into(self._memory, _HOLDER, len(said))
 
@@ -136,9 +140,9 @@ class Ledger:
         """Note a lease; returns its entry."""
         return self._add(_HELD, task_id.encode(), token.encode())
 
-    def begins(self, entry: int) -> None:
-        """Its body is about to run. Any thread, but not after `remove`."""
-        self._memory[entry] = _BEGUN
+    def begins(self, entry: int, *, elsewhere: bool = False) -> None:
+        """Its body is about to run, here or in another process. Any thread, but not after `remove`."""
+        self._memory[entry] = _BEGUN_ELSEWHERE if elsewhere else _BEGUN
 
     def remove(self, entry: int) -> None:
         """It is over, or not to be handed back."""
@@ -154,7 +158,7 @@ class Ledger:
         """The process is about to be ended by who runs it: no body is to blame, all are given back. Any thread."""
         at = _ENTRIES
         while at < self._end and (room := self._memory[at + 1]) >= _LEAST_ROOM:  # a fresh one may not be filled yet
-            if self._memory[at] == _BEGUN:
+            if self._memory[at] in (_BEGUN, _BEGUN_ELSEWHERE):
                 self._memory[at] = _HELD
             at += 1 << room
 

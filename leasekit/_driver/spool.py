@@ -190,7 +190,7 @@ class Spool:
 def _left_behind(path: Path) -> Generator[int | None]:
     """The file at `path`, locked; None where a living process has it, or somebody else's has."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)  # NFS locks nothing that is only read
     except OSError:
         yield None
         return

@@ -61,6 +61,7 @@ class Watchdog:
 
     def __init__(self, mode: Mode, *, now: Callable[[], float] = BOOT_CLOCK.now, timer: Alarm | None = None) -> None:
         self._timer = timer or _timer(mode, now)
+        self.elsewhere = timer is not None  # not this process is killed
         self._pid = os.getpid()
         # The GIL would do for one call into the kernel, but not to keep it in step with `_ends`: between a look at the
         # earliest end and arming to it another thread may have begun a body that ends before.

@@ -29,6 +29,8 @@ class Signals:
         self._stop = stop
         self._count = 0
         self._last = signal.SIGTERM
+        self._pid = os.getpid()
+        self._before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {}
 
     @contextmanager
     def hearing(self) -> Generator[bool]:
@@ -36,15 +38,25 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             yield False
             return
-        before = {number: signal.signal(number, self._heard) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._before = {number: signal.signal(number, self._heard) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield True
         finally:
             if attached() is None:  # else one may still be on its way from the supervisor: the process ends well
-                for number, handler in before.items():
-                    signal.signal(number, handler)
+                for number in self._before:
+                    self._unhear(number)
+
+    def _unhear(self, number: signal.Signals) -> None:
+        handler = self._before[number]
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
+        if (
+            os.getpid() != self._pid
+        ):  # a child that a handler forked: it is no worker, and has to end when it is told to
+            self._unhear(signal.Signals(number))
+            os.kill(os.getpid(), number)
+            return
         self._count += 1
         self._last = signal.Signals(number)
         # One that went to a whole group may come twice, then from the supervisor: it is one all the same.

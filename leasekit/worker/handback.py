@@ -13,7 +13,6 @@ from leasekit._driver.ledger import Holder, Left, Past
 from leasekit._driver.outbox import Delivery
 from leasekit._driver.spool import Spool
 from leasekit.client import Client
-from leasekit.errors import LeasekitError
 from leasekit.task import Settlement
 
 __all__ = ["hand_back"]
@@ -49,18 +48,20 @@ def hand_back(past: Past, why: str, *, waiting: Callable[[float], bool]) -> None
             kept = "are reported by the next worker" if holder.spool else "run out by themselves"
             logger.warning("the service does not take back all leases of the worker now: they %s", kept)
             connection.run(connection.keeper.outbox.aclose())
-    except (LeasekitError, OSError) as error:
-        logger.warning("the leases of the worker run out by themselves: %s", error)
+    except Exception as error:  # noqa: BLE001 - a supervisor lives on, whatever is wrong with a service or an adapter
+        logger.warning("the leases of the worker run out by themselves: %s: %s", type(error).__name__, error)
 
 
 async def _report(connection: Connection, holder: Holder, past: Past, why: str) -> None:
     outbox = connection.keeper.outbox
     spooled = await outbox.use(Spool(Path(holder.spool), holder.url or "")) if holder.spool else []
     done = {(settlement.id, settlement.token) for settlement in spooled}
-    back = [*past.said, *_settlements(past.leases, why)]
-    if not connection.backend.traits.refuses_stale:
+    if connection.backend.traits.refuses_stale:
+        back = [*past.said, *_settlements(past.leases, why)]
+    else:
         # Nobody but the kernel's timer can say that these leases had not run out long before.
-        back = [settlement for settlement in back if settlement.outcome == "crash" and holder.guarded]
+        guarded = [lease for lease in past.leases if holder.guarded and lease.begun and not lease.elsewhere]
+        back = list(_settlements(guarded, why))
     back = [settlement for settlement in back if (settlement.id, settlement.token) not in done]
     for settlement in back:
         outbox.put(Delivery(settlement))

@@ -2,6 +2,7 @@
 
 import os
 
+from leasekit._driver.connection import Connection
 from leasekit._driver.ledger import Holder, Ledger
 from leasekit.client import Client
 from leasekit.worker import kernel
@@ -11,6 +12,16 @@ __all__ = ["VARIABLE", "attach", "attached", "note"]
 VARIABLE = "LEASEKIT_SUPERVISED"  # what the supervisor tells its child, and nobody else: the ledger, and who it is
 
 _ledger: Ledger | None = None
+_noted: Connection | None = None
+
+
+def _forget() -> None:
+    """A forked child is not what the supervisor watches: it holds nothing of the worker's."""
+    global _ledger  # noqa: PLW0603 - one for each process
+    _ledger = None
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def attach() -> bool:
@@ -33,10 +44,14 @@ def attached() -> Ledger | None:
 
 
 def note(client: Client, *, spool: str | None) -> None:
-    """What this client holds from now on is handed back when this process has ended, in one way or the other."""
-    if _ledger is None:
+    """What this client holds from now on is handed back when this process has ended, in one way or the other.
+
+    A second one at the same time is not noted, there is one holder: what it holds runs out by itself.
+    """
+    global _noted  # noqa: PLW0603 - as there is one ledger
+    if _ledger is None or (_noted is not None and not _noted.closed):
         return
-    connection = client.connection()
+    connection = _noted = client.connection()
     guarded = connection.watchdog.guards
     _ledger.open(Holder(worker=client.worker, url=client.url, guarded=guarded, spool=spool))
     connection.keeper.ledger = _ledger

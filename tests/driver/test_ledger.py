@@ -60,6 +60,13 @@ def test_it_grows_and_takes_tokens_of_any_length(memory: SharedMemory, ledger: L
     assert memory.read().leases == [Left(f"task-{n}", "t" * (n % 1500), begun=n % 2 == 0) for n in range(3000)]
 
 
+def test_it_says_whose_body_ran_in_another_process(memory: SharedMemory, ledger: Ledger) -> None:
+    ledger.begins(ledger.add("a", "t"), elsewhere=True)
+    assert memory.read().leases == [Left("a", "t", begun=True, elsewhere=True)]
+    ledger.forgive()
+    assert memory.read().leases == [Left("a", "t", begun=False)]
+
+
 def test_bodies_that_are_forgiven_are_as_if_they_had_never_begun(memory: SharedMemory, ledger: Ledger) -> None:
     for n in range(3):
         ledger.begins(ledger.add(f"{n}", "t"))

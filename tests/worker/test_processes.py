@@ -296,3 +296,40 @@ def test_a_child_that_a_handler_forks_does_not_become_a_second_worker(start: Cal
     )
     assert script.exit_code() == 0, script.errors
     assert script.said == ["0"]
+
+
+def test_a_child_that_a_handler_forks_ends_when_it_is_told_to(start: Callable[[str], Script]) -> None:
+    """As those of multiprocessing are, and does not take the signal for one that stops the worker."""
+    script = start(
+        """
+        @worker.handler("k")
+        def forks(payload):
+            statuses = []
+            for number in (signal.SIGTERM, signal.SIGINT):
+                is_there, here = os.pipe()
+                if not (pid := os.fork()):
+                    try:
+                        os.write(here, b"!")
+                        time.sleep(60)
+                    except KeyboardInterrupt:
+                        os._exit(7)
+                os.read(is_there, 1)  # a signal that comes in the middle of a fork is dropped by Python
+                os.kill(pid, number)
+                statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            return statuses
+
+        task_id = submitter.schedule("k").id
+
+        def end():
+            while submitter.get(task_id).status != "success":
+                time.sleep(0.001)
+            worker.stop()
+
+        threading.Thread(target=end, daemon=True).start()
+        worker.run()
+        say(submitter.get(task_id).result)
+        submitter.close()
+        """
+    )
+    assert script.exit_code() == 0, script.errors
+    assert script.said == ["[-15, 7]"]

@@ -10,12 +10,14 @@ import faulthandler
 import logging
 import os
 import queue
+import select
 import signal
 import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any, cast
 
@@ -62,15 +64,13 @@ def main(fd: int) -> None:
     os.set_inheritable(fd, False)  # noqa: FBT003
     for number in (signal.SIGTERM, signal.SIGINT):
         # Who stops a service tells all its processes. A handler: what is ignored would be so in child processes too.
-        signal.signal(number, _leave_it_to_the_worker)
+        signal.signal(number, partial(_leave_it_to_the_worker, os.getpid()))
     with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # no usable stderr
         faulthandler.enable()
         faulthandler.register(SHOW_STACKS, all_threads=True)
     kernel.expendable()  # rather than its worker, where memory runs out
     channel = Channel(socket.socket(fileno=fd))
-    said = channel.messages()
-    setup = next(said)
-    assert isinstance(setup, Setup)  # noqa: S101 - the worker says so first
+    setup = channel.first()
     here.executing = True
     try:
         names.prepare(setup)
@@ -81,13 +81,16 @@ def main(fd: int) -> None:
     if setup.log_level is not None and not logging.getLogger().handlers:
         logging.basicConfig(level=setup.log_level, format=setup.log_format or logging.BASIC_FORMAT)
     executor = _Executor(channel, handlers, _Connection(setup))
-    threading.Thread(target=executor.listen, args=[said], name="leasekit-executor", daemon=True).start()
+    threading.Thread(target=executor.listen, name="leasekit-executor", daemon=True).start()
     channel.send(Ready())
     executor.serve()
 
 
-def _leave_it_to_the_worker(number: int, frame: FrameType | None) -> None:
-    """The worker says when an executor ends."""
+def _leave_it_to_the_worker(executor: int, number: int, frame: FrameType | None) -> None:
+    """The worker says when an executor ends. A child that a handler forked ends when it is told to."""
+    if os.getpid() != executor:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 def _declared(address: Address) -> Handler:
@@ -95,23 +98,46 @@ def _declared(address: Address) -> Handler:
 
 
 class Channel:
-    """The socket to the worker. Messages are sent from any thread, and received in one."""
+    """The socket to the worker. For any thread, as far as it does not say otherwise."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._sending = threading.Lock()
         self._decoder = msgspec.json.Decoder(FromWorker)
+        self._frames = Frames()
+        self.gone = False  # the worker
 
     def send(self, message: FromExecutor) -> None:
         data = packed(message)
         with self._sending:
             self._sock.sendall(data)
 
-    def messages(self) -> Iterator[FromWorker]:
-        """What the worker says, until it is gone."""
-        frames = Frames()
-        while data := self._sock.recv(_CHUNK):
-            yield from map(self._decoder.decode, frames.feed(data))
+    def first(self) -> Setup:
+        """What the worker says before all else, and nothing after that before it is answered."""
+        while not self.gone:
+            self.wait()
+            for message in self.arrived():
+                assert isinstance(message, Setup)  # noqa: S101 - so it does
+                return message
+        sys.exit("the worker is gone")
+
+    def wait(self) -> None:
+        """Until there is something to be read, be it that the worker is gone."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        poll.poll()
+
+    def arrived(self) -> Iterator[FromWorker]:
+        """All that the worker has said by now. Not for two threads at once."""
+        while not self.gone:
+            try:
+                data = self._sock.recv(_CHUNK, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:  # a body has closed it
+                data = b""
+            self.gone = not data
+            yield from map(self._decoder.decode, self._frames.feed(data))
 
 
 class _Connection:
@@ -132,21 +158,34 @@ class _Connection:
 class _Holding(Holding):
     """A lease that the worker holds."""
 
-    __slots__ = ("_channel",)
+    __slots__ = ("_executor", "number")
 
-    def __init__(self, channel: Channel, run: "Run | Moved", idle_timeout: float | None) -> None:
+    def __init__(self, executor: "_Executor", run: Run | Moved, number: int, idle_timeout: float | None) -> None:
         facts = run.facts
         super().__init__(run.task, facts.beats, BOOT_CLOCK, granted_at=facts.granted_at, confirmed=True, started=True)
-        self._channel = channel
+        self._executor = executor
+        self.number = number  # of the run
         self.idle_timeout = idle_timeout
         self.learn(facts)
 
+    @property
+    def lost(self) -> bool:
+        """Not only by the clock: that it was renewed may be said already, and nobody had the time to hear it."""
+        is_lost = super().lost
+        if is_lost and self.reason is None and self.body_runs and self.pid == os.getpid():
+            self._executor.catch_up()
+            return super().lost
+        return is_lost
+
+    def begin(self, idle_timeout: float | None) -> None:
+        super().begin(self.idle_timeout)  # counted by the worker, and told here
+
     def report(self, progress: Any) -> None:
         super().report(progress)
-        self._channel.send(Progress(value=progress))
+        self._executor.channel.send(Progress(run=self.number, value=progress))
 
     def learn(self, facts: Facts) -> None:
-        """The worker says how it stands. In the listening thread."""
+        """The worker says how it stands. Under the executor's lock."""
         self.term.granted_at, self.term.beats = facts.granted_at, facts.beats
         if facts.reason is not None:
             self.lose(facts.reason, Story(facts.why), self.clock.now())
@@ -158,63 +197,72 @@ class _Executor:
     """Runs what comes in, one after another."""
 
     def __init__(self, channel: Channel, handlers: dict[str, Handler], connection: _Connection) -> None:
-        self._channel = channel
+        self.channel = channel
         self._handlers = handlers
         self._connection = connection
-        self._todo: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[Handler | None] = queue.SimpleQueue()
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # between a body's begin and end, and what comes in for it
-        self._lease: Lease | None = None
-        self._holding: _Holding | None = None
+        self._lock = threading.Lock()  # between what comes in, and a body's begin and end
+        self._holding: _Holding | None = None  # from when a run has come in until it has ended
+        self._lease: Lease | None = None  # while its body runs
 
-    def listen(self, said: Iterator[FromWorker]) -> None:
+    def listen(self) -> None:
         """Take in what the worker says, while bodies run."""
-        with contextlib.suppress(OSError):
-            for message in said:
-                if isinstance(message, Run):
-                    self._todo.put(message)
-                else:
-                    self._heed(message)
+        while not self.channel.gone:
+            self.channel.wait()
+            self.catch_up()
         self._todo.put(None)
 
-    def _heed(self, message: FromWorker) -> None:
+    def catch_up(self) -> None:
+        """Take in what the worker has said by now. From any thread: the one that listens may not have its turn."""
         with self._lock:
-            lease, holding = self._lease, self._holding
-            if lease is None or holding is None:
-                return  # its body has ended meanwhile
-            match message:
-                case Facts():
-                    holding.learn(message)
-                case Moved():
-                    self._holding = _Holding(self._channel, message, holding.idle_timeout)
-                    lease.move(self._holding)
-                case _:
-                    pass
+            for message in self.channel.arrived():
+                self._heed(message)
+
+    def _heed(self, message: FromWorker) -> None:
+        holding = self._holding
+        match message:
+            case Run():
+                handler = self._handlers[message.task.kind]
+                self._holding = _Holding(self, message, message.number, handler.idle_timeout)
+                self._todo.put(handler)
+            case Facts() if holding is not None:  # else its body has ended meanwhile
+                holding.learn(message)
+            case Moved() if holding is not None:
+                self._holding = _Holding(self, message, holding.number, holding.idle_timeout)
+                if self._lease is not None:
+                    self._lease.move(self._holding)
+            case _:
+                pass
 
     def serve(self) -> None:
         """Until the worker is gone."""
-        while (run := self._todo.get()) is not None:
-            self._channel.send(self._run(run))
+        while (handler := self._todo.get()) is not None:
+            self.channel.send(self._run(handler))
 
-    def _run(self, run: Run) -> Ended:
-        handler = self._handlers[run.task.kind]
-        holding = _Holding(self._channel, run, handler.idle_timeout)
-        lease = Lease(run.task)
+    def _run(self, handler: Handler) -> Ended:
+        self.catch_up()
         try:
-            lease.begin(cast("Connection", self._connection), holding)
+            lease = self._begin()
         except LeaseError as error:
             return Ended(raised=True, stopped=str(error))
-        holding.idle_timeout = handler.idle_timeout  # counted by the worker: nobody watches it here
-        with self._lock:
-            self._lease, self._holding = lease, holding
         raised = self._body(handler, lease)
         if os.getpid() != self._pid:
             # A child that the handler forked has come back from it: it must not be a second executor.
             os._exit(0 if raised is None else _CHILD_CAME_BACK)
+        stopped = str(raised) if isinstance(raised, LeaseLost | Cancelled | IdleTimeout | Draining) else None
+        ended = self._ended(lease, raised, stopped)
         with self._lock:
             self._lease = self._holding = None
-        stopped = str(raised) if isinstance(raised, LeaseLost | Cancelled | IdleTimeout | Draining) else None
-        return self._ended(lease, raised, stopped)
+        return ended
+
+    def _begin(self) -> Lease:
+        with self._lock:
+            assert self._holding is not None  # noqa: S101 - it came with the run
+            lease = Lease(self._holding.task)
+            lease.begin(cast("Connection", self._connection), self._holding)
+            self._lease = lease
+            return lease
 
     def _body(self, handler: Handler, lease: Lease) -> BaseException | None:
         body: Callable[..., Any] = _run_async if is_async(handler.function) else Handler.call

@@ -58,11 +58,13 @@ def main(control: socket.socket, channel: int, worker: int, command: list[str]) 
     control.set_inheritable(False)  # an executor that had it would hide the end of its worker
     for number in _NOT_FOR_US:
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it, as the worker may, is not told how a child ended
     try:
         timer, now = _tried()
         parent = os.pidfd_open(worker)
     except OSError as error:
-        control.send(REFUSED + str(error).encode())
+        with contextlib.suppress(OSError):  # the worker is gone
+            control.send(REFUSED + str(error).encode())
         return
     executor = os.fork()
     if executor == 0:

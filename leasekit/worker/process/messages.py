@@ -57,6 +57,7 @@ class Facts(Struct, frozen=True, kw_only=True, tag=True):
 class Run(Struct, frozen=True, kw_only=True, tag=True):
     """Run a task."""
 
+    number: int  # of the runs in this executor
     task: Task
     facts: Facts
 
@@ -81,6 +82,7 @@ class Refused(Struct, frozen=True, kw_only=True, tag=True):
 class Progress(Struct, frozen=True, kw_only=True, tag=True):
     """The latest checkpoint."""
 
+    run: int  # a thread that outlives its body must not speak for the next one
     value: Raw
 
 

@@ -53,6 +53,7 @@ class Pair:
         self._out = bytearray()
         self._hung_up = False
         self._dismissed = False
+        self._killed = False
         self._fault = ""  # why it was killed in here
         self._killed_for_memory = kernel.ended_for_memory()
         self.over = False  # the executor is dead: nothing of it runs any more
@@ -106,6 +107,8 @@ class Pair:
             raise ConfigError(f"run='process', but no guard can be started here: {why}")
         if not message.startswith(guard.HERE):
             raise OSError("the guard of an executor did not start")
+        if not fds:  # the kernel leaves it out where there is no room for it
+            raise OSError("this process has too many open files for one more executor")
         (self._pidfd,) = fds
         self._poll.register(self._pidfd, select.POLLIN)
         self._poll.register(self._channel, select.POLLIN)
@@ -148,7 +151,7 @@ class Pair:
     @property
     def usable(self) -> bool:
         """True while it may be given a body."""
-        return not self.over and not self._hung_up
+        return not self.over and not self._hung_up and not self._killed
 
     def send(self, message: FromWorker) -> None:
         """Say it as soon as the executor listens: `step` goes on with what does not fit."""
@@ -207,6 +210,7 @@ class Pair:
 
     def kill(self) -> None:
         """Kill the executor. It may live on for a moment: see `over`."""
+        self._killed = True
         if self._pidfd is None:
             self._guard.kill()
         else:

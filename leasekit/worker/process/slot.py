@@ -86,8 +86,9 @@ _TOLD: dict[type[LeaseError], tuple[str, Outcome]] = {
 class _Run:
     """One body in an executor: what that was told, and what has been done about it."""
 
-    def __init__(self, pair: Pair, work: Work) -> None:
+    def __init__(self, pair: Pair, work: Work, number: int) -> None:
         self.work = work
+        self.number = number
         self.stopped_at: float | None = None  # when it was seen that the body was told to stop
         self.carried_out: _Sentence | None = None
         self._pair = pair
@@ -97,7 +98,7 @@ class _Run:
 
     def begin(self) -> None:
         """The executor runs the body. TypeError, ValueError where its payload cannot be said."""
-        self._pair.send(Run(task=self._task, facts=self._facts))
+        self._pair.send(Run(number=self.number, task=self._task, facts=self._facts))
 
     def look(self, now: float) -> None:
         """Tell the executor what is new."""
@@ -135,6 +136,7 @@ class Slot:
         self._now = now
         self._bell = Bell()
         self._pair: Pair | None = None
+        self._runs = 0
         self._ends_at: float | None = None  # of all bodies, by order of the worker
         self._closed = False
         self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, random=random.SystemRandom().random)
@@ -241,7 +243,8 @@ class Slot:
         if (lease := work.begin()) is None:
             return
         try:
-            run = _Run(pair, work)
+            self._runs += 1
+            run = _Run(pair, work, self._runs)
             if self._ends_at is not None or not pair.guarded():
                 self._never_begun(work, lease)
                 return
@@ -275,7 +278,7 @@ class Slot:
             until = min(now + _LOOK, run.carry_out(self._sentence(run), now))
             for message in pair.step(until - now):
                 match message:
-                    case Progress(value=value):
+                    case Progress(run=run.number, value=value):
                         run.work.holding.report(value)
                     case Ended():
                         return message

@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,34 @@ def heeds(payload: str, held: leasekit.Lease) -> None:
         time.sleep(0.005)
 
 
+def checks_without_rest(payload: str, held: leasekit.Lease) -> str:
+    note(payload)
+    while not Path(f"{payload}-finish").exists():
+        held.check()
+    return "done"
+
+
+def leaves_a_thread(payload: str | None, held: leasekit.Lease) -> None:
+    """Its thread reports in the middle of the next body, as one may that looked at its lease just before the end."""
+    if payload is None:
+        holding = held._holding
+        assert holding is not None
+
+        def report() -> None:
+            _next_runs.wait()
+            holding.report(b'"of another"')
+            _reported.set()
+
+        threading.Thread(target=report).start()
+        return
+    _next_runs.set()
+    _reported.wait()
+    os._exit(1)
+
+
+_next_runs, _reported = threading.Event(), threading.Event()
+
+
 def leaves_a_child(payload: str) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(payload).write_text(f"{child.pid}\n")
@@ -99,6 +128,16 @@ def forks(payload: None) -> Any:
         _, status = os.waitpid(child, 0)
         return os.waitstatus_to_exitcode(status)
     return "child"
+
+
+def ends_a_child(payload: None) -> int:
+    is_there, here = os.pipe()
+    if not (child := os.fork()):
+        os.write(here, b"!")
+        time.sleep(600)
+    os.read(is_there, 1)  # a signal that comes in the middle of a fork is dropped by Python
+    os.kill(child, signal.SIGTERM)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def says(payload: str) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -30,6 +31,33 @@ def test_a_body_that_holds_the_gil_for_several_ttls_keeps_its_lease_and_ends_onc
     with at_work(worker):
         info = submitter.success(submitter.schedule("k", {"path": runs.path, "seconds": 5}, **SHORT))
     assert (len(runs.all), info.crashes, len(info.history)) == (1, 0, 1)
+
+
+def test_a_body_that_was_stopped_while_its_lease_was_renewed_has_not_lost_it(
+    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any
+) -> None:
+    """Its clock is past the end that it knows of, and the renewals are still to be read."""
+    worker.handler("k", run="process")(bodies.checks_without_rest)
+    with at_work(worker):
+        task_id = submitter.schedule("k", runs.path, claim_timeout=4, heartbeat_timeout=4)
+        executor, _ = runs.nth(1)
+        os.kill(executor, signal.SIGSTOP)
+        time.sleep(4)  # it is this that has to pass
+        os.kill(executor, signal.SIGCONT)
+        time.sleep(0.1)
+        Path(f"{runs.path}-finish").touch()
+        info = submitter.success(task_id)
+    assert (len(runs.all), info.crashes) == (1, 0)
+
+
+def test_what_a_thread_reports_that_outlives_its_body_is_not_the_next_tasks_progress(
+    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType
+) -> None:
+    worker.handler("k", run="process")(bodies.leaves_a_thread)
+    with at_work(worker):
+        submitter.success(submitter.schedule("k"))
+        info = submitter.when(submitter.schedule("k", "next", max_crashes=0), Status.DEAD)
+    assert info.progress is None
 
 
 @pytest.mark.parametrize("whom", ["executor", "guard"])

@@ -142,6 +142,27 @@ def test_a_child_that_a_handler_forks_does_not_become_a_second_executor(
         assert submitter.success(submitter.schedule("k")).result == 0
 
 
+def test_a_worker_that_hears_of_no_childs_end_knows_how_its_executor_ended(
+    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType
+) -> None:
+    worker.handler("k", run="process")(bodies.hard_exit)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with at_work(worker):
+            info = submitter.when(submitter.schedule("k", 3, max_crashes=0), Status.DEAD)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert info.error["message"] == "its executor exited with code 3"
+
+
+def test_a_child_that_a_handler_forks_ends_when_it_is_told_to(
+    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType
+) -> None:
+    worker.handler("k", run="process")(bodies.ends_a_child)
+    with at_work(worker):
+        assert submitter.success(submitter.schedule("k")).result == -signal.SIGTERM
+
+
 def test_what_a_body_writes_goes_where_the_worker_writes(
     worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ from leasekit.config import Beats
 from leasekit.errors import ConfigError
 from leasekit.task import Task
 from leasekit.worker.process import pair as pairs
-from leasekit.worker.process.messages import Address, Facts, Ready, Run, Setup
+from leasekit.worker.process.messages import Address, Ended, Facts, FromExecutor, Ready, Run, Setup
 from leasekit.worker.process.pair import Pair
 
 LATE = 1.0  # seconds; measured are 1-3 ms
@@ -38,8 +38,10 @@ class Spinner:
         self._how = ""
         self.pair = Pair(lambda: None, self._wake, now)
         self.pair.meet()
-        address = Address(kind="k", module="bodies", name="spins")
-        self.pair.send(Setup(handlers=[address], main={}, argv=[], accepts_work=False, max_progress=1))
+        addresses = [
+            Address(kind=kind, module="bodies", name=name) for kind, name in (("k", "spins"), ("heeds", "heeds"))
+        ]
+        self.pair.send(Setup(handlers=addresses, main={}, argv=[], accepts_work=False, max_progress=1))
         while not any(isinstance(message, Ready) for message in self.pair.step(1)):
             assert not self.pair.over
 
@@ -49,11 +51,15 @@ class Spinner:
         self.pair.watchdog.begins(term)
         assert self.pair.guarded()
         facts = Facts(granted_at=now(), beats=BEATS)  # so that it does not know, and the guard alone sees to it
-        self.pair.send(Run(task=Task(id="t", kind="k", token="x", ttl=60, payload=str(self._memory)), facts=facts))
+        self.run("k", facts)
         while not self.last:
             assert not self.pair.over
             self.pair.step(0.01)
         return term
+
+    def run(self, kind: str, facts: Facts) -> None:
+        task = Task(id="t", kind=kind, token="x", ttl=60, payload=str(self._memory))
+        self.pair.send(Run(number=1, task=task, facts=facts))
 
     @property
     def last(self) -> float:
@@ -68,6 +74,12 @@ class Spinner:
     @property
     def guard(self) -> int:
         return self.pair._guard.pid
+
+    def said(self) -> list[FromExecutor]:
+        """What it says next."""
+        while not (said := self.pair.step(1)):
+            assert not self.pair.over
+        return said
 
     def wait(self) -> None:
         """Until it is dead, of whatever."""
@@ -154,6 +166,23 @@ def test_a_guard_that_takes_in_nothing_any_more_is_killed_with_its_executor(spin
         spinner.pair.arm(now() + 60)  # until no more goes in
         spinner.pair.step(0)
     assert "killed with its guard" in spinner.close()
+
+
+def test_an_order_that_comes_before_the_body_has_begun_is_heard_by_it(spinner: Spinner) -> None:
+    facts = Facts(granted_at=now(), beats=BEATS)
+    os.kill(spinner.executor, signal.SIGSTOP)  # so that both come at once
+    spinner.run("heeds", facts)
+    spinner.pair.send(Facts(granted_at=now(), beats=BEATS, stop="Cancelled"))
+    os.kill(spinner.executor, signal.SIGCONT)
+    (ended,) = spinner.said()
+    assert isinstance(ended, Ended)
+    assert "was cancelled" in (ended.stopped or "")
+
+
+def test_one_that_is_about_to_die_is_given_no_body(spinner: Spinner) -> None:
+    os.kill(spinner.guard, signal.SIGSTOP)
+    spinner.pair.kill()
+    assert not spinner.pair.usable
 
 
 def test_leases_that_another_clock_counts_are_refused() -> None:

@@ -1,0 +1,124 @@
+"""What a dead worker held is handed back where nobody else can have it, and nothing of it ends its supervisor."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from leasekit import Client
+from leasekit._driver.ledger import Holder, Ledger, Left, Past, SharedMemory
+from leasekit.task import Status
+from leasekit.testing.faults import Faulty
+from leasekit.testing.memory import MemoryBackend, MemoryService
+from leasekit.worker import handback, supervised
+
+
+class Dead:
+    """A worker that died with one lease of this service."""
+
+    def __init__(self, service: MemoryService) -> None:
+        self.service = service
+        self.refuses_stale = True
+        self.client = Client(MemoryBackend(service, worker="dead"))
+        self.task_id = self.client.schedule("k").id
+        (self.task,) = (
+            self.client.connection()
+            .run(self.client.connection().backend.claim(["k"], limit=1, wait=0, claim_id="c"))
+            .tasks
+        )
+
+    def hand_back(self, *, begun: bool, elsewhere: bool = False) -> str:
+        """The task's status after that."""
+        left = Left(self.task.id, self.task.token, begun=begun, elsewhere=elsewhere)
+        past = Past(Holder(worker="dead", url="memory://", guarded=True), [left], [])
+        handback.hand_back(past, "killed", waiting=waiting)
+        info = self.client.get(self.task_id)
+        assert info is not None
+        return info.status
+
+    def supervisors(self, url: str, *, worker: str) -> Client:
+        backend = Faulty(MemoryBackend(self.service, worker=worker))
+        backend.traits = replace(backend.traits, refuses_stale=self.refuses_stale)
+        return Client(backend)
+
+
+def waiting(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+@pytest.fixture
+def dead(service: MemoryService, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dead]:
+    dead = Dead(service)
+    monkeypatch.setattr(handback, "Client", dead.supervisors)
+    yield dead
+    dead.client.close()
+
+
+@pytest.mark.parametrize(("begun", "elsewhere"), [(True, False), (True, True), (False, False)])
+def test_all_that_is_left_is_handed_back(dead: Dead, begun: Any, elsewhere: Any) -> None:
+    assert dead.hand_back(begun=begun, elsewhere=elsewhere) in (Status.ENQUEUED, Status.NEW)
+
+
+@pytest.mark.parametrize(
+    ("begun", "elsewhere", "status"),
+    [(True, False, Status.ENQUEUED), (True, True, Status.CLAIMED), (False, False, Status.CLAIMED)],
+)
+def test_a_service_that_takes_what_is_stale_hears_only_what_a_timer_vouches_for(
+    dead: Dead, begun: Any, elsewhere: Any, status: str
+) -> None:
+    """A body in an executor does not: its worker may have been stopped for long after the end of that lease."""
+    dead.refuses_stale = False
+    assert dead.hand_back(begun=begun, elsewhere=elsewhere) == status
+
+
+def test_whatever_is_raised_is_said_and_no_more(
+    dead: Dead, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(url: str, *, worker: str) -> Client:
+        raise RuntimeError("the adapter is broken")
+
+    monkeypatch.setattr(handback, "Client", broken)
+    dead.hand_back(begun=True)
+    assert "run out by themselves: RuntimeError: the adapter is broken" in caplog.text
+
+
+@pytest.fixture
+def attached(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedMemory]:
+    """As the child of a supervisor is."""
+    memory = SharedMemory()
+    monkeypatch.setattr(supervised, "_ledger", Ledger(memory.fd))
+    monkeypatch.setattr(supervised, "_noted", None)
+    yield memory
+    memory.close()
+
+
+def test_a_second_worker_at_the_same_time_does_not_take_the_place_of_the_first(
+    attached: SharedMemory, make_client: Callable[[], Client]
+) -> None:
+    first, second = make_client(), make_client()
+    supervised.note(first, spool=None)
+    supervised.note(second, spool=None)
+    holder = attached.read().holder
+    assert holder is not None
+    assert holder.worker == first.worker
+    first.close()
+    supervised.note(second, spool=None)
+    holder = attached.read().holder
+    assert holder is not None
+    assert holder.worker == second.worker
+
+
+@pytest.fixture
+def make_client(service: MemoryService) -> Iterator[Callable[[], Client]]:
+    made: list[Client] = []
+
+    def make() -> Client:
+        made.append(Client(MemoryBackend(service, worker="w")))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from leasekit._driver.clock import Clock
+from leasekit._driver.ledger import Ledger
 from leasekit._driver.outbox import Delivery, Outbox
 from leasekit._driver.retrying import one_try, persistently
 from leasekit._driver.thread import Closed, spawn
@@ -39,6 +40,7 @@ class Claims:
         self._waiting: set[asyncio.Task[Claimed]] = set()
         self._returning: set[asyncio.Task[None]] = set()
         self._closed = asyncio.Event()
+        self.ledger: Ledger | None = None  # where a supervisor reads what is asked for
 
     async def claim(
         self, kinds: Sequence[str], *, limit: int, wait: float, failing: Callable[[BaseException], None] | None = None
@@ -50,7 +52,9 @@ class Claims:
         if self._closed.is_set():
             raise Closed
         limit = min(limit, self._backend.traits.max_claim)
-        ask = partial(self._backend.claim, kinds, limit=limit, claim_id=f"{self._chance.getrandbits(128):032x}")
+        claim_id = f"{self._chance.getrandbits(128):032x}"
+        ask = partial(self._backend.claim, kinds, limit=limit, claim_id=claim_id)
+        noted = self._note(claim_id, kinds, limit)
         asked_at = self._clock.now()
         waiting = asyncio.create_task(self._answer(ask, wait, failing))
         self._waiting.add(waiting)
@@ -59,15 +63,24 @@ class Claims:
         except asyncio.CancelledError:
             if not waiting.cancelled() and waiting.exception() is None:  # answered at the very moment
                 self._release(waiting.result())
+            noted = None  # it stays: nobody knows yet what is to be given back
             if self._closed.is_set():
                 raise Closed from None
             raise
         finally:
             self._waiting.discard(waiting)
+            if noted is not None and self.ledger is not None:
+                # Soon, and not now: whoever waits notes first what was granted, in the same breath as this ends.
+                asyncio.get_running_loop().call_soon(self.ledger.remove, noted)
         if self._closed.is_set():  # likewise
             self._release(claimed)
             raise Closed
         return claimed, asked_at
+
+    def _note(self, claim_id: str, kinds: Sequence[str], limit: int) -> int | None:
+        if self.ledger is None or not self._backend.traits.remembers_claims:
+            return None
+        return self.ledger.asks(claim_id, kinds, limit)
 
     async def _answer(
         self,

@@ -79,9 +79,13 @@ class Keeper:
         self.pulse: Pulse | None = None  # of the loop that it runs in
         self._recorder = Recorder(self._reading())
         self._expired = self._tell_expired  # one for all holdings
-        self.ledger: Ledger | None = None  # where a supervisor reads what is held
+        self._ledger: Ledger | None = None  # where a supervisor reads what is held
         self.outbox = Outbox(backend, clock=clock, hooks=hooks, random=chance.random, call_timeout=_SETTLE_TIMEOUT)
         self._claims = Claims(backend, clock=clock, outbox=self.outbox, patience=beats.cycle, chance=chance)
+
+    def note_in(self, ledger: Ledger) -> None:
+        """Note there what is asked for and held from now on."""
+        self._ledger = self._claims.ledger = ledger
 
     # Coming and going ---------------------------------------------------------------------------------------------
 
@@ -151,8 +155,8 @@ class Keeper:
     def _keep(self, task: Task, *, granted: float, confirmed: bool, started: bool) -> Holding:
         holding = self._holding(task, granted=granted, confirmed=confirmed, started=started)
         self._holdings[task.id, task.token] = holding
-        if self.ledger is not None:
-            holding.ledger, holding.entry = self.ledger, self.ledger.add(task.id, task.token)
+        if self._ledger is not None:
+            holding.ledger, holding.entry = self._ledger, self._ledger.add(task.id, task.token)
         self.take_up(holding)
         return holding
 

@@ -6,7 +6,8 @@ holds nothing up. Who is killed between two bytes leaves a ledger that says the 
 supervisor reads it only when the worker has been reaped.
 
     header   who held, of which service: written once, when there is a connection
-    entries  one for each lease, of fixed room, used again: state, room, length and length, id and token
+    entries  one for each lease, of fixed room, used again: state, room, length and length, id and token;
+             and one for each claim that is under way: what was granted to nobody is given back too
 
 Rule 1: a body is noted as begun before its first line: who killed his process must not pass for one who never began.
 Rule 2: an entry is filled before its state says so, and its state is the first to go.
@@ -16,13 +17,14 @@ import mmap
 import os
 import struct
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from leasekit.task import Settlement
 
-__all__ = ["Holder", "Ledger", "Left", "Past", "SharedMemory"]
+__all__ = ["Asked", "Holder", "Ledger", "Left", "Past", "SharedMemory"]
 
 _MAGIC = b"LEASEKT1"
 _SIGNALS = len(_MAGIC)  # one byte: how many signals the supervisor has heard …
@@ -32,7 +34,7 @@ _HOLDER = _SIGNALS + 4
 _ENTRIES = 16 * 1024  # where they begin: before, there is room for the header
 _ENTRY = struct.Struct("<BBHI")  # state, log2 of the room, lengths of the id and of what follows it
 _LEAST_ROOM = 6
-_FREE, _HELD, _BEGUN, _SAID, _BEGUN_ELSEWHERE = range(5)
+_FREE, _HELD, _BEGUN, _SAID, _BEGUN_ELSEWHERE, _ASKED = range(6)
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,12 +55,26 @@ class Left(NamedTuple):
     elsewhere: bool = False  # its body ran in another process: this one may have lived on after its lease
 
 
+class Asked(NamedTuple):
+    """A claim that was under way: what it was granted, nobody has heard."""
+
+    claim_id: str
+    kinds: list[str]
+    limit: int
+
+
 class Past(NamedTuple):
     """What a process has left behind. No holder: it had never come to work."""
 
     holder: Holder | None
     leases: list[Left]
     said: list[Settlement]  # what it wanted to be reported once nothing of it runs any more
+    asked: list[Asked]
+
+    @property
+    def is_empty(self) -> bool:
+        """True where there is nothing to be handed back."""
+        return not (self.leases or self.said or self.asked)
 
 
 class SharedMemory:
@@ -84,6 +100,7 @@ class SharedMemory:
         """What is in it. Only after the worker has been reaped."""
         leases: list[Left] = []
         said: list[Settlement] = []
+        asked: list[Asked] = []
         with mmap.mmap(self.fd, 0, prot=mmap.PROT_READ) as memory:
             at = _ENTRIES
             while at + _ENTRY.size <= len(memory):
@@ -94,12 +111,14 @@ class SharedMemory:
                 task_id, rest = memory[begin : begin + of_id], memory[begin + of_id : begin + of_id + of_rest]
                 if state == _SAID:
                     said.append(msgspec.json.decode(rest, type=Settlement))
+                elif state == _ASKED:
+                    asked.append(Asked(task_id.decode(), *msgspec.json.decode(rest, type=tuple[list[str], int])))
                 elif state != _FREE:
                     elsewhere = state == _BEGUN_ELSEWHERE
                     begun = elsewhere or state == _BEGUN
                     leases.append(Left(task_id.decode(), rest.decode(), begun=begun, elsewhere=elsewhere))
                 at += 1 << room
-        return Past(self._holder(), leases, said)
+        return Past(self._holder(), leases, said, asked)
 
     def _holder(self) -> Holder | None:
         (length,) = _LENGTH.unpack_from(self._header, _HOLDER)
@@ -139,6 +158,10 @@ class Ledger:
     def add(self, task_id: str, token: str) -> int:
         """Note a lease; returns its entry."""
         return self._add(_HELD, task_id.encode(), token.encode())
+
+    def asks(self, claim_id: str, kinds: Sequence[str], limit: int) -> int:
+        """Note a claim, until its answer is noted; returns its entry."""
+        return self._add(_ASKED, claim_id.encode(), msgspec.json.encode((kinds, limit)))
 
     def begins(self, entry: int, *, elsewhere: bool = False) -> None:
         """Its body is about to run, here or in another process. Any thread, but not after `remove`."""

@@ -27,6 +27,7 @@ class Rules:
     bridge: float = 15.0
     # L4: a lease that its claim's answer did not bring, for fewer seconds of faults, is brought by the claim's repeat.
     lost_claim: float | None = None
+    claims_once: bool = True  # S7: nothing is granted for the repeat of a claim that was granted something
     spread: float = 0.1  # by this part of its ttl a lease may be extended further after a restart (L6)
     due_slack: float | None = None  # S11: how much before `due_at` a task may be granted: what the clocks may differ
     ordered: bool = True  # S11: the service hands out the most urgent first

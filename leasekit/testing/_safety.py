@@ -197,7 +197,7 @@ def _s7_settlements(task: str, lease: Lease) -> Found:
 def _s7_claims(lives: Lives, rules: Rules) -> Found:
     """A claim that is repeated gets what it got, as far as that is still held, and nothing else is granted for it."""
     issued: dict[tuple[str, str], log.Issued] = {}
-    for lease in sorted(lives.leases, key=lambda lease: lease.grant.at):
+    for lease in sorted(lives.leases, key=lambda lease: lease.grant.at) if rules.claims_once else ():
         for one in lease.issued:
             first = issued.setdefault((one.holder, one.claim), one) if one.claim else one
             if one.at > first.at:

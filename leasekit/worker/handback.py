@@ -1,7 +1,8 @@
 """What a worker held when it ended is handed back, by who saw that nothing of it runs any more (DESIGN §9).
 
 A body that had begun is a *crash*, with the reason: the task is ready again at once, and counts towards its
-`max_crashes`. What had not begun is a *release*. A result in the spool goes before both: the task has been done.
+`max_crashes`. What had not begun is a *release*, and so is what was granted to a claim that was under way. A result in
+the spool goes before both: the task has been done.
 """
 
 import logging
@@ -13,6 +14,7 @@ from leasekit._driver.ledger import Holder, Left, Past
 from leasekit._driver.outbox import Delivery
 from leasekit._driver.spool import Spool
 from leasekit.client import Client
+from leasekit.errors import BackendError
 from leasekit.task import Settlement
 
 __all__ = ["hand_back"]
@@ -30,7 +32,7 @@ def hand_back(past: Past, why: str, *, waiting: Callable[[float], bool]) -> None
     leases run out by themselves. `waiting` is called with seconds to wait; where it returns true this gives up.
     """
     holder = past.holder
-    if holder is None or not (past.leases or past.said):
+    if holder is None or past.is_empty:
         return
     if holder.url is None:
         logger.warning("%d leases of the worker run out by themselves: its service has no URL", len(past.leases))
@@ -65,9 +67,25 @@ async def _report(connection: Connection, holder: Holder, past: Past, why: str) 
     back = [settlement for settlement in back if (settlement.id, settlement.token) not in done]
     for settlement in back:
         outbox.put(Delivery(settlement))
+    if connection.backend.traits.remembers_claims:
+        await _give_back_unheard(connection, past)
     crashes = sum(settlement.outcome == "crash" for settlement in back)
     logger.info("%d leases of the worker are handed back, %d of them as crashed", len(back), crashes)
     await outbox.empty()
+
+
+async def _give_back_unheard(connection: Connection, past: Past) -> None:
+    """What was granted to a claim whose answer the worker did not live to hear: asked again, it is the same tasks."""
+    noted = {lease.token for lease in past.leases}
+    for asked in past.asked:
+        try:
+            claimed = await connection.backend.claim(asked.kinds, limit=asked.limit, wait=0, claim_id=asked.claim_id)
+        except BackendError as error:
+            logger.warning("what the worker was granted last may have to run out by itself: %s", error)
+            return
+        for task in claimed.tasks:
+            if task.token not in noted:
+                connection.keeper.outbox.put(Delivery(Settlement(id=task.id, token=task.token, outcome="release")))
 
 
 def _settlements(leases: Sequence[Left], why: str) -> Iterator[Settlement]:

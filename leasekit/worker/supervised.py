@@ -54,4 +54,4 @@ def note(client: Client, *, spool: str | None) -> None:
     connection = _noted = client.connection()
     guarded = connection.watchdog.guards
     _ledger.open(Holder(worker=client.worker, url=client.url, guarded=guarded, spool=spool))
-    connection.keeper.ledger = _ledger
+    connection.keeper.note_in(_ledger)

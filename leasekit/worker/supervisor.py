@@ -93,7 +93,7 @@ class Supervisor:
         finally:
             memory.close()
             self._memory = None
-        if code != 0 or past.leases or past.said:
+        if code != 0 or not past.is_empty:
             self._clean_up(past, why)
         return _Life(code if code >= 0 else 128 - code, why, past, lasted)
 

@@ -4,11 +4,13 @@ import asyncio
 import random
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from leasekit._driver.claims import Claims
 from leasekit._driver.clock import BOOT_CLOCK
+from leasekit._driver.ledger import Asked, Ledger, SharedMemory
 from leasekit.backend import Traits
 from leasekit.errors import Unavailable
 from leasekit.task import Claimed, Task
@@ -26,9 +28,11 @@ class LongPoll:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.began = asyncio.Event()
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
         self.asked.append(claim_id)
+        self.began.set()
         if len(self.asked) == 1:
             await asyncio.sleep(5 * PATIENCE)
             raise Unavailable("the answer was lost")
@@ -53,3 +57,31 @@ async def test_a_claim_that_does_not_wait_is_repeated_for_no_longer_than_that() 
     with pytest.raises(Unavailable):
         await claims(backend).claim(["k"], limit=1, wait=0)
     assert len(backend.asked) == 1
+
+
+async def test_what_is_asked_for_is_noted_until_what_was_granted_can_be() -> None:
+    """Who is killed in between leaves one or the other: the supervisor gives back what nobody heard of."""
+    memory, backend = SharedMemory(), LongPoll()
+    asking = claims(backend)
+    asking.ledger = Ledger(memory.fd)
+    claim = asyncio.create_task(asking.claim(["k"], limit=1, wait=60))
+    await backend.began.wait()
+    assert memory.read().asked == [Asked(backend.asked[0], ["k"], 1)]
+    await claim
+    await asyncio.sleep(0)  # whoever asked notes what was granted before that
+    assert memory.read().is_empty
+    memory.close()
+
+
+async def test_a_claim_that_was_cancelled_stays_noted() -> None:
+    memory, backend = SharedMemory(), LongPoll()
+    asking = claims(backend)
+    asking._outbox = Mock()
+    asking.ledger = Ledger(memory.fd)
+    claim = asyncio.create_task(asking.claim(["k"], limit=1, wait=60))
+    await backend.began.wait()
+    claim.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await claim
+    assert [one.claim_id for one in memory.read().asked] == backend.asked[:1]
+    memory.close()

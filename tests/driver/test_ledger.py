@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from leasekit._driver.ledger import Holder, Ledger, Left, SharedMemory
+from leasekit._driver.ledger import Asked, Holder, Ledger, Left, SharedMemory
 from leasekit.task import Settlement
 
 HOLDER = Holder(worker="w", url="http://here", guarded=True, spool="/there")
@@ -30,7 +30,7 @@ def ledger(memory: SharedMemory) -> Ledger:
 def test_what_was_never_opened_has_no_holder(memory: SharedMemory) -> None:
     Ledger(memory.fd)
     assert not memory.used
-    assert memory.read() == (None, [], [])
+    assert memory.read() == (None, [], [], [])
 
 
 def test_it_says_who_holds_what_and_what_of_it_has_begun(memory: SharedMemory, ledger: Ledger) -> None:
@@ -38,7 +38,7 @@ def test_it_says_who_holds_what_and_what_of_it_has_begun(memory: SharedMemory, l
     ledger.add("b", "token-b")
     ledger.begins(entry)
     assert memory.used
-    assert memory.read() == (HOLDER, [Left("a", "token-a", begun=True), Left("b", "token-b", begun=False)], [])
+    assert memory.read() == (HOLDER, [Left("a", "token-a", begun=True), Left("b", "token-b", begun=False)], [], [])
 
 
 def test_what_is_over_is_not_in_it_and_leaves_its_room_to_others(memory: SharedMemory, ledger: Ledger) -> None:
@@ -49,6 +49,13 @@ def test_what_is_over_is_not_in_it_and_leaves_its_room_to_others(memory: SharedM
     assert [left.task_id for left in memory.read().leases] == ["b"]
     assert ledger.add("c", "t") == first
     assert memory.read().leases == [Left("c", "t", begun=False), Left("b", "t", begun=False)]
+
+
+def test_it_says_what_was_asked_for_until_the_answer_is_noted(memory: SharedMemory, ledger: Ledger) -> None:
+    entry = ledger.asks("claim-1", ["a", "b"], 7)
+    assert memory.read().asked == [Asked("claim-1", ["a", "b"], 7)]
+    ledger.remove(entry)
+    assert memory.read().is_empty
 
 
 def test_it_grows_and_takes_tokens_of_any_length(memory: SharedMemory, ledger: Ledger) -> None:
@@ -81,7 +88,7 @@ def test_a_last_word_takes_the_place_of_the_lease(memory: SharedMemory, ledger: 
     ledger.remove(ledger.say(entry, word))
     entry = ledger.add("a", "t")
     ledger.say(entry, word)
-    _, leases, said = memory.read()
+    _, leases, said, _ = memory.read()
     assert leases == []
     assert said == [Settlement(id="a", token="t", outcome="release", progress={"page": [1, 2]})]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from leasekit import Client
-from leasekit._driver.ledger import Holder, Ledger, Left, Past, SharedMemory
+from leasekit._driver.ledger import Asked, Holder, Ledger, Left, Past, SharedMemory
 from leasekit.task import Status
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
@@ -32,7 +32,7 @@ class Dead:
     def hand_back(self, *, begun: bool, elsewhere: bool = False) -> str:
         """The task's status after that."""
         left = Left(self.task.id, self.task.token, begun=begun, elsewhere=elsewhere)
-        past = Past(Holder(worker="dead", url="memory://", guarded=True), [left], [])
+        past = Past(Holder(worker="dead", url="memory://", guarded=True), [left], [], [])
         handback.hand_back(past, "killed", waiting=waiting)
         info = self.client.get(self.task_id)
         assert info is not None
@@ -72,6 +72,23 @@ def test_a_service_that_takes_what_is_stale_hears_only_what_a_timer_vouches_for(
     """A body in an executor does not: its worker may have been stopped for long after the end of that lease."""
     dead.refuses_stale = False
     assert dead.hand_back(begun=begun, elsewhere=elsewhere) == status
+
+
+def test_what_was_granted_to_a_claim_that_nobody_heard_the_answer_of_is_given_back(dead: Dead) -> None:
+    past = Past(Holder(worker="dead", url="memory://"), [], [], [Asked("c", ["k"], 1)])
+    handback.hand_back(past, "killed", waiting=waiting)
+    info = dead.client.get(dead.task_id)
+    assert info is not None
+    assert (info.status, info.crashes) == (Status.ENQUEUED, 0)
+
+
+def test_what_was_noted_of_it_is_handed_back_once(dead: Dead) -> None:
+    left = Left(dead.task.id, dead.task.token, begun=True)
+    past = Past(Holder(worker="dead", url="memory://"), [left], [], [Asked("c", ["k"], 1)])
+    handback.hand_back(past, "killed", waiting=waiting)
+    info = dead.client.get(dead.task_id)
+    assert info is not None
+    assert (info.status, info.crashes) == (Status.ENQUEUED, 1)
 
 
 def test_whatever_is_raised_is_said_and_no_more(

@@ -29,6 +29,7 @@ _HOUR = 3600.0
 QUIET = 0.25  # the part of a history that is without faults
 _LONGEST_DRAIN = 4 * _HOUR
 _LOOK = 60.0
+_SHORT_POLL = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,8 @@ def rules_of(scenario: Scenario) -> Rules:
         drift=max(DRIFT, scenario.drift),
         sweep=scenario.period + 1.0,
         start_within=scenario.poll + scenario.look + 40.0,
+        # A claim that takes long is given up after few tries: what its last one was granted is nobody's then.
+        lost_claim=scenario.beats.cycle / 2 if scenario.poll <= _SHORT_POLL else None,
         due_slack=None if steps else 1.0 + 2 * scenario.drift * (scenario.hours + 4) * _HOUR,
         least_settled=int(scenario.hours * scenario.tasks_per_hour / 10),
     )

@@ -56,7 +56,7 @@ def claim(turn: Turn, asked: Sequence[Asked]) -> list[Answer]:
 
     What they leave, and what is due next, is told as ready: for those who wait besides.
     """
-    answers = _repeated(turn, [one for one in asked if one.is_new and not one.is_gone])
+    answers = _repeated(turn, [one for one in asked if (one.is_new or turn.is_repeated) and not one.is_gone])
     waiting = [one for one in asked if id(one) not in answers]
     present = sorted((one for one in waiting if not one.is_gone), key=lambda one: one.number)
     if present:

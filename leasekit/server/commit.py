@@ -96,6 +96,7 @@ class GroupCommit:
         self.sizes = Tally([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000])  # items in a transaction
         self.seconds = Tally([0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5])
         self._is_after_gap = True
+        self._is_repeated = False  # what is applied now may have been applied before: its commit ended nobody knows how
         self._failing_since = math.inf
         self._wake = threading.Condition()
         self._is_open = False
@@ -223,7 +224,11 @@ class GroupCommit:
             failure = error
         if len(groups) == 1:
             return _Outcome([(job, failure) for job in jobs], {})
-        return _merged([self._together(group) for group in groups])
+        was, self._is_repeated = self._is_repeated, True
+        try:
+            return _merged([self._together(group) for group in groups])
+        finally:
+            self._is_repeated = was
 
     def _transact(self, jobs: Sequence[_Job]) -> "_Outcome":
         moment = self._clock.read()
@@ -236,7 +241,7 @@ class GroupCommit:
                     tx.touch()
                 # The wall clock may have been set back while nobody looked: what is due must not wait for it.
                 now = self._clock.not_before(tx.latest()) if self._is_after_gap else moment.now
-                turn = Turn(tx, now=now, instant=moment.instant, random=self._random)
+                turn = Turn(tx, now=now, instant=moment.instant, random=self._random, is_repeated=self._is_repeated)
                 if self._feed is not None and self._feed.wanted:
                     turn.happened = []
                 if self._is_after_gap:

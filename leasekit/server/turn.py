@@ -48,10 +48,13 @@ class Happened(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 class Turn:
     """A transaction, the moment at which all of it happens, and what became ready by it."""
 
-    __slots__ = ("_at", "_due", "_later", "happened", "instant", "now", "random", "tx")
+    __slots__ = ("_at", "_due", "_later", "happened", "instant", "is_repeated", "now", "random", "tx")
 
-    def __init__(self, tx: Tx, *, now: float, instant: float, random: _random.Random) -> None:
+    def __init__(
+        self, tx: Tx, *, now: float, instant: float, random: _random.Random, is_repeated: bool = False
+    ) -> None:
         self.tx = tx
+        self.is_repeated = is_repeated  # its requests may have been applied before: nobody knows how that commit ended
         self.now = now  # the store's time
         self.instant = instant  # the same moment, by the clock that measures how long requests wait
         self.random = random

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from simulation.mutants.table import MUTANTS
 from simulation.mutants.trial import Trial
 
 ROOT = Path(__file__).parents[2]
-_PATIENCE = 300.0  # seconds for one trial: a mutant may run in circles
+_PATIENCE = 600.0  # seconds for one trial: a mutant may run in circles
 _FOLDERS = ("leasekit", "simulation")
 
 
@@ -44,13 +44,13 @@ def _clean(pool: ThreadPoolExecutor, chosen: Sequence[Mutant]) -> list[str]:
     for mutant in chosen:
         if not mutant.equivalent:
             seeds[mutant.under] = max(seeds.get(mutant.under, 0), mutant.seeds)
-    trials = pool.map(lambda stress: tried(None, stress, str(seeds[stress])), seeds)
-    bad = [
-        f"the code as it is, under {stress}, seed {trial.seeds}: {trial.why or trial.error}"
-        for stress, trial in zip(seeds, trials, strict=True)
-        if trial.killed_by or trial.error
-    ]
-    print(f"the code as it is: {sum(seeds.values())} histories under {len(seeds)} stresses, {len(bad)} of these failed")
+    bad: list[str] = []
+    print(f"{'the code as it is, under':<32}{'seeds':>5}{'seconds':>9}")
+    for stress, trial in zip(seeds, pool.map(lambda one: tried(None, one, str(seeds[one])), seeds), strict=True):
+        is_bad = bool(trial.killed_by or trial.error)
+        print(f"{stress:<32}{trial.seeds:>5}{trial.seconds:>9.1f}{'  FAILED' * is_bad}", flush=True)
+        if is_bad:
+            bad.append(f"the code as it is, under {stress}, seed {trial.seeds}: {trial.why or trial.error}")
     return bad
 
 
@@ -91,12 +91,12 @@ def tried(mutant: Mutant | None, *asked: str) -> Trial:
         except subprocess.TimeoutExpired:
             return Trial(error=f"it did not end within {_PATIENCE:g} s")
     if done.returncode:
-        return Trial(error=_last(done.stderr.splitlines()) or f"it ended with {done.returncode}")
-    return Trial(**json.loads(_last(done.stdout.splitlines())))
+        return Trial(error=_last(done.stderr) or f"it ended with {done.returncode}")
+    return Trial(**json.loads(_last(done.stdout)))
 
 
-def _last(lines: Iterable[str]) -> str:
-    return ([""] + list(lines))[-1]
+def _last(said: str) -> str:
+    return said.strip().rpartition("\n")[2]
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ HOLDER: Sequence[Mutant] = (
         ],
         under="tight",
         killed_by=["S2", "S9"],
+        seeds=12,
     ),
     Mutant(
         name="claim-stamped-after-reply",
@@ -120,11 +121,15 @@ HOLDER: Sequence[Mutant] = (
         name="failed-beats-rest",
         breaks="A beat that failed is not tried again before the next cycle.",
         edits=[
-            Edit(_CYCLE, "rests = term.retries > self.beats.retries_per_cycle and can_wait and term.confirmed", "rests = True")
+            Edit(
+                _CYCLE,
+                "rests = term.retries > self.beats.retries_per_cycle and can_wait and term.confirmed",
+                "rests = True",
+            )
         ],
         under="outages",
         killed_by=["L3"],
-        seeds=30,
+        seeds=20,
     ),
     Mutant(
         name="retry-after-unbounded",
@@ -139,6 +144,7 @@ HOLDER: Sequence[Mutant] = (
         ],
         under="storms",
         killed_by=["L3"],
+        seeds=12,
     ),
     Mutant(
         name="throttling-is-a-strike",
@@ -160,8 +166,7 @@ HOLDER: Sequence[Mutant] = (
             Edit(_KEEPER, "verdict if verdict.id == beat.id and _sensible(verdict)", "verdict if _sensible(verdict)")
         ],
         under="storms",
-        killed_by=["S2", "S9"],
-        seeds=30,
+        equivalent="it takes a garbled order of answers to a batch in which one lease is gone: 30 histories had none",
     ),
     # The timer ------------------------------------------------------------------------------------------------------
     Mutant(
@@ -194,8 +199,9 @@ HOLDER: Sequence[Mutant] = (
                 "if at != self._armed_at and not (at and self._armed_at and at < self._armed_at):",
             )
         ],
-        under="guard",
+        under="uneven",
         killed_by=["S2"],
+        seeds=20,
     ),
     Mutant(
         name="timer-ignores-loss",
@@ -203,6 +209,13 @@ HOLDER: Sequence[Mutant] = (
         edits=[Edit(_WATCHDOG, "                self._ends.fix(term, until)\n", "")],
         under="deaths",
         equivalent="the timer stays where trust ends, which is what S2 rests on; a grace is a courtesy to others",
+    ),
+    Mutant(
+        name="timer-never-moved",
+        breaks="A renewal does not move the timer: the process is killed although its leases are held.",
+        edits=[Edit(_WATCHDOG, "                self._ends.move(terms, until)\n", "")],
+        under="guard",
+        equivalent="no rule of a history says that a process may not be killed: its tasks crash, and run again",
     ),
     # Bodies ---------------------------------------------------------------------------------------------------------
     Mutant(
@@ -215,8 +228,9 @@ HOLDER: Sequence[Mutant] = (
                 "            self.watchdog.begins",
             )
         ],
-        under="short",
-        killed_by=["S9"],
+        under="uneven",
+        equivalent="who begins late arms the timer in the past, or ends at its first look; where a task waits for a "
+        "slot, others run whose timer ends the process sooner (that S9 is looked at shows `unconfirmed-begun`)",
     ),
     Mutant(
         name="unconfirmed-begun",
@@ -237,15 +251,23 @@ HOLDER: Sequence[Mutant] = (
                 "        self.settle(holding, Delivery(told))\n",
             )
         ],
-        under="schedules",
+        under="cancels",
         killed_by=["S2"],
     ),
     Mutant(
         name="released-while-it-runs",
         breaks="A worker that stops gives back what runs.",
         edits=[
-            Edit(_HOLDING, "if self.body_runs or self.settling:\n                return False", "if self.settling:\n                return False"),
-            Edit(_CONTROLLER, "        for work in list(self._unconfirmed):\n            self._keeper", "        for work in list(self._works.values()):\n            self._keeper"),
+            Edit(
+                _HOLDING,
+                "if self.body_runs or self.settling:\n                return False",
+                "if self.settling:\n                return False",
+            ),
+            Edit(
+                _CONTROLLER,
+                "        for work in list(self._unconfirmed):\n            self._keeper",
+                "        for work in list(self._works.values()):\n            self._keeper",
+            ),
         ],
         under="deaths",
         killed_by=["S2"],
@@ -253,7 +275,11 @@ HOLDER: Sequence[Mutant] = (
     Mutant(
         name="idle-never-told",
         breaks="A body that reports no progress is beaten for ever.",
-        edits=[Edit(_KEEPER, "while self._idle and self._idle[0][0] <= now:", "while self._idle and now < 0:")],
+        edits=[
+            Edit(
+                _HOLDING, "self.idle_at = self.clock.now() + self.idle_timeout", "self.idle_at = self.clock.now() + 1e6"
+            )
+        ],
         under="endless",
         killed_by=["L5"],
     ),
@@ -264,18 +290,24 @@ HOLDER: Sequence[Mutant] = (
         edits=[
             Edit(
                 _CLAIMS,
-                'ask = partial(self._backend.claim, kinds, limit=limit, claim_id=f"{self._chance.getrandbits(128):032x}")',
-                "ask = lambda wait: self._backend.claim("
-                'kinds, limit=limit, wait=wait, claim_id=f"{self._chance.getrandbits(128):032x}")',
+                "ask = partial(self._backend.claim, kinds, limit=limit, ",
+                "ask = lambda wait: self._backend.claim(kinds, limit=limit, wait=wait, ",
             )
         ],
         under="leaks",
         killed_by=["L4"],
+        seeds=20,
     ),
     Mutant(
         name="first-failed-claim-is-the-last",
         breaks="A claim that fails for good ends all claiming.",
-        edits=[Edit(_CONTROLLER, "            self._not_before = now + self._backoff.wait()\n            return\n", "            self._not_before = math.inf\n            return\n")],
+        edits=[
+            Edit(
+                _CONTROLLER,
+                "            self._not_before = now + self._backoff.wait()\n            return\n",
+                "            self._not_before = math.inf\n            return\n",
+            )
+        ],
         under="outages",
         killed_by=["L1", "L2", "L4"],
     ),
@@ -283,14 +315,20 @@ HOLDER: Sequence[Mutant] = (
         name="outbox-drops-the-unanswered",
         breaks="A result whose report failed is not reported again.",
         edits=[Edit(_OUTBOX, "        self._pending.extend(batch)\n", "")],
-        under="slow",
+        under="outages",
         killed_by=["L4"],
+        seeds=20,
     ),
     Mutant(
-        name="claims-after-the-stop",
+        name="works-on-after-the-stop",
         breaks="A worker that was asked to stop claims on.",
-        edits=[Edit(_CONTROLLER, "if self._claim is None and not self._stopping and now >=", "if self._claim is None and now >=")],
-        under="deaths",
+        edits=[
+            Edit(
+                _CONTROLLER, "self._claim is None and not self._stopping and now >=", "self._claim is None and now >="
+            ),
+            Edit(_CONTROLLER, "if self._stopping or handler is None:", "if handler is None:"),
+        ],
+        under="stops",
         killed_by=["L2"],
     ),
 )

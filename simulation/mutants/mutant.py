@@ -40,7 +40,7 @@ class Mutant:
     edits: Sequence[Edit]
     under: str  # the stress that shows it, of `STRESSES`
     killed_by: Sequence[str] = ()  # rules of the checker, any of which has to be broken
-    seeds: int = 12  # histories in which it may live, at most
+    seeds: int = 6  # histories in which it may live, at most
     equivalent: str = ""  # why no rule can be broken by it; then it is not run
 
     def scenarios(self) -> list[Scenario]:

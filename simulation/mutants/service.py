@@ -60,22 +60,40 @@ SERVICE: Sequence[Mutant] = (
     Mutant(
         name="expired-revived",
         breaks="A beat revives a lease that has run out, as long as nobody else got the task.",
-        edits=[Edit(_HSC, "in LEASED and row.next_trigger_at is not None and row.next_trigger_at > now\n\n\ndef _is_over", "in LEASED\n\n\ndef _is_over")],
+        edits=[
+            Edit(
+                _HSC,
+                "in LEASED and row.next_trigger_at is not None and row.next_trigger_at > now\n\n\ndef _is_over",
+                "in LEASED\n\n\ndef _is_over",
+            )
+        ],
         under="fencing",
-        equivalent="its holder has stopped believing in it, and nobody else has begun to: the task only waits for longer",
+        equivalent="its holder does not believe in it any more, and nobody else does yet: the task only waits longer",
     ),
     # Expiry ---------------------------------------------------------------------------------------------------------
     Mutant(
         name="reaped-early",
         breaks="A lease is taken back a minute before it ends.",
-        edits=[Edit(_CONSUMER, "turn.tx.expired(now=turn.now, limit=limit)", "turn.tx.expired(now=turn.now + 60.0, limit=limit)")],
+        edits=[
+            Edit(
+                _CONSUMER,
+                "turn.tx.expired(now=turn.now, limit=limit)",
+                "turn.tx.expired(now=turn.now + 60.0, limit=limit)",
+            )
+        ],
         under="outages",
         killed_by=["S6"],
     ),
     Mutant(
         name="never-reaped",
         breaks="The task of a holder that is gone stays his.",
-        edits=[Edit(_CONSUMER, "expired = turn.tx.expired(now=turn.now, limit=limit)", "expired = turn.tx.expired(now=-1.0, limit=limit)")],
+        edits=[
+            Edit(
+                _CONSUMER,
+                "expired = turn.tx.expired(now=turn.now, limit=limit)",
+                "expired = turn.tx.expired(now=-1.0, limit=limit)",
+            )
+        ],
         under="deaths",
         killed_by=["L2", "L4"],
     ),
@@ -128,8 +146,10 @@ SERVICE: Sequence[Mutant] = (
         edits=[
             Edit(
                 _FRONTEND,
-                "            return Scheduled(id=task.id, created=False, status=known.status, conflict=not _is_same(task, known))\n",
-                "            return self._add(replace(task, id=f'{task.id}-{len(self._new)}-{self._turn.now}', dedupe_key=None))\n",
+                "            known = self._known[task.id]\n",
+                "            other = f'{task.id}-{len(self._new)}-{self._turn.now}'\n"
+                "            return self._add(replace(task, id=other, dedupe_key=None))\n"
+                "            known = self._known[task.id]\n",
             )
         ],
         under="schedules",
@@ -141,7 +161,7 @@ SERVICE: Sequence[Mutant] = (
         edits=[
             Edit(
                 _CLAIMS,
-                "answers = _repeated(turn, [one for one in asked if one.is_new and not one.is_gone])",
+                "answers = _repeated(turn, [one for one in asked if (one.is_new or turn.is_repeated) and not one.is_gone])",
                 "answers = _repeated(turn, [])",
             )
         ],
@@ -186,7 +206,9 @@ SERVICE: Sequence[Mutant] = (
     Mutant(
         name="attempts-unlimited",
         breaks="A task that fails is tried again past its limit.",
-        edits=[Edit(_ENDINGS, "if limits.max_attempts is None or failures < limits.max_attempts:", "if failures >= 0:")],
+        edits=[
+            Edit(_ENDINGS, "if limits.max_attempts is None or failures < limits.max_attempts:", "if failures >= 0:")
+        ],
         under="limits",
         killed_by=["S10"],
     ),
@@ -216,20 +238,32 @@ SERVICE: Sequence[Mutant] = (
         breaks="What the last holder left is not given to the next.",
         edits=[Edit(_HSC, "        turn.tx.set_progress(progress)\n", "        pass\n")],
         under="deaths",
-        equivalent="a history says that progress was reported, not what the next holder found: tests/server look at that",
+        equivalent="a history says that progress was reported, not what the next holder was given",
     ),
     # Order ----------------------------------------------------------------------------------------------------------
     Mutant(
         name="priority-inverted",
         breaks="The least urgent task is handed out first.",
-        edits=[Edit(_STOCK, "shelves.sort(key=lambda shelf: shelf.priority)", "shelves.sort(key=lambda shelf: -shelf.priority)")],
+        edits=[
+            Edit(
+                _STOCK,
+                "shelves.sort(key=lambda shelf: shelf.priority)",
+                "shelves.sort(key=lambda shelf: -shelf.priority)",
+            )
+        ],
         under="deaths",
         killed_by=["S11"],
     ),
     Mutant(
         name="not-before-ignored",
         breaks="A task is handed out before it is due.",
-        edits=[Edit(_FRONTEND, "return now if task.at is None else min(max(task.at.timestamp(), 0.0), _LAST_MOMENT)", "return now")],
+        edits=[
+            Edit(
+                _FRONTEND,
+                "return now if task.at is None else min(max(task.at.timestamp(), 0.0), _LAST_MOMENT)",
+                "return now",
+            )
+        ],
         under="calm",
         killed_by=["S11"],
     ),

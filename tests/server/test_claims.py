@@ -1,6 +1,8 @@
 """Who gets which task, and how it is waited for."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,7 +10,7 @@ import anyio
 import pytest
 from msgspec import Raw
 
-from leasekit.errors import Throttled
+from leasekit.errors import Throttled, Unavailable
 from leasekit.server import claims, waiting
 from leasekit.task import Claimed, NewTask
 
@@ -442,6 +444,28 @@ async def test_a_claim_answers_empty_when_its_wait_is_over(bench: Any) -> None:
         assert (await bench.claim(wait=0.05)).tasks == []
     await bench.put("a")
     assert await bench.ids() == ["a"]
+
+
+async def test_a_commit_of_which_nobody_knows_how_it_ended_grants_a_claim_that_waits_no_more(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store failed after it had written: the requests are applied anew, and the claim finds what it got."""
+    asking = asyncio.create_task(bench.claim(wait=30, limit=1))
+    await is_waiting(bench, 1)
+    transaction, ambiguous = bench.engine._store.transaction, iter([True])
+
+    @contextmanager
+    def written_and_failed() -> Iterator[Any]:
+        with transaction() as tx:
+            yield tx
+        if next(ambiguous, False):
+            raise Unavailable("the disk failed")
+
+    monkeypatch.setattr(bench.engine._store, "transaction", written_and_failed)
+    await bench.put("a", "b")
+    (claimed,) = await until_done(asking)
+    held = [task_id for task_id in ("a", "b") if await bench.status(task_id) == "claimed"]
+    assert held == [task.id for task in claimed.tasks]
 
 
 async def test_nothing_is_granted_to_a_claim_whose_caller_left(bench: Any) -> None:

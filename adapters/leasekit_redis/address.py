@@ -17,6 +17,7 @@ _PORT = 6379
 _RETENTION = 180 * 86400.0  # SYSTEMS D2
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([smhd]?)", re.ASCII)
+_AFTER_AUTHORITY = re.compile(r"[/?#]")
 _FORM = "an address of Redis is redis://host:6379/0, rediss://… (TLS), or redis+cluster://host:7000,host:7001"
 
 
@@ -47,13 +48,12 @@ def parse(url: str) -> Address:
     scheme, _, rest = url.partition("://")
     if scheme not in {"redis", "rediss", "redis+cluster"}:
         raise ConfigError(_FORM)
-    try:
-        parts = urlsplit(f"redis://{rest}")
-    except ValueError:
-        raise ConfigError(_FORM) from None
+    # By hand: several hosts are no authority that every Python splits.
+    netloc = _AFTER_AUTHORITY.split(rest, maxsplit=1)[0]
+    parts = urlsplit(rest.removeprefix(netloc))
     if parts.fragment:
         raise ConfigError("the URL of a Redis has no fragment: write # in a password as %23")
-    user, _, authority = parts.netloc.rpartition("@")
+    user, _, authority = netloc.rpartition("@")
     username, has_password, password = user.partition(":")
     hosts = tuple(_host(one) for one in authority.split(","))
     is_cluster = scheme == "redis+cluster"

@@ -56,14 +56,15 @@ class Claims:
         ask = partial(self._backend.claim, kinds, limit=limit, claim_id=claim_id)
         noted = self._note(claim_id, kinds, limit)
         asked_at = self._clock.now()
-        waiting = asyncio.create_task(self._answer(ask, wait, failing))
+        waiting = asyncio.create_task(self._answer(ask, wait, failing, noted))
         self._waiting.add(waiting)
         try:
             claimed = await waiting
         except asyncio.CancelledError:
             if not waiting.cancelled() and waiting.exception() is None:  # answered at the very moment
                 self._release(waiting.result())
-            noted = None  # it stays: nobody knows yet what is to be given back
+            if waiting.cancelled():
+                noted = None  # until what it was granted has been given back
             if self._closed.is_set():
                 raise Closed from None
             raise
@@ -87,6 +88,7 @@ class Claims:
         ask: Callable[..., Awaitable[Claimed]],
         wait: float,
         failing: Callable[[BaseException], None] | None,
+        noted: int | None,
     ) -> Claimed:
         remembered, kept = self._backend.traits.remembers_claims, self._backend.traits.keeps_claims
 
@@ -106,14 +108,17 @@ class Claims:
             return await persistently(call, for_at_most=wait + self._patience, failing=failing)
         except asyncio.CancelledError:
             if remembered:
-                spawn(self._give_back(lambda: one_try(partial(ask, wait=0), within=_SPARE)), self._returning)
+                spawn(self._give_back(lambda: one_try(partial(ask, wait=0), within=_SPARE), noted), self._returning)
             raise
 
-    async def _give_back(self, ask: Callable[[], Awaitable[Claimed]]) -> None:
+    async def _give_back(self, ask: Callable[[], Awaitable[Claimed]], noted: int | None = None) -> None:
         try:
             self._release(await ask())
         except BackendError as error:  # a courtesy: these leases run out by themselves
             logger.debug("an abandoned claim could not be given back: %s", error)
+            return
+        if noted is not None and self.ledger is not None:
+            self.ledger.remove(noted)
 
     def _release(self, claimed: Claimed) -> None:
         for task in claimed.tasks:

@@ -5,6 +5,7 @@ A body that had begun is a *crash*, with the reason: the task is ready again at 
 the spool goes before both: the task has been done.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,9 +14,10 @@ from leasekit._driver.connection import Connection
 from leasekit._driver.ledger import Holder, Left, Past
 from leasekit._driver.outbox import Delivery
 from leasekit._driver.spool import Spool
+from leasekit.backend import Backend
 from leasekit.client import Client
 from leasekit.errors import BackendError
-from leasekit.task import Settlement
+from leasekit.task import Settlement, Task
 
 __all__ = ["hand_back"]
 
@@ -23,6 +25,7 @@ logger = logging.getLogger("leasekit")
 
 _PATIENCE = 5.0  # seconds: a service that is away for longer holds up no new worker
 _PAUSE = 0.02
+_A_MOMENT = 1.0  # what is held for certain does not wait for longer
 
 
 def hand_back(past: Past, why: str, *, waiting: Callable[[float], bool]) -> None:
@@ -65,27 +68,28 @@ async def _report(connection: Connection, holder: Holder, past: Past, why: str) 
         guarded = [lease for lease in past.leases if holder.guarded and lease.begun and not lease.elsewhere]
         back = list(_settlements(guarded, why))
     back = [settlement for settlement in back if (settlement.id, settlement.token) not in done]
+    if connection.backend.traits.remembers_claims:
+        back += await _unheard(connection.backend, past)  # first: what is reported below may be claimed again
     for settlement in back:
         outbox.put(Delivery(settlement))
-    if connection.backend.traits.remembers_claims:
-        await _give_back_unheard(connection, past)
     crashes = sum(settlement.outcome == "crash" for settlement in back)
     logger.info("%d leases of the worker are handed back, %d of them as crashed", len(back), crashes)
     await outbox.empty()
 
 
-async def _give_back_unheard(connection: Connection, past: Past) -> None:
-    """What was granted to a claim whose answer the worker did not live to hear: asked again, it is the same tasks."""
+async def _unheard(backend: Backend, past: Past) -> list[Settlement]:
+    """For what was granted to a claim whose answer the worker did not live to hear: asked again, it is the same."""
     noted = {lease.token for lease in past.leases}
-    for asked in past.asked:
-        try:
-            claimed = await connection.backend.claim(asked.kinds, limit=asked.limit, wait=0, claim_id=asked.claim_id)
-        except BackendError as error:
-            logger.warning("what the worker was granted last may have to run out by itself: %s", error)
-            return
-        for task in claimed.tasks:
-            if task.token not in noted:
-                connection.keeper.outbox.put(Delivery(Settlement(id=task.id, token=task.token, outcome="release")))
+    granted: list[Task] = []
+    try:
+        async with asyncio.timeout(_A_MOMENT):
+            for asked in past.asked:
+                claimed = await backend.claim(asked.kinds, limit=asked.limit, wait=0, claim_id=asked.claim_id)
+                granted += claimed.tasks
+    except (BackendError, TimeoutError) as error:
+        logger.warning("what the worker was granted last may have to run out by itself: %s", error or "no answer")
+    back = [task for task in granted if task.token not in noted]
+    return [Settlement(id=task.id, token=task.token, outcome="release") for task in back]
 
 
 def _settlements(leases: Sequence[Left], why: str) -> Iterator[Settlement]:

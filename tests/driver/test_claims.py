@@ -73,15 +73,27 @@ async def test_what_is_asked_for_is_noted_until_what_was_granted_can_be() -> Non
     memory.close()
 
 
-async def test_a_claim_that_was_cancelled_stays_noted() -> None:
-    memory, backend = SharedMemory(), LongPoll()
-    asking = claims(backend)
+class Gone(LongPoll):
+    """It never answers anything again."""
+
+    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
+        await super().claim(kinds, limit=limit, wait=wait, claim_id=claim_id)
+        raise Unavailable("it is gone")
+
+
+@pytest.mark.parametrize(("backend", "stays"), [(LongPoll, False), (Gone, True)])
+async def test_a_claim_that_was_cancelled_stays_noted_until_it_was_given_back(
+    backend: type[LongPoll], stays: Any
+) -> None:
+    memory, service = SharedMemory(), backend()
+    asking = claims(service)
     asking._outbox = Mock()
     asking.ledger = Ledger(memory.fd)
     claim = asyncio.create_task(asking.claim(["k"], limit=1, wait=60))
-    await backend.began.wait()
+    await service.began.wait()
     claim.cancel()
     with pytest.raises(asyncio.CancelledError):
         await claim
-    assert [one.claim_id for one in memory.read().asked] == backend.asked[:1]
+    await asking.abandon()
+    assert bool(memory.read().asked) is stays
     memory.close()

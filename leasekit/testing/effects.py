@@ -11,6 +11,8 @@
 The fixture `leasekit_effects` of the pytest plugin is one of these.
 """
 
+import threading
+
 from leasekit import hooks
 from leasekit.lease import Lease
 from leasekit.testing.checker import Rules, Violation, check
@@ -30,6 +32,7 @@ class Effects:
         self._fences: dict[tuple[str, str], int] = {}  # by task and token
         self._newest: dict[str, int] = {}  # by task
         self.events: list[Event] = []
+        self._more = threading.Condition()
 
     def record(self, held: Lease, *, progress: bool = False) -> None:
         """A body makes a side effect now, under this lease. Raises nothing, whatever has become of the lease."""
@@ -58,12 +61,15 @@ class Effects:
         """All events of one kind, in the order in which they were made."""
         return [event for event in self.events if isinstance(event, kind)]
 
-    def assert_none_after_loss(self, *, lost: int = 1) -> None:
+    def assert_none_after_loss(self, *, lost: int = 1, within: float = 5.0) -> None:
         """Fail where a side effect carries a fence whose lease was lost, or had run out, or is another's by now.
 
-        Fails too where fewer than `lost` leases were lost, or nothing was recorded: then nothing is proved.
+        Fails too where fewer than `lost` leases were lost, or nothing was recorded: then nothing is proved. A body may
+        hear of its loss before this does: it waits for that, `within` so many seconds.
         """
         __tracebackhide__ = True
+        with self._more:
+            self._more.wait_for(lambda: len(self.of(Lost)) >= lost, within)
         losses, deeds = len(self.of(Lost)), len(self.of(Effect))
         if losses < lost or not deeds:
             raise AssertionError(
@@ -84,4 +90,6 @@ class Effects:
         return found
 
     def _add(self, kind: type[Event], /, **fields: object) -> None:
-        self.events.append(self._log.add(kind, **fields))
+        with self._more:
+            self.events.append(self._log.add(kind, **fields))
+            self._more.notify_all()

@@ -73,7 +73,7 @@ def test_a_test_in_which_nothing_was_lost_proves_nothing(
     with leasekit.lease(held_task(leasekit_client)) as held:
         leasekit_effects.record(held)
     with pytest.raises(AssertionError, match="nothing is proved"):
-        leasekit_effects.assert_none_after_loss()
+        leasekit_effects.assert_none_after_loss(within=0)
     leasekit_effects.assert_none_after_loss(lost=0)
 
 

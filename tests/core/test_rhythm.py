@@ -133,7 +133,7 @@ def test_nobody_is_renewed_twice_in_a_cycle() -> None:
         assert len(cycles) == len(set(cycles))
 
 
-@pytest.mark.parametrize("count", [1, 10, 120, 1_000, 5_000])
+@pytest.mark.parametrize("count", [1, 10, 120, 1_000, 10_000])
 @pytest.mark.parametrize("hang", [0.0, 10.0], ids=["refused", "hanging"])
 @pytest.mark.parametrize("phase", [*range(0, 120, 17), 119.9])
 @pytest.mark.parametrize("arrival", ["at once", "over a cycle", "in claims"])

@@ -123,11 +123,15 @@ def _surely_over_at(lease: Lease, lives: Lives, rules: Rules) -> float:
     """When the service has noticed that it ran out, at the latest; a restart gives it its ttl anew."""
     until = lease.at_most_until(rules.drift)
     extended = lease.ttl * (1 + rules.spread) * (1 + rules.drift)
+    stood_still = 0.0  # clocks of servers that were frozen as a whole
     for process in lives.processes.values():
         began = process.began
-        if began is not None and began.role == "server" and began.at > lease.asked_at:
+        if began is None or began.role != "server":
+            continue
+        if began.at > lease.asked_at:
             until = max(until, began.at + extended)
-    return until + rules.regrant_delay + rules.sweep
+        stood_still += sum(end - begin for begin, end in process.frozen if end > lease.asked_at)
+    return until + stood_still + rules.regrant_delay + rules.sweep
 
 
 def _must_start(

@@ -16,7 +16,7 @@ import leasekit
 from leasekit import Beats, Cancelled, Client, Fatal, IdleTimeout, LeaseLost, NotHeld, Task
 from leasekit.backend import Traits
 from leasekit.errors import LeasekitError
-from leasekit.hooks import Event, Lost, Ordered, Renewed, Settled, Unreported
+from leasekit.hooks import Event, Lost, Ordered, Renewed, Sent, Settled, Unreported
 from leasekit.task import Status, TaskInfo, Verdict
 from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
@@ -489,11 +489,12 @@ def test_a_lease_is_lost_before_the_end_of_trust_and_says_why(
     client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
 ) -> None:
     task = claimed(client)
-    why = r"no beat was sent for 274 s because the process was stopped for 154 s .*; trust ended at 00:21:14 UTC"
+    why = r"no beat was sent for 273 s because the process was stopped for 153 s .*; trust ended at 00:21:14 UTC"
     with pytest.raises(LeaseLost, match=why) as caught, leasekit.lease(task) as held:
         faulty.always("beat", faults.hang)
         clock.advance(Beats().slack - 1)
         held.check()
+        reaches(2, lambda: len(of(Sent, events)))
         clock.advance(1)
         assert held.lost
         assert held.remaining() == 0

@@ -340,9 +340,9 @@ class Keeper:
     async def _beat(self, cycle: Cycle, send: Send, holdings: Sequence[Holding]) -> None:
         beats = [holding.beat for holding in holdings]
         asked_at = self._clock.now()
+        call, failure = self._recorder.sent(send, asked_at, held=len(self._holdings)), None
         if self._hooks:
             self._hooks(events.Sent(at=asked_at, task_ids=[beat.id for beat in beats], late=send.late))
-        call, failure = self._recorder.sent(send, asked_at, held=len(self._holdings)), None
         try:
             verdicts = await one_try(lambda: self._verdicts(beats), within=cycle.beats.call_timeout)
         except BackendError as error:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 __all__ = ["Facts", "Note", "Try", "sentence"]
@@ -108,8 +109,9 @@ def _worst(notes: Sequence[Note], silence: float) -> Note | None:
 
 
 def _stalled(facts: Facts, stall: Note) -> str:
-    last_sent = facts.tries[-1].asked_at if facts.tries else facts.granted_at
-    return f"no beat was sent for {facts.now - last_sent:.0f} s because {_phrase(stall)}"
+    sent = [facts.granted_at, *(one.asked_at for one in facts.tries), facts.now]
+    gap = max(after - before for before, after in pairwise(sent))
+    return f"no beat was sent for {gap:.0f} s because {_phrase(stall)}"
 
 
 def _phrase(stall: Note) -> str:

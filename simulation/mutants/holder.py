@@ -290,8 +290,9 @@ HOLDER: Sequence[Mutant] = (
         edits=[
             Edit(
                 _CLAIMS,
-                "ask = partial(self._backend.claim, kinds, limit=limit, ",
-                "ask = lambda wait: self._backend.claim(kinds, limit=limit, wait=wait, ",
+                "ask = partial(self._backend.claim, kinds, limit=limit, claim_id=claim_id)\n",
+                "claim = partial(self._backend.claim, kinds, limit=limit)\n"
+                "        ask = lambda wait: claim(wait=wait, claim_id=f'{self._chance.getrandbits(128):032x}')\n",
             )
         ],
         under="leaks",

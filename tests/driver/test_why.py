@@ -64,6 +64,12 @@ def test_a_stall_that_took_most_of_the_time_outweighs_a_beat_that_failed() -> No
     assert said.startswith("no beat was sent for 165 s because the process was stopped for 155 s")
 
 
+def test_a_beat_after_a_stall_does_not_shorten_what_is_said_of_it() -> None:
+    late = Try(asked_at=FACTS.now - 1, verdict="unanswered")
+    said = sentence(replace(FACTS, tries=[late], notes=[Note("stopped", late.asked_at, 155.0)]))
+    assert said.startswith("no beat was sent for 284 s because the process was stopped for 155 s")
+
+
 def test_a_step_of_the_wall_clock_is_nobodys_fault() -> None:
     assert "no beat was acknowledged for 285.0 s" in sentence(replace(FACTS, notes=[Note("jumped", 300.0, 3600.0)]))
 

@@ -69,6 +69,8 @@ def main(control: socket.socket, channel: int, worker: int, command: list[str]) 
     executor = os.fork()
     if executor == 0:
         _become(command, channel, guard=os.getppid(), worker=worker)
+    with contextlib.suppress(OSError):  # where that is allowed: it dies at once then, however busy the machine is
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     os.close(channel)
     watched = os.pidfd_open(executor)
     here = HERE + HERE_FORMAT.pack(executor, now)

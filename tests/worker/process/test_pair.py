@@ -8,6 +8,8 @@ import mmap
 import os
 import signal
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -183,6 +185,13 @@ def test_one_that_is_about_to_die_is_given_no_body(spinner: Spinner) -> None:
     os.kill(spinner.guard, signal.SIGSTOP)
     spinner.pair.kill()
     assert not spinner.pair.usable
+
+
+def test_where_it_may_a_guard_goes_before_all_that_is_busy_and_its_executor_does_not(spinner: Spinner) -> None:
+    code = "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))"
+    may = subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, check=False).returncode == 0
+    assert os.sched_getscheduler(spinner.guard) == (os.SCHED_FIFO if may else os.SCHED_OTHER)
+    assert os.sched_getscheduler(spinner.executor) == os.SCHED_OTHER
 
 
 def test_leases_that_another_clock_counts_are_refused() -> None:

@@ -95,6 +95,20 @@ def _server(lines: Sequence[Line]) -> list[str]:
     ]
 
 
+def _last_instruction(lines: Sequence[Line]) -> list[str]:
+    columns = {
+        "runs": "runs",
+        "median ms": "median_ms",
+        "p95 ms": "p95_ms",
+        "latest ms": "max_ms",
+        "later than 1 ms": "over_1_ms",
+        "later than 10 ms": "over_10_ms",
+        "seen dead after ms": "seen_dead_ms",
+    }
+    rows = [[line["case"], *(f"{line[name]:,}" for name in columns.values())] for line in lines]
+    return ["### The last instruction after the end of trust", _machine(lines), _table(["", *columns], rows)]
+
+
 def _telemetry(lines: Sequence[Line]) -> list[str]:
     rows = [[line["case"], f"{line['cpu_us_per_life']:,}", f"{line['of_bare']:.3f}"] for line in lines]
     drawn = _draw("telemetry", "CPU µs a life", [(line["case"], line["cpu_us_per_life"]) for line in lines])
@@ -131,6 +145,7 @@ _SHOWN = {
     "held": _held,
     "latency": _latency,
     "server": _server,
+    "last_instruction": _last_instruction,
     "telemetry": _telemetry,
     "on_redis": _on_redis,
 }

@@ -4,7 +4,7 @@ What the code has and a picture has no place for is an error, so that none is ou
 """
 
 import random
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from html import escape
 from typing import NamedTuple
@@ -184,9 +184,9 @@ _IN_FLIGHT = Box(330, 110, 170, 50)
 
 
 def places() -> set[str]:
-    """The deques of a cycle, by their names in the code."""
+    """Where a cycle has its terms, by the names in the code; what is in flight is drawn apart."""
     fresh = Cycle(Beats(), now=0, random=random.Random(0).random)  # noqa: S311 - of a picture
-    return {name.strip("_") for name, value in vars(fresh).items() if isinstance(value, OrderedDict)}
+    return {name.strip("_") for name, value in vars(fresh).items() if isinstance(value, dict) and name != "_calls"}
 
 
 def cycle() -> str:

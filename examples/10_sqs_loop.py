@@ -1,6 +1,7 @@
 """A loop over Amazon SQS made safe: the two lines with `lease` are all that leasekit added to it.
 
 It ends when a poll has brought nothing. Queue and credentials are yours, or those of a test.
+It needs `pip install 'leasekit[sqs]'`, and AWS_DEFAULT_REGION.
 """
 # The stubs of boto3 know only services that are installed:
 # pyright: reportUnknownMemberType=false, reportTypedDictNotRequiredAccess=false

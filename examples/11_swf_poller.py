@@ -1,6 +1,7 @@
 """A poller of Amazon SWF made safe: the three lines with `lease` and `held` are all that leasekit added to it.
 
 It ends when a poll has brought nothing. Domain, workflow and credentials are yours, or those of a test.
+It needs `pip install 'leasekit[swf]'`, and AWS_DEFAULT_REGION.
 """
 # The stubs of boto3 know only services that are installed:
 # pyright: reportUnknownMemberType=false

@@ -1,6 +1,7 @@
 """An activity worker of AWS Step Functions made safe: the three lines with `lease` and `held` are what was added.
 
 It ends when a poll has brought nothing. The activity's ARN is its argument; credentials are yours, or those of a test.
+It needs `pip install 'leasekit[sfn]'`, and AWS_DEFAULT_REGION.
 """
 # The stubs of boto3 know only services that are installed:
 # pyright: reportUnknownMemberType=false

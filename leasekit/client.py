@@ -94,6 +94,8 @@ class Client:
         last_resort: Callable[[], None] | None = None,
         watchdog: Mode = "soft",
     ) -> None:
+        if not url_or_backend:  # None too, from an environment that lacks a variable
+            raise ConfigError("which service? Give a URL, as in http://127.0.0.1:8077, or a backend")
         self.beats = beats or Beats()
         self.worker = worker or _incarnation()
         self.hooks = Hooks(hooks)

@@ -139,7 +139,14 @@ class AlreadyDone(LeaseError):
 
 
 class NotGranted(LeaseError):
-    """A named lease is held by another, and the time to wait for it is over: nothing was begun."""
+    """A named lease is held by another, and the time to wait for it is over: nothing was begun.
+
+    `ended` is how its task has ended (`cancelled`, `dead` …) where nobody is granted it any more, else None.
+    """
+
+    def __init__(self, message: str, *, ended: str | None = None) -> None:
+        super().__init__(message)
+        self.ended = ended
 
 
 class NotHeld(LeaseError):

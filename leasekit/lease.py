@@ -14,7 +14,9 @@ Nothing is settled before the body has ended, and beats go on until the settleme
 import contextlib
 import functools
 import inspect
+import logging
 import math
+import os
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError, Future
 from types import TracebackType
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Lease", "lease", "leased"]
 
+logger = logging.getLogger("leasekit")
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -57,7 +61,12 @@ def lease(task: "Task | Named", *, idle_timeout: float | None = None) -> "Lease"
     """
     if idle_timeout is not None and not 0 < idle_timeout < math.inf:
         raise ValueError(f"idle_timeout={idle_timeout!r} is no time to be idle: give seconds above zero")
-    return Lease(task, idle_timeout=idle_timeout) if isinstance(task, Task) else task.lease(idle_timeout)
+    if isinstance(task, Task):
+        return Lease(task, idle_timeout=idle_timeout)
+    if not hasattr(task, "lease"):
+        what = f"a lease is of a task or of client.named(…), not of {type(task).__name__}"
+        raise TypeError(f"{what}: what boto3 returned has leasekit_sqs.lease, leasekit_swf.lease, leasekit_sfn.lease")
+    return task.lease(idle_timeout)
 
 
 class Lease:
@@ -106,12 +115,14 @@ class Lease:
     def progress(self, value: Any) -> None:
         """Record how far the body is: the next holder's `checkpoint`. The latest wins; it goes with the next beat.
 
-        Raises what `check` raises, and ValueError where it is no JSON, above 64 KiB (or less, where the service takes
-        less: SWF 2,048 bytes), or nested too deep.
+        Raises what `check` raises, when it is recorded, and ValueError where it is no JSON, above 64 KiB (or less,
+        where the service takes less: SWF 2,048 bytes), or nested too deep.
         """
         encoded = said.progress(value, at_most=None if self._connection is None else self._connection.max_progress)
+        held = self._held
+        if self._ended_at is None and held.pid == os.getpid():
+            held.report(encoded)  # first: who is told to end has come so far all the same
         self.check()
-        self._held.report(encoded)
 
     def check(self) -> None:
         """Return at once while all is well. Call it before each side effect that must not happen twice.
@@ -277,18 +288,26 @@ class Lease:
         """The first half of a door, for a worker: the body starts."""
         holding.begin(self._idle_timeout)
         self._connection, self._holding = connection, holding
-        self._running = connection.hooks.running(self.task)
+        self._running = self._safely(connection.hooks.running, self.task)
         if self._idle_timeout is not None:
             connection.driver.call_soon(connection.keeper.watch, holding)
 
     def attach(self) -> None:
         """A body starts in this very context: it finds there who traces it."""
         if self._running is not None:
-            self._running.enter()
+            self._safely(self._running.enter)
 
     def _detach(self) -> None:
         if self._running is not None:
-            self._running.leave()
+            self._safely(self._running.leave)
+
+    def _safely(self, trace: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+        """A body is traced: who fails in that must not keep the lease of one that has ended, or never begins."""
+        try:
+            return trace(*args, **kwargs)
+        except Exception:
+            logger.exception("task %s is not traced as it should be", self.task.id)
+            return None
 
     def enter(self, call_soon: Callable[..., object]) -> None:
         """An async body starts here: it is cancelled, in the loop of `call_soon`, when it has to end."""
@@ -377,7 +396,8 @@ class Lease:
 
     def _traced(self, settlement: Settlement | None, error: BaseException | None) -> None:
         if self._running is not None:
-            self._running.end(self.task, settlement.outcome if settlement is not None else None, error)
+            outcome = settlement.outcome if settlement is not None else None
+            self._safely(self._running.end, self.task, outcome, error)
 
     def _is_our_loss(self, error: BaseException) -> bool:
         """Not that of another lease, whose block is within ours."""

@@ -86,7 +86,8 @@ class Named:
     def _look(self, scheduled: Scheduled) -> None:
         """Whether waiting for it makes sense."""
         if scheduled.status.ended:
-            raise NotGranted(f"the lease of {self.name!r} is granted to nobody any more: it is {scheduled.status}")
+            why = f"the lease of {self.name!r} is granted to nobody any more: it is {scheduled.status}"
+            raise NotGranted(why, ended=scheduled.status)
 
     def _elsewhere(self) -> NotGranted:
         return NotGranted(f"the lease of {self.name!r} is held by another; waited for {self._wait:g} s")

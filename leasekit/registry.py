@@ -29,7 +29,7 @@ def open_backend(url: str, *, worker: str) -> Backend:
     for entry in entry_points(group=GROUP, name=scheme):
         return _load(entry)(url, worker=worker)
     # The URL itself may carry a password: only its scheme is repeated.
-    what = repr(scheme + "://") if scheme else "a URL without a scheme"
+    what = repr(scheme + "://") if scheme else "a URL without a scheme (write it as in http://127.0.0.1:8077)"
     raise UnknownScheme(f"no backend answers to {what}: installed are {', '.join(schemes())}")
 
 

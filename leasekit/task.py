@@ -1,7 +1,8 @@
 """The values that everyone exchanges: users, keeper, adapters, server.
 
 Frozen, keyword-only, and shaped like the items of the wire (DESIGN §6), so that a batch is encoded and decoded
-as it is. Times are seconds, except `at`, which is a point in time with its zone.
+as it is. Times are seconds, except `at`, which is a point in time with its zone. What comes in batches is told to the
+garbage collector as nothing that it has to look at (`gc=False`): JSON has no cycles.
 """
 
 import enum
@@ -96,7 +97,7 @@ RetryPolicy = Exponential | Polynomial | Waits
 # Scheduling ---------------------------------------------------------------------------------------------------
 
 
-class NewTask(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class NewTask(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A task to be scheduled. Only `kind` is required; scheduling the same `id` again makes no second task."""
 
     kind: Name
@@ -138,7 +139,7 @@ class TaskOptions(TypedDict, total=False):
     traceparent: str
 
 
-class Scheduled(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Scheduled(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The answer to one scheduled task."""
 
     id: str
@@ -189,7 +190,7 @@ class Claimed(Struct, frozen=True, kw_only=True):
     waited: float | None = 0.0  # how long the request had waited at the service when granted; None: it does not say
 
 
-class Beat(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Beat(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """One lease to be renewed."""
 
     id: Name
@@ -198,7 +199,7 @@ class Beat(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
     started: bool = True  # False: claimed and waiting in a buffer, its body has not begun
 
 
-class Settlement(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Settlement(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """How a run ended. Nothing is settled while its body may still run."""
 
     id: Name
@@ -211,7 +212,7 @@ class Settlement(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     then: list[NewTask] = []  # successors, scheduled in the same transaction; with *success* and *fatal* only
 
 
-class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The service's answer for one item of a batch, by position."""
 
     id: str

@@ -59,6 +59,7 @@ __all__ = ["Listening", "Telemetry", "hook", "instrument", "uninstrument"]
 _LOOK = 0.05  # seconds between two looks for providers, while there are none
 _SCHEMA = "https://opentelemetry.io/schemas/1.30.0"
 _SYSTEM = {"messaging.system": "leasekit"}
+_NAMED = ("named:", "once:")  # how the kinds of `Client.named` and `Client.once` begin
 _FAST = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
 _LONG = [0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 14400]
 _W3C = TraceContextTextMapPropagator()
@@ -166,7 +167,7 @@ class Telemetry(Tracer):
                 raise
         for kind in kinds:
             count = sum(task.kind == kind for task in tasks)
-            self._metrics.sent.add(count, _attributes("send", "schedule", {kind}))
+            self._metrics.sent.add(count, _series(_attributes("send", "schedule", {kind})))
 
     # Claims -------------------------------------------------------------------------------------------------------
 
@@ -196,7 +197,7 @@ class Telemetry(Tracer):
             vars(task)[self._key] = claimed
         for kind in kinds:
             count = sum(task.kind == kind for task in event.tasks)
-            self._metrics.consumed.add(count, _attributes("receive", "claim", {kind}))
+            self._metrics.consumed.add(count, _series(_attributes("receive", "claim", {kind})))
 
     # Bodies -------------------------------------------------------------------------------------------------------
 
@@ -205,7 +206,7 @@ class Telemetry(Tracer):
         known = self._known(task)
         attributes = _attributes("process", "run", {task.kind})
         if known is not None:
-            self._metrics.start_latency.record(time.monotonic() - known.claimed_at, attributes)
+            self._metrics.start_latency.record(time.monotonic() - known.claimed_at, _series(attributes))
         origin, around = _origin(task), trace.get_current_span().get_span_context()
         parent = context.get_current() if origin is None else _in_context(origin)
         links = [known.span] if known is not None else []
@@ -223,7 +224,7 @@ class Telemetry(Tracer):
             },
             [Link(other) for other in links if other.is_valid],
         )
-        return _Run(span, functools.partial(self._ran, attributes, time.monotonic(), span))
+        return _Run(span, functools.partial(self._ran, _series(attributes), time.monotonic(), span))
 
     def _ran(self, attributes: dict[str, Any], began_at: float, span: Span, task: Task, outcome: str) -> None:
         self._metrics.ran.record(time.monotonic() - began_at, {**attributes, "leasekit.outcome": outcome})
@@ -381,14 +382,33 @@ def _observe(name: str, gauge: Callable[[str], float | None]) -> Callable[[Callb
 
 
 def _name(verb: str, kinds: set[str]) -> str:
-    return f"{verb} {next(iter(kinds))}" if len(kinds) == 1 else verb
+    if len(kinds) != 1:
+        return verb
+    (kind,) = kinds
+    return f"{verb} {_template(kind) or kind}"
 
 
 def _attributes(operation: str, name: str, kinds: set[str]) -> dict[str, Any]:
+    """What a span says of it."""
     attributes = {**_SYSTEM, "messaging.operation.type": operation, "messaging.operation.name": name}
     if len(kinds) == 1:
-        attributes["messaging.destination.name"] = next(iter(kinds))
+        (kind,) = kinds
+        attributes["messaging.destination.name"] = kind
+        if template := _template(kind):
+            attributes["messaging.destination.template"] = template
     return attributes
+
+
+def _series(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The same for a metric, in which each value is a series of its own: without names that have no end."""
+    if "messaging.destination.template" not in attributes:
+        return attributes
+    return {key: value for key, value in attributes.items() if key != "messaging.destination.name"}
+
+
+def _template(kind: str) -> str | None:
+    """What stands for the kinds of named leases, of which there may be one for each message."""
+    return next((prefix + "{name}" for prefix in _NAMED if kind.startswith(prefix)), None)
 
 
 def _origin(task: Task) -> SpanContext | None:

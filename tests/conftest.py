@@ -1,11 +1,23 @@
-"""What holds for every test: no keeper outlives it, and randomised tests say how to repeat them."""
+"""What holds for every test: no keeper outlives it, and randomised tests say how to repeat them.
+
+And what many of them stand on: a service in memory whose time and faults are decided by hand.
+"""
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from leasekit import Client
+from leasekit.hooks import Event
+from leasekit.testing.clock import FakeClock
+from leasekit.testing.faults import Faulty
+from leasekit.testing.memory import MemoryBackend, MemoryService
+from tests.waiting import eventually
 
 # Timings never decide. CI repeats the same examples, so that what turns red there is the change; developers explore.
 settings.register_profile("dev", deadline=None, print_blob=True)
@@ -34,3 +46,39 @@ def no_driver_is_left() -> Iterator[None]:
 
 def _drivers() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "leasekit-driver"}
+
+
+# A service in memory ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(1000)
+
+
+@pytest.fixture
+def service(clock: FakeClock) -> MemoryService:
+    return MemoryService(now=clock, random=Random(1))
+
+
+@pytest.fixture
+def faulty(service: MemoryService, clock: FakeClock) -> Faulty:
+    return Faulty(MemoryBackend(service, worker="w"), sleep=clock.sleep)
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def client(faulty: Faulty, clock: FakeClock, events: list[Event]) -> Iterator[Client]:
+    with Client(faulty, clock=clock, hooks=[events.append]) as client:
+        yield client
+        faulty.clear()
+        clock.advance(60)
+
+
+@pytest.fixture(name="eventually")
+def _eventually() -> Callable[..., Any]:
+    return eventually

@@ -2,9 +2,8 @@
 
 import asyncio
 import gc
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
 
 import anyio
@@ -14,6 +13,7 @@ import leasekit
 from leasekit import Client, ConfigError, LeaseLost, NewTask, NotHeld, Task
 from leasekit.task import Settlement, Status
 from leasekit.testing.memory import MemoryBackend, MemoryService
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -41,13 +41,6 @@ def received(service: MemoryService, payload: object = None, *, ttl: float = 300
 def settled(service: MemoryService, task: Task) -> None:
     done = Settlement(id=task.id, token=task.token, outcome="success")
     asyncio.run(MemoryBackend(service, worker="loop").settle([done]))
-
-
-def eventually(fact: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not fact():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.002)
 
 
 def status(client: Client, task: Task) -> Status:

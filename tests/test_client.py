@@ -5,14 +5,12 @@
 import asyncio
 import gc
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from random import Random
 from typing import Any
 
 import anyio
@@ -29,41 +27,7 @@ from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Call, Fault, Faulty, Gate
 from leasekit.testing.memory import MemoryBackend, MemoryService
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(1000)
-
-
-@pytest.fixture
-def service(clock: FakeClock) -> MemoryService:
-    return MemoryService(now=clock, random=Random(1))
-
-
-@pytest.fixture
-def faulty(service: MemoryService, clock: FakeClock) -> Faulty:
-    return Faulty(MemoryBackend(service, worker="w"), sleep=clock.sleep)
-
-
-@pytest.fixture
-def events() -> list[Event]:
-    return []
-
-
-@pytest.fixture
-def client(faulty: Faulty, clock: FakeClock, events: list[Event]) -> Iterator[Client]:
-    with Client(faulty, clock=clock, hooks=[events.append]) as client:
-        yield client
-        faulty.clear()
-        clock.advance(60)
-
-
-def eventually(fact: Callable[[], Any]) -> None:
-    until = time.monotonic() + 20
-    while not fact():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.002)
+from tests.waiting import eventually, interrupting
 
 
 def reaches(count: int, number: Callable[[], int]) -> None:
@@ -80,22 +44,10 @@ def drivers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == NAME]
 
 
-class interrupting:  # noqa: N801 - reads as a statement
-    """Ctrl-C, once, when the fact holds and the main thread waits."""
-
-    def __init__(self, fact: Callable[[], Any]) -> None:
-        self.thread = threading.Thread(target=self.run, args=[fact])
-
-    def run(self, fact: Callable[[], Any]) -> None:
-        eventually(fact)
-        time.sleep(0.05)  # let the main thread come to wait; before that it is interrupted all the same
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    def __enter__(self) -> None:
-        self.thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.thread.join()
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_a_client_of_no_service_is_refused_at_once(nothing: Any) -> None:
+    with pytest.raises(ConfigError, match="which service"):
+        leasekit.connect(nothing)
 
 
 # Claiming

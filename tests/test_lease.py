@@ -2,13 +2,14 @@
 
 # ruff: noqa: PT012 - what a whole block raises is what is tested here
 
+import contextlib
 import gc
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from random import Random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,43 +17,13 @@ import leasekit
 from leasekit import Beats, Cancelled, Client, Fatal, IdleTimeout, LeaseLost, NotHeld, Task
 from leasekit.backend import Traits
 from leasekit.errors import LeasekitError
-from leasekit.hooks import Event, Lost, Ordered, Renewed, Sent, Settled, Unreported
-from leasekit.task import Status, TaskInfo, Verdict
+from leasekit.hooks import Event, Lost, Ordered, Renewed, Running, Sent, Settled, Tracer, Unreported
+from leasekit.task import NewTask, Status, TaskInfo, Verdict
 from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Call, Fault, Faulty, Gate
 from leasekit.testing.memory import MemoryBackend, MemoryService
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(1000)
-
-
-@pytest.fixture
-def faulty(clock: FakeClock) -> Faulty:
-    service = MemoryService(now=clock, random=Random(1))
-    return Faulty(MemoryBackend(service, worker="w"), sleep=clock.sleep)
-
-
-@pytest.fixture
-def events() -> list[Event]:
-    return []
-
-
-@pytest.fixture
-def client(faulty: Faulty, clock: FakeClock, events: list[Event]) -> Iterator[Client]:
-    with Client(faulty, clock=clock, hooks=[events.append]) as client:
-        yield client
-        faulty.clear()
-        clock.advance(60)
-
-
-def eventually(fact: Callable[[], Any]) -> None:
-    until = time.monotonic() + 20
-    while not fact():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.002)
+from tests.waiting import eventually, interrupting
 
 
 def reaches(count: int, number: Callable[[], int]) -> None:
@@ -143,6 +114,47 @@ def test_an_exception_is_a_retriable_failure_that_is_described_and_goes_on_its_w
     assert found.error["type"] == "ZeroDivisionError"
     assert found.error["message"] == "division by zero"
     assert "1 / 0" in found.error["traceback"]
+
+
+def test_an_exception_that_python_cannot_show_is_described_as_far_as_it_can_be(client: Client) -> None:
+    """It ends its task like any other: a lease is not beaten for a body that is gone."""
+    task = claimed(client)
+    with pytest.raises(SyntaxError), leasekit.lease(task):
+        raise SyntaxError("by hand", ("file", 1, 2, 3))  # type: ignore[arg-type]
+    assert info(client, task).error["type"] == "SyntaxError"
+    assert "AttributeError" in info(client, task).error["traceback"]
+
+
+class BrokenTracer(Tracer):
+    """Fails in these of its methods."""
+
+    listening = True
+
+    def __init__(self, *broken: str) -> None:
+        self._broken = broken
+
+    def __call__(self, event: Event) -> None: ...
+
+    def scheduling(self, tasks: Sequence[NewTask]) -> AbstractContextManager[Sequence[NewTask]]:
+        return contextlib.nullcontext(tasks)
+
+    def running(self, task: Task) -> Running:
+        if "running" in self._broken:
+            raise RuntimeError("broken")
+        running = Mock(spec=Running)
+        for name in self._broken:
+            getattr(running, name).side_effect = RuntimeError("broken")
+        return running
+
+
+@pytest.mark.parametrize("broken", ["running", "enter", "leave", "end"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_whoever_traces_a_body_and_fails_does_not_keep_its_lease(client: Client, broken: str, fails: Any) -> None:
+    client.listen(BrokenTracer(broken))
+    task = claimed(client)
+    with contextlib.suppress(ZeroDivisionError), leasekit.lease(task):
+        _ = 1 / (0 if fails else 1)
+    assert status(client, task) is (Status.RETRIABLE_FAILURE if fails else Status.SUCCESS)
 
 
 def test_fatal_is_a_fatal_failure(client: Client) -> None:
@@ -504,6 +516,11 @@ def test_a_lease_is_lost_before_the_end_of_trust_and_says_why(
     assert faulty.calls["settle"] == 0
 
 
+def test_what_is_no_task_is_refused_with_what_to_do() -> None:
+    with pytest.raises(TypeError, match=r"not of dict: what boto3 returned has leasekit_sqs\.lease"):
+        leasekit.lease({"Body": "7", "ReceiptHandle": "x"})  # type: ignore[arg-type]
+
+
 def test_the_service_says_why_a_lease_is_gone(client: Client, clock: FakeClock, faulty: Faulty) -> None:
     async def taken(call: Call) -> list[Verdict]:
         return [Verdict(id=beat.id, verdict="gone", reason="taken") for beat in call.items]
@@ -807,25 +824,6 @@ def test_who_is_interrupted_before_the_body_begins_gives_the_task_back(client: C
     eventually(lambda: status(client, task) is Status.ENQUEUED)
 
 
-class interrupting:  # noqa: N801 - reads as a statement
-    """Ctrl-C, once, when the fact holds and the main thread waits."""
-
-    def __init__(self, fact: Callable[[], Any]) -> None:
-        self.fact = fact
-        self.thread = threading.Thread(target=self.run)
-
-    def run(self) -> None:
-        eventually(self.fact)
-        time.sleep(0.05)  # let the main thread come to wait; before that it is interrupted all the same
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    def __enter__(self) -> None:
-        self.thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.thread.join()
-
-
 # Orders
 
 
@@ -945,6 +943,21 @@ def test_progress_of_a_lost_lease_is_refused(client: Client, clock: FakeClock, f
         faulty.always("beat", faults.hang)
         clock.advance(300)
         held.progress(1)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "idle"])
+def test_the_checkpoint_with_which_a_body_hears_that_it_has_to_end_is_kept(
+    client: Client, clock: FakeClock, how: str
+) -> None:
+    task = claimed(client)
+    with pytest.raises(leasekit.LeaseError), leasekit.lease(task, idle_timeout=60 if how == "idle" else None) as held:
+        held.progress(1)
+        if how == "cancelled":
+            client.cancel(task.id)
+        clock.advance(120)
+        eventually(lambda: told(held))
+        held.progress(2)
+    assert info(client, task).progress == 2
 
 
 # The report
@@ -1221,6 +1234,18 @@ def test_an_idle_body_that_does_not_end_loses_its_lease(
     assert caught.value.reason == "idle"
     assert [event.reason for event in of(Lost, events)] == ["idle"]
     assert faulty.calls["settle"] == 0
+
+
+def test_an_idle_body_gets_no_more_time_by_what_it_reports_when_it_was_told(client: Client, clock: FakeClock) -> None:
+    task = claimed(client)
+    with pytest.raises(LeaseLost, match="did not end"), leasekit.lease(task, idle_timeout=60) as held:
+        clock.advance(60)
+        eventually(lambda: told(held))
+        with pytest.raises(IdleTimeout):
+            held.progress("and goes on")
+        clock.advance(Beats().grace)
+        eventually(lambda: held.lost)
+        held.check()
 
 
 def test_a_body_that_ignores_its_cancellation_loses_its_lease_when_it_is_idle(client: Client, clock: FakeClock) -> None:

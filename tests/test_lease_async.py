@@ -4,9 +4,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from random import Random
 from typing import Any
 
 import anyio
@@ -22,24 +21,9 @@ from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Call, Fault, Faulty, Gate
 from leasekit.testing.memory import MemoryBackend, MemoryService
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(1000)
-
-
-@pytest.fixture
-def faulty(clock: FakeClock) -> Faulty:
-    service = MemoryService(now=clock, random=Random(1))
-    return Faulty(MemoryBackend(service, worker="w"), sleep=clock.sleep)
-
-
-@pytest.fixture
-def events() -> list[Event]:
-    return []
 
 
 @pytest.fixture
@@ -50,18 +34,12 @@ async def client(faulty: Faulty, clock: FakeClock, events: list[Event]) -> Async
         clock.advance(60)
 
 
-async def eventually(fact: Callable[[], Any]) -> None:
-    with anyio.fail_after(20):
-        while not fact():
-            await anyio.sleep(0.002)
-
-
 async def let_pass(clock: FakeClock, seconds: float) -> None:
     """Let time pass second by second, the keeper always keeping up."""
-    until = clock.now() + seconds
-    while clock.now() < until:
-        clock.advance(min(1, until - clock.now()))
-        await eventually(lambda: clock.sleepers)
+    end = clock.now() + seconds
+    while clock.now() < end:
+        clock.advance(min(1, end - clock.now()))
+        await until(lambda: clock.sleepers)
 
 
 async def claimed(client: Client, **options: Any) -> Task:
@@ -74,7 +52,7 @@ async def claimed(client: Client, **options: Any) -> Task:
 async def beaten(client: Client, faulty: Faulty, **options: Any) -> Task:
     """A task that was claimed, and whose first beat was acknowledged."""
     task = await claimed(client, **options)
-    await eventually(lambda: any(call.kind == "beat" and call.is_over for call in faulty.log))
+    await until(lambda: any(call.kind == "beat" and call.is_over for call in faulty.log))
     return task
 
 
@@ -267,7 +245,7 @@ async def test_what_else_a_task_group_raised_is_not_lost_with_the_cancellation(
             clock.advance(120)
             await anyio.sleep_forever()
     assert await status(client, task) is Status.CANCELLED
-    await eventually(lambda: not len(client.connection().keeper))
+    await until(lambda: not len(client.connection().keeper))
 
 
 async def test_a_group_with_our_cancellation_in_it_ends_the_lease(
@@ -285,7 +263,7 @@ async def test_a_group_with_our_cancellation_in_it_ends_the_lease(
             except BaseException as cancelled:  # noqa: BLE001 - raised again
                 raise BaseExceptionGroup("both", [cancelled, ValueError()]) from None
     assert faulty.calls["settle"] == 1
-    await eventually(lambda: not len(client.connection().keeper))
+    await until(lambda: not len(client.connection().keeper))
 
 
 async def test_an_idle_body_is_cancelled_and_its_task_tried_again(
@@ -312,7 +290,7 @@ async def test_an_order_that_came_before_the_body_began_cancels_it(
     clock.advance(120)
     holding = client.connection().keeper.get(task)
     assert holding is not None
-    await eventually(lambda: holding.stop is Cancelled)
+    await until(lambda: holding.stop is Cancelled)
     with pytest.raises(Cancelled), anyio.fail_after(20):
         async with leasekit.lease(task):
             await anyio.sleep_forever()
@@ -324,7 +302,7 @@ async def test_nothing_is_cancelled_after_the_block(client: Client, clock: FakeC
     task = await beaten(client, faulty)
     async with leasekit.lease(task):
         await client.acancel(task.id)
-        await eventually(lambda: clock.sleepers)
+        await until(lambda: clock.sleepers)
         clock.advance(120)
         time.sleep(0.1)  # the keeper hears of it, while this loop does not get its turn
     for _ in range(20):
@@ -374,7 +352,7 @@ async def test_cancelled_from_outside_and_told_at_once_is_cancelled_from_outside
             with anyio.CancelScope(shield=True):
                 holding = client.connection().keeper.get(task)
                 assert holding is not None
-                await eventually(lambda: holding.stop is Cancelled)
+                await until(lambda: holding.stop is Cancelled)
             outside.cancel()
             await anyio.sleep_forever()
         pytest.fail(f"not reached, {held}")
@@ -392,7 +370,7 @@ async def test_being_cancelled_during_the_report_does_not_lose_it(client: Client
 
     async with anyio.create_task_group() as group:
         group.start_soon(report)
-        await eventually(lambda: faulty.calls["settle"] == 1)
+        await until(lambda: faulty.calls["settle"] == 1)
         group.cancel_scope.cancel()
         answered.open()
     assert (await info(client, task)).result == "reported"
@@ -436,7 +414,7 @@ async def test_two_leases_in_one_task_group_end_each_by_itself(
         await anyio.wait_all_tasks_blocked()
         await client.acancel(first.id)
         await let_pass(clock, 125)
-        await eventually(lambda: ended)
+        await until(lambda: ended)
         assert set(ended) == {first.id}
         group.cancel_scope.cancel()
     assert await status(client, first) is Status.CANCELLED

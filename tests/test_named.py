@@ -200,8 +200,9 @@ def test_a_name_that_somebody_cancelled_says_so(client: Client) -> None:
     with leasekit.lease(client.named("n")):
         pass
     client.cancel("named:n")
-    with pytest.raises(NotGranted, match="cancelled"), leasekit.lease(client.named("n")):
+    with pytest.raises(NotGranted, match="cancelled") as refused, leasekit.lease(client.named("n")):
         pytest.fail("it was granted")
+    assert refused.value.ended == "cancelled"
 
 
 # Once

@@ -82,7 +82,7 @@ def test_an_unknown_scheme_lists_what_is_installed(install: Install) -> None:
 @pytest.mark.parametrize("url", ["", "host:8077/x y", "//host", "tasks.db"])
 def test_a_url_without_a_scheme_is_refused_and_lists_what_is_installed(install: Install, url: str) -> None:
     install("a")
-    with pytest.raises(UnknownScheme, match=r"installed are a$"):
+    with pytest.raises(UnknownScheme, match=r"write it as in http://.*: installed are a$"):
         open_backend(url, worker="w")
 
 

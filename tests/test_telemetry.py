@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -36,6 +35,7 @@ from leasekit.server.engine import Engine, open_store
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
+from tests.waiting import eventually
 
 PATIENCE = 30.0
 REMOTE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -78,13 +78,6 @@ class Recorder:
         wanted = {f"leasekit.{key}": value for key, value in attributes.items()}
         points = [point for point in self.points(name) if wanted.items() <= point.attributes.items()]
         return float(sum(point.count if hasattr(point, "count") else point.value for point in points))
-
-
-def eventually(fact: Callable[[], Any]) -> None:
-    until = time.monotonic() + PATIENCE
-    while not fact():
-        assert time.monotonic() < until, "it did not become true"
-        time.sleep(0.002)
 
 
 def attributes(span: ReadableSpan) -> Mapping[str, Any]:
@@ -265,6 +258,29 @@ async def test_the_async_doors_record_the_same(service: MemoryService, recorder:
     assert inside.span_id == span_id(run)
     assert is_part_of(run, recorder.when("schedule k"))
     assert is_part_of(recorder.when("settle k"), run)
+
+
+@pytest.mark.parametrize("prefix", ["named", "once"])
+def test_named_leases_are_one_series_however_many_names_there_are(
+    prefix: str, client: Client, recorder: Recorder
+) -> None:
+    make = client.named if prefix == "named" else client.once
+    for number in range(2):
+        with leasekit.lease(make(f"report {number}")):
+            pass
+    template = f"{prefix}:{{name}}"
+    eventually(lambda: len(recorder.named(f"run {template}")) == 2)
+    runs = [attributes(run) for run in recorder.named(f"run {template}")]
+    assert [run["messaging.destination.name"] for run in runs] == [f"{prefix}:report {number}" for number in range(2)]
+    assert {run["messaging.destination.template"] for run in runs} == {template}
+    for metric in (
+        "messaging.client.sent.messages",
+        "messaging.client.consumed.messages",
+        "messaging.process.duration",
+    ):
+        places = [dict(point.attributes) for point in recorder.points(metric)]
+        assert [place.get("messaging.destination.template") for place in places] == [template], metric
+        assert not any("messaging.destination.name" in place for place in places)
 
 
 def test_a_batch_is_one_span_for_all(client: Client, recorder: Recorder) -> None:

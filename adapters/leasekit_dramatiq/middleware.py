@@ -1,8 +1,15 @@
-"""The middleware: a lease is entered before a message is processed, and left after it, in the worker's thread."""
+"""The middleware: a lease is entered before a message is processed, and left before its acknowledgement, in its thread.
+
+A run that ended well stays held until the other middleware has done what follows from it: results are stored, pipelines
+and groups go on. Who dies before that runs it again; who dies after it was settled has the message acknowledged without
+running. One that failed gives its lease back at once: a retry may be there at any moment.
+"""
 
 import logging
 import threading
+from hashlib import sha256
 from typing import Any, cast
+from urllib.parse import quote
 
 from dramatiq import Broker, MessageProxy, Middleware
 from dramatiq.middleware import SkipMessage
@@ -13,6 +20,8 @@ from leasekit import AlreadyDone, Lease, LeaseLost, NotGranted
 __all__ = ["Leases"]
 
 logger = logging.getLogger("leasekit.dramatiq")
+
+_LONGEST = 100  # characters of an id, as a name has them
 
 
 class Leases(Middleware):
@@ -33,13 +42,18 @@ class Leases(Middleware):
         """Enter its lease; where there is none to be had, skip the message: it is acknowledged without running."""
         if message.failed:  # another middleware will not have it run
             return
-        lease = leasekit.lease(self._client.once(f"dramatiq:{message.message_id}"))
+        lease = leasekit.lease(self._client.once(_name(message.message_id)))
         try:
             lease.__enter__()
         except AlreadyDone:
             logger.info("message %s was delivered again, and had ended well", message.message_id)
+            _keep_result(message)
             raise SkipMessage(f"message {message.message_id} has been processed") from None
-        except NotGranted:
+        except NotGranted as refused:
+            if refused.ended is not None:
+                logger.warning("message %s is rejected, and never runs: %s", message.message_id, refused)
+                message.fail()  # a dead letter; who waits for its result is told
+                raise SkipMessage(str(refused)) from None
             logger.info("message %s was delivered again while it runs", message.message_id)
             self._put_off(broker, message)
             raise SkipMessage(f"message {message.message_id} is being processed") from None
@@ -57,15 +71,25 @@ class Leases(Middleware):
         except Exception as error:  # noqa: BLE001 - Dramatiq would go on, and run it
             logger.error("message %s cannot be put off, and is rejected: %s", message.message_id, error)
             message.fail()
+        else:
+            _keep_result(message)
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        """Leave its lease: a run that failed gives it back, and Dramatiq's own retries decide what follows."""
+        """Leave its lease where the run failed: that gives it back, and Dramatiq's own retries decide what follows."""
         if exception is None and message.failed:  # another middleware would not have it run
             self.after_skip_message(broker, message)
-        else:
+        elif exception is not None:
             self._leave(message, exception)
+
+    def before_ack(self, broker: Broker, message: MessageProxy) -> None:
+        """Leave its lease: all other middleware has done what follows from a run that ended well."""
+        self._leave(message, None)
+
+    def before_nack(self, broker: Broker, message: MessageProxy) -> None:
+        """Give its lease back: another middleware has made a dead letter of it, though it had ended well."""
+        self.after_skip_message(broker, message)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         """Give its lease back where another middleware has it skipped: it has not run."""
@@ -89,3 +113,13 @@ class Leases(Middleware):
     def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:
         """Let go of the service."""
         self._client.close()
+
+
+def _name(message_id: str) -> str:
+    """Of a lease: it has room for a hundred plain characters; what is longer stands there as its digest."""
+    return f"dramatiq:{message_id if len(quote(message_id)) <= _LONGEST else sha256(message_id.encode()).hexdigest()}"
+
+
+def _keep_result(message: MessageProxy) -> None:
+    """Dramatiq stores None as the result of what is skipped; here another run has stored its own, or will."""
+    message.options["store_results"] = False

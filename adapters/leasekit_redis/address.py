@@ -2,11 +2,13 @@
 
 `redis://user:password@host:6379/0`, `rediss://…` (TLS), `redis+cluster://host:7000,host:7001`. Options: `prefix` (of
 all keys; default `leasekit`), `retention` (how long ended tasks are kept: seconds, or `180d`, `12h`, `30m`; default
-`180d`), and, for a cluster, `tls=true`.
+`180d`), and, for a cluster, `tls=true`. With TLS, by the names that redis-py and Celery give them: `ssl_ca_certs`,
+`ssl_certfile`, `ssl_keyfile` (paths of files), `ssl_cert_reqs` (`required`, or `none`: anybody may answer).
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from leasekit.errors import ConfigError
@@ -17,6 +19,8 @@ _PORT = 6379
 _RETENTION = 180 * 86400.0  # SYSTEMS D2
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([smhd]?)", re.ASCII)
+_TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_TLS_OPTIONS = (*_TLS_FILES, "ssl_cert_reqs")
 _AFTER_AUTHORITY = re.compile(r"[/?#]")
 _FORM = "an address of Redis is redis://host:6379/0, rediss://… (TLS), or redis+cluster://host:7000,host:7001"
 
@@ -28,6 +32,7 @@ class Address:
     hosts: tuple[tuple[str, int], ...]
     is_cluster: bool
     tls: bool
+    tls_options: dict[str, str] = field(default_factory=dict[str, str])  # as redis-py takes them
     username: str | None = None
     password: str | None = None
     db: int = 0
@@ -60,10 +65,12 @@ def parse(url: str) -> Address:
     if len(hosts) > 1 and not is_cluster:
         raise ConfigError("several hosts are those of a cluster: redis+cluster://…")
     options = _options(parts.query)
+    tls = scheme == "rediss" or (is_cluster and _tls(options))
     return Address(
         hosts=hosts,
         is_cluster=is_cluster,
-        tls=scheme == "rediss" or (is_cluster and _tls(options)),
+        tls=tls,
+        tls_options=_tls_options(options, tls=tls),
         username=unquote(username) or None,
         password=unquote(password) if has_password else None,
         db=_db(parts.path, is_cluster=is_cluster),
@@ -96,7 +103,8 @@ def _nothing_else(options: dict[str, str]) -> dict[str, str]:
     if options:
         # Names of options only: their values may be secrets that belong elsewhere.
         raise ConfigError(
-            f"unknown options {', '.join(sorted(options))}: there are prefix, retention and tls (cluster)"
+            f"unknown options {', '.join(sorted(options))}: there are prefix, retention, tls (cluster), and with TLS "
+            f"{', '.join(_TLS_OPTIONS)}"
         )
     return {}
 
@@ -106,6 +114,20 @@ def _tls(options: dict[str, str]) -> bool:
     if said not in {"true", "false"}:
         raise ConfigError("tls is true or false")
     return said == "true"
+
+
+def _tls_options(options: dict[str, str], *, tls: bool) -> dict[str, str]:
+    found = {name: options.pop(name) for name in _TLS_OPTIONS if name in options}
+    if found and not tls:
+        raise ConfigError(f"{', '.join(found)}: this URL is one without TLS; with it, it begins with rediss://")
+    if found.get("ssl_cert_reqs", "required") not in {"required", "none"}:
+        raise ConfigError("ssl_cert_reqs is required (the default) or none")
+    for name in _TLS_FILES:
+        if name in found and not Path(found[name]).is_file():
+            raise ConfigError(f"{name}: there is no such file")
+    if "ssl_keyfile" in found and "ssl_certfile" not in found:
+        raise ConfigError("ssl_keyfile is the key of a certificate: give ssl_certfile, too")
+    return found
 
 
 def _db(path: str, *, is_cluster: bool) -> int:

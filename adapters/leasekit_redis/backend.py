@@ -19,6 +19,7 @@ from leasekit_redis.address import Address, parse
 from leasekit_redis.claiming import Claims
 from leasekit_redis.clocks import Clocks
 from leasekit_redis.dependencies import Dependencies
+from leasekit_redis.faults import bearing
 from leasekit_redis.holding import Holding
 from leasekit_redis.intake import Intake
 from leasekit_redis.keys import Keys
@@ -83,11 +84,13 @@ class RedisBackend:
 
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
         """Renew leases: `renewed`, `gone` or `failed` for each, in order."""
-        return await self._holding.beat(beats, bounds.progress_texts(beats)) if beats else []
+        with bearing():
+            return await self._holding.beat(beats, bounds.progress_texts(beats)) if beats else []
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
         """End leases: `settled`, `gone` or `failed` for each, in order."""
-        return await self._holding.settle(bounds.settlements(settlements, self._worker)) if settlements else []
+        with bearing():
+            return await self._holding.settle(bounds.settlements(settlements, self._worker)) if settlements else []
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Accept tasks. The same id, or live dedupe key, makes no second task.

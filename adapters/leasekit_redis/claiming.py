@@ -14,6 +14,7 @@ from leasekit_redis import answers
 from leasekit_redis.clocks import Clocks
 from leasekit_redis.keys import Keys
 from leasekit_redis.link import Link
+from leasekit_redis.recent import Recent
 from leasekit_redis.records import Grants, decode, encode
 from leasekit_redis.scripts import CLAIM
 from leasekit_redis.waiting import Wakes
@@ -43,7 +44,7 @@ class Claims:
         self._wakes = wakes
         self._asked: dict[str, None] = {}
         self._turn = 0
-        self._told_as: dict[str, str] = {}  # how messages name a kind → the kind
+        self._told_as: Recent[str] = Recent()  # how messages name a kind → the kind
 
     async def claim(self, asked: ClaimRequest) -> Claimed:
         """Tasks, or none once `wait` seconds are over.
@@ -55,7 +56,8 @@ class Claims:
         if asked.wait > 0:
             await self._wakes.subscribe()
         kinds = self._in_turn(asked.kinds)
-        self._told_as.update((self._keys.of_kind(kind)[0].decode(), kind) for kind in kinds)
+        for kind in kinds:
+            self._told_as[self._keys.of_kind(kind)[0].decode()] = kind
         if len(kinds) > 1 and self._is_repeat(asked.claim_id):
             found = await self._look(asked, kinds, began_at, deadline, recall=True)
             if found.is_repeat:
@@ -106,7 +108,7 @@ class Claims:
         return _Found(tasks, min(waited, default=time.monotonic() - began_at), soonest, is_repeat)
 
     def kind_of(self, meta_key: str) -> str | None:
-        """Which kind a message is about, of those that were ever asked for."""
+        """Which kind a message is about, of those that were asked for lately."""
         return self._told_as.get(meta_key)
 
     def _in_turn(self, kinds: Sequence[str]) -> list[str]:

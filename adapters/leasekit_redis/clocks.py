@@ -7,6 +7,8 @@ script gives every lease its whole ttl from then: none is to end by a time that 
 
 import time
 
+from leasekit_redis.recent import Recent
+
 __all__ = ["Clocks"]
 
 _RATE = 1.001  # by which two clocks may differ
@@ -17,10 +19,10 @@ class Clocks:
     """The clocks of the nodes that keep some kinds."""
 
     def __init__(self) -> None:
-        self._told: dict[str, tuple[int, float]] = {}
+        self._told: Recent[tuple[int, float]] = Recent()
 
     def latest(self, kind: str) -> int | None:
-        """What time it can be for a kind at the latest, in milliseconds; None: it never told."""
+        """What time it can be for a kind at the latest, in milliseconds; None: it never told, or long ago."""
         if kind not in self._told:
             return None
         now, asked_at = self._told[kind]

@@ -13,11 +13,11 @@ from redis import exceptions
 from leasekit.errors import BackendError, ProtocolError, Refused, Unavailable
 from leasekit_redis.address import Address
 
-__all__ = ["mapped"]
+__all__ = ["NotAllowed", "bearing", "mapped"]
 
 _CODE = re.compile(
     r"\b(OOM|MISCONF|READONLY|LOADING|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|TRYAGAIN|BUSY|UNKILLABLE|EVICTS"
-    r"|NOAUTH|WRONGPASS|NOPERM)\b"
+    r"|NOAUTH|WRONGPASS|NOPERM|WRONGTYPE)\b"
 )
 _SAYS = {
     "OOM": "its memory is full (maxmemory): nothing new is accepted until there is room; nothing was lost",
@@ -32,6 +32,19 @@ _SAYS = {
     "UNKILLABLE": "a script of somebody else occupies it",
 }
 _NOT_ALLOWED = {"NOAUTH", "WRONGPASS", "NOPERM"}
+
+
+class NotAllowed(Refused):
+    """Redis does not know this user, or does not let it do what leasekit needs."""
+
+
+@contextmanager
+def bearing() -> Generator[None]:
+    """Who holds something waits until he is let in again: for a password that was changed no result is thrown away."""
+    try:
+        yield
+    except NotAllowed as error:
+        raise Unavailable(str(error)) from error
 
 
 @contextmanager
@@ -54,9 +67,14 @@ def _as_ours(error: Exception, address: Address) -> BackendError:
     found = _CODE.search(f"{status or ''} {text}")
     code = found[1] if found else ""
     if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError) or code in _NOT_ALLOWED:
-        return Refused(f"{address} does not accept this user or password, or does not allow it what leasekit needs")
+        return NotAllowed(f"{address} does not accept this user or password, or does not allow it what leasekit needs")
     if code == "EVICTS":
         return Refused(f"{address} deletes keys at will when its memory is full: set maxmemory-policy noeviction")
+    if code == "WRONGTYPE":
+        return ProtocolError(
+            f"{address}: others keep something there under a key that begins with {address.prefix!r}: "
+            "have a prefix of your own (prefix=… in the URL)"
+        )
     if code:
         return Unavailable(f"{address}: {_SAYS[code]}")
     if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from leasekit.errors import BackendError
 from leasekit.task import Beat, Verdict
-from leasekit.wire import SettlementItem
+from leasekit.wire import MAX_BODY, SettlementItem
 from leasekit_redis import answers
 from leasekit_redis.dependencies import Dependencies
 from leasekit_redis.keys import Keys
@@ -66,7 +66,7 @@ class Holding:
 
         async def ask(kind: str, some: Sequence[int]) -> list[Verdict]:
             batch = items if len(some) == len(items) else [items[at] for at in some]
-            words = await self._run(BEAT, kind, {"worker": self._worker, "beats": batch})
+            words = await self._run(BEAT, kind, "beats", batch)
             return answers.beaten([item[0] for item in batch], words)
 
         return await self._each_kind(beats, ask)
@@ -76,7 +76,7 @@ class Holding:
 
         async def ask(kind: str, some: Sequence[int]) -> list[Verdict]:
             batch = [self._result(settlements[at]) for at in some]
-            words = await self._run(SETTLE, kind, {"worker": self._worker, "results": batch})
+            words = await self._run(SETTLE, kind, "results", batch)
             verdicts = answers.settled([one.id for one in batch], words)
             accepted = [(one, word) for one, word in zip(batch, words, strict=True) if word in (1, 2)]
             await self._bring(kind, [one for one, _ in accepted])
@@ -85,10 +85,13 @@ class Holding:
 
         return await self._each_kind(settlements, ask)
 
-    async def _run(self, script: Script, kind: str, argument: dict[str, Any]) -> list[answers.Word]:
-        found: list[answers.Word] = decode(
-            await self._link.run(script, self._keys.of_kind(kind), encode(argument)), _WORDS
-        )
+    async def _run(self, script: Script, kind: str, name: str, batch: Sequence[Any]) -> list[answers.Word]:
+        """One round trip; several where it is much that is sent, for nobody else is served meanwhile."""
+        argument = encode({"worker": self._worker, name: batch})
+        if len(argument) > MAX_BODY and len(batch) > 1:
+            half = len(batch) // 2
+            return [word for part in (batch[:half], batch[half:]) for word in await self._run(script, kind, name, part)]
+        found: list[answers.Word] = decode(await self._link.run(script, self._keys.of_kind(kind), argument), _WORDS)
         return found
 
     async def _each_kind(self, items: Sequence[Beat | SettlementItem], ask: Ask) -> list[Verdict]:

@@ -13,7 +13,7 @@ from msgspec import Raw, msgpack
 from leasekit.errors import BackendError, ProtocolError
 from leasekit.ids import uuid7s
 from leasekit.task import Exponential, Scheduled, Status
-from leasekit.wire import NewTaskItem, traceparent
+from leasekit.wire import MAX_BODY, NewTaskItem, traceparent
 from leasekit_redis.dependencies import Dependencies, Wait
 from leasekit_redis.keys import Keys
 from leasekit_redis.link import Link
@@ -94,6 +94,11 @@ class Intake:
 
         async def ask(kind: str, some: Sequence[int]) -> None:
             argument = encode({"tasks": [records[at] for at in some], "peek": peek})
+            if len(argument) > MAX_BODY and len(some) > 1:  # nobody else is served meanwhile
+                half = len(some) // 2
+                await ask(kind, some[:half])
+                await ask(kind, some[half:])
+                return
             found = decode(await self._link.run(SCHEDULE, self._keys.of_kind(kind), argument), _ANSWERS)
             if len(found) != len(some):
                 raise ProtocolError(f"Redis gave {len(found)} answers on {len(some)} tasks")

@@ -7,6 +7,8 @@ once. Which kind an id belongs to is in a register of its own, in parts that are
 from functools import cached_property
 from zlib import crc32
 
+from leasekit_redis.recent import Recent
+
 __all__ = ["PARTS", "Keys"]
 
 PARTS = 32
@@ -29,7 +31,7 @@ class Keys:
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        self._known: dict[str, tuple[bytes, ...]] = {}
+        self._known: Recent[tuple[bytes, ...]] = Recent()
 
     def of_kind(self, kind: str) -> tuple[bytes, ...]:
         """All keys of a kind, in the order in which its scripts take them."""

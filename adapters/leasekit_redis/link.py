@@ -140,6 +140,7 @@ def _settings(address: Address) -> dict[str, Any]:
         "username": address.username,
         "password": address.password,
         "ssl": address.tls,
+        **address.tls_options,
         "socket_timeout": _TIMEOUT,
         "socket_connect_timeout": _CONNECT,
         "retry": Retry(NoBackoff(), 1, supported_errors=(exceptions.ConnectionError,)),

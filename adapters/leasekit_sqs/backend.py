@@ -73,6 +73,7 @@ class SqsBackend:
         self._receiver = Receiver(self._calls, self._queues, self.receipts, address, clock)
         self._endings = Endings(self._calls, self._queues, clock)
         self._sent: dict[str, None] = {}
+        self._seen_dead: dict[str, float] = {}  # tokens of who ended, by when that was first heard of
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
         """Take up to `limit` messages of these kinds; wait up to `wait` seconds for the first, and at most `?wait=`.
@@ -180,12 +181,14 @@ class SqsBackend:
         """What a process has held that was seen to end: its supervisor has nothing but id and token."""
         if said.outcome != "crash" or self.address.is_template or said.token in self.receipts:
             return None
+        seen_at = self._seen_dead.setdefault(said.token, self._clock())  # also where the queue is not found at first
         url = await self._queues.of("")
         receipt = Receipt(
             id=said.id, handle=said.token, url=url, message={}, attempt=1, group=None, retry=Exponential()
         )
-        receipt.hidden(self._clock(), self.address.ttl)
+        receipt.left_by_the_dead(seen_at, self.address.ttl)
         self.receipts.add(receipt)
+        self._seen_dead.pop(said.token, None)
         return receipt
 
     # Scheduling ---------------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@
     fatal                      copied to the queue of dead letters, where the queue has one; then deleted
     retry, release, crash      visible again: after the wait, or at once
 
-Rule 1: a give-back is repeated only while nobody else can have the message. SQS lets an old handle hide or show a
-        message that another holds; so after an answer that was lost, what was given back at once is left alone.
+Rule 1: a give-back leaves only while nobody else can have the message when it arrives. SQS lets an old handle hide or
+        show a message that another holds; so after an answer that was lost, what was given back at once is left alone.
 Rule 2: a give-back waits for the beat that is under way: one that arrived later would take the message back again
         (PITFALLS 20).
 """
@@ -83,8 +83,8 @@ class Endings:
                 if wait <= 0:  # it comes again by itself, at the latest when its time has run out
                     became[n] = None
                     continue
-            if now >= receipt.until:
-                became[n] = Gone("its time had run out", reason="expired")
+            if now >= receipt.returns_until:
+                became[n] = Gone("its time has run out, or does before SQS hears of it", reason="expired")
             else:
                 entry = {"ReceiptHandle": receipt.handle, "VisibilityTimeout": wait}
                 items.append((n, Item(receipt.url, entry), wait))

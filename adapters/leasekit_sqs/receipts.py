@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from random import SystemRandom
 from typing import Any
 
-from leasekit.config import DRIFT
+from leasekit.config import DRIFT, Beats
 from leasekit.task import Outcome, RetryPolicy
 from leasekit_sqs.address import LONGEST_TTL
 
@@ -24,6 +24,8 @@ _SPARE = 1.5 * DRIFT * LONGEST_TTL
 _REMEMBERED = 10_000  # settled receipts, for reports that are repeated
 _SWEEP_EVERY = 1_000
 _chance = SystemRandom()
+_TRAVEL = 1 / 20  # of the time that it is hidden; up to …
+_LONGEST_TRAVEL = 5.0  # … seconds: a call that leaves later may arrive when another has it
 _OVER_FOR = 3600.0  # seconds after its end, nobody asks for a lost receipt any more
 
 
@@ -32,7 +34,7 @@ class Receipt:
 
     __slots__ = (
         "attempt", "buried", "group", "handle", "id", "message", "outcome", "received_at", "retry", "returned_until",
-        "settles", "under_way", "until", "url", "warned",
+        "returns_until", "settles", "under_way", "until", "url", "warned",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +53,7 @@ class Receipt:
         self.url = url  # of its queue
         self.received_at: float | None = None  # or earlier: it may be held for twelve hours from here
         self.until = 0.0  # it is invisible to others
+        self.returns_until = 0.0  # it may be given back
         self.message: Mapping[str, Any] | None = message  # until it is settled
         self.attempt = attempt
         self.group = group  # of a FIFO queue, whose order it keeps
@@ -67,6 +70,16 @@ class Receipt:
         if self.received_at is None:
             self.received_at = asked_at
         self.until = asked_at + seconds * (1 - 2 * DRIFT)
+        self.returns_until = self.until - min(_TRAVEL * seconds, _LONGEST_TRAVEL)
+
+    def left_by_the_dead(self, seen_at: float, ttl: int) -> None:
+        """Its holder was seen to have ended: it ended `margin` before the message came back, or earlier.
+
+        Half of that is for having noticed it, and for the way to SQS.
+        """
+        margin = Beats().for_ttl(ttl).margin
+        self.until = seen_at + margin
+        self.returns_until = seen_at + margin / 2
 
     def left(self, now: float) -> float:
         """Seconds for which SQS lets it be held in all."""

@@ -85,6 +85,7 @@ class Regranted:
 
 Effect = Send | AtRisk | Lost | Ordered | Confirmed | Regranted
 _Deque = OrderedDict[Term, None]  # a deque out of whose middle a term can be taken at once
+_age = operator.attrgetter("granted_at")
 
 # One pause for throttling is at most this part of the time that the most urgent lease has left. With nine calls in ten
 # throttled that leaves a lease more than a hundred tries; fewer where the service itself says when to come back.
@@ -106,7 +107,7 @@ class Cycle:
         self._main: _Deque = OrderedDict()
         self._urgent: _Deque = OrderedDict()
         self._waiting: _Deque = OrderedDict()  # in the order of `not_before`
-        self._backup: _Deque = OrderedDict()
+        self._backup: dict[Term, None] = {}  # all of it leaves at once, and a plain dict costs a third less
         self._rested: _Deque = OrderedDict()
         self._aside_until = math.inf  # nobody waiting or rested is lost before
         self._calls: dict[Send, float] = {}  # in flight, with the moment at which the first of its leases is lost
@@ -148,7 +149,7 @@ class Cycle:
         if term.place is None:
             return
         if not isinstance(term.place, Send):
-            del cast("_Deque", term.place)[term]
+            del cast("dict[Term, None]", term.place)[term]
         term.place = None
         self._held -= 1
 
@@ -281,8 +282,8 @@ class Cycle:
         if self._main and next(iter(self._main)).granted_at + self.beats.cycle <= now:
             places.reverse()  # what runs goes before what has not begun, once it is due
         for place in places:
-            while place and len(terms) < self.beats.batch:
-                terms.append(place.popitem(last=False)[0])
+            take = place.popitem
+            terms += [take(last=False)[0] for _ in range(min(len(place), self.beats.batch - len(terms)))]
         send = Send(terms, now - due)
         for term in terms:
             term.place = send
@@ -372,10 +373,6 @@ class Cycle:
         _put(self._rested if rests else self._waiting, [term])
         if term.confirmed:
             self._aside_until = min(self._aside_until, term.lost_at)
-
-
-def _age(term: Term) -> float:
-    return term.granted_at
 
 
 def _put(place: _Deque, terms: Iterable[Term]) -> None:

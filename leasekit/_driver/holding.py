@@ -159,9 +159,10 @@ class Holding:
         return Beat(id=self.task.id, token=self.task.token, progress=progress)
 
     def report(self, progress: Any) -> None:
-        """Record progress: the latest wins, and goes with the next beat."""
+        """Record progress: the latest wins, and goes with the next beat. Who was told to end gains no time by it."""
         self.progress = progress
-        self.touch()
+        if self.stop is None:
+            self.touch()
 
     def reported(self, beat: Beat) -> None:
         """`beat` was acknowledged: its progress need not be sent again, unless there is a newer one."""

@@ -356,7 +356,7 @@ class Keeper:
             if beat.progress is not UNSET and verdict.verdict == "renewed":
                 holding.reported(beat)
         if self._hooks:
-            counts = Counter[str](verdict.verdict for verdict in verdicts)
+            counts = Counter[str]([verdict.verdict for verdict in verdicts])
             self._hooks(events.Answered(at=now, round_trip=now - asked_at, verdicts=counts))
         if self._hooks and (renewed := [verdict.id for verdict in verdicts if verdict.verdict == "renewed"]):
             self._hooks(events.Renewed(at=now, task_ids=renewed, round_trip=now - asked_at))
@@ -377,6 +377,11 @@ class Keeper:
 
     async def _verdicts(self, beats: Sequence[Beat]) -> list[Verdict]:
         verdicts = await self._backend.beat(beats)
+        # Nearly always all are in order, and this is the cheapest way to see that.
+        if [verdict.id for verdict in verdicts] == [beat.id for beat in beats] and all(
+            map(_sensible, {verdict.ttl: verdict for verdict in verdicts}.values())
+        ):
+            return verdicts
         return [
             verdict if verdict.id == beat.id and _sensible(verdict) else _nonsense(beat.id)
             for beat, verdict in zip(beats, verdicts, strict=True)

@@ -13,6 +13,7 @@ Rule 1: a body is noted as begun before its first line: who killed his process m
 Rule 2: an entry is filled before its state says so, and its state is the first to go.
 """
 
+import logging
 import mmap
 import os
 import struct
@@ -26,6 +27,8 @@ from leasekit.task import Settlement
 
 __all__ = ["Asked", "Holder", "Ledger", "Left", "Past", "SharedMemory"]
 
+logger = logging.getLogger("leasekit")
+
 _MAGIC = b"LEASEKT1"
 _SIGNALS = len(_MAGIC)  # one byte: how many signals the supervisor has heard …
 _HEARD = _SIGNALS + 1  # … and one: how many the worker has, passed on or not
@@ -34,6 +37,7 @@ _HOLDER = _SIGNALS + 4
 _ENTRIES = 16 * 1024  # where they begin: before, there is room for the header
 _ENTRY = struct.Struct("<BBHI")  # state, log2 of the room, lengths of the id and of what follows it
 _LEAST_ROOM = 6
+_NOWHERE = 0  # an entry that there is no room for
 _FREE, _HELD, _BEGUN, _SAID, _BEGUN_ELSEWHERE, _ASKED = range(6)
 
 
@@ -82,7 +86,7 @@ class SharedMemory:
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("leasekit-ledger", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, _ENTRIES)
+        os.posix_fallocate(self.fd, 0, _ENTRIES)
         self._header = mmap.mmap(self.fd, _ENTRIES)
         self._header[: len(_MAGIC)] = _MAGIC
 
@@ -131,9 +135,14 @@ class SharedMemory:
 
 
 class Ledger:
-    """The worker's side. What is not marked otherwise is for one thread only, that of the driver."""
+    """The worker's side, with the memory that `fd` is. What is not marked otherwise is for the driver's thread alone.
+
+    Where there is no memory for one more entry it has none: what is not noted runs out by itself.
+    """
 
     def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._full = False
         self._memory = mmap.mmap(fd, 0)
         if self._memory[: len(_MAGIC)] != _MAGIC:
             raise ValueError("this is no ledger")
@@ -165,17 +174,20 @@ class Ledger:
 
     def begins(self, entry: int, *, elsewhere: bool = False) -> None:
         """Its body is about to run, here or in another process. Any thread, but not after `remove`."""
-        self._memory[entry] = _BEGUN_ELSEWHERE if elsewhere else _BEGUN
+        if entry:
+            self._memory[entry] = _BEGUN_ELSEWHERE if elsewhere else _BEGUN
 
     def remove(self, entry: int) -> None:
         """It is over, or not to be handed back."""
-        self._memory[entry] = _FREE
-        self._spare[self._memory[entry + 1]].append(entry)
+        if entry:
+            self._memory[entry] = _FREE
+            self._spare[self._memory[entry + 1]].append(entry)
 
     def say(self, entry: int, settlement: Settlement) -> int:
         """Once nothing of this process runs any more, this is to be reported of the lease. Returns its new entry."""
-        self.remove(entry)
-        return self._add(_SAID, b"", msgspec.json.encode(settlement))
+        if said := self._add(_SAID, b"", msgspec.json.encode(settlement)):
+            self.remove(entry)
+        return said or entry
 
     def forgive(self) -> None:
         """The process is about to be ended by who runs it: no body is to blame, all are given back. Any thread."""
@@ -190,13 +202,28 @@ class Ledger:
         room = max(_LEAST_ROOM, (length - 1).bit_length())
         spare = self._spare[room]
         entry = spare.pop() if spare else self._fresh(room)
+        if not entry:
+            return _NOWHERE
         memory = self._memory
         memory[entry : entry + length] = _ENTRY.pack(_FREE, room, len(task_id), len(rest)) + task_id + rest
         memory[entry] = state
         return entry
 
     def _fresh(self, room: int) -> int:
-        entry, self._end = self._end, self._end + (1 << room)
-        if self._end > len(self._memory):
-            self._memory.resize(2 * self._end)
+        end = self._end + (1 << room)
+        if end > len(self._memory) and not self._grown(2 * end):
+            return _NOWHERE
+        entry, self._end = self._end, end
         return entry
+
+    def _grown(self, size: int) -> bool:
+        try:
+            os.posix_fallocate(self._fd, 0, size)  # else a write finds that there is no memory, and that is a SIGBUS
+            self._memory.resize(size)
+        except OSError as error:
+            if not self._full:
+                logger.warning("no more leases can be noted for the supervisor, they run out by themselves: %s", error)
+            self._full = True
+            return False
+        self._full = False
+        return True

@@ -86,7 +86,10 @@ def described(error: BaseException) -> msgspec.Raw:
         message = str(error)
     except Exception as broken:  # noqa: BLE001 - an error whose text cannot be had has to be reported all the same
         message = f"<no text: {type(broken).__qualname__}>"
-    lines = "".join(traceback.format_exception(error))
+    try:
+        lines = "".join(traceback.format_exception(error))
+    except Exception as broken:  # noqa: BLE001 - of a SyntaxError that somebody made by himself, say
+        lines = f"<no traceback: {type(broken).__qualname__}>"
     text = {"type": type(error).__qualname__, "message": message[:_MAX_MESSAGE], "traceback": lines[-_MAX_TRACEBACK:]}
     # A message may hold what UTF-8 cannot say (file names do).
     return encoded({name: value.encode(errors="replace").decode() for name, value in text.items()}, "error")

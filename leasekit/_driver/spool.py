@@ -106,17 +106,22 @@ class Spool:
                 self._roll()
 
     def adopt(self) -> list[Settlement]:
-        """What dead processes have left behind: ours from now on."""
+        """What dead processes have left behind: ours from now on.
+
+        Where the disk takes nothing any more it stays where it is, for others to adopt too: that is twice, not never.
+        """
         with self._lock:
             adopted: dict[Key, Settlement] = {}
             for path in sorted(self._directory.glob(f"{self._key}.*{_SUFFIX}")):
                 with _left_behind(path) as fd:
                     if fd is None:
                         continue
-                    found = _read(path, fd)
-                    self._keep(found.values())  # before it is gone there
-                    path.unlink()
-                    adopted |= found
+                    try:
+                        adopted |= (found := _read(path, fd))
+                        self._keep(found.values())  # before it is gone there
+                        path.unlink()
+                    except OSError as error:
+                        logger.warning("%s stays where it is: %s", path, error)
             return list(adopted.values())
 
     def close(self) -> None:
@@ -126,11 +131,10 @@ class Spool:
                 return
             path, fd = self._file
             self._file = None
-            try:
-                if not self._kept:
-                    path.unlink(missing_ok=True)
-            finally:
+            if self._kept:
                 os.close(fd)
+            else:
+                _remove(path, fd)
 
     def forget(self) -> None:
         """In a forked child: a lock that it shared would outlive the parent."""
@@ -167,22 +171,30 @@ class Spool:
     def _roll(self) -> None:
         """Most of the file has been answered: what has not goes into a new one, which takes its place."""
         assert self._file is not None  # noqa: S101 - that is what is long
-        old, kept = self._file, [settlement for settlement, _ in self._kept.values()]
-        self._file, self._size, self._kept, self._live = self._made(), 0, {}, 0
-        self._keep(kept)
-        old[0].unlink(missing_ok=True)
-        os.close(old[1])
+        before, file = (self._file, self._size, self._kept, self._live), self._made()
+        self._file, self._size, self._kept, self._live = file, 0, {}, 0
+        try:
+            self._keep([settlement for settlement, _ in before[2].values()])
+        except OSError:  # the old one has all of it
+            self._file, self._size, self._kept, self._live = before
+            _remove(*file)
+            raise
+        _remove(*before[0])
 
     def _made(self) -> tuple[Path, int]:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
             path = self._directory / f"{self._key}.{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
             fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(fd).st_nlink:  # else somebody took it for left behind before it was locked
-                    _sync_directory(self._directory)
-                    return path, fd
+            try:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if os.fstat(fd).st_nlink:  # else somebody took it for left behind before it was locked
+                        _sync_directory(self._directory)
+                        return path, fd
+            except OSError:  # a file system that locks nothing, say
+                _remove(path, fd)
+                raise
             os.close(fd)
 
 
@@ -228,6 +240,13 @@ def _read(path: Path, fd: int) -> dict[Key, Settlement]:
 
 def _key(settlement: Settlement) -> Key:
     return settlement.id, settlement.token
+
+
+def _remove(path: Path, fd: int) -> None:
+    try:
+        path.unlink(missing_ok=True)  # first: as long as it is locked, nobody else takes it up
+    finally:
+        os.close(fd)
 
 
 def _sync_directory(directory: Path) -> None:

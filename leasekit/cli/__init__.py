@@ -3,7 +3,7 @@
 import os
 import sys
 
-__all__ = ["main"]
+__all__ = ["drop_stdout", "main"]
 
 
 def main() -> None:
@@ -20,6 +20,10 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # Nobody reads on, as after `| head`. The interpreter must not find the closed pipe at its end either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_stdout()  # nobody reads on, as after `| head`
         sys.exit(1)
+
+
+def drop_stdout() -> None:
+    """Send what is still in its buffer nowhere: the interpreter must not fail at that at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

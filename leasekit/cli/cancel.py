@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from leasekit.cli import options, output
-from leasekit.cli.errors import FAILED, spoken
+from leasekit.cli.errors import fail, spoken
 from leasekit.cli.service import connected
 from leasekit.task import Verdict
 
@@ -44,5 +44,6 @@ def cancel(
             output.print_json(verdict)
         else:
             output.print_line([verdict.id, verdict.verdict, *([verdict.reason] if verdict.reason else [])])
-    if not all(verdict.verdict in {"cancelled", "ordered"} for verdict in verdicts):
-        raise typer.Exit(FAILED)
+    if gone := [verdict.id for verdict in verdicts if verdict.verdict not in {"cancelled", "ordered"}]:
+        shown = output.plain(gone[0]) + (f" and {len(gone) - 1} more" if len(gone) > 1 else "")
+        fail("cancel", f"{shown} cannot be cancelled: ended before, or not there")

@@ -11,7 +11,7 @@ import typer
 from leasekit.cli.dev_processes import Child, say
 from leasekit.cli.dev_sources import Sources
 from leasekit.cli.errors import FAILED, fail, spoken
-from leasekit.cli.work import Target
+from leasekit.cli.target import Target, parts
 from leasekit.worker.worker import LOST_EXIT_CODE
 
 __all__ = ["EXAMPLES", "dev"]
@@ -50,6 +50,7 @@ def dev(
     Everything is in one tree of processes, until Ctrl-C. What is looked at are the .py files below the working
     directory, without hidden directories and virtual environments.
     """
+    parts(target)  # what no change of the code would mend is said before anything is started
     command = ["work", target, "--concurrency", str(concurrency)] if concurrency else ["work", target]
     with _Signals() as signals, Child("serve", "--port", str(port), "--store", store, grace=_SERVER_GRACE) as server:
         url = server.address()

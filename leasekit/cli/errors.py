@@ -45,6 +45,7 @@ def sentence(error: LeasekitError) -> str:
     """What an error says, in one line; of a refusal also which fields were wrong."""
     said = " ".join(str(error).split())
     if isinstance(error, Refused) and error.errors:
-        fields = [f"{wrong['field']} {wrong['detail']}" for wrong in error.errors if wrong.get("field")]
-        said = ": ".join(filter(None, [said, "; ".join(field for field in fields if field not in said)]))
+        faults = [(wrong["field"], wrong["detail"]) for wrong in error.errors if wrong.get("field")]
+        unsaid = [f"{field} {detail}" for field, detail in faults if f"{field} {detail}" not in said.replace(": ", " ")]
+        said = ": ".join(filter(None, [said, "; ".join(unsaid)]))
     return "".join(character if character.isprintable() else "�" for character in said)

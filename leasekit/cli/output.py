@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import typer
 
+from leasekit.cli import drop_stdout
+from leasekit.errors import LeasekitError
 from leasekit.task import Status, TaskInfo
 
 if TYPE_CHECKING:
@@ -76,14 +78,23 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 def print_json(value: Any) -> None:
     """One line of JSON."""
-    typer.echo(msgspec.json.encode(value).decode())
-    sys.stdout.flush()
+    _print(msgspec.json.encode(value).decode())
 
 
 def print_line(fields: Iterable[object]) -> None:
     """One line of fields; `-` where one is empty, so that their number is always the same."""
-    typer.echo("\t".join(plain(field) or "-" for field in fields))
-    sys.stdout.flush()
+    _print("\t".join(plain(field) or "-" for field in fields))
+
+
+def _print(line: str) -> None:
+    try:
+        typer.echo(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop_stdout()
+        raise LeasekitError(f"stdout does not take what is printed: {error.strerror}") from error
 
 
 def task_fields(task: TaskInfo) -> list[object]:

@@ -115,7 +115,7 @@ def _tell(scheduled: Scheduled, *, wait: bool, as_json: bool) -> None:
     elif as_json:
         output.print_json(scheduled)
     else:
-        typer.echo(scheduled.id)
+        output.print_line([scheduled.id])
 
 
 # Waiting ------------------------------------------------------------------------------------------------------

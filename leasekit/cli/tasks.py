@@ -1,6 +1,6 @@
 """`leasekit tasks`: which tasks there are, and what becomes of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,11 +14,13 @@ from leasekit.client import Client
 from leasekit.task import Page, Status, TaskInfo
 
 if TYPE_CHECKING:
+    from rich.table import Table
     from rich.text import Text
 
-__all__ = ["EXAMPLES", "tasks"]
+__all__ = ["EXAMPLES", "tasks", "tasks_table"]
 
 _PAGE = 500
+_WIDE = 100  # columns of a terminal that has room for worker and progress
 
 EXAMPLES = """\b
 In a pipe, a line for each: id, kind, status, attempt, when due, worker;
@@ -84,11 +86,25 @@ def _print(found: Iterator[TaskInfo], *, as_json: bool) -> None:
         for task in found:
             _print_one(task, as_json=as_json)
         return
-    table = output.table("id", "kind", "status", "try", "due", "worker", "progress")
-    table.columns[0].overflow = "fold"
+    console = output.console()
+    table = tasks_table(found, width=console.width)
+    console.print(table if table.row_count else "no tasks")
+
+
+def tasks_table(found: Iterable[TaskInfo], *, width: int) -> "Table":
+    """The tasks, for people: where a terminal is narrow, ids and statuses are what is cut last."""
+    names = ["id", "kind", "status", "try", "due"]
+    names, cut = ([*names, "worker", "progress"], [5, 6]) if width >= _WIDE else (names, [1])
+    shown = output.table(*names)
+    shown.columns[0].overflow = "fold"
+    for column in cut:
+        shown.columns[column].no_wrap = False  # to rich: it is made narrower before others are; its cells do not wrap
     for task in found:
-        table.add_row(*_cells(task))
-    output.console().print(table if table.row_count else "no tasks")
+        cells = _cells(task)[: len(names)]
+        for column in cut:
+            cells[column].no_wrap, cells[column].overflow = True, "ellipsis"
+        shown.add_row(*cells)
+    return shown
 
 
 def _print_one(task: TaskInfo, *, as_json: bool) -> None:

@@ -1,6 +1,6 @@
 """`leasekit work`: run the handlers of a worker."""
 
-import importlib
+import gc
 import logging
 import os
 import sys
@@ -11,13 +11,13 @@ import typer
 
 from leasekit.cli import options
 from leasekit.cli.errors import spoken
+from leasekit.cli.target import Target, load
 from leasekit.errors import ConfigError
-from leasekit.worker import Worker
 from leasekit.worker.kernel import can_supervise
 from leasekit.worker.supervised import attach
 from leasekit.worker.supervisor import Supervisor
 
-__all__ = ["EXAMPLES", "Target", "load", "work"]
+__all__ = ["EXAMPLES", "work"]
 
 EXAMPLES = """\b
 Exit codes: 0 stopped by a signal; 1 the module failed, or the worker did;
@@ -31,61 +31,63 @@ Examples:
   LEASEKIT_URL=sqlite:///tasks.db leasekit work app:worker --concurrency 4
 """
 
-Target = Annotated[
-    str,
-    typer.Argument(metavar="MODULE:WORKER", help="The worker, as in app.tasks:worker.", show_default=False),
+Backend = Annotated[
+    str | None,
+    typer.Option(
+        "--backend",
+        "-b",
+        help="URL of the service that has the tasks. Without it: the worker's own, or else LEASEKIT_URL.",
+    ),
+]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(min=1, help="Slots for async handlers, and as many threads and processes for the others."),
+]
+DrainGrace = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help="Seconds after a signal in which bodies may end by themselves; then they are told to, and their tasks "
+        "given back with their progress. Default: 20; 'inf' waits for ever.",
+    ),
+]
+DrainTimeout = Annotated[
+    float | None,
+    typer.Option(min=0, help="Seconds after a signal in which the process ends, whatever runs in it. Default: 25."),
+]
+Spool = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Where results survive that could not be reported. Default: the worker's own, or else "
+        "$XDG_STATE_HOME/leasekit; '' keeps them in memory only.",
+    ),
+]
+Supervise = Annotated[
+    bool | None,
+    typer.Option(
+        "--supervise/--no-supervise",
+        help="Have a small process above the worker that hands its leases back and starts it again when it dies. "
+        "Default: where the system is Linux.",
+    ),
 ]
 
 
 @spoken
 def work(
     target: Target,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            "--backend",
-            "-b",
-            help="URL of the service that has the tasks. Without it: the worker's own, or else LEASEKIT_URL.",
-        ),
-    ] = None,
+    backend: Backend = None,
     ttl: options.Ttl = None,
     cycle: options.Cycle = None,
     rate: options.Rate = None,
     batch: options.Batch = None,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(min=1, help="Slots for async handlers, and as many threads and processes for the others."),
-    ] = None,
-    drain_grace: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Seconds after a signal in which bodies may end by themselves; then they are told to, and their tasks "
-            "given back with their progress. Default: 20; 'inf' waits for ever.",
-        ),
-    ] = None,
-    drain_timeout: Annotated[
-        float | None,
-        typer.Option(min=0, help="Seconds after a signal in which the process ends, whatever runs in it. Default: 25."),
-    ] = None,
-    spool: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Where results survive that could not be reported. Default: the worker's own, or else "
-            "$XDG_STATE_HOME/leasekit; '' keeps them in memory only.",
-        ),
-    ] = None,
-    supervise: Annotated[
-        bool | None,
-        typer.Option(
-            "--supervise/--no-supervise",
-            help="Have a small process above the worker that hands its leases back and starts it again when it dies. "
-            "Default: where the system is Linux.",
-        ),
-    ] = None,
+    concurrency: Concurrency = None,
+    drain_grace: DrainGrace = None,
+    drain_timeout: DrainTimeout = None,
+    spool: Spool = None,
+    supervise: Supervise = None,
 ) -> None:
-    """Run the handlers of a worker until SIGTERM or Ctrl-C.
+    """Run the handlers of a worker until SIGTERM, SIGHUP or Ctrl-C.
 
     Then it claims no more, gives back what has not begun, and lets bodies end; a second signal ends it at once.
 
@@ -103,6 +105,7 @@ def work(
         os.environ["LEASEKIT_URL"] = backend  # for clients that the module makes by itself
     beats = options.rhythm(ttl=ttl, cycle=cycle, rate=rate, batch=batch)
     worker = load(target)
+    gc.freeze()  # what is loaded by now stays: to look through it for garbage would stop everything, again and again
     if spool is not None or worker.spool is None:
         worker.spool = _spool(spool)
     worker.run(
@@ -132,31 +135,10 @@ def _spool(asked: str | None) -> Path | None:
             raise PermissionError(f"{directory} is not ours to write to")
     except (OSError, RuntimeError) as error:  # no home
         if asked is not None:
-            raise ConfigError(f"--spool {asked}: {error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"--spool {asked} cannot be used ({why}): name a directory that can be written to"
+            ) from error
         logging.getLogger("leasekit").info("results are kept in memory only, there is no place for a spool: %s", error)
         return None
     return directory
-
-
-def load(target: str) -> Worker:
-    """The worker that `module:attribute` names. Raises `ConfigError`; what the module itself raises goes on its way."""
-    module_name, _, path = target.partition(":")
-    if not module_name or not path:
-        raise ConfigError(f"{target!r} names no worker: write module:attribute, as in app.tasks:worker")
-    if (here := str(os.getcwd())) not in sys.path:  # noqa: PTH109 - sys.path wants strings
-        sys.path.insert(0, here)
-    try:
-        found = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # Only where it is this module that is missing, not one that it needs.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise ConfigError(f"there is no module {error.name!r} in {here} or on the path") from error
-    for name in path.split("."):
-        try:
-            found = getattr(found, name)
-        except AttributeError as error:
-            raise ConfigError(f"there is no {name!r} in {target.removesuffix(name).rstrip(':.')!r}") from error
-    if not isinstance(found, Worker):
-        raise ConfigError(f"{target!r} is no leasekit.Worker, but of type {type(found).__qualname__}")
-    return found

@@ -5,6 +5,7 @@
 
 import asyncio
 import functools
+import gc
 import ipaddress
 import socket
 from types import FrameType
@@ -104,7 +105,10 @@ def serve(host: str, port: int, store_url: str, *, insecure: bool = False, check
 async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
     async with Engine(store) as engine:
         with _listen(host, port, insecure=insecure) as listener:
-            await Server(create_app(engine, any_host=insecure)).serve(sockets=[listener])
+            server = Server(create_app(engine, any_host=insecure))
+            # What is there by now stays: to look through it for garbage stops everything for 0.1 s, again and again.
+            gc.freeze()
+            await server.serve(sockets=[listener])
 
 
 def _listen(host: str, port: int, *, insecure: bool) -> socket.socket:
@@ -118,7 +122,8 @@ def _listen(host: str, port: int, *, insecure: bool) -> socket.socket:
             )
         return socket.create_server(address, family=family)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
+        why = (error.strerror or str(error)).partition(" (")[0]  # socket adds "(while attempting to bind on …)"
+        raise ConfigError(f"cannot listen on {host}, port {port}: {why}; choose another --host or --port") from error
 
 
 class Server(uvicorn.Server):

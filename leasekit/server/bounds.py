@@ -22,7 +22,7 @@ ENDS: frozenset[Outcome] = frozenset({"success", "fatal"})
 """Outcomes that may have successors."""
 
 _NULL = b"null"
-_NO_DEPENDENCIES = "a leasekit server has no dependencies: have the task before schedule this one, with `then`"
+_NO_DEPENDENCIES = "needs dependencies, a leasekit server has none: have the task before schedule this one, with `then`"
 _TOO_DEEP = f"is nested too deep: {MAX_NESTING} levels at most"
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.encode

@@ -363,10 +363,8 @@ def open_store(url: str, *, check: float = CHECK) -> Store:
     path = url.removeprefix("sqlite:///")
     if path == url or path.endswith("/") or path in ("", ":memory:") or "\0" in path:
         # The URL itself may carry a password: only its scheme is repeated.
-        scheme = url.partition(":")[0] if ":" in url else ""
-        raise ConfigError(
-            f"{scheme or 'this'!r} names no store: use sqlite:///file.db, sqlite:////path/file.db or memory:"
-        )
+        what = repr(url.partition(":")[0] + ":") if ":" in url else "a URL without a scheme"
+        raise ConfigError(f"{what} names no store: use sqlite:///file.db, sqlite:////path/file.db or memory:")
     return SqlStore(Path(path), check=check)
 
 

@@ -201,4 +201,5 @@ def _nesting(raw: bytes) -> int:
 
 def _refuse(problems: list[dict[str, Any]]) -> NoReturn:
     errors = [{name: value for name, value in problem.items() if value is not None} for problem in problems]
-    raise Refused(f"refused: {errors[0]['detail']}", errors=errors)
+    said = ": ".join(errors[0][name] for name in ("field", "detail") if name in errors[0])
+    raise Refused(f"refused: {said}", errors=errors)

@@ -73,7 +73,8 @@ async def _report(connection: Connection, holder: Holder, past: Past, why: str) 
     for settlement in back:
         outbox.put(Delivery(settlement))
     crashes = sum(settlement.outcome == "crash" for settlement in back)
-    logger.info("%d leases of the worker are handed back, %d of them as crashed", len(back), crashes)
+    if back:
+        logger.info("handed back: %d of the worker's leases, %d of them as crashed", len(back), crashes)
     await outbox.empty()
 
 

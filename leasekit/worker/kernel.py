@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _EXPENDABLE = 200  # thousandths of the memory: as if the process used so much more
 _CGROUPS = Path("/sys/fs/cgroup")
-_PAUSE = 0.02  # seconds between two looks at processes that are about to end
+_PAUSE = 0.02  # seconds between two looks at processes that are about to end …
+_DYING = 10.0  # … and after which one that was killed is taken for hanging in the kernel
 
 
 def can_supervise() -> bool:
@@ -67,25 +69,36 @@ def children(parent: int) -> set[int]:
     return set(_families()[parent])
 
 
-def end_all_but(spared: Iterable[int], *, waiting: Callable[[float], bool]) -> bool:
+def end_all_but(spared: Iterable[int], *, waiting: Callable[[float], bool], within: float = _DYING) -> bool:
     """Kill all that descends from this process, but those children and what descends from them. True when all are gone.
 
     Whoever is gone has been waited for: nothing of it runs. `waiting` is called between two looks with the seconds to
-    wait; where it returns true this gives up.
+    wait; where it returns true this gives up, and so it does after so many seconds: what hangs in the kernel dies when
+    it comes out of there, which may be never.
     """
     spared = set(spared)
-    while True:
-        ours = _descendants(spared)
+    until = time.monotonic() + within
+    # Until a look finds nobody: who was killed may have forked between that look and its end.
+    while (ours := _descendants(spared)) or (not spared and _has_children()):
         for process in ours:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
+        left = set(ours)
         while (reaped := _reaped()) is not None:
             spared.discard(reaped)  # its number may come again
-            ours.discard(reaped)
-        if not ours:
-            return True
-        if waiting(_PAUSE):
+            left.discard(reaped)
+        if waiting(_PAUSE if left or not ours else 0.0) or time.monotonic() >= until:
             return False
+    return True
+
+
+def _has_children() -> bool:
+    """Be it that they cannot be seen, as where /proc shows everybody only what is his own (hidepid)."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _reaped() -> int | None:

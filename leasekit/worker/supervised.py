@@ -12,13 +12,17 @@ __all__ = ["VARIABLE", "attach", "attached", "note"]
 VARIABLE = "LEASEKIT_SUPERVISED"  # what the supervisor tells its child, and nobody else: the ledger, and who it is
 
 _ledger: Ledger | None = None
+_line: int | None = None  # to the supervisor: nothing is said, but it is cut by the end of this program, and by exec
 _noted: Connection | None = None
 
 
 def _forget() -> None:
-    """A forked child is not what the supervisor watches: it holds nothing of the worker's."""
-    global _ledger  # noqa: PLW0603 - one for each process
+    """A forked child is not what the supervisor watches: it holds nothing of the worker's, nor its line."""
+    global _ledger, _line  # noqa: PLW0603 - one for each process
     _ledger = None
+    if _line is not None:
+        os.close(_line)
+        _line = None
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -26,15 +30,16 @@ os.register_at_fork(after_in_child=_forget)
 
 def attach() -> bool:
     """True in the child of a supervisor: from here it ends with it, and is the first to end when memory runs out."""
-    global _ledger  # noqa: PLW0603 - a process has one supervisor
+    global _ledger, _line  # noqa: PLW0603 - a process has one supervisor
     told = os.environ.pop(VARIABLE, None)
     if told is None:
         return False
-    fd, parent = map(int, told.split(":"))
+    fd, _line, parent = map(int, told.split(":"))
     kernel.end_with(parent)
     kernel.expendable()
+    for inherited in (fd, _line):
+        os.set_inheritable(inherited, False)  # noqa: FBT003 - of one argument
     _ledger = Ledger(fd)
-    os.close(fd)
     return True
 
 

@@ -26,13 +26,18 @@ __all__ = ["Supervisor"]
 logger = logging.getLogger("leasekit")
 
 _STOPPING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+_COUNTED = frozenset({signal.SIGTERM, signal.SIGINT})  # by the worker too, whom a second one ends at once
 _PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 _HEARD = _STOPPING | _PASSED_ON | {signal.SIGCHLD}
 _MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGQUIT)  # as under nohup: then they are not heard here either
 _WRONG_USAGE = 2
+_NOT_STARTED = 71  # EX_OSERR
+_NOTHING = Past(None, [], [], [])
 _QUICK = 30.0  # seconds: who ends earlier has ended in quick succession
 _MOST_QUICK = 20  # several tasks that kill each worker that runs them are dead before (`max_crashes`)
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+_LOOK = 1.0  # seconds: whether the worker is still what it was; less than is left of any lease that has been beaten
+_NAMES: Mapping[int, str] = {number: number.name for number in signal.Signals}  # not all of the real-time ones
 
 
 class _Life(NamedTuple):
@@ -56,13 +61,18 @@ class Supervisor:
         self._heard = _HEARD - {number for number in _MAY_BE_IGNORED if signal.getsignal(number) is signal.SIG_IGN}
 
     def run(self) -> int:
-        """The exit code of the last worker. Raises `OSError` where the kernel does not do what this needs."""
+        """The exit code of the last worker. Raises `OSError` where not even the first can be started and watched."""
         kernel.adopt_orphans()
         self._strangers = kernel.children(os.getpid())  # of who became this process by exec
         quick, came_to_work = 0, False
         with _hearing(self._heard) as mask:
             while True:
-                life = self._life(mask)
+                try:
+                    life = self._life(mask)
+                except OSError as error:  # of processes, memory or files there are enough again some day
+                    if not came_to_work:
+                        raise
+                    life = _Life(_NOT_STARTED, f"no worker can be started ({error})", _NOTHING, 0.0)
                 came_to_work |= life.past.holder is not None
                 quick = quick + 1 if life.lasted < _QUICK else 0
                 if self._signals or not came_to_work or self._is_final(life):
@@ -84,8 +94,9 @@ class Supervisor:
         memory = self._memory = SharedMemory()
         try:
             killed_for_memory, began_at = kernel.ended_for_memory(), time.monotonic()
-            process = self._child = self._start(memory.fd, mask)
-            code = os.waitstatus_to_exitcode(self._ended(process))
+            process, line = self._start(memory.fd, mask)
+            with os.fdopen(line):
+                code = os.waitstatus_to_exitcode(self._ended(process, line))
             self._child = None
             lasted = time.monotonic() - began_at
             why = f"the worker (process {process}) {_reason(code, kernel.ended_for_memory() > killed_for_memory)}"
@@ -97,10 +108,20 @@ class Supervisor:
             self._clean_up(past, why)
         return _Life(code if code >= 0 else 128 - code, why, past, lasted)
 
-    def _start(self, ledger: int, mask: set[signal.Signals]) -> int:
-        os.set_inheritable(ledger, True)  # noqa: FBT003 - of one argument
-        environment: Mapping[str, str] = os.environ | {VARIABLE: f"{ledger}:{os.getpid()}"}
-        return os.posix_spawn(self._command[0], list(self._command), environment, setsigmask=mask)
+    def _start(self, ledger: int, mask: set[signal.Signals]) -> tuple[int, int]:
+        """The worker's process, and a line from it that is cut when it becomes another program."""
+        line, end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            for fd in (ledger, end):
+                os.set_inheritable(fd, True)  # noqa: FBT003 - of one argument
+            environment: Mapping[str, str] = os.environ | {VARIABLE: f"{ledger}:{end}:{os.getpid()}"}
+            self._child = os.posix_spawn(self._command[0], list(self._command), environment, setsigmask=mask)
+        except OSError:
+            os.close(line)
+            raise
+        finally:
+            os.close(end)
+        return self._child, line
 
     def _clean_up(self, past: Past, why: str) -> None:
         heard = self._signals
@@ -117,8 +138,12 @@ class Supervisor:
 
     # Signals ------------------------------------------------------------------------------------------------------
 
-    def _ended(self, child: int) -> int:
-        """Its status, as soon as it has ended. Orphans that end are waited for meanwhile."""
+    def _ended(self, child: int, line: int) -> int:
+        """Its status, as soon as it has ended. Orphans that end are waited for meanwhile.
+
+        One that is the worker no more, because a body has exec'ed, is killed: that took along the timer, and no lease
+        is beaten.
+        """
         while True:
             try:
                 while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
@@ -127,22 +152,21 @@ class Supervisor:
                     self._strangers.discard(reaped[0])
             except ChildProcessError as error:
                 raise AssertionError("somebody else has waited for the worker") from error
-            self._listen(None)
+            if _is_cut(line):  # or it is about to end: then this changes nothing
+                os.kill(child, signal.SIGKILL)
+            self._listen(_LOOK)
 
-    def _listen(self, seconds: float | None) -> None:
+    def _listen(self, seconds: float) -> None:
         """Wait for a signal, at most so long, and pass it on."""
-        if seconds is None:
-            heard = signal.sigwaitinfo(self._heard)
-        elif (timed := signal.sigtimedwait(self._heard, seconds)) is None:
+        if (heard := signal.sigtimedwait(self._heard, seconds)) is None:
             return
-        else:
-            heard = timed
         number = signal.Signals(heard.si_signo)
         if number is signal.SIGCHLD:
             return
         has_heard = False
         if number in _STOPPING:
             self._signals += 1
+        if number in _COUNTED:
             has_heard = self._memory is not None and not self._memory.signalled()
         if self._child is not None and not has_heard:  # it has not been waited for, so its number is still its own
             os.kill(self._child, number)
@@ -153,6 +177,13 @@ class Supervisor:
         while not self._signals and (left := until - time.monotonic()) > 0:
             self._listen(left)
         return bool(self._signals)
+
+
+def _is_cut(line: int) -> bool:
+    try:
+        return os.read(line, 1) == b""
+    except BlockingIOError:
+        return False
 
 
 @contextmanager
@@ -173,7 +204,7 @@ def _reason(code: int, killed_for_memory: bool) -> str:  # noqa: FBT001 - privat
     if code == -signal.SIGKILL:
         return "was ended by SIGKILL: from outside, or by the kernel's timer, because it outlived a lease"
     if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
+        return f"was ended by {_NAMES.get(-code, f'signal {-code}')}"
     if code == LOST_EXIT_CODE:
         return f"ended itself with exit code {code}: a body outlived its lease"
     return f"ended with exit code {code}"

@@ -136,6 +136,8 @@ class Worker:
 
         Raises `ConfigError` where the function cannot be a handler, or the kind has one.
         """
+        if callable(kind):
+            raise ConfigError('a handler is for a kind of tasks: write @worker.handler("thumbnail")')
 
         def register(function: Callable[Concatenate[T, P], R]) -> Declared[T, P, R]:
             if isinstance(function, Declared):  # it serves another kind too
@@ -168,7 +170,10 @@ class Worker:
         drain_grace: float | None = None,
         drain_timeout: float | None = None,
     ) -> None:
-        """Work until SIGTERM, SIGINT or `stop()`; then stop gracefully. A second signal ends the process at once.
+        """Work until SIGTERM, SIGINT, SIGHUP or `stop()`; then stop gracefully.
+
+        A second SIGTERM or SIGINT ends the process at once. After a signal, what bodies have left behind when they
+        ended (a thread that asyncio waits for, say) holds the process up for 10 seconds at most.
 
         Blocks. Async handlers run in an event loop of their own, in a thread, so that signals and claims go on while
         one of them blocks it. Signals are only heard in the main thread. What is given here goes before what the worker
@@ -194,6 +199,8 @@ class Worker:
                     shift.run_loop_in_thread()
                     self._begin(shift)
                     shift.wait()
+                    if heard:
+                        signals.end_soon()
             finally:
                 self._at_work = None  # before it is closed: a call would open it again
                 if client is not self._service:
@@ -296,7 +303,8 @@ class Worker:
         self.stop()
         # Not said here: a signal may have interrupted the very stream that the log would be written to.
         if (shift := self._shift) is not None:
-            shift.say(f"{number.name}: the worker stops; a second signal ends it at once")
+            then = "; a second signal ends it at once" if number in (signal.SIGTERM, signal.SIGINT) else ""
+            shift.say(f"{number.name}: the worker stops{then}")
 
     def _submitter(self) -> tuple[Client, bool]:
         """Who schedules what handlers are called with, and whether it is to be closed after that."""

@@ -206,6 +206,19 @@ def test_a_server_that_cannot_start_is_exit_code_1(tmp_path: Path, dev: Callable
     assert "the server did not start" in running.log.read_text()
 
 
+def test_what_names_no_worker_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "leasekit", "dev", "app", "--port", "0"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert re.fullmatch(r"leasekit dev: 'app' names no worker: .*\n", done.stderr)
+
+
 # Which files --------------------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,11 @@
 """Commands as processes on a real server: in a pipe, and on a terminal."""
 
 import json
+import re
 import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +44,24 @@ def test_an_embedded_server_tells_of_its_workers(tmp_path: Any) -> None:
         client.schedule("held")
         with leasekit.lease(next(client.tasks("held"))):
             assert [(worker["name"], worker["running"]) for worker in client.workers()] == [("busy", 1)]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk here that is always full")
+@pytest.mark.parametrize("command", [["schedule", "full"], ["stats"], ["tasks", "--json"]], ids=" ".join)
+def test_what_stdout_does_not_take_is_said_in_one_sentence(server: Any, command: list[str]) -> None:
+    server.command("schedule", "full")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "leasekit", *command],
+            env=server.environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert re.fullmatch(rf"leasekit {command[0]}: stdout does not take .*: No space left on device\n", done.stderr)
 
 
 def test_followed_tasks_are_lines_as_they_change(server: Any) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 import leasekit
 from leasekit import Client, Status
+from leasekit.cli.errors import sentence
+from leasekit.errors import Refused
 
 Run = Callable[..., Any]
 
@@ -87,6 +89,13 @@ def test_what_the_service_refuses_is_one_sentence_that_names_the_field(run: Run)
     assert done.exit_code == 1
     assert done.stderr.count("\n") == 1
     assert "kind" in done.stderr
+
+
+def test_what_a_refusal_has_said_is_not_said_again() -> None:
+    detail = {"item": 0, "field": "kind", "detail": "is too short"}
+    assert sentence(Refused("item 0: kind: is too short", errors=[detail])) == "item 0: kind: is too short"
+    more = {"item": 1, "field": "id", "detail": "is too long"}
+    assert sentence(Refused("two do not fit", errors=[detail, more])).endswith("kind is too short; id is too long")
 
 
 def test_json_is_the_whole_answer(run: Run) -> None:

@@ -7,15 +7,15 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import leasekit
 from leasekit import Status
 from leasekit.task import TaskInfo
+from tests.waiting import eventually
 
 LEASEKIT = [sys.executable, "-m", "leasekit"]
 PATIENCE = 60.0
@@ -108,15 +108,6 @@ def ends_when_told(payload, held):
     note("ended", held.task.id, os.getpid())
     return "x" * payload
 """
-
-
-def eventually(fact: Callable[[], Any], what: str) -> Any:
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        if value := fact():
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"waited {PATIENCE:g} s for {what}")
 
 
 def is_gone(pid: int) -> bool:
@@ -268,7 +259,7 @@ def test_the_task_of_a_worker_that_was_killed_runs_elsewhere_at_once(place: Plac
     assert "SIGKILL" in info.history[0].error["message"]
     assert f"process {pid}" in info.history[0].error["message"]
     assert place.begun(2)[1][1] == str(worker.pid)  # the same supervisor's next worker
-    assert "1 leases of the worker are handed back, 1 of them as crashed" in worker.log
+    assert "handed back: 1 of the worker's leases, 1 of them as crashed" in worker.log
     worker.process.send_signal(signal.SIGTERM)
     assert worker.exit_code() == 0
 

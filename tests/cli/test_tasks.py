@@ -1,12 +1,17 @@
 """`leasekit tasks` and `leasekit cancel`: lists that scripts can read."""
 
+import io
 import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+from rich.console import Console
+
 from leasekit import Client, NewTask, Status
 from leasekit.cli.tail import Tail
+from leasekit.cli.tasks import tasks_table
 from leasekit.task import Page, TaskInfo
 
 Run = Callable[..., Any]
@@ -117,6 +122,21 @@ def test_a_tail_does_not_read_again_the_pages_at_the_beginning_in_which_all_have
     assert listing.asked == ["6", "8"]
 
 
+@pytest.mark.parametrize("width", [80, 100, 160])
+@pytest.mark.parametrize("status", [Status.PROCESSING, Status.RETRIABLE_FAILURE])
+def test_ids_and_statuses_are_whole_on_any_terminal(width: int, status: Status) -> None:
+    task = TaskInfo(
+        id="0" * 36, kind="thumbnail", status=status, priority=2, attempt=1, crashes=0, fence=1,
+        at=datetime.now(UTC), worker="a-host.example:8377:d776de6c", progress={"page": 3},
+    )  # fmt: skip
+    text = io.StringIO()
+    Console(width=width, file=text).print(tasks_table([task, task], width=width))
+    rows = [line for line in text.getvalue().splitlines() if task.id in line]
+    assert len(rows) == 2  # a line for each
+    assert all(f" {status} " in row and " th" in row for row in rows)
+    assert (" wo" in text.getvalue()) == (width >= 100)
+
+
 # Cancel -------------------------------------------------------------------------------------------------------
 
 
@@ -132,6 +152,7 @@ def test_one_that_cannot_be_cancelled_is_exit_code_1(run: Run, client: Client) -
     done = run("cancel", "a", "nope", "--json")
     assert done.exit_code == 1
     assert [json.loads(line)["verdict"] for line in done.stdout.splitlines()] == ["cancelled", "gone"]
+    assert done.stderr == "leasekit cancel: nope cannot be cancelled: ended before, or not there\n"
 
 
 def test_more_than_a_batch_can_be_cancelled(run: Run, client: Client) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import leasekit
 from leasekit import Beats
-from leasekit.cli.work import load
+from leasekit.cli.target import load
 
 
 def work(home: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -63,6 +63,7 @@ class names:
         (["app"], "module:attribute"),
         (["app:"], "module:attribute"),
         (["nowhere:worker"], "no module 'nowhere'"),
+        (["app.py:worker"], "without .py"),
         (["app.tasks:worker"], "no module 'app.tasks'"),
         (["app:absent"], "no 'absent' in 'app'"),
         (["app:nothing"], "no leasekit.Worker"),
@@ -85,6 +86,15 @@ def test_what_the_module_itself_lacks_is_shown_with_its_traceback(home: Path) ->
     assert done.returncode == 1
     assert "there_is_none" in done.stderr
     assert "Traceback" in done.stderr
+    assert re.search(r"^leasekit work: the module 'broken' cannot be imported: .*\n\Z", done.stderr, re.M)
+
+
+@pytest.mark.parametrize("module", ["broken", "misspelled"])
+def test_of_a_module_that_fails_only_its_own_frames_are_shown(home: Path, module: str) -> None:
+    (home / "misspelled.py").write_text("def (:\n")
+    shown = work(home, f"{module}:worker").stderr
+    frames = re.findall(r'^  File "(.*?)"', shown, re.M)
+    assert frames == [str(home / f"{module}.py")], shown
 
 
 def test_options_are_given_to_the_worker_and_the_url_to_the_environment(home: Path) -> None:

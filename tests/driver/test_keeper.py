@@ -1,7 +1,5 @@
 """The keeper: beats that go on whatever happens to calls, adapters, hooks and bodies."""
 
-# ruff: noqa: ASYNC110 - a fake clock's time passes for all who wait, whatever they wait for
-
 import asyncio
 import faulthandler
 import random
@@ -25,6 +23,7 @@ from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Call, Fault, Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -70,12 +69,6 @@ async def start(faulty: Faulty, clock: FakeClock) -> AsyncIterator[Start]:
     faulty.clear()
     for rig in rigs:
         await rig.aclose()
-
-
-async def until(fact: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
-        while not fact():
-            await asyncio.sleep(0.001)
 
 
 async def let_pass(clock: FakeClock, seconds: float, step: float = 1) -> None:

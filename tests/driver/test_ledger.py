@@ -1,13 +1,14 @@
 """The ledger: what a process held can be read when it is gone, whatever it was doing at that moment."""
 
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
 
-from leasekit._driver.ledger import Asked, Holder, Ledger, Left, SharedMemory
+from leasekit._driver.ledger import Asked, Holder, Ledger, Left, Past, SharedMemory
 from leasekit.task import Settlement
 
 HOLDER = Holder(worker="w", url="http://here", guarded=True, spool="/there")
@@ -145,6 +146,25 @@ def test_it_outlives_a_process_that_was_killed(memory: SharedMemory) -> None:
     past = memory.read()
     assert past.holder == HOLDER
     assert past.leases == [Left(f"{n}", "token", begun=n < 500) for n in range(100, 1000)]
+
+
+def test_where_there_is_no_memory_for_more_the_rest_is_not_noted_and_nothing_is_spoiled(memory: SharedMemory) -> None:
+    def work() -> None:
+        ledger = Ledger(memory.fd)
+        ledger.open(HOLDER)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        entries = [ledger.add(f"{n}", "token") for n in range(3000)]
+        for entry in entries:
+            ledger.begins(entry)
+        word = Settlement(id="0", token="token", outcome="release", progress="x" * 90_000)
+        assert ledger.say(entries[0], word) == entries[0]
+        for entry in entries[1:]:
+            ledger.remove(entry)
+        ledger.remove(ledger.asks("claim", ["k"], 1))
+        ledger.begins(ledger.add("last", "token"))
+
+    in_child(work)
+    assert memory.read() == Past(HOLDER, [Left("0", "token", begun=True), Left("last", "token", begun=True)], [], [])
 
 
 @pytest.mark.parametrize("after", range(0, 400, 7))

@@ -1,7 +1,5 @@
 """The outbox: whoever puts something in gets one answer, and nobody waits for the bad luck of another."""
 
-# ruff: noqa: ASYNC110 - a fake clock's time passes for all who wait, whatever they wait for
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -16,6 +14,7 @@ from leasekit.task import NewTask, Settlement, Status, Verdict
 from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Call, Fault, Faulty, Gate
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -47,12 +46,6 @@ async def answers(clock: FakeClock, reports: Iterable[Report]) -> list[str]:
             await asyncio.sleep(0.001)
             clock.advance(0.5)
     return [report.answer.result().verdict for report in reports]
-
-
-async def until(fact: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
-        while not fact():
-            await asyncio.sleep(0.001)
 
 
 def breaks(bad: Report, error: Callable[[], Exception]) -> Fault:

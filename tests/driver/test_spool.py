@@ -1,5 +1,6 @@
 """The spool: what it keeps survives the process, once; what was answered does not."""
 
+import fcntl
 import logging
 import os
 import signal
@@ -48,6 +49,12 @@ def dies(home: Path, *kept: Settlement, then: Callable[[Spool], object] = lambda
         finally:
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
+
+
+def open_files(home: Path) -> int:
+    """How many files there this process has open, also those that are gone."""
+    fds = [fd for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+    return sum(str(fd.readlink()).startswith(str(home)) for fd in fds)
 
 
 def test_nothing_is_written_before_there_is_something_to_keep(home: Path, spool: Spool) -> None:
@@ -207,6 +214,59 @@ def test_a_long_file_of_answered_results_is_written_anew(home: Path, spool: Spoo
     assert path.stat().st_size < 1_500_000
     other.close()
     assert ids(spool.adopt()) == ["stays"]
+
+
+def test_a_long_file_that_a_full_disk_does_not_let_be_written_anew_stays_as_it_is(
+    home: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Spool(home, URL)
+    other.keep([settlement("stays")])
+    long = [settlement(f"{n}", result="x" * 50_000) for n in range(40)]
+    other.keep(long)
+    before, write = open_files(home), os.write
+
+    def full(fd: int, data: memoryview) -> int:
+        if b'"kept"' in bytes(data):
+            raise OSError(28, "No space left on device")
+        return write(fd, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space"):
+            other.answered(long)
+    assert len(list(home.iterdir())) == 1
+    assert open_files(home) == before
+    other.answered(long)
+    other.close()
+    assert ids(spool.adopt()) == ["stays"]
+
+
+def test_what_a_full_disk_does_not_let_be_adopted_is_reported_all_the_same_and_stays(
+    home: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dies(home, settlement("a"))
+    dies(home, settlement("b"))
+
+    def full(fd: int, data: memoryview) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        assert sorted(ids(spool.adopt())) == ["a", "b"]
+    assert caplog.text.count("stays where it is: [Errno 28]") == 2
+    spool.answered([settlement("a")])  # harms nobody
+    assert sorted(ids(spool.adopt())) == ["a", "b"]
+
+
+def test_where_nothing_can_be_locked_nothing_is_left_of_the_try(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(fd: int, operation: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(OSError, match="No locks"):
+        Spool(home, URL).keep([settlement("a")])
+    assert list(home.iterdir()) == []
+    assert open_files(home) == 0
 
 
 def test_files_of_other_services_are_left_alone(home: Path, spool: Spool) -> None:

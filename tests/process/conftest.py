@@ -8,11 +8,13 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.waiting import eventually
 
 
 class Process:
@@ -65,7 +67,7 @@ class Fleet:
         log = self.home / "server.log"
         begin = log.stat().st_size if log.exists() else 0
         server = self.start("server", "-m", "leasekit", "serve", "--port", str(port), "--store", "sqlite:///tasks.db")
-        line = wait_for(
+        line = eventually(
             lambda: re.search(r"https?://[\w.:\[\]]+", log.read_text()[begin:]), what="the server's address"
         )
         self.url = line[0]
@@ -108,21 +110,6 @@ def hear(event):
 
 worker = leasekit.Worker(hooks=[hear], concurrency=4)
 """
-
-
-def wait_for(fact: Callable[[], Any], *, what: str, within: float = 60) -> Any:
-    """The first true value of `fact`."""
-    until = time.monotonic() + within
-    while time.monotonic() < until:
-        if value := fact():
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"waited {within:g} s for {what}")
-
-
-@pytest.fixture
-def eventually() -> Callable[..., Any]:
-    return wait_for
 
 
 @pytest.fixture

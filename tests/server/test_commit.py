@@ -17,6 +17,7 @@ from leasekit.server.commit import GroupCommit, Rank
 from leasekit.server.store import Dedupe, Store
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.turn import Readied, Turn
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -100,12 +101,6 @@ class Recorder:
         with anyio.fail_after(10):
             await ahead
             return await asyncio.gather(*asking, return_exceptions=True)
-
-
-async def until(fact: Any) -> None:
-    with anyio.fail_after(10):
-        while not fact():  # noqa: ASYNC110  a fact of another thread
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Workers at work in a thread of the test, on a service in memory."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -14,23 +13,9 @@ from leasekit.hooks import Event
 from leasekit.task import NewTask, Status, TaskInfo
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
+from tests.waiting import eventually
 
 AtWork = Callable[[Worker], AbstractContextManager[Worker]]
-
-
-def _eventually(fact: Callable[[], Any], *, within: float = 30) -> Any:
-    """The first true value of `fact`."""
-    until = time.monotonic() + within
-    while time.monotonic() < until:
-        if value := fact():
-            return value
-        time.sleep(0.002)
-    raise AssertionError("it did not come about")
-
-
-@pytest.fixture
-def eventually() -> Callable[..., Any]:
-    return _eventually
 
 
 class Submitter:
@@ -57,7 +42,7 @@ class Submitter:
             info = self.get(task_id)
             return info if info.status in statuses else None
 
-        info: TaskInfo = _eventually(seen)
+        info: TaskInfo = eventually(seen)
         return info
 
     def success(self, task_id: str) -> TaskInfo:

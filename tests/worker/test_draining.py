@@ -65,6 +65,26 @@ def test_a_thread_hears_of_it_at_its_next_call(
     assert task_id in str(raised[0])
 
 
+def test_the_checkpoint_with_which_a_thread_hears_of_it_is_kept(faulty: Faulty, submitter: Any, at_work: Any) -> None:
+    worker = Worker(faulty, drain_grace=0.01, drain_timeout=math.inf)
+    begun = threading.Event()
+    done: list[int] = []
+
+    @worker.handler("k")
+    def counts(payload: Any, held: Lease) -> None:
+        while True:
+            done.append(len(done))
+            held.progress(len(done))
+            begun.set()
+
+    with at_work(worker):
+        task_id = submitter.schedule("k")
+        assert begun.wait(60)
+        worker.stop()
+        info = submitter.when(task_id, "enqueued")
+    assert info.progress == len(done)
+
+
 def test_a_body_that_decides_what_its_end_means_is_heard(faulty: Faulty, submitter: Any, at_work: Any) -> None:
     worker = Worker(faulty, drain_grace=0.01, drain_timeout=math.inf)
     begun = threading.Event()

@@ -117,6 +117,12 @@ def test_one_kind_has_one_handler() -> None:
         worker.handler("k")(coroutine)
 
 
+def test_a_decorator_that_was_given_no_kind_says_how_it_is_written() -> None:
+    bare: Any = Worker("memory://").handler
+    with pytest.raises(ConfigError, match=r'write @worker.handler\("thumbnail"\)'):
+        bare(plain)
+
+
 def test_a_declared_function_is_called_as_before() -> None:
     def doubled(payload: int) -> int:
         """Twice as much."""

@@ -63,6 +63,58 @@ real(process.pid, 9); process.wait()
     assert python(code) == ["False"]
 
 
+def test_one_that_hangs_in_the_kernel_holds_nobody_up_for_ever() -> None:
+    code = """
+import os, subprocess, time
+from leasekit.worker import kernel
+process = subprocess.Popen(["sleep", "600"])
+real = os.kill; os.kill = lambda *_: None
+def waiting(seconds):
+    time.sleep(seconds)
+    return False
+print(kernel.end_all_but([], waiting=waiting, within=0.1))
+real(process.pid, 9); process.wait()
+"""
+    assert python(code) == ["False"]
+
+
+def test_what_somebody_forks_just_before_he_is_killed_is_killed_too() -> None:
+    code = """
+import os, time
+from leasekit.worker import kernel
+kernel.adopt_orphans()
+now, done = os.pipe(), os.pipe()
+if not (child := os.fork()):
+    os.read(now[0], 1)
+    if os.fork():
+        os.write(done[1], b"!")
+    time.sleep(600)
+kill = os.kill
+def late(process, number):  # between the look that found it and its end it has its turn once more
+    if process == child:
+        os.write(now[1], b"!")
+        os.read(done[0], 1)
+    kill(process, number)
+    os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)  # so quickly
+os.kill = late
+print(kernel.end_all_but([], waiting=lambda seconds: False), kernel.children(os.getpid()))
+"""
+    assert python(code) == ["True set()"]
+
+
+def test_children_that_cannot_be_seen_are_not_taken_for_gone() -> None:
+    code = """
+import collections, subprocess
+from leasekit.worker import kernel
+process = subprocess.Popen(["sleep", "600"])
+kernel._families = lambda: collections.defaultdict(set)
+print(kernel.end_all_but([], waiting=lambda seconds: False, within=0.1))
+process.kill(); process.wait()
+print(kernel.end_all_but([], waiting=lambda seconds: False, within=0.1))
+"""
+    assert python(code) == ["False", "True"]
+
+
 def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     code = """
 import os, signal, time

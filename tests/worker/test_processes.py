@@ -135,7 +135,7 @@ def test_a_signal_that_interrupts_the_writing_of_a_log_stops_the_worker(start: C
     assert script.said == ["ended"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_lets_bodies_end_and_their_results_be_reported(
     start: Callable[[str], Script], eventually: Eventually, number: signal.Signals
 ) -> None:
@@ -177,6 +177,87 @@ def test_a_second_signal_ends_the_process_at_once_and_its_logs_are_written(
             continue
     assert script.exit_code() == 128 + number
     assert "a second signal ends it at once" in script.errors
+
+
+def test_a_hang_up_that_comes_with_another_signal_is_no_second_one(
+    start: Callable[[str], Script], eventually: Eventually, tmp_path: Path
+) -> None:
+    script = start(
+        """
+        @worker.handler("k")
+        def waits(payload):
+            say("begun")
+            while not os.path.exists("finish"):
+                time.sleep(0.01)
+
+        submitter.schedule("k")
+        worker.run()
+        submitter.close()
+        """
+    )
+    eventually(lambda: "begun" in script.said)
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+        script.signal(number)
+    (tmp_path / "finish").touch()
+    assert script.exit_code() == 0, script.errors
+
+
+LEAVES_A_THREAD = """
+    import asyncio
+    from leasekit.worker import ending
+    ending._LEFTOVERS = 0.1
+
+    @worker.handler("k")
+    async def leaves_a_thread(payload):
+        asyncio.get_running_loop().run_in_executor(None, time.sleep, {seconds})  # asyncio waits for it in the end
+        return "done"
+
+    def end():
+        while submitter.get(task_id).status != "success":
+            time.sleep(0.001)
+        {stop}
+
+    task_id = submitter.schedule("k").id
+    threading.Thread(target=end, daemon=True).start()
+    worker.run()
+    say("stopped")
+    submitter.close()
+"""
+
+
+def test_what_a_body_has_left_behind_does_not_hold_up_a_stop_for_ever(start: Callable[[str], Script]) -> None:
+    script = start(LEAVES_A_THREAD.format(seconds=600, stop="os.kill(os.getpid(), signal.SIGTERM)"))
+    assert script.exit_code() == 128 + signal.SIGTERM, script.errors
+    assert script.said == []
+
+
+def test_who_stops_a_worker_by_himself_is_not_ended_with_it(start: Callable[[str], Script]) -> None:
+    script = start(LEAVES_A_THREAD.format(seconds=1, stop="worker.stop()"))
+    assert script.exit_code() == 0, script.errors
+    assert script.said == ["stopped"]
+
+
+@pytest.mark.parametrize("handler", ["signal.SIG_IGN", "lambda *_: None"])
+def test_a_hang_up_that_is_ignored_or_somebody_elses_stays_so(
+    start: Callable[[str], Script], eventually: Eventually, handler: str
+) -> None:
+    script = start(
+        f"""
+        handler = {handler}
+        signal.signal(signal.SIGHUP, handler)
+
+        @worker.handler("k")
+        def looks(payload):
+            say(signal.getsignal(signal.SIGHUP) is handler)
+            worker.stop()
+
+        submitter.schedule("k")
+        worker.run()
+        submitter.close()
+        """
+    )
+    assert script.exit_code() == 0, script.errors
+    assert script.said == ["True"]
 
 
 def test_a_body_that_outlives_its_lease_ends_the_process_before_its_trust_ends_and_shows_all_stacks(

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-class Entity(Struct, frozen=True):
+class Entity(Struct, frozen=True, gc=False):
     """What a task is. The order of the fields is that of the table's columns."""
 
     seq: int  # the order in which tasks came in; the store's own key
@@ -51,7 +51,7 @@ class Entity(Struct, frozen=True):
     traceparent: str | None
 
 
-class Trigger(Struct, frozen=True, array_like=True):
+class Trigger(Struct, frozen=True, array_like=True, gc=False):
     """Where a task stands. The order of the fields is that of the table's columns."""
 
     seq: int
@@ -91,7 +91,7 @@ class Limits(NamedTuple):
     retry: bytes | None
 
 
-class Run(Struct, frozen=True):
+class Run(Struct, frozen=True, gc=False):
     """How one claim of a task ended. The order of the fields is that of the table's columns."""
 
     seq: int

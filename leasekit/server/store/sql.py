@@ -22,6 +22,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingErr
 
 from leasekit.errors import ConfigError, StoreDamaged, Unavailable
 from leasekit.server.store import Store, Tx, View
+from leasekit.server.store.held import Held
 from leasekit.server.store.lock import FileLock
 from leasekit.server.store.tx import Counter, SqlTx, SqlView
 
@@ -42,6 +43,10 @@ _WRITER = (
     "cache_size = -65536",  # KiB: the hot tables stay in memory
 )
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_OURS = (
+    *(IntegrityError, DataError, ProgrammingError),
+    *(sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError),
+)
 _LOOK_EVERY = 10_000  # steps of the check, between two looks at the time
 _RESERVE = 64 * 2**20
 """Bytes on the disk that new tasks leave to those that are there: in a full one not even a beat can be written.
@@ -69,6 +74,7 @@ class SqlStore(Store):
         self._reading = _engine(path, _READER, "BEGIN", pool=QueuePool)
         self._connection: Connection | None = None
         self._counter = Counter()
+        self._held = Held()
 
     def open(self) -> None:
         """Take the lock, look whether the file is whole, take the missing steps of the schema: in the writer's thread.
@@ -129,8 +135,12 @@ class SqlStore(Store):
     @contextmanager
     def transaction(self) -> Generator[Tx]:
         """A transaction that is on the disk when the block ends."""
-        with self._connected() as connection, connection.begin():
-            yield SqlTx(connection, self._counter)
+        try:
+            with self._connected() as connection, connection.begin():
+                yield SqlTx(connection, self._counter, self._held)
+        except BaseException:
+            self._held.clear()  # what this transaction wrote is undone, or nobody knows
+            raise
 
     @contextmanager
     def view(self) -> Generator[View]:
@@ -161,6 +171,7 @@ class SqlStore(Store):
         self._disconnect()
         self._writing.dispose()
         self._counter = Counter()
+        self._held.clear()
         self._lock.release()
 
     @contextmanager
@@ -169,9 +180,9 @@ class SqlStore(Store):
             if self._connection is None:
                 self._connection = self._writing.connect()
             yield self._connection
-        except (IntegrityError, DataError, ProgrammingError):
+        except _OURS:
             raise  # somebody's values, or a mistake of ours; the store is well
-        except (DBAPIError, sqlite3.Error) as error:  # what goes wrong while rows are fetched comes as it is
+        except (DBAPIError, sqlite3.Error) as error:  # from SQLAlchemy, or as the driver says it: `statements`
             # After a failed write nothing is known about this connection: the next transaction opens a new one.
             self._disconnect()
             raise Unavailable(f"the store did not take it: {_cause(error)}") from error
@@ -197,7 +208,7 @@ def _engine(path: Path, pragmas: tuple[str, ...], begin: str, *, pool: type[Null
         cursor.close()
 
     def begun(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
+        connection.connection.cursor().execute(begin)
 
     event.listen(engine, "connect", connected)
     event.listen(engine, "begin", begun)

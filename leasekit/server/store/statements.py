@@ -1,20 +1,22 @@
 """Every statement that a transaction runs, in SQLAlchemy Core, compiled once.
 
-Rows go to the driver and come from it as plain tuples, so that a row costs what the driver costs. What SQL does not
-say alike everywhere is in `_listed` and `_is_one_pair_of` alone: a list of values as one parameter.
+They run on the driver's own cursor, and rows are plain tuples, so that both cost what the driver costs; errors are the
+driver's too. What SQL does not say alike everywhere is in `_listed` and `_is_one_pair_of` alone: a list of values as
+one parameter.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, cast
 
 from sqlalchemy import (
     ClauseElement,
     ColumnElement,
     Connection,
-    CursorResult,
     Double,
     Integer,
     Select,
+    Table,
     Text,
     Update,
     bindparam,
@@ -34,17 +36,19 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import sqlite
+from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.selectable import TableValuedAlias
 
 from leasekit.server.store.schema import claim, dedupe, is_leased, is_waiting, progress, run, task, trigger
 from leasekit.task import Status
 
-__all__ = ["DIALECT", "Statement"]
+__all__ = ["DIALECT", "Insert", "Statement"]
 
 DIALECT = sqlite.dialect()
 
 _SPREAD = 100  # steps over which leases are spread that get a new end at once
+_TOGETHER = 50  # rows; every SQLite takes 999 values in one statement, the widest table has 18 columns
 
 
 class Statement:
@@ -56,9 +60,11 @@ class Statement:
         self.names = tuple(compiled.positiontup or ())
         self._values = compiled.params  # those that are written in the statement itself; None for the others
 
-    def __call__(self, connection: Connection, **values: Any) -> CursorResult[Any]:
+    def __call__(self, connection: Connection, **values: Any) -> DBAPICursor:
         """Run it, with values by name."""
-        return connection.exec_driver_sql(self.sql, self.bound(values))
+        cursor = _cursor(connection)
+        cursor.execute(self.sql, self.bound(values))
+        return cursor
 
     def bound(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
         """What the driver is to be given for these values."""
@@ -67,13 +73,33 @@ class Statement:
 
     def rows(self, connection: Connection, **values: Any) -> list[tuple[Any, ...]]:
         """Run it, and all that it finds."""
-        cursor: Any = self(connection, **values).cursor
-        return cast("list[tuple[Any, ...]]", cursor.fetchall())
+        return cast("list[tuple[Any, ...]]", self(connection, **values).fetchall())
 
     def each(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
         """Run it for each tuple of values, in the order in which the statement names them."""
         if rows:
-            connection.exec_driver_sql(self.sql, rows if len(rows) > 1 else rows[0])
+            _cursor(connection).executemany(self.sql, rows)
+
+
+class Insert(Statement):
+    """An insert of rows that cost less together: one statement for each `_TOGETHER` of them."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(insert(table))
+        row = self.sql.partition(" VALUES ")[2]
+        self._together = ", ".join([self.sql] + [row] * (_TOGETHER - 1))
+
+    def each(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Insert these rows, in their order."""
+        rest = len(rows) - len(rows) % _TOGETHER
+        for at in range(0, rest, _TOGETHER):
+            _cursor(connection).execute(self._together, list(chain.from_iterable(rows[at : at + _TOGETHER])))
+        super().each(connection, rows[rest:])
+
+
+def _cursor(connection: Connection) -> DBAPICursor:
+    # The driver's own: SQLAlchemy's result would cost more than most of these statements.
+    return connection.connection.cursor()
 
 
 def _listed(name: str) -> TableValuedAlias:
@@ -165,8 +191,8 @@ LANES = Statement(_lanes())
 
 _OF_SEQ = bindparam("of_seq", type_=Integer)
 
-ADD_TASKS = Statement(insert(task))
-ADD_TRIGGERS = Statement(insert(trigger))
+ADD_TASKS = Insert(task)
+ADD_TRIGGERS = Insert(trigger)
 SAVE = Statement(
     update(trigger)
     .where(trigger.c.seq == _OF_SEQ)
@@ -189,13 +215,13 @@ END = Statement(
         reason=null(),
     )
 )
-ADD_PROGRESS = Statement(insert(progress))
+ADD_PROGRESS = Insert(progress)
 DROP_PROGRESS = Statement(delete(progress).where(progress.c.seq == _OF_SEQ))
-ADD_RUNS = Statement(insert(run))
+ADD_RUNS = Insert(run)
 DROP_RUNS = Statement(delete(run).where(run.c.seq == _OF_SEQ, run.c.fence == bindparam("of_fence")))
-ADD_CLAIMS = Statement(insert(claim))
+ADD_CLAIMS = Insert(claim)
 FORGET_CLAIMS = Statement(delete(claim).where(claim.c.granted_at < bindparam("before", type_=Double)))
-ADD_DEDUPES = Statement(insert(dedupe))
+ADD_DEDUPES = Insert(dedupe)
 DROP_DEDUPES = Statement(
     delete(dedupe).where(dedupe.c.kind == bindparam("of_kind"), dedupe.c.key == bindparam("of_key"))
 )

@@ -20,6 +20,7 @@ from leasekit.server.store import (
     View,
 )
 from leasekit.server.store import statements as sql
+from leasekit.server.store.held import Held
 from leasekit.server.store.schema import dedupe, task, trigger
 from leasekit.task import Status
 
@@ -90,9 +91,10 @@ class SqlView(View):
 class SqlTx(SqlView, Tx):
     """One transaction of the writer on an SQL database."""
 
-    def __init__(self, connection: Connection, counter: Counter) -> None:
+    def __init__(self, connection: Connection, counter: Counter, held: Held) -> None:
         super().__init__(connection)
         self._counter = counter
+        self._held = held
 
     def allocate(self, count: int) -> int:
         """The first of `count` new, consecutive `seq`s, larger than all before."""
@@ -108,6 +110,15 @@ class SqlTx(SqlView, Tx):
         ]
         rows = [(*what, *_standing(one)) for what, one in zip(identity, triggers, strict=True)]
         sql.ADD_TRIGGERS.each(self._connection, rows)
+
+    def triggers(self, ids: Collection[str]) -> dict[str, Trigger]:
+        """Where those of these tasks stand that there are."""
+        known = self._held.find(ids)
+        if len(known) < len(ids) and (missing := [task_id for task_id in ids if task_id not in known]):
+            found = super().triggers(missing)
+            self._held.keep(found.values())
+            known |= found
+        return known
 
     def triggers_of(self, seqs: Collection[int]) -> dict[int, Trigger]:
         """Where these tasks stand."""
@@ -128,16 +139,19 @@ class SqlTx(SqlView, Tx):
     def save(self, triggers: Sequence[Trigger]) -> None:
         """Keep where these tasks stand now."""
         sql.SAVE.each(self._connection, [(*_standing(one), one.seq) for one in triggers])
+        self._held.keep(triggers)
 
     def renew(self, seqs: Collection[int], status: Status, *, now: float) -> None:
         """Put these to `status`, and their next trigger time to `now` and their own `heartbeat_timeout`."""
         if seqs:
             sql.RENEW(self._connection, seqs=_list(seqs), to_status=status.value, now=now)
+            self._held.renew(seqs, status, now=now)
 
     def end(self, seqs: Collection[int], status: Status) -> None:
         """Put these to `status`, which is an end."""
         if seqs:
             sql.END(self._connection, seqs=_list(seqs), to_status=status.value)
+            self._held.drop(seqs)
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
         """The lanes of these kinds in which something waits, the most urgent first."""
@@ -164,6 +178,7 @@ class SqlTx(SqlView, Tx):
     def rebase(self, *, now: float) -> None:
         """Let no lease end before its whole ttl from `now`, spread over a tenth more."""
         sql.REBASE(self._connection, now=now)
+        self._held.clear()
 
     def set_progress(self, values: Mapping[int, bytes]) -> None:
         """Keep the latest checkpoints."""

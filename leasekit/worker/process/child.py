@@ -62,6 +62,7 @@ _CHUNK = 64 * 1024
 def main(fd: int) -> None:
     """Serve the worker at the other end of this socket, until that is closed."""
     os.set_inheritable(fd, False)  # noqa: FBT003
+    guard = os.getppid()
     for number in (signal.SIGTERM, signal.SIGINT):
         # Who stops a service tells all its processes. A handler: what is ignored would be so in child processes too.
         signal.signal(number, partial(_leave_it_to_the_worker, os.getpid()))
@@ -80,7 +81,7 @@ def main(fd: int) -> None:
         return
     if setup.log_level is not None and not logging.getLogger().handlers:
         logging.basicConfig(level=setup.log_level, format=setup.log_format or logging.BASIC_FORMAT)
-    executor = _Executor(channel, handlers, _Connection(setup))
+    executor = _Executor(channel, handlers, _Connection(setup), guard=guard)
     threading.Thread(target=executor.listen, name="leasekit-executor", daemon=True).start()
     channel.send(Ready())
     executor.serve()
@@ -196,12 +197,13 @@ class _Holding(Holding):
 class _Executor:
     """Runs what comes in, one after another."""
 
-    def __init__(self, channel: Channel, handlers: dict[str, Handler], connection: _Connection) -> None:
+    def __init__(self, channel: Channel, handlers: dict[str, Handler], connection: _Connection, *, guard: int) -> None:
         self.channel = channel
         self._handlers = handlers
         self._connection = connection
         self._todo: queue.SimpleQueue[Handler | None] = queue.SimpleQueue()
         self._pid = os.getpid()
+        self._guard = guard
         self._lock = threading.Lock()  # between what comes in, and a body's begin and end
         self._holding: _Holding | None = None  # from when a run has come in until it has ended
         self._lease: Lease | None = None  # while its body runs
@@ -241,6 +243,9 @@ class _Executor:
             self.channel.send(self._run(handler))
 
     def _run(self, handler: Handler) -> Ended:
+        # Again for each: a handler, or what it was imported from, may have changed the user, and the kernel forgets
+        # then that this process is to end with its guard, whose timer guards this body.
+        kernel.end_with(self._guard)
         self.catch_up()
         try:
             lease = self._begin()

@@ -66,9 +66,10 @@ def main(control: socket.socket, channel: int, worker: int, command: list[str]) 
         with contextlib.suppress(OSError):  # the worker is gone
             control.send(REFUSED + str(error).encode())
         return
+    guard = os.getpid()  # not asked for by the child: who asks when its parent is dead is told of another
     executor = os.fork()
     if executor == 0:
-        _become(command, channel, guard=os.getppid(), worker=worker)
+        _become(command, channel, guard=guard)
     with contextlib.suppress(OSError):  # where that is allowed: it dies at once then, however busy the machine is
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     os.close(channel)
@@ -93,7 +94,7 @@ def _tried() -> tuple[Timer, float]:
     return timer, _FAR - left
 
 
-def _become(command: list[str], channel: int, *, guard: int, worker: int) -> NoReturn:
+def _become(command: list[str], channel: int, *, guard: int) -> NoReturn:
     """The forked child turns into the executor: in a session of its own, and dead as soon as its guard is."""
     try:
         os.setsid()

@@ -29,6 +29,7 @@ _PATIENCE = 10.0  # seconds for a guard to start, and to do what it was told
 _LAST_WORD = 0.5  # seconds for a guard to say how its executor ended
 _DYING = 0.2  # seconds from the end of its line to that of an executor which dies
 _PRECISION = 0.005  # seconds between two readings of one clock
+_NO_SIGPIPE = socket.MSG_NOSIGNAL  # a user may have made that signal deadly again: the end of one executor is not ours
 
 
 class Pair:
@@ -92,7 +93,7 @@ class Pair:
     def _tell(self, message: bytes) -> None:
         try:
             with self._telling:  # what is closed meanwhile may be another file
-                self._control.send(message, socket.MSG_DONTWAIT)
+                self._control.send(message, socket.MSG_DONTWAIT | _NO_SIGPIPE)
         except OSError:
             # It is dead, or stopped for so long that no more goes in: an executor must not outlive what it was told.
             self._guard.kill()
@@ -161,7 +162,7 @@ class Pair:
     def _flush(self) -> None:
         try:
             while self._out:
-                del self._out[: self._channel.send(self._out)]
+                del self._out[: self._channel.send(self._out, _NO_SIGPIPE)]
         except BlockingIOError:
             pass
         except OSError:  # it is dead, and `step` finds out

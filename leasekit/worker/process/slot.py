@@ -169,6 +169,7 @@ class Slot:
                 return True
             pair, self._pair = self._pair, None
             logger.warning("an executor without a task %s; there will be another", _end(pair, within=0))
+            self.pause()
         try:
             pair = Pair(self._bell.ring, self._bell.fd, self._now)
         except OSError as error:
@@ -191,7 +192,6 @@ class Slot:
                 logger.error("an executor %s before it was ready; it is tried again", how)
                 self.pause()
             return False
-        self._backoff.reset()
         self._pair = pair
         return True
 
@@ -249,6 +249,7 @@ class Slot:
                 self._never_begun(work, lease)
                 return
             run.begin()
+            self._backoff.reset()  # not when it was ready: one that dies soon after that is no better
         except (TypeError, ValueError) as error:  # a backend in memory may hand out what is no JSON
             work.end(lease, error)
             return

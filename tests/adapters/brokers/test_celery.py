@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 import leasekit_celery
 from leasekit import ConfigError
+from tests.waiting import eventually
 
 Workers = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -117,13 +117,6 @@ def kill_all(process: "subprocess.Popen[bytes]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def eventually(fact: Callable[[], object], *, within: float = 100) -> None:
-    until = time.monotonic() + within
-    while not fact():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.05)
 
 
 @pytest.fixture

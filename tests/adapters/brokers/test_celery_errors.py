@@ -1,13 +1,17 @@
 """A Celery task that cannot be run now is never lost, and never run without its lease: whatever else fails."""
 
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import celery
 import pytest
+from celery import signals
+from celery.app.trace import build_tracer
 from celery.canvas import Signature
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, OperationalError, Reject
 
 import leasekit
 import leasekit_celery
@@ -39,13 +43,17 @@ class Shop:
         return count
 
     @contextmanager
-    def delivered(self, task: Any) -> Iterator[None]:
+    def delivered(self, task: Any, **request: int) -> Iterator[None]:
         """As a worker has it."""
-        task.push_request(id="1", called_directly=False, is_eager=False, retries=0, args=(), kwargs={})
+        task.push_request(id="1", called_directly=False, is_eager=False, args=(), kwargs={}, **request)
         try:
             yield
         finally:
             task.pop_request()
+
+    def run(self, task: Any, **request: int) -> Any:
+        with self.delivered(task, **request):
+            return task()
 
     def send(self) -> None:
         if self.broker_is_away:
@@ -105,11 +113,193 @@ def test_a_lost_lease_of_what_does_not_come_again_is_a_failure(
     shop: Shop, acks_late: Any, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = shop.task(acks_late=acks_late)
-
-    def lose(*_: object) -> None:
-        raise LeaseLost("lost", task_id="once:celery:1", reason="expired")
-
-    monkeypatch.setattr(leasekit.Lease, "_conclude", lose)
+    monkeypatch.setattr(leasekit.Lease, "lost", True)
+    monkeypatch.setattr(leasekit.Lease, "_conclude", refuse)
     with shop.delivered(task), pytest.raises(raised):
         task()
     assert shop.ran == 1
+
+
+def refuse(*_: object) -> None:
+    raise LeaseLost("lost", task_id="once:celery:1", reason="taken")
+
+
+# The order in which a run ends
+
+
+class Traced:
+    """An app with a result backend, whose tasks are run by Celery's own tracer, as in a worker."""
+
+    def __init__(self, task_cls: Any = None) -> None:
+        self.client = leasekit.Client(MemoryBackend(MemoryService(), worker="celery"), patience=0)
+        self.app = celery.Celery("shop", broker="memory://", backend="cache+memory://", task_cls=task_cls)
+        leasekit_celery.install(self.app, "memory://")
+        self.app.Task.leases = self.client
+        self.id = str(uuid.uuid4())  # all backends in memory are one
+        self.ran = 0
+
+        @self.app.task(acks_late=True)  # type: ignore[untyped-decorator]
+        def count(*, fail: bool = False) -> int:
+            self.ran += 1
+            if fail:
+                raise ValueError("oops")
+            return self.ran
+
+        self.task = count
+
+    def deliver(self, task: Any = None, *args: Any, **kwargs: Any) -> None:
+        """As a worker runs it."""
+        task = task or self.task
+        build_tracer(task.name, task, app=self.app)(self.id, args, kwargs, {"id": self.id, "delivery_info": {}})
+
+    @property
+    def status(self) -> str:
+        """Of its lease, at the service."""
+        info = self.client.get(f"once:celery:{self.id}")
+        return str(info.status) if info else "unknown"
+
+    @property
+    def result(self) -> Any:
+        return self.app.AsyncResult(self.id)
+
+
+@pytest.fixture
+def traced() -> Iterator[Traced]:
+    traced = Traced()
+    yield traced
+    traced.client.close()
+
+
+@pytest.mark.parametrize(("fail", "stores", "ended"), [
+    (False, "mark_as_done", "success"), (True, "mark_as_failure", "fatal_failure"),
+])  # fmt: skip
+def test_its_end_is_reported_after_celery_has_stored_its_result(
+    traced: Traced, fail: Any, stores: str, ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    store = getattr(traced.app.backend, stores)
+
+    def look(*args: Any, **kwargs: Any) -> Any:
+        done = store(*args, **kwargs)
+        seen.append(traced.status)
+        return done
+
+    monkeypatch.setattr(traced.app.backend, stores, look)
+    traced.deliver(fail=fail)
+    assert (seen, traced.status) == (["processing"], ended)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OperationalError("away")])
+def test_what_was_broken_off_before_its_result_was_stored_runs_again(
+    traced: Traced, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_off(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt, RuntimeWarning):  # of which Celery warns
+        patch.setattr(traced.app.backend, "mark_as_done", break_off)
+        traced.deliver()
+    assert traced.status == "enqueued"
+    traced.deliver()
+    assert (traced.ran, traced.result.result, traced.status) == (2, 2, "success")
+
+
+def test_a_report_that_is_refused_after_that_is_said(
+    traced: Traced, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leasekit.Lease, "_conclude", refuse)
+    traced.deliver()
+    assert traced.result.result == 1
+    assert f"task {traced.id} may run again, though it has ended" in caplog.text
+
+
+# Cancelled at the service of the leases
+
+
+@pytest.fixture
+def cancelled(traced: Traced) -> Traced:
+    with leasekit.lease(traced.client.once(f"celery:{traced.id}")) as held:
+        held.release()
+    traced.client.cancel(f"once:celery:{traced.id}")
+    return traced
+
+
+def test_what_was_cancelled_at_the_service_is_revoked_and_never_runs(
+    cancelled: Traced, caplog: pytest.LogCaptureFixture
+) -> None:
+    revoked: list[str] = []
+
+    def hear(request: Any, **_: object) -> None:
+        revoked.append(request.id)
+
+    signals.task_revoked.connect(hear)
+    cancelled.deliver()
+    signals.task_revoked.disconnect(hear)
+    assert (cancelled.ran, cancelled.result.state, revoked) == (0, "REVOKED", [cancelled.id])
+    assert f"task {cancelled.id} is revoked, and acknowledged without running" in caplog.text
+
+
+def test_what_was_cancelled_while_the_result_backend_is_away_is_revoked_later(
+    cancelled: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_to_store(*_: object, **__: object) -> None:
+        raise ConnectionError("away")
+
+    sent: list[str] = []
+    monkeypatch.setattr(Signature, "apply_async", lambda _: sent.append("again"))
+    monkeypatch.setattr(cancelled.app.backend, "mark_as_revoked", refuse_to_store)
+    cancelled.deliver()
+    assert (cancelled.ran, sent) == (0, ["again"])
+
+
+# What others do with tasks
+
+
+def test_a_task_that_calls_itself_runs_under_the_lease_that_it_has(traced: Traced) -> None:
+    @traced.app.task(acks_late=True)  # type: ignore[untyped-decorator]
+    def factorial(n: int) -> int:
+        return 1 if n < 2 else n * int(factorial(n - 1))
+
+    traced.deliver(factorial, 5)
+    assert traced.result.result == 120
+
+
+@pytest.mark.parametrize("follows", [{"retries": 1}, {"replaced_task_nesting": 1}])
+def test_what_a_run_has_sent_in_its_own_place_waits_until_that_has_ended(shop: Shop, follows: dict[str, int]) -> None:
+    task = shop.task(acks_late=True)
+    with ThreadPoolExecutor(1) as pool:
+        with shop.held():
+            run = pool.submit(shop.run, task, **follows)
+            with pytest.raises(TimeoutError):
+                run.result(0.1)
+        assert run.result(30) == 1
+    assert shop.sent == 0
+
+
+@pytest.mark.parametrize("long", ["x" * 400, "reports/" * 30, "ü" * 40])
+def test_an_id_may_be_as_long_as_celery_lets_it_be(traced: Traced, long: str) -> None:
+    traced.id = long
+    traced.deliver()
+    traced.deliver()
+    assert traced.ran == 1
+
+
+def test_a_task_class_of_the_apps_own_is_kept() -> None:
+    entered: list[bool] = []
+
+    class InContext(celery.Task):  # type: ignore[misc]  # celery has no types
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            entered.append(apart.status == "processing")
+            return self.run(*args, **kwargs)
+
+    apart = Traced(task_cls=InContext)
+    apart.deliver()
+    apart.client.close()
+    assert (apart.result.result, entered) == (1, [True])
+
+
+def test_to_install_it_a_second_time_does_no_harm(traced: Traced) -> None:
+    again = celery.Celery("again", broker="memory://", task_cls=traced.app.task_cls)
+    leasekit_celery.install(again, "memory://")
+    leasekit_celery.install(again, "memory://")
+    assert issubclass(again.Task, leasekit_celery.LeasedTask)

@@ -12,6 +12,7 @@ from dramatiq.worker import Worker
 
 import leasekit
 from leasekit_dramatiq import Leases
+from tests.waiting import eventually
 
 
 def connected(redis_url: str) -> RedisBroker:
@@ -55,13 +56,6 @@ def runs(broker: RedisBroker) -> Runs:
 def deliver(broker: RedisBroker, message: Any = None) -> Any:
     """One message, or the same once more, as a broker does that believes its worker to be dead."""
     return broker.enqueue(message or broker.get_actor("runs").message("a"))
-
-
-def eventually(fact: Callable[[], object]) -> None:
-    until = time.monotonic() + 60
-    while not fact():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.01)
 
 
 def skipped(caplog: pytest.LogCaptureFixture, word: str) -> Callable[[], bool]:

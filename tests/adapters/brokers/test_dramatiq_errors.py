@@ -1,6 +1,7 @@
 """A Dramatiq message that cannot be run now is never lost, and never run without its lease: whatever else fails."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import dramatiq
@@ -8,10 +9,24 @@ import pytest
 from dramatiq import Middleware
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import SkipMessage
+from dramatiq.results import ResultFailure, ResultMissing, Results
+from dramatiq.results.backends import StubBackend
 from dramatiq.worker import Worker
 
 import leasekit
 from leasekit_dramatiq import Leases
+
+
+class Stored(StubBackend):
+    """Results in memory; `look` is called when one has been stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.look: Callable[[], object] = lambda: None
+
+    def store_result(self, *args: Any, **kwargs: Any) -> None:
+        super().store_result(*args, **kwargs)
+        self.look()
 
 
 class Shop:
@@ -19,14 +34,26 @@ class Shop:
 
     def __init__(self) -> None:
         self.broker = StubBroker(middleware=[])
+        self.results = Stored()
+        self.broker.add_middleware(Results(backend=self.results, store_results=True))  # type: ignore[no-untyped-call]
         self.leases = Leases("memory://", ttl=6)
         self.broker.add_middleware(self.leases)
         self.ran: list[str] = []
-        dramatiq.actor(broker=self.broker, actor_name="runs", queue_name="q")(self.ran.append)
+        dramatiq.actor(broker=self.broker, actor_name="runs", queue_name="q")(self.run)
         self.message: Any = self.broker.get_actor("runs").message("a")
         self.name = self.leases._client.once(f"dramatiq:{self.message.message_id}")
         self.worker = Worker(self.broker, worker_timeout=50, worker_threads=1)
         self.worker.start()
+
+    def run(self, name: str) -> str:
+        self.ran.append(name)
+        return name
+
+    @property
+    def status(self) -> str:
+        """Of its lease, at the service."""
+        info = self.leases._client.get(f"once:dramatiq:{self.message.message_id}")
+        return str(info.status) if info else "unknown"
 
     def deliver(self) -> None:
         """And wait until it was processed."""
@@ -78,3 +105,68 @@ def test_one_that_another_middleware_skips_gives_its_lease_back(shop: Shop, how:
     with leasekit.lease(shop.name) as held:  # it is neither held nor has it ended
         held.release()
     assert shop.ran == []
+
+
+def test_its_end_is_reported_after_dramatiq_has_stored_its_result(shop: Shop) -> None:
+    seen: list[str] = []
+    shop.results.look = lambda: seen.append(shop.status)
+    shop.deliver()
+    assert (seen, shop.status) == (["processing"], "success")
+
+
+def test_its_result_outlives_another_delivery(shop: Shop) -> None:
+    shop.deliver()
+    shop.deliver()
+    assert (shop.message.get_result(backend=shop.results), shop.ran) == ("a", ["a"])
+
+
+class Hears(Middleware):
+    """Of acknowledgements."""
+
+    def __init__(self) -> None:
+        self.acknowledged = threading.Event()
+
+    def after_ack(self, broker: Any, message: Any) -> None:
+        self.acknowledged.set()
+
+
+def test_while_it_runs_another_delivery_stores_no_result(shop: Shop) -> None:
+    hears = Hears()
+    shop.broker.add_middleware(hears)
+    with leasekit.lease(shop.name) as held:
+        shop.broker.enqueue(shop.message)
+        assert hears.acknowledged.wait(30)
+        with pytest.raises(ResultMissing):
+            shop.message.get_result(backend=shop.results)
+        held.release()
+
+
+def test_one_that_was_cancelled_at_the_service_is_a_dead_letter_and_never_runs(shop: Shop) -> None:
+    with leasekit.lease(shop.name) as held:
+        held.release()
+    shop.leases._client.cancel(f"once:dramatiq:{shop.message.message_id}")
+    shop.deliver()
+    assert (shop.ran, len(shop.broker.dead_letters)) == ([], 1)
+    with pytest.raises(ResultFailure, match="cancelled"):
+        shop.message.get_result(backend=shop.results)
+
+
+class FailsLate(Middleware):
+    """Makes a dead letter of what has ended well."""
+
+    def after_process_message(self, broker: Any, message: Any, *, result: Any = None, exception: Any = None) -> None:
+        message.fail()
+
+
+def test_one_that_another_middleware_makes_a_dead_letter_of_may_be_sent_again(shop: Shop) -> None:
+    shop.broker.add_middleware(FailsLate(), before=Results)
+    shop.deliver()
+    assert (shop.ran, shop.status) == (["a"], "enqueued")
+
+
+@pytest.mark.parametrize("long", ["x" * 400, "reports/" * 30])
+def test_an_id_may_be_as_long_as_dramatiq_lets_it_be(shop: Shop, long: str) -> None:
+    shop.message = shop.message.copy(message_id=long)
+    shop.deliver()
+    shop.deliver()
+    assert shop.ran == ["a"]

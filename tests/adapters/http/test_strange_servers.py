@@ -273,6 +273,12 @@ async def test_a_ttl_that_cannot_be_fails_its_item_alone(meet: Meet, ttl: str) -
     assert second.verdict == "renewed"
 
 
+async def test_a_pause_of_less_than_nothing_fails_its_item_alone(meet: Meet) -> None:
+    body = b'{"verdicts":[{"id":"a","verdict":"throttled","retry_after":-1},{"id":"b","verdict":"throttled"}]}'
+    async with meet(lambda stranger: stranger.answer(body)) as backend:
+        assert [v.verdict for v in await backend.beat(BEATS)] == ["failed", "throttled"]
+
+
 async def test_fields_of_a_later_version_are_passed_over(meet: Meet) -> None:
     body = b'{"mood":"good","verdicts":[{"id":"a","verdict":"renewed","new":1},{"id":"b","verdict":"gone"}]}'
     async with meet(lambda stranger: stranger.answer(body)) as backend:

@@ -134,6 +134,17 @@ async def test_scripts_that_redis_forgot_are_sent_again(own_server: Any, backend
     assert await settle(backend, task) == "settled"
 
 
+async def test_a_batch_of_big_values_is_sent_in_parts(own_server: Any, backend: RedisBackend, kind: str) -> None:
+    """Redis takes no argument above `proto-max-bulk-len`, and serves nobody else while a script runs."""
+    own_server.ask("CONFIG", "SET", "proto-max-bulk-len", str(9 * 2**20))
+    big = "x" * 1_000_000
+    await backend.schedule([NewTask(kind=kind, payload=big) for _ in range(12)])
+    tasks = [task for _ in range(2) for task in await claim(backend, kind, limit=12)]
+    assert len(tasks) == 12
+    ends = [Settlement(id=one.id, token=one.token, outcome="success", result=big) for one in tasks]
+    assert [verdict.verdict for verdict in await backend.settle(ends)] == ["settled"] * 12
+
+
 # Full, read-only, closed --------------------------------------------------------------------------------------
 
 
@@ -210,6 +221,24 @@ async def test_a_wrong_password_is_refused_and_not_repeated(own_server: Any) -> 
     own_server.kill()  # nobody else is to need the password
 
 
+async def test_a_result_waits_until_its_holder_is_let_in_again(own_server: Any, kind: str) -> None:
+    """A password that is changed while a body runs costs neither the lease nor the result."""
+    backend = connect(own_server.url.replace("//", "//worker:old@"), worker="w")
+    user = ["ACL", "SETUSER", "worker", "on", "~*", "&*", "+@all", "resetpass"]
+    own_server.ask(*user, ">old")
+    await backend.schedule([NewTask(kind=kind)])
+    (task,) = await claim(backend, kind)
+    own_server.ask(*user, ">new")
+    own_server.ask("CLIENT", "KILL", "USER", "worker")
+    for call in (beat(backend, task), settle(backend, task)):
+        with pytest.raises(Unavailable, match="password"):
+            await call
+    own_server.ask(*user, ">old")
+    assert await beat(backend, task) == "renewed"
+    assert await settle(backend, task) == "settled"
+    await backend.aclose()
+
+
 async def test_the_permissions_that_the_documents_name_are_enough(own_server: Any, kind: str) -> None:
     (line,) = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("ACL SETUSER")]
     own_server.ask(*line.replace(">password", ">p@ss").split())
@@ -263,6 +292,14 @@ async def test_what_others_have_written_among_our_keys_is_a_protocol_error(
     with pytest.raises(ProtocolError):
         await call
     server.ask("DEL", *(key for key in server.ask("KEYS", f"leasekit:{{{kind}}}:*")))
+    await backend.aclose()
+
+
+async def test_keys_of_others_under_our_prefix_are_named_as_what_is_wrong(own_server: Any, kind: str) -> None:
+    own_server.ask("SET", "shop:kinds", "7")
+    backend = connect(f"{own_server.url}?prefix=shop", worker="w")
+    with pytest.raises(ProtocolError, match=r"begins with 'shop'.*prefix="):
+        await backend.schedule([NewTask(kind=kind)])
     await backend.aclose()
 
 

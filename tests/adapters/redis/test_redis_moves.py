@@ -561,6 +561,17 @@ async def test_a_repeated_claim_of_which_nothing_is_live_does_not_wait(
         assert await claim(backend, *kinds, claim_id=kind, wait=60) == []
 
 
+async def test_of_kinds_without_end_a_client_remembers_the_latest(
+    backend: RedisBackend, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is leased once by its name is a kind of its own."""
+    monkeypatch.setattr("leasekit_redis.recent.MOST", 3)
+    for n in range(9):
+        await claim(backend, f"{kind}-{n}")
+    kept = (backend._keys._known, backend._clocks._told, backend._claims._told_as)
+    assert [len(one) for one in kept] == [3, 3, 3]
+
+
 async def test_no_kind_is_passed_over_for_good(backend: RedisBackend, kind: str) -> None:
     kinds = [f"{kind}-{n}" for n in range(3)]
     await backend.schedule([NewTask(kind=one) for one in kinds for _ in range(5)])

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from leasekit.errors import Refused
+from leasekit.errors import BackendError, Refused
 from leasekit.task import Beat, NewTask, Outcome, Settlement, Task, Verdict, Waits
 from leasekit_sqs import SqsBackend
 from leasekit_sqs.receipts import Receipt
@@ -315,6 +315,40 @@ async def test_a_supervisor_gives_back_what_the_process_that_ended_has_held(conn
         assert (await ended(supervisor, task, "crash")).verdict == "settled"
     assert message(aws).visible_at == aws.now
     assert len(aws.asked(CHANGE)) == 1
+
+
+async def test_a_supervisor_gives_nothing_back_later_than_half_the_margin(connected: Connected, aws: Any) -> None:
+    """Its holder ended a margin before the message comes back, and no later: another may have it by then."""
+    (task,) = await received(connected(ttl=30), aws)
+    supervisor = connected(ttl=30)
+    aws.fail(CHANGE, "RequestThrottled", 0)
+    assert (await ended(supervisor, task, "crash")).verdict == "throttled"
+    aws.now += 1.5
+    verdict = await ended(supervisor, task, "crash")
+    assert (verdict.verdict, verdict.reason) == ("gone", "expired")
+    assert len(aws.asked(CHANGE)) == 1
+
+
+async def test_that_time_counts_from_when_the_end_was_first_heard_of(connected: Connected, aws: Any) -> None:
+    (task,) = await received(connected(ttl=30), aws)
+    supervisor = connected(ttl=30)
+    aws.error("GetQueueUrl", 500, "InternalError")
+    with pytest.raises(BackendError):
+        await ended(supervisor, task, "crash")
+    aws.now += 1.5
+    verdict = await ended(supervisor, task, "crash")
+    assert (verdict.verdict, verdict.reason) == ("gone", "expired")
+    assert not aws.asked(CHANGE)
+
+
+@pytest.mark.parametrize(("after", "verdict"), [(28.4, "settled"), (28.5, "gone")])
+async def test_a_give_back_that_could_arrive_too_late_does_not_leave(
+    connected: Connected, aws: Any, after: float, verdict: str
+) -> None:
+    backend = connected(ttl=30)
+    (task,) = await received(backend, aws)
+    aws.now += after
+    assert (await ended(backend, task, "release")).verdict == verdict
 
 
 @pytest.mark.parametrize("outcome", ["success", "retry", "release", "fatal"])

@@ -140,6 +140,25 @@ def test_a_message_whose_time_has_run_out_is_not_begun(
         pytest.fail("its body ran")
 
 
+def test_the_last_of_a_batch_whose_turn_comes_too_late_is_not_begun(
+    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time counts from when it came, not from when its lease is made: another may have it by then."""
+    send("first")
+    with leasekit_sqs.lease(receive(), queue_url=queue_url, client=sqs):
+        pass  # from here on this client is listened to
+    send("last")
+    with monkeypatch.context() as patch:
+        earlier = boot_time() - 31
+        patch.setattr("leasekit_sqs.loop.boot_time", lambda: earlier)  # when it came
+        message = receive(60)
+    with (
+        pytest.raises(LeaseLost, match="expired"),
+        leasekit_sqs.lease(message, queue_url=queue_url, client=sqs, visibility_timeout=30),
+    ):
+        pytest.fail("its body ran")
+
+
 def test_a_message_that_was_deleted_meanwhile_is_not_begun(
     sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
 ) -> None:
@@ -188,6 +207,18 @@ def test_there_is_one_keeper_for_who_asks_and_where(sqs: Any, other_client: Any)
     other = leasekit_sqs.task(message, queue_url="http://x/1/a", client=other_client)
     assert first.client is second.client
     assert other.client is not first.client
+
+
+def test_sessions_that_sign_alike_share_one_keeper(sqs: Any, moto: str) -> None:
+    """As with a session for each thread."""
+    message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "b"}
+    keepers = set()
+    for _ in range(2):
+        session = boto3.session.Session(aws_access_key_id="alike", aws_secret_access_key="canary")
+        client = session.client("sqs", endpoint_url=moto)
+        keepers.add(leasekit_sqs.task(message, queue_url="http://x/1/a", client=client).client)
+        client.close()
+    assert len(keepers) == 1
 
 
 def test_a_forked_child_has_keepers_of_its_own(sqs: Any) -> None:

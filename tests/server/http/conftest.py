@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from http.client import HTTPConnection
@@ -74,14 +73,6 @@ def read_all(connection: socket.socket) -> bytes:
     return data
 
 
-def eventually(fact: Callable[[], bool]) -> None:
-    """Wait until something has become true."""
-    until = time.monotonic() + PATIENCE
-    while not fact():
-        assert time.monotonic() < until, "it did not become true"
-        time.sleep(0.002)
-
-
 @contextmanager
 def run(directory: Path, **options: Any) -> Iterator[Running]:
     listener = socket.create_server(("127.0.0.1", 0))
@@ -124,11 +115,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def run_server(tmp_path: Path) -> Callable[..., AbstractContextManager[Running]]:
     """`with run_server(**options) as server`: a server of one's own."""
     return lambda **options: run(tmp_path, **options)
-
-
-@pytest.fixture(name="eventually")
-def _eventually() -> Callable[[Callable[[], bool]], None]:
-    return eventually
 
 
 @pytest.fixture(name="read_all")

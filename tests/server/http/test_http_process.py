@@ -1,5 +1,6 @@
 """`leasekit serve` as a process: it starts, refuses with one sentence, and stops when it is told to."""
 
+import gc
 import json
 import re
 import signal
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from leasekit.server import app
 
 SERVE = [sys.executable, "-c", "import typer; from leasekit.cli.serve import serve; typer.run(serve)"]
 PATIENCE = 60.0
@@ -158,3 +161,17 @@ def test_the_store_is_for_its_owner_alone(tmp_path: Path) -> None:
         post(address, "/v1/tasks", {"tasks": [{"kind": "k"}]})
         modes = {entry.name: oct(entry.stat().st_mode & 0o077) for entry in tmp_path.iterdir()}
     assert set(modes.values()) == {"0o0"}, modes
+
+
+def test_what_is_loaded_at_the_start_is_not_looked_through_for_garbage_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[int] = []
+
+    async def serve(*_: Any, **__: Any) -> None:
+        frozen.append(gc.get_freeze_count())
+
+    monkeypatch.setattr(app.Server, "serve", serve)
+    try:
+        app.serve("127.0.0.1", 0, "memory:")
+    finally:
+        gc.unfreeze()
+    assert frozen[0] > 10_000

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, create_engine
 
 from leasekit.errors import ConfigError, StoreDamaged, StoreLocked, Unavailable
 from leasekit.server.engine import open_store
-from leasekit.server.store import Entity, Run, Trigger, statements
+from leasekit.server.store import Entity, Filter, Run, Trigger, statements
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.schema import metadata
 from leasekit.server.store.sql import SqlStore
@@ -120,6 +120,34 @@ def test_the_hot_statements_are_index_scans(store: SqlStore, name: str, index: s
     tables = {"trigger", "task", "progress"}
     assert not [step for step in plan if step.startswith("SCAN") and step.split()[1] in tables], plan
     assert not [step for step in plan if "TEMP B-TREE" in step], plan
+
+
+@pytest.mark.parametrize("count", [1, 49, 50, 51, 123])
+def test_rows_that_come_together_are_all_kept_as_they_are(store: SqlStore, count: int) -> None:
+    entities = [
+        Entity(seq, f"t{seq}", "k", None, 2, b"%d" % seq, 1.0, 1.0, None, 5, None, 60.0, None, None, None)
+        for seq in range(1, count + 1)
+    ]
+    triggers = [Trigger(seq, f"t{seq}", "k", 2, 300.0 + seq, 300.0, next_trigger_at=1.0) for seq in range(1, count + 1)]
+    with store.transaction() as tx:
+        tx.add(entities, triggers)
+    with store.view() as view:
+        assert list(view.entities(range(count + 2)).values()) == entities
+        assert view.page(Filter(), after=0, limit=1000) == triggers
+
+
+def test_a_row_that_is_there_already_spoils_all_that_come_with_it(store: SqlStore) -> None:
+    put(store, 60)
+    with pytest.raises(sqlite3.IntegrityError), store.transaction() as tx:
+        tx.add(
+            [
+                Entity(seq, f"t{seq}", "k", None, 2, b"1", 1.0, 1.0, None, 5, None, 60.0, None, None, None)
+                for seq in range(1, 70)
+            ],
+            [],
+        )
+    with store.view() as view:
+        assert list(view.entities(range(1, 70))) == [60]
 
 
 # The file

@@ -1,6 +1,7 @@
 """What the tests have run in executors. These import this file by its name."""
 
 import ctypes
+import itertools
 import mmap
 import os
 import signal
@@ -88,11 +89,23 @@ def heeds(payload: str, held: leasekit.Lease) -> None:
         time.sleep(0.005)
 
 
+def counts(payload: str, held: leasekit.Lease) -> None:
+    note(payload)
+    for number in itertools.count():
+        Path(f"{payload}-done").write_text(str(number))
+        held.progress(number)
+
+
 def checks_without_rest(payload: str, held: leasekit.Lease) -> str:
     note(payload)
     while not Path(f"{payload}-finish").exists():
         held.check()
     return "done"
+
+
+def changes_its_user(payload: None) -> int:
+    """As far as the kernel is concerned: it forgets then with whom a process has to end."""
+    return int(ctypes.CDLL(None).prctl(1, 0, 0, 0, 0))  # PR_SET_PDEATHSIG
 
 
 def leaves_a_thread(payload: str | None, held: leasekit.Lease) -> None:

@@ -60,6 +60,26 @@ def test_what_a_thread_reports_that_outlives_its_body_is_not_the_next_tasks_prog
     assert info.progress is None
 
 
+def test_an_executor_that_has_changed_its_user_ends_with_its_guard_all_the_same(
+    faulty: Faulty,
+    at_work: AtWork,
+    submitter: Any,
+    bodies: ModuleType,
+    runs: Any,
+    eventually: Eventually,
+    is_dead: IsDead,
+) -> None:
+    worker = Worker(faulty, concurrency=1, drain_grace=0)
+    worker.handler("changes", run="process")(bodies.changes_its_user)
+    worker.handler("k", run="process")(bodies.heeds)
+    with at_work(worker):
+        assert submitter.success(submitter.schedule("changes")).result == 0
+        submitter.schedule("k", runs.path)
+        executor, guard = runs.nth(1)
+        os.kill(guard, signal.SIGKILL)
+        eventually(lambda: is_dead(executor))
+
+
 @pytest.mark.parametrize("whom", ["executor", "guard"])
 def test_after_a_kill_the_task_runs_again_in_another_process(
     whom: str, faulty: Faulty, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any, is_dead: IsDead
@@ -94,13 +114,7 @@ def test_a_crash_leaves_its_neighbour_alone(
 
 
 def test_a_cancelled_body_that_goes_on_is_killed_and_only_then_settled(
-    worker: Worker,
-    at_work: AtWork,
-    submitter: Any,
-    bodies: ModuleType,
-    runs: Any,
-    capfd: pytest.CaptureFixture[str],
-    is_dead: IsDead,
+    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any, is_dead: IsDead
 ) -> None:
     worker.handler("k", run="process")(bodies.goes_on)
     with at_work(worker):
@@ -109,7 +123,18 @@ def test_a_cancelled_body_that_goes_on_is_killed_and_only_then_settled(
         submitter.client.cancel(task_id)
         submitter.when(task_id, Status.CANCELLED)
         assert is_dead(executor)
-    assert "in goes_on" in capfd.readouterr().err  # its stacks
+
+
+def test_the_checkpoint_with_which_a_body_hears_that_it_is_cancelled_is_kept(
+    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any
+) -> None:
+    worker.handler("k", run="process")(bodies.counts)
+    with at_work(worker):
+        task_id = submitter.schedule("k", runs.path, **SHORT)
+        runs.nth(1)
+        submitter.client.cancel(task_id)
+        info = submitter.when(task_id, Status.CANCELLED)
+    assert info.progress == int(Path(f"{runs.path}-done").read_text())
 
 
 def test_a_stopped_executor_is_killed_when_its_task_is_cancelled(
@@ -125,13 +150,15 @@ def test_a_stopped_executor_is_killed_when_its_task_is_cancelled(
         assert is_dead(executor)
 
 
-def test_an_idle_body_that_goes_on_is_killed_and_counts_as_a_crash(
-    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any
+def test_an_idle_body_that_goes_on_shows_its_stacks_is_killed_and_counts_as_a_crash(
+    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     worker.handler("k", run="process", idle_timeout=0.3)(bodies.goes_on)
     with at_work(worker):
-        info = submitter.when(submitter.schedule("k", runs.path, max_crashes=0, **SHORT), Status.DEAD)
+        task_id = submitter.schedule("k", runs.path, max_crashes=0, claim_timeout=40, heartbeat_timeout=40)
+        info = submitter.when(task_id, Status.DEAD)
     assert "reported no progress for 0.3 s, and did not end when told to" in info.error["message"]
+    assert "in goes_on" in capfd.readouterr().err  # it has a second for that
 
 
 def test_an_idle_body_that_ends_when_told_to_is_tried_again(

@@ -1,0 +1,183 @@
+"""How long after the end of trust did a body's last instruction run?
+
+The bodies of `_bodies.py` never end by themselves: each writes the time into memory that it shares with us, over and
+over, and the last entry is its last instruction. Each runs in a process with the watchdog, and in an executor under its
+guard (`run="process"`), on an idle machine and beside sixteen busy processes; then stopped by SIGSTOP until its trust
+is over, and continued. Below zero: it was killed between two entries, or was not on a processor when trust ended.
+"""
+
+import contextlib
+import os
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Protocol
+
+from _bodies import BODIES
+from _common import Bench, percentile
+from leasekit._core.term import Term
+from leasekit._driver.clock import BOOT_CLOCK
+from leasekit._driver.watchdog import Watchdog
+from leasekit.config import Beats
+from leasekit.task import Task
+from leasekit.worker.process.messages import Address, Facts, Ready, Run, Setup
+from leasekit.worker.process.pair import Pair
+
+_TRUST = 0.25  # seconds from the first instruction to the end of trust
+_HOGS = 16
+_RUNS = 100  # of each case
+_BEATS = Beats().for_ttl(60)
+now = BOOT_CLOCK.now
+
+
+class Victim(Protocol):
+    """A process with a body that will not end."""
+
+    pid: int
+
+    def begin(self) -> float:
+        """Its body runs from now on; when its trust ends."""
+        ...
+
+    def dead(self) -> None:
+        """Wait until it is."""
+        ...
+
+
+def main() -> None:
+    bench = Bench("last_instruction")
+    runs = 2 if bench.quick else _RUNS
+    for hogs in (0,) if bench.quick else (0, _HOGS):
+        for where, start in (("process", _Own), ("executor", _Guarded)):
+            for stopped in (False, True):
+                case = f"{where}, {'stopped and continued' if stopped else 'running'}, {hogs} busy"
+                if bench.wants(case):
+                    with _busy(hogs):
+                        _measure(bench, case, start, runs, stopped=stopped)
+    bench.close()
+
+
+def _measure(bench: Bench, case: str, start: Callable[[str, str], Victim], runs: int, *, stopped: bool) -> None:
+    late, seen = [], []
+    for number in range(runs):
+        body = list(BODIES)[number % len(BODIES)]
+        last, dead = _run(start, body, stopped=stopped)
+        late.append(1e3 * last)
+        seen.append(1e3 * dead)
+    bench.note(
+        case,
+        runs=runs,
+        median_ms=round(statistics.median(late), 3),
+        p95_ms=round(percentile(late, 95), 3),
+        max_ms=round(max(late), 3),
+        over_1_ms=sum(one > 1 for one in late),
+        over_10_ms=sum(one > 10 for one in late),
+        seen_dead_ms=round(statistics.median(seen), 1),
+    )
+
+
+def _run(start: Callable[[str, str], Victim], body: str, *, stopped: bool) -> tuple[float, float]:
+    """Seconds from the end of trust to the last instruction, and to when it was seen dead."""
+    with tempfile.NamedTemporaryFile(dir="/dev/shm", buffering=0) as memory:
+        memory.truncate(4096)
+
+        def last() -> float:
+            return float(struct.unpack("d", os.pread(memory.fileno(), 8, 0))[0])
+
+        victim = start(body, memory.name)
+        ends_at = victim.begin()
+        while not last() and now() < ends_at:
+            time.sleep(0.001)
+        if stopped:
+            os.kill(victim.pid, signal.SIGSTOP)
+            time.sleep(max(0.0, ends_at - now()) + 0.02)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim.pid, signal.SIGCONT)
+        victim.dead()
+        seen_at = now()
+        assert last(), "the body did not run"
+        return last() - ends_at, seen_at - ends_at
+
+
+class _Own:
+    """The body in the main thread of a process with the watchdog."""
+
+    def __init__(self, body: str, memory: str) -> None:
+        command = [sys.executable, __file__, "victim", body, memory]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pid = self._process.pid
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def begin(self) -> float:
+        ends_at, stdin = now() + _TRUST, self._process.stdin
+        assert stdin is not None
+        print(ends_at, file=stdin, flush=True)
+        return ends_at
+
+    def dead(self) -> None:
+        with self._process as process:
+            assert process.wait() == -signal.SIGKILL
+
+
+def _be_victim(body: str, memory: str) -> None:
+    watchdog = Watchdog("required", now=now)
+    print("ready", flush=True)
+    ends_at = float(sys.stdin.readline())
+    watchdog.begins(Term(None, _BEATS, granted_at=ends_at - _BEATS.trust))
+    BODIES[body](memory)
+
+
+class _Guarded:
+    """The body in an executor; the lease is with us, and the executor knows nothing of its end."""
+
+    def __init__(self, body: str, memory: str) -> None:
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._pair = Pair(lambda: None, self._wake, now)
+        self._pair.meet()
+        self.pid = self._pair._executor
+        self._memory = memory
+        address = Address(kind="k", module="_bodies", name=body)
+        self._pair.send(Setup(handlers=[address], main={}, argv=[], accepts_work=False, max_progress=1))
+        while not any(isinstance(message, Ready) for message in self._pair.step(1)):
+            assert not self._pair.over
+
+    def begin(self) -> float:
+        term = Term(None, _BEATS, granted_at=now() + _TRUST - _BEATS.trust)
+        self._pair.watchdog.begins(term)
+        assert self._pair.guarded()
+        task = Task(id="t", kind="k", token="x", ttl=60, payload=self._memory)  # noqa: S106
+        self._pair.send(Run(number=1, task=task, facts=Facts(granted_at=now(), beats=_BEATS)))
+        return term.trusted_until
+
+    def dead(self) -> None:
+        while not self._pair.over:
+            self._pair.step(1)
+        self._pair.dismiss(0)
+        assert "watchdog" in self._pair.bury()
+        os.close(self._wake)
+
+
+@contextmanager
+def _busy(count: int) -> Generator[None]:
+    """So many other processes want a processor."""
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["victim"]:
+        _be_victim(*sys.argv[2:])
+    else:
+        main()

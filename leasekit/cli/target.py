@@ -1,0 +1,68 @@
+"""MODULE:WORKER, as commands take it, and the worker that it names."""
+
+import importlib
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import typer
+
+from leasekit.errors import ConfigError, LeasekitError
+from leasekit.worker import Worker
+
+__all__ = ["Target", "load", "parts"]
+
+Target = Annotated[
+    str,
+    typer.Argument(metavar="MODULE:WORKER", help="The worker, as in app.tasks:worker.", show_default=False),
+]
+
+
+def parts(target: str) -> tuple[str, str]:
+    """Module and attribute. Raises `ConfigError` where it is not of this form."""
+    module_name, _, path = target.partition(":")
+    if not module_name or not path:
+        raise ConfigError(f"{target!r} names no worker: write module:attribute, as in app.tasks:worker")
+    return module_name, path
+
+
+def load(target: str) -> Worker:
+    """The worker that `module:attribute` names.
+
+    Raises `ConfigError` where there is none, and `LeasekitError` where the module fails, whose traceback is on stderr.
+    """
+    module_name, path = parts(target)
+    if (here := str(os.getcwd())) not in sys.path:  # noqa: PTH109 - sys.path wants strings
+        sys.path.insert(0, here)
+    found: Any = _imported(module_name)
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError as error:
+            raise ConfigError(f"there is no {name!r} in {target.removesuffix(name).rstrip(':.')!r}") from error
+    if not isinstance(found, Worker):
+        raise ConfigError(f"{target!r} is no leasekit.Worker, but of type {type(found).__qualname__}")
+    return found
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        # Only where it is this module that is missing, not one that it needs.
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            hint = ": a module is named without .py" if name.endswith(".py") else ""
+            raise ConfigError(f"there is no module {error.name!r} in {Path.cwd()} or on the path{hint}") from error
+        own = error.__traceback__
+        while own is not None and _is_machinery(own.tb_frame.f_code.co_filename):
+            own = own.tb_next
+        traceback.print_exception(error.with_traceback(own))
+        raise LeasekitError(f"the module {name!r} cannot be imported: what it raised stands above") from error
+
+
+def _is_machinery(filename: str) -> bool:
+    """Whether a frame stands between the command and the module: it says nothing of what is wrong."""
+    return filename in {__file__, importlib.__file__} or filename.startswith("<frozen importlib")

@@ -1,0 +1,38 @@
+"""A batch is answered item by item, in its order, whatever becomes of each."""
+
+from leasekit.backend import Backend
+from leasekit.task import Beat, Settlement
+from leasekit.testing.contract.ground import Ground
+
+__all__ = ["Batching"]
+
+
+class Batching(Ground):
+    """What `Backend.beat` and `Backend.settle` promise of many at a time."""
+
+    async def test_verdicts_come_in_order_with_one_bad_among_good(self, backend: Backend, kind: str) -> None:
+        tasks = [await self.held(backend, kind) for _ in range(5)]
+        assert (await self.settle(backend, tasks[2])).verdict == "settled"
+        verdicts = await backend.beat([Beat(id=task.id, token=task.token) for task in tasks])
+        assert [verdict.id for verdict in verdicts] == [task.id for task in tasks]
+        assert [verdict.verdict for verdict in verdicts] == ["renewed", "renewed", "gone", "renewed", "renewed"]
+
+    async def test_results_come_in_order_with_one_bad_among_good(self, backend: Backend, kind: str) -> None:
+        tasks = [await self.held(backend, kind) for _ in range(4)]
+        assert (await self.settle(backend, tasks[1], "fatal")).verdict == "settled"
+        results = [Settlement(id=task.id, token=task.token, outcome="success") for task in tasks]
+        verdicts = await backend.settle(results)
+        assert [verdict.id for verdict in verdicts] == [task.id for task in tasks]
+        assert [verdict.verdict for verdict in verdicts] == ["settled", "gone", "settled", "settled"]
+
+    async def test_empty_batches_answer_empty(self, backend: Backend) -> None:
+        assert await backend.beat([]) == []
+        assert await backend.settle([]) == []
+
+    async def test_the_largest_batch_is_taken(self, backend: Backend, kind: str) -> None:
+        task = await self.held(backend, kind)
+        strangers = [Beat(id=f"nobody-{n}", token=task.token) for n in range(backend.traits.max_batch - 1)]
+        verdicts = await backend.beat([*strangers, Beat(id=task.id, token=task.token)])
+        assert len(verdicts) == backend.traits.max_batch
+        assert verdicts[-1].verdict == "renewed"
+        assert {verdict.verdict for verdict in verdicts[:-1]} <= {"gone"}

@@ -1,0 +1,78 @@
+"""What is cancelled does not run, and what runs is told."""
+
+import pytest
+
+from leasekit.backend import Backend, Scheduler
+from leasekit.task import NewTask, Outcome, Status, Waits
+from leasekit.testing.contract.ground import SchedulerGround, is_gone
+
+__all__ = ["Cancelling"]
+
+
+class Cancelling(SchedulerGround):
+    """The promises of `Scheduler.cancel`."""
+
+    async def test_a_waiting_task_is_cancelled_at_once(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
+        await scheduler.schedule([NewTask(kind=kind, id=kind)])
+        (verdict,) = await scheduler.cancel([kind])
+        assert (verdict.id, verdict.verdict) == (kind, "cancelled")
+        assert (await self.info(scheduler, kind)).status is Status.CANCELLED
+        assert await self.nothing_left(backend, kind)
+
+    async def test_a_repeated_cancel_is_answered_alike(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
+        running = await self.held(backend, kind)
+        await scheduler.schedule([NewTask(kind=kind, id=kind)])
+        assert await scheduler.cancel([kind, running.id]) == await scheduler.cancel([kind, running.id])
+
+    async def test_a_running_task_is_ordered_to_wind_down(
+        self, scheduler: Scheduler, backend: Backend, kind: str
+    ) -> None:
+        task = await self.held(backend, kind)
+        await self.beat(backend, task)
+        (verdict,) = await scheduler.cancel([task.id])
+        beat = await self.beat(backend, task)
+        if backend.traits.orders:
+            assert verdict.verdict == "ordered"
+            assert (beat.verdict, beat.order) == ("renewed", "cancel")
+            assert (await self.settle(backend, task, "cancelled")).verdict == "settled"
+            assert (await self.info(scheduler, task.id)).status is Status.CANCELLED
+        else:
+            assert verdict.verdict != "ordered"
+            assert beat.order is None
+
+    @pytest.mark.parametrize("outcome", ["retry", "release", "crash"])
+    async def test_a_cancelled_task_does_not_run_again(
+        self, scheduler: Scheduler, backend: Backend, kind: str, outcome: Outcome
+    ) -> None:
+        task = await self.held(backend, kind, retry=Waits(waits=[0]))
+        await scheduler.cancel([task.id])
+        await self.settle(backend, task, outcome)
+        assert (await self.info(scheduler, task.id)).status is Status.CANCELLED
+        assert await self.nothing_left(backend, kind)
+
+    async def test_a_cancelled_task_that_finishes_has_finished(
+        self, scheduler: Scheduler, backend: Backend, kind: str
+    ) -> None:
+        task = await self.held(backend, kind)
+        if backend.traits.orders:
+            await scheduler.cancel([task.id])
+        assert (await self.settle(backend, task)).verdict == "settled"
+        assert (await self.info(scheduler, task.id)).status is Status.SUCCESS
+
+    async def test_a_cancelled_task_whose_holder_vanishes_is_cancelled(
+        self, scheduler: Scheduler, backend: Backend, kind: str
+    ) -> None:
+        task = await self.briefly_held(backend, kind)
+        await scheduler.cancel([task.id])
+        await self.expire(task)
+        assert await self.nothing_left(backend, kind)
+        assert (await self.info(scheduler, task.id)).status is Status.CANCELLED
+
+    async def test_what_has_ended_or_is_unknown_cannot_be_cancelled(
+        self, scheduler: Scheduler, backend: Backend, kind: str
+    ) -> None:
+        task = await self.held(backend, kind)
+        await self.settle(backend, task)
+        verdicts = await scheduler.cancel([task.id, f"{kind}-nobody"])
+        assert [verdict.id for verdict in verdicts] == [task.id, f"{kind}-nobody"]
+        assert all(is_gone(verdict) for verdict in verdicts)

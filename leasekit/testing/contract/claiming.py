@@ -1,0 +1,153 @@
+"""How tasks are handed out: to one claimer, under a new token, and the same again for a claim that is repeated."""
+
+import itertools
+import uuid
+from typing import Any
+
+import anyio
+import pytest
+
+from leasekit.backend import Backend
+from leasekit.task import NewTask
+from leasekit.testing.contract.ground import WAIT, Ground
+
+__all__ = ["Claiming"]
+
+PAYLOADS = [
+    pytest.param(None, id="null"),
+    pytest.param(False, id="false"),
+    pytest.param("", id="empty"),
+    pytest.param("Grüße, 世界 🎈 \u2028 \x00 \\ \"quoted\" </script>", id="unicode"),
+    pytest.param({"": [], "a": {}, "é": {"b": [None, True, 0, -1, "1"]}}, id="nested"),
+    pytest.param([2**53 - 1, -(2**53) + 1, 2**63 - 1, -(2**63)], id="big-integers"),
+    pytest.param([0.1, 1e300, -1e-300, 1.5], id="floats"),
+    pytest.param("x" * 50_000, id="long"),
+]  # fmt: skip
+
+
+class Claiming(Ground):
+    """The promises of `Backend.claim`."""
+
+    async def test_a_claim_gets_what_was_put(self, backend: Backend, kind: str) -> None:
+        task_id = await self.put(backend, NewTask(kind=kind, payload={"n": 1}))
+        task = await self.claim_one(backend, kind)
+        assert (task.id, task.kind, task.payload, task.attempt) == (task_id, kind, {"n": 1}, 1)
+        assert task.ttl > 0
+        assert task.progress is None
+
+    @pytest.mark.parametrize("payload", PAYLOADS)
+    async def test_a_payload_comes_as_it_was_put(self, backend: Backend, kind: str, payload: Any) -> None:
+        if isinstance(payload, str):
+            payload = payload[: self.max_payload - 2]
+        task = await self.held(backend, kind, payload)
+        assert task.payload == payload
+        assert type(task.payload) is type(payload)
+
+    async def test_a_task_goes_to_one_claimer(self, backend: Backend, other: Backend, kind: str) -> None:
+        put = {await self.put(backend, NewTask(kind=kind)) for _ in range(6)}
+        got: list[str] = []
+
+        async def take(connection: Backend) -> None:
+            # More often than there is something to get: a task that is handed out twice would show.
+            for round_ in itertools.count():
+                if round_ >= len(put) and len(got) >= len(put):
+                    break
+                got.extend(task.id for task in (await self.claim(connection, kind, limit=2, wait=0)).tasks)
+
+        with anyio.fail_after(WAIT):
+            async with anyio.create_task_group() as group:
+                for connection in (backend, other, backend, other):
+                    group.start_soon(take, connection)
+        assert sorted(got) == sorted(put)
+
+    async def test_a_claim_gets_no_more_than_its_limit(self, backend: Backend, kind: str) -> None:
+        for _ in range(3):
+            await self.put(backend, NewTask(kind=kind))
+        assert len((await self.claim(backend, kind, limit=2)).tasks) <= 2
+
+    async def test_a_claim_gets_its_kinds_only(self, backend: Backend, kind: str) -> None:
+        await self.put(backend, NewTask(kind=kind))
+        assert await self.nothing_left(backend, kind + "-other")
+
+    async def test_a_claim_takes_several_kinds(self, backend: Backend, kind: str) -> None:
+        await self.put(backend, NewTask(kind=kind + "-b"))
+        kinds = [kind + "-a", kind + "-b"]
+        with anyio.fail_after(WAIT + 10):
+            claimed = await backend.claim(kinds, limit=5, wait=WAIT, claim_id=uuid.uuid4().hex)
+        assert [task.kind for task in claimed.tasks] == [kind + "-b"]
+
+    async def test_a_claim_without_wait_answers_at_once(self, backend: Backend, kind: str) -> None:
+        assert (await self.claim(backend, kind, wait=0)).tasks == []
+
+    async def test_a_wait_that_runs_out_gets_nothing(self, backend: Backend, kind: str) -> None:
+        async with self.waiting(backend, kind, wait=1) as answers:
+            await self.sleep(1)
+        assert [answer.tasks for answer in answers] == [[]]
+
+    async def test_a_waiting_claim_is_woken(self, backend: Backend, other: Backend, kind: str) -> None:
+        async with self.waiting(other, kind) as answers:
+            await self.put(backend, NewTask(kind=kind, payload="woken"))
+        assert [task.payload for task in answers[0].tasks] == ["woken"]
+
+    async def test_waited_is_told_where_the_trait_says_so(self, backend: Backend, kind: str) -> None:
+        await self.put(backend, NewTask(kind=kind))
+        waited = (await self.claim(backend, kind)).waited
+        if backend.traits.tells_waited:
+            assert waited is not None
+            assert 0 <= waited < WAIT
+        else:
+            assert waited is None
+
+    async def test_a_token_is_new_for_every_claim(self, backend: Backend, kind: str) -> None:
+        first = await self.held(backend, kind)
+        await self.settle(backend, first, "retry", retry_after=0.0)
+        if second := await self.claim_again(backend, first):
+            assert second.token != first.token
+
+    async def test_tokens_of_two_tasks_differ(self, backend: Backend, kind: str) -> None:
+        assert (await self.held(backend, kind)).token != (await self.held(backend, kind)).token
+
+    async def test_a_fence_grows_with_every_claim(self, backend: Backend, kind: str) -> None:
+        first = await self.held(backend, kind)
+        runs = [first]
+        for outcome in ("release", "crash") if backend.traits.retries else ():
+            await self.settle(backend, runs[-1], outcome)
+            runs.append(await self.claim_one(backend, kind))
+        fences = [run.fence for run in runs]
+        if backend.traits.fences:
+            assert fences[0] > 0
+            assert fences == sorted(set(fences))
+        else:
+            assert not any(fences)
+
+    async def test_a_repeated_claim_gets_the_same_again(self, backend: Backend, kind: str) -> None:
+        for n in range(3):
+            await self.put(backend, NewTask(kind=kind, payload=n))
+        first = await self.claim(backend, kind, limit=2, claim_id=kind)
+        second = await self.claim(backend, kind, limit=2, wait=0, claim_id=kind)
+        if backend.traits.remembers_claims:
+            assert second.tasks == first.tasks
+            assert second.waited == pytest.approx(first.waited, abs=0.001)
+        else:
+            assert not {task.id for task in first.tasks} & {task.id for task in second.tasks}
+
+    async def test_a_repeated_claim_gets_only_what_is_still_live(self, backend: Backend, kind: str) -> None:
+        for _ in range(2):
+            await self.put(backend, NewTask(kind=kind))
+        first = await self.claim(backend, kind, limit=2, claim_id=kind)
+        await self.settle(backend, first.tasks[0])
+        second = await self.claim(backend, kind, limit=2, wait=0, claim_id=kind)
+        assert second.tasks == (first.tasks[1:] if backend.traits.remembers_claims else second.tasks)
+        assert first.tasks[0].id not in {task.id for task in second.tasks}
+
+    async def test_a_repeat_joins_the_claim_that_waits(self, backend: Backend, kind: str) -> None:
+        claims = 2 if backend.traits.remembers_claims else 1
+        async with self.waiting(backend, kind, claims=claims, limit=2, claim_id=kind) as answers:
+            await self.put(backend, NewTask(kind=kind))
+        assert all(answer.tasks == answers[0].tasks for answer in answers)
+        assert len(answers[0].tasks) == 1
+
+    async def test_an_empty_answer_is_not_remembered(self, backend: Backend, kind: str) -> None:
+        assert (await self.claim(backend, kind, wait=0, claim_id=kind)).tasks == []
+        task_id = await self.put(backend, NewTask(kind=kind))
+        assert [task.id for task in (await self.claim(backend, kind, claim_id=kind)).tasks] == [task_id]

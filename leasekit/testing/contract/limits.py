@@ -1,0 +1,89 @@
+"""How often and for how long a task runs at most."""
+
+from typing import Literal
+
+import pytest
+
+from leasekit.backend import Backend, Scheduler
+from leasekit.task import Outcome, Status, Waits
+from leasekit.testing.contract.ground import SchedulerGround, is_gone
+
+__all__ = ["Limits"]
+
+
+class Limits(SchedulerGround):
+    """What counts as an attempt, what as a crash, and what becomes of a task that has had too many."""
+
+    async def test_a_retry_waits_by_its_policy(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
+        task = await self.held(backend, kind, retry=Waits(waits=[0, 3600]))
+        await self.settle(backend, task, "retry")
+        await self.settle(backend, await self.claim_one(backend, kind), "retry")
+        assert await self.nothing_left(backend, kind)
+
+    async def test_a_release_counts_as_no_attempt(self, backend: Backend, kind: str) -> None:
+        await self.settle(backend, await self.held(backend, kind), "release")
+        assert (await self.claim_one(backend, kind)).attempt == 1
+
+    @pytest.mark.parametrize("outcome", ["retry", "crash"])
+    async def test_failures_and_crashes_count_as_attempts(self, backend: Backend, kind: str, outcome: Outcome) -> None:
+        task = await self.held(backend, kind, retry=Waits(waits=[0]))
+        await self.settle(backend, task, outcome)
+        assert (await self.claim_one(backend, kind)).attempt == 2
+
+    async def test_max_attempts_bounds_retries(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
+        task = await self.held(backend, kind, max_attempts=2, max_crashes=5, retry=Waits(waits=[0]))
+        for outcome in ("retry", "crash", "retry"):
+            assert (await self.info(scheduler, task.id)).status is not Status.DEAD
+            await self.settle(backend, task, outcome)
+            if outcome != "retry" or task.attempt == 1:
+                task = await self.claim_one(backend, kind)
+        assert (await self.info(scheduler, task.id)).status is Status.DEAD
+        assert await self.nothing_left(backend, kind)
+
+    @pytest.mark.parametrize("way", ["crash", "expiry"])
+    async def test_max_crashes_bounds_holders_that_vanish(
+        self, scheduler: Scheduler, backend: Backend, kind: str, way: Literal["crash", "expiry"]
+    ) -> None:
+        task = await self.briefly_held(backend, kind, max_crashes=0)
+        if way == "crash":
+            await self.settle(backend, task, "crash")
+        else:
+            await self.expire(task)
+            assert await self.nothing_left(backend, kind)  # a claim judges what is due, a reader need not
+        info = await self.info(scheduler, task.id)
+        assert (info.status, info.crashes) == (Status.DEAD, 1)
+
+    @pytest.mark.parametrize(("outcome", "limit"), [("retry", "max_attempts"), ("crash", "max_crashes")])
+    async def test_a_dead_task_says_which_limit_it_reached(
+        self, scheduler: Scheduler, backend: Backend, kind: str, outcome: Outcome, limit: str
+    ) -> None:
+        task = await self.held(backend, kind, max_attempts=1, max_crashes=0)
+        assert (await self.info(scheduler, task.id)).reason is None
+        await self.settle(backend, task, outcome, error={"type": "E"})
+        info = await self.info(scheduler, task.id)
+        assert info.status is Status.DEAD
+        assert limit in (info.reason or "")
+        assert info.error == {"type": "E"}
+
+    async def test_crashes_do_not_lengthen_the_wait_for_a_retry(self, backend: Backend, kind: str) -> None:
+        first = await self.held(backend, kind, retry=Waits(waits=[0, 3600]))
+        await self.settle(backend, first, "crash")
+        await self.settle(backend, await self.claim_one(backend, kind), "retry")
+        assert (await self.claim_one(backend, kind)).attempt == 3
+
+    async def test_as_many_crashes_as_may_be_are_survived(self, backend: Backend, kind: str) -> None:
+        task = await self.held(backend, kind, max_crashes=2)
+        await self.settle(backend, task, "crash")
+        await self.settle(backend, await self.claim_one(backend, kind), "crash")
+        await self.settle(backend, await self.claim_one(backend, kind), "crash")
+        assert await self.nothing_left(backend, kind)
+
+    async def test_a_run_that_lasts_too_long_is_renewed_no_more(
+        self, scheduler: Scheduler, backend: Backend, kind: str
+    ) -> None:
+        task = await self.held(backend, kind, max_runtime=2.0)
+        assert (await self.beat(backend, task)).verdict == "renewed"
+        await self.sleep(2.1)
+        assert is_gone(await self.beat(backend, task), "expired")
+        assert await self.nothing_left(backend, kind)  # what was granted is not taken back
+        assert (await self.info(scheduler, task.id)).crashes == 0

@@ -1,0 +1,48 @@
+"""How tests wait: for facts, never for time. What ends a wait that hangs is generous, and decides nothing."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import anyio
+
+__all__ = ["eventually", "interrupting", "until"]
+
+T = TypeVar("T")
+
+
+def eventually(fact: Callable[[], T | None], what: str = "it", *, within: float = 100) -> T:
+    """The first true value of `fact`."""
+    end, pause = time.monotonic() + within, 0.001
+    while not (value := fact()):
+        assert time.monotonic() < end, f"waited {within:g} s for {what}"
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.02)
+    return value
+
+
+async def until(fact: Callable[[], object], *, within: float = 30) -> None:
+    """Let an event loop go on until this is true."""
+    with anyio.fail_after(within):
+        while not fact():  # noqa: ASYNC110 - a fact of another thread has no event
+            await anyio.sleep(0.001)
+
+
+class interrupting:  # noqa: N801 - reads as a statement
+    """Ctrl-C, once, when the fact holds and the main thread waits."""
+
+    def __init__(self, fact: Callable[[], object]) -> None:
+        self.thread = threading.Thread(target=self.run, args=[fact])
+
+    def run(self, fact: Callable[[], object]) -> None:
+        eventually(fact)
+        time.sleep(0.05)  # let the main thread come to wait; before that it is interrupted all the same
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def __enter__(self) -> None:
+        self.thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.join()

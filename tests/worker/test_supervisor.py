@@ -1,0 +1,126 @@
+"""The supervisor by itself, with a child that does as each test says."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+SUPERVISOR = """
+import logging, os, signal, sys
+from leasekit.worker.supervisor import Supervisor
+
+logging.basicConfig(format="%(message)s")
+{before}
+sys.exit(Supervisor([sys.executable, "child.py"]).run())
+"""
+CHILD = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from leasekit._driver.ledger import Holder
+from leasekit.worker import supervised
+from leasekit.worker.ending import Signals
+
+supervised.attach()
+supervised.attached().open(Holder(worker="w"))  # it has come to work
+with open("lives", "a") as file:
+    file.write("x")
+life = os.path.getsize("lives")
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    def run(child: str, *, before: str = "") -> "subprocess.CompletedProcess[str]":
+        (tmp_path / "child.py").write_text(CHILD + dedent(child))
+        (tmp_path / "supervisor.py").write_text(SUPERVISOR.format(before=dedent(before)))
+        return subprocess.run(
+            [sys.executable, "supervisor.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    return run
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_a_worker_that_a_real_time_signal_has_ended_is_started_again(run: Run) -> None:
+    """Not all of these have names."""
+    done = run("os.kill(os.getpid(), 40) if life == 1 else None")
+    assert done.returncode == 0, done.stderr
+    assert "was ended by signal 40; it is started again" in done.stderr
+
+
+def test_a_worker_that_cannot_be_started_again_is_tried_again(run: Run) -> None:
+    done = run(
+        "os.abort() if life == 1 else None",
+        before="""
+        spawn, spawned = os.posix_spawn, []
+
+        def short_of_processes(*args, **options):
+            spawned.append(args)
+            if len(spawned) in (2, 3):
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            return spawn(*args, **options)
+
+        os.posix_spawn = short_of_processes
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("no worker can be started") == 2
+
+
+def test_where_not_even_the_first_can_be_started_nothing_is_tried_again(run: Run) -> None:
+    done = run("", before="def none(*args, **options): raise OSError(38, 'none')\nos.posix_spawn = none")
+    assert done.returncode == 1
+    assert "OSError: [Errno 38] none" in done.stderr
+
+
+def test_a_signal_that_the_worker_hears_in_its_own_way_does_not_count_for_its_end(run: Run) -> None:
+    """Else the first SIGTERM after it would be taken for a second one, and cut off all bodies."""
+    done = run(
+        """
+        def reloads(number, frame):
+            os.kill(os.getppid(), signal.SIGTERM)
+
+        def stops(number):
+            threading.Timer(0.5, lambda: os._exit(0)).start()  # bodies that end
+
+        signal.signal(signal.SIGHUP, reloads)
+        with Signals(stops).hearing():
+            os.kill(os.getppid(), signal.SIGHUP)
+            while True:
+                time.sleep(60)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+BECOMES_ANOTHER_PROGRAM = """
+if life == 1:
+    {before}
+    os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"])
+"""
+
+
+@pytest.mark.parametrize("before", ["", "os.fork() or time.sleep(600)"], ids=["alone", "with a forked child"])
+def test_a_program_that_a_body_has_made_of_the_worker_is_killed(run: Run, before: str) -> None:
+    """No timer guards it, and nobody beats its leases."""
+    done = run(BECOMES_ANOTHER_PROGRAM.format(before=before))
+    assert done.returncode == 0, done.stderr
+    assert "was ended by SIGKILL" in done.stderr
+
+
+def test_programs_that_a_worker_starts_are_left_alone(run: Run) -> None:
+    done = run(
+        """
+        import subprocess
+        subprocess.run(["sleep", "1.5"], close_fds=False)  # longer than a look
+        if not os.fork():
+            os.execvp("sleep", ["sleep", "1.5"])
+        os.wait()
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -87,9 +87,10 @@ def work(
     spool: Spool = None,
     supervise: Supervise = None,
 ) -> None:
-    """Run the handlers of a worker until SIGTERM, SIGHUP or Ctrl-C.
+    """Run the handlers of a worker until SIGTERM or Ctrl-C.
 
-    Then it claims no more, gives back what has not begun, and lets bodies end; a second signal ends it at once.
+    Then (after SIGHUP too) it claims no more, gives back what has not begun, and lets bodies end; a second signal ends
+    it at once.
 
     A worker that dies (kill -9, out of memory, a lease outlived) is started again, and what it held is handed back at
     once: a task whose body had begun counts a crash.

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from leasekit.server.consumer import lapse
 from leasekit.server.endings import NO_LIMITS, end_run, retry_wait
 from leasekit.server.frontend import schedule
 from leasekit.server.ids import successor_id
@@ -32,7 +33,9 @@ _BOUNDED = frozenset({"retry", "crash"})  # outcomes that count against a limit
 def heartbeat(turn: Turn, beats: Sequence[Beat]) -> list[Verdict]:
     """Renew leases that are still held; the rest is gone, and says why.
 
-    A lease that has ended is never revived, even where nobody else got the task yet (PITFALLS 21).
+    A lease that has ended is never revived, even where nobody else got the task yet (PITFALLS 21). It is taken back
+    with the answer: what a holder was told stays so, though all leases may get more time (`rebase`) before the consumer
+    comes by (RELIABILITY S8).
     """
     rows = turn.tx.triggers({beat.id for beat in beats})
     renewed: dict[int, Status] = {}
@@ -40,9 +43,12 @@ def heartbeat(turn: Turn, beats: Sequence[Beat]) -> list[Verdict]:
     verdicts: list[Verdict] = []
     refused: list[int] = []
     bounded: list[Trigger] = []
+    lapsed: dict[int, Trigger] = {}
     for position, beat in enumerate(beats):
         row = rows.get(beat.id)
         if row is None or not _is_held(row, beat.token, turn.now) or _is_over(row, turn.now):
+            if row is not None and _has_lapsed(row, beat.token, turn.now):
+                lapsed[row.seq] = row
             refused.append(position)
             verdicts.append(Verdict(id=beat.id, verdict="gone"))
             continue
@@ -66,11 +72,21 @@ def heartbeat(turn: Turn, beats: Sequence[Beat]) -> list[Verdict]:
         past = _Past(turn, [rows[beats[at].id].seq for at in refused if beats[at].id in rows])
         for at in refused:
             verdicts[at] = past.gone(beats[at].id, rows.get(beats[at].id), beats[at].token)
+    if lapsed:
+        turn.tx.save(lapse(turn, list(lapsed.values())))
     return verdicts
 
 
 def _is_held(row: Trigger, token: str, now: float) -> bool:
-    return row.token == token and row.status in LEASED and row.next_trigger_at is not None and row.next_trigger_at > now
+    return _is_latest(row, token) and row.next_trigger_at is not None and row.next_trigger_at > now
+
+
+def _has_lapsed(row: Trigger, token: str, now: float) -> bool:
+    return _is_latest(row, token) and not _is_held(row, token, now)
+
+
+def _is_latest(row: Trigger, token: str) -> bool:
+    return row.token == token and row.status in LEASED
 
 
 def _is_over(row: Trigger, now: float) -> bool:

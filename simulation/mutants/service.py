@@ -63,8 +63,8 @@ SERVICE: Sequence[Mutant] = (
         edits=[
             Edit(
                 _HSC,
-                "in LEASED and row.next_trigger_at is not None and row.next_trigger_at > now\n\n\ndef _is_over",
-                "in LEASED\n\n\ndef _is_over",
+                "return _is_latest(row, token) and row.next_trigger_at is not None and row.next_trigger_at > now",
+                "return _is_latest(row, token)",
             )
         ],
         under="fencing",

@@ -102,6 +102,24 @@ async def test_a_beat_at_the_very_end_is_too_late(bench: Any) -> None:
     assert (beat.verdict, beat.reason) == ("gone", "expired")
 
 
+async def test_what_was_said_to_be_gone_stays_gone_though_a_restart_gives_leases_more_time(bench: Any) -> None:
+    """RELIABILITY S8."""
+    task = await bench.taken("a", claim_timeout=10)
+    bench.clock.advance(10)
+    assert [(await bench.beat(task)).verdict for _ in range(2)] == ["gone"] * 2
+    await bench.restart()
+    assert (await bench.beat(task)).reason == "expired"
+    info = await bench.info("a")
+    assert (info.status, info.crashes, [run.outcome for run in info.history]) == ("enqueued", 1, ["expired"])
+
+
+async def test_a_late_beat_throws_no_finished_work_away(bench: Any) -> None:
+    task = await bench.taken("a", claim_timeout=10)
+    bench.clock.advance(10)
+    assert (await bench.beat(task)).verdict == "gone"
+    assert (await bench.settle(task)).verdict == "settled"
+
+
 async def test_a_beat_never_revives_a_lease_that_was_taken_back(bench: Any) -> None:
     task = await bench.taken("a", claim_timeout=10)
     await bench.later(10)

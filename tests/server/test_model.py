@@ -200,6 +200,8 @@ class Histories(RuleBasedStateMachine):
                 assert verdict.order == ("cancel" if model.ordered else None)
                 model.due_at = self.now + BEAT
                 model.status = "processing" if started else model.status
+            elif model.grants[-1].token == task.token:
+                model.settle_time(self.now)  # who is told that it is gone is told for good
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), outcome=st.sampled_from(OUTCOMES), result=st.integers(0, 1))

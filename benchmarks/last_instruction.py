@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from _bodies import BODIES
@@ -50,6 +50,10 @@ class Victim(Protocol):
         ...
 
 
+Start = Callable[[str, str], Victim]
+Busy = Callable[[], AbstractContextManager[None]]
+
+
 def main() -> None:
     bench = Bench("last_instruction")
     runs = 2 if bench.quick else _RUNS
@@ -58,16 +62,16 @@ def main() -> None:
             for stopped in (False, True):
                 case = f"{where}, {'stopped and continued' if stopped else 'running'}, {hogs} busy"
                 if bench.wants(case):
-                    with _busy(hogs):
-                        _measure(bench, case, start, runs, stopped=stopped)
+                    with _busy(hogs) as busy:
+                        _measure(bench, case, start, busy, runs, stopped=stopped)
     bench.close()
 
 
-def _measure(bench: Bench, case: str, start: Callable[[str, str], Victim], runs: int, *, stopped: bool) -> None:
+def _measure(bench: Bench, case: str, start: Start, busy: Busy, runs: int, *, stopped: bool) -> None:
     late, seen = [], []
     for number in range(runs):
         body = list(BODIES)[number % len(BODIES)]
-        last, dead = _run(start, body, stopped=stopped)
+        last, dead = _run(start, busy, body, stopped=stopped)
         late.append(1e3 * last)
         seen.append(1e3 * dead)
     bench.note(
@@ -82,7 +86,7 @@ def _measure(bench: Bench, case: str, start: Callable[[str, str], Victim], runs:
     )
 
 
-def _run(start: Callable[[str, str], Victim], body: str, *, stopped: bool) -> tuple[float, float]:
+def _run(start: Start, busy: Busy, body: str, *, stopped: bool) -> tuple[float, float]:
     """Seconds from the end of trust to the last instruction, and to when it was seen dead."""
     with tempfile.NamedTemporaryFile(dir="/dev/shm", buffering=0) as memory:
         memory.truncate(4096)
@@ -91,17 +95,19 @@ def _run(start: Callable[[str, str], Victim], body: str, *, stopped: bool) -> tu
             return float(struct.unpack("d", os.pread(memory.fileno(), 8, 0))[0])
 
         victim = start(body, memory.name)
-        ends_at = victim.begin()
-        while not last() and now() < ends_at:
-            time.sleep(0.001)
-        if stopped:
-            os.kill(victim.pid, signal.SIGSTOP)
-            time.sleep(max(0.0, ends_at - now()) + 0.02)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(victim.pid, signal.SIGCONT)
-        victim.dead()
-        seen_at = now()
-        assert last(), "the body did not run"
+        with busy():
+            ends_at = victim.begin()
+            while not last() and now() < ends_at:
+                time.sleep(0.001)
+            if stopped:
+                os.kill(victim.pid, signal.SIGSTOP)
+                time.sleep(max(0.0, ends_at - now()) + 0.02)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim.pid, signal.SIGCONT)
+            victim.dead()
+            seen_at = now()
+        if not last():  # it was killed before it came to its first instruction
+            return _run(start, busy, body, stopped=stopped)
         return last() - ends_at, seen_at - ends_at
 
 
@@ -165,11 +171,22 @@ class _Guarded:
 
 
 @contextmanager
-def _busy(count: int) -> Generator[None]:
-    """So many other processes want a processor."""
+def _busy(count: int) -> Generator[Busy]:
+    """So many other processes want a processor while a block runs, and not before: nothing would come to its start."""
     hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+
+    @contextmanager
+    def busy() -> Generator[None]:
+        for hog in hogs:
+            hog.send_signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            for hog in hogs:
+                hog.send_signal(signal.SIGSTOP)
+
     try:
-        yield
+        yield busy
     finally:
         for hog in hogs:
             hog.kill()

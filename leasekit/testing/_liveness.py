@@ -11,6 +11,7 @@ from leasekit.testing._rules import Rules, Violation
 __all__ = ["liveness"]
 
 _ENDED = frozenset({"success", "fatal_failure", "cancelled", "dropped", "dead"})
+_SET_BACK = "wall_back"  # the fault of a wall clock
 
 Found = Iterator[Violation]
 
@@ -82,11 +83,46 @@ def _below(
 def _l1_granted_soon(lives: Lives, rules: Rules, room: _Room, within: float) -> Found:
     """A task that is ready is granted soon, where a worker has room for it."""
     assert lives.over_at is not None  # noqa: S101 - the caller has looked
+    stood = _service_clock_stood(lives)
     for life in lives.tasks.values():
         if not life.asked or not life.is_durable or life.cancel_asked or (life.known[:1] and life.known[0].fence > 1):
             continue
-        ready_at = max(life.acknowledged[0].at, life.asked[0].due_at or 0.0, lives.over_at)
+        ready_at = max(life.acknowledged[0].at, _surely_due_at(life, lives, stood), lives.over_at)
         yield from _must_start("L1", life, None, ready_at, lives, room, within)
+
+
+def _service_clock_stood(lives: Lives) -> list[tuple[float, float]]:
+    """When the clock of the service need not have gone on, by time: its wall clock may have been set back.
+
+    It stands with a machine that is frozen, and after a restart it goes on from when the last task had come in.
+    """
+    servers = lives.servers
+    stood = [one for server in servers for one in server.frozen]
+    for before, after in pairwise(servers):
+        if before.ended is None or before.began is None or after.began is None:
+            continue
+        came_in = [
+            life.asked[0].at
+            for life in lives.tasks.values()
+            if life.asked and life.acknowledged and life.acknowledged[0].at <= before.ended.at
+        ]
+        stood.append((max(came_in, default=before.began.at), after.began.at))
+    return sorted(stood)
+
+
+def _surely_due_at(life: Life, lives: Lives, stood: Iterable[tuple[float, float]]) -> float:
+    """When its time has come by the clock of the service too, at the latest; never: nobody can tell."""
+    asked, heard_at = life.asked[0], life.acknowledged[0].at
+    if asked.due_at is None:
+        return -math.inf
+    # The service may never have seen the wall clock by which this time was chosen.
+    if any(fault.name == _SET_BACK and asked.at <= fault.at <= heard_at for fault in lives.faults):
+        return math.inf
+    due_at = asked.due_at
+    for begin, end in stood:
+        if end > asked.at and begin < due_at:
+            due_at += end - begin
+    return due_at
 
 
 def _l2_taken_back(lives: Lives, rules: Rules, room: _Room, within: float) -> Found:
@@ -124,13 +160,10 @@ def _surely_over_at(lease: Lease, lives: Lives, rules: Rules) -> float:
     until = lease.at_most_until(rules.drift)
     extended = lease.ttl * (1 + rules.spread) * (1 + rules.drift)
     stood_still = 0.0  # clocks of servers that were frozen as a whole
-    for process in lives.processes.values():
-        began = process.began
-        if began is None or began.role != "server":
-            continue
-        if began.at > lease.asked_at:
-            until = max(until, began.at + extended)
-        stood_still += sum(end - begin for begin, end in process.frozen if end > lease.asked_at)
+    for server in lives.servers:
+        if server.began is not None and server.began.at > lease.asked_at:
+            until = max(until, server.began.at + extended)
+        stood_still += sum(end - begin for begin, end in server.frozen if end > lease.asked_at)
     return until + stood_still + rules.regrant_delay + rules.sweep
 
 
@@ -241,10 +274,9 @@ def _l5_no_zombie(lives: Lives, rules: Rules) -> Found:
 
 def _restarted(lives: Lives, since: float, until: float, spare: float) -> float:
     """`until`, or later by what restarts of the service in between have extended the lease."""
-    for process in lives.processes.values():
-        began = process.began
-        if began is not None and began.role == "server" and since <= began.at <= until:
-            until = max(until, began.at + spare)
+    for server in lives.servers:
+        if server.began is not None and since <= server.began.at <= until:
+            until = max(until, server.began.at + spare)
     return until
 
 
@@ -261,7 +293,7 @@ def _idle(task: str, lease: Lease, body: log.Started, allowed: float) -> Found:
 
 def _l6_restart(lives: Lives, rules: Rules) -> Found:
     """A restart of the service ends no lease: whoever could not beat meanwhile gets a whole ttl."""
-    servers = [one for one in lives.processes.values() if one.began is not None and one.began.role == "server"]
+    servers = lives.servers
     starts = sorted(one.began.at for one in servers if one.began is not None)
     stops = sorted(one.ended.at for one in servers if one.ended is not None)
     pairs = [(stop, next((start for start in starts if start >= stop), None)) for stop in stops]

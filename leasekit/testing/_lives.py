@@ -163,6 +163,11 @@ class Lives:
         """All that somebody saw granted."""
         return [lease for life in self.tasks.values() for lease in life.known]
 
+    @property
+    def servers(self) -> list[Process]:
+        """The incarnations of the service, in the order in which they began."""
+        return [one for one in self.processes.values() if one.began is not None and one.began.role == "server"]
+
     def _take(self, event: log.Event) -> None:
         match event:
             case log.Renewed(ttl=float() as ttl) if not _SHORTEST_TTL <= ttl < math.inf:

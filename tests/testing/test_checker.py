@@ -374,6 +374,46 @@ def test_l1_nobody_is_blamed_who_had_no_room(excuse: list[Event]) -> None:
     assert "L1" not in found([WORKER, OVER, *asked(), issued(1, 40.0), granted(1, 40.1), *excuse], SOON)
 
 
+SERVER = Began(at=0.0, who="server#1", role="server")
+FROZEN = [SERVER, Frozen(at=10.0, who="server#1"), Thawed(at=30.0, who="server#1")]
+CAME_IN = [*asked("b", 9.0), issued(1, 9.5, task="b")]
+DOWN = [*CAME_IN, Ended(at=12.0, who="server#1", how="killed"), Began(at=29.0, who="server#2", role="server")]
+SET_BACK = Fault(at=1.05, who="world", name="wall_back")
+
+
+def due(at: float, granted_at: float) -> list[Event]:
+    return [WORKER, OVER, *asked(due_at=at), issued(1, granted_at), granted(1, granted_at + 0.1)]
+
+
+def test_l1_a_task_whose_time_has_come_and_that_nobody_gets_is_found_out() -> None:
+    assert found([SERVER, *due(20.0, 29.0)], SOON) == set()
+    assert found([SERVER, *due(20.0, 31.0)], SOON) == {"L1"}
+
+
+@pytest.mark.parametrize(
+    ("granted_at", "excuse"),
+    [(49.0, FROZEN), (49.0, [SERVER, *DOWN]), (900.0, [SERVER, SET_BACK])],
+    ids=["frozen", "down", "set back before it was heard"],
+)
+def test_l1_a_service_whose_clock_may_have_stood_is_not_blamed(granted_at: float, excuse: list[Event]) -> None:
+    assert found([*due(20.0, granted_at), *excuse], SOON) == set()
+
+
+@pytest.mark.parametrize(
+    ("granted_at", "excuse"),
+    [
+        (51.0, FROZEN),
+        (51.0, [SERVER, *DOWN]),
+        (31.0, [SERVER, Fault(at=1.2, who="world", name="wall_back")]),
+        (30.5, [SERVER, Frozen(at=0.2, who="server#1"), Thawed(at=0.9, who="server#1")]),
+        (51.0, [SERVER, Frozen(at=21.0, who="server#1"), Thawed(at=51.0, who="server#1")]),
+    ],
+    ids=["frozen", "down", "set back later", "frozen before it was asked for", "frozen when its time had come"],
+)
+def test_l1_a_service_whose_clock_has_gone_on_since_is_blamed(granted_at: float, excuse: list[Event]) -> None:
+    assert found([*due(20.0, granted_at), *excuse], SOON) == {"L1"}
+
+
 def test_l2_a_dead_holder_s_task_that_nobody_gets_is_found_out() -> None:
     late = [event for event in RERUN if event.at < 300 or isinstance(event, Final)]
     other = Began(at=0.0, who="v", role="worker", slots=1, kinds=("k",))

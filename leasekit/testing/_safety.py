@@ -34,7 +34,7 @@ def _s1_one_lease(life: Life, lives: Lives, rules: Rules) -> Found:
     """At most one unexpired lease; every fence is greater than all before, and stands for one token."""
     for lease in life.known:
         grants: list[log.Issued | log.Granted] = [*lease.issued, *lease.granted]
-        if len({grant.token for grant in grants}) > 1 or len({grant.who for grant in lease.granted}) > 1:
+        if len({grant.token for grant in grants}) > 1 or not _has_one_holder(lease, lives):
             yield Violation(rule="S1", task=life.task, why=f"fence {lease.fence} was granted twice", events=grants)
         elif len(lease.issued) > 1:
             why = f"fence {lease.fence} was issued twice"
@@ -46,6 +46,16 @@ def _s1_one_lease(life: Life, lives: Lives, rules: Rules) -> Found:
         if before.issued and after.issued and not any(end.at <= after.grant.at for end in before.closed):
             why = f"fence {after.fence} was granted while fence {before.fence} was held"
             yield Violation(rule="S1", task=life.task, why=why, events=[before.grant, after.grant, *before.closed])
+
+
+def _has_one_holder(lease: Lease, lives: Lives) -> bool:
+    """Whoever asks for a dead process' claim again, to give back what it was granted, is no second holder."""
+    for before, after in pairwise(lease.granted):
+        ended = lives.process(before.who).ended
+        is_dead = ended is not None and ended.at <= after.asked_at
+        if before.who != after.who and not (is_dead and after.claim and after.claim == before.claim):
+            return False
+    return True
 
 
 def _s2_one_body(life: Life, lives: Lives, rules: Rules) -> Found:

@@ -139,6 +139,15 @@ def test_a_good_life_breaks_nothing(life: list[Event]) -> None:
     assert found([*life, OVER], replace(RULES, start_within=10.0, outage=100.0)) == set()
 
 
+@pytest.mark.parametrize(
+    ("again", "broken"),
+    [({}, False), ({"asked_at": KILLED.at - 1}, True), ({"claim": "another"}, True)],
+    ids=["after its end", "while it lived", "by another claim"],
+)
+def test_s1_who_asks_for_a_dead_workers_claim_again_is_no_second_holder(again: dict[str, Any], broken: bool) -> None:  # noqa: FBT001
+    assert ("S1" in found([*RERUN, granted(1, KILLED.at + 1, who="its supervisor", **again)])) == broken
+
+
 @pytest.mark.parametrize("life", [LIFE, RERUN], ids=["once", "twice"])
 def test_it_breaks_nothing_either_where_nobody_sees_the_store(life: list[Event]) -> None:
     assert found(without(life, Issued, Closed)) == set()

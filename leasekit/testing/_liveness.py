@@ -262,7 +262,7 @@ def _l5_no_zombie(lives: Lives, rules: Rules) -> Found:
             spare = lease.ttl * (1 + rules.spread) * (1 + rules.drift) + rules.jitter
             if longest is not None:
                 last = max([one.at for one in lease.effects], default=body.at)
-                allowed = _restarted(lives, body.at, body.at + longest * (1 + rules.drift) + spare, spare)
+                allowed = _runs_until(lease, longest, spare, lives, rules)
                 if last > allowed:
                     why = f"its body ran for {last - body.at:.1f} s: {longest:g} were allowed"
                     yield Violation(
@@ -270,6 +270,17 @@ def _l5_no_zombie(lives: Lives, rules: Rules) -> Found:
                     )
             if body.idle_timeout is not None:
                 yield from _idle(life.task, lease, body, body.idle_timeout * (1 + rules.drift) + spare)
+
+
+def _runs_until(lease: Lease, longest: float, spare: float, lives: Lives, rules: Rules) -> float:
+    """When its body must have ended that may run for so long.
+
+    That counts from the first beat that told the service of it, by a clock that stands while the service is frozen.
+    """
+    began_at = lease.started[0].at
+    since = min([one.at for one in lease.renewed if one.asked_at >= began_at], default=began_at)
+    stood_still = sum(end - begin for server in lives.servers for begin, end in server.frozen if end > began_at)
+    return _restarted(lives, began_at, since + longest * (1 + rules.drift) + stood_still + spare, spare)
 
 
 def _restarted(lives: Lives, since: float, until: float, spare: float) -> float:

@@ -148,6 +148,27 @@ def test_s1_who_asks_for_a_dead_workers_claim_again_is_no_second_holder(again: d
     assert ("S1" in found([*RERUN, granted(1, KILLED.at + 1, who="its supervisor", **again)])) == broken
 
 
+@pytest.mark.parametrize(
+    ("also", "broken"),
+    [
+        ([], True),
+        ([renewed(1, 90.0)], False),
+        (
+            [
+                Began(at=0.0, who="server#1", role="server"),
+                Frozen(at=50.0, who="server#1"),
+                Thawed(at=140.0, who="server#1"),
+            ],
+            False,
+        ),
+    ],
+    ids=["from its begin", "from the first beat that told of it", "by a clock that stood still"],
+)
+def test_l5_a_runtime_is_counted(also: list[Event], broken: bool) -> None:  # noqa: FBT001
+    life = [*asked(max_runtime=2.0), issued(1, 2.0), granted(1, 2.1), *body(1, 3.0, 380.0)]
+    assert ("L5" in found([*life, *also])) == broken
+
+
 @pytest.mark.parametrize("life", [LIFE, RERUN], ids=["once", "twice"])
 def test_it_breaks_nothing_either_where_nobody_sees_the_store(life: list[Event]) -> None:
     assert found(without(life, Issued, Closed)) == set()
@@ -288,7 +309,7 @@ BROKEN: list[tuple[str, str, list[Event]]] = [
     (
         "L5",
         "it ran for too long",
-        [*asked(max_runtime=2.0), issued(1, 2.0), granted(1, 2.1), *body(1, 3.0, 380.0), renewed(1, 90.0)],
+        [*asked(max_runtime=2.0), issued(1, 2.0), granted(1, 2.1), *body(1, 3.0, 480.0), renewed(1, 90.0)],
     ),
     (
         "L5",

@@ -41,7 +41,7 @@ bench: $(VENV)/dev $(VENV)/leasekit ## Measure, beside the raw engine (ARGS=--qu
 	@set -e; for file in benchmarks/[a-z]*.py; do $(BIN)/python "$$file" $(ARGS); done
 
 .PHONY: simulate
-simulate: $(VENV)/dev ## Simulate a thousand hours of faults and more, and check every promise (ten minutes)
+simulate: $(VENV)/dev ## Simulate three thousand hours of faults, and check every promise (ten minutes)
 	@$(BIN)/python -m simulation $(ARGS)
 
 .PHONY: mutants

@@ -59,11 +59,10 @@ def _held(lines: Sequence[Line]) -> list[str]:
         "latest slot ms": "latest_slot_ms",
         "bytes a lease": "bytes_per_lease",
     }
-    rows = [[line["case"], *(f"{line[name]:,}" for name in columns.values())] for line in lines]
     drawn = _draw(
         "held", "CPU µs of the holder a renewal", [(line["case"], line["cpu_us_per_renewal"]) for line in lines]
     )
-    return ["### Leases held", _machine(lines), _table(["", *columns], rows), drawn]
+    return ["### Leases held", _machine(lines), _columns(columns, lines), drawn]
 
 
 def _latency(lines: Sequence[Line]) -> list[str]:
@@ -105,8 +104,7 @@ def _last_instruction(lines: Sequence[Line]) -> list[str]:
         "later than 10 ms": "over_10_ms",
         "seen dead after ms": "seen_dead_ms",
     }
-    rows = [[line["case"], *(f"{line[name]:,}" for name in columns.values())] for line in lines]
-    return ["### The last instruction after the end of trust", _machine(lines), _table(["", *columns], rows)]
+    return ["### The last instruction after the end of trust", _machine(lines), _columns(columns, lines)]
 
 
 def _telemetry(lines: Sequence[Line]) -> list[str]:
@@ -162,6 +160,11 @@ def _machine(lines: Sequence[Line]) -> str:
 
 def _range(values: Sequence[float]) -> str:
     return f"{min(values):,}-{max(values):,}"
+
+
+def _columns(columns: dict[str, str], lines: Sequence[Line]) -> str:
+    """A table of these values of each line, by the heads of their columns."""
+    return _table(["", *columns], [[line["case"], *(f"{line[name]:,}" for name in columns.values())] for line in lines])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

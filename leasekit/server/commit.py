@@ -93,6 +93,7 @@ class GroupCommit:
         self._on_ready = on_ready
         self._on_gap = on_gap
         self._feed = feed
+        self.lapsed = 0  # leases that had run out, and were taken back
         self.sizes = Tally([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000])  # items in a transaction
         self.seconds = Tally([0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5])
         self._is_after_gap = True
@@ -256,6 +257,7 @@ class GroupCommit:
             self._failing_since = min(self._failing_since, moment.instant)
             raise
         self._is_after_gap, self.fault, self._failing_since = False, None, math.inf
+        self.lapsed += turn.lapsed
         return _Outcome(answered, turn.readied(), turn.happened or ())
 
     def _tell(self, callback: Callable[..., None], *args: Any) -> None:

@@ -40,6 +40,7 @@ def lapse(turn: Turn, rows: Sequence[Trigger]) -> list[Trigger]:
         ended.append(after)
         turn.tell("expired", after, worker=row.owner)
     turn.tx.add_runs([_expired(row, at=turn.now) for row in rows])
+    turn.lapsed += len(rows)
     return ended
 
 

@@ -75,7 +75,6 @@ class Engine:
         self._waiting = Waiting(self._attempt, self._clock)
         self.feed = Feed()
         self._cramped: str | None = None  # why no new task is taken
-        self.expired = 0  # leases that ran out and were taken back by the consumer
         self._commit = writer(
             store,
             _SURVIVAL,
@@ -204,6 +203,11 @@ class Engine:
         return self._commit.backlog
 
     @property
+    def expired(self) -> int:
+        """Leases that had run out, and were taken back: by the consumer, a late beat, or a cancel."""
+        return self._commit.lapsed
+
+    @property
     def batch_sizes(self) -> Tally:
         """How many items were written in one transaction."""
         return self._commit.sizes
@@ -235,7 +239,6 @@ class Engine:
                 break
             taken = await self._commit.ask(_REAP, None, size=1)
             if taken:
-                self.expired += taken
                 logger.info("took back %d leases that had run out", taken)
         if self._clock.peek() - self._forgot_at > _FORGET_EVERY:
             await self._commit.ask(_FORGET, None, size=1)

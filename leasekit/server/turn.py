@@ -48,7 +48,7 @@ class Happened(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 class Turn:
     """A transaction, the moment at which all of it happens, and what became ready by it."""
 
-    __slots__ = ("_at", "_due", "_later", "happened", "instant", "is_repeated", "now", "random", "tx")
+    __slots__ = ("_at", "_due", "_later", "happened", "instant", "is_repeated", "lapsed", "now", "random", "tx")
 
     def __init__(
         self, tx: Tx, *, now: float, instant: float, random: _random.Random, is_repeated: bool = False
@@ -58,6 +58,7 @@ class Turn:
         self.now = now  # the store's time
         self.instant = instant  # the same moment, by the clock that measures how long requests wait
         self.random = random
+        self.lapsed = 0  # leases that had run out, and were taken back
         self.happened: list[Happened] | None = None  # None: nobody wants to know
         self._at: datetime | None = None
         self._due: dict[str, int] = {}

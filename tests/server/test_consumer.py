@@ -24,6 +24,16 @@ async def test_a_lease_that_ended_goes_back_to_enqueued_and_counts_a_crash(bench
     assert await bench.ids() == ["a"]
 
 
+async def test_all_leases_that_ran_out_are_counted_whoever_takes_them_back(bench: Any) -> None:
+    tasks = [await bench.taken(task_id, claim_timeout=10) for task_id in ("seen", "beaten", "cancelled")]
+    bench.clock.advance(10)
+    await bench.beat(tasks[1])
+    await bench.cancel("cancelled")
+    assert bench.engine.expired == 2
+    await bench.engine.tick()
+    assert bench.engine.expired == 3
+
+
 async def test_the_history_says_since_when_nothing_was_heard_and_from_whom(bench: Any) -> None:
     task = await bench.taken("a", heartbeat_timeout=20)
     await bench.beat(task)

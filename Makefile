@@ -26,8 +26,9 @@ test: $(VENV)/dev $(VENV)/leasekit ## Test the installed package (ARGS=… goes 
 	@$(BIN)/pytest -n auto --maxprocesses 8 $(ARGS)
 
 .PHONY: fuzz
-fuzz: $(VENV)/dev $(VENV)/leasekit ## Send the server many more made-up requests than `make test` does
-	@LEASEKIT_FUZZ=1 $(BIN)/pytest -n auto --timeout 1800 tests/server/http/test_schemathesis.py $(ARGS)
+fuzz: $(VENV)/dev $(VENV)/leasekit ## Many more made-up requests to the server, and damaged records in Redis, than `make test`
+	@LEASEKIT_FUZZ=1 $(BIN)/pytest -n auto --timeout 1800 tests/server/http/test_schemathesis.py \
+		tests/adapters/redis/test_redis_damaged.py $(ARGS)
 
 .PHONY: check
 check: $(VENV)/dev ## Lint, format and types (changes nothing)

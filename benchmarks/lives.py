@@ -170,7 +170,14 @@ def _lives(connection: sqlite3.Connection, seqs: range) -> None:
     new = {"kind": "nothing", "priority": 2, "claim_timeout": 300.0, "heartbeat_timeout": 300.0, "next_trigger_at": now}
     counts = dict.fromkeys(("fence", "attempt", "crashes", "failures", "ordered"), 0)
     with _Transaction(connection):
-        what = {"payload": b"null", "created_at": now, "at": now, "max_crashes": 5, "enqueue_timeout": 60.0}
+        what = {
+            "payload": b"null",
+            "digest": bytes(16),
+            "created_at": now,
+            "at": now,
+            "max_crashes": 5,
+            "enqueue_timeout": 60.0,
+        }
         _each(connection, sql.ADD_TASKS, pairs, "seq", "id", new | what)
         _each(connection, sql.ADD_TRIGGERS, pairs, "seq", "id", new | counts | {"status": "new"})
     with _Transaction(connection):

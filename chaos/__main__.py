@@ -6,12 +6,22 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from chaos import big, rows_executors, rows_network, rows_processes, rows_server
+from chaos import (
+    big,
+    rows_executors,
+    rows_network,
+    rows_processes,
+    rows_promises,
+    rows_redis,
+    rows_requests,
+    rows_server,
+)
 from chaos.scenarios import SCENARIOS, Report, Scenario, run
 
 __all__ = ["main"]
 
-_TABLE = (rows_processes, rows_executors, rows_network, rows_server, big)  # importing them fills it
+# Importing them fills the table of scenarios.
+_TABLE = (rows_processes, rows_executors, rows_network, rows_requests, rows_server, rows_redis, rows_promises, big)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="show the scenarios")
     parser.add_argument("--row", type=int, action="append", default=[], help="a row of the fault matrix")
     parser.add_argument("--name", action="append", default=[], help="a scenario by its name")
-    parser.add_argument("--all", action="store_true", help="all rows, without the big run")
+    parser.add_argument("--all", action="store_true", help="all rows, without the big run and those that take minutes")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (2)")
     parser.add_argument("--keep", action="store_true", help="keep the folders of those that went well, too")
     return parser
@@ -44,13 +54,15 @@ def _parser() -> argparse.ArgumentParser:
 def _is_asked_for(one: Scenario, asked: argparse.Namespace) -> bool:
     if asked.row or asked.name:
         return one.row in asked.row or one.name in asked.name
-    return not asked.all or one.row > 0
+    return not asked.all or not (one.row == 0 or one.long)
 
 
 def _reports(chosen: list[Scenario], *, jobs: int, keep: bool) -> Iterator[Report]:
-    """As they come; those that need the machine for themselves at the end."""
-    with ThreadPoolExecutor(jobs) as threads:
-        for done in as_completed([threads.submit(run, one, keep=keep) for one in chosen if not one.alone]):
+    """Reports as they come. What takes minutes runs beside all others, what needs the machine for itself at the end."""
+    beside = [one for one in chosen if not one.alone]
+    with ThreadPoolExecutor(jobs) as threads, ThreadPoolExecutor(len(chosen) or 1) as idle:
+        runs = [(idle if one.long else threads).submit(run, one, keep=keep) for one in beside]
+        for done in as_completed(runs):
             yield done.result()
     for one in chosen:
         if one.alone:
@@ -59,6 +71,8 @@ def _reports(chosen: list[Scenario], *, jobs: int, keep: bool) -> Iterator[Repor
 
 def _show(report: Report) -> None:
     print(report.line, flush=True)
+    for figure in report.figures:
+        print("     ", figure, flush=True)
     for problem in report.problems[:20]:
         print("     ", problem.replace("\n", "\n      "), flush=True)
     if report.home:

@@ -1,10 +1,10 @@
-"""`recorded+http://`: the HTTP backend, with what passes it in the log of the process."""
+"""`recorded+http://`, `recorded+redis://`: these backends, with what passes them in the log of the process."""
 
 import os
 import sys
 from pathlib import Path
 
-from chaos import logs
+from chaos import logs, redis_clock
 from leasekit.backend import Backend
 from leasekit.registry import open_backend
 from leasekit.testing.history import Began, Granted, read
@@ -15,6 +15,8 @@ __all__ = ["connect"]
 
 def connect(url: str, *, worker: str) -> Backend:
     """What the entry point names."""
+    if url.startswith("recorded+redis:"):
+        redis_clock.install()
     log = logs.current()
     if "chaos.handlers" in sys.modules:  # a worker, and not the supervisor above it, which loads no user's code
         os.environ[logs.WHO] = log.who

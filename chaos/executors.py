@@ -36,3 +36,8 @@ def hungry(work: handlers.Work, held: leasekit.Lease) -> None:
 @worker.handler("spawns", run="process")
 def spawns(work: handlers.Work, held: leasekit.Lease) -> int:
     return handlers.spawns.function(work, held)
+
+
+@worker.handler("family", run="process")
+def family(work: handlers.Work, held: leasekit.Lease) -> None:
+    handlers.family.function(work, held)

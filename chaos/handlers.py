@@ -123,6 +123,18 @@ def deaf(work: Work, held: leasekit.Lease) -> None:
             act(held)
 
 
+@worker.handler("threads")
+async def threads(work: Work, held: leasekit.Lease) -> None:
+    """Awaits a thread, which does not end with the coroutine."""
+    await asyncio.to_thread(deaf.function, work, held)
+
+
+@worker.handler("idles", idle_timeout=1)
+async def idles(work: Work, held: leasekit.Lease) -> None:
+    """The same, and reports no progress."""
+    await asyncio.to_thread(deaf.function, work, held)
+
+
 @worker.handler("gil")
 def gil(work: Work, held: leasekit.Lease) -> None:
     """Lets nobody else have the interpreter."""
@@ -206,6 +218,30 @@ def spawns(work: Work, held: leasekit.Lease) -> int:
             for _ in steps(work):
                 act(held)
         return child.pid
+
+
+@worker.handler("family")
+def family(work: Work, held: leasekit.Lease) -> None:
+    """Acts in three processes, one of which has left the process group, and changes its user."""
+    with body(held):
+        act(held)
+        if not misbehaves(work, held):
+            return
+        for leaves in (False, True):
+            if os.fork() == 0:
+                if leaves:
+                    os.setsid()
+                    if os.fork():
+                        os._exit(0)
+                break
+        else:
+            if os.geteuid() == 0:
+                os.setresuid(65534, 65534, 65534)
+            else:
+                _LIBC.prctl(1, 0, 0, 0, 0)  # what the kernel makes of that: PR_SET_PDEATHSIG is gone
+        for _ in steps(work):
+            act(held)
+        os._exit(0)
 
 
 @worker.handler("execs")

@@ -61,6 +61,22 @@ def all_stopped(world: World) -> None:
     first.popen.kill()
 
 
+@scenario(2, "worker-stopped-over-another-user", faults=("pause",), start_within=30)
+def worker_stopped_over_another_user(world: World) -> None:
+    """The worker is stopped, the body is another user's and has children: nothing of it acts beside the next run."""
+    world.serve()
+    first = world.work("first", slots=1, processes=True, masked=True)
+    ids = world.schedule("family", seconds=60)
+    wait_for(lambda: len(_acting(world, ids[0])) == 3, what="a family")
+    world.until_running(ids, effects=20)
+    family = _acting(world, ids[0])
+    first.pause()
+    wait_for(lambda: not any(map(_runs, family)), what="the end of the family")
+    world.work("second", processes=True)
+    world.until_ended(ids)
+    first.popen.kill()
+
+
 @scenario(8, "memory-full-in-executor", faults=("memory",), start_within=30)
 def memory_full_in_executor(world: World) -> None:
     """A body takes all the memory of its executor: it fails or dies alone, and is tried again."""
@@ -102,11 +118,18 @@ def worker_killed_over_executors(world: World) -> None:
 
 def _executor(world: World, task: str) -> int:
     """The process in which this task's body runs."""
-    for path in (world.home / "logs").glob("*.jsonl"):
-        pid = int(re.findall(r"\d+", path.stem)[-1]) if path.stem != "harness" else 0
-        if pid and any(isinstance(event, Effect) and event.task == task for event in read(path)):
-            return pid
-    raise AssertionError(f"nobody runs {task}")
+    (pid,) = _acting(world, task)
+    return pid
+
+
+def _acting(world: World, task: str) -> list[int]:
+    """The processes in which this task's body runs."""
+    paths = [path for path in (world.home / "logs").glob("*.jsonl") if path.stem != "harness"]
+    return [
+        int(re.findall(r"\d+", path.stem)[-1])
+        for path in paths
+        if any(isinstance(event, Effect) and event.task == task for event in read(path))
+    ]
 
 
 def _kill_executor(world: World, task: str) -> None:

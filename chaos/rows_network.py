@@ -194,6 +194,22 @@ def beat_answer_lost(world: World) -> None:
     _once_each(world, ids)
 
 
+@scenario(20, "first-beat-unheard", faults=("lose_answer", "cut"), ttl=16)
+def first_beat_unheard(world: World) -> None:
+    """The first beat grants less than the claim, its answer is lost, the line stays cut: nobody gets the task early."""
+    world.serve()
+    world.proxy.lose_answer("POST", BEATS, times=None)
+    world.work("first")
+    ids = world.schedule("steady", 2, until="finish", heartbeat_timeout=3)
+    world.proxy.wait(lambda: world.proxy.fired["lose_answer"] >= 2, within=60)
+    world.proxy.cut()
+    world.fired("lose_answer")
+    world.fault("cut", lasts=world.ttl)
+    world.until_running(ids, by=world.work("second", past_proxy=True))
+    world.finish()
+    world.until_ended(ids)
+
+
 # Refusals and nonsense ----------------------------------------------------------------------------------------
 
 RETRY_AFTER = ["0", "-1", "1000000000", "Wed, 21 Oct 2037 07:28:00 GMT", "soon", "", "9" * 400, "0.001"]
@@ -269,6 +285,22 @@ def nonsense(world: World) -> None:
     for process in world.processes:
         assert "Traceback" not in process.said, process.said[-3000:]
         assert process.is_alive
+
+
+@scenario(22, "foreign", faults=("foreign",), ttl=20, cycle=1)
+def foreign(world: World) -> None:
+    """An ingress, a firewall, a portal answer in the server's place, any call, once and then for long: nothing ends."""
+    ids = _running(world, "first", "second")
+    for path in (BEATS, CLAIMS, "*"):
+        world.proxy.foreign(path=path, times=5)
+        world.until_beaten(ids)
+    before = world.proxy.fired["foreign"]
+    world.finish()
+    world.proxy.foreign("POST", RESULTS, times=None)
+    wait_for(lambda: world.proxy.fired["foreign"] >= before + 10, what="results that somebody else refuses")
+    world.proxy.mend()
+    world.fired("foreign")
+    _once_each(world, ids)
 
 
 def _nonsense(world: World) -> int:

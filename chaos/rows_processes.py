@@ -12,7 +12,8 @@ from chaos.scenarios import scenario
 from chaos.world import World
 from leasekit import Status
 from leasekit.config import DRIFT
-from leasekit.testing.history import Fault, Granted, Renewed
+from leasekit.testing.history import Fault, Granted, Renewed, SettleAsked, Stopped
+from leasekit.worker.worker import LOST_EXIT_CODE
 
 __all__: list[str] = []
 
@@ -226,6 +227,77 @@ def asked_to_stop_twice(world: World) -> None:
     world.fault("SIGTERM", target=first.who)
     assert first.popen.returncode == 128 + signal.SIGTERM, first.popen.returncode
     world.work("second")
+
+
+@scenario(14, "thread-of-a-lost-lease", faults=("hang", "death"), start_within=20)
+def thread_of_a_lost_lease(world: World) -> None:
+    """No beat is answered while a coroutine awaits a thread: the process ends before the trust in its lease does."""
+    world.serve()
+    first = world.work("first", slots=1)
+    ids = world.schedule("threads", seconds=10 * world.ttl)
+    world.until_running(ids, by=first)
+    world.proxy.hang()
+    assert _died(world, first) == LOST_EXIT_CODE, f"it ended otherwise: {first.said[-2000:]}"
+    world.fired("hang")
+    world.proxy.mend()
+    world.work("second")
+
+
+@scenario(35, "stopped-over-a-thread", faults=("SIGTERM",), ttl=20, start_within=30)
+def stopped_over_a_thread(world: World) -> None:
+    """SIGTERM while a coroutine awaits a thread: its task is given back when the thread has ended, and not before."""
+    world.serve()
+    first = world.work("first", options=["--drain-grace", "0.2"])
+    ids = world.schedule("threads", 4, seconds=10)
+    world.until_running(ids, by=first)
+    world.work("second")
+    world.fault("SIGTERM", target=first.who)
+    assert first.stop() == 0, first.said[-2000:]
+    world.until_ended(ids)
+    assert [info.crashes for info in world.infos(ids)] == [0] * 4
+
+
+@scenario(35, "ended-over-a-thread", faults=("SIGTERM",), ttl=20, start_within=30)
+def ended_over_a_thread(world: World) -> None:
+    """The same, and the thread does not end: the process does, and its supervisor gives the tasks back after that."""
+    world.serve()
+    first = world.work("first", supervised=True, options=["--drain-grace", "0.2", "--drain-timeout", "1"])
+    ids = world.schedule("threads", 4, seconds=60)
+    world.until_running(ids)
+    world.work("second")
+    world.fault("SIGTERM", target=first.who)
+    assert first.stop() == 128 + signal.SIGTERM, first.said[-2000:]
+    world.until_ended(ids)
+    assert [info.crashes for info in world.infos(ids)] == [0] * 4
+
+
+@scenario(35, "cancelled-over-a-thread", faults=("cancel",))
+def cancelled_over_a_thread(world: World) -> None:
+    """A task is cancelled while its coroutine awaits a thread: it is settled when the thread has ended."""
+    world.serve()
+    world.work()
+    (task,) = world.schedule("threads", seconds=2 * world.ttl)
+    world.until_running([task])
+    world.client.cancel(task)
+    world.fault("cancel")
+    world.until_ended([task])
+    wait_for(lambda: world.of(Stopped), what="the end of the thread")
+    (settled,) = world.of(SettleAsked)
+    (stopped,) = world.of(Stopped)
+    assert stopped.at <= settled.at, f"its body went on for {stopped.at - settled.at:g} s"
+    assert world.info(task).status is Status.CANCELLED
+
+
+@scenario(5, "idle-over-a-thread", faults=("idle", "death"), start_within=20)
+def idle_over_a_thread(world: World) -> None:
+    """A coroutine is idle for too long over a thread that does not end: the process ends, then others try again."""
+    world.serve()
+    first = world.work("first")
+    ids = world.schedule("idles", seconds=60)
+    world.until_running(ids, by=first)
+    world.work("second")
+    assert _died(world, first) == LOST_EXIT_CODE, f"it ended otherwise: {first.said[-2000:]}"
+    world.fault("idle")
 
 
 @scenario(36, "fork", faults=("fork",), ttl=4)

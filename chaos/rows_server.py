@@ -40,6 +40,26 @@ def server_clock_steps(world: World) -> None:
     _steps(world, clock)
 
 
+@scenario(11, "server-clock-creeps", faults=("clock", "cut"), ttl=10)
+def server_clock_creeps(world: World) -> None:
+    """The server's wall clock goes ahead in small steps while a holder is cut off: nobody gets its task early."""
+    clock = Clock(world.home, "server")
+    world.serve(clock.environment)
+    world.work("first")
+    ids = world.schedule("steady", 2, until="finish")
+    world.until_beaten(ids)
+    world.proxy.cut()
+    world.fault("cut", lasts=world.ttl)
+    second = world.work("second", past_proxy=True)
+    for step in range(1, 40):
+        clock.set(0.3 * step)
+        time.sleep(0.4)
+    world.fault("clock")
+    world.until_running(ids, by=second)
+    world.finish()
+    world.until_ended(ids)
+
+
 def _steps(world: World, clock: Clock) -> None:
     ids = world.schedule("steady", 4, until="finish")
     world.until_running(ids)
@@ -173,22 +193,51 @@ def store_damaged(world: World) -> None:
     world.work()
 
 
+@scenario(29, "store-lost", faults=("loss",))
+def store_lost(world: World) -> None:
+    """After kill -9, the log is missing, then the file is empty: the server does not start with less than it had."""
+    server = world.serve()
+    ids = world.schedule("steady", 200)
+    server.kill()
+    path, log = world.home / "tasks.db", world.home / "tasks.db-wal"
+    whole = {file: file.read_bytes() for file in (path, log)}
+    for loss, says in ((log.unlink, "lost its last"), (lambda: path.write_bytes(b""), "empty or missing")):
+        loss()
+        world.fault("loss")
+        broken = world.intrude("broken")
+        assert broken.popen.wait(60) == 65, broken.said[-2000:]
+        assert says in broken.said, broken.said[-2000:]
+        for file, data in whole.items():
+            file.write_bytes(data)
+        path.with_name("tasks.db-shm").unlink(missing_ok=True)
+    world.serve()
+    assert len(world.infos(ids)) == 200
+    world.work()
+
+
 @scenario(34, "two-servers", faults=("second", "pause"), ttl=4)
 def two_servers(world: World) -> None:
-    """A second server on the same store, also while the first stands still: it is refused."""
+    """A second server on the same store, by any of its names, also while the first stands still: it is refused."""
     server = world.serve()
     world.work()
     world.schedule("steady", 8, seconds=0.5)
     _refused(world, "second")
+    (world.home / "link.db").symlink_to("tasks.db")
+    _refused(world, "by a symbolic link", store="link.db")
+    (world.home / "second.db").hardlink_to(world.home / "tasks.db")
+    _refused(world, "by a hard link", store="second.db", says="hard links")
+    (world.home / "second.db").unlink()
+    (world.home / "tasks.db.id").unlink()
+    _refused(world, "without what is beside it")
     server.pause()
     _refused(world, "third")
     server.resume()
 
 
-def _refused(world: World, name: str) -> None:
-    second = world.intrude(name)
+def _refused(world: World, name: str, *, store: str = "tasks.db", says: str = "another server") -> None:
+    second = world.intrude(name, store=store)
     assert second.popen.wait(60) == 1, second.said[-2000:]
-    assert "another server" in second.said, second.said[-2000:]
+    assert says in second.said, second.said[-2000:]
     world.fault("second")
 
 

@@ -30,7 +30,9 @@ class Scenario:
     cycle: float | None  # shorter than the ttl asks for, where it is about leases that are kept
     rules: Mapping[str, Any]
     breaks: str  # the promise that this breaks on purpose: the checker must find that, and nothing else
+    redis: bool  # on a Redis, and not on a server of ours
     alone: bool  # nothing else runs meanwhile
+    long: bool  # it takes minutes, and hardly any of the machine
     act: Act
 
 
@@ -44,6 +46,7 @@ class Report:
     broken: Counter[str] = field(default_factory=Counter)  # promises, by their number: S1 …
     counts: dict[str, int] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
+    figures: list[str] = field(default_factory=list)
     home: Path | None = None  # kept where something was wrong
 
     @property
@@ -78,7 +81,9 @@ def scenario(
     ttl: float = 3.0,
     cycle: float | None = None,
     breaks: str = "",
+    redis: bool = False,
     alone: bool = False,
+    long: bool = False,
     **rules: Any,
 ) -> Callable[[Act], Act]:
     """Put a function into the table; the first line of its docstring says what happens."""
@@ -86,8 +91,8 @@ def scenario(
     def register(act: Act) -> Act:
         what = (act.__doc__ or "").strip().splitlines()[0]
         made = Scenario(
-            row=row, name=name, what=what, faults=faults, ttl=ttl, cycle=cycle, rules=rules, breaks=breaks, alone=alone,
-            act=act,
+            row=row, name=name, what=what, faults=faults, ttl=ttl, cycle=cycle, rules=rules, breaks=breaks, redis=redis,
+            alone=alone, long=long, act=act,
         )  # fmt: skip
         SCENARIOS.append(made)
         SCENARIOS.sort(key=lambda one: (one.row or 1000, one.name))
@@ -101,7 +106,7 @@ def run(one: Scenario, *, keep: bool = False) -> Report:
     report = Report(scenario=one)
     began_at = time.monotonic()
     home = Path(tempfile.mkdtemp(prefix=f"chaos-{one.name}-"))
-    with World(home, ttl=one.ttl, cycle=one.cycle) as world:
+    with World(home, ttl=one.ttl, cycle=one.cycle, redis=one.redis) as world:
         try:
             one.act(world)
             world.drain()
@@ -123,6 +128,7 @@ def run(one: Scenario, *, keep: bool = False) -> Report:
 
 
 def _count(report: Report, world: World) -> None:
+    report.figures = world.figures
     events = world.events()
     # A fault is logged once, however many requests the proxy has met with it.
     report.faults = dict(Counter(event.name for event in events if isinstance(event, Fault)) | world.proxy.fired)

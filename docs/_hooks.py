@@ -1,4 +1,4 @@
-"""What MkDocs does besides: files that a page links to become pages, and nothing is fetched from elsewhere."""
+"""Hooks of MkDocs: make pages of linked files and folders, and refuse pages that fetch from elsewhere."""
 
 import re
 from pathlib import Path
@@ -19,8 +19,17 @@ def _outside(source: Path, match: re.Match[str]) -> Path | None:
     return None if target.is_relative_to(ROOT / "docs") else target.relative_to(ROOT)
 
 
+def _shown(path: Path) -> str:
+    """Render a file outside of docs/ as a page; a folder as the list of its files."""
+    if (ROOT / path).is_dir():
+        names = sorted(entry.name for entry in (ROOT / path).iterdir() if not entry.name.startswith(("_", ".")))
+        return f"# {path}/\n\n" + "".join(f"- `{name}`\n" for name in names)
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return text if path.suffix == ".md" else f"# {path}\n\n````{path.suffix[1:] or 'text'}\n{text}````\n"
+
+
 def on_files(files: Any, config: Any) -> Any:
-    """Add a page for each file outside of docs/ that some page links to."""
+    """Add a page for each file or folder outside of docs/ that some page links to."""
     wanted: set[Path] = set()
     for file in files.documentation_pages():
         source = Path(file.abs_src_path)
@@ -28,9 +37,7 @@ def on_files(files: Any, config: Any) -> Any:
             out for match in _OUT.finditer(source.read_text(encoding="utf-8")) if (out := _outside(source, match))
         }
     for path in sorted(wanted):
-        text = (ROOT / path).read_text(encoding="utf-8")
-        shown = text if path.suffix == ".md" else f"# {path}\n\n````{path.suffix[1:] or 'text'}\n{text}````\n"
-        content = f"---\nsearch:\n  exclude: true\n---\n\n{shown}"
+        content = f"---\nsearch:\n  exclude: true\n---\n\n{_shown(path)}"
         added = File.generated(config, f"source/{path}.md", content=content, inclusion=InclusionLevel.NOT_IN_NAV)
         files.append(added)
     return files

@@ -21,7 +21,7 @@ from leasekit.cli import app
 from leasekit.registry import open_backend
 from leasekit.task import Exponential, NewTask, Polynomial, Status, TaskInfo, TaskOptions, Waits
 from leasekit.testing import clock, effects, faults, memory, proxy
-from leasekit.wire import MAX_BATCH
+from leasekit.wire import MAX_BATCH, MAX_KINDS
 
 __all__ = ["PAGES", "code", "fields_of", "struct_defaults", "table"]
 
@@ -58,8 +58,10 @@ def type_of(text: str) -> str:
         shown += [f"up to {said['max_length']} {what}"] if "max_length" in said and not shown else []
         return of + (f" {', '.join(shown)}" if shown else "")
 
-    text = text.replace("MAX_BATCH", str(MAX_BATCH)).replace(
-        ", _Batch]", f", Meta(min_length=1, max_length={MAX_BATCH})]"
+    text = (
+        text.replace("MAX_BATCH", str(MAX_BATCH))
+        .replace("MAX_KINDS", str(MAX_KINDS))
+        .replace(", _Batch]", f", Meta(min_length=1, max_length={MAX_BATCH})]")
     )
     return (
         re.sub(r"Annotated\[([^(]+), Meta\(([^)]*)\)\]", bounds, text)
@@ -314,6 +316,8 @@ def _given() -> str:
 
 
 def _said(value: object) -> str:
+    if value is None:
+        return "any"
     return ("yes" if value else "no") if isinstance(value, bool) else f"{value:,}"
 
 

@@ -22,6 +22,7 @@ from leasekit.errors import (
     StoreDamaged,
     StoreLocked,
     Throttled,
+    TooLarge,
     Unavailable,
     UnknownScheme,
 )
@@ -34,5 +35,5 @@ __all__ = [
     "AlreadyDone", "BackendError", "Beats", "Cancelled", "Client", "ConfigError", "Draining", "Fatal", "Idle",
     "IdleTimeout", "Lease", "LeaseError", "LeaseEvent", "LeaseLost", "LeasekitError", "MissingDependency", "NewTask",
     "NotGranted", "NotHeld", "ProtocolError", "Refused", "Status", "StoreDamaged", "StoreLocked", "Task", "Throttled",
-    "Unavailable", "UnknownScheme", "Worker", "connect", "lease", "leased",
+    "TooLarge", "Unavailable", "UnknownScheme", "Worker", "connect", "lease", "leased",
 ]  # fmt: skip

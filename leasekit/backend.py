@@ -34,6 +34,7 @@ class Traits:
     orders: bool = True  # passes on a cancel with a beat's verdict
     progress: bool = True  # keeps checkpoints for the next holder
     max_progress: int = 64 * 1024  # bytes of one checkpoint as JSON; 64 KiB at most
+    max_result: int | None = 1024 * 1024  # bytes of a result as JSON; None: results are not kept, of whatever size
     retries: bool = True  # hands out again what was given back or lost its holder; False: that is for others to do
     dependencies: bool = False  # a task may be scheduled `after` others, in any order; False: that is refused
 
@@ -44,7 +45,7 @@ class Backend(Protocol):
     traits: Traits
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
-        """Take up to `limit` tasks of these kinds; wait up to `wait` seconds for the first.
+        """Take up to `limit` tasks of these kinds (100 at most); wait up to `wait` seconds for the first.
 
         A call repeated with the same `claim_id` joins the first, or gets what the first got and what is still live.
         """

@@ -1,5 +1,6 @@
 """Client.tasks(): a loop over tasks as they become ready, one at a time, with two doors (`for`, `async for`)."""
 
+import copy
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -85,6 +86,9 @@ class Tasks:
             holdings = await keeper.claim(self._kinds, limit=1, wait=max(0.0, min(_POLL, left)), started=True)
             if holdings:
                 self._last = holdings[0]
-                return self._last.task.bind(self._client)
+                # A copy of its own: when that is garbage, and no lease was made of it, nobody can begin it any more.
+                task = copy.copy(self._last.task).bind(self._client)
+                self._last.wanted_by = connection.owner(self._last, task)
+                return task
             if self._until_idle is not None and clock.now() - quiet_since >= self._until_idle:
                 return None

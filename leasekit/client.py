@@ -24,7 +24,7 @@ from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
 from leasekit._driver.retrying import one_try, persistently
 from leasekit._driver.thread import Closed
-from leasekit._driver.watchdog import Mode
+from leasekit._driver.watchdog import Mode, check_mode
 from leasekit.backend import Backend, Intake, Roster, Scheduler
 from leasekit.claiming import Tasks
 from leasekit.config import Beats
@@ -34,6 +34,7 @@ from leasekit.ids import uuid7s
 from leasekit.named import Named, Once
 from leasekit.registry import open_backend
 from leasekit.task import NewTask, Page, Scheduled, Status, Task, TaskInfo, TaskOptions, Verdict
+from leasekit.wire import MAX_KINDS
 
 __all__ = ["Client", "connect"]
 
@@ -96,6 +97,7 @@ class Client:
     ) -> None:
         if not url_or_backend:  # None too, from an environment that lacks a variable
             raise ConfigError("which service? Give a URL, as in http://127.0.0.1:8077, or a backend")
+        check_mode(watchdog)
         self.beats = beats or Beats()
         self.worker = worker or _incarnation()
         self.hooks = Hooks(hooks)
@@ -153,8 +155,8 @@ class Client:
         self._backend = None
         return self._connection
 
-    def reserve(self, task: Task) -> tuple[Connection, Holding] | None:
-        """What this process holds of a task, for who will begin it or give it back. For leasekit's own parts."""
+    def reserve(self, task: Task, lease: object) -> tuple[Connection, Holding] | None:
+        """What this process holds of a task, from now on for as long as `lease` lives. For leasekit's own parts."""
         adopted = task.adopted_by(self)
         connection = self.connection() if adopted else self._connection
         if connection is None or connection.forked:
@@ -165,6 +167,8 @@ class Client:
             connection.driver.call_soon(connection.keeper.take_up, holding)
         if holding is None:
             return None
+        if not holding.begun:
+            holding.wanted_by = connection.owner(holding, lease)  # first: who is interrupted here has not reserved it
         holding.reserved = True
         return connection, holding
 
@@ -178,6 +182,8 @@ class Client:
         """
         if not kinds:
             raise ConfigError("tasks() of which kind? Name at least one")
+        if len(kinds) > MAX_KINDS:
+            raise ConfigError(f"tasks() of {len(kinds)} kinds: a claim has {MAX_KINDS} at most, use more loops")
         return Tasks(self, kinds, until_idle=until_idle)
 
     def adopt(self, task: Task) -> Task:

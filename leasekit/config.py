@@ -8,7 +8,7 @@ from leasekit.errors import ConfigError
 __all__ = ["DRIFT", "Beats"]
 
 DRIFT = 0.001
-"""ρ, the bound on how much faster one clock may run than another: twice NTP's largest slew (RELIABILITY A2)."""
+"""ρ, the bound on how much faster one clock may run than another: twice NTP's largest slew."""
 
 _SHORTEST_TTL = 2.0
 _SHORTEST_CYCLE = 0.01
@@ -25,11 +25,11 @@ class Beats:
     """
 
     ttl: float = 300.0  # what the service grants; its answer is the truth, this is what to expect
-    cycle: float = 120.0  # every lease beats once in each (SYSTEMS C4)
-    rate: float = 1.0  # slots a second, at most (SYSTEMS C3)
+    cycle: float = 120.0  # every lease beats once in each
+    rate: float = 1.0  # slots a second, at most
     batch: int = 100  # leases in one slot, at most; less where the service takes less
     in_flight: int = 4  # calls under way at once
-    margin: float = 15.0  # what may still be on its way when the body is stopped (RELIABILITY 1.2)
+    margin: float = 15.0  # what may still be on its way when the body is stopped
     grace: float = 10.0  # how long a body may take to end once it was told to
     call_timeout: float = 10.0  # one try
     retry_wait: float = 5.0  # before a failed lease is tried again
@@ -61,12 +61,13 @@ class Beats:
                 f"lower cycle from {self.cycle:g} to {self.ttl / 2:g} or less, or use Beats().for_ttl({self.ttl:g})"
             )
         spent = self.cycle + self.call_timeout + self.margin + self.grace
-        if spent >= self.ttl:
-            room = self.ttl - spent + self.cycle
+        drift = 2 * DRIFT
+        if spent >= self.ttl * (1 - drift):
+            room = self.ttl * (1 - drift) - spent + self.cycle
             advice = f"lower cycle below {room:g}" if room > _SHORTEST_CYCLE else f"use Beats().for_ttl({self.ttl:g})"
             raise ConfigError(
-                f"cycle + call_timeout + margin + grace = {spent:g} leaves nothing of ttl={self.ttl:g}: "
-                f"{advice}, or raise ttl above {spent:g}"
+                f"cycle + call_timeout + margin + grace = {spent:g} leaves nothing of ttl={self.ttl:g}, "
+                f"less {drift:.1%} of drift: {advice}, or raise ttl above {spent / (1 - drift):g}"
             )
 
     def for_ttl(self, ttl: float) -> "Beats":
@@ -110,19 +111,23 @@ class Beats:
 
     @property
     def capacity(self) -> int:
-        """How many leases can be held: `rate × batch × cycle` (SYSTEMS C6)."""
-        return int(self.rate * self.batch * self.cycle + 1e-6)
+        """How many leases can be held: `batch` in each of the whole slots of a cycle."""
+        return int(self.rate * self.cycle + 1e-6) * self.batch
 
     @property
     def outage_survived(self) -> float:
-        """How long no beat may get through, at any phase, without a lease being lost (RELIABILITY L3)."""
+        """How long no beat may get through, at any phase, without a lease being lost.
+
+        It counts until a call is answered again, and holds for up to `capacity` leases, as long as calls that get
+        through are answered within `in_flight / rate` seconds: slower answers leave less than `rate` slots a second.
+        """
         strikes = max(self.strikes_from - self.cycle, (self.max_failures - 1) * self.retry_wait)
         return max(0.0, min(self._last_try, strikes))
 
     @property
     def _last_try(self) -> float:
         """The longest outage after which one more try can still be answered in time; negative where there is none."""
-        return self.slack - self.call_timeout - self.retry_wait - self.cycle
+        return self.slack - self.call_timeout - max(self.retry_wait, 1 / self.rate) - self.cycle
 
     def budget(self) -> str:
         """The whole sum, a line each, for people."""
@@ -137,9 +142,15 @@ class Beats:
             ("− call_timeout", -self.call_timeout, "a try that hangs"),
             ("− retry_wait", -self.retry_wait, "before the try that gets through"),
         ]
+        if 1 / self.rate > self.retry_wait:
+            rows[-1] = ("− 1 / rate", -1 / self.rate, "before the next slot, in which a try gets through")
         if self._last_try < 0:
             rows.append(
-                ("+ missing", -self._last_try, "one beat that fails may cost a lease: lower cycle or retry_wait")
+                (
+                    "+ missing",
+                    -self._last_try,
+                    "one beat that fails may cost a lease: lower cycle or retry_wait, or raise rate",
+                )
             )
         elif self.outage_survived < self._last_try:
             early = self.outage_survived - self._last_try
@@ -147,7 +158,8 @@ class Beats:
         rows.append(("= outage survived", self.outage_survived, "of any cause, at any phase"))
         lines = [f"{name:<18}{value:>9.1f} s  {why}" for name, value, why in rows]
         pace = f"{self.rate:g} slots/s × {self.batch} leases × {self.cycle:g} s"
-        return "\n".join([*lines, f"{'capacity':<18}{self.capacity:>9,d}    {pace}"])
+        prompt = f"if answers take {self.in_flight / self.rate:g} s at most"
+        return "\n".join([*lines, f"{'capacity':<18}{self.capacity:>9,d}    {pace}, {prompt}"])
 
 
 _LEAST = {"ttl": _SHORTEST_TTL, "cycle": _SHORTEST_CYCLE, "batch": 1, "in_flight": 1, "max_failures": 1, "burst": 1}

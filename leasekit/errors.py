@@ -5,7 +5,7 @@ LeasekitError
 ├── UnknownScheme            no installed backend answers to this URL
 ├── MissingDependency        the backend is known, a library that it needs is not installed
 ├── StoreLocked              another server has this store open
-├── StoreDamaged             the file of this store is not whole; says how to recover
+├── StoreDamaged             the file of this store is not whole, or not what it was; says how to recover
 ├── BackendError             the service did not do what it was asked
 │   ├── Unavailable          no usable answer: refused, timed out, broken off, 5xx; worth another try
 │   ├── Throttled            it answered "later"; worth another try, not before `retry_after`
@@ -21,6 +21,7 @@ LeasekitError
     └── NotHeld              this lease has ended, or was never begun, in this process
 
 Fatal                        raised by a body: the task failed for good, do not run it again
+└── TooLarge                 a result, an error or successors are larger than the service takes (a ValueError, too)
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from typing import Any
 __all__ = [
     "AlreadyDone", "BackendError", "Cancelled", "ConfigError", "Draining", "Fatal", "IdleTimeout", "LeaseError",
     "LeaseEvent", "LeaseLost", "LeasekitError", "MissingDependency", "NotGranted", "NotHeld", "ProtocolError",
-    "Refused", "StoreDamaged", "StoreLocked", "Throttled", "Unavailable", "UnknownScheme",
+    "Refused", "StoreDamaged", "StoreLocked", "Throttled", "TooLarge", "Unavailable", "UnknownScheme",
 ]  # fmt: skip
 
 
@@ -55,7 +56,10 @@ class StoreLocked(LeasekitError):
 
 
 class StoreDamaged(LeasekitError):
-    """The file of this store is not whole, and nothing was handed out from it; the message says how to recover."""
+    """The file of this store is not whole, or not what it was; the message says how to recover.
+
+    Nothing was handed out from it.
+    """
 
 
 class BackendError(LeasekitError):
@@ -155,3 +159,10 @@ class NotHeld(LeaseError):
 
 class Fatal(Exception):
     """Raise it in a body to settle the task as a fatal failure: it will not be run again."""
+
+
+class TooLarge(Fatal, ValueError):
+    """A result, an error or the successors of a task are larger than the service takes.
+
+    Raised where they are given. A body that lets it pass fails for good, for its next run would end in the same.
+    """

@@ -11,16 +11,16 @@ The life of a block:
 Nothing is settled before the body has ended, and beats go on until the settlement is answered.
 """
 
-import contextlib
 import functools
 import inspect
 import logging
 import math
 import os
-from collections.abc import Callable, Generator
-from concurrent.futures import CancelledError, Future
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 import anyio
 from msgspec import UNSET
@@ -28,11 +28,12 @@ from msgspec import UNSET
 from leasekit._driver import said
 from leasekit._driver.bridge import call_soon_here, outcome, ring
 from leasekit._driver.connection import Connection
-from leasekit._driver.holding import Holding
+from leasekit._driver.holding import Holding, Owner
 from leasekit._driver.outbox import Report
-from leasekit.errors import Cancelled, Draining, Fatal, LeaseError, LeaseLost, NotHeld
+from leasekit.errors import Cancelled, Draining, Fatal, LeaseError, LeaseLost, NotHeld, TooLarge
 from leasekit.hooks import Running
 from leasekit.task import NewTask, Outcome, Settlement, Task, TaskOptions, Verdict
+from leasekit.wire import MAX_ERROR, MAX_PAYLOAD
 
 if TYPE_CHECKING:
     from leasekit.named import Named
@@ -46,6 +47,7 @@ R = TypeVar("R")
 
 _LOOK = 1.0
 _MAX_THEN = 1000  # successors of one task: what a service takes in one batch
+F = TypeVar("F", bound=Callable[..., Any])
 _LAST_WORD = 10.0  # seconds to wait for the answer to a result that is reported after the end of trust
 
 
@@ -69,10 +71,32 @@ def lease(task: "Task | Named", *, idle_timeout: float | None = None) -> "Lease"
     return task.lease(idle_timeout)
 
 
+class _EndOfBlock:
+    """`__exit__` or `__aexit__` of a lease: an object of its own for each block.
+
+    A `with` statement looks it up before it enters, and drops it when the block is over, whatever ended the block: also
+    an exception out of a signal handler in the very moment before the first line of `__exit__`. Nobody else holds it,
+    not even a traceback. So the block is over when it is dead, and the keeper may rely on that.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, lease: "Lease | None", owner: type | None = None) -> Callable[..., Any]:
+        if lease is None:  # looked up in the class, by an ExitStack: the lease stands for its block
+            return self._function
+        end = functools.partial(self._function, lease)  # C: it shows up in no frame
+        lease._block = weakref.ref(end)  # pyright: ignore[reportPrivateUsage] - a part of the lease, in a class of its own
+        return end
+
+
+def _end_of_block(function: F) -> F:
+    return cast("F", _EndOfBlock(function))
+
+
 class Lease:
     """The right to run one task, in this process, for as long as it lasts."""
-
-    _reserved: tuple[Connection, Holding] | None = None
 
     def __init__(self, task: Task, *, idle_timeout: float | None = None) -> None:
         self.task = task
@@ -85,15 +109,12 @@ class Lease:
         self._error: Any = None
         self._retry_after: float | None = None
         self._then: list[NewTask] = []
+        self._then_size = 0  # of these, as JSON
         self._ended_at: float | None = None
         self._running: Running | None = None
+        self._block: weakref.ref[Callable[..., Any]] | None = None  # of the `with` statement that is about to enter
         # It may begin in another thread or task: a loop over tasks must not give it back.
-        self._reserved = None if task.client is None else task.client.reserve(task)
-
-    def __del__(self) -> None:
-        # Reserved and dropped: nobody will begin it, and it must not be beaten for ever.
-        if self._reserved is not None and self._holding is None and not self._reserved[0].forked:
-            self._give_back(*self._reserved)
+        self._reserved = None if task.client is None else task.client.reserve(task, self)
 
     # What the body needs ------------------------------------------------------------------------------------------
 
@@ -113,7 +134,10 @@ class Lease:
         return self.task.progress
 
     def progress(self, value: Any) -> None:
-        """Record how far the body is: the next holder's `checkpoint`. The latest wins; it goes with the next beat.
+        """Record how far the body is: the next holder's `checkpoint`. The latest wins.
+
+        The service has it within about a second, by an early beat that carries all new progress of the process. A
+        worker's supervisor has it at once, and reports it where the worker is killed before.
 
         Raises what `check` raises, when it is recorded, and ValueError where it is no JSON, above 64 KiB (or less,
         where the service takes less: SWF 2,048 bytes), or nested too deep.
@@ -157,15 +181,20 @@ class Lease:
     # How it is to end ---------------------------------------------------------------------------------------------
 
     def complete(self, result: Any = None) -> None:
-        """The task succeeded with this result (JSON, up to 1 MiB). Sent when the block ends."""
-        self._decide("success", result=said.encoded(result, "result"))
+        """The task succeeded with this result (JSON, up to 1 MiB; less, where the service takes less).
+
+        Sent when the block ends. Raises ValueError where it is no JSON, and `TooLarge`.
+        """
+        most = MAX_PAYLOAD if self._connection is None else self._connection.max_result
+        self._decide("success", result=said.encoded(result, "result", at_most=most))
 
     def fail(self, error: Any, *, retry: bool | float = True) -> None:
         """The task failed: to be tried again (by its policy, or in `retry` seconds), or for good (`retry=False`).
 
-        `error` is an exception, or anything that is JSON. Sent when the block ends.
+        `error` is an exception, or anything that is JSON, up to 64 KiB. Sent when the block ends.
         """
-        value = said.described(error) if isinstance(error, BaseException) else said.encoded(error, "error")
+        is_raised = isinstance(error, BaseException)
+        value = said.described(error) if is_raised else said.encoded(error, "error", at_most=MAX_ERROR)
         after = None if isinstance(retry, bool) else said.seconds(retry, "retry")
         self._decide("fatal" if retry is False else "retry", error=value, retry_after=after)
 
@@ -181,7 +210,8 @@ class Lease:
         An `id` of its own is not needed: the service derives one, so a report that is repeated makes no second task.
 
         Raises what `check` raises, ValueError where no service would take such a task (`Client.schedule` has the
-        bounds; up to 1,000 for each task), and `LeasekitError` where the backend accepts no work.
+        bounds; up to 1,000 for each task), `TooLarge` where they have more than 6 MiB together, and `LeasekitError`
+        where the backend accepts no work.
         """
         self.check()
         connection = self._connection
@@ -191,6 +221,7 @@ class Lease:
             raise ValueError(f"task {self.task.id} has {_MAX_THEN} successors, the most there can be: schedule a batch")
         task = said.successor(NewTask(kind=kind, payload=payload, **options))
         with connection.hooks.scheduling([task]) as traced:
+            self._then_size = said.size_of_successors(traced, self._then_size)
             self._then += traced
 
     @property
@@ -210,16 +241,21 @@ class Lease:
     def __enter__(self) -> Self:
         connection, holding = self._take()
         connection.refuse_hooks()
-        with self._beginning(connection, holding) as confirmed:
-            if confirmed is not None:
-                confirmed.result()
-        self.begin(connection, holding)
-        self.attach()
+        owner = None
+        try:
+            owner = self._own(connection, holding)
+            if holding.confirmed is not None:
+                holding.confirmed.result()
+            self.begin(connection, holding, owner)
+            self.attach()
+        except BaseException:
+            self._not_entered(connection, holding, owner)
+            raise
         return self
 
+    @_end_of_block
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._detach()
-        report = self.end(error)
+        report = self._end(error)
         if report is None:
             return
         verdict: Verdict | None = None
@@ -234,19 +270,32 @@ class Lease:
 
     async def __aenter__(self) -> Self:
         connection, holding = self._take()
-        with self._beginning(connection, holding) as confirmed:
-            if confirmed is not None:
-                await outcome(confirmed, keep=True)
-        self.begin(connection, holding)
-        self.enter(call_soon_here())
+        owner = None
+        try:
+            owner = self._own(connection, holding)
+            if holding.confirmed is not None:
+                await outcome(holding.confirmed, keep=True)
+            self.begin(connection, holding, owner)
+            self.enter(call_soon_here())
+        except BaseException:
+            self._not_entered(connection, holding, owner)
+            raise
         return self
 
-    async def __aexit__(
+    @_end_of_block
+    def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
+        leaving = self._leaving(error)
+        if self._holding is not None and self._connection is not None and not self._connection.forked:
+            # The block's own end dies where the waiting begins; what is waited for lives until it has ended.
+            self._holding.hand_over(self._connection.owner(self._holding, leaving))
+        return leaving
+
+    async def _leaving(self, error: BaseException | None) -> None:
         ended_by = self.leave(error)
         ours, error = ended_by is not error, ended_by
-        report = self.end(error)
+        report = self._end(error)
         if report is not None:
             await self._answered(report, error)
         if ours and error is not None:
@@ -272,21 +321,22 @@ class Lease:
             raise NotHeld(f"the lease of task {self.task.id} has ended, or is held by another process: claim it again")
         return self._reserved
 
-    def _give_back(self, connection: Connection, holding: Holding) -> None:
+    def _own(self, connection: Connection, holding: Holding) -> Owner:
+        """The block that enters has the lease from here; without a `with` statement, this object has it."""
+        block = None if self._block is None else self._block()
+        owner = connection.owner(holding, block or self)
+        if not holding.begun:
+            holding.wanted_by = owner
+        return owner
+
+    def _not_entered(self, connection: Connection, holding: Holding, owner: Owner | None) -> None:
+        """Its block never begins: give the task back, unless it was begun by another."""
         connection.driver.call_soon(connection.keeper.unless_begun, holding)
+        connection.driver.call_soon(connection.keeper.abandoned, holding, owner)
 
-    @contextlib.contextmanager
-    def _beginning(self, connection: Connection, holding: Holding) -> Generator["Future[None] | None"]:
-        """While the service is asked whether it is still ours; who is interrupted there gives the task back."""
-        try:
-            yield holding.confirmed
-        except BaseException:
-            self._give_back(connection, holding)
-            raise
-
-    def begin(self, connection: Connection, holding: Holding) -> None:
+    def begin(self, connection: Connection, holding: Holding, owner: Owner | None = None) -> None:
         """The first half of a door, for a worker: the body starts."""
-        holding.begin(self._idle_timeout)
+        holding.begin(self._idle_timeout, owner)
         self._connection, self._holding = connection, holding
         self._running = self._safely(connection.hooks.running, self.task)
         if self._idle_timeout is not None:
@@ -352,6 +402,16 @@ class Lease:
 
     # The end ------------------------------------------------------------------------------------------------------
 
+    def _end(self, error: BaseException | None) -> Report | None:
+        try:
+            self._detach()
+            return self.end(error)
+        except BaseException:  # also an interrupt: where the end is not on its way by now, the keeper makes one
+            if self._connection is not None and not self._connection.forked:
+                held = self._held
+                self._connection.driver.call_soon(self._connection.keeper.abandoned, held, held.owner)
+            raise
+
     def end(self, error: BaseException | None) -> Report | None:
         """The second half of a door, which does not wait: None where there is nothing to be reported.
 
@@ -367,7 +427,7 @@ class Lease:
             if error is None or (isinstance(error, Exception) and not self._is_our_loss(error)):
                 raise holding.loss() from error
             return None
-        report = Report(settlement)
+        report = holding.report_due = Report(settlement)
         connection.driver.call_soon(connection.keeper.settle, holding, report)
         return report
 
@@ -406,6 +466,7 @@ class Lease:
     def _settlement(self, error: BaseException | None, interrupted: Outcome) -> Settlement:
         task, progress = self.task, self._held.progress
         outcome, result, described, after = self._outcome, self._result, self._error, self._retry_after
+        is_too_large = error is not None and any(said.each(error, TooLarge))
         if outcome is None or (error is not None and outcome == "success"):
             outcome, result, after = self._outcome_of(error, interrupted), None, None
             described = None if error is None else said.described(error)
@@ -417,7 +478,8 @@ class Lease:
             error=described,
             retry_after=after,
             progress=progress,
-            then=list(self._then) if outcome in ("success", "fatal") else [],
+            # Some of what was to follow, without the rest, is worse than nothing.
+            then=list(self._then) if outcome in ("success", "fatal") and not is_too_large else [],
         )
 
     def _outcome_of(self, error: BaseException | None, interrupted: Outcome) -> Outcome:

@@ -64,7 +64,7 @@ class Named:
         try:
             is_granted = connection.run(self._granted(connection, lease))
         except BaseException:
-            connection.driver.call_soon(lease.let_go)  # it may have been granted at this very moment
+            lease.let_go(connection)  # it may have been granted at this very moment
             raise
         if not is_granted:
             self._look(self.client.schedule_all([self._new])[0])
@@ -77,7 +77,7 @@ class Named:
         try:
             is_granted = await connection.arun(self._granted(connection, lease))
         except BaseException:
-            connection.driver.call_soon(lease.let_go)
+            lease.let_go(connection)
             raise
         if not is_granted:
             self._look((await self.client.aschedule_all([self._new]))[0])
@@ -96,7 +96,7 @@ class Named:
         """In the driver's loop: false where it was not granted in time."""
         clock, keeper = connection.clock, connection.keeper
         until = math.inf if self._wait is None else clock.now() + self._wait
-        while True:
+        while not lease.given_up:
             left = max(0.0, until - clock.now())
             holdings = await keeper.claim([self._new.kind], limit=1, wait=min(_POLL, left), started=True)
             if holdings:
@@ -104,6 +104,7 @@ class Named:
                 return True
             if clock.now() >= until:
                 return False
+        return False
 
 
 class Once(Named):
@@ -127,6 +128,8 @@ class _Acquiring(Lease):
     def __init__(self, named: Named, *, idle_timeout: float | None = None) -> None:
         super().__init__(named.task, idle_timeout=idle_timeout)
         self._named = named
+        self.given_up = False  # nobody waits for it any more
+        self._reserved: tuple[Connection, Holding] | None = None  # what was granted
 
     def __enter__(self) -> Self:
         if self._holding is None:
@@ -143,9 +146,14 @@ class _Acquiring(Lease):
         self.task = holding.task.bind(self._named.client)
         holding.reserved = True
         self._reserved = connection, holding
+        self._own(connection, holding)
 
-    def let_go(self) -> None:
-        """In the driver's loop: nobody begins it."""
+    def let_go(self, connection: Connection) -> None:
+        """Nobody begins it: give it back if it was granted, and wait for it no longer."""
+        self.given_up = True
+        connection.driver.call_soon(self._let_go)
+
+    def _let_go(self) -> None:
         if self._reserved is not None:
             connection, holding = self._reserved
             connection.keeper.unless_begun(holding)

@@ -113,7 +113,7 @@ class NewTask(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkn
     max_crashes: Annotated[int, Meta(ge=0, le=1_000_000)] = 5  # bounds runs that ended because a holder vanished
     max_runtime: Timeout | None = None
     enqueue_timeout: Annotated[float, Meta(ge=1, le=365 * 86400)] = 60.0
-    claim_timeout: Timeout = 300.0  # the ttl that a claim grants
+    claim_timeout: Timeout = 300.0  # the ttl that a claim grants: no beat shortens it
     heartbeat_timeout: Timeout = 300.0  # the ttl that a beat grants
     retry: RetryPolicy = Exponential()
     traceparent: Annotated[str, Meta(max_length=128)] | None = None
@@ -151,7 +151,7 @@ class Scheduled(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False)
 # Running ------------------------------------------------------------------------------------------------------
 
 
-class Task(Struct, frozen=True, kw_only=True, dict=True):
+class Task(Struct, frozen=True, kw_only=True, dict=True, weakref=True):
     """One task, claimed by this process: what to run, and the right to run it."""
 
     id: str

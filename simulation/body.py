@@ -94,13 +94,14 @@ class Body:
 
     def _act(self) -> None:
         progress = not self._plan.hangs and self._worker.chance.random() < 0.7
+        reported = round(self._world.now, 3) if progress else None
         if progress:
             try:
-                self._lease.progress(round(self._world.now, 3))
+                self._lease.progress(reported)
             except LeaseError:  # it is deaf
-                progress = False
+                progress, reported = False, None
         task = self._lease.task.id
-        self._world.log(Effect, self._worker.who, task=task, fence=self._fence, progress=progress)
+        self._world.log(Effect, self._worker.who, task=task, fence=self._fence, progress=progress, reported=reported)
 
     def _finish(self) -> None:
         lease, plan = self._lease, self._plan

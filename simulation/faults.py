@@ -15,10 +15,12 @@ __all__ = ["Faults", "Planned", "planned"]
 
 _WEATHER = frozenset({
     "cut", "refuse", "one_way", "drop_request", "drop_reply", "reset", "slow", "crawl", "jitter", "duplicate",
-    "throttle", "throttle_most", "garble", "bad_items", "flaky",
+    "throttle", "throttle_most", "garble", "bad_items", "flaky", "foreign",
 })  # fmt: skip
+_UNHEARD = {"unheard_claim": "claim", "unheard_beat": "beat", "unheard_result": "settle"}
 _OF_WORKERS = frozenset({"kill", "pause", "gil", "stall", "stop", "freeze", "suspend"})
 _OF_SERVER = frozenset(FAULTS[FAULTS.index("server_kill") : FAULTS.index("kill")])
+_PLANNED = _WEATHER | _OF_WORKERS | _OF_SERVER | _UNHEARD.keys()
 _STEPS = (2.0, 60.0, 400.0, 3600.0)  # of a wall clock
 
 
@@ -37,7 +39,7 @@ def planned(world: World, *, until: float) -> list[Planned]:
     found: list[tuple[float, str, float]] = []
     for name in FAULTS:
         rate = world.scenario.rates.get(name, 0.0)
-        if name not in _WEATHER | _OF_WORKERS | _OF_SERVER or not rate:
+        if name not in _PLANNED or not rate:
             continue
         chance = world.chance(f"plan/{name}")
         at = chance.expovariate(rate / 3600)
@@ -73,6 +75,7 @@ class Faults:
         """From here on all is well."""
         for number in list(self._undo):
             self._take_back(number)
+        self._net.unheard.clear()
         self._server.die_at = None
         self._world.are_faults_over = True
         self._server.start()
@@ -87,6 +90,8 @@ class Faults:
         chance = self._world.chance(f"fault/{fault.number}")
         if fault.name in _WEATHER:
             self._weather(fault, chance)
+        elif fault.name in _UNHEARD:
+            self._lose_answer(fault, chance)
         elif fault.name in _OF_WORKERS:
             self._to_worker(fault, chance)
         else:
@@ -105,6 +110,19 @@ class Faults:
         target = chance.choice(alive).who if alive and chance.random() < 0.4 else ""
         self._net.weather[fault.number] = (fault.name, target)
         self._lasting(fault, lambda: self._clear(fault.number), target=target)
+
+    def _lose_answer(self, fault: Planned, chance: random.Random) -> None:
+        if alive := self._workers():
+            who, op = chance.choice(alive).who, _UNHEARD[fault.name]
+            away = max(self._world.scenario.ttls) * chance.uniform(1.0, 1.5)
+            self._net.unheard[op, who] = lambda: self._cut_off(fault, op, who, away)
+
+    def _cut_off(self, fault: Planned, op: str, who: str, away: float) -> None:
+        """The answer is lost: from here on nothing gets through."""
+        del self._net.unheard[op, who]
+        self._world.fired[fault.name] += 1
+        self._net.weather[fault.number] = ("cut", who)
+        self._lasting(fault, lambda: self._clear(fault.number), lasts=away, target=who)
 
     def _clear(self, number: int) -> None:
         del self._net.weather[number]
@@ -185,11 +203,20 @@ class Faults:
             case "wall_forward" | "wall_back":
                 server.wall += chance.choice(_STEPS) * (1 if name == "wall_forward" else -1)
                 self._world.log(Fault, "world", name=name)
+            case "wall_creep":
+                self._world.log(Fault, "world", name=name, lasts=0.0)
+                self._creep(chance, until=self._world.now + fault.lasts)
             case _:
                 why = {"pause": "paused", "freeze": "frozen", "suspend": "suspended"}[name.removeprefix("server_")]
                 self._stand(process, why)
                 self._lasting(fault, lambda: self._server_goes_on(process, why))
         self._world.fired[name] += 1
+
+    def _creep(self, chance: random.Random, *, until: float) -> None:
+        """Step the wall clock ahead by little, again and again."""
+        if self._world.now < until and not self._world.are_faults_over:
+            self._server.wall += chance.uniform(0.05, 0.99)
+            self._world.after(chance.uniform(1.0, 10.0), lambda: self._creep(chance, until=until))
 
     def _server_goes_on(self, process: Process, why: str) -> None:
         if process.is_alive:

@@ -2,15 +2,18 @@
 
 import asyncio
 import builtins
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 from msgspec import structs
 
 from leasekit.backend import Traits
 from leasekit.errors import BackendError, ProtocolError, Throttled, Unavailable
 from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, TaskInfo, Verdict
+from leasekit.testing._foreign import FOREIGN
+from leasekit_http.transport import failure
 from simulation.server import Server
 from simulation.world import Process, World
 
@@ -38,6 +41,8 @@ class Net:
         self.world = world
         self.server = server
         self.weather: dict[int, tuple[str, str]] = {}  # number → fault, target (empty: all)
+        self.unheard: dict[tuple[str, str], Callable[[], None]] = {}  # (op, who) whose next answer is lost → call then
+        self._beaten: set[str] = set()  # tokens
         self._chance = world.chance("net")
 
     def _is_hit(self, fault: str, who: str) -> bool:
@@ -73,6 +78,9 @@ class Net:
                 wait = self._chance.choice(_ABSURD)
                 self._fail(request, Throttled("too much waits", retry_after=wait), after=self._delay(who))
                 return
+            if self._hits("foreign", who, 0.8):
+                self._fail(request, self._foreign(), after=self._delay(who))
+                return
             if self._hits("flaky", who, 0.5):
                 self._fail(request, self._error(), after=self._chance.uniform(0, 12))
                 if self._chance.random() < 0.5:
@@ -84,6 +92,13 @@ class Net:
 
     def _error(self) -> BackendError:
         return self._chance.choice((Unavailable, ProtocolError, Throttled))("something is wrong")
+
+    def _foreign(self) -> BackendError:
+        """Somebody else answers; what that means is for the real adapter to say."""
+        answer = self._chance.choice(FOREIGN)
+        headers = {"content-type": answer.content_type}
+        response = httpx.Response(answer.status, headers=headers, request=httpx.Request("POST", "http://server/v1"))
+        return failure(response, answer.body, request=b"{}")
 
     def abandon(self, request: _Request) -> None:
         """Nobody waits for the answer any more: the connection is closed."""
@@ -119,6 +134,9 @@ class Net:
         who = request.client.who
         if request.future is None:
             return
+        if (lost := self.unheard.get((request.op, who))) is not None and self._matters(request, answer):
+            lost()
+            return
         if self.weather:
             if self._hits("cut", who) or self._hits("one_way", who) or self._hits("drop_reply", who, 0.4):
                 return
@@ -130,6 +148,18 @@ class Net:
             elif self._hits("bad_items", who, 0.6):
                 answer = self._with_bad_items(answer)
         self._tell(request, answer, after=self._delay(who))
+
+    def _matters(self, request: _Request, answer: Any) -> bool:
+        """Whether an answer tells of something new: of beats, it is a lease's first."""
+        match request.op:
+            case "beat":
+                before = len(self._beaten)
+                self._beaten.update(beat.token for beat in request.body)
+                return len(self._beaten) > before
+            case "claim":
+                return isinstance(answer, Claimed) and bool(answer.tasks)
+            case _:
+                return not isinstance(answer, BackendError)
 
     def _garbled(self, answer: Any) -> Any:
         """Something of the right type that makes no sense."""

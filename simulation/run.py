@@ -9,7 +9,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from leasekit.config import DRIFT
@@ -80,13 +80,16 @@ def simulate(scenario: Scenario) -> Outcome:
 
 def rules_of(scenario: Scenario) -> Rules:
     """What is to be expected of such a history."""
-    steps = any(scenario.rates.get(name) for name in ("wall_forward", "wall_back"))
-    return replace(
-        Rules.for_beats(scenario.beats.for_ttl(scenario.ttl)),
+    steps = any(scenario.rates.get(name) for name in ("wall_forward", "wall_back", "wall_creep"))
+    of_ttls = [Rules.for_beats(scenario.beats.for_ttl(ttl)) for ttl in scenario.ttls]
+    return Rules(
+        outage=min(rules.outage or 0.0 for rules in of_ttls),
+        bridge=max(rules.bridge for rules in of_ttls),
         drift=max(DRIFT, scenario.drift),
         sweep=scenario.period + 1.0,
         start_within=scenario.poll + scenario.look + 40.0,
         # A claim that takes long is given up after few tries: what its last one was granted is nobody's then.
+        fresh=10.0,
         lost_claim=scenario.beats.cycle / 2 if scenario.poll <= _SHORT_POLL else None,
         due_slack=None if steps else 1.0 + 2 * scenario.drift * (scenario.hours + 4) * _HOUR,
         least_settled=int(scenario.hours * scenario.tasks_per_hour / 10),

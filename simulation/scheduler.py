@@ -87,8 +87,8 @@ class Scheduler:
             max_attempts=chance.choice((1, 2, 3)) if hangs or ends in ("retry", "raise") else None,
             max_crashes=chance.choice((0, 1, 2)) if kills else 20,
             max_runtime=longest,
-            claim_timeout=scenario.ttl,
-            heartbeat_timeout=scenario.ttl,
+            claim_timeout=chance.choice(scenario.ttls),
+            heartbeat_timeout=chance.choice(scenario.ttls),
             retry=Exponential(max=300.0),
         )
 
@@ -126,7 +126,7 @@ class Scheduler:
         self.world.log(
             Asked, self.process.who, task=task.id, kind=task.kind, priority=task.priority, due_at=due_at,
             dedupe_key=task.dedupe_key, dedupe_window=task.dedupe_window, max_attempts=task.max_attempts,
-            max_crashes=task.max_crashes, max_runtime=task.max_runtime,
+            max_crashes=task.max_crashes, max_runtime=task.max_runtime, heartbeat_timeout=task.heartbeat_timeout,
         )  # fmt: skip
 
     async def _cancel(self, task_id: str) -> None:

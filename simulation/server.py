@@ -62,7 +62,7 @@ class Server:
             period=self.world.scenario.period,
             writer=writer,  # type: ignore[arg-type]
         )
-        self.store.now = engine._clock.peek
+        self.store.now = engine._clock.instant
         try:
             await engine.__aenter__()
         except BackendError:  # the store does not do its part: whoever started it tries again

@@ -123,6 +123,7 @@ class Worker:
             last_resort=lambda: self.die("its last resort"),
             watchdog=Watchdog("off", now=process.boot, timer=self.timer),
         )
+        self.keeper.call_soon = self.call_soon
         self.connection = Connected(self)
         self.slots = scenario.slots
         self.buffer = Buffer()
@@ -146,7 +147,7 @@ class Worker:
 
     # What controller, works and leases take for client, driver and executor -----------------------------------------
 
-    def reserve(self, task: Task) -> tuple[Connection, Holding] | None:
+    def reserve(self, task: Task, lease: object) -> tuple[Connection, Holding] | None:
         holding = self.keeper.get(task)
         return None if holding is None else (self.connection, holding)
 

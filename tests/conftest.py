@@ -4,6 +4,7 @@ And what many of them stand on: a service in memory whose time and faults are de
 """
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from random import Random
@@ -46,6 +47,14 @@ def no_driver_is_left() -> Iterator[None]:
 
 def _drivers() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "leasekit-driver"}
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port of this machine at which nothing listens, and nothing will while the test runs."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
 
 
 # A service in memory ------------------------------------------------------------------------------------------

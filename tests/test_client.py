@@ -81,6 +81,12 @@ def test_tasks_of_no_kind_are_refused(client: Client) -> None:
         client.tasks()
 
 
+def test_tasks_of_more_kinds_than_a_claim_may_have_are_refused(client: Client) -> None:
+    client.tasks(*(f"k{n}" for n in range(100)))
+    with pytest.raises(ConfigError, match="101 kinds: a claim has 100 at most"):
+        client.tasks(*(f"k{n}" for n in range(101)))
+
+
 def test_a_claim_serves_several_kinds(client: Client) -> None:
     client.schedule("a")
     client.schedule("b")

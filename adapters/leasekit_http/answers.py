@@ -7,7 +7,7 @@ neighbours count.
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypedDict, TypeVar
 
 import msgspec
 
@@ -15,7 +15,7 @@ from leasekit.errors import ProtocolError
 from leasekit.task import Claimed, Scheduled, Verdict, VerdictWord
 from leasekit.wire import ClaimAnswer, ScheduleAnswer, VerdictsAnswer
 
-__all__ = ["WORKERS", "claimed", "decode", "scheduled", "verdicts"]
+__all__ = ["STATS", "WORKERS", "claimed", "decode", "scheduled", "verdicts"]
 
 T = TypeVar("T")
 
@@ -79,10 +79,21 @@ class _RawVerdicts(msgspec.Struct):
     verdicts: list[msgspec.Raw]
 
 
+class _Worker(TypedDict):
+    name: str
+    last_seen: str | None
+    running: int
+
+
 class _WorkersAnswer(msgspec.Struct):
-    workers: list[dict[str, Any]]
+    workers: list[_Worker]
 
 
+class _StatsAnswer(msgspec.Struct):
+    kinds: dict[str, dict[str, int]]
+
+
+STATS = msgspec.json.Decoder(_StatsAnswer)
 WORKERS = msgspec.json.Decoder(_WorkersAnswer)
 _CLAIM = msgspec.json.Decoder(ClaimAnswer)
 _SCHEDULE = msgspec.json.Decoder(ScheduleAnswer)

@@ -5,6 +5,7 @@ cycle is the retry of a beat, and the client's the one of everything else.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -26,7 +27,6 @@ Item = TypeVar("Item", NewTask, Beat, Settlement, str)
 _encode = msgspec.json.Encoder().encode
 _TASK = msgspec.json.Decoder(TaskInfo)
 _PAGE = msgspec.json.Decoder(Page)
-_STATS = msgspec.json.Decoder(dict[str, Any])
 
 _BEAT: frozenset[VerdictWord] = frozenset({"renewed", "gone", "throttled"})
 _SETTLE: frozenset[VerdictWord] = frozenset({"settled", "gone", "throttled"})
@@ -61,15 +61,15 @@ class HttpBackend:
         """Take up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
         wait = min(wait, MAX_WAIT)
         body = {"worker": self._worker, "kinds": kinds, "limit": limit, "wait": wait, "claim_id": claim_id}
-        raw = await self._transport.post(
+        return await self._transport.post(
             "/v1/claims",
             _encode(body),
+            partial(answers.claimed, kinds=kinds, limit=limit),
             timeout=wait + self._timeout,
             owed_after=wait,
             # Refusing tasks that were granted would lose them: the answer may be as big as what was asked for.
             at_most=MAX_ANSWER + limit * (MAX_PAYLOAD + MAX_PROGRESS),
         )
-        return answers.claimed(raw, kinds=kinds, limit=limit)
 
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
         """Renew leases: `renewed`, `gone`, `throttled` or `failed` for each, in order."""
@@ -94,23 +94,24 @@ class HttpBackend:
     async def get(self, task_id: str) -> TaskInfo | None:
         """Everything about one task, None where there is none of that id."""
         try:
-            raw = await self._transport.get(f"/v1/tasks/{_segment(task_id)}", timeout=self._timeout)
+            return await self._get(f"/v1/tasks/{_segment(task_id)}", _TASK)
         except NotThere:
             return None
-        return answers.decode(raw, _TASK)
 
     async def stats(self) -> dict[str, Any]:
         """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`."""
-        return answers.decode(await self._transport.get("/v1/stats", timeout=self._timeout), _STATS)
+        return {"kinds": (await self._get("/v1/stats", answers.STATS)).kinds}
 
     async def workers(self) -> list[dict[str, Any]]:
         """Workers that hold leases, or were heard of lately: `name`, `last_seen` (RFC 3339, or None), `running`."""
-        raw = await self._transport.get("/v1/workers", timeout=self._timeout)
-        return answers.decode(raw, answers.WORKERS).workers
+        return [{**worker} for worker in (await self._get("/v1/workers", answers.WORKERS)).workers]
 
     async def aclose(self) -> None:
         """Let go of connections. Leases are not touched."""
         await self._transport.aclose()
+
+    async def _get(self, path: str, decoder: msgspec.json.Decoder[T]) -> T:
+        return await self._transport.get(path, partial(answers.decode, decoder=decoder), timeout=self._timeout)
 
     async def _verdicts(
         self, path: str, name: str, items: Sequence[Item], ids: Sequence[str], words: frozenset[VerdictWord]
@@ -138,11 +139,15 @@ class HttpBackend:
             middle = len(items) // 2
             left = await self._batch(path, head, name, items[:middle], read, first)
             return left + await self._batch(path, head, name, items[middle:], read, first + middle)
+        if len(body) > MAX_BODY:
+            raise _too_large(items[0], len(body), first)
         try:
-            raw = await self._transport.post(path, body, timeout=self._timeout, is_one_try=name == "beats")
+            part = slice(first, first + len(items))
+            return await self._transport.post(
+                path, body, lambda raw: read(raw, part), timeout=self._timeout, is_one_try=name == "beats"
+            )
         except Refused as refused:
             raise _moved(refused, by=first) from None
-        return read(raw, slice(first, first + len(items)))
 
     # Last in the class: below it, `list` is this method and no longer the type.
     async def list(
@@ -158,8 +163,7 @@ class HttpBackend:
         """Tasks that match all that is given, oldest first; `cursor` is where an earlier page ended."""
         asked = {"kind": kind, "status": status, "collection": collection, "worker": worker, "cursor": cursor}
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in asked.items() if value is not None)
-        raw = await self._transport.get(f"/v1/tasks?limit={limit}&{query}".rstrip("&"), timeout=self._timeout)
-        return answers.decode(raw, _PAGE)
+        return await self._get(f"/v1/tasks?limit={limit}&{query}".rstrip("&"), _PAGE)
 
 
 def _encoded(body: dict[str, Any]) -> bytes:
@@ -168,6 +172,14 @@ def _encoded(body: dict[str, Any]) -> bytes:
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         # Not worth another try, so no `Unavailable`.
         raise Refused(f"a value cannot be sent as JSON: {error}") from error
+
+
+def _too_large(item: Any, size: int, position: int) -> Refused:
+    """The refusal of an item that no request can hold: the server would break off, and never say why."""
+    fields = msgspec.json.decode(_encode(item), type=dict[str, msgspec.Raw])
+    most, field = max((len(bytes(value)), name) for name, value in fields.items())
+    detail = f"has {most:,} bytes as JSON, and a request {size:,} for it alone: {MAX_BODY:,} at most"
+    return Refused(f"item {position}: {field} {detail}", errors=[{"item": position, "field": field, "detail": detail}])
 
 
 def _moved(refused: Refused, *, by: int) -> Refused:

@@ -1,14 +1,18 @@
-"""One HTTP request: bytes in, bytes out, or a typed error.
+"""One HTTP request: bytes in, a value out, or a typed error.
 
-The server is a stranger here: its answers are bounded in size and time, and no redirect of it is followed.
+Rule 1: whoever answers is a stranger. Answers are bounded in size and time, and no redirect is followed.
+Rule 2: only a problem document of a leasekit server, about what the request holds, refuses. Any other status, type or
+shape (of an ingress without a backend, a firewall, a captive portal) is an outage, so that no task ends because of it.
 """
 
 import asyncio
 import contextlib
 import functools
+import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import anyio
 import httpx
@@ -17,7 +21,9 @@ import msgspec
 from leasekit.errors import BackendError, ProtocolError, Refused, Throttled, Unavailable
 from leasekit.wire import Problem
 
-__all__ = ["MAX_ANSWER", "NotThere", "Transport"]
+__all__ = ["MAX_ANSWER", "NotThere", "Transport", "failure"]
+
+T = TypeVar("T")
 
 MAX_ANSWER = 16 * 1024 * 1024
 MAX_RETRY_AFTER = 300.0  # seconds: a server cannot put its clients to sleep for good
@@ -30,7 +36,7 @@ _JSON = {"content-type": "application/json"}
 
 
 class NotThere(Refused):
-    """A leasekit server said, in a problem document, that there is nothing at this path."""
+    """A leasekit server said that there is no such task."""
 
 
 class Transport:
@@ -48,22 +54,24 @@ class Transport:
         self,
         path: str,
         body: bytes,
+        read: Callable[[bytes], T],
         *,
         timeout: float,
         at_most: int = MAX_ANSWER,
         owed_after: float = 0.0,
         is_one_try: bool = False,
-    ) -> bytes:
-        """The body of the answer to a POST; `timeout` bounds it as a whole at each address, however slowly it drips.
+    ) -> T:
+        """What `read` makes of the answer to a POST; it raises `ProtocolError` where that is none.
 
-        `is_one_try`: no other address is asked. Who gives up after `owed_after` seconds gives up on the address.
+        `timeout` bounds the answer as a whole at each address, however slowly it drips. `is_one_try`: no other address
+        is asked. Who gives up after `owed_after` seconds gives up on the address.
         """
-        ask = functools.partial(self._once, "POST", path, body=body, timeout=timeout, at_most=at_most)
+        ask = functools.partial(self._once, "POST", path, read, body=body, timeout=timeout, at_most=at_most)
         return await self._answer(ask, owed_after=owed_after, is_one_try=is_one_try)
 
-    async def get(self, path: str, *, timeout: float) -> bytes:
-        """The body of the answer to a GET. Raises `NotThere` where the server says that there is no such thing."""
-        return await self._answer(functools.partial(self._once, "GET", path, timeout=timeout))
+    async def get(self, path: str, read: Callable[[bytes], T], *, timeout: float) -> T:
+        """What `read` makes of the answer to a GET. Raises `NotThere` where the server knows no such task."""
+        return await self._answer(functools.partial(self._once, "GET", path, read, timeout=timeout))
 
     async def aclose(self) -> None:
         """Close what is open; a later request opens again."""
@@ -72,8 +80,8 @@ class Transport:
             await client.aclose()
 
     async def _answer(
-        self, ask: Callable[[str], Awaitable[bytes]], *, owed_after: float = 0.0, is_one_try: bool = False
-    ) -> bytes:
+        self, ask: Callable[[str], Awaitable[T]], *, owed_after: float = 0.0, is_one_try: bool = False
+    ) -> T:
         """What the first address says that has an answer; the last one's failure where none has."""
         *first, last = [self._urls[0]] if is_one_try else self._urls
         for url in first:
@@ -81,11 +89,11 @@ class Transport:
                 return await self._asked(ask, url, owed_after)
         return await self._asked(ask, last, owed_after)
 
-    async def _asked(self, ask: Callable[[str], Awaitable[bytes]], url: str, owed_after: float) -> bytes:
+    async def _asked(self, ask: Callable[[str], Awaitable[T]], url: str, owed_after: float) -> T:
         """What this address answers. A refusal is an answer as well; silence that somebody gives up on is none."""
         began_at = time.monotonic()
         try:
-            raw = await ask(url)
+            answer = await ask(url)
         except Unavailable:
             self._pass_over(url)
             raise
@@ -97,7 +105,7 @@ class Transport:
             self._prefer(url)
             raise
         self._prefer(url)
-        return raw
+        return answer
 
     def _pass_over(self, url: str) -> None:
         # Only if nobody has done so before: requests that fail together pass over one address, not two.
@@ -111,18 +119,19 @@ class Transport:
         self,
         method: str,
         path: str,
+        read: Callable[[bytes], T],
         base_url: str,
         *,
         timeout: float,
         body: bytes | None = None,
         at_most: int = MAX_ANSWER,
-    ) -> bytes:
+    ) -> T:
         headers = _JSON if body is not None else None
         client = self._opened()
         try:
             with anyio.fail_after(timeout):
                 async with client.stream(method, base_url + path, content=body, headers=headers) as response:
-                    raw = await _read(response, at_most)
+                    raw = await _received(response, at_most)
         except TimeoutError:
             raise Unavailable(f"{base_url} did not answer within {timeout:g} s") from None
         except httpx.RemoteProtocolError as error:
@@ -130,8 +139,11 @@ class Transport:
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
             raise Unavailable(f"{base_url} cannot be reached: {error or type(error).__name__}") from error
         if response.status_code != 200:
-            raise _error(response, raw)
-        return raw
+            raise failure(response, raw, request=body)
+        try:
+            return read(raw)
+        except ProtocolError as error:
+            raise ProtocolError(f"{_told(response, raw)}: {error}") from error
 
     def _opened(self) -> httpx.AsyncClient:
         # A forked child has another loop: its parent's connections are not its own, and stay untouched.
@@ -143,39 +155,68 @@ class Transport:
         return self._client
 
 
-async def _read(response: httpx.Response, at_most: int) -> bytes:
+async def _received(response: httpx.Response, at_most: int) -> bytes:
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise ProtocolError("the answer is compressed, though that was not asked for")
+        raise ProtocolError(f"{_told(response)}, compressed, though that was not asked for")
     raw = bytearray()
     async for chunk in response.aiter_raw():
         raw += chunk
         if len(raw) > at_most:
-            raise ProtocolError(f"the answer is larger than {at_most:,} bytes")
+            raise ProtocolError(f"{_told(response)} and is larger than {at_most:,} bytes")
     return bytes(raw)
 
 
-def _error(response: httpx.Response, raw: bytes) -> BackendError:
+def failure(response: httpx.Response, raw: bytes, *, request: bytes | None) -> BackendError:
+    """What an answer means that has not the status 200."""
     status, problem = response.status_code, _problem(response, raw)
-    says = f"the server answered {status}" + (f": {problem.detail}" if problem else "")
+    says = f"the server answered {status}: {problem.detail}" if problem else _told(response, raw)
     if status == 429:
         return Throttled(says, retry_after=_retry_after(response.headers.get("retry-after")))
+    if problem is not None:
+        if problem.type == "urn:leasekit:problem:refused":
+            return Refused(says, errors=msgspec.to_builtins(problem.errors or ()))
+        if problem.type == "urn:leasekit:problem:no-such-task" and request is None:
+            return NotThere(says)
+        if problem.type == "urn:leasekit:problem:malformed" and request is not None and not _is_json(request):
+            return Refused(says)
     if status >= 500 or status == 408:
         return Unavailable(says)
-    if status == 404 and problem:
-        return NotThere(says)
-    if status >= 400:
-        errors = msgspec.to_builtins(problem.errors) if problem and problem.errors else ()
-        return Refused(says, errors=errors)
-    return ProtocolError(f"{says}, which is neither an answer nor a refusal (redirects are not followed)")
+    if 300 <= status < 400:
+        says += " (redirects are not followed)"
+    return ProtocolError(says)
+
+
+def _told(response: httpx.Response, raw: bytes | None = None) -> str:
+    """Who answered, with what status, and how the answer begins, without anything that may be a secret."""
+    says = f"{str(response.url)[:_LONGEST]} answered {response.status_code}"
+    if raw is None:
+        return says
+    begins = " ".join(_SECRET.sub(r"\1…", raw[:4096].decode(errors="replace")).split())[:_LONGEST]
+    return f"{says}, which is no answer of a leasekit server: {begins!r}"
+
+
+_LONGEST = 120
+# Whatever looks like a token, of ours (an answer may repeat the request) or of others: long, and with a digit in it.
+_SECRET = re.compile(r"([\w+/=-]{4})(?=[\w+/=-]*\d)[\w+/=-]{8,}", re.ASCII)
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 def _problem(response: httpx.Response, raw: bytes) -> Problem | None:
+    """The problem document of a leasekit server; None for anything else, also for somebody else's document."""
     if not response.headers.get("content-type", "").startswith("application/problem+json"):
         return None
     try:
-        return _decode_problem(raw)
+        problem = _decode_problem(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    return problem if problem.status == response.status_code else None
 
 
 _decode_problem = msgspec.json.Decoder(Problem).decode

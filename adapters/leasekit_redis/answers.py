@@ -8,9 +8,9 @@ import msgspec
 
 from leasekit.errors import ProtocolError
 from leasekit.task import HistoryEntry, Status, Task, TaskInfo, Verdict
-from leasekit_redis.records import Granted, Past, Row, State, Stored
+from leasekit_redis.records import Granted, Past, Row, State, Stored, decode
 
-__all__ = ["Word", "beaten", "cancelled", "info", "moment", "settled", "task"]
+__all__ = ["Word", "beaten", "cancelled", "damage", "info", "moment", "settled", "task"]
 
 
 Word = int | str | list[int]
@@ -30,8 +30,12 @@ _stored = msgspec.json.Decoder(Stored).decode
 _plain = msgspec.json.Decoder().decode
 
 
-def task(granted: Granted, kind: str) -> Task:
+_GRANTED = msgspec.msgpack.Decoder(Granted)
+
+
+def task(raw: msgspec.Raw, kind: str) -> Task:
     """A task for whoever has claimed it."""
+    granted: Granted = decode(raw, _GRANTED)
     try:
         content = _content(granted.stored)
         progress = _plain(granted.progress)
@@ -111,8 +115,17 @@ def info(row: Row, kind: str) -> TaskInfo:
             history=[_entry(run) for run in row.runs],
             reason=state.reason or _waits_for(state),
         )
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"what Redis keeps of task {row.id!r} makes no sense: {error}") from None
+
+
+def damage(task_id: str, kind: str, what: str) -> str:
+    """What is wrong with a task, and what to do, as a sentence."""
+    return (
+        f"task {task_id!r} of kind {kind!r} is damaged in Redis ({what}): it is set aside and runs no more; look at "
+        f"what is kept of it (HGET …:{{{kind}}}:state), schedule it anew under another id if it is still to be done, "
+        f"and free its id with RedisBackend.discard({kind!r}, [{task_id!r}])"
+    )
 
 
 def moment(milliseconds: float) -> datetime:

@@ -28,7 +28,7 @@ from leasekit_redis.mover import Mover
 from leasekit_redis.reading import Reading
 from leasekit_redis.records import Cancelled, decode, encode
 from leasekit_redis.register import Register
-from leasekit_redis.scripts import CANCEL, REDRIVE
+from leasekit_redis.scripts import CANCEL, DROP, REDRIVE
 from leasekit_redis.waiting import Wakes
 
 __all__ = ["RedisBackend", "connect"]
@@ -54,7 +54,7 @@ class RedisBackend:
         self._worker = worker
         self._link = link = Link(address)
         self._keys = keys = Keys(address.prefix)
-        self._clocks = clocks = Clocks()
+        self._clocks = clocks = Clocks(is_one=not address.is_cluster)
         name = secrets.token_hex(8)
         self._wakes = Wakes(link, keys.channel(name), self._pass_on)
         self._register = register = Register(link, keys)
@@ -65,6 +65,7 @@ class RedisBackend:
         self._holding = Holding(
             link,
             keys,
+            clocks,
             register,
             worker=worker,
             deliver=self._mover.deliver,
@@ -113,7 +114,8 @@ class RedisBackend:
         for kind in dict.fromkeys(kind for kind in kinds if kind is not None):
             positions = [at for at, one in enumerate(kinds) if one == kind]
             some = [ids[at] for at in positions]
-            raw = await self._link.run(CANCEL, self._keys.of_kind(kind), encode(some))
+            argument = encode({"ids": some, **self._clocks.known(kind)})
+            raw = await self._link.run(CANCEL, self._keys.of_kind(kind), argument)
             found: Cancelled = decode(raw, _CANCELLED)
             for at, verdict in zip(positions, answers.cancelled(some, found.words), strict=True):
                 verdicts[at] = verdict
@@ -134,6 +136,20 @@ class RedisBackend:
         answer: dict[str, list[str]] = decode(await self._link.run(REDRIVE, self._keys.of_kind(kind), argument), _IDS)
         return answer["ids"]
 
+    async def discard(self, kind: str, task_ids: Sequence[str]) -> int:
+        """Throw away what is left of tasks that were set aside because they were damaged, and free their ids.
+
+        Returns how many of these were.
+        """
+        bounds.check_limit("task_ids", len(task_ids))
+        scores = await self._link.command("ZMSCORE", self._keys.one(kind, "damaged"), *task_ids)
+        ids = [task_id for task_id, score in zip(task_ids, scores, strict=True) if score is not None]
+        if ids:
+            await self._register.forget(ids)
+            argument = encode({"ids": ids, "retention": 0, "is_damaged": True})
+            await self._link.run(DROP, self._keys.of_kind(kind), argument)
+        return len(ids)
+
     async def tend(self) -> None:
         """Do at once what every client does now and then (`leasekit_redis.mover`)."""
         await self._mover.once()
@@ -151,7 +167,7 @@ class RedisBackend:
         return await self._reading.ended_on(kind, day, status)
 
     async def stats(self) -> dict[str, Any]:
-        """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`."""
+        """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`, and `damaged`."""
         return await self._reading.stats()
 
     async def workers(self) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ What does not fit is refused whole, with the item and the field, before anything
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
@@ -16,13 +16,14 @@ from leasekit.task import Beat, NewTask, Settlement
 from leasekit.wire import (
     MAX_BATCH,
     MAX_ERROR,
-    MAX_NESTING,
     MAX_PAYLOAD,
     MAX_PROGRESS,
+    MAX_THEN,
     NewTaskItem,
     ResultsRequest,
     ScheduleRequest,
     SettlementItem,
+    structural_fault,
 )
 
 __all__ = ["check_limit", "checked", "new_tasks", "progress_texts", "settlements"]
@@ -127,6 +128,8 @@ def _result(position: int, item: SettlementItem) -> Iterable[dict[str, Any]]:
         yield {"item": position, "field": "then", "detail": f"goes with success and fatal only, not {item.outcome}"}
     if len(item.then) > MAX_BATCH:
         yield {"item": position, "field": "then", "detail": f"has {len(item.then)} successors: {MAX_BATCH} at most"}
+    if item.then and (size := len(msgspec.json.encode(item.then))) > MAX_THEN:
+        yield {"item": position, "field": "then", "detail": f"has {size:,} bytes together: {MAX_THEN:,} at most"}
     for number, successor in enumerate(item.then):
         yield from _task(position, successor, f"then[{number}].")
 
@@ -135,25 +138,8 @@ def _value(position: int, field: str, value: Raw, most: int) -> Iterable[dict[st
     raw = bytes(value)
     if len(raw) > most:
         yield {"item": position, "field": field, "detail": f"has {len(raw):,} bytes: {most:,} at most"}
-    # Brackets in strings count too: this only spares most values the walk.
-    elif raw.count(b"[") + raw.count(b"{") > MAX_NESTING and _depth(msgspec.json.decode(raw)) > MAX_NESTING:
-        yield {"item": position, "field": field, "detail": f"is nested too deep: {MAX_NESTING} levels at most"}
-
-
-def _depth(value: object) -> int:
-    """How deep arrays and objects are inside one another; level by level, no recursion."""
-    depth, level = 0, _inside([value])
-    while level:
-        depth += 1
-        level = _inside([one for outer in level for one in outer])
-    return depth
-
-
-def _inside(values: Sequence[object]) -> list[list[Any]]:
-    """What is in those that have something in them: arrays, and objects' values."""
-    arrays: list[list[Any]] = [one for one in values if isinstance(one, list)]
-    objects = [cast("dict[str, Any]", one) for one in values if isinstance(one, dict)]
-    return arrays + [list(one.values()) for one in objects]
+    elif (fault := structural_fault(raw)) is not None:
+        yield {"item": position, "field": field, "detail": fault}
 
 
 def _refuse(faults: Iterable[dict[str, Any]]) -> None:

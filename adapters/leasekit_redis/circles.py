@@ -6,11 +6,12 @@ waits until what it waits for has succeeded, and what is seen to wait later has 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
-from typing import Any
 
-from msgspec import msgpack
+from msgspec import Struct, msgpack
 
+from leasekit.errors import ProtocolError
 from leasekit.task import Status
 from leasekit_redis.keys import Keys
 from leasekit_redis.link import Link
@@ -20,7 +21,14 @@ from leasekit_redis.register import Register
 __all__ = ["find_circle"]
 
 _MOST = 1000  # tasks that are looked at
-_STATE = msgpack.Decoder(dict[str, Any])
+
+
+class _Waiting(Struct):
+    status: str = ""
+    after: list[str] = []
+
+
+_STATE = msgpack.Decoder(_Waiting)
 
 
 async def find_circle(
@@ -30,9 +38,10 @@ async def find_circle(
 
     async def waits_for(kind: str | None, name: str) -> list[str]:
         raw = None if kind is None else await link.command("HGET", keys.one(kind, "state"), name)
-        state: dict[str, Any] = {} if raw is None else decode(raw, _STATE)
-        names: list[str] = state.get("after", []) if state.get("status") == Status.NEW else []
-        return names
+        state: _Waiting = _Waiting()
+        with contextlib.suppress(ProtocolError):  # it is damaged: nobody can tell, and it never begins
+            state = _Waiting() if raw is None else decode(raw, _STATE)
+        return state.after if state.status == Status.NEW else []
 
     came_from = dict.fromkeys(after, task_id)
     level = list(after)

@@ -1,13 +1,15 @@
 """Claims: one script for each kind, asked again when something is ready, or may be."""
 
+import logging
 import random
 import secrets
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from msgspec import msgpack
+from msgspec import Raw, msgpack
 
+from leasekit.errors import ProtocolError
 from leasekit.task import Claimed, Task
 from leasekit.wire import MAX_WAIT, ClaimRequest
 from leasekit_redis import answers
@@ -16,15 +18,19 @@ from leasekit_redis.keys import Keys
 from leasekit_redis.link import Link
 from leasekit_redis.recent import Recent
 from leasekit_redis.records import Grants, decode, encode
-from leasekit_redis.scripts import CLAIM
+from leasekit_redis.scripts import ASIDE, CLAIM
 from leasekit_redis.waiting import Wakes
 
 __all__ = ["Claims"]
+
+logger = logging.getLogger("leasekit")
 
 _LOOK = 5.0  # seconds until a claim that waits looks again though nobody told it, about
 _SOONEST = 0.001
 _REMEMBERED = 10_000  # claims that this client remembers to have asked
 _GRANTS = msgpack.Decoder(Grants)
+_FIELDS = msgpack.Decoder(list[Raw])
+_ANY = msgpack.Decoder()
 
 
 class _Found(NamedTuple):
@@ -44,6 +50,7 @@ class Claims:
         self._wakes = wakes
         self._asked: dict[str, None] = {}
         self._turn = 0
+        self._said: Recent[None] = Recent()  # kinds that were said to be damaged
         self._told_as: Recent[str] = Recent()  # how messages name a kind → the kind
 
     async def claim(self, asked: ClaimRequest) -> Claimed:
@@ -76,11 +83,15 @@ class Claims:
     async def _look(
         self, asked: ClaimRequest, kinds: Sequence[str], began_at: float, deadline: float, *, recall: bool = False
     ) -> _Found:
-        """What the kinds have, in this order, up to the limit. Raises what any of them raises: a repeat gets it all."""
+        """What the kinds have, in this order, up to the limit. Raises what any of them raises: a repeat gets it all.
+
+        A kind whose keys are damaged is passed over, as long as there is another.
+        """
         tasks: list[Task] = []
         waited: list[float] = []
         soonest = _LOOK
         is_repeat = False
+        damaged: dict[str, ProtocolError] = {}
         for kind in kinds:
             now = time.monotonic()
             request = {
@@ -93,11 +104,17 @@ class Claims:
                 "waiter": self._wakes.name(asked.claim_id) if asked.wait > 0 else None,
                 "wait": max(0, round(1000 * (deadline - now))),
                 "recall": recall,
-                "latest": self._clocks.latest(kind),
+                **self._clocks.known(kind),
             }
-            grants: Grants = decode(await self._link.run(CLAIM, self._keys.of_kind(kind), encode(request)), _GRANTS)
-            self._clocks.told(kind, grants.now, asked_at=now)
-            tasks += [answers.task(granted, kind) for granted in grants.tasks]
+            try:
+                raw = await self._link.run(CLAIM, self._keys.of_kind(kind), encode(request))
+                grants: Grants = decode(raw, _GRANTS)
+            except ProtocolError as error:
+                damaged[kind] = error
+                continue
+            if not (grants.is_repeat or recall):  # else the script has not looked whether the clock has jumped
+                self._clocks.told(kind, grants.now, asked_at=now)
+            tasks += await self._readable(grants.tasks, kind)
             is_repeat = is_repeat or grants.is_repeat
             if grants.tasks:
                 waited.append(grants.waited)
@@ -105,7 +122,30 @@ class Claims:
                 soonest = min(soonest, grants.next / 1000)
             if len(tasks) >= asked.limit:
                 break
+        self._say(damaged, of=len(kinds))
         return _Found(tasks, min(waited, default=time.monotonic() - began_at), soonest, is_repeat)
+
+    async def _readable(self, granted: Sequence[Raw], kind: str) -> list[Task]:
+        """The tasks that were granted. What cannot be read is set aside, so that nobody is granted it again."""
+        tasks: list[Task] = []
+        aside: list[tuple[Any, Any, str]] = []
+        for one in granted:
+            try:
+                tasks.append(answers.task(one, kind))
+            except ProtocolError as error:
+                task_id, token = (_ANY.decode(field) for field in _FIELDS.decode(one)[:2])
+                aside.append((task_id, token, str(error)))
+        if aside:
+            await self._link.run(ASIDE, self._keys.of_kind(kind), encode({"tasks": aside, "successors": []}))
+        return tasks
+
+    def _say(self, damaged: dict[str, ProtocolError], *, of: int) -> None:
+        if len(damaged) == of:
+            raise next(iter(damaged.values()))
+        for kind, error in damaged.items():
+            if kind not in self._said:
+                logger.error("nothing of kind %r can be claimed, other kinds can: %s", kind, error)
+                self._said[kind] = None
 
     def kind_of(self, meta_key: str) -> str | None:
         """Which kind a message is about, of those that were asked for lately."""

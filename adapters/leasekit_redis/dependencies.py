@@ -17,7 +17,7 @@ One whose other ended otherwise than in success is dropped, with a reason that n
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec import msgpack
 
@@ -26,7 +26,7 @@ from leasekit.task import Status
 from leasekit_redis.circles import find_circle
 from leasekit_redis.keys import Keys
 from leasekit_redis.link import Link
-from leasekit_redis.records import Gated, decode, encode
+from leasekit_redis.records import Gated, decode, encode, status_of
 from leasekit_redis.register import Register
 from leasekit_redis.scripts import AWAIT, MEET
 
@@ -38,7 +38,6 @@ _PAGE = 500  # names that are carried, or told, at once
 _ROUNDS = 100  # generations that one call tells; those after them are told by movers
 _WORDS = msgpack.Decoder(list[str | bool])
 _IDS = msgpack.Decoder(list[str])
-_STATE = msgpack.Decoder(dict[str, Any])
 
 
 class Wait(NamedTuple):
@@ -106,7 +105,8 @@ class Dependencies:
         """Carry the names of those who waited for an id to the kind that it belongs to by now."""
         notes = self._keys.wanted[self._keys.part(name)]
         while members := await self._page(notes, name):
-            await self._release(await self._tell(await self._await(kind, [_wait(one) for one in members])))
+            waits = [wait for one in members if (wait := _wait(one))]
+            await self._release(await self._tell(await self._await(kind, waits)))
             await self._link.command("ZREM", notes, *members)
 
     async def release(self, kind: str, names: Iterable[str]) -> None:
@@ -154,13 +154,12 @@ class Dependencies:
             ended = [place for places in found for place in places]
 
     async def _release_one(self, kind: str, name: str) -> list[Place]:
-        raw = await self._link.command("HGET", self._keys.one(kind, "state"), name)
-        status = None if raw is None else Status(decode(raw, _STATE)["status"])
+        status = status_of(await self._link.command("HGET", self._keys.one(kind, "state"), name))
         after: list[Place] = []
         if status is not None and status.ended:  # it may have been redriven meanwhile
             names = self._keys.one(kind, "awaited")
             while members := await self._page(names, name):
-                waits = [_wait(one) for one in members]
+                waits = [wait for one in members if (wait := _wait(one))]
                 after += await self._tell([(wait, _reason(wait, status)) for wait in waits])
                 await self._link.command("ZREM", names, *members)
                 if len(members) < _PAGE:  # nobody leaves a name with what has ended
@@ -174,11 +173,12 @@ class Dependencies:
         return found
 
 
-def _wait(member: bytes) -> Wait:
+def _wait(member: bytes) -> Wait | None:
+    """Who waits; None: nobody can tell, and a task that waits is asked for again all the same."""
     try:
         name, task_id, kind = member.decode().split("/")
     except ValueError:
-        raise ProtocolError("what Redis keeps of a task that waits makes no sense") from None
+        return None
     return Wait(task_id, kind, name)
 
 

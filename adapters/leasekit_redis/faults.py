@@ -13,7 +13,7 @@ from redis import exceptions
 from leasekit.errors import BackendError, ProtocolError, Refused, Unavailable
 from leasekit_redis.address import Address
 
-__all__ = ["NotAllowed", "bearing", "mapped"]
+__all__ = ["NotAllowed", "bearing", "is_displaced", "mapped"]
 
 _CODE = re.compile(
     r"\b(OOM|MISCONF|READONLY|LOADING|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|TRYAGAIN|BUSY|UNKILLABLE|EVICTS"
@@ -31,11 +31,12 @@ _SAYS = {
     "BUSY": "a script of somebody else occupies it",
     "UNKILLABLE": "a script of somebody else occupies it",
 }
+_DISPLACED = {"READONLY", "MASTERDOWN", "LOADING", "CLUSTERDOWN", "NOREPLICAS", "MISCONF"}
 _NOT_ALLOWED = {"NOAUTH", "WRONGPASS", "NOPERM"}
 
 
 class NotAllowed(Refused):
-    """Redis does not know this user, or does not let it do what leasekit needs."""
+    """Redis does not let this user do what leasekit needs, or is not set up for it."""
 
 
 @contextmanager
@@ -45,6 +46,11 @@ def bearing() -> Generator[None]:
         yield
     except NotAllowed as error:
         raise Unavailable(str(error)) from error
+
+
+def is_displaced(error: BaseException) -> bool:
+    """Whether the server that says so may no longer be the one that its address leads to; it has changed nothing."""
+    return isinstance(error, exceptions.RedisClusterException) or _code(error) in _DISPLACED
 
 
 @contextmanager
@@ -63,13 +69,11 @@ def mapped(address: Address) -> Generator[None]:
 
 def _as_ours(error: Exception, address: Address) -> BackendError:
     text = str(error) or type(error).__name__
-    status: object = getattr(error, "status_code", None)
-    found = _CODE.search(f"{status or ''} {text}")
-    code = found[1] if found else ""
+    code = _code(error)
     if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError) or code in _NOT_ALLOWED:
         return NotAllowed(f"{address} does not accept this user or password, or does not allow it what leasekit needs")
     if code == "EVICTS":
-        return Refused(f"{address} deletes keys at will when its memory is full: set maxmemory-policy noeviction")
+        return NotAllowed(f"{address} deletes keys at will when its memory is full: set maxmemory-policy noeviction")
     if code == "WRONGTYPE":
         return ProtocolError(
             f"{address}: others keep something there under a key that begins with {address.prefix!r}: "
@@ -82,6 +86,12 @@ def _as_ours(error: Exception, address: Address) -> BackendError:
     if isinstance(error, exceptions.ClusterError | exceptions.RedisClusterException):
         return Unavailable(f"{address}: the cluster cannot be reached: {_without_secret(text, address)}")
     return ProtocolError(f"{address} answered what makes no sense: {_without_secret(text, address)}")
+
+
+def _code(error: BaseException) -> str:
+    status: object = getattr(error, "status_code", None)
+    found = _CODE.search(f"{status or ''} {error}")
+    return found[1] if found else ""
 
 
 def _without_secret(text: str, address: Address) -> str:

@@ -6,6 +6,7 @@ The kind is in the token, so a batch is one round trip; only where it is too lon
 import asyncio
 import contextlib
 import random
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from hashlib import blake2b
@@ -19,16 +20,17 @@ from leasekit.errors import BackendError
 from leasekit.task import Beat, Verdict
 from leasekit.wire import MAX_BODY, SettlementItem
 from leasekit_redis import answers
+from leasekit_redis.clocks import Clocks
 from leasekit_redis.dependencies import Dependencies
 from leasekit_redis.keys import Keys
 from leasekit_redis.link import Link
-from leasekit_redis.records import Result, decode, encode
+from leasekit_redis.records import Heard, Result, decode, encode
 from leasekit_redis.register import Register
 from leasekit_redis.scripts import BEAT, SETTLE, Script
 
 __all__ = ["Holding"]
 
-_WORDS = msgpack.Decoder(list[answers.Word])
+_HEARD = msgpack.Decoder(Heard)
 _SUCCESSORS = uuid.UUID("6c656173-656b-5974-8000-7265646973ff")
 _NULL = b"null"
 
@@ -42,6 +44,7 @@ class Holding:
         self,
         link: Link,
         keys: Keys,
+        clocks: Clocks,
         register: Register,
         *,
         worker: str,
@@ -51,6 +54,7 @@ class Holding:
     ) -> None:
         self._link = link
         self._keys = keys
+        self._clocks = clocks
         self._register = register
         self._worker = worker
         self._deliver = deliver
@@ -87,12 +91,14 @@ class Holding:
 
     async def _run(self, script: Script, kind: str, name: str, batch: Sequence[Any]) -> list[answers.Word]:
         """One round trip; several where it is much that is sent, for nobody else is served meanwhile."""
-        argument = encode({"worker": self._worker, name: batch})
+        asked_at = time.monotonic()
+        argument = encode({"worker": self._worker, **self._clocks.known(kind), name: batch})
         if len(argument) > MAX_BODY and len(batch) > 1:
             half = len(batch) // 2
             return [word for part in (batch[:half], batch[half:]) for word in await self._run(script, kind, name, part)]
-        found: list[answers.Word] = decode(await self._link.run(script, self._keys.of_kind(kind), argument), _WORDS)
-        return found
+        heard: Heard = decode(await self._link.run(script, self._keys.of_kind(kind), argument), _HEARD)
+        self._clocks.told(kind, heard.now, asked_at=asked_at)
+        return heard.words
 
     async def _each_kind(self, items: Sequence[Beat | SettlementItem], ask: Ask) -> list[Verdict]:
         """One request for each kind, at once; where one of several fails, the others count."""

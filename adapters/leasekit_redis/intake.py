@@ -5,7 +5,6 @@ import contextlib
 import time
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
 
 import msgspec
 from msgspec import Raw, msgpack
@@ -17,14 +16,13 @@ from leasekit.wire import MAX_BODY, NewTaskItem, traceparent
 from leasekit_redis.dependencies import Dependencies, Wait
 from leasekit_redis.keys import Keys
 from leasekit_redis.link import Link
-from leasekit_redis.records import Added, NewRecord, Stored, decode, encode, json_text
+from leasekit_redis.records import Added, NewRecord, Stored, decode, encode, json_text, status_of
 from leasekit_redis.register import Register
 from leasekit_redis.scripts import SCHEDULE
 
 __all__ = ["Intake"]
 
 _ANSWERS = msgpack.Decoder(list[Added | bool])
-_STATE = msgpack.Decoder(dict[str, Any])
 _LATEST = 253402214400000  # the end of the year 9999, less a day: expressible in every zone
 
 
@@ -52,9 +50,12 @@ class Intake:
             _, owners = await asyncio.gather(self._register.note(dict.fromkeys(kinds)), reserving)
             wanted = [at for at, owner in zip(new, owners, strict=True) if owner.is_wanted]
             strangers = [(at, owner.kind) for at, owner in zip(new, owners, strict=True) if owner.kind != kinds[at]]
-            for at, owner in strangers:
-                answers[at] = await self._conflict(records[at], kinds[at], owner)
-            await self._ask(records, kinds, [at for at in new if answers[at] is None], answers, peek=False)
+            others = {at for at, _ in strangers}
+            await self._ask(records, kinds, [at for at in new if at not in others], answers, peek=False)
+            if strangers:  # last: the owner of an id may be of this very batch, and is there by now
+                for at, owner in strangers:
+                    answers[at] = await self._conflict(records[at], kinds[at], owner)
+                await self._ask(records, kinds, [at for at, _ in strangers if answers[at] is None], answers, peek=False)
         scheduled = [answer for answer in answers if answer is not None]
         await self._introduce(records, kinds, wanted, scheduled)
         return scheduled
@@ -117,7 +118,7 @@ class Intake:
         raw = await self._link.command("HGET", self._keys.one(owner, "state"), record.id)
         if raw is None and await self._register.take_over(record.id, kind, owner) == kind:
             return None
-        status = Status.NEW if raw is None else Status(decode(raw, _STATE)["status"])
+        status = Status.NEW if raw is None else status_of(raw) or Status.DROPPED
         return Scheduled(id=record.id, created=False, status=status, conflict=True)
 
 

@@ -19,7 +19,7 @@ _OF_A_KIND = (
     "meta", "counts", "task", "state", "progress", "runs", "working", "leases",
     "due:0", "due:1", "due:2", "due:3", "due:4",
     "all", "ended", "dead", "dedupe", "claims", "claimed", "outbox", "waiting", "seen", "holders",
-    "gated", "awaited", "ending",
+    "gated", "awaited", "ending", "damaged",
 )  # fmt: skip
 
 # What would end a hash tag early, or make an empty one.

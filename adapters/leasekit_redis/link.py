@@ -1,13 +1,17 @@
 """The connection: one script or command in, its answer or a typed error out.
 
 A call whose connection breaks is made once more: it may have been one that Redis had closed long ago, or a node of a
-cluster that is no more. Beyond that nothing is tried twice here: the cycle is the retry of a beat, and the client's the
-one of everything else. What a cluster says of where a slot has gone is followed.
+cluster that is no more. So is one that a demoted primary refused: the address may lead to another server by now, but
+connections that are open do not follow it, so all of them are left. Beyond that nothing is tried twice here: the cycle
+is the retry of a beat, and the client's the one of everything else. What a cluster says of where a slot has gone is
+followed.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from redis import exceptions
@@ -18,13 +22,14 @@ from redis.backoff import NoBackoff
 
 from leasekit.errors import ProtocolError
 from leasekit_redis.address import Address
-from leasekit_redis.faults import mapped
+from leasekit_redis.faults import is_displaced, mapped
 from leasekit_redis.scripts import Script
 
 __all__ = ["Link", "PubSub"]
 
 _TIMEOUT = 10.0  # seconds for one answer
 _CONNECT = 5.0
+_STUCK = 1.0  # seconds after which a call that is given up says that its server is gone
 _AT_ONCE = 32  # calls, each on a connection of its own
 
 
@@ -46,49 +51,105 @@ class _Client(Protocol):
     async def aclose(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
+class _Session:
+    """One client of the library, with its connections, from when the address was looked up."""
+
+    client: _Client
+    calls: int = 0  # under way
+    has_served: bool = False
+    is_left: bool = False  # no further call uses it
+
+
 class Link:
     """One Redis, or one cluster; opened by the first call in the loop that makes it."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._client: _Client | None = None
+        self._session: _Session | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
         self._room = asyncio.Semaphore(_AT_ONCE)
+        self._subscriptions: set[asyncio.Timeout] = set()
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def run(self, script: Script, keys: Sequence[bytes], argument: bytes) -> bytes | None:
         """What a script gives for its argument: one round trip, two where Redis does not know it (any more)."""
-        with mapped(self.address):
-            client = await self._opened()
-            return await self._run(client, script, keys, argument)
-
-    async def _run(self, client: _Client, script: Script, keys: Sequence[bytes], argument: bytes) -> bytes | None:
-        async with self._room:
-            try:
-                found = await client.execute_command("EVALSHA", script.sha, len(keys), *keys, argument)
-            except exceptions.NoScriptError:
-                found = await client.execute_command("EVAL", script.text, len(keys), *keys, argument)
+        found = await self._call(lambda client: self._run(client, script, keys, argument))
         if found is not None and type(found) is not bytes:
             raise ProtocolError(f"{self.address} answered a script with {type(found).__name__}")
         return found
 
+    @staticmethod
+    async def _run(client: _Client, script: Script, keys: Sequence[bytes], argument: bytes) -> Any:
+        try:
+            return await client.execute_command("EVALSHA", script.sha, len(keys), *keys, argument)
+        except exceptions.NoScriptError:
+            return await client.execute_command("EVAL", script.text, len(keys), *keys, argument)
+
     async def command(self, *args: object) -> Any:
         """The answer to a plain command."""
+        return await self._call(lambda client: client.execute_command(*args))
+
+    async def _call(self, ask: Callable[[_Client], Awaitable[Any]]) -> Any:
+        self._notice_loop()
         with mapped(self.address):
-            client = await self._opened()
             async with self._room:
-                return await client.execute_command(*args)
+                session = await self._opened()
+                is_fresh = not session.has_served
+                try:
+                    return await self._once(session, ask)
+                except exceptions.RedisError as error:
+                    if is_fresh or not is_displaced(error):
+                        raise
+                return await self._once(await self._opened(), ask)
+
+    async def _once(self, session: _Session, ask: Callable[[_Client], Awaitable[Any]]) -> Any:
+        began_at = time.monotonic()
+        session.calls += 1
+        try:
+            answer = await ask(session.client)
+        except (exceptions.RedisError, asyncio.CancelledError) as error:
+            if is_displaced(error) or time.monotonic() > began_at + _STUCK:
+                self._leave(session)
+            raise
+        finally:
+            session.calls -= 1
+            if session.is_left and not session.calls:
+                # In a task of its own: whoever has made the last call may be cancelled.
+                closing = asyncio.create_task(session.client.aclose())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+        session.has_served = True
+        return answer
+
+    def _leave(self, session: _Session) -> None:
+        """Look the address up again for the next call, and for subscriptions; calls under way may end."""
+        session.is_left = True
+        if self._session is session:
+            self._session = None
+            for subscription in self._subscriptions:
+                subscription.reschedule(0)
 
     @asynccontextmanager
     async def subscription(self) -> AsyncGenerator[PubSub]:
-        """A subscription, on a connection of its own; in a cluster to any node: each hears of all that is published."""
+        """A subscription, on a connection of its own; in a cluster to any node: each hears of all that is published.
+
+        It breaks where other connections were found to lead to the wrong server.
+        """
+        self._notice_loop()
         with mapped(self.address):
             host, port = await self._any_node()
             client = Redis(host=host, port=port, db=self.address.db, **_settings(self.address))
             try:
                 pubsub = cast("PubSub", client.pubsub())  # pyright: ignore[reportUnknownMemberType]
                 try:
-                    yield pubsub
+                    async with asyncio.timeout(None) as leaving:
+                        self._subscriptions.add(leaving)
+                        try:
+                            yield pubsub
+                        finally:
+                            self._subscriptions.discard(leaving)
                 finally:
                     await pubsub.aclose()
             finally:
@@ -97,27 +158,34 @@ class Link:
     async def _any_node(self) -> tuple[str, int]:
         if not self.address.is_cluster:
             return self.address.hosts[0]
-        cluster = cast("RedisCluster", await self._opened())
+        cluster = cast("RedisCluster", (await self._opened()).client)
         node = cluster.get_random_node()
         return str(node.host), int(node.port)
 
     async def aclose(self) -> None:
         """Close what is open; a later call opens again."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.client.aclose()
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
-    async def _opened(self) -> _Client:
+    def _notice_loop(self) -> None:
         # A forked child has another loop: its parent's connections are not its own, and stay untouched.
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._client = loop, None
+            self._loop, self._session = loop, None
             self._opening, self._room = asyncio.Lock(), asyncio.Semaphore(_AT_ONCE)
-        if self._client is None:
+            self._subscriptions, self._closing = set(), set()
+
+    async def _opened(self) -> _Session:
+        self._notice_loop()
+        session = self._session
+        if session is None:
             async with self._opening:
-                if self._client is None:
-                    self._client = await _client(self.address)
-        return self._client
+                session = self._session
+                if session is None:
+                    session = self._session = _Session(await _client(self.address))
+        return session
 
 
 async def _client(address: Address) -> _Client:

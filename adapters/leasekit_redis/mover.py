@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import msgpack
 
-from leasekit.errors import BackendError, ProtocolError
+from leasekit.errors import BackendError
 from leasekit.wire import NewTaskItem
+from leasekit_redis import answers
 from leasekit_redis.clocks import Clocks
 from leasekit_redis.dependencies import Dependencies
 from leasekit_redis.intake import Intake
@@ -23,7 +24,7 @@ from leasekit_redis.keys import Keys
 from leasekit_redis.link import Link
 from leasekit_redis.records import Tended, decode, encode
 from leasekit_redis.register import Register
-from leasekit_redis.scripts import CENSUS, DROP, TEND
+from leasekit_redis.scripts import ASIDE, CENSUS, DROP, TEND
 
 __all__ = ["Mover"]
 
@@ -94,18 +95,29 @@ class Mover:
         Gives when there may be something again, in milliseconds by Redis's clock; None: there is nothing any more.
         """
         retention = round(1000 * self._link.address.retention)
+        failure: BackendError | None = None
         for _ in range(_ROUNDS):
             asked_at = time.monotonic()
-            asked = {"retention": retention, "seen_for": 1000 * _SEEN_FOR, "latest": self._clocks.latest(kind)}
+            asked = {"retention": retention, "seen_for": 1000 * _SEEN_FOR, **self._clocks.known(kind)}
             tended: Tended = decode(await self._link.run(TEND, self._keys.of_kind(kind), encode(asked)), _TENDED)
             self._clocks.told(kind, tended.now, asked_at=asked_at)
-            await self.deliver(kind, tended.outbox)
-            await self._dependencies.release(kind, tended.ending)
-            await self._dependencies.ask_again(kind, tended.gated, retention=self._link.address.retention)
+            for one in tended.damaged:
+                logger.error("%s", answers.damage(one.id, kind, one.damage))
+            # What makes room comes first, and goes on whatever becomes of the rest: full memory refuses successors.
             await self._dependencies.withdraw(kind, tended.unmet)
             await self._drop(kind, tended.old, retention)
-            if tended.is_done:
+            try:
+                await self._dependencies.release(kind, tended.ending)
+                await self.deliver(kind, tended.outbox)
+                await self._dependencies.ask_again(kind, tended.gated, retention=self._link.address.retention)
+            except BackendError as error:
+                failure = error
+            if failure and not tended.old:
+                break
+            if tended.is_done and not failure:
                 return tended.next
+        if failure:
+            raise failure
         return 0
 
     async def deliver(self, kind: str, outbox: Sequence[str]) -> None:
@@ -115,13 +127,18 @@ class Mover:
         """
         if not outbox:
             return
-        try:
-            successors = [_successor(one) for one in outbox]
-        except ValueError as error:
-            raise ProtocolError(f"what Redis keeps as a successor makes no sense: {error}") from None
-        await self._intake.schedule(successors)
-        key = self._keys.one(kind, "outbox")
+        successors: dict[str, NewTaskItem] = {}
+        damaged: list[tuple[str, str]] = []
         for one in outbox:
+            try:
+                successors[one] = _successor(one)
+            except ValueError as error:
+                damaged.append((one, f"successor: {error}"))
+        if damaged:
+            await self._link.run(ASIDE, self._keys.of_kind(kind), encode({"tasks": [], "successors": damaged}))
+        await self._intake.schedule(list(successors.values()))
+        key = self._keys.one(kind, "outbox")
+        for one in successors:
             await self._link.command("LREM", key, 1, one)
 
     async def _drop(self, kind: str, ids: Sequence[str], retention: int) -> None:

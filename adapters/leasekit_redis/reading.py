@@ -1,6 +1,7 @@
 """What is there: tasks, counts, workers."""
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, date, datetime, timedelta
@@ -19,9 +20,13 @@ from leasekit_redis.scripts import PAGE, READ
 
 __all__ = ["Reading"]
 
+logger = logging.getLogger("leasekit")
+
 _RUNS = 100  # of a task's history, the latest
-_ROW = msgpack.Decoder(Row)
+_ROW = msgpack.Decoder(Row | str)
+_ONE = msgpack.Decoder(Row)
 _ROWS = msgpack.Decoder(Rows)
+_NUMBER = re.compile(rb"-?\d{1,18}")
 _CURSOR = re.compile(r"(\d{1,16})/([ -.0-~]{1,128})", re.ASCII)
 
 
@@ -48,18 +53,32 @@ class Reading:
     async def _get(self, kind: str, task_id: str) -> TaskInfo | None:
         argument = encode({"id": task_id, "runs": _RUNS})
         raw = await self._link.run(READ, self._keys.of_kind(kind), argument)
-        return None if raw is None else answers.info(decode(raw, _ROW), kind)
+        if raw is None:
+            return None
+        try:
+            row: Row | str = decode(raw, _ROW)
+        except ProtocolError as error:
+            raise ProtocolError(f"task {task_id!r} of kind {kind!r}: {error}") from None
+        if isinstance(row, str):
+            raise ProtocolError(answers.damage(task_id, kind, row))
+        return answers.info(row, kind)
 
     async def page(self, wanted: dict[str, str], *, kind: str | None, cursor: str | None, limit: int) -> Page:
-        """Tasks that match, oldest first, without their history; fewer where their values are big."""
+        """Tasks that match, oldest first, without their history; fewer where their values are big, or damaged."""
         place = _place(cursor)
         kinds = await self._register.kinds() if kind is None else [kind]
         shown: list[tuple[_Place, Row]] = []
         for one in kinds:
             # No more is kept in memory than may be shown, however many kinds there are.
-            found = [(_Place(row.state.seq, one), row) async for row in self._rows(one, wanted, place, limit + 1)]
+            try:
+                found = [(_Place(row.state.seq, one), row) async for row in self._rows(one, wanted, place, limit + 1)]
+            except ProtocolError as error:
+                if kind is not None:
+                    raise
+                logger.error("kind %r is left out of a listing: %s", one, error)
+                continue
             shown = sorted(shown + found, key=lambda entry: entry[0])[: limit + 1]
-        tasks = [answers.info(row, at.kind) for at, row in shown[:limit]]
+        tasks = [info for at, row in shown[:limit] for info in self._readable(row, at.kind)]
         for task in tasks:
             task.history.clear()
         last = shown[limit - 1][0] if len(shown) > limit else None
@@ -73,25 +92,45 @@ class Reading:
         while after is not None and limit > 0:
             argument = encode({**wanted, "after": after, "limit": limit})
             rows: Rows = decode(await self._link.run(PAGE, self._keys.of_kind(kind), argument), _ROWS)
-            for row in rows.tasks:
-                yield row
+            for raw in rows.tasks:
+                try:
+                    yield decode(raw, _ONE)
+                except ProtocolError as error:
+                    logger.error("a task of kind %r is left out of a listing: %s", kind, error)
             limit -= len(rows.tasks)
             after = None if rows.after is None else f"({rows.after}"
+
+    @staticmethod
+    def _readable(row: Row, kind: str) -> list[TaskInfo]:
+        try:
+            return [answers.info(row, kind)]
+        except ProtocolError as error:
+            logger.error("a task of kind %r is left out of a listing: %s", kind, error)
+            return []
 
     async def ended_on(self, kind: str, day: date, status: Status | None) -> list[TaskInfo]:
         """Tasks of a kind that ended on a day (UTC), in the order in which they did (SYSTEMS D2)."""
         first = datetime(day.year, day.month, day.day, tzinfo=UTC)
         bounds = [round(1000 * at.timestamp()) for at in (first, first + timedelta(days=1))]
         ids = await self._link.command("ZRANGEBYSCORE", self._keys.one(kind, "ended"), bounds[0], f"({bounds[1]}")
-        infos = [await self._get(kind, task_id.decode()) for task_id in ids]
+        infos: list[TaskInfo | None] = []
+        for task_id in ids:
+            try:
+                infos.append(await self._get(kind, task_id.decode()))
+            except ProtocolError as error:
+                logger.error("a task of kind %r is left out of a listing: %s", kind, error)
         return [info for info in infos if info is not None and status in (None, info.status)]
 
     async def stats(self) -> dict[str, Any]:
-        """How many tasks of each kind are in which status."""
+        """How many tasks of each kind are in which status; and how many are damaged, where any are."""
         kinds = await self._register.kinds()
         found = await self._hashes(kinds, "counts")
         counts = [{status: count for status, count in one.items() if count} for one in found]
-        return {"kinds": {kind: count for kind, count in zip(kinds, counts, strict=True) if count}}
+        stats: dict[str, Any] = {}
+        damaged = {kind: count.pop("damaged", 0) for kind, count in zip(kinds, counts, strict=True)}
+        if any(damaged.values()):
+            stats["damaged"] = {kind: count for kind, count in damaged.items() if count}
+        return {"kinds": {kind: count for kind, count in zip(kinds, counts, strict=True) if count}, **stats}
 
     async def workers(self) -> list[dict[str, Any]]:
         """Who works, over all kinds."""
@@ -116,10 +155,8 @@ class Reading:
     async def _hashes(self, kinds: Sequence[str], name: str) -> list[dict[str, int]]:
         async def one(kind: str) -> dict[str, int]:
             found = await self._link.command("HGETALL", self._keys.one(kind, name))
-            try:
-                return {field.decode(): int(value) for field, value in found.items()}
-            except ValueError:
-                raise ProtocolError(f"what Redis keeps of the {name} of kind {kind!r} makes no sense") from None
+            # What is no number is left out: the next script that counts begins anew.
+            return {field.decode(errors="replace"): int(n) for field, n in found.items() if _NUMBER.fullmatch(n)}
 
         return await asyncio.gather(*(one(kind) for kind in kinds))
 

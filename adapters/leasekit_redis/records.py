@@ -8,15 +8,16 @@ from typing import Any
 from msgspec import Raw, Struct, json, msgpack
 
 from leasekit.errors import ProtocolError, Refused
-from leasekit.task import RetryPolicy
+from leasekit.task import RetryPolicy, Status
 
 __all__ = [
-    "Added", "Cancelled", "Gated", "Granted", "Grants", "NewRecord", "Past", "Result", "Row", "Rows", "State", "Stored",
-    "Tended", "Visit", "decode", "encode", "json_text",
+    "Added", "Cancelled", "Damaged", "Gated", "Granted", "Grants", "Heard", "NewRecord", "Past", "Result", "Row",
+    "Rows", "State", "Stored", "Tended", "Visit", "decode", "encode", "json_text", "status_of",
 ]  # fmt: skip
 
 _encode = msgpack.Encoder().encode
 _json = json.Encoder().encode
+_PLAIN = msgpack.Decoder()
 
 
 class Stored(Struct, omit_defaults=True):
@@ -74,7 +75,7 @@ class Grants(Struct):
 
     now: int
     waited: float
-    tasks: list[Granted]
+    tasks: list[Raw]  # each a `Granted`, if it can be read
     next: int | None = None
     is_repeat: bool = False
 
@@ -136,8 +137,15 @@ class Row(Struct):
 class Rows(Struct):
     """Some tasks of a listing, and after which number it goes on."""
 
-    tasks: list[Row]
+    tasks: list[Raw]  # each a `Row`, if it can be read
     after: str | None = None
+
+
+class Heard(Struct):
+    """What became of beats or results, a verdict for each as a script says it; and what time it was."""
+
+    now: int
+    words: list[int | str | list[int]]
 
 
 class Cancelled(Struct):
@@ -155,6 +163,13 @@ class Gated(Struct):
     age: int
 
 
+class Damaged(Struct):
+    """A task that was set aside, and what is wrong with it."""
+
+    id: str
+    damage: str
+
+
 class Tended(Struct):
     """What a mover has to do outside of a kind's slot."""
 
@@ -164,6 +179,7 @@ class Tended(Struct):
     gated: list[Gated]
     old: list[str]
     unmet: list[Gated]
+    damaged: list[Damaged]
     is_done: bool
     next: int | None = None
 
@@ -183,12 +199,20 @@ def encode(argument: object) -> bytes:
         raise Refused(f"this cannot be sent: {error}") from None
 
 
-def decode(raw: bytes | None, decoder: msgpack.Decoder[Any]) -> Any:
+def decode(raw: bytes | Raw | None, decoder: msgpack.Decoder[Any]) -> Any:
     """A script's answer as what `decoder` is for. Raises `ProtocolError`."""
     try:
         return decoder.decode(raw or b"")
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"what Redis keeps makes no sense: {error}") from None
+
+
+def status_of(state: bytes | None) -> Status | None:
+    """The status that a state says, None where there is none, or none that can be read."""
+    try:
+        return Status(_PLAIN.decode(state or b"")["status"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def json_text(value: object) -> str:

@@ -39,6 +39,7 @@ class Register:
 
     async def kinds(self) -> list[str]:
         """All kinds that there are, or were, sorted."""
+        await self.find([""])  # which a replica refuses: it may not have heard of all
         return sorted(kind.decode() for kind in await self._link.command("ZRANGE", self._keys.kinds, 0, -1))
 
     async def note(self, kinds: Iterable[str]) -> None:

@@ -8,8 +8,8 @@ from hashlib import sha1
 from importlib.resources import files
 
 __all__ = [
-    "AGENDA", "AWAIT", "BEAT", "CANCEL", "CENSUS", "CLAIM", "DROP", "MEET", "PAGE", "READ", "REDRIVE", "REGISTER",
-    "SCHEDULE", "SETTLE", "TEND", "VISIT", "WANT", "Script",
+    "AGENDA", "ASIDE", "AWAIT", "BEAT", "CANCEL", "CENSUS", "CLAIM", "DROP", "MEET", "PAGE", "READ", "REDRIVE",
+    "REGISTER", "SCHEDULE", "SETTLE", "TEND", "VISIT", "WANT", "Script",
 ]  # fmt: skip
 
 _LUA = files("leasekit_redis") / "lua"
@@ -33,6 +33,7 @@ CLAIM = _script("common", "claim")
 BEAT = _script("common", "beat")
 SETTLE = _script("common", "settle")
 CANCEL = _script("common", "cancel")
+ASIDE = _script("common", "aside")
 AWAIT = _script("common", "await")
 MEET = _script("common", "meet")
 TEND = _script("common", "tend")

@@ -48,6 +48,7 @@ class SfnService:
         retries=False,
         orders=False,
         progress=False,
+        max_result=_MAX_OUTPUT,
     )
 
     def __init__(

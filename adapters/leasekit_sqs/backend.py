@@ -60,6 +60,7 @@ class SqsBackend:
         keeps_claims=True,
         orders=False,
         progress=False,
+        max_result=None,
     )
 
     def __init__(

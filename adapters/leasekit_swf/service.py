@@ -45,6 +45,7 @@ class SwfService:
         retries=False,
         progress=False,
         max_progress=_MAX_DETAILS,
+        max_result=_MAX_RESULT,
     )
 
     def __init__(self, *, domain: str = "", task_list: str = "", worker: str = "", ttl: float | None = None) -> None:

@@ -45,7 +45,7 @@ class TableBackend:
     """Jobs of one SQLite file."""
 
     # What the service cannot do is said here: the keeper makes up for it where it can.
-    traits = Traits(remembers_claims=False, orders=False, progress=False)
+    traits = Traits(remembers_claims=False, orders=False, progress=False, max_result=None)
 
     def __init__(self, path: str) -> None:
         self._path = path

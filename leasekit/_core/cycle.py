@@ -1,4 +1,4 @@
-"""The two-deque cycle: who beats next, and when (SYSTEMS C).
+"""The two-deque cycle: who beats next, and when.
 
 Rule 1: every decision about who beats next is made here.
 Rule 2: this file never learns what time it is; callers say.
@@ -15,8 +15,9 @@ nobody may rely on before their first acknowledged beat, and *waiting* ones, whi
 *Backup* holds those that have beaten, and, apart, the *rested*: they failed, and wait for the next cycle or for
 the first sign that the service is back.
 
-A cycle needs `ceil(held / batch)` slots. They are spread evenly over it, but nobody's beat waits longer than one cycle
-after his last; what was missed in a stall is made up at no more than `burst` times the even pace (SYSTEMS C7).
+A cycle needs `ceil(held / batch)` slots. They are spread evenly over it, but no lease waits longer than one cycle after
+its last beat; what was missed in a stall is made up at no more than `burst` times the even pace, and faster only where
+a lease would be lost otherwise (`_in_time_at`).
 """
 
 import itertools
@@ -32,7 +33,7 @@ from leasekit._core.term import Term
 from leasekit.config import Beats
 from leasekit.task import Verdict
 
-__all__ = ["AtRisk", "Confirmed", "Cycle", "Effect", "Lost", "Ordered", "Regranted", "Send"]
+__all__ = ["AtRisk", "Confirmed", "Cycle", "Early", "Effect", "Lost", "Ordered", "Regranted", "Send"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +91,15 @@ _age = operator.attrgetter("granted_at")
 # One pause for throttling is at most this part of the time that the most urgent lease has left. With nine calls in ten
 # throttled that leaves a lease more than a hundred tries; fewer where the service itself says when to come back.
 _TRIES = 100
+_EARLY = 1.0  # seconds between two early beats of a keeper
 _TRIES_AS_ASKED = 20
+
+
+@dataclass(slots=True)
+class Early:
+    """When the next early beat may leave: one for all cycles of a keeper."""
+
+    not_before: float = -math.inf
 
 
 class Cycle:
@@ -100,8 +109,10 @@ class Cycle:
     `random` gives numbers in [0, 1).
     """
 
-    def __init__(self, beats: Beats, *, now: float, random: Callable[[], float]) -> None:
+    def __init__(self, beats: Beats, *, now: float, random: Callable[[], float], early: Early | None = None) -> None:
         self.beats = beats
+        self._early = early or Early()
+        self._news: _Deque = OrderedDict()  # of main and backup: those whose next beat may come early
         self._slack = beats.slack  # a sum, and asked for at each renewal
         self._held = 0
         self._main: _Deque = OrderedDict()
@@ -116,8 +127,9 @@ class Cycle:
         self._last_slot = -math.inf  # when it came up
         self._even_from = -math.inf  # when it was due: the pace is kept from here, so that lateness does not add up
         self._paused_until = -math.inf
-        self._down = False  # the last answer was none
+        self._down_at = -math.inf  # when the last call left that failed; a call that left later was answered: -inf
         self._eager = False  # someone is here who should not wait for the even pace
+        self._needed_at: float | None = None  # when the next slot must be, as far as it is known
         self._backoff = Backoff(1 / beats.rate, beats.retry_wait, random=random)
 
     def __len__(self) -> int:
@@ -139,22 +151,42 @@ class Cycle:
         self._into_main([term])
 
     def restore(self, term: Term, now: float) -> None:
-        """It was just renewed for this cycle's ttl, in the cycle of another."""
+        """Take over a lease that was just renewed for this cycle's ttl, in the cycle of another.
+
+        Leases may come faster than this cycle can beat. So they go into main, from where they are spread; a crowd that
+        goes into backup comes out of it as a crowd.
+        """
         self._held += 1
         self._now = now
-        self._has_beaten(term)
+        if not (self._main or self._urgent):
+            self._even_from = now
+        self._into_main([term])
 
     def remove(self, term: Term) -> None:
         """Its beats end, and the verdict of one that is in flight will be ignored. What is not held is no error."""
         if term.place is None:
             return
+        self._news.pop(term, None)
         if not isinstance(term.place, Send):
             del cast("dict[Term, None]", term.place)[term]
         term.place = None
         self._held -= 1
 
+    def hasten(self, term: Term, now: float) -> None:
+        """The service should soon hear from `term`: its next beat may be an early one.
+
+        At most one early call a second carries all that have news, in a slot that others do not need: never closer to
+        the last than `1 / rate`. A lease that failed is tried again soon, and needs none.
+        """
+        self._now = now
+        if term.place is self._main or term.place is self._backup:
+            self._news[term] = None
+        else:
+            term.has_news = isinstance(term.place, Send)
+
     def _into_main(self, terms: Sequence[Term], *, ahead: bool = False) -> None:
         """Main stays ordered by last acknowledged beat. `terms` are so too; among equals they go last, or `ahead`."""
+        self._needed_at = None
         main = self._main
         if urgent := [term for term in terms if not term.confirmed]:
             _put(self._urgent, urgent)
@@ -188,10 +220,7 @@ class Cycle:
         """What is to be done at `now`."""
         if now >= self._ends_at:
             self._turn(now)
-        ready: list[Term] = []
-        while self._waiting and next(iter(self._waiting)).not_before <= now:
-            ready.append(self._waiting.popitem(last=False)[0])
-        if ready:
+        if ready := self._ready(now):
             self._into_main(sorted(ready, key=_age))
             self._eager = True
         effects: list[Effect] = [self._lose(term, "expired", _silence(term, now)) for term in self._expired(now)]
@@ -200,6 +229,13 @@ class Cycle:
             effects.append(self._slot(now, due))
         self._now = now
         return effects
+
+    def _ready(self, now: float) -> list[Term]:
+        """Take out those that failed and may be tried again at `now`."""
+        ready: list[Term] = []
+        while self._waiting and next(iter(self._waiting)).not_before <= now:
+            ready.append(self._waiting.popitem(last=False)[0])
+        return ready
 
     @property
     def wake_at(self) -> float:
@@ -260,7 +296,28 @@ class Cycle:
 
     def _slot_at(self, now: float) -> float:
         """When the next slot is due; never, where there is nobody to beat or no call to spare."""
-        if not (self._main or self._urgent) or len(self._calls) >= self.beats.in_flight:
+        if len(self._calls) >= self.beats.in_flight:
+            return math.inf
+        nearest = 1 / self.beats.rate
+        at = self._regular_at(now)
+        if self._news and self._early_pace < math.inf:
+            at = min(at, self._early.not_before)
+        return max(at, self._last_slot + nearest, self._paused_until, self._now)
+
+    @property
+    def _early_pace(self) -> float:
+        """Seconds between two early beats: those slots of a cycle carry them that its leases do not need."""
+        beats = self.beats
+        spare = int(beats.rate * beats.cycle + 1e-6) - math.ceil(self._held / beats.batch)
+        if spare <= 0:
+            return math.inf
+        pace = max(_EARLY, beats.cycle / spare)
+        # In an outage no more often than a failed beat is tried again.
+        return pace if self._down_at == -math.inf else max(pace, beats.retry_wait)
+
+    def _regular_at(self, now: float) -> float:
+        """When the next slot is due that is no early one."""
+        if not (self._main or self._urgent):
             return math.inf
         nearest = 1 / self.beats.rate
         even = max(nearest, self.beats.cycle / math.ceil(self._held / self.beats.batch))
@@ -273,26 +330,81 @@ class Cycle:
             due = next(iter(self._main)).granted_at + self.beats.cycle
             # Far behind, after a stall or an outage: do not make it all up at once.
             on_time = due >= now - min(even, self.beats.cycle / 20)
-            at = min(at, due if on_time else self._even_from + hurried)
-        return max(at, self._last_slot + nearest, self._paused_until, self._now)
+            at = min(at, due if on_time else self._even_from + hurried, self._in_time_at(now))
+        return at
+
+    def _in_time_at(self, now: float) -> float:
+        """The latest moment for the next slot with which slots that follow at the same distance renew main in time.
+
+        In time is within a cycle after the last beat; where that has passed already, before the lease is lost.
+        """
+        if self._needed_at is None:
+            beats = self.beats
+            first = next(iter(self._main))
+            within = beats.cycle if first.granted_at + beats.cycle >= now else self._slack - beats.call_timeout
+            before = math.ceil(len(self._waiting) / beats.batch)
+            heads = itertools.islice(self._main, 0, None, beats.batch)  # the oldest of each slot
+            self._needed_at = now + min(
+                (head.granted_at + within - now) / slots for slots, head in enumerate(heads, 1 + before)
+            )
+        return self._needed_at
+
+    def _gather(self, soon: float) -> None:
+        """Move into main what cannot wait for the next slot, which is at `soon`."""
+        if self._aside_until <= soon + self.beats.call_timeout:
+            late = [term for term in self._waiting if term.lost_at <= soon + self.beats.call_timeout]
+            for term in late:
+                del self._waiting[term]
+            self._into_main(sorted(late, key=_age))
+        if soon > self._ends_at:
+            cycle = self.beats.cycle
+            due = sorted((term for term in self._backup if term.granted_at + cycle < soon), key=_age)
+            for term in due:
+                del self._backup[term]
+            self._into_main(due)
 
     def _slot(self, now: float, due: float) -> Send:
+        nearest = 1 / self.beats.rate
+        was_due = self._regular_at(now) <= now  # whoever is gathered may be so far behind that it is not any more
+        self._gather(now + nearest)
         terms: list[Term] = []
+        if was_due or self._regular_at(now) < now + nearest:  # the next slot would come too late for it
+            self._take_due(terms, now)
+            self._even_from = due if now - due < nearest else now
+            self._eager = False
+        self._take_news(terms, now)
+        send = Send(terms, now - due)
+        for term in terms:
+            term.place = send
+            term.has_news = False
+        # Those that are not confirmed cannot be lost.
+        self._calls[send] = min((term.lost_at for term in terms if term.confirmed), default=math.inf)
+        self._last_slot = now
+        self._needed_at = None
+        return send
+
+    def _take_due(self, terms: list[Term], now: float) -> None:
         places = [self._urgent, self._main]
         if self._main and next(iter(self._main)).granted_at + self.beats.cycle <= now:
             places.reverse()  # what runs goes before what has not begun, once it is due
         for place in places:
             take = place.popitem
             terms += [take(last=False)[0] for _ in range(min(len(place), self.beats.batch - len(terms)))]
-        send = Send(terms, now - due)
-        for term in terms:
-            term.place = send
-        # The oldest is the first of the confirmed; the others cannot be lost.
-        self._calls[send] = next((term.lost_at for term in terms if term.confirmed), math.inf)
-        self._even_from = due if now - due < 1 / self.beats.rate else now
-        self._last_slot = now
-        self._eager = False
-        return send
+        if self._news:
+            for term in terms:
+                self._news.pop(term, None)
+
+    def _take_news(self, terms: list[Term], now: float) -> None:
+        """Fill what is left of a slot with leases that have news, if an early beat may leave."""
+        room = min(len(self._news), self.beats.batch - len(terms))
+        if not room or now < self._early.not_before:
+            return
+        if not terms:
+            self._early.not_before = now + self._early_pace
+        for _ in range(room):
+            term, _ = self._news.popitem(last=False)
+            del cast("dict[Term, None]", term.place)[term]
+            terms.append(term)
 
     # Answers ------------------------------------------------------------------------------------------------------
 
@@ -319,9 +431,11 @@ class Cycle:
                     self._failed(term, verdict.reason or "no reason given", asked_at, now, effects)
         if renewed:
             self._backoff.reset()
-            if self._down:  # the first sign that the service is back
+            if asked_at > self._down_at > -math.inf:  # the first sign that the service is back
                 self._recover()
-        self._down = not renewed and (self._down or not throttled)
+                self._down_at = -math.inf
+        elif not throttled:
+            self._down_at = max(self._down_at, asked_at)
         if throttled:
             self._throttled(throttled, now)
         return effects
@@ -334,6 +448,8 @@ class Cycle:
             effects.append(Confirmed(term))
         term.renewed(asked_at)
         self._has_beaten(term)
+        if term.has_news:  # it came while this beat was on its way
+            self._news[term] = None
         if verdict.order is not None:
             effects.append(Ordered(term, verdict.order))
         if verdict.ttl is not None and verdict.ttl != self.beats.ttl:
@@ -341,8 +457,8 @@ class Cycle:
             effects.append(Regranted(term, verdict.ttl))
 
     def _has_beaten(self, term: Term) -> None:
-        """Nothing in backup ends before the turn; what would, because its answer was late, has to beat again."""
-        if term.granted_at + self._slack > self._ends_at:
+        """Put `term` into backup until the turn; where its next beat is due before (the answer was late), into main."""
+        if term.granted_at + self.beats.cycle >= self._ends_at:
             self._backup[term] = None
             term.place = self._backup
         else:
@@ -350,7 +466,7 @@ class Cycle:
 
     def _throttled(self, throttled: Sequence[tuple[Term, Verdict]], now: float) -> None:
         """A plain retry, by the same leases, after a pause that takes little of the trust that they have left."""
-        self._into_main([term for term, _ in throttled], ahead=True)
+        self._into_main(sorted((term for term, _ in throttled), key=_age), ahead=True)
         left = min((term.lost_at for term, _ in throttled if term.confirmed), default=math.inf) - now
         asked = max((verdict.retry_after or 0.0 for _, verdict in throttled), default=0.0)
         if asked > 0:
@@ -368,7 +484,11 @@ class Cycle:
         if term.strikes == 1:
             effects.append(AtRisk(term, why))
         term.not_before = now + self.beats.retry_wait
-        can_wait = term.lost_at > self._ends_at + self.beats.call_timeout + self.beats.retry_wait
+        # All that rest come back at once: the last slot for them is this much later.
+        turns = math.ceil(self._held / self.beats.batch) / self.beats.rate
+        can_wait = term.lost_at > self._ends_at + turns + self.beats.call_timeout + self.beats.retry_wait
+        # The turn ends a rest: where that comes before `retry_wait` is over, there is none.
+        can_wait = can_wait and term.not_before <= self._ends_at
         rests = term.retries > self.beats.retries_per_cycle and can_wait and term.confirmed
         _put(self._rested if rests else self._waiting, [term])
         if term.confirmed:

@@ -35,7 +35,9 @@ class Term:
     it cannot be lost, because it must not be begun before a beat of it is acknowledged.
     """
 
-    __slots__ = ("beats", "confirmed", "granted_at", "key", "not_before", "place", "retries", "strikes")
+    __slots__ = (
+        "beats", "confirmed", "granted_at", "has_news", "key", "not_before", "place", "retries", "strikes",
+    )  # fmt: skip
 
     def __init__(self, key: Any, beats: Beats, *, granted_at: float, confirmed: bool = True) -> None:
         self.key = key
@@ -45,6 +47,7 @@ class Term:
         self.strikes = 0  # failed beats in a row
         self.retries = 0  # of these, in this cycle
         self.not_before = 0.0  # when it may be tried again
+        self.has_news = False  # since its last beat left: the next may come early
         self.place: object | None = None  # the one place of the cycle that it is in
 
     @property

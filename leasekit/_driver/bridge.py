@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import anyio
+
+from leasekit._driver.answer import Answer
 
 __all__ = ["call_soon_here", "outcome", "ring"]
 
@@ -28,18 +29,18 @@ def call_soon_here() -> Callable[..., object]:
         return call_soon
 
 
-async def outcome(future: Future[T], *, keep: bool = False) -> T:
-    """Wait for a future of another thread. Being cancelled meanwhile cancels what it stands for, unless `keep`."""
+async def outcome(answer: Answer[T], *, keep: bool = False) -> T:
+    """Wait for an answer of another thread. Being cancelled meanwhile cancels its work, unless `keep`."""
     done = anyio.Event()
     call_soon = call_soon_here()
-    future.add_done_callback(lambda _: ring(call_soon, done.set))
+    answer.add_done_callback(lambda _: ring(call_soon, done.set))
     try:
         await done.wait()
     except BaseException:
         if not keep:
-            future.cancel()
+            answer.cancel()
         raise
-    return future.result()
+    return answer.result()
 
 
 def ring(call_soon: Callable[..., object], call: Callable[[], Any]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 from leasekit._driver import thread
 from leasekit._driver.bridge import outcome
 from leasekit._driver.clock import Clock
+from leasekit._driver.holding import Holding, Owner
 from leasekit._driver.keeper import Keeper
 from leasekit._driver.thread import Closed
 from leasekit._driver.watchdog import Mode, Watchdog
@@ -52,6 +54,7 @@ class Connection:
         )
         self.driver = thread.acquire()
         self.keeper.pulse = self.driver.pulse
+        self.keeper.call_soon = self.driver.call_soon
         self._loop = self.driver.submit(self.keeper.run())
         show(self)
 
@@ -64,6 +67,20 @@ class Connection:
     def max_progress(self) -> int:
         """Bytes of JSON that a checkpoint may have here."""
         return self.backend.traits.max_progress
+
+    @property
+    def max_result(self) -> int | None:
+        """Bytes of JSON that a result may have here; None: as many as it likes."""
+        return self.backend.traits.max_result
+
+    def owner(self, holding: Holding, owner: object) -> Owner:
+        """A reference to what is to live for this lease to be kept: the keeper hears of its end."""
+
+        def dead(reference: Owner) -> None:
+            if not holding.settling and not self.forked:
+                self.driver.call_soon(self.keeper.abandoned, holding, reference)
+
+        return weakref.ref(owner, dead)
 
     def check_accepts_work(self) -> None:
         """Raise `LeasekitError` where nothing can be scheduled."""
@@ -88,13 +105,13 @@ class Connection:
         except LeasekitError:
             work.close()
             raise
-        future = self.driver.submit(work)
+        answer = self.driver.submit(work)
         try:
-            return future.result()
+            return answer.result()
         except CancelledError:
             raise Closed from None
         except BaseException:
-            future.cancel()  # interrupted: what was claimed meanwhile is given back
+            answer.cancel()  # interrupted: what was claimed meanwhile is given back
             raise
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:

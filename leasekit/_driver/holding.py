@@ -1,14 +1,14 @@
 """What the driver knows of one lease: the task, the trust in it, and what its body has been told."""
 
 import os
-import threading
+import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 from msgspec import UNSET
 
 from leasekit._core.term import Term
+from leasekit._driver.answer import Answer
 from leasekit._driver.clock import Clock
 from leasekit._driver.ledger import Ledger
 from leasekit._driver.recorder import Story
@@ -18,19 +18,12 @@ from leasekit.config import Beats
 from leasekit.errors import Cancelled, Draining, LeaseError, LeaseLost, NotHeld
 from leasekit.task import Beat, Task
 
-__all__ = ["Holding"]
+__all__ = ["Holding", "Owner"]
 
-# A body may begin in one thread while another gives back what has not begun, or loses it: exactly one of them wins.
-_beginning = threading.Lock()
+Owner = weakref.ref[Any]
+"""An object that lives as long as somebody can still begin, or is within, a block."""
 
-
-def _forget() -> None:
-    """In a forked child the lock may be held by a thread that is not here."""
-    global _beginning  # noqa: PLW0603 - one for each process
-    _beginning = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget)
+_NOBODY: Owner = weakref.ref(object)  # alive, and no block: the task was given back
 
 
 def _unexplained(term: Term) -> Story:
@@ -38,12 +31,16 @@ def _unexplained(term: Term) -> Story:
 
 
 class Holding:
-    """One lease in this process. Written by the driver's thread, read by any."""
+    """One lease in this process. Written by the driver's thread, read by any.
+
+    Exactly one of all that try to begin it or to give it back comes first (`_takers`), without a lock: a thread that
+    is interrupted may leave a lock held, and the driver's thread would wait for it.
+    """
 
     __slots__ = (
-        "_acknowledged", "_expired", "_plain", "body_runs", "clock", "confirmed", "entry", "idle_at", "idle_timeout",
-        "ledger", "listener", "lost_at", "pid", "progress", "reason", "reserved", "settling", "stop", "story", "task",
-        "term", "told_idle", "watchdog",
+        "_acknowledged", "_expired", "_on_news", "_plain", "_takers", "announced", "body_runs", "checkpoint", "clock",
+        "confirmed", "entry", "idle_at", "idle_timeout", "ledger", "listener", "lost_at", "pid", "progress", "reason",
+        "report_due", "reserved", "settling", "stop", "story", "task", "term", "told_idle", "wanted_by", "watchdog",
     )  # fmt: skip
 
     def __init__(
@@ -57,8 +54,11 @@ class Holding:
         started: bool,
         watchdog: Watchdog = UNGUARDED,
         expired: Callable[[Term], Story] = _unexplained,
+        on_news: Callable[["Holding"], object] | None = None,
     ) -> None:
         self.task = task
+        self._on_news = on_news  # tells the keeper, from any thread, that the service should soon hear of this lease …
+        self.announced = False  # … and that is on its way
         self.term = Term(self, beats, granted_at=granted_at, confirmed=confirmed)
         self.clock = clock
         self.watchdog = watchdog
@@ -67,10 +67,13 @@ class Holding:
         self._plain = Beat(id=task.id, token=task.token, started=started)  # what a beat without progress says
         self.progress: Any = UNSET  # the latest; always goes with the settlement
         self._acknowledged: Any = UNSET  # the latest that a beat has brought there
-        self.confirmed: Future[None] | None = None if confirmed else Future()
+        self.confirmed: Answer[None] | None = None if confirmed else Answer()
         self.reserved = False  # somebody has made a Lease of it, and will begin it
+        self.wanted_by: Owner | None = None  # who may begin it; None: the worker, or nobody has seen it yet
+        self._takers: list[tuple[Owner | None]] = []  # the first has it: a block, a worker (None), `_NOBODY`
         self.body_runs = False
         self.settling = False
+        self.report_due: Any = None  # the delivery that its block ended with
         self.stop: type[LeaseError] | None = None  # what the body was told, while the lease is kept
         self.reason: str | None = None  # why it was lost, in one word …
         self.story: Story | None = None  # … and in one sentence
@@ -82,6 +85,7 @@ class Holding:
         self.listener: Callable[[], None] | None = None
         self.ledger: Ledger | None = None  # where a supervisor reads that it is held …
         self.entry = 0  # … and where in it that is
+        self.checkpoint = 0  # and where its latest progress is, until the service has that
 
     @property
     def lost(self) -> bool:
@@ -124,27 +128,66 @@ class Holding:
         ours = self.reason in (None, "expired", "strikes") or (crashed and self.reason == "idle")
         return ours and traits.refuses_stale
 
-    def begin(self, idle_timeout: float | None) -> None:
-        """Its body starts. Raises `NotHeld` where it was given back, settled or begun before, `LeaseLost`."""
-        with _beginning:
-            if self.body_runs or self.settling or self.pid != os.getpid():
-                raise NotHeld(f"task {self.task.id} was begun, settled or given back before: claim it again")
-            if self.lost:
-                raise self.loss()
-            self.watchdog.begins(self.term)  # in here: a loss comes before, and was raised, or after, and is seen
-            if self.ledger is not None:
-                self.ledger.begins(self.entry, elsewhere=self.watchdog.elsewhere)
-            self.body_runs = True
-        self._plain = Beat(id=self.task.id, token=self.task.token)
+    def begin(self, idle_timeout: float | None, owner: Owner | None = None) -> None:
+        """Start the body. Raises `NotHeld` if the task was given back, settled or begun before, and `LeaseLost`.
+
+        `owner` dies when the block is over; None: a worker sees to the end of the body.
+        """
+        if self._takers or self.settling or self.pid != os.getpid():
+            raise self._too_late()
+        self._refuse_lost()
+        if not self._take(owner):
+            raise self._too_late()
+        self.watchdog.begins(self.term)
+        if self.ledger is not None:
+            self.ledger.begins(self.entry, elsewhere=self.watchdog.elsewhere)
+        self.body_runs = True
+        try:
+            self._refuse_lost()  # once more: the keeper may have looked for a body just before there was one
+        except LeaseLost:
+            self.body_runs = False
+            self.watchdog.ended(self.term)
+            raise
+        if not self._plain.started:
+            self._plain = Beat(id=self.task.id, token=self.task.token)
+            self._announce()
         self.idle_timeout = idle_timeout
         self.touch()
 
+    def _refuse_lost(self) -> None:
+        if self.lost:
+            raise self.loss()
+
+    def _take(self, owner: Owner | None) -> bool:
+        taker = (owner,)
+        self._takers.append(taker)  # one call into C: nobody is interrupted in it
+        return self._takers[0] is taker
+
+    def _too_late(self) -> NotHeld:
+        return NotHeld(f"task {self.task.id} was begun, settled or given back before: claim it again")
+
+    @property
+    def owner(self) -> Owner | None:
+        """The object that must live for this lease to be kept: whose block runs, or who may begin one."""
+        return self._takers[0][0] if self._takers else self.wanted_by
+
+    def hand_over(self, owner: Owner | None) -> None:
+        """From now on `owner` is what must live for this lease to be kept."""
+        if self._takers:
+            self._takers[0] = (owner,)
+        else:
+            self.wanted_by = owner
+
+    @property
+    def begun(self) -> bool:
+        """True once a body has begun, or is about to, also after its end."""
+        return bool(self._takers) and self._takers[0][0] is not _NOBODY
+
     def withdraw(self) -> bool:
-        """True where its body has not begun, and from now on never will."""
-        with _beginning:
-            if self.body_runs or self.settling:
-                return False
-            self.settling = True
+        """Return True if the body has not begun, and make sure that it never will."""
+        if self._takers or self.settling or not self._take(_NOBODY):
+            return False
+        self.settling = True
         if self.confirmed is not None and not self.confirmed.done():
             self.confirmed.set_exception(NotHeld(f"task {self.task.id} was given back before it could begin"))
         return True
@@ -153,16 +196,28 @@ class Holding:
     def beat(self) -> Beat:
         """What the next beat says: with it goes the latest progress, until it was acknowledged."""
         # Bodies write one of the two and the driver the other, so that no report slips between a check and a write.
-        progress = self.progress
-        if progress is self._acknowledged:
+        if (progress := self.unsent) is UNSET:
             return self._plain
         return Beat(id=self.task.id, token=self.task.token, progress=progress)
 
     def report(self, progress: Any) -> None:
-        """Record progress: the latest wins, and goes with the next beat. Who was told to end gains no time by it."""
+        """Record progress: the latest wins, and goes with an early beat. Who was told to end gains no time by it."""
         self.progress = progress
         if self.stop is None:
             self.touch()
+        self._announce()
+
+    def _announce(self) -> None:
+        # What is written before this look is seen by the keeper, which takes the mark away before it reads.
+        if not self.announced and self._on_news is not None:
+            self.announced = True
+            self._on_news(self)
+
+    @property
+    def unsent(self) -> Any:
+        """The latest progress, as long as the service has not acknowledged it; else UNSET."""
+        progress = self.progress
+        return UNSET if progress is self._acknowledged else progress
 
     def reported(self, beat: Beat) -> None:
         """`beat` was acknowledged: its progress need not be sent again, unless there is a newer one."""
@@ -182,12 +237,11 @@ class Holding:
 
     def lose(self, reason: str, story: Story, now: float) -> None:
         """The lease is over."""
-        with _beginning:
-            if self.reason is not None:
-                return
-            self.lost_at = now
-            self.story = story
-            self.reason = reason
+        if self.reason is not None:
+            return
+        self.lost_at = now
+        self.story = story
+        self.reason = reason
         if self.confirmed is not None and not self.confirmed.done():
             self.confirmed.set_exception(self.loss())
         self._notify()

@@ -12,15 +12,16 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from msgspec import UNSET
 
 from leasekit import hooks as events
-from leasekit._core.cycle import AtRisk, Confirmed, Cycle, Effect, Lost, Ordered, Regranted, Send
+from leasekit._core.cycle import AtRisk, Confirmed, Cycle, Early, Effect, Lost, Ordered, Regranted, Send
 from leasekit._core.term import Term, granted_at
 from leasekit._driver.claims import Claims
 from leasekit._driver.clock import Clock
-from leasekit._driver.holding import Holding
+from leasekit._driver.holding import Holding, Owner
 from leasekit._driver.idling import Idling
 from leasekit._driver.ladder import Ladder
 from leasekit._driver.ledger import Ledger
@@ -30,7 +31,7 @@ from leasekit._driver.recorder import Reading, Recorder, Story
 from leasekit._driver.retrying import one_try
 from leasekit._driver.thread import spawn
 from leasekit._driver.watchdog import UNGUARDED, Watchdog
-from leasekit.backend import Backend
+from leasekit.backend import Backend, Scheduler
 from leasekit.config import Beats
 from leasekit.errors import BackendError, Cancelled, ConfigError, Refused, Throttled
 from leasekit.hooks import Hooks
@@ -70,6 +71,11 @@ class Keeper:
         self._watchdog = watchdog
         self.guards_elsewhere = False  # bodies may run in other processes, each holding with a watchdog of its own
         self._cycles: dict[float, Cycle] = {}
+        self._early = Early()
+        # How any thread has something called in the loop that the keeper runs in.
+        self.call_soon: Callable[..., object] = _at_once
+        self._on_news = self._hear_news  # one for all holdings
+        self._shows_status = isinstance(backend, Scheduler)
         self._holdings: dict[tuple[str, str], Holding] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._ladder = Ladder(last_resort)
@@ -170,6 +176,7 @@ class Keeper:
             started=started,
             watchdog=self._watchdog,
             expired=self._expired,
+            on_news=self._on_news,
         )
 
     def take_up(self, holding: Holding) -> None:
@@ -182,7 +189,9 @@ class Keeper:
         cycle = self._cycles.get(ttl)
         if cycle is None:
             beats = self._beats.for_ttl(ttl)
-            cycle = self._cycles[ttl] = Cycle(beats, now=self._clock.now(), random=self._chance.random)
+            cycle = self._cycles[ttl] = Cycle(
+                beats, now=self._clock.now(), random=self._chance.random, early=self._early
+            )
         return cycle
 
     def _check_capacity(self) -> None:
@@ -197,9 +206,40 @@ class Keeper:
         self._idling.watch(holding, held=len(self._holdings))
         self._wake.set()
 
+    def _hear_news(self, holding: Holding) -> None:
+        """Any thread."""
+        self.call_soon(self._take_news, holding)
+
+    def _take_news(self, holding: Holding) -> None:
+        """The body has begun, or come further: note that for the supervisor, and have the service hear of it soon."""
+        holding.announced = False  # first: what is reported from here on is announced anew
+        progress, term = holding.unsent, holding.term
+        if holding.settling or term.place is None:
+            return
+        if progress is UNSET:
+            if self._shows_status:
+                self._hasten(holding)
+        elif self._backend.traits.progress:
+            if holding.ledger is not None:
+                task = holding.task
+                holding.checkpoint = holding.ledger.progress(holding.checkpoint, task.id, task.token, progress)
+            self._hasten(holding)
+
+    def _hasten(self, holding: Holding) -> None:
+        self._cycle(holding.term.beats.ttl).hasten(holding.term, self._clock.now())
+        self._wake.set()
+
+    def _reported(self, holding: Holding, beat: Beat) -> None:
+        """The service has this progress; where it is the latest, nobody else has to report it."""
+        holding.reported(beat)
+        if holding.checkpoint and holding.unsent is UNSET and holding.ledger is not None:
+            holding.ledger.remove(holding.checkpoint)
+            holding.checkpoint = 0
+
     def forget(self, holding: Holding) -> None:
         """It is over: beat it no more."""
         self._holdings.pop((holding.task.id, holding.task.token), None)
+        holding.hand_over(None)  # or the callback of the reference would make a ring
         self._strike_out(holding)
         self._drop(holding)
         holding.term.key = None  # a ring of the two would keep task and payload until the garbage collector comes by
@@ -208,6 +248,7 @@ class Keeper:
         """Nobody hands it back when this process ends."""
         if holding.ledger is not None:
             holding.ledger.remove(holding.entry)
+            holding.ledger.remove(holding.checkpoint)
             holding.ledger = None
 
     def bequeath(self, holding: Holding, settlement: Settlement) -> None:
@@ -223,6 +264,7 @@ class Keeper:
     def ended(self, holding: Holding) -> None:
         """The body has ended: from here nothing of it can run."""
         holding.body_runs = False
+        holding.hand_over(None)  # what comes now is the keeper's: its block may go
         holding.watchdog.ended(holding.term)
         self._ladder.ended(holding)
 
@@ -231,6 +273,30 @@ class Keeper:
         if holding.reason is None and holding.withdraw():
             task = holding.task
             self.settle(holding, Delivery(Settlement(id=task.id, token=task.token, outcome="release")))
+
+    def abandoned(self, holding: Holding, owner: Owner | None) -> None:
+        """End a lease that `owner` had, if it still has it: its block is over, or nobody can begin one any more.
+
+        What the block had decided is reported. Else the task is released: what interrupts says nothing of it.
+        """
+        if owner is None or holding.owner is not owner:
+            return
+        if not holding.begun:
+            self.unless_begun(holding)
+        elif not holding.settling:
+            task = holding.task
+            release = Settlement(id=task.id, token=task.token, outcome="release", progress=holding.progress)
+            # A lost lease has nothing to give back; a result that its block had decided is still worth a report.
+            if holding.reportable(self._backend.traits) and (holding.report_due or not holding.lost):
+                self.settle(holding, holding.report_due or Delivery(release))
+            else:
+                self.finish(holding)
+
+    def _look_after(self, holding: Holding) -> None:
+        """Call `abandoned` if that is due: where its callback was interrupted, nobody else does."""
+        owner = holding.owner
+        if owner is not None and owner() is None:
+            self.abandoned(holding, owner)
 
     def settle(self, holding: Holding, report: Delivery, *, ours: bool = False) -> None:
         """Report how it ended, beating on until that is answered: then it is over, whatever the answer.
@@ -334,10 +400,14 @@ class Keeper:
                 effect.term.beats = self._beats.for_ttl(effect.ttl)
                 effect.term.key.watchdog.renewed([effect.term], effect.term.trusted_until)
                 self._cycle(effect.ttl).restore(effect.term, now)
+                if effect.term.has_news:  # it came while the beat was on its way
+                    self._take_news(effect.term.key)
 
     # Beats --------------------------------------------------------------------------------------------------------
 
     async def _beat(self, cycle: Cycle, send: Send, holdings: Sequence[Holding]) -> None:
+        for holding in holdings:
+            self._look_after(holding)
         beats = [holding.beat for holding in holdings]
         asked_at = self._clock.now()
         call, failure = self._recorder.sent(send, asked_at, held=len(self._holdings)), None
@@ -354,7 +424,7 @@ class Keeper:
         self._recorder.answered(call, verdicts, now, error=failure)
         for holding, beat, verdict in zip(holdings, beats, verdicts, strict=True):
             if beat.progress is not UNSET and verdict.verdict == "renewed":
-                holding.reported(beat)
+                self._reported(holding, beat)
         if self._hooks:
             counts = Counter[str]([verdict.verdict for verdict in verdicts])
             self._hooks(events.Answered(at=now, round_trip=now - asked_at, verdicts=counts))
@@ -402,6 +472,7 @@ class Keeper:
         return self._recorder.expired(term, self._reading())
 
     def _lost(self, holding: Holding, reason: str, story: Story, now: float) -> None:
+        self._look_after(holding)
         # A beat that crosses the settlement is answered *gone*: that is no loss, the settlement's own answer says more.
         if holding.settling:
             return
@@ -425,6 +496,7 @@ class Keeper:
         """Give back what was never begun, wait up to `_SETTLE_TIMEOUT` for answers, and let go of the connection."""
         now = self._clock.now()
         for holding in list(self._holdings.values()):
+            self._look_after(holding)
             self.unless_begun(holding)
             if holding.body_runs:
                 self._drop(holding)
@@ -443,6 +515,10 @@ class Keeper:
         finally:
             self._watchdog.close()  # bodies that still run stay guarded
             await self._backend.aclose()
+
+
+def _at_once(call: Callable[..., object], *args: Any) -> None:
+    call(*args)
 
 
 def _without_progress(holdings: Sequence[Holding], beats: Sequence[Beat], refused: Refused) -> None:

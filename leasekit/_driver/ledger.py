@@ -7,21 +7,24 @@ supervisor reads it only when the worker has been reaped.
 
     header   who held, of which service: written once, when there is a connection
     entries  one for each lease, of fixed room, used again: state, room, length and length, id and token;
-             and one for each claim that is under way: what was granted to nobody is given back too
+             and one for each claim that is under way: what was granted to nobody is given back too;
+             and one for each lease with progress that its service has not acknowledged, up to 64 MiB in all
 
 Rule 1: a body is noted as begun before its first line: who killed his process must not pass for one who never began.
 Rule 2: an entry is filled before its state says so, and its state is the first to go.
 """
 
 import logging
+import math
 import mmap
 import os
 import struct
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from leasekit.task import Settlement
 
@@ -38,7 +41,8 @@ _ENTRIES = 16 * 1024  # where they begin: before, there is room for the header
 _ENTRY = struct.Struct("<BBHI")  # state, log2 of the room, lengths of the id and of what follows it
 _LEAST_ROOM = 6
 _NOWHERE = 0  # an entry that there is no room for
-_FREE, _HELD, _BEGUN, _SAID, _BEGUN_ELSEWHERE, _ASKED = range(6)
+_FREE, _HELD, _BEGUN, _SAID, _BEGUN_ELSEWHERE, _ASKED, _PROGRESS = range(7)
+_MOST_FOR_PROGRESS = 64 * 1024 * 1024  # bytes of a ledger: above, progress is left to beats alone
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +61,7 @@ class Left(NamedTuple):
     token: str
     begun: bool
     elsewhere: bool = False  # its body ran in another process: this one may have lived on after its lease
+    progress: Any = UNSET  # the latest, where the service may not have it
 
 
 class Asked(NamedTuple):
@@ -103,6 +108,7 @@ class SharedMemory:
     def read(self) -> Past:
         """What is in it. Only after the worker has been reaped."""
         leases: list[Left] = []
+        progress: dict[tuple[str, str], tuple[int, msgspec.Raw]] = {}  # of a lease, numbered in order
         said: list[Settlement] = []
         asked: list[Asked] = []
         with mmap.mmap(self.fd, 0, prot=mmap.PROT_READ) as memory:
@@ -117,12 +123,23 @@ class SharedMemory:
                     said.append(msgspec.json.decode(rest, type=Settlement))
                 elif state == _ASKED:
                     asked.append(Asked(task_id.decode(), *msgspec.json.decode(rest, type=tuple[list[str], int])))
+                elif state == _PROGRESS:
+                    number, token, raw = msgspec.json.decode(rest, type=tuple[int, str, msgspec.Raw])
+                    lease = task_id.decode(), token
+                    if lease not in progress or progress[lease][0] < number:
+                        progress[lease] = number, msgspec.Raw(bytes(raw))
                 elif state != _FREE:
                     elsewhere = state == _BEGUN_ELSEWHERE
                     begun = elsewhere or state == _BEGUN
                     leases.append(Left(task_id.decode(), rest.decode(), begun=begun, elsewhere=elsewhere))
                 at += 1 << room
-        return Past(self._holder(), leases, said, asked)
+        latest = [
+            lease._replace(progress=progress[lease.task_id, lease.token][1])
+            if (lease.task_id, lease.token) in progress
+            else lease
+            for lease in leases
+        ]
+        return Past(self._holder(), latest, said, asked)
 
     def _holder(self) -> Holder | None:
         (length,) = _LENGTH.unpack_from(self._header, _HOLDER)
@@ -148,6 +165,7 @@ class Ledger:
             raise ValueError("this is no ledger")
         self._end = _ENTRIES
         self._spare: defaultdict[int, list[int]] = defaultdict(list)
+        self._progresses = 0
 
     def open(self, holder: Holder) -> None:
         """All that is noted from now on is held by this one. ValueError where there is no room for what he says."""
@@ -167,6 +185,19 @@ class Ledger:
     def add(self, task_id: str, token: str) -> int:
         """Note a lease; returns its entry."""
         return self._add(_HELD, task_id.encode(), token.encode())
+
+    def progress(self, entry: int, task_id: str, token: str, progress: msgspec.Raw) -> int:
+        """Note the latest progress of a lease, in place of that at `entry` (0: none); returns its entry."""
+        self._progresses += 1
+        noted = self._add(
+            _PROGRESS,
+            task_id.encode(),
+            msgspec.json.encode((self._progresses, token, progress)),
+            most=_MOST_FOR_PROGRESS,
+        )
+        if noted:  # who is killed in between leaves both, and the number says which is the newer
+            self.remove(entry)
+        return noted or entry
 
     def asks(self, claim_id: str, kinds: Sequence[str], limit: int) -> int:
         """Note a claim, until its answer is noted; returns its entry."""
@@ -197,11 +228,11 @@ class Ledger:
                 self._memory[at] = _HELD
             at += 1 << room
 
-    def _add(self, state: int, task_id: bytes, rest: bytes) -> int:
+    def _add(self, state: int, task_id: bytes, rest: bytes, *, most: float = math.inf) -> int:
         length = _ENTRY.size + len(task_id) + len(rest)
         room = max(_LEAST_ROOM, (length - 1).bit_length())
         spare = self._spare[room]
-        entry = spare.pop() if spare else self._fresh(room)
+        entry = spare.pop() if spare else self._fresh(room, most)
         if not entry:
             return _NOWHERE
         memory = self._memory
@@ -209,8 +240,10 @@ class Ledger:
         memory[entry] = state
         return entry
 
-    def _fresh(self, room: int) -> int:
+    def _fresh(self, room: int, most: float) -> int:
         end = self._end + (1 << room)
+        if end > most:
+            return _NOWHERE
         if end > len(self._memory) and not self._grown(2 * end):
             return _NOWHERE
         entry, self._end = self._end, end

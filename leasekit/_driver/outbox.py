@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 
 from leasekit._core.backoff import Backoff
+from leasekit._driver.answer import Answer
 from leasekit._driver.clock import Clock
 from leasekit._driver.retrying import one_try
 from leasekit._driver.spool import Spool
@@ -52,13 +52,13 @@ class Delivery:
 
 
 class Report(Delivery):
-    """One whose answer any thread may wait for. A future costs more than all the rest of a delivery."""
+    """One whose answer any thread may wait for."""
 
     __slots__ = ("answer",)
 
     def __init__(self, settlement: Settlement) -> None:
         super().__init__(settlement)
-        self.answer: Future[Verdict] = Future()
+        self.answer: Answer[Verdict] = Answer()
 
     def end(self, answer: Verdict | Refused | None) -> None:
         if answer is None:

@@ -1,33 +1,40 @@
 """What bodies say, in the form in which it travels: values as JSON, errors described, seconds that make sense."""
 
-import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec.structs import replace
 
+from leasekit.errors import TooLarge
 from leasekit.task import NewTask
+from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS, MAX_THEN, structural_fault
 
-__all__ = ["described", "each", "encoded", "progress", "seconds", "successor"]
+__all__ = ["described", "each", "encoded", "progress", "seconds", "size_of_successors", "successor"]
 
 E = TypeVar("E", bound=BaseException)
 
-_MAX_PROGRESS = 64 * 1024
-_MAX_PAYLOAD = 1024 * 1024
-_MAX_NESTING = 64
 _MAX_MESSAGE = 2000
 _MAX_TRACEBACK = 8 * 1024
 _LONGEST_WAIT = 10 * 365 * 86400
 
 
-def encoded(value: Any, what: str) -> msgspec.Raw:
-    """A value as JSON: encoded once, and here, where the one who made it can see that it is none (ValueError)."""
+def encoded(value: Any, what: str, *, at_most: int | None = None) -> msgspec.Raw:
+    """A value as JSON: encoded once, and here, where the one who made it can see that it is none (ValueError).
+
+    Raises `TooLarge` where it has more than `at_most` bytes.
+    """
     try:
-        return msgspec.Raw(msgspec.json.encode(value))
+        data = msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"this {what} is no JSON: {error}") from error
+    if at_most is not None and len(data) > at_most:
+        raise TooLarge(
+            f"this {what} has {len(data):,} bytes as JSON, the service takes {at_most:,}: "
+            "keep it elsewhere, and say here where it is"
+        )
+    return msgspec.Raw(data)
 
 
 def progress(value: Any, *, at_most: int | None = None) -> msgspec.Raw:
@@ -37,25 +44,23 @@ def progress(value: Any, *, at_most: int | None = None) -> msgspec.Raw:
     """
     raw = encoded(value, "progress")
     data = bytes(raw)
-    most = _MAX_PROGRESS if at_most is None else min(at_most, _MAX_PROGRESS)
+    most = MAX_PROGRESS if at_most is None else min(at_most, MAX_PROGRESS)
     if len(data) > most:
         raise ValueError(f"progress of {len(data)} bytes is above the {most} that are kept")
-    if _depth(data) > _MAX_NESTING:
-        raise ValueError(f"progress is nested deeper than the {_MAX_NESTING} levels that are kept")
+    if (fault := structural_fault(data)) is not None:
+        raise ValueError(f"this progress {fault}")
     return raw
 
 
 def successor(task: NewTask) -> NewTask:
-    """A task that is to follow, its payload as JSON. Raises ValueError where no service would take it.
+    """A task that is to follow, its payload as JSON. Raises ValueError (`TooLarge`) where no service would take it.
 
     Here and not with the settlement: that is refused as a whole, and the result with it.
     """
-    raw = encoded(task.payload, "payload")
+    raw = encoded(task.payload, "payload", at_most=MAX_PAYLOAD)
     data = bytes(raw)
-    if len(data) > _MAX_PAYLOAD:
-        raise ValueError(f"a payload of {len(data)} bytes is above the {_MAX_PAYLOAD} that are taken")
-    if _depth(data) > _MAX_NESTING:
-        raise ValueError(f"this payload is nested deeper than the {_MAX_NESTING} levels that are taken")
+    if (fault := structural_fault(data)) is not None:
+        raise ValueError(f"this payload {fault}")
     try:  # a Struct checks its fields only where it is decoded
         checked = msgspec.json.decode(bytes(encoded(replace(task, payload=None), "task")), type=NewTask)
     except msgspec.ValidationError as error:
@@ -63,14 +68,15 @@ def successor(task: NewTask) -> NewTask:
     return replace(checked, payload=raw)
 
 
-def _depth(data: bytes) -> int:
-    if data.count(b"[") + data.count(b"{") <= _MAX_NESTING:
-        return 0  # not worth a closer look
-    depth = deepest = 0
-    for bracket in re.findall(rb"[\[{\]}]", re.sub(rb'"(?:[^"\\]|\\.)*"', b"", data)):
-        depth += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
+def size_of_successors(tasks: Sequence[NewTask], before: int) -> int:
+    """Bytes of these and of what was `before` them, as JSON in one settlement. Raises `TooLarge` above the bound."""
+    size = before + sum(len(msgspec.json.encode(task)) + 2 for task in tasks)
+    if size > MAX_THEN:
+        raise TooLarge(
+            f"the successors of a task have {size:,} bytes as JSON together, a service takes {MAX_THEN:,}: "
+            "put less into their payloads, or have a successor schedule the rest"
+        )
+    return size
 
 
 def seconds(value: float, what: str) -> float:

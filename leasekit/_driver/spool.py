@@ -2,7 +2,8 @@
 
 Only what was not accepted at the first try comes here, so that good days cost nothing. A spool is one file of its
 process, made when it is first needed, locked (flock) as long as the process lives, and gone when all is answered. What
-the files of dead processes hold is adopted by the next one that serves the same service.
+the files of dead processes hold is adopted by the next one that serves the same service. A file of which this version
+cannot read all is kept aside, under another name.
 
     {"kept": {…a settlement…}}       synced to the disk before `keep` returns
     {"answered": ["id", "token"]}    not synced: to report a settlement twice does no harm
@@ -17,6 +18,7 @@ import logging
 import os
 import re
 import secrets
+import stat
 import threading
 import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -34,6 +36,8 @@ logger = logging.getLogger("leasekit")
 Key = tuple[str, str]
 
 _SUFFIX = ".jsonl"
+_ASIDE = ".unread"
+_LONGEST_LINE = 64 * 1024 * 1024  # bytes, eight times what a request may have: no settlement is longer
 _ROLL_AT = 1024 * 1024  # bytes: a shorter file is not worth being written anew
 
 
@@ -50,7 +54,7 @@ class _Kept(Settlement, frozen=True, kw_only=True, omit_defaults=True):
     then: list[_Successor] = []  # type: ignore[assignment]
 
 
-class _Line(Struct, frozen=True, omit_defaults=True):
+class _Line(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     kept: _Kept | UnsetType = UNSET
     answered: Key | UnsetType = UNSET
 
@@ -117,9 +121,13 @@ class Spool:
                     if fd is None:
                         continue
                     try:
-                        adopted |= (found := _read(path, fd))
+                        found, unread = _read(fd)
+                        adopted |= found
                         self._keep(found.values())  # before it is gone there
-                        path.unlink()
+                        if unread:
+                            _set_aside(path, unread)
+                        else:
+                            path.unlink()
                     except OSError as error:
                         logger.warning("%s stays where it is: %s", path, error)
             return list(adopted.values())
@@ -200,42 +208,67 @@ class Spool:
 
 @contextlib.contextmanager
 def _left_behind(path: Path) -> Generator[int | None]:
-    """The file at `path`, locked; None where a living process has it, or somebody else's has."""
+    """The file at `path`, locked; None where it is no file of ours, or a living process has it."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)  # NFS locks nothing that is only read
+        # NFS locks nothing that is only read; and whoever reads a pipe of that name waits for ever.
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         yield None
         return
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-            return
-        status = os.fstat(fd)
-        yield fd if status.st_nlink and status.st_uid == os.geteuid() else None
+        yield fd if _is_left_behind(fd) else None
     finally:
         os.close(fd)
 
 
-def _read(path: Path, fd: int) -> dict[Key, Settlement]:
-    """What is in it and not answered. Lines that make no sense are passed over: the last one may be torn."""
+def _is_left_behind(fd: int) -> bool:
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # a living process has it, or nothing can be locked there
+        return False
+    status = os.fstat(fd)
+    return bool(status.st_nlink) and status.st_uid == os.geteuid()
+
+
+def _read(fd: int) -> tuple[dict[Key, Settlement], int]:
+    """What is in it and not answered, and how many lines make no sense: torn, damaged, or of another version."""
     kept: dict[Key, Settlement] = {}
-    unreadable = 0
+    unread = 0
     with open(fd, "rb", closefd=False) as file:
-        for data in file:
-            try:
-                line = _decode(data)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                unreadable += 1
-                continue
-            if isinstance(line.kept, Settlement):
+        while data := file.readline(_LONGEST_LINE):
+            line = _line(data)
+            if line is None:
+                unread += 1
+                if len(data) == _LONGEST_LINE:  # whatever this file is, it has no lines, and perhaps no end
+                    break
+            elif isinstance(line.kept, Settlement):
                 kept[_key(line.kept)] = line.kept
-            if isinstance(line.answered, tuple):
+            elif isinstance(line.answered, tuple):
                 kept.pop(line.answered, None)
-    if unreadable:
-        logger.warning("%d lines of %s cannot be read, and are passed over: a write was cut short", unreadable, path)
-    return kept
+    return kept, unread
+
+
+def _line(data: bytes) -> _Line | None:
+    try:
+        line = _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return None if line.kept is UNSET and line.answered is UNSET else line
+
+
+def _set_aside(path: Path, unread: int) -> None:
+    """Keep a file that holds what this version cannot read. Its lock is held."""
+    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_ASIDE}")
+    path.rename(aside)
+    logger.warning(
+        "%d lines of %s cannot be read: a write was cut short, or another version of leasekit wrote them. The others "
+        "are reported, and the file is kept as %s: for the rest, rename it back for a worker of that version",
+        unread,
+        path,
+        aside.name,
+    )
 
 
 def _key(settlement: Settlement) -> Key:

@@ -8,14 +8,17 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+from leasekit._driver.answer import Answer
 from leasekit._driver.pulse import Pulse
-from leasekit.errors import LeasekitError
+from leasekit.errors import ConfigError, LeasekitError
 
 __all__ = ["NAME", "Closed", "Driver", "acquire", "spawn"]
 
@@ -56,6 +59,21 @@ class _Threads(ThreadPoolExecutor):
         return future
 
 
+def _check_threads() -> None:
+    """Raise `ConfigError` if gevent or eventlet has replaced threads: a busy greenlet would hold up all heartbeats."""
+    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        library, instead = "gevent", "gevent.monkey.patch_all(thread=False)"
+    elif eventlet is not None and eventlet.is_monkey_patched("thread"):
+        library, instead = "eventlet", "eventlet.monkey_patch(thread=False)"
+    else:
+        return
+    raise ConfigError(
+        f"{library} has replaced the threads of this process, so a busy greenlet would hold up all heartbeats: "
+        f"patch with {instead}, or run tasks in a process that is not patched"
+    )
+
+
 class Driver:
     """The thread and its loop. `acquire` gives it, `release` lets go of it.
 
@@ -64,13 +82,16 @@ class Driver:
     """
 
     def __init__(self) -> None:
+        _check_threads()
         self.pid = os.getpid()
         self.users = 0
         self.pulse = Pulse()
         self.loop = asyncio.SelectorEventLoop(self.pulse)
         self.loop.set_default_executor(_Threads())
-        self._gate = threading.Lock()  # between handing in work and ending: what is handed in is run, or refused
         self._ending = False
+        # Whoever hands in work writes here and then looks whether the thread is ending; the thread looks here after
+        # that is written down. So one of the two sees the other, and no lock is needed that a user could leave held.
+        self._owed: dict[Answer[Any], Coroutine[Any, Any, Any] | None] = {}  # None: the work has begun
         # A daemon: it must not keep alive a process whose main thread has ended (PITFALLS 40).
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
         self._thread.start()
@@ -87,7 +108,17 @@ class Driver:
             self.loop.run_until_complete(self._cancel_all())
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         finally:
+            self._refuse_the_rest()
             self.loop.close()
+
+    def _refuse_the_rest(self) -> None:
+        """Cancel all work that has not ended: work that has not begun, and tasks that did not end when told to."""
+        while self._owed:
+            answer, work = self._owed.popitem()
+            if work is not None:
+                work.close()
+            answer.on_cancel = None
+            answer.cancel()
 
     async def _cancel_all(self) -> None:
         """Whoever waits for one of these tasks gets to know; one that does not end when told to is left behind."""
@@ -102,17 +133,44 @@ class Driver:
         """True on the driver's own thread, which must never wait for itself."""
         return threading.current_thread() is self._thread
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run `work` in the driver's loop; the future is for any thread.
+    def submit(self, work: Coroutine[Any, Any, T]) -> Answer[T]:
+        """Run `work` in the driver's loop; the answer is for any thread.
 
         Raises `Closed` where the thread has been let go of, which may happen while somebody is about to use it.
         """
-        if self.pid == os.getpid():  # not in a fork: the gate may be held by a thread that is not here
-            with self._gate:
-                if not self._ending:
-                    return Context().run(asyncio.run_coroutine_threadsafe, work, self.loop)
-        work.close()
-        raise Closed
+        answer: Answer[T] = Answer()
+        self._owed[answer] = work
+        if self._ending or self.pid != os.getpid():  # a fork has no such thread
+            self._owed.pop(answer, None)
+            work.close()
+            raise Closed
+        self.call_soon(self._start, answer)
+        return answer
+
+    def _start(self, answer: Answer[Any]) -> None:
+        work = self._owed.get(answer)
+        if work is None:
+            return
+        if answer.done():  # cancelled before its turn
+            work.close()
+            del self._owed[answer]
+            return
+        task = self.loop.create_task(work)
+        self._owed[answer] = None
+        task.add_done_callback(partial(self._finished, answer))
+        answer.on_cancel = partial(self.call_soon, task.cancel)
+        if answer.cancelled():
+            task.cancel()
+
+    def _finished(self, answer: Answer[Any], task: "asyncio.Task[Any]") -> None:
+        self._owed.pop(answer, None)
+        answer.on_cancel = None
+        if task.cancelled():
+            answer.cancel()
+        elif (error := task.exception()) is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(task.result())
 
     def call_soon(self, call: Callable[..., object], *args: Any) -> None:
         """Call it in the driver's loop. After the loop has ended that is a no-op: nobody is kept there any more."""
@@ -128,9 +186,8 @@ class Driver:
                 return
             if _driver is self:
                 _driver = None
-        with self._gate:
-            self._ending = True
-            self.loop.call_soon_threadsafe(self.loop.stop)
+        self._ending = True
+        self.call_soon(self.loop.stop)
         if not self.here:
             self._thread.join()
 

@@ -1,4 +1,4 @@
-"""A timer of the Linux kernel that kills this process, whatever its interpreter is doing (RELIABILITY §4).
+"""A timer of the Linux kernel that kills this process, whatever its interpreter is doing.
 
 Its expiry signal *is* SIGKILL: no handler, mask or thread takes part in it, and a stopped process dies while stopped. A
 forked child does not inherit it, a program that is exec'ed loses it, and child processes live on.
@@ -51,14 +51,17 @@ def obstacle() -> str | None:
 class Timer:
     """The one moment, if any, at which the kernel kills this process. Only where there is no `obstacle`.
 
+    With another `signal_number` the kernel sends that instead of SIGKILL.
+
     The kernel's part of it is made when it is first armed, in a forked child too, and stays armed when this object is
     garbage: what it was armed for may still run. Not for two threads at once. Raises `OSError` where the kernel
     refuses.
     """
 
-    __slots__ = ("_id", "_numbers", "_owner", "_syscall")
+    __slots__ = ("_id", "_numbers", "_owner", "_signal", "_syscall")
 
-    def __init__(self) -> None:
+    def __init__(self, signal_number: signal.Signals = signal.SIGKILL) -> None:
+        self._signal = signal_number
         self._numbers = _NUMBERS[platform.machine()]
         self._syscall = ctypes.PyDLL(None, use_errno=True).syscall
         self._id = ctypes.c_int()
@@ -94,7 +97,7 @@ class Timer:
             self._call(self._numbers.delete, self._id)
 
     def _make(self) -> None:
-        event = _EVENT.pack(0, signal.SIGKILL, _TO_PROCESS)
+        event = _EVENT.pack(0, self._signal, _TO_PROCESS)
         self._call(self._numbers.create, _BOOTTIME, event, ctypes.byref(self._id))
         self._owner = os.getpid()
 

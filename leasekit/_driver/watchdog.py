@@ -13,7 +13,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from leasekit._core.term import Term
 from leasekit._driver.clock import BOOT_CLOCK
@@ -23,7 +23,7 @@ from leasekit.errors import ConfigError
 if TYPE_CHECKING:
     from leasekit._driver.timer import Timer
 
-__all__ = ["UNGUARDED", "Mode", "Watchdog"]
+__all__ = ["UNGUARDED", "Mode", "Watchdog", "check_mode"]
 
 logger = logging.getLogger("leasekit")
 
@@ -31,6 +31,12 @@ Mode = Literal["off", "soft", "auto", "required"]
 
 _FAR = 100 * 365 * 86400.0  # later than any uptime: to try a timer with, by whatever clock
 _PRECISION = 0.001
+
+
+def check_mode(mode: str) -> None:
+    """Raise `ConfigError` where `mode` is none of `Mode`: it would guard nothing, without a word."""
+    if mode not in get_args(Mode):
+        raise ConfigError(f"watchdog={mode!r} is no mode of it: use {', '.join(map(repr, get_args(Mode)))}")
 
 
 class Alarm(Protocol):

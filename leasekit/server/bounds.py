@@ -1,35 +1,66 @@
-"""What a request may hold: the checks that its types cannot express (DESIGN §6, Bounds).
+"""What a request may hold: the checks that its types cannot express.
 
 Both doors call them, HTTP and embedded, before anything reaches the engine. A request that does not fit is refused
 whole, with the item and the field. Users' JSON comes as `msgspec.Raw`, which msgspec skips without looking closely:
 bad UTF-8, lone surrogates and numbers out of range pass. So each value is decoded here once, and thrown away.
+
+Rule 1: bounds are on work, not on bytes alone. What would take long to decode is refused before it is decoded: many
+short items in a long list (`read`), many arrays and objects in a value (`_fault`).
 """
 
+import functools
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, Struct
 
 from leasekit.errors import Refused
 from leasekit.task import Beat, NewTask, Outcome, Settlement
-from leasekit.wire import MAX_BATCH, MAX_ERROR, MAX_NESTING, MAX_PAYLOAD, MAX_PROGRESS
+from leasekit.wire import (
+    MAX_BATCH,
+    MAX_ERROR,
+    MAX_NAMES,
+    MAX_NESTING,
+    MAX_NODES_TOGETHER,
+    MAX_PAYLOAD,
+    MAX_PROGRESS,
+    MAX_THEN,
+    BeatsRequest,
+    ResultsRequest,
+    ScheduleRequest,
+    brackets,
+    structural_fault,
+)
 
-__all__ = ["ENDS", "check_beats", "check_new_tasks", "check_settlements", "refusal", "shortened"]
+__all__ = ["ENDS", "check_beats", "check_new_tasks", "check_settlements", "read", "refusal", "shortened"]
 
 ENDS: frozenset[Outcome] = frozenset({"success", "fatal"})
 """Outcomes that may have successors."""
 
 _NULL = b"null"
 _NO_DEPENDENCIES = "needs dependencies, a leasekit server has none: have the task before schedule this one, with `then`"
-_TOO_DEEP = f"is nested too deep: {MAX_NESTING} levels at most"
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.encode
 # `.tasks[3].retry.waits[1]`: the batch, the position in it, the field of the item.
 _PLACE = re.compile(r"\.(\w+)(?:\[(\d+)\](?:\.(.+))?)?", re.DOTALL)
 _ABSENT = re.compile(r"^Object (?:missing required|contains unknown) field `(.*)`$", re.DOTALL)
 _LONGEST = 500  # characters of a text that may repeat what a client sent
+
+
+def read(body: bytes, kind: type[Any]) -> Any:
+    """Decode a request and check what is in it. Raises `Refused`, msgspec's `DecodeError`, and `RecursionError`."""
+    if len(body) > MAX_NAMES:
+        _check_shape(body)
+    try:
+        request = _decoder(kind).decode(body)  # type: ignore[arg-type] # a class is hashable
+    except msgspec.ValidationError as error:
+        raise refusal(error) from None
+    for request_kind, (batch, check) in _CHECKS.items():
+        if isinstance(request, request_kind):
+            check(getattr(request, batch))
+    return request
 
 
 def check_new_tasks(tasks: Sequence[NewTask]) -> None:
@@ -104,14 +135,36 @@ class _Errors:
 
     def __init__(self) -> None:
         self._found: list[dict[str, Any]] = []
+        self._nodes = 0
 
     def add(self, item: int, field: str, detail: str) -> None:
         self._found.append({"item": item, "field": field, "detail": detail})
 
     def check(self, item: int, field: str, value: Any, most: int) -> None:
-        detail = _fault(value, most)
+        try:
+            # A plain value is the embedded user's; it is measured as it would travel.
+            raw = bytes(value) if type(value) is Raw else _encode(value)
+            detail = self._fault(raw, most)
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            detail = f"is no JSON: {error}"
+        except RecursionError:
+            detail = f"is nested too deep: {MAX_NESTING} levels at most"
         if detail is not None:
             self.add(item, field, detail)
+
+    def _fault(self, raw: bytes, most: int) -> str | None:
+        if raw == _NULL:
+            return None
+        if len(raw) > most:
+            return f"has {len(raw):,} bytes: {most:,} at most"
+        if (fault := structural_fault(raw)) is not None:
+            return fault
+        self._nodes += brackets(raw).count(b"[")
+        if self._nodes > MAX_NODES_TOGETHER:
+            detail = f"the values have more than {MAX_NODES_TOGETHER:,} arrays and objects together"
+            raise Refused(f"{detail}: send fewer items in one request", errors=[{"detail": detail}])
+        _decode(raw)
+        return None
 
     def check_after(self, item: int, field: str, task: NewTask) -> None:
         if task.after:
@@ -128,38 +181,92 @@ def _check_successors(errors: _Errors, item: int, one: Settlement) -> None:
         errors.add(item, "then", f"goes with success and fatal only, not with {one.outcome}")
     if len(one.then) > MAX_BATCH:
         errors.add(item, "then", f"has {len(one.then)} successors: {MAX_BATCH} at most")
+    if (size := len(_encode(one.then))) > MAX_THEN:
+        errors.add(item, "then", f"has {size:,} bytes together: {MAX_THEN:,} at most")
     for position, task in enumerate(one.then):
         errors.check(item, f"then[{position}].payload", task.payload, MAX_PAYLOAD)
         errors.check_after(item, f"then[{position}].after", task)
 
 
-def _fault(value: Any, most: int) -> str | None:
+# What is long, before it is decoded -----------------------------------------------------------------------------
+
+_NO_VALUE = Raw(b"")
+
+
+class _Item(Struct):
+    """An item of a request, as far as much of it may be long."""
+
+    payload: Raw = _NO_VALUE
+    result: Raw = _NO_VALUE
+    error: Raw = _NO_VALUE
+    progress: Raw = _NO_VALUE
+    then: list[Raw] = []
+
+    def rest(self, whole: int) -> int:
+        """How many bytes the other fields have, of so many."""
+        values = [self.payload, self.result, self.error, self.progress, *self.then]
+        return whole - sum(len(bytes(value)) for value in values)
+
+
+class _Request(Struct):
+    """A request, as far as much of it may be long."""
+
+    tasks: list[Raw] = []
+    beats: list[Raw] = []
+    results: list[Raw] = []
+
+
+def _check_shape(body: bytes) -> None:
+    """Refuse a long request that has too many items, or is long where it should be short.
+
+    Its types would find that too, but only after all of it was decoded: a million items take seconds.
+    """
     try:
-        # A plain value is the embedded user's; it is measured as it would travel.
-        raw = bytes(value) if type(value) is Raw else _encode(value)
-        if raw == _NULL:
-            return None
-        if len(raw) > most:
-            return f"has {len(raw):,} bytes: {most:,} at most"
-        decoded = _decode(raw)
-    except (msgspec.MsgspecError, TypeError, ValueError) as error:
-        return f"is no JSON: {error}"
-    except RecursionError:
-        return _TOO_DEEP
-    # Brackets in strings count too: this only spares most values the walk.
-    if raw.count(b"[") + raw.count(b"{") > MAX_NESTING and _nests_deeper_than(MAX_NESTING, decoded):
-        return _TOO_DEEP
-    return None
+        request = msgspec.json.decode(body, type=_Request)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return  # its own types say what is wrong; they end at the first mistake
+    batches = {"tasks": request.tasks, "beats": request.beats, "results": request.results}
+    if len(body) - sum(len(bytes(item)) for items in batches.values() for item in items) > MAX_NAMES:
+        _refuse_length("the request", {})
+    for field, items in batches.items():
+        _check_count(items, {"field": field}, field)
+        for position, item in enumerate(items):
+            _check_item(item, {"item": position, "field": field})
 
 
-def _nests_deeper_than(most: int, value: Any) -> bool:
-    """Whether arrays and objects are inside one another more than `most` times; level by level, no recursion."""
-    outers = [value]
-    for _ in range(most):
-        outers = [
-            inner
-            for outer in outers
-            if isinstance(outer, list | dict)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-    return any(isinstance(inner, list | dict) for inner in outers)
+def _check_item(item: Raw, place: Mapping[str, Any]) -> None:
+    size = len(bytes(item))
+    if size <= MAX_NAMES:
+        return
+    try:
+        found = msgspec.json.decode(item, type=_Item)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return
+    if found.rest(size) > MAX_NAMES:
+        _refuse_length(f"item {place['item']}", place)
+    _check_count(found.then, {**place, "field": "then"}, f"item {place['item']}: then")
+    for successor in found.then:
+        _check_item(successor, {**place, "field": "then"})
+
+
+def _check_count(items: Sequence[Raw], place: Mapping[str, Any], name: str) -> None:
+    if len(items) > MAX_BATCH:
+        detail = f"has {len(items):,} items: {MAX_BATCH:,} at most"
+        raise Refused(f"{name} {detail}", errors=[{**place, "detail": detail}])
+
+
+def _refuse_length(name: str, place: Mapping[str, Any]) -> NoReturn:
+    detail = f"has more than {MAX_NAMES:,} bytes beside payloads, results, errors, progress and successors"
+    raise Refused(f"{name} {detail}", errors=[{**place, "detail": detail}])
+
+
+_CHECKS: dict[type[Any], tuple[str, Callable[[Any], None]]] = {
+    ScheduleRequest: ("tasks", check_new_tasks),
+    BeatsRequest: ("beats", check_beats),
+    ResultsRequest: ("results", check_settlements),
+}
+
+
+@functools.cache
+def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)

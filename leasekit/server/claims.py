@@ -12,6 +12,7 @@ from leasekit.server.ids import tokens
 from leasekit.server.states import LEASED, Event, next_trigger, step
 from leasekit.server.stock import Stock
 from leasekit.server.store import ClaimMemory, Content, Trigger
+from leasekit.server.store.damage import content_fault, log, set_aside
 from leasekit.server.turn import Turn
 from leasekit.task import Claimed, Task
 from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS
@@ -91,8 +92,9 @@ def _repeated(turn: Turn, asked: Sequence[Asked]) -> dict[int, Answer]:
 
 def _still_held(turn: Turn, memory: ClaimMemory) -> list[Task]:
     rows = turn.tx.triggers_of([seq for seq, _ in memory.grants])
-    live = [rows[seq] for seq, granted in memory.grants if seq in rows and _is_live(rows[seq], granted, turn.now)]
-    return _tasks(live, turn.tx.contents([row.seq for row in live]))
+    live = [rows[seq] for seq, granted in memory.grants if seq in rows and _is_live(rows[seq], granted, turn.instant)]
+    contents = turn.tx.contents([row.seq for row in live])
+    return _tasks(_whole(turn, live, contents), contents)
 
 
 def _is_live(row: Trigger, granted: str, now: float) -> bool:
@@ -107,13 +109,17 @@ def _is_live(row: Trigger, granted: str, now: float) -> bool:
 def _served(turn: Turn, asked: Sequence[Asked]) -> dict[int, Answer]:
     granted, skipped = _granted(turn, asked)
     answers = {id(one): Answer(again=True) for one in skipped}
+    contents = turn.tx.contents([row.seq for _, rows in granted for row in rows]) if granted else {}
+    granted = [(one, _whole(turn, rows, contents)) for one, rows in granted]
     everything = [row for _, rows in granted for row in rows]
     turn.tx.save(everything)
     for row in everything if turn.happened is not None else ():
         turn.tell("claimed", row)
-    contents = turn.tx.contents([row.seq for row in everything]) if everything else {}
     memories: list[ClaimMemory] = []
     for one, rows in granted:
+        if not rows:  # all that it was to get is damaged: there may be more behind it
+            answers[id(one)] = Answer(again=True)
+            continue
         waited = max(0.0, turn.instant - one.arrived_at)
         answers[id(one)] = Answer(Claimed(tasks=_tasks(rows, contents), waited=waited))
         grants = [(row.seq, row.token or "") for row in rows]
@@ -134,7 +140,7 @@ def _granted(turn: Turn, asked: Sequence[Asked]) -> tuple[list[tuple[Asked, list
         room -= len(rows)
         if rows:
             named = zip(rows, tokens(len(rows), turn.random), strict=True)
-            granted.append((one, [_grant(row, one.worker, token, now=turn.now) for row, token in named]))
+            granted.append((one, [_grant(row, one.worker, token, now=turn.instant) for row, token in named]))
     return granted, ()
 
 
@@ -162,6 +168,17 @@ def _grant(row: Trigger, worker: str, token: str, *, now: float) -> Trigger:
         next_trigger_at=next_trigger(status, now=now, after=row.claim_timeout),
         run_until=None,
     )
+
+
+def _whole(turn: Turn, rows: list[Trigger], contents: Mapping[int, Content]) -> list[Trigger]:
+    """Those of these grants that can be handed out; the others are set aside, as if they had not been granted."""
+    faults = {row.seq: fault for row in rows if (fault := content_fault(contents.get(row.seq))) is not None}
+    if not faults:
+        return rows
+    damaged = [set_aside(replace(row, attempt=row.attempt - 1), faults[row.seq]) for row in rows if row.seq in faults]
+    turn.tx.save(damaged)
+    log(damaged)
+    return [row for row in rows if row.seq not in faults]
 
 
 def _tasks(rows: Iterable[Trigger], contents: Mapping[int, Content]) -> list[Task]:

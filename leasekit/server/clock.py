@@ -1,7 +1,11 @@
-"""What time it is for the store: a wall clock that never steps back, and whose steps forward are noticed.
+"""What time it is for the store, by two clocks that never step back.
 
-Between two readings the time passes as CLOCK_BOOTTIME does, which counts suspended time and knows no steps. Where the
-wall clock says more, it is followed; where it says less, it is not. So one offset that only grows says it all.
+Leases end by *instants*: CLOCK_BOOTTIME, which counts suspended time and knows no steps, so that no correction of the
+wall clock shortens a lease. Instants are seconds since the epoch, as the wall clock had it when the process started;
+ends that an earlier process wrote are re-based then.
+
+Tasks are due by *now*, which follows every step forward of the wall clock and no step back. So all that the two differ
+by is what the wall clock has gained since the start, which only grows.
 """
 
 import math
@@ -11,7 +15,6 @@ from typing import NamedTuple
 
 __all__ = ["Moment", "StoreClock", "boottime"]
 
-_STEP = 1.0  # seconds by which the wall clock may gain at once without being said to have jumped (RELIABILITY A1)
 _STALL = 5.0  # seconds between two readings; the consumer has the clock read each second
 _BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has the first
 
@@ -25,8 +28,8 @@ class Moment(NamedTuple):
     """One reading."""
 
     now: float  # the store's time, seconds since the epoch
-    instant: float  # the same by the clock without steps
-    after_gap: bool  # the wall clock has jumped ahead since the last reading, or this process did not run
+    instant: float  # the same by the clock without steps, that of leases
+    after_gap: bool  # this process did not run for a while
 
 
 class StoreClock:
@@ -40,25 +43,32 @@ class StoreClock:
         self, clock: Callable[[], float] | None, boot: Callable[[], float] | None, *, stall: float | None = None
     ) -> None:
         self._wall = clock or time.time
-        self.instant = boot or clock or boottime
-        self._stall = (_STALL if self.instant is boottime else math.inf) if stall is None else stall
-        self._offset = self._wall() - self.instant()
+        self._boot = boot or clock or boottime
+        self._stall = (_STALL if self._boot is boottime else math.inf) if stall is None else stall
+        self._started_at = self._wall() - self._boot()  # when the clock without steps showed zero
+        self._gained = 0.0  # by the wall clock, since then
         self._read_at = self.instant()
 
     def read(self) -> Moment:
         """What time it is."""
         instant = self.instant()
-        gained = self._wall() - instant - self._offset
-        stalled = instant - self._read_at
-        self._offset += max(gained, 0.0)
-        self._read_at = instant
-        return Moment(instant + self._offset, instant, gained > _STEP or stalled > self._stall)
+        self._gained = max(self._gained, self._wall() - instant)
+        stalled, self._read_at = instant - self._read_at, instant
+        return Moment(instant + self._gained, instant, stalled > self._stall)
 
-    def not_before(self, at: float) -> float:
-        """What time it is, `at` or later: so late it was when this store was last written to, by whatever clock."""
-        self._offset += max(at - self.peek(), 0.0)
-        return self.peek()
+    def not_before(self, at: float) -> Moment:
+        """What time it is, `at` or later: so late it was when this store was last written to, by whatever clock.
+
+        This is for a time in which no end of a lease is relied on: instants are moved too.
+        """
+        self._started_at += max(at - self.peek(), 0.0)
+        self._read_at = self.instant()
+        return self.read()
+
+    def instant(self) -> float:
+        """The time by which leases end, from any thread."""
+        return self._boot() + self._started_at
 
     def peek(self) -> float:
         """What time it is, from any thread: a step that the writer has not noticed is not told."""
-        return self.instant() + self._offset
+        return self.instant() + self._gained

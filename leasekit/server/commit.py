@@ -32,7 +32,7 @@ __all__ = ["Done", "GroupCommit", "Rank"]
 logger = logging.getLogger("leasekit.server")
 
 _COMMIT = 5000
-"""Items in one transaction, at most: so long may a heartbeat have to wait for those before it."""
+"""Work in one transaction, at most, in items: so long may a heartbeat have to wait for those before it."""
 
 _OUTAGE = 10.0  # seconds for which nothing could be written: holders could not beat
 
@@ -70,7 +70,7 @@ class GroupCommit:
     It belongs to the event loop in which it is started. `on_ready` is called there after a transaction, with the
     kinds of which something has become ready; after the answers of that transaction, so that whom they leave waiting
     hears of it too. `on_gap` is called inside the first transaction after a time in which nobody could be heard: after
-    the start, a jump of the clock, a stall of this process, an outage of the store.
+    the start, a stall of this process, an outage of the store.
     """
 
     def __init__(
@@ -241,8 +241,11 @@ class GroupCommit:
                 if self.fault is not None:
                     tx.touch()
                 # The wall clock may have been set back while nobody looked: what is due must not wait for it.
-                now = self._clock.not_before(tx.latest()) if self._is_after_gap else moment.now
-                turn = Turn(tx, now=now, instant=moment.instant, random=self._random, is_repeated=self._is_repeated)
+                if self._is_after_gap:
+                    moment = self._clock.not_before(tx.latest())
+                turn = Turn(
+                    tx, now=moment.now, instant=moment.instant, random=self._random, is_repeated=self._is_repeated
+                )
                 if self._feed is not None and self._feed.wanted:
                     turn.happened = []
                 if self._is_after_gap:

@@ -5,7 +5,7 @@ The store is the queue, so nothing is carried from one to the other: what is due
 
 from collections.abc import Sequence
 
-from leasekit.server.endings import end_run, silence
+from leasekit.server.endings import NO_LIMITS, end_run, silence
 from leasekit.server.states import WAITING, Event
 from leasekit.server.store import Run, Trigger
 from leasekit.server.turn import Turn, to_bytes
@@ -23,7 +23,7 @@ def reap(turn: Turn, *, limit: int = REAP_BATCH) -> int:
 
     Whether they have ended is read inside the transaction: a beat that came before is never overruled.
     """
-    expired = turn.tx.expired(now=turn.now, limit=limit)
+    expired = turn.tx.expired(now=turn.instant, limit=limit)
     if expired:
         turn.tx.save(lapse(turn, expired))
     return len(expired)
@@ -33,31 +33,35 @@ def lapse(turn: Turn, rows: Sequence[Trigger]) -> list[Trigger]:
     """Where these tasks stand once their leases have run out; the crash goes into their history. Saves no task."""
     limits = turn.tx.limits([row.seq for row in rows])
     ended: list[Trigger] = []
+    runs: list[Run] = []
     for row in rows:
-        after = end_run(row, Event.EXPIRE, limits=limits[row.seq], now=turn.now)
+        why = silence(row, now=turn.now, instant=turn.instant)
+        after = end_run(row, Event.EXPIRE, limits=limits.get(row.seq, NO_LIMITS), now=turn.now, why=why)
+        runs.append(_expired(row, at=turn.now, why=why))
         if after.status in WAITING:
             turn.ready(row.kind, turn.now)
         ended.append(after)
         turn.tell("expired", after, worker=row.owner)
-    turn.tx.add_runs([_expired(row, at=turn.now) for row in rows])
+    turn.tx.add_runs(runs)
     turn.lapsed += len(rows)
     return ended
 
 
 def rebase(turn: Turn) -> None:
-    """Give every live lease its whole ttl from now: nobody could beat while the server was away (RELIABILITY A1, L6).
+    """Give every live lease its whole ttl from now: no holder could renew it while the server was away or stood still.
 
-    The same after the clock has jumped: leases are not to end by a time that never passed.
+    After a start, ends that an earlier process wrote mean nothing: its clock was another one.
     """
-    turn.tx.rebase(now=turn.now)
+    turn.tx.rebase(now=turn.instant)
 
 
 def forget(turn: Turn) -> None:
     """Drop what claims were answered so long ago that nobody can repeat them in earnest."""
-    turn.tx.forget_claims(before=turn.now - _CLAIM_MEMORY)
+    # By the clock without steps: it is never ahead of the one that they were noted by.
+    turn.tx.forget_claims(before=turn.instant - _CLAIM_MEMORY)
 
 
-def _expired(row: Trigger, *, at: float) -> Run:
+def _expired(row: Trigger, *, at: float, why: str) -> Run:
     return Run(
         seq=row.seq,
         fence=row.fence,
@@ -68,5 +72,5 @@ def _expired(row: Trigger, *, at: float) -> Run:
         token=row.token or "",
         digest=None,
         result=None,
-        error=to_bytes({"type": "LeaseExpired", "message": silence(row, at)}),
+        error=to_bytes({"type": "LeaseExpired", "message": why}),
     )

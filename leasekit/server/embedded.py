@@ -14,7 +14,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from leasekit.backend import Traits
-from leasekit.errors import Refused, Unavailable
+from leasekit.errors import ProtocolError, Refused, Unavailable
 from leasekit.server.bounds import check_beats, check_new_tasks, check_settlements, refusal
 from leasekit.task import Beat, Claimed, HistoryEntry, NewTask, Page, Scheduled, Settlement, Status, TaskInfo, Verdict
 from leasekit.wire import (
@@ -186,4 +186,7 @@ def _decoded_entry(entry: HistoryEntry) -> HistoryEntry:
 
 
 def _plain(value: Any) -> Any:
-    return msgspec.json.decode(value) if isinstance(value, Raw) else value
+    try:
+        return msgspec.json.decode(value) if isinstance(value, Raw) else value
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"what the store keeps makes no sense: {error}") from None

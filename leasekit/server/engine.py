@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from msgspec import Raw
+
 from leasekit.errors import BackendError, ConfigError, Throttled, Unavailable
 from leasekit.server import claims, consumer, frontend, hsc
 from leasekit.server.clock import StoreClock
@@ -50,9 +52,9 @@ _SEEN_FOR = 600.0  # seconds for which a worker is listed that holds nothing
 class Engine:
     """A task server in this process; an async context manager.
 
-    `clock` is the store's time in seconds since the epoch. It is checked against `boot`, which knows no steps: after
-    a jump forward no lease ends before its whole ttl. A clock given without `boot` is taken as it is. `period` is how
-    often the consumer looks, in seconds, `writer` what applies requests.
+    `clock` is the wall clock in seconds since the epoch: tasks are due by it. Leases end by `boot`, which knows no
+    steps; without it `clock` is taken for both. `period` is how often the consumer looks, in seconds, `writer` what
+    applies requests.
 
     Methods raise `Throttled` where too much waits already, and `Unavailable` where the store does not do its part:
     then nothing is known of the request, and it may be repeated.
@@ -124,7 +126,7 @@ class Engine:
             raise Unavailable(self._cramped)
         with self._commit.together():  # one commit makes a task durable and hands it out to whoever waits
             self._waiting.expect(Counter(task.kind for task in tasks if task.at is None))
-            scheduled = self._commit.begin(_SCHEDULE, tasks, size=len(tasks))
+            scheduled = self._commit.begin(_SCHEDULE, tasks, size=sum(map(_work_of_task, tasks)))
         answer: list[Scheduled] = await scheduled
         return answer
 
@@ -167,10 +169,16 @@ class Engine:
         return verdicts + [Verdict(id=beat.id, verdict="throttled", retry_after=retry_after) for beat in late]
 
     async def results(self, worker: str, settlements: Sequence[Settlement]) -> list[Verdict]:
-        """End leases: `settled` or `gone` for each, in order."""
+        """End leases: `settled` or `gone` for each, in order.
+
+        While no new task is taken, one that has successors is `failed`: its lease goes on, and it may be repeated.
+        """
         self._hear_of(worker)
-        gives_back = all(settlement.outcome == "release" for settlement in settlements)
-        return await self._write(_RELEASE if gives_back else _RESULTS, settlements)
+        why = self._cramped
+        if why is None or not any(one.then for one in settlements):
+            return await self._end(settlements)
+        verdicts = iter(await self._end([one for one in settlements if not one.then]))
+        return [Verdict(id=one.id, verdict="failed", reason=why) if one.then else next(verdicts) for one in settlements]
 
     # For those who watch
 
@@ -261,12 +269,19 @@ class Engine:
                 await self.tick()
             except BackendError as error:
                 logger.warning("the consumer could not do its work, and tries again: %s", error)
+            except Exception:
+                logger.exception("the consumer could not do its work, and tries again")
 
-    async def _write(self, rank: Rank, items: Sequence[Any]) -> list[Any]:
-        return await self._commit.ask(rank, items, size=len(items)) if items else []
+    async def _write(self, rank: Rank, items: Sequence[Any], *, size: int | None = None) -> list[Any]:
+        return await self._commit.ask(rank, items, size=len(items) if size is None else size) if items else []
+
+    async def _end(self, settlements: Sequence[Settlement]) -> list[Verdict]:
+        gives_back = all(settlement.outcome == "release" for settlement in settlements)
+        size = sum(map(_work_of_settlement, settlements))
+        return await self._write(_RELEASE if gives_back else _RESULTS, settlements, size=size)
 
     def _attempt(self, asked: claims.Asked, done: Done) -> None:
-        self._commit.submit(_CLAIM, asked, size=1, done=done)
+        self._commit.submit(_CLAIM, asked, size=1 + len(asked.kinds) // _KINDS, done=done)
 
     async def _read(self, look: Callable[[View], _T]) -> _T:
         if self._consumer is None:
@@ -316,6 +331,24 @@ class Engine:
         """Tasks that match all that is given, oldest first; `cursor` is where an earlier page ended."""
         wanted = Filter(kind, status, collection, worker)
         return await self._read(lambda view: frontend.page(view, wanted, cursor=cursor, limit=limit))
+
+
+# How much work there is in a request: what group commit's bounds count -----------------------------------------------
+
+_BLOCK = 1024  # bytes of a value that cost about as much as a task
+_KINDS = 8  # kinds of a claim that cost about as much as a task to look through
+
+
+def _work_of_task(task: NewTask) -> int:
+    return 1 + _blocks(task.payload)
+
+
+def _work_of_settlement(settlement: Settlement) -> int:
+    return 1 + _blocks(settlement.result) + sum(map(_work_of_task, settlement.then))
+
+
+def _blocks(value: Any) -> int:
+    return memoryview(value).nbytes // _BLOCK if type(value) is Raw else 0
 
 
 # What the writer does -----------------------------------------------------------------------------------------

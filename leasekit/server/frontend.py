@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from hashlib import blake2b
 from typing import NamedTuple
 
 import msgspec
@@ -14,6 +15,7 @@ from leasekit.server.consumer import lapse
 from leasekit.server.endings import NO_LIMITS, end_run
 from leasekit.server.states import LEASED, WAITING, Event, asked_to_cancel
 from leasekit.server.store import Dedupe, Entity, Filter, Run, Trigger, View
+from leasekit.server.store.damage import is_number, json_fault
 from leasekit.server.turn import Turn, to_bytes
 from leasekit.task import Exponential, HistoryEntry, NewTask, Page, Scheduled, Status, TaskInfo, Verdict
 from leasekit.wire import traceparent
@@ -44,7 +46,7 @@ class _Known(NamedTuple):
 
     status: Status
     kind: str
-    payload: bytes
+    digest: bytes | None  # of the payload; None: only its dedupe key was asked for
 
 
 class _Intake:
@@ -55,21 +57,23 @@ class _Intake:
         tx = turn.tx
         keys = {(task.kind, task.dedupe_key) for task in tasks if task.dedupe_key is not None}
         self._firsts = tx.dedupes(keys) if keys else {}
-        ids = {task.id for task in tasks if task.id is not None} | {first.id for first in self._firsts.values()}
+        named = {task.id for task in tasks if task.id is not None}
+        ids = named | {first.id for first in self._firsts.values()}
         rows = tx.triggers(ids) if ids else {}
-        entities = tx.entities([row.seq for row in rows.values()]) if rows else {}
-        self._known = {row.id: _Known(row.status, row.kind, entities[row.seq].payload) for row in rows.values()}
+        digests = tx.digests([row.seq for row in rows.values() if row.id in named]) if rows else {}
+        self._known = {row.id: _Known(row.status, row.kind, digests.get(row.seq)) for row in rows.values()}
         self._ids = iter(uuid7s(sum(task.id is None for task in tasks), turn.now))
-        self._new: list[tuple[str, bytes, NewTask]] = []
+        self._new: list[tuple[str, bytes, bytes, NewTask]] = []
         self._new_firsts: dict[tuple[str, str], Dedupe] = {}
 
     def take(self, task: NewTask) -> Scheduled:
         if task.id is not None and task.id in self._known:
             known = self._known[task.id]
-            return Scheduled(id=task.id, created=False, status=known.status, conflict=not _is_same(task, known))
+            is_same = task.kind == known.kind and _digest(to_bytes(task.payload)) == known.digest
+            return Scheduled(id=task.id, created=False, status=known.status, conflict=not is_same)
         if task.dedupe_key is not None:
             first = self._firsts.get((task.kind, task.dedupe_key))
-            if first is not None and (first.until is None or first.until > self._turn.now):
+            if first and first.id in self._known and (first.until is None or first.until > self._turn.now):
                 return Scheduled(id=first.id, created=False, status=self._known[first.id].status)
         return self._add(task)
 
@@ -80,10 +84,10 @@ class _Intake:
         seq = turn.tx.allocate(len(self._new))
         entities: list[Entity] = []
         rows: list[Trigger] = []
-        for task_id, payload, task in self._new:
+        for task_id, payload, digest, task in self._new:
             at = _due_at(task, turn.now)
             turn.ready(task.kind, at)
-            entities.append(_entity(seq, task_id, payload, task, at=at, now=turn.now))
+            entities.append(_entity(seq, task_id, payload, digest, task, at=at, now=turn.now))
             rows.append(_row(seq, task_id, task, at=at))
             turn.tell("scheduled", rows[-1])
             seq += 1
@@ -94,9 +98,10 @@ class _Intake:
     def _add(self, task: NewTask) -> Scheduled:
         task_id = task.id or next(self._ids)
         payload = to_bytes(task.payload)
-        self._new.append((task_id, payload, task))
+        digest = _digest(payload)
+        self._new.append((task_id, payload, digest, task))
         if task.id is not None or task.dedupe_key is not None:
-            self._known[task_id] = _Known(Status.NEW, task.kind, payload)
+            self._known[task_id] = _Known(Status.NEW, task.kind, digest)
         if task.dedupe_key is not None:
             until = None if task.dedupe_window is None else self._turn.now + task.dedupe_window
             first = Dedupe(task.kind, task.dedupe_key, task_id, until)
@@ -108,14 +113,13 @@ def _due_at(task: NewTask, now: float) -> float:
     return now if task.at is None else min(max(task.at.timestamp(), 0.0), _LAST_MOMENT)
 
 
-def _entity(seq: int, task_id: str, payload: bytes, task: NewTask, *, at: float, now: float) -> Entity:
+def _entity(seq: int, task_id: str, payload: bytes, digest: bytes, task: NewTask, *, at: float, now: float) -> Entity:
     return Entity(
         seq,
         task_id,
         task.kind,
         task.collection,
         task.priority,
-        payload,
         now,
         at,
         task.max_attempts,
@@ -125,6 +129,8 @@ def _entity(seq: int, task_id: str, payload: bytes, task: NewTask, *, at: float,
         None if task.retry == _DEFAULT_POLICY else msgspec.json.encode(task.retry),
         task.dedupe_key,
         traceparent(task.traceparent),
+        digest,
+        payload,
     )
 
 
@@ -141,16 +147,9 @@ def _row(seq: int, task_id: str, task: NewTask, *, at: float) -> Trigger:
     )
 
 
-def _is_same(task: NewTask, known: _Known) -> bool:
-    if task.kind != known.kind:
-        return False
-    payload = to_bytes(task.payload)
-    return payload == known.payload or _canonical(payload) == _canonical(known.payload)
-
-
-def _canonical(value: bytes) -> bytes:
+def _digest(payload: bytes) -> bytes:
     # The same JSON may be written in more than one way.
-    return msgspec.json.encode(msgspec.json.decode(value), order="sorted")
+    return blake2b(msgspec.json.encode(msgspec.json.decode(payload), order="sorted"), digest_size=16).digest()
 
 
 # Cancel -------------------------------------------------------------------------------------------------------
@@ -161,7 +160,7 @@ def cancel(turn: Turn, ids: Sequence[str]) -> list[Verdict]:
     rows = turn.tx.triggers(set(ids))
     changed: dict[str, Trigger] = {}
     # Where the lease has ended already there is nobody to give an order to.
-    over = [row for row in rows.values() if row.status in LEASED and _is_over(row, turn.now)]
+    over = [row for row in rows.values() if row.status in LEASED and _is_over(row, turn.instant)]
     for row in lapse(turn, over):
         rows[row.id] = changed[row.id] = row
     verdicts: list[Verdict] = []
@@ -241,13 +240,17 @@ def _infos(view: View, rows: Sequence[Trigger], *, history: bool) -> Iterable[Ta
         entities, progress = view.entities(seqs), view.progress(seqs)
         for row in some:
             runs = view.last_runs(row.seq, limit=_HISTORY if history else 1)
-            yield _info(row, entities[row.seq], progress.get(row.seq), runs, history=history)
+            yield _info(row, entities.get(row.seq), progress.get(row.seq), runs, history=history)
 
 
-def _info(row: Trigger, entity: Entity, progress: bytes | None, runs: Sequence[Run], *, history: bool) -> TaskInfo:
+def _info(
+    row: Trigger, entity: Entity | None, progress: bytes | None, runs: Sequence[Run], *, history: bool
+) -> TaskInfo:
     last = runs[-1] if runs else None
     due_at = row.next_trigger_at if row.status in WAITING else None
-    return TaskInfo(
+    at: float = due_at or (0.0 if entity is None else entity.at)
+    damage: list[str] = [] if entity is not None else ["its row of `task`"]
+    info = TaskInfo(
         id=row.id,
         kind=row.kind,
         status=row.status,
@@ -255,27 +258,30 @@ def _info(row: Trigger, entity: Entity, progress: bytes | None, runs: Sequence[R
         attempt=row.attempt,
         crashes=row.crashes,
         fence=row.fence,
-        at=moment(entity.at if due_at is None else due_at),
-        collection=entity.collection,
-        payload=Raw(entity.payload),
-        progress=_raw(progress),
-        result=_raw(last.result if last else None),
-        error=_raw(last.error if last else None),
+        at=moment(at if is_number(at) else 0.0),
+        collection=entity.collection if entity is not None and isinstance(entity.collection, str) else None,
+        payload=_raw(entity.payload if entity is not None else None, "payload", damage),
+        progress=_raw(progress, "progress", damage),
+        result=_raw(last.result if last else None, "result", damage),
+        error=_raw(last.error if last else None, "error", damage),
         worker=row.owner or (last.worker if last else None),
-        history=[_history_entry(one) for one in runs] if history else [],
+        history=[_history_entry(one, damage) for one in runs] if history else [],
         reason=row.reason,
     )
+    if not damage or info.reason is not None:
+        return info
+    return replace(info, reason=f"the store is damaged, and this is left out: {', '.join(dict.fromkeys(damage))}")
 
 
-def _history_entry(one: Run) -> HistoryEntry:
+def _history_entry(one: Run, damage: list[str]) -> HistoryEntry:
     return HistoryEntry(
         fence=one.fence,
         attempt=one.attempt,
         outcome=one.outcome,
         at=moment(one.at),
         worker=one.worker,
-        result=_raw(one.result),
-        error=_raw(one.error),
+        result=_raw(one.result, "result", damage),
+        error=_raw(one.error, "error", damage),
     )
 
 
@@ -284,5 +290,11 @@ def moment(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
 
 
-def _raw(value: bytes | None) -> Raw:
-    return _NULL if value is None else Raw(value)
+def _raw(value: bytes | None, name: str, damage: list[str]) -> Raw:
+    """A value as it is shown: one that is no JSON is left out, and noted as damage."""
+    if value is None:
+        return _NULL
+    if json_fault(value) is not None:
+        damage.append(name)
+        return _NULL
+    return Raw(value)

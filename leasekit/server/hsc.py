@@ -1,7 +1,7 @@
 """The heartbeat and status controller: what holders ask for. Heartbeats and results; claims are in `claims`.
 
 Every write carries the token of its claim. The token that counts is the last one granted, as long as it was not
-settled: after that, and after another grant, it writes nothing any more (RELIABILITY S3, S8).
+settled: after that, and after another grant, it writes nothing any more.
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ from leasekit.task import Beat, NewTask, Settlement, Status, Verdict
 __all__ = ["heartbeat", "results"]
 
 _NULL = b"null"
+_OVER = 0.0  # before any time that a clock may show: no beat is accepted any more
 _BOUNDED = frozenset({"retry", "crash"})  # outcomes that count against a limit
 
 
@@ -33,9 +34,7 @@ _BOUNDED = frozenset({"retry", "crash"})  # outcomes that count against a limit
 def heartbeat(turn: Turn, beats: Sequence[Beat]) -> list[Verdict]:
     """Renew leases that are still held; the rest is gone, and says why.
 
-    A lease that has ended is never revived, even where nobody else got the task yet (PITFALLS 21). It is taken back
-    with the answer: what a holder was told stays so, though all leases may get more time (`rebase`) before the consumer
-    comes by (RELIABILITY S8).
+    A lease that has ended is never revived, even where nobody else got the task yet.
     """
     rows = turn.tx.triggers({beat.id for beat in beats})
     renewed: dict[int, Status] = {}
@@ -43,12 +42,12 @@ def heartbeat(turn: Turn, beats: Sequence[Beat]) -> list[Verdict]:
     verdicts: list[Verdict] = []
     refused: list[int] = []
     bounded: list[Trigger] = []
-    lapsed: dict[int, Trigger] = {}
+    ended: dict[int, Trigger] = {}
     for position, beat in enumerate(beats):
         row = rows.get(beat.id)
-        if row is None or not _is_held(row, beat.token, turn.now) or _is_over(row, turn.now):
-            if row is not None and _has_lapsed(row, beat.token, turn.now):
-                lapsed[row.seq] = row
+        if row is None or not _is_held(row, beat.token, turn.instant) or _is_over(row, turn.instant):
+            if row is not None and _is_latest(row, beat.token):
+                ended[row.seq] = row
             refused.append(position)
             verdicts.append(Verdict(id=beat.id, verdict="gone"))
             continue
@@ -63,7 +62,7 @@ def heartbeat(turn: Turn, beats: Sequence[Beat]) -> list[Verdict]:
         order: Literal["cancel"] | None = "cancel" if row.ordered else None
         verdicts.append(Verdict(id=beat.id, verdict="renewed", ttl=row.heartbeat_timeout, order=order))
     for status in LEASED:
-        turn.tx.renew([seq for seq, now_is in renewed.items() if now_is is status], status, now=turn.now)
+        turn.tx.renew([seq for seq, now_is in renewed.items() if now_is is status], status, now=turn.instant)
     if bounded:
         _bound(turn, bounded)
     if progress:
@@ -72,17 +71,13 @@ def heartbeat(turn: Turn, beats: Sequence[Beat]) -> list[Verdict]:
         past = _Past(turn, [rows[beats[at].id].seq for at in refused if beats[at].id in rows])
         for at in refused:
             verdicts[at] = past.gone(beats[at].id, rows.get(beats[at].id), beats[at].token)
-    if lapsed:
-        turn.tx.save(lapse(turn, list(lapsed.values())))
+    if ended:
+        _keep_ended(turn, list(ended.values()))
     return verdicts
 
 
 def _is_held(row: Trigger, token: str, now: float) -> bool:
     return _is_latest(row, token) and row.next_trigger_at is not None and row.next_trigger_at > now
-
-
-def _has_lapsed(row: Trigger, token: str, now: float) -> bool:
-    return _is_latest(row, token) and not _is_held(row, token, now)
 
 
 def _is_latest(row: Trigger, token: str) -> bool:
@@ -94,10 +89,20 @@ def _is_over(row: Trigger, now: float) -> bool:
     return row.run_until is not None and row.run_until <= now
 
 
+def _keep_ended(turn: Turn, rows: Sequence[Trigger]) -> None:
+    """See to it that what holders are told of these leases stays so.
+
+    A restart gives all leases more time, maybe before the consumer comes by, and its clock may be behind this one.
+    """
+    lapsed = [row for row in rows if not _is_held(row, row.token or "", turn.instant)]
+    over = [row for row in rows if row not in lapsed]
+    turn.tx.save([*lapse(turn, lapsed), *(replace(row, run_until=_OVER) for row in over)])
+
+
 def _bound(turn: Turn, rows: Sequence[Trigger]) -> None:
     """Their bodies have begun: count their `max_runtime` from now."""
     standing = turn.tx.triggers_of({row.seq for row in rows})
-    turn.tx.save([replace(row, run_until=turn.now + (row.max_runtime or 0.0)) for row in standing.values()])
+    turn.tx.save([replace(row, run_until=turn.instant + (row.max_runtime or 0.0)) for row in standing.values()])
 
 
 class _Past:

@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 from litestar import Request, Response
-from litestar.exceptions import HTTPException, ValidationException
+from litestar.exceptions import HTTPException, NotFoundException, ValidationException
 
 from leasekit.errors import Refused, Throttled, Unavailable
 from leasekit.server.bounds import shortened
-from leasekit.wire import ItemError, Problem
+from leasekit.wire import ItemError, Problem, ProblemType
 
-__all__ = ["HANDLERS", "MEDIA_TYPE", "Malformed", "problem"]
+__all__ = ["HANDLERS", "MEDIA_TYPE", "Malformed", "TooDeep", "UnknownTask", "problem"]
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -26,26 +26,46 @@ logger = logging.getLogger("leasekit.server")
 
 
 class Malformed(HTTPException):
-    """The request is no JSON, or not one that this server will read to its end."""
+    """The body is not JSON, or did not arrive."""
 
     status_code = 400
+
+
+class TooDeep(HTTPException):
+    """The body is nested deeper than it can be decoded."""
+
+    status_code = 400
+
+
+class UnknownTask(NotFoundException):
+    """The route is right, the task is not there."""
 
 
 def problem(
     status: int,
     detail: str,
     *,
+    type: ProblemType | None = None,  # noqa: A002 - the name that RFC 9457 gives it
     errors: Sequence[ItemError] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response[Problem]:
-    """The answer that says why a request was refused."""
+    """The answer that says why a request was refused. Without `type`, the status says what the refusal means."""
     document = Problem(
+        type=type or _type_of(status),
         status=status,
         title=http.HTTPStatus(status).phrase,
         detail=shortened(detail),
         errors=list(errors) if errors else None,
     )
     return Response(document, status_code=status, headers=dict(headers or {}), media_type=MEDIA_TYPE)
+
+
+def _type_of(status: int) -> ProblemType:
+    if status in (413, 422):
+        return "urn:leasekit:problem:refused"
+    if status in (408, 429) or status >= 500:
+        return "urn:leasekit:problem:later"
+    return "urn:leasekit:problem:misdirected"
 
 
 # From exceptions to answers -----------------------------------------------------------------------------------
@@ -75,9 +95,14 @@ def _http(request: Request[Any, Any, Any], error: HTTPException) -> Response[Pro
     if error.status_code == 500:
         return _unexpected(request, error)
     detail = _PLAIN.get(error.status_code) if type(error).__module__.startswith("litestar.") else None
-    return problem(error.status_code, detail or error.detail, headers=error.headers)
+    return problem(error.status_code, detail or error.detail, type=_TYPES.get(type(error)), headers=error.headers)
 
 
+_TYPES: Mapping[type[HTTPException], ProblemType] = {
+    Malformed: "urn:leasekit:problem:malformed",
+    TooDeep: "urn:leasekit:problem:refused",
+    UnknownTask: "urn:leasekit:problem:no-such-task",
+}
 _PLAIN = {
     404: "there is no such route",
     405: "this route does not take this method; `allow` lists those that it does",

@@ -75,7 +75,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head = 0
 
     def _refuse(self, status: int, title: str, detail: str) -> None:
-        body = msgspec.json.encode(Problem(status=status, title=title, detail=detail))
+        body = msgspec.json.encode(
+            Problem(type="urn:leasekit:problem:misdirected", status=status, title=title, detail=detail)
+        )
         head = (
             f"HTTP/1.1 {status} {title}\r\ncontent-type: {MEDIA_TYPE}\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"

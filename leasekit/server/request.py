@@ -1,11 +1,11 @@
 """A request's body: bytes of a stranger, read up to a size and a moment, and decoded once.
 
 The decoder goes straight from bytes to the wire's classes, where users' JSON stays the bytes that came; Litestar's
-own way through Python's dicts would decode twice.
+own way through Python's dicts would decode twice. What `bounds` checks is checked here, for every route.
 """
 
 import asyncio
-import functools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import msgspec
@@ -13,12 +13,15 @@ from litestar import Request
 from litestar.exceptions import HTTPException
 from litestar.types import Empty, EmptyType
 
-from leasekit.server.bounds import refusal
-from leasekit.server.problems import Malformed
+from leasekit.server.bounds import read
+from leasekit.server.problems import Malformed, TooDeep
 from leasekit.wire import MAX_BODY
 
 __all__ = ["ApiRequest"]
 
+_LONG = 64 * 1024  # bytes; what is longer is decoded outside of the event loop
+# One thread for all: while it decodes a value it holds the interpreter lock, and the event loop comes between values.
+_long_bodies = ThreadPoolExecutor(1, thread_name_prefix="leasekit-bodies")
 _CLOSE = {"connection": "close"}  # there is more of the body under way, and nobody will read it
 
 
@@ -33,15 +36,16 @@ class ApiRequest(Request[Any, Any, Any]):
 
     async def json(self) -> Any:
         """The body as what the route's `data` is annotated with."""
-        data = self.route_handler.parsed_fn_signature.parameters["data"]
+        kind = self.route_handler.parsed_fn_signature.parameters["data"].annotation
+        body = await self.body()
         try:
-            return _decoder(data.annotation).decode(await self.body())
-        except msgspec.ValidationError as error:
-            raise refusal(error) from None
+            if len(body) <= _LONG:
+                return read(body, kind)
+            return await asyncio.get_running_loop().run_in_executor(_long_bodies, read, body, kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Malformed(f"the body is not JSON: {error}") from None
         except RecursionError:
-            raise Malformed("the body is nested too deeply") from None
+            raise TooDeep("the body is nested too deeply") from None
 
     async def body(self) -> bytes:
         """The whole body, at most `MAX_BODY` bytes; a body is never empty."""
@@ -87,8 +91,3 @@ _UTF_8 = frozenset({"", "charset=utf-8", 'charset="utf-8"'})
 
 def _refuse_size() -> NoReturn:
     raise HTTPException(f"the body is larger than {MAX_BODY:,} bytes", status_code=413, headers=_CLOSE)
-
-
-@functools.cache
-def _decoder(annotation: type[Any]) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(annotation)

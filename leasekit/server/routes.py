@@ -11,18 +11,17 @@ from typing import Annotated, Any, TypeAlias, get_args
 import msgspec
 from litestar import get, post, route
 from litestar.di import NamedDependency
-from litestar.exceptions import HTTPException, NotFoundException, ValidationException
+from litestar.exceptions import HTTPException, ValidationException
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromQuery, HeaderParameter, JSONBody, PathParameter, QueryParameter
 from litestar.response import Response, Stream
 from msgspec import Struct
 
-from leasekit.server.bounds import check_beats, check_new_tasks, check_settlements
 from leasekit.server.engine import Engine
 from leasekit.server.metrics import CONTENT_TYPE, Metrics
 from leasekit.server.polls import Polls
-from leasekit.server.problems import MEDIA_TYPE
+from leasekit.server.problems import MEDIA_TYPE, UnknownTask
 from leasekit.server.request import ApiRequest
 from leasekit.task import Claimed, Name, Page, Status, TaskInfo
 from leasekit.wire import (
@@ -39,7 +38,7 @@ from leasekit.wire import (
     VerdictsAnswer,
 )
 
-__all__ = ["OPTIONS", "PROVIDED", "ROUTES", "HealthAnswer", "StatsAnswer", "UnknownTask", "WorkerItem", "WorkersAnswer"]
+__all__ = ["OPTIONS", "PROVIDED", "ROUTES", "HealthAnswer", "StatsAnswer", "WorkerItem", "WorkersAnswer"]
 
 PROVIDED = ("engine", "polls", "metrics")
 """Parameters that the application gives to routes (see `create_app`); nothing that a client sends."""
@@ -109,7 +108,6 @@ _WRITES = _refusals(
 @post("/v1/tasks", status_code=200, responses=_WRITES)
 async def schedule(data: JSONBody[ScheduleRequest], engine: _Engine) -> ScheduleAnswer:
     """Schedule tasks. When this answers they are durable; the same id, or live dedupe key, makes no second task."""
-    check_new_tasks(data.tasks)
     return ScheduleAnswer(tasks=await engine.schedule(data.tasks))
 
 
@@ -133,10 +131,6 @@ async def _get(task_id: str, engine: Engine) -> TaskInfo:
     if info is None:
         raise UnknownTask(f"there is no task {task_id!r}")
     return info
-
-
-class UnknownTask(NotFoundException):
-    """The route is right, the task is not there."""
 
 
 @get("/v1/tasks", responses=_READS)
@@ -175,14 +169,12 @@ async def claim(data: JSONBody[ClaimRequest], engine: _Engine, polls: _Polls, re
 @post("/v1/heartbeats", status_code=200, responses=_WRITES)
 async def heartbeat(data: JSONBody[BeatsRequest], engine: _Engine) -> VerdictsAnswer:
     """Renew leases. Each has its own verdict, by position: `renewed`, `gone` or `throttled`."""
-    check_beats(data.beats)
     return VerdictsAnswer(verdicts=await engine.heartbeat(data.worker, data.beats))
 
 
 @post("/v1/results", status_code=200, responses=_WRITES)
 async def results(data: JSONBody[ResultsRequest], engine: _Engine) -> VerdictsAnswer:
     """End leases, with what came of them. Each has its own verdict, by position: `settled` or `gone`."""
-    check_settlements(data.results)
     return VerdictsAnswer(verdicts=await engine.results(data.worker, data.results))
 
 

@@ -55,8 +55,8 @@ class Turn:
     ) -> None:
         self.tx = tx
         self.is_repeated = is_repeated  # its requests may have been applied before: nobody knows how that commit ended
-        self.now = now  # the store's time
-        self.instant = instant  # the same moment, by the clock that measures how long requests wait
+        self.now = now  # the store's time, by which tasks are due
+        self.instant = instant  # the same moment, by the clock without steps: of the ends of leases, and of waits
         self.random = random
         self.lapsed = 0  # leases that had run out, and were taken back
         self.happened: list[Happened] | None = None  # None: nobody wants to know

@@ -2,12 +2,14 @@
 
 A claim is tried by the writer; where nothing is due it is parked here, and tried again when a task of its kinds
 becomes ready or due. As many are tried as there are tasks, so that a thousand who wait cost no more than one; what they
-leave, the writer tells as ready again. Everything in here runs in the event loop; none of it decides who gets which
-task.
+leave, the writer tells as ready again. A claim of which no kind has become due is not tried again, however many wait.
+Everything in here runs in the event loop; none of it decides who gets which task.
 """
 
 import asyncio
 import bisect
+import heapq
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +24,7 @@ __all__ = ["Waiting"]
 
 _MOST = 10_000  # claims that may wait
 _SOONEST = 0.001  # seconds between two looks
+_SLACK = 1000
 _PAUSE = 1.0  # seconds until those may come again for whom there was no room
 
 
@@ -53,6 +56,8 @@ class Waiting:
         self._polls: dict[tuple[str, str], _Poll] = {}
         self._parked: dict[str, list[_Poll]] = {}  # by kind, in the order in which they came
         self._due: dict[str, float] = {}  # kind → when something of it is due next, as far as is known
+        self._agenda: list[tuple[float, str]] = []  # a heap of all that stands or stood in `_due`
+        self._missed: set[str] = set()  # kinds of claims whose turn was lost: what they were woken for is still there
         self._timer: asyncio.TimerHandle | None = None
         self._has_ended = False
 
@@ -87,7 +92,7 @@ class Waiting:
             self._wake(kind, what.number)
             # Who is tried now, or comes later, is told again what is due next.
             if what.next_at is not None and kind in self._parked:
-                self._due[kind] = min(self._due.get(kind, what.next_at), what.next_at)
+                self._expect_at(kind, what.next_at)
         self._set_timer()
 
     def expect(self, arriving: Mapping[str, int]) -> None:
@@ -96,10 +101,11 @@ class Waiting:
             self._wake(kind, number)
 
     def look(self) -> None:
-        """Have the first of each kind tried again: something may have become due, or its turn was lost."""
-        for kind in list(self._parked):
+        """Have one claim tried again for each kind that has become due, or for which a turn was lost."""
+        missed, self._missed = self._missed, set()
+        for kind in missed:
             self._wake(kind, 1)
-        self._set_timer()
+        self._time_has_come()
 
     def end(self) -> None:
         """Let nobody wait any more. What the writer has already may still get something, and is told so."""
@@ -132,11 +138,13 @@ class Waiting:
         try:
             self._attempt(poll.asked, lambda answer: self._tried(poll, answer))
         except Throttled:
-            self._park(poll)  # the consumer has it tried again
+            self._park(poll)
+            self._missed.update(poll.asked.kinds)
 
     def _tried(self, poll: _Poll, answer: Answer | BaseException) -> None:
         poll.asked.is_new = False
         if isinstance(answer, BaseException):
+            self._missed.update(poll.asked.kinds)
             self._finish(poll, answer)
         elif answer.claimed is not None:
             self._finish(poll, answer.claimed)
@@ -198,17 +206,36 @@ class Waiting:
         for poll in self._parked.get(kind, [])[:count]:
             self._try(poll)
 
+    def _expect_at(self, kind: str, due_at: float) -> None:
+        if due_at < self._due.get(kind, math.inf):
+            self._due[kind] = due_at
+            heapq.heappush(self._agenda, (due_at, kind))
+        if len(self._agenda) > 2 * len(self._due) + _SLACK:  # most of it stands there in vain
+            self._agenda = [(at, one) for one, at in self._due.items()]
+            heapq.heapify(self._agenda)
+
+    def _next_due(self) -> float | None:
+        """When the first of the kinds is due that somebody waits for."""
+        while self._agenda and self._due.get(self._agenda[0][1]) != self._agenda[0][0]:
+            heapq.heappop(self._agenda)  # nobody waits for it any more, or it is due earlier
+        return self._agenda[0][0] if self._agenda else None
+
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._due:
-            delay = max(_SOONEST, min(self._due.values()) - self._clock.peek())
+        due_at = self._next_due()
+        if due_at is not None:
+            delay = max(_SOONEST, due_at - self._clock.peek())
             self._timer = asyncio.get_running_loop().call_later(delay, self._time_has_come)
 
     def _time_has_come(self) -> None:
         now = self._clock.peek()
-        for kind in [kind for kind, due_at in self._due.items() if due_at <= now]:
-            self._due.pop(kind, None)  # one that was woken for an earlier kind may have waited for this one too
+        due: list[str] = []
+        while (due_at := self._next_due()) is not None and due_at <= now:
+            _, kind = heapq.heappop(self._agenda)
+            del self._due[kind]
+            due.append(kind)
+        for kind in due:  # one that is woken for the first may have waited for the others too
             self._wake(kind, 1)
         self._set_timer()

@@ -6,7 +6,7 @@ import struct
 import time
 from collections import Counter, deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Literal
 
@@ -54,6 +54,11 @@ class Rule:
     left: int | None  # how many it still meets; None: all
     chance: float
     answer: bytes = b""
+    answers: tuple[bytes, ...] = ()  # one of them at random, instead
+
+    def meets(self, exchange: Exchange) -> bool:
+        """Whether this is about such a request."""
+        return self.method in ("*", exchange.method) and self.path in ("*", exchange.path) and self.left != 0
 
 
 class Conditions:
@@ -74,11 +79,10 @@ class Conditions:
     def rule_for(self, exchange: Exchange) -> Rule | None:
         """The first rule that meets this request, and one less to come of it."""
         for rule in self.rules:
-            is_met = (rule.method, rule.path) == (exchange.method, exchange.path) and rule.left != 0
-            if is_met and self.random.random() < rule.chance:
+            if rule.meets(exchange) and self.random.random() < rule.chance:
                 rule.left = None if rule.left is None else rule.left - 1
                 exchange.fault = rule.fault
-                return rule
+                return replace(rule, answer=self.random.choice(rule.answers)) if rule.answers else rule
         return None
 
 

@@ -1,4 +1,4 @@
-"""The rules of liveness, L1-L6 (RELIABILITY §1.3), each a function of a history."""
+"""The rules of liveness, L1-L7, each a function of a history."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ Found = Iterator[Violation]
 
 
 def liveness(lives: Lives, rules: Rules) -> list[Violation]:
-    """What breaks L1-L6. L1, L2 and L4 hold from the moment at which the faults are over."""
+    """What breaks L1-L7. L1, L2 and L4 hold from the moment at which the faults are over."""
     found: list[Violation] = []
     if lives.over_at is not None and rules.start_within is not None:
         room = _Room(lives)
@@ -31,6 +31,8 @@ def liveness(lives: Lives, rules: Rules) -> list[Violation]:
     if rules.outage is not None:
         found += _l3_outage(lives, rules, rules.outage)
     found += _l5_no_zombie(lives, rules)
+    if rules.fresh is not None:
+        found += _l7_progress(lives, rules, rules.fresh)
     if rules.restarts_extend:
         found += _l6_restart(lives, rules)
     return found
@@ -158,7 +160,11 @@ def _l2_claims_no_more(lives: Lives, rules: Rules) -> Found:
 def _surely_over_at(lease: Lease, lives: Lives, rules: Rules) -> float:
     """When the service has noticed that it ran out, at the latest; a restart gives it its ttl anew."""
     until = lease.at_most_until(rules.drift)
-    extended = lease.ttl * (1 + rules.spread) * (1 + rules.drift)
+    longest = lives.of(lease.task).longest_ttl * (1 + rules.drift)
+    extended = longest * (1 + rules.spread)
+    holder = lives.processes.get(lease.holder)
+    if longest > lease.ttl * (1 + rules.drift) and holder is not None and holder.ended is not None:
+        until = max(until, holder.ended.at + longest)  # its last beat may have granted more than it had heard of
     stood_still = 0.0  # clocks of servers that were frozen as a whole
     for server in lives.servers:
         if server.began is not None and server.began.at > lease.asked_at:
@@ -259,7 +265,7 @@ def _l5_no_zombie(lives: Lives, rules: Rules) -> Found:
             if lives.was_frozen(body.who, lease.asked_at, math.inf):
                 continue
             # It ends with the lease, which is not renewed any more: one ttl later, or a little more after a restart.
-            spare = lease.ttl * (1 + rules.spread) * (1 + rules.drift) + rules.jitter
+            spare = life.longest_ttl * (1 + rules.spread) * (1 + rules.drift) + rules.jitter
             if longest is not None:
                 last = max([one.at for one in lease.effects], default=body.at)
                 allowed = _runs_until(lease, longest, spare, lives, rules)
@@ -319,6 +325,29 @@ def _l6_restart(lives: Lives, rules: Rules) -> Found:
                 if start < after.grant.at < until and not ended and not _holder_ended(lives, lease, after.grant.at):
                     why = f"a restart took fence {lease.fence} from its holder {until - after.grant.at:.1f} s too early"
                     yield Violation(rule="L6", task=life.task, why=why, events=[lease.grant, after.grant])
+
+
+def _l7_progress(lives: Lives, rules: Rules, fresh: float) -> Found:
+    """The next holder begins where the last one was, but for what that reported in its last moments."""
+    for life in lives.tasks.values():
+        for lease, after in pairwise(life.known):
+            if not after.granted:
+                continue
+            ended = lives.process(lease.holder).ended if lease.holder else None
+            ends = [after.grant.at, *(one.at for one in (*lease.lost, *lease.refused, *lease.closed))]
+            by = min(*ends, math.inf if ended is None else ended.at) - fresh
+            reports = [one for one in lease.effects if one.reported is not None and one.at <= by]
+            report = next((one for one in reversed(reports) if _was_calm(lives, one, fresh, rules)), None)
+            got = after.granted[0].progress
+            if report is not None and report.reported is not None and (got is None or got < report.reported):
+                why = f"fence {after.fence} was given progress {got}: {report.reported} was reported long before"
+                yield Violation(rule="L7", task=life.task, why=why, events=[lease.grant, report, after.granted[0]])
+
+
+def _was_calm(lives: Lives, report: log.Effect, fresh: float, rules: Rules) -> bool:
+    """Nothing was wrong when it was reported, nor so shortly before that the holder was still catching up."""
+    since = report.at - 2 * (rules.outage or 0.0)
+    return not any(_stretches(lives, report.who, since, report.at + fresh, rules.bridge))
 
 
 def _holder_ended(lives: Lives, lease: Lease, by: float) -> bool:

@@ -104,6 +104,11 @@ class Life:
         return [self.leases[fence] for fence in sorted(self.leases) if self.leases[fence].is_known]
 
     @property
+    def longest_ttl(self) -> float:
+        """For how long at most a restart of the service extends its leases, but for their spread."""
+        return max([*(asked.heartbeat_timeout for asked in self.asked), *(lease.ttl for lease in self.known)])
+
+    @property
     def is_durable(self) -> bool:
         """Somebody was told that it is kept."""
         return any(answer.created or answer.task == answer.asked for answer in self.acknowledged)

@@ -25,6 +25,8 @@ class Rules:
     # count as one: a call's time-out and the wait before the next try.
     outage: float | None = None
     bridge: float = 15.0
+    # L7: what a body reported as its progress this long before its end, while nothing was wrong, is with the next.
+    fresh: float | None = None
     # L4: a lease that its claim's answer did not bring, for fewer seconds of faults, is brought by the claim's repeat.
     lost_claim: float | None = None
     claims_once: bool = True  # S7: nothing is granted for the repeat of a claim that was granted something
@@ -45,7 +47,7 @@ class Rules:
 class Violation:
     """A promise that a history breaks, and the events that show it."""
 
-    rule: str  # S1-S11, L1-L6, queue, traffic, faults
+    rule: str  # S1-S11, L1-L7, queue, traffic, faults
     why: str
     task: str = ""
     events: Sequence[Event] = ()

@@ -118,6 +118,11 @@ def _s4_one_outcome(life: Life, lives: Lives, rules: Rules) -> Found:
         yield Violation(rule="S4", task=life.task, why="it ended more than once", events=ends)
     if len(told) > 1:
         yield Violation(rule="S4", task=life.task, why="more than one end was accepted", events=list(told.values()))
+    for one in told.values():
+        success = next((said for said in life.leases[one.fence].settle_asked if said.outcome == "success"), None)
+        if success is not None and one.outcome == "fatal":
+            why = "its result was thrown away, and a fatal failure reported instead"
+            yield Violation(rule="S4", task=life.task, why=why, events=[success, one])
     ended: list[log.Event] = [*ends, *told.values()]
     if not ended:
         return

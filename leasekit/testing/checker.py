@@ -1,4 +1,4 @@
-"""Whether a history keeps the promises: safety (S1-S11), liveness (L1-L6), and that what went in came out.
+"""Whether a history keeps the promises: safety (S1-S11), liveness (L1-L7), and that what went in came out.
 
     problems = check(read(*paths), Rules(ttl=300, faults={"kill", "cut"}))
     assert not problems, "\n".join(map(str, problems))
@@ -15,7 +15,7 @@ from leasekit.testing._lives import Lives
 from leasekit.testing._queue import queue
 from leasekit.testing._rules import Rules, Violation
 from leasekit.testing._safety import safety
-from leasekit.testing.history import Event, SettleAnswered
+from leasekit.testing.history import Event, Fault, SettleAnswered
 
 __all__ = ["Rules", "Violation", "check"]
 
@@ -23,8 +23,25 @@ __all__ = ["Rules", "Violation", "check"]
 def check(events: Sequence[Event], rules: Rules | None = None) -> list[Violation]:
     """What is wrong with a history, whose events are ordered by time; nothing, where all promises were kept."""
     rules = rules or Rules()
-    lives = Lives(events)
+    lives = Lives(_without_lost(events))
     return [*safety(lives, rules), *liveness(lives, rules), *queue(lives), *_proof(lives, rules)]
+
+
+def _without_lost(events: Sequence[Event]) -> Sequence[Event]:
+    """Leave out tasks of which a service has lost something, as it declares: of these it promises nothing.
+
+    A fault of the name "rollback" says in which time what was acknowledged is as if it had never been.
+    """
+    lost = [(one.at, one.at + one.lasts) for one in events if isinstance(one, Fault) and one.name == "rollback"]
+    if not lost:
+        return events
+    tasks = {
+        getattr(one, "task", "")
+        for one in events
+        for begin, end in lost
+        if begin <= one.at and getattr(one, "asked_at", one.at) <= end
+    }
+    return [one for one in events if getattr(one, "task", None) not in tasks]
 
 
 def _proof(lives: Lives, rules: Rules) -> list[Violation]:

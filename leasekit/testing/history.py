@@ -111,6 +111,7 @@ class Asked(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     max_attempts: int | None = None
     max_crashes: int = 5
     max_runtime: float | None = None
+    heartbeat_timeout: float = 0.0  # the ttl that a beat grants; zero: nobody says
 
 
 class Acknowledged(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
@@ -150,6 +151,7 @@ class Granted(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     kind: str = ""
     priority: int = 2
     claim: str = ""  # the claim's id, where it is known
+    progress: float | None = None  # what the last holder has left, where that is a number
 
 
 class Renewed(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
@@ -218,6 +220,7 @@ class Effect(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     task: str
     fence: int
     progress: bool = False  # it reported progress with it
+    reported: float | None = None  # what it reported, where that is a number that grows
 
 
 class Stopped(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):

@@ -18,11 +18,10 @@ from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, S
 from leasekit.testing.service import MemoryService
 from leasekit.wire import (
     MAX_BATCH,
-    MAX_BODY,
     MAX_ERROR,
-    MAX_NESTING,
     MAX_PAYLOAD,
     MAX_PROGRESS,
+    MAX_THEN,
     BeatsRequest,
     CancelRequest,
     ClaimRequest,
@@ -30,6 +29,7 @@ from leasekit.wire import (
     ResultsRequest,
     ScheduleRequest,
     SettlementItem,
+    structural_fault,
 )
 
 __all__ = ["MemoryBackend", "MemoryService", "connect"]
@@ -129,11 +129,8 @@ _BOUNDS = {"payload": MAX_PAYLOAD, "result": MAX_PAYLOAD, "error": MAX_ERROR, "p
 
 def _checked(kind: type[_Request], fields: dict[str, Any]) -> _Request:
     """The request as a service reads it; raises `Refused` for what a service would not take."""
-    body = _encoded(fields)
-    if len(body) > MAX_BODY:
-        _refuse([{"detail": f"{len(body)} bytes: a request has at most {MAX_BODY}"}])
     try:
-        request = msgspec.json.decode(body, type=kind)
+        request = msgspec.json.decode(_encoded(fields), type=kind)
     except (msgspec.ValidationError, RecursionError) as error:
         _refuse([_problem_of(error)])
     if problems := [problem for n, item in _items(structs.asdict(request)) for problem in _problems(n, item)]:
@@ -180,23 +177,17 @@ def _problems(position: int, item: object) -> Iterator[dict[str, Any]]:
         raw = getattr(item, name, UNSET)
         if isinstance(raw, Raw) and len(bytes(raw)) > most:
             yield {"item": position, "field": name, "detail": f"{len(bytes(raw))} bytes: at most {most}"}
-        elif isinstance(raw, Raw) and _nesting(bytes(raw)) > MAX_NESTING:
-            yield {"item": position, "field": name, "detail": f"nested deeper than {MAX_NESTING}"}
+        elif isinstance(raw, Raw) and (fault := structural_fault(bytes(raw))) is not None:
+            yield {"item": position, "field": name, "detail": fault}
     if isinstance(item, NewTaskItem) and item.after:
         yield {"item": position, "field": "after", "detail": "there are no dependencies here: use `then`"}
     if isinstance(item, SettlementItem):
         if item.then and item.outcome not in ("success", "fatal"):
             yield {"item": position, "field": "then", "detail": "goes with success and fatal only"}
+        if item.then and (size := len(msgspec.json.encode(item.then))) > MAX_THEN:
+            yield {"item": position, "field": "then", "detail": f"has {size:,} bytes together: at most {MAX_THEN:,}"}
         for successor in item.then:
             yield from _problems(position, successor)
-
-
-def _nesting(raw: bytes) -> int:
-    depth = deepest = 0
-    for bracket in re.findall(rb"[\[{\]}]", re.sub(rb'"(?:[^"\\]|\\.)*"', b"", raw)):
-        depth += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
 
 
 def _refuse(problems: list[dict[str, Any]]) -> NoReturn:

@@ -23,6 +23,7 @@ from random import Random
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
+from leasekit.testing._foreign import FOREIGN
 from leasekit.testing._links import KEPT, Conditions, Exchange, Line, Link, Rule
 
 __all__ = ["Exchange", "Proxy"]
@@ -38,10 +39,7 @@ class Proxy:
     """
 
     def __init__(self, target: str, *, random: Random | None = None) -> None:
-        parts = urlsplit(target)
-        if parts.scheme not in ("http", "tcp") or not parts.hostname or not parts.port:
-            raise ValueError(f"{target!r} is no address to pass on to: write http://host:port or tcp://host:port")
-        self._scheme, self._target = parts.scheme, (parts.hostname, parts.port)
+        self._scheme, self._target = _place(target)
         self._conditions = Conditions(random or Random(0))  # noqa: S311 - chance, not secrets
         self.fired = self._conditions.fired
         self.log = self._conditions.log
@@ -92,6 +90,10 @@ class Proxy:
         """Break all connections, and refuse new ones. Those that are refused nobody can count."""
         self._do(self._cut)
 
+    def move(self, target: str) -> None:
+        """Lead new connections to another service; those that are open stay where they are, as with DNS."""
+        self._target = _place(target)[1]
+
     def mend(self) -> None:
         """All is well again: no rules, connections are accepted, what hung arrives."""
         self._do(self._mend)
@@ -121,6 +123,14 @@ class Proxy:
         self._rule(
             Rule(fault=f"answer {status}", method=method, path=path, left=times, chance=chance, answer=answer)
         )  # fmt: skip
+
+    def foreign(self, method: str = "*", path: str = "*", *, times: int | None = 1, chance: float = 1.0) -> None:
+        """The next `times` of these requests (None: all) are answered by somebody in between, and go no further.
+
+        By an ingress, a firewall, a captive portal: each time another status and body. "*" is any method, any path.
+        """
+        answers = tuple(answer.raw for answer in FOREIGN)
+        self._rule(Rule(fault="foreign", method=method, path=path, left=times, chance=chance, answers=answers))
 
     async def again(self, exchange: Exchange) -> bytes:
         """Send an earlier request to the service once more, as a network that delivers twice does: the raw answer.
@@ -290,9 +300,17 @@ class Proxy:
             self._links.discard(link)
 
 
+def _place(target: str) -> tuple[str, tuple[str, int]]:
+    parts = urlsplit(target)
+    if parts.scheme not in ("http", "tcp") or not parts.hostname or not parts.port:
+        raise ValueError(f"{target!r} is no address to pass on to: write http://host:port or tcp://host:port")
+    return parts.scheme, (parts.hostname, parts.port)
+
+
 def _bound(address: tuple[str, int]) -> socket.socket:
     """Two sockets may have this port, one deaf, one listening; nobody else gets it."""
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # With the protocol named, asyncio sets TCP_NODELAY on what is accepted: no answer waits 40 ms for a delayed ACK.
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     made.settimeout(0)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

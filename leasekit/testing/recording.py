@@ -71,6 +71,7 @@ class Recorded:
             self._log.add(
                 Granted, at=at, task=task.id, fence=task.fence, token=task.token, attempt=task.attempt, ttl=task.ttl,
                 asked_at=asked_at, kind=task.kind, priority=task.priority, claim=claim_id,
+                progress=_number(task.progress),
             )  # fmt: skip
         return claimed
 
@@ -168,6 +169,11 @@ def digest(settlement: Settlement) -> str:
     return hashlib.blake2s(msgspec.json.encode(settlement), digest_size=8).hexdigest()
 
 
+def _number(progress: Any) -> float | None:
+    value = msgspec.json.decode(progress) if isinstance(progress, msgspec.Raw) else progress
+    return value if isinstance(value, float) else None
+
+
 def _keep(known: "OrderedDict[str, V]", key: str, value: V) -> V:
     known[key] = value
     if len(known) > _REMEMBERED:
@@ -179,6 +185,7 @@ def _asked(task: NewTask, offset: float) -> dict[str, Any]:
     """What a history says of a task; `offset` is what Unix time is behind the history's clock."""
     same = (
         "kind", "priority", "collection", "dedupe_key", "dedupe_window", "max_attempts", "max_crashes", "max_runtime",
+        "heartbeat_timeout",
     )  # fmt: skip
     fields = {name: getattr(task, name) for name in same}
     return {**fields, "task": task.id, "due_at": None if task.at is None else task.at.timestamp() + offset}

@@ -216,7 +216,9 @@ class MemoryService:
         if beat.progress is not UNSET:
             row.progress = beat.progress
         ttl = row.new.heartbeat_timeout
-        self._move(row, Status.CLAIMED if run.started_at is None else Status.PROCESSING, now + ttl)
+        # No nearer than it was: a holder that does not hear the answer goes by what it was granted before.
+        until = max(row.trigger_at, now + ttl)
+        self._move(row, Status.CLAIMED if run.started_at is None else Status.PROCESSING, until)
         order: Literal["cancel"] | None = "cancel" if row.cancelling else None
         return Verdict(id=beat.id, verdict="renewed", ttl=ttl, order=order)
 

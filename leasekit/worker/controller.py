@@ -14,12 +14,12 @@ import math
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 
 from msgspec import structs
 
 from leasekit._core.backoff import Backoff
+from leasekit._driver.answer import Answer
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
 from leasekit._driver.outbox import Delivery
@@ -219,7 +219,7 @@ class Controller:
         if ready:
             self._executor.put(ready)
 
-    def _confirmed(self, work: Work, answer: "Future[None]") -> None:
+    def _confirmed(self, work: Work, answer: Answer[None]) -> None:
         """The service has said whether the lease was still ours when it came: if not, it is never begun."""
         self._unconfirmed.pop(work, None)
         if answer.exception() is not None:

@@ -2,7 +2,7 @@
 
 Each has slots and a buffer.
 
-Rule 1: an executor pulls (SYSTEMS A1): whoever has a free slot takes the best there is. Nobody is woken for each task.
+Rule 1: an executor pulls: a free slot takes the best task there is. No thread is woken for each task.
 Rule 2: a slot is free as soon as its body has ended; the report is the keeper's.
 Rule 3: whatever a body raises ends that body only.
 """
@@ -21,9 +21,11 @@ import anyio.lowlevel
 from leasekit._driver.bridge import call_soon_here, ring
 from leasekit.lease import Lease
 from leasekit.worker.buffer import Buffer
+from leasekit.worker.handlers import Handler
+from leasekit.worker.jobs import Jobs, count_in
 from leasekit.worker.work import Work
 
-__all__ = ["Executor", "LoopExecutor", "ThreadExecutor"]
+__all__ = ["Executor", "LoopExecutor", "ThreadExecutor", "run_here"]
 
 
 class Executor(Protocol):
@@ -89,6 +91,7 @@ class LoopExecutor:
         self.slots = slots
         self.buffer = Buffer()
         self._free = slots
+        self._running: set[Work] = set()
         self._closed = False
         self._cancelled = False
         self._call_soon: Callable[..., object] | None = None  # once it runs
@@ -109,6 +112,9 @@ class LoopExecutor:
                     await anyio.lowlevel.checkpoint_if_cancelled()
                 except BaseException:
                     self._cancelled = True
+                    # By their cancel scopes: a cancelled task would leave behind what it shields (anyio.to_thread).
+                    for work in self._running:  # each has had its first step: the loop runs in order
+                        work.interrupt()
                     raise
                 self._wake = anyio.Event()
 
@@ -138,21 +144,30 @@ class LoopExecutor:
             self._look_here()
 
     async def _body(self, work: Work, lease: Lease, call_soon: Callable[..., object]) -> None:
-        error: BaseException | None = None
-        lease.enter(call_soon)
-        try:
-            await work.handler.acall(lease)
-        except BaseException as raised:  # noqa: BLE001 - a body's sys.exit() must not end the loop
-            error = raised
-        try:
-            error = lease.leave(error)
-        except Exception as raised:  # noqa: BLE001 - it left a cancel scope open
-            error = raised
+        self._running.add(work)
+        error = await run_here(work.handler, lease, call_soon)
+        self._running.discard(work)
         # A cancellation that nobody asked for (the body awaited something that was cancelled) is a failure.
         interrupted = error is not None and _is_cancellation(error) and (self._cancelled or _scope_is_cancelled())
         work.end(lease, error, interrupted=interrupted)
         if error is not None and interrupted:
             raise error
+
+
+async def run_here(handler: Handler, lease: Lease, call_soon: Callable[..., object]) -> BaseException | None:
+    """Run an async handler until nothing that it started in this event loop runs any more. Returns how it ended."""
+    jobs, error = Jobs(lease.task), None
+    jobs.belong_here()
+    lease.enter(call_soon)
+    try:
+        await handler.acall(lease)
+    except BaseException as raised:  # noqa: BLE001 - a body's sys.exit() must not end the loop
+        error = raised
+    await jobs.ended()
+    try:
+        return lease.leave(error)
+    except Exception as raised:  # noqa: BLE001 - it left a cancel scope open
+        return raised
 
 
 def _is_cancellation(error: BaseException) -> bool:
@@ -168,13 +183,14 @@ def _scope_is_cancelled() -> bool:
 
 @asynccontextmanager
 async def _bodies() -> AsyncGenerator[Callable[..., object]]:
-    """Starts tasks in the loop that runs here. Leaving waits for all, and leaving by an exception cancels them."""
+    """Start tasks in the loop that runs here. Leaving the block waits for all of them."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         async with anyio.create_task_group() as group:
             yield group.start_soon
         return
+    count_in(loop)
     tasks: set[asyncio.Task[None]] = set()
 
     def start(body: Callable[..., Coroutine[Any, Any, None]], *args: Any, name: str) -> None:
@@ -185,10 +201,6 @@ async def _bodies() -> AsyncGenerator[Callable[..., object]]:
 
     try:
         yield start
-    except BaseException:
-        for task in tasks:
-            task.cancel()  # each has had its first step: the loop runs in order, and we were suspended since
-        raise
     finally:
         if tasks:
             with anyio.CancelScope(shield=True):

@@ -96,7 +96,10 @@ async def _unheard(backend: Backend, past: Past) -> list[Settlement]:
 def _settlements(leases: Sequence[Left], why: str) -> Iterator[Settlement]:
     error = {"type": "WorkerEnded", "message": why}
     for lease in leases:
-        if lease.begun:
-            yield Settlement(id=lease.task_id, token=lease.token, outcome="crash", error=error)
-        else:
-            yield Settlement(id=lease.task_id, token=lease.token, outcome="release")
+        yield Settlement(
+            id=lease.task_id,
+            token=lease.token,
+            outcome="crash" if lease.begun else "release",
+            error=error if lease.begun else None,
+            progress=lease.progress,
+        )

@@ -122,6 +122,13 @@ def _descendants(spared: set[int]) -> set[int]:
 def _families() -> defaultdict[int, set[int]]:
     """Parent → children, of all processes that can be seen."""
     families: defaultdict[int, set[int]] = defaultdict(set)
+    try:
+        if str(Path("/proc/self").readlink()) != str(
+            os.getpid()
+        ):  # of another pid namespace: its numbers are of others
+            return families
+    except OSError:  # there is none
+        return families
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError):  # it has ended meanwhile

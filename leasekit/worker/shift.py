@@ -4,15 +4,18 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
 import anyio
 
 from leasekit._driver import thread
+from leasekit._driver.answer import Answer
 from leasekit.client import Client
+from leasekit.errors import ConfigError
 from leasekit.hooks import show
+from leasekit.wire import MAX_KINDS
+from leasekit.worker import supervised
 from leasekit.worker.controller import Controller
 from leasekit.worker.draining import PATIENT, Drain, Patience
 from leasekit.worker.executor import Executor, LoopExecutor, ThreadExecutor
@@ -56,7 +59,7 @@ class Shift:
         self._threads: list[ThreadExecutor | ProcessExecutor] = []
         self._loops: list[LoopExecutor] = []
         self._drain = Drain(self._connection, self._controllers, patience, end=end)
-        self.over: Future[None] = Future()
+        self.over: Answer[None] = Answer()
         for (run, slots, _), served in _groups(handlers).items():
             executor = self._executor(run, slots or concurrency, served)
             self._controllers.append(
@@ -157,8 +160,8 @@ class Shift:
         if self._failed:
             raise self._failed[0]
 
-    def reported(self) -> Future[None]:
-        """Done when all results are reported, for as long as that takes (SYSTEMS D6)."""
+    def reported(self) -> Answer[None]:
+        """Done when all results are reported, for as long as that takes."""
         return self._connection.driver.submit(self._report())
 
     async def _report(self) -> None:
@@ -206,20 +209,27 @@ def _groups(handlers: Mapping[str, Handler]) -> dict[tuple[RunIn, int | None, st
     for kind, handler in handlers.items():
         alone = None if handler.concurrency is None else kind
         groups.setdefault((handler.run, handler.concurrency, alone), {})[kind] = handler
+    for (run, _, _), served in groups.items():
+        if len(served) > MAX_KINDS:
+            raise ConfigError(
+                f"{len(served)} kinds share the {run} slots of this worker, and a claim has {MAX_KINDS} at most: give "
+                "some handlers a concurrency of their own, or have two workers"
+            )
     return groups
 
 
-def _until_done(future: Future[None]) -> None:
+def _until_done(answer: Answer[None]) -> None:
     """Wait, and hear signals meanwhile.
 
     One that comes just before the thread goes to sleep, or to another thread, does not wake it: Python runs its handler
     only when the main thread has its next turn.
     """
     while True:
+        supervised.stay()
         try:
-            future.result(_LISTEN)
+            answer.result(_LISTEN)
         except TimeoutError:
-            if not future.done():
+            if not answer.done():
                 continue
             raise
         return

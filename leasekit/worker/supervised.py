@@ -7,19 +7,20 @@ from leasekit._driver.ledger import Holder, Ledger
 from leasekit.client import Client
 from leasekit.worker import kernel
 
-__all__ = ["VARIABLE", "attach", "attached", "note"]
+__all__ = ["VARIABLE", "attach", "attached", "note", "stay"]
 
 VARIABLE = "LEASEKIT_SUPERVISED"  # what the supervisor tells its child, and nobody else: the ledger, and who it is
 
 _ledger: Ledger | None = None
 _line: int | None = None  # to the supervisor: nothing is said, but it is cut by the end of this program, and by exec
+_parent: int | None = None
 _noted: Connection | None = None
 
 
 def _forget() -> None:
     """A forked child is not what the supervisor watches: it holds nothing of the worker's, nor its line."""
-    global _ledger, _line  # noqa: PLW0603 - one for each process
-    _ledger = None
+    global _ledger, _line, _parent  # noqa: PLW0603 - one for each process
+    _ledger = _parent = None
     if _line is not None:
         os.close(_line)
         _line = None
@@ -30,17 +31,23 @@ os.register_at_fork(after_in_child=_forget)
 
 def attach() -> bool:
     """True in the child of a supervisor: from here it ends with it, and is the first to end when memory runs out."""
-    global _ledger, _line  # noqa: PLW0603 - a process has one supervisor
+    global _ledger, _line, _parent  # noqa: PLW0603 - a process has one supervisor
     told = os.environ.pop(VARIABLE, None)
     if told is None:
         return False
-    fd, _line, parent = map(int, told.split(":"))
-    kernel.end_with(parent)
+    fd, _line, _parent = map(int, told.split(":"))
+    stay()
     kernel.expendable()
     for inherited in (fd, _line):
         os.set_inheritable(inherited, False)  # noqa: FBT003 - of one argument
     _ledger = Ledger(fd)
     return True
+
+
+def stay() -> None:
+    """End with the supervisor, if there is one. The kernel forgets that when a handler changes its user."""
+    if _parent is not None:
+        kernel.end_with(_parent)
 
 
 def attached() -> Ledger | None:

@@ -1,4 +1,4 @@
-"""A small process that has the worker as its child, and hands back its leases when it has died (DESIGN §9).
+"""A small process that has the worker as its child, and hands back its leases when it has died.
 
     worker dies ─▶ reaped ─▶ all orphans of it killed and reaped ─▶ its leases handed back ─▶ the worker started again
 
@@ -55,6 +55,7 @@ class Supervisor:
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
         self._child: int | None = None
+        self._beyond: int | None = None  # the child that may not be signalled, once that has been said
         self._memory: SharedMemory | None = None
         self._signals = 0
         self._strangers: set[int] = set()
@@ -153,7 +154,7 @@ class Supervisor:
             except ChildProcessError as error:
                 raise AssertionError("somebody else has waited for the worker") from error
             if _is_cut(line):  # or it is about to end: then this changes nothing
-                os.kill(child, signal.SIGKILL)
+                self._send(signal.SIGKILL)
             self._listen(_LOOK)
 
     def _listen(self, seconds: float) -> None:
@@ -169,7 +170,20 @@ class Supervisor:
         if number in _COUNTED:
             has_heard = self._memory is not None and not self._memory.signalled()
         if self._child is not None and not has_heard:  # it has not been waited for, so its number is still its own
+            self._send(number)
+
+    def _send(self, number: signal.Signals) -> None:
+        """Send a signal to the worker, which nobody has waited for yet."""
+        assert self._child is not None  # noqa: S101 - there is one
+        try:
             os.kill(self._child, number)
+        except PermissionError:
+            if self._beyond != self._child:
+                self._beyond = self._child
+                logger.error(
+                    "%s may not be sent to the worker (process %d), which has become another user's: end it by hand, "
+                    "and let its supervisor signal all users (CAP_KILL)", number.name, self._child,
+                )  # fmt: skip
 
     def _rest(self, seconds: float) -> bool:
         """Wait so long; true where there came a signal to stop."""

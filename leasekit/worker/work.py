@@ -2,8 +2,10 @@
 
 import logging
 import os
+import traceback
 from collections.abc import Callable
 
+from leasekit._driver import said
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
 from leasekit.errors import Cancelled, Draining, Fatal, IdleTimeout, LeaseError, LeaseLost
@@ -64,6 +66,11 @@ class Work:
         self.lease = lease
         return lease
 
+    def interrupt(self) -> None:
+        """Cancel an async body that runs, without a word of its lease."""
+        if (cancel := self.holding.listener) is not None:
+            cancel()
+
     def end(self, lease: Lease, error: BaseException | None, *, interrupted: bool = False) -> None:
         """The body has ended, and the slot is free. The report is on its way from here.
 
@@ -73,6 +80,8 @@ class Work:
         if self._connection.forked:
             # A child that the handler forked has come back from it. It holds nothing, and must not be a second worker.
             os._exit(0 if error is None else _CHILD_CAME_BACK)
+        if error is not None and any(said.each(error, MemoryError)):
+            _let_go(error)
         try:
             settlement = lease.ended(error, interrupted="release" if interrupted else "retry")
         except Exception as unreportable:
@@ -94,3 +103,13 @@ class Work:
         else:
             how = "for good" if isinstance(error, Fatal) else "and will be tried again"
             logger.warning("task %s (%s) failed, %s", task.id, task.kind, how, exc_info=error, extra=self._about)
+
+
+def _let_go(error: BaseException) -> None:
+    """Free what the body had when memory ran out: its frames hold it, and without memory nothing can be reported."""
+    left: BaseException | None = error
+    seen: set[int] = set()  # causes may go round in a circle
+    while left is not None and id(left) not in seen:
+        seen.add(id(left))
+        traceback.clear_frames(left.__traceback__)
+        left = left.__cause__ or left.__context__

@@ -19,13 +19,13 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Concatenate, Literal, ParamSpec, TypeVar, cast, get_args
+from typing import Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import anyio
 
 from leasekit._driver.bridge import outcome
 from leasekit._driver.spool import Spool
-from leasekit._driver.watchdog import Mode
+from leasekit._driver.watchdog import Mode, check_mode
 from leasekit.backend import Backend
 from leasekit.client import Client
 from leasekit.config import Beats
@@ -60,8 +60,9 @@ class Worker:
 
     `watchdog`: with "auto", the process of a worker that is run by `run()` ends before the trust in a lease whose body
     goes on: by itself (exit code 75) where the interpreter has its turn in time, by the kernel (SIGKILL) where C code
-    holds it up or the process is stopped. "required" refuses to work where the kernel cannot do that. "soft" only tells
-    the body, and so does `serve()` in somebody else's process.
+    holds it up or the process is stopped. "required" refuses to work where the kernel cannot do that, in `serve()`, and
+    over a client that was given. "soft" only tells the body, and so does "auto" in these two. A run ends with the last
+    task or executor job that an async handler has started in its event loop, and not with its coroutine.
 
     `drain_grace`: seconds after a stop in which bodies may end by themselves. Then async ones are cancelled, processes
     ended, and threads hear of it where they call `held.check()` or `held.progress()`: `Draining`. Their tasks are given
@@ -94,8 +95,7 @@ class Worker:
             raise ConfigError(f"concurrency={concurrency} would run nothing: raise it to 1 or more")
         if not ahead >= 0:
             raise ConfigError(f"ahead={ahead!r} is no number of seconds: set it to zero or more")
-        if watchdog not in get_args(Mode):
-            raise ConfigError(f"watchdog={watchdog!r} is no mode of it: use {', '.join(map(repr, get_args(Mode)))}")
+        check_mode(watchdog)
         self._patience = Patience(grace=drain_grace, timeout=drain_timeout)
         self._service = client_or_url
         self._beats = beats
@@ -292,12 +292,22 @@ class Worker:
 
     def _outlive(self, client: Client) -> None:
         """See to what is to outlive this process: results that could not be reported, and what is to be handed back."""
+        self._check_guarded(client)
         connection, directory = client.connection(), None
         if self.spool is not None and client.url is not None and not client.url.startswith("memory:"):
             spool = Spool(self.spool, client.url)
             connection.driver.submit(connection.keeper.outbox.use(spool))
             directory = str(spool.directory)
         supervised.note(client, spool=directory)
+
+    def _check_guarded(self, client: Client) -> None:
+        """Refuse to work where a watchdog is required, and nothing ends this process when a body outlives its lease."""
+        if self._watchdog == "required" and not client.connection().watchdog.guards:
+            raise ConfigError(
+                "watchdog='required' ends the process of a body that outlives its lease, and that is done for a worker "
+                "that has a URL or backend of its own and is run by run(): not in serve(), whose process is somebody "
+                "else's, and not over a client that was connected before. Use Worker(url).run(), or watchdog='auto'"
+            )
 
     def _signalled(self, number: signal.Signals) -> None:
         self.stop()

@@ -4,6 +4,6 @@
     python -m simulation.mutants --only no-timer    one
 
 A mutant is a value (`mutant.py`): the text that is replaced, what then goes wrong, the stress under which that shows,
-and the rules of the checker that have to say so. Breaks that show nowhere are in the tables too, with the reason. A
-mutant is dead when the checker names one of its rules; a program that merely falls over proves nothing.
+and the rules of the checker that have to say so. A mutant is dead when the checker names one of its rules; a program
+that merely falls over proves nothing. What no history shows has a test instead, which has to fail, and the reason.
 """

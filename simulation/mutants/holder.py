@@ -15,6 +15,7 @@ _HOLDING = "leasekit/_driver/holding.py"
 _OUTBOX = "leasekit/_driver/outbox.py"
 _WATCHDOG = "leasekit/_driver/watchdog.py"
 _CONTROLLER = "leasekit/worker/controller.py"
+_TRANSPORT = "adapters/leasekit_http/transport.py"
 
 _TRUST = "return self.ttl * (1 - 2 * DRIFT) - self.margin"
 
@@ -101,7 +102,8 @@ HOLDER: Sequence[Mutant] = (
         breaks="An older answer that comes later shortens the trust.",
         edits=[Edit(_TERM, "self.granted_at = max(self.granted_at, asked_at)", "self.granted_at = asked_at")],
         under="slow",
-        equivalent="a lease is in one call at a time, so no answer overtakes another; and less trust breaks no promise",
+        test="tests/core/test_term.py::test_trust_never_moves_back_when_answers_overtake_one_another",
+        why_test="a lease is in one call at a time, so no answer overtakes another; and less trust breaks no promise",
     ),
     Mutant(
         name="lost-judged-by-the-keeper-alone",
@@ -114,7 +116,8 @@ HOLDER: Sequence[Mutant] = (
             )
         ],
         under="guard",
-        equivalent="it is the first rung of the ladder: in a guarded process the kernel's timer is the last, and holds",
+        test="tests/test_lease.py::test_check_judges_by_the_clock_while_the_keeper_is_stuck",
+        why_test="it is the first rung of the ladder: in a guarded process the kernel's timer is the last, and holds",
     ),
     # The cycle ------------------------------------------------------------------------------------------------------
     Mutant(
@@ -128,8 +131,8 @@ HOLDER: Sequence[Mutant] = (
             )
         ],
         under="outages",
-        killed_by=["L3"],
-        seeds=20,
+        test="tests/core/test_cycle.py::test_a_lease_whose_trust_does_not_outlast_the_next_cycle_is_tried_on",
+        why_test="bodies that report progress bring early beats, and the first that is answered ends the rest of all",
     ),
     Mutant(
         name="retry-after-unbounded",
@@ -157,7 +160,8 @@ HOLDER: Sequence[Mutant] = (
             )
         ],
         under="storms",
-        equivalent="L3 counts the time in which something is wrong, and does not tell throttling from a cut line",
+        test="tests/core/test_cycle.py::test_throttling_is_no_strike",
+        why_test="L3 counts the time in which something is wrong, and does not tell throttling from a cut line",
     ),
     Mutant(
         name="verdicts-by-position-unchecked",
@@ -166,7 +170,17 @@ HOLDER: Sequence[Mutant] = (
             Edit(_KEEPER, "verdict if verdict.id == beat.id and _sensible(verdict)", "verdict if _sensible(verdict)")
         ],
         under="storms",
-        equivalent="it takes a garbled order of answers to a batch in which one lease is gone: 30 histories had none",
+        test="tests/driver/test_keeper.py::test_a_verdict_that_names_another_task_is_not_believed",
+        why_test="it takes a garbled order of answers to a batch in which one lease is gone: 30 histories had none",
+    ),
+    Mutant(
+        name="news-waits-for-the-cycle",
+        breaks="Progress goes with the next beat, however long that takes.",
+        edits=[
+            Edit(_CYCLE, "            self._news[term] = None\n        else:\n", "            pass\n        else:\n")
+        ],
+        under="deaths",
+        killed_by=["L7"],
     ),
     # The timer ------------------------------------------------------------------------------------------------------
     Mutant(
@@ -208,14 +222,16 @@ HOLDER: Sequence[Mutant] = (
         breaks="The timer is not moved to the end of the grace of a lost lease.",
         edits=[Edit(_WATCHDOG, "                self._ends.fix(term, until)\n", "")],
         under="deaths",
-        equivalent="the timer stays where trust ends, which is what S2 rests on; a grace is a courtesy to others",
+        test="tests/driver/test_watchdog.py::test_the_deadline_is_that_of[a lost one, before its trust ends]",
+        why_test="the timer stays where trust ends, which is what S2 rests on; a grace is a courtesy to others",
     ),
     Mutant(
         name="timer-never-moved",
         breaks="A renewal does not move the timer: the process is killed although its leases are held.",
         edits=[Edit(_WATCHDOG, "                self._ends.move(terms, until)\n", "")],
         under="guard",
-        equivalent="no rule of a history says that a process may not be killed: its tasks crash, and run again",
+        test="tests/driver/test_watchdog.py::test_it_does_not_kill[a body that was renewed]",
+        why_test="no rule of a history says that a process may not be killed: its tasks crash, and run again",
     ),
     # Bodies ---------------------------------------------------------------------------------------------------------
     Mutant(
@@ -224,12 +240,13 @@ HOLDER: Sequence[Mutant] = (
         edits=[
             Edit(
                 _HOLDING,
-                "            if self.lost:\n                raise self.loss()\n            self.watchdog.begins",
-                "            self.watchdog.begins",
+                "    def _refuse_lost(self) -> None:\n        if self.lost:",
+                "    def _refuse_lost(self) -> None:\n        if self.reason is not None:",
             )
         ],
         under="uneven",
-        equivalent="who begins late arms the timer in the past, or ends at its first look; where a task waits for a "
+        test="tests/driver/test_keeper.py::test_a_body_does_not_begin_when_its_lease_is_over_by_the_clock_alone",
+        why_test="who begins late arms the timer in the past, or ends at its first look; where a task waits for a "
         "slot, others run whose timer ends the process sooner (that S9 is looked at shows `unconfirmed-begun`)",
     ),
     Mutant(
@@ -260,8 +277,8 @@ HOLDER: Sequence[Mutant] = (
         edits=[
             Edit(
                 _HOLDING,
-                "if self.body_runs or self.settling:\n                return False",
-                "if self.settling:\n                return False",
+                "if self._takers or self.settling or not self._take(_NOBODY):",
+                "if self.settling:",
             ),
             Edit(
                 _CONTROLLER,
@@ -331,5 +348,13 @@ HOLDER: Sequence[Mutant] = (
         ],
         under="stops",
         killed_by=["L2"],
+    ),
+    # Answers of somebody else ---------------------------------------------------------------------------------------
+    Mutant(
+        name="foreign-answer-refuses",
+        breaks="Whatever is answered with a status of 4xx counts as a refusal of what was sent.",
+        edits=[Edit(_TRANSPORT, "    return ProtocolError(says)\n", "    return Refused(says)\n")],
+        under="strangers",
+        killed_by=["S4"],
     ),
 )

@@ -41,7 +41,8 @@ class Mutant:
     under: str  # the stress that shows it, of `STRESSES`
     killed_by: Sequence[str] = ()  # rules of the checker, any of which has to be broken
     seeds: int = 6  # histories in which it may live, at most
-    equivalent: str = ""  # why no rule can be broken by it; then it is not run
+    test: str = ""  # of pytest, that fails by it, where no history shows it
+    why_test: str = ""  # and why none does
 
     def scenarios(self) -> list[Scenario]:
         """The histories in which it is looked for."""

@@ -13,7 +13,9 @@ _CONSUMER = "leasekit/server/consumer.py"
 _ENDINGS = "leasekit/server/endings.py"
 _FRONTEND = "leasekit/server/frontend.py"
 _HSC = "leasekit/server/hsc.py"
+_MEMORY = "leasekit/server/store/memory.py"
 _STOCK = "leasekit/server/stock.py"
+_STORE = "leasekit/server/store/__init__.py"
 
 SERVICE: Sequence[Mutant] = (
     # Tokens and fences ----------------------------------------------------------------------------------------------
@@ -23,6 +25,14 @@ SERVICE: Sequence[Mutant] = (
         edits=[Edit(_HSC, "return row.token == token and row.status in LEASED", "return row.status in LEASED")],
         under="fencing",
         killed_by=["S3", "S8"],
+    ),
+    Mutant(
+        name="gone-is-not-final",
+        breaks="A lease of which it was said that it had ended gets more time with all others, and is renewed.",
+        edits=[Edit(_HSC, "        _keep_ended(turn, list(ended.values()))\n", "        pass\n")],
+        under="revivals",
+        killed_by=["S8"],
+        seeds=12,
     ),
     Mutant(
         name="result-without-token",
@@ -68,7 +78,8 @@ SERVICE: Sequence[Mutant] = (
             )
         ],
         under="fencing",
-        equivalent="its holder does not believe in it any more, and nobody else does yet: the task only waits longer",
+        test="tests/server/test_hsc.py::test_a_beat_at_the_very_end_is_too_late",
+        why_test="its holder does not believe in it any more, and nobody else does yet: the task only waits longer",
     ),
     # Expiry ---------------------------------------------------------------------------------------------------------
     Mutant(
@@ -77,8 +88,8 @@ SERVICE: Sequence[Mutant] = (
         edits=[
             Edit(
                 _CONSUMER,
-                "turn.tx.expired(now=turn.now, limit=limit)",
-                "turn.tx.expired(now=turn.now + 60.0, limit=limit)",
+                "turn.tx.expired(now=turn.instant, limit=limit)",
+                "turn.tx.expired(now=turn.instant + 60.0, limit=limit)",
             )
         ],
         under="outages",
@@ -90,7 +101,7 @@ SERVICE: Sequence[Mutant] = (
         edits=[
             Edit(
                 _CONSUMER,
-                "expired = turn.tx.expired(now=turn.now, limit=limit)",
+                "expired = turn.tx.expired(now=turn.instant, limit=limit)",
                 "expired = turn.tx.expired(now=-1.0, limit=limit)",
             )
         ],
@@ -98,16 +109,36 @@ SERVICE: Sequence[Mutant] = (
         killed_by=["L2", "L4"],
     ),
     Mutant(
-        name="no-step-guard",
-        breaks="Leases end by a wall clock that has jumped ahead.",
-        edits=[Edit(_CLOCK, "gained > _STEP or stalled > self._stall", "stalled > self._stall")],
+        name="beat-shortens-the-lease",
+        breaks="A beat brings the end nearer that the claim granted, and that its holder goes by.",
+        edits=[Edit(_STORE, "next_trigger_at=max(until, row.next_trigger_at or until)", "next_trigger_at=until")],
+        under="unheard",
+        killed_by=["S2", "S6"],
+    ),
+    Mutant(
+        name="rebased-to-the-beats-ttl",
+        breaks="After a restart a lease lasts for as long as a beat grants, though a claim granted more.",
+        edits=[Edit(_MEMORY, "max(row.claim_timeout, row.heartbeat_timeout)", "row.heartbeat_timeout")],
+        under="unequal",
+        killed_by=["S6", "L6"],
+    ),
+    Mutant(
+        name="leases-end-by-the-wall-clock",
+        breaks="Leases end earlier by what the wall clock was stepped ahead.",
+        edits=[
+            Edit(
+                _CLOCK,
+                "return Moment(instant + self._gained, instant,",
+                "return Moment(instant + self._gained, instant + self._gained,",
+            )
+        ],
         under="clocks",
         killed_by=["S6"],
     ),
     Mutant(
         name="clock-steps-back",
         breaks="The time of the store steps back with the wall clock.",
-        edits=[Edit(_CLOCK, "self._offset += max(gained, 0.0)", "self._offset += gained")],
+        edits=[Edit(_CLOCK, "max(self._gained, self._wall() - instant)", "self._wall() - instant")],
         under="clocks",
         killed_by=["L1", "L2", "L4"],
     ),
@@ -120,10 +151,10 @@ SERVICE: Sequence[Mutant] = (
     ),
     Mutant(
         name="never-rebased",
-        breaks="Neither a restart nor a jump of the clock gives leases their time anew.",
-        edits=[Edit(_CONSUMER, "    turn.tx.rebase(now=turn.now)\n", "    return\n")],
-        under="clocks",
-        killed_by=["S6"],
+        breaks="Neither a restart nor a stall of the server gives leases their time anew.",
+        edits=[Edit(_CONSUMER, "    turn.tx.rebase(now=turn.instant)\n", "    return\n")],
+        under="restarts",
+        killed_by=["L6"],
     ),
     Mutant(
         name="runtime-unbounded",
@@ -174,8 +205,8 @@ SERVICE: Sequence[Mutant] = (
         edits=[
             Edit(
                 _FRONTEND,
-                "if first is not None and (first.until is None or first.until > self._turn.now):",
-                "if first is not None and first.id == task.id:",
+                "if first and first.id in self._known and (first.until is None or first.until > self._turn.now):",
+                "if first and first.id == task.id:",
             )
         ],
         under="schedules",
@@ -201,7 +232,8 @@ SERVICE: Sequence[Mutant] = (
         breaks="The holder of a running task does not hear that it is to be cancelled.",
         edits=[Edit(_HSC, '"cancel" if row.ordered else None', "None")],
         under="schedules",
-        equivalent="a cancel of a running task promises no moment: it is cancelled when its lease ends, at the latest",
+        test="tests/server/test_frontend.py::test_a_running_task_is_told_with_its_next_beat_and_keeps_its_lease",
+        why_test="a cancel of a running task promises no moment: it is cancelled when its lease ends, at the latest",
     ),
     Mutant(
         name="attempts-unlimited",
@@ -238,7 +270,7 @@ SERVICE: Sequence[Mutant] = (
         breaks="What the last holder left is not given to the next.",
         edits=[Edit(_HSC, "        turn.tx.set_progress(progress)\n", "        pass\n")],
         under="deaths",
-        equivalent="a history says that progress was reported, not what the next holder was given",
+        killed_by=["L7"],
     ),
     # Order ----------------------------------------------------------------------------------------------------------
     Mutant(

@@ -29,7 +29,7 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
     "short": {
         "hours": 1.5,
         "rates": _only(crawl=12.0, drop_reply=8.0, one_way=8.0, cut=6.0, pause=8.0, deaf=60.0),
-        "ttl": 30.0,
+        "ttls": (30.0,),
         "tasks_per_hour": 200.0,
         "longest_body": 400.0,
     },
@@ -63,12 +63,22 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
     "uneven": {
         "hours": 1.0,
         "rates": _only(gil=20.0, stall=25.0, crawl=10.0, deaf=80.0),
-        "ttl": 60.0,
+        "ttls": (60.0,),
         "tasks_per_hour": 300.0,
         "longest_body": 300.0,
     },
     # Answers to claims are lost, for too short a time to lose anything else.
     "leaks": {"hours": 1.5, "rates": _only(drop_reply=10.0, reset=10.0), "poll": 5.0},
+    "unequal": {"hours": 1.5, "rates": _only(server_kill=12.0, unheard_beat=8.0, kill=4.0), "ttls": (60.0, 300.0)},
+    # Leases that run out, requests that come once more and late, and restarts before the consumer has come by.
+    "revivals": {
+        "hours": 2.0,
+        "rates": _only(kill=20.0, duplicate=12.0, server_kill=20.0, kill_after_commit=10.0, crawl=4.0),
+        "ttls": (30.0,),
+        "period": 120.0,
+        "workers": 3,
+        "slots": 2,
+    },
     "stops": {"hours": 0.25, "rates": _only(stop=20.0)},
     "cancels": {"hours": 1.5, "rates": _only(cancel=40.0, deaf=60.0)},
     "endless": {"hours": 1.5, "rates": _only(hang=20.0), "longest_body": 2500.0},

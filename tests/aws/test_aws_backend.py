@@ -322,10 +322,31 @@ async def test_what_is_no_answer_of_aws_renews_and_settles_nothing(aws: Any, ste
     assert (await beat(steps, task)).verdict == "failed"
     with pytest.raises((ProtocolError, Unavailable, Refused)):
         await claim(steps)
-    if PAGES[page][0] == 200 or "x-amzn-requestid" not in PAGES[page][2]:
-        aws.next("SendTaskSuccess", aws.page(*PAGES[page]))
-        assert (await settle(steps, task)).verdict == "failed"
+    aws.next("SendTaskSuccess", aws.page(*PAGES[page]))
+    assert (await settle(steps, task)).verdict == "failed"
     assert (await beat(steps, task)).verdict == "renewed"
+
+
+@pytest.mark.parametrize(
+    ("code", "refuses"),
+    [
+        ("InvalidOutput", True), ("ValidationException", True), ("SerializationException", True),
+        ("ForbiddenException", False), ("UnknownOperationException", False), ("WAFBlocked", False), ("", False),
+    ],
+)  # fmt: skip
+async def test_only_what_is_known_to_be_about_the_result_refuses_it(
+    aws: Any, steps: Backend, code: str, *, refuses: bool
+) -> None:
+    aws.schedule(ARN, "resize")
+    (task,) = await claim(steps)
+    page = msgspec.json.encode({"__type": code, "message": "no"})
+    aws.next("SendTaskSuccess", aws.page(400, page, {"x-amzn-requestid": "r"}))
+    if refuses:
+        with pytest.raises(Refused, match=code):
+            await settle(steps, task)
+    else:
+        assert (await settle(steps, task)).verdict == "failed"
+    assert (await settle(steps, task)).verdict == "settled"
 
 
 async def test_a_token_does_not_get_into_what_is_said_of_a_failure(aws: Any, backend: Backend) -> None:

@@ -19,9 +19,9 @@ def arn(kind: str) -> str:
 
 
 @asynccontextmanager
-async def connected(aws: Any, kind: str, worker: str) -> AsyncIterator[Backend]:
+async def connected(url: str, kind: str, worker: str) -> AsyncIterator[Backend]:
     arns = ",".join(arn(kind + end) for end in ("", "-a", "-b", "-other"))
-    backend = connect(f"sfn://{arns}?endpoint={aws.url}", worker=worker)
+    backend = connect(f"sfn://{arns}?endpoint={url}", worker=worker)
     yield backend
     await backend.aclose()
 
@@ -35,12 +35,17 @@ class TestSfn(BackendContract):
 
     @pytest.fixture
     async def backend(self, aws: Any, kind: str) -> AsyncIterator[Backend]:
-        async with connected(aws, kind, "contract-a") as backend:
+        async with connected(aws.url, kind, "contract-a") as backend:
             yield backend
 
     @pytest.fixture
     async def other(self, aws: Any, kind: str) -> AsyncIterator[Backend]:
-        async with connected(aws, kind, "contract-b") as backend:
+        async with connected(aws.url, kind, "contract-b") as backend:
+            yield backend
+
+    @pytest.fixture
+    async def out_of_reach(self, closed_port: int, kind: str) -> AsyncIterator[Backend]:
+        async with connected(f"http://127.0.0.1:{closed_port}", kind, "contract-c") as backend:
             yield backend
 
     async def put(self, backend: Backend, task: NewTask) -> str:

@@ -15,8 +15,8 @@ from leasekit_swf.service import task_id
 
 
 @asynccontextmanager
-async def connected(aws: Any, worker: str) -> AsyncIterator[Backend]:
-    backend = connect(f"swf://media/render?endpoint={aws.url}", worker=worker)
+async def connected(url: str, worker: str) -> AsyncIterator[Backend]:
+    backend = connect(f"swf://media/render?endpoint={url}", worker=worker)
     yield backend
     await backend.aclose()
 
@@ -31,12 +31,17 @@ class TestSwf(BackendContract):
 
     @pytest.fixture
     async def backend(self, aws: Any) -> AsyncIterator[Backend]:
-        async with connected(aws, "contract-a") as backend:
+        async with connected(aws.url, "contract-a") as backend:
             yield backend
 
     @pytest.fixture
     async def other(self, aws: Any) -> AsyncIterator[Backend]:
-        async with connected(aws, "contract-b") as backend:
+        async with connected(aws.url, "contract-b") as backend:
+            yield backend
+
+    @pytest.fixture
+    async def out_of_reach(self, closed_port: int) -> AsyncIterator[Backend]:
+        async with connected(f"http://127.0.0.1:{closed_port}", "contract-c") as backend:
             yield backend
 
     async def put(self, backend: Backend, task: NewTask) -> str:

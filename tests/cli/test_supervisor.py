@@ -22,7 +22,7 @@ PATIENCE = 60.0
 TTL = 300  # no task comes back by itself while these tests run
 
 HANDLERS = """
-import asyncio, multiprocessing, os, signal, subprocess, sys, time
+import asyncio, ctypes, multiprocessing, os, signal, subprocess, sys, time
 import leasekit
 
 worker = leasekit.Worker(concurrency=2)
@@ -93,12 +93,33 @@ def checks(payload, held):
         time.sleep(0.01)
     return held.checkpoint
 
+@handler("counts")
+def counts(payload, held):
+    note("begun", held.task.id, os.getpid())
+    page = 0
+    while held.fence == 1:
+        page += 1
+        held.progress({"page": page})
+        note("page", page)
+        time.sleep(0.01)
+    return held.checkpoint
+
 @handler("never_checks")
 def never_checks(payload, held):
     note("begun", held.task.id, os.getpid())
     held.progress({"page": 7})
     time.sleep(600 if held.fence == 1 else 0)
     return held.checkpoint
+
+@handler("changes_its_user")
+def changes_its_user(payload, held):
+    with open("notes", "ab", buffering=0) as file:  # no more of this user's after that
+        if os.geteuid() == 0:
+            os.setresuid(65534, 65534, 65534)
+        else:
+            ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # what the kernel makes of that: PR_SET_PDEATHSIG is gone
+        file.write(b"changed\\n")
+    time.sleep(600)
 
 @handler("ends_when_told")
 def ends_when_told(payload, held):
@@ -264,6 +285,36 @@ def test_the_task_of_a_worker_that_was_killed_runs_elsewhere_at_once(place: Plac
     assert worker.exit_code() == 0
 
 
+@pytest.mark.parametrize("pages", [1, 200], ids=["before any beat", "after some seconds"])
+def test_the_next_holder_begins_where_a_killed_worker_was(place: Place, client: leasekit.Client, pages: int) -> None:
+    worker = place.work().at_work()
+    task = client.schedule(place.kind("counts"), claim_timeout=TTL, heartbeat_timeout=TTL)
+    eventually(lambda: len(place.notes("page")) >= pages, "pages")
+    os.kill(worker.pid, signal.SIGKILL)
+    info = ended(client, task.id)
+    assert outcomes(info) == ["crash", "success"]
+    last = int(place.notes("page")[-1][0])
+    # Of what was reported in the last moment nobody may have heard: that of a half second, on a machine in a hurry.
+    assert last - 50 <= info.result["page"] <= last + 1
+
+
+def test_a_task_is_processing_and_its_progress_with_the_service_long_before_its_next_beat(
+    place: Place, client: leasekit.Client
+) -> None:
+    worker = place.work().at_work()
+    task = client.schedule(place.kind("never_checks"), claim_timeout=TTL, heartbeat_timeout=TTL)
+    place.begun()
+    before = time.monotonic()
+
+    def seen() -> bool:
+        info = client.get(task.id)
+        return info is not None and info.status is Status.PROCESSING and info.progress == {"page": 7}
+
+    eventually(seen, "the progress")
+    assert time.monotonic() - before < leasekit.Beats().cycle / 3
+    worker.process.kill()
+
+
 def test_what_had_not_begun_counts_no_crash(place: Place, client: leasekit.Client) -> None:
     tasks = client.schedule_all([leasekit.NewTask(kind=place.kind("dies_in_loop")) for _ in range(2)])
     place.work().at_work()
@@ -323,6 +374,17 @@ def test_children_that_the_supervisor_had_before_are_spared(place: Place, client
 def test_the_worker_ends_with_a_supervisor_that_was_killed(place: Place, client: leasekit.Client) -> None:
     worker = place.work().at_work()
     pid = worker.pid
+    worker.process.kill()
+    worker.process.wait()
+    eventually(lambda: is_gone(pid), "the worker's end")
+
+
+def test_it_does_so_although_a_handler_has_changed_its_user(place: Place, client: leasekit.Client) -> None:
+    """The kernel forgets then with whom a process is to end."""
+    worker = place.work().at_work()
+    pid = worker.pid
+    client.schedule(place.kind("changes_its_user"))
+    eventually(lambda: place.notes("changed"), "another user")
     worker.process.kill()
     worker.process.wait()
     eventually(lambda: is_gone(pid), "the worker's end")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from leasekit._core.cycle import AtRisk, Confirmed, Cycle, Effect, Lost, Ordered, Regranted, Send
+from leasekit._core.cycle import AtRisk, Confirmed, Cycle, Early, Effect, Lost, Ordered, Regranted, Send
 from leasekit._core.term import Term
 from leasekit.config import Beats
 from leasekit.task import Verdict
@@ -301,11 +301,25 @@ def test_a_lease_that_is_granted_for_the_same_ttl_stays() -> None:
     assert len(cycle) == 1
 
 
-def test_a_lease_restored_from_another_cycle_has_beaten_in_this_one() -> None:
+def test_a_lease_restored_from_another_cycle_beats_within_a_cycle_and_not_at_once() -> None:
     cycle = cycle_of()
-    cycle.restore(term := Term("a", cycle.beats, granted_at=50.0), 50.0)
+    cycle.restore(Term("a", cycle.beats, granted_at=49.0), 50.0)
     assert len(cycle) == 1
-    assert term.place is cycle._backup
+    _, at = next_send(cycle)
+    assert at == pytest.approx(49.0 + cycle.beats.cycle)
+
+
+def test_leases_restored_in_a_crowd_are_spread_over_the_cycle() -> None:
+    cycle = cycle_of(Beats(batch=1))
+    for i in range(12):
+        cycle.restore(Term(i, cycle.beats, granted_at=50.0 + i / 100), 50.0 + i / 100)
+    sends: list[float] = []
+    for _ in range(12):
+        send, at = next_send(cycle)
+        answer(cycle, send, RENEWED, asked_at=at)
+        sends.append(at)
+    assert min(b - a for a, b in itertools.pairwise(sends)) > 9.0
+    assert sends[-1] <= 50.0 + cycle.beats.cycle
 
 
 def test_a_lease_restored_with_little_of_its_grant_left_has_to_beat_again() -> None:
@@ -504,7 +518,7 @@ def test_a_lease_whose_trust_does_not_outlast_the_next_cycle_is_tried_on() -> No
 
 def test_a_lease_whose_trust_just_outlasts_the_next_cycle_rests() -> None:
     cycle = cycle_of()
-    [term] = add(cycle, "a", granted_at=-139.0)
+    [term] = add(cycle, "a", granted_at=-138.0)
     fail(cycle, 4)
     assert term.place is cycle._rested
 
@@ -846,3 +860,114 @@ def test_an_answer_needs_a_verdict_for_each_lease() -> None:
     add(cycle, "a", "b")
     with pytest.raises(ValueError, match="shorter"):
         cycle.answered(send_at(cycle, 0.0), [RENEWED], asked_at=0.0, now=0.0)
+
+
+# Early beats ------------------------------------------------------------------------------------------------------
+
+
+def settled(count: int = 1, beats: Beats = ONE_BY_ONE, early: Early | None = None) -> tuple[Cycle, list[Term], float]:
+    """Leases that have all beaten, and the moment when the last had."""
+    cycle = Cycle(beats, now=0.0, random=lambda: 0.5, early=early)
+    terms, now = add(cycle, *range(count)), 0.0
+    while any(term.place is not cycle._backup for term in terms):
+        send, now = next_send(cycle)
+        answer(cycle, send, RENEWED, asked_at=now)
+    return cycle, terms, now
+
+
+def test_news_brings_a_beat_within_a_second() -> None:
+    cycle, [term], now = settled()
+    cycle.hasten(term, now + 10.0)
+    send, at = next_send(cycle)
+    assert (list(send.terms), at) == ([term], now + 10.0)
+
+
+def test_all_news_of_a_second_goes_in_one_call() -> None:
+    cycle, terms, now = settled(40, Beats(batch=30))
+    for term in terms[:20]:
+        cycle.hasten(term, now + 10.0)
+    send, at = next_send(cycle)
+    assert set(terms[:20]) <= set(send.terms)
+    for term in terms[20:]:
+        cycle.hasten(term, at + 0.5)
+    send, again = next_send(cycle)
+    assert again == pytest.approx(at + 1.0, abs=0.05)
+    assert set(send.terms) == set(terms[20:])
+
+
+def test_who_reports_all_the_time_has_one_beat_a_second() -> None:
+    cycle, [term], now = settled(beats=Beats(rate=10))
+    sends: list[float] = []
+    while now < 60.0:
+        cycle.hasten(term, now)
+        for effect in cycle.step(now):
+            if isinstance(effect, Send):
+                sends.append(now)
+                answer(cycle, effect, RENEWED, asked_at=now)
+        now += 0.1
+    assert min(b - a for a, b in itertools.pairwise(sends)) >= 1.0 - 1e-6
+    assert len(sends) >= 50
+
+
+def test_cycles_of_one_keeper_have_one_early_beat_a_second_together() -> None:
+    early = Early()
+    one, [first], now = settled(early=early)
+    other, [second], later = settled(early=early)
+    at = max(now, later) + 20.0
+    one.hasten(first, at)
+    other.hasten(second, at)
+    send_at(one, at)
+    assert other.step(at) == []
+    _, second_at = next_send(other)
+    assert second_at == pytest.approx(at + 1.0, abs=0.05)
+
+
+def test_news_that_comes_while_a_beat_is_on_its_way_brings_another() -> None:
+    cycle, [term], now = settled()
+    cycle.hasten(term, now + 10.0)
+    send = send_at(cycle, now + 10.0)
+    cycle.hasten(term, now + 10.1)
+    answer(cycle, send, RENEWED, asked_at=now + 10.0, now=now + 10.2)
+    send, at = next_send(cycle)
+    assert list(send.terms) == [term]
+    assert at == pytest.approx(now + 11.0, abs=0.05)
+    answer(cycle, send, RENEWED, asked_at=at)
+    _, at = next_send(cycle)
+    assert at > now + 50.0
+
+
+def test_an_early_beat_that_fails_is_tried_again_like_any_other() -> None:
+    cycle, [term], now = settled()
+    cycle.hasten(term, now + 10.0)
+    answer(cycle, send_at(cycle, now + 10.0), FAILED, asked_at=now + 10.0)
+    cycle.hasten(term, now + 11.0)
+    _, at = next_send(cycle)
+    assert at == now + 10.0 + cycle.beats.retry_wait
+
+
+def test_news_of_a_lease_that_ended_brings_nothing() -> None:
+    cycle, [term, other], now = settled(2)
+    cycle.hasten(term, now + 5.0)
+    cycle.remove(term)
+    cycle.hasten(term, now + 6.0)
+    send, at = next_send(cycle)
+    assert list(send.terms) == [other]
+    assert at > now + 50.0
+
+
+def test_early_beats_make_nobody_late_at_full_capacity() -> None:
+    beats = Beats(batch=2, cycle=30, ttl=90, margin=5, grace=5)
+    cycle = Cycle(beats, now=0.0, random=lambda: 0.5)
+    terms = add(cycle, *range(beats.capacity))
+    chatty, now, longest, sends = terms[:10], 0.0, 0.0, [-1.0]
+    while now < 300.0:
+        for effect in cycle.step(now):
+            if isinstance(effect, Send):
+                assert now - sends[-1] >= 1 / beats.rate - 1e-6
+                sends.append(now)
+                longest = max(longest, *(now - term.granted_at for term in effect.terms))
+                answer(cycle, effect, RENEWED, asked_at=now)
+        for term in chatty:
+            cycle.hasten(term, now)
+        now += 0.25
+    assert longest <= beats.cycle + 1 / beats.rate

@@ -205,8 +205,9 @@ class CycleMachine(RuleBasedStateMachine):
 
     def check_once_a_cycle(self, term: Term) -> None:
         assert self.renewed_in.get(term) != self.turns, "renewed twice in one cycle"
-        # An answer that was so late that it does not last until the next turn has to be followed by another beat.
-        if term.lost_at > self.began + (self.turns + 1) * self.beats.cycle:
+        # Where a cycle since the beat is over before the first slot after the next turn, another beat comes before.
+        cycle = self.beats.cycle
+        if term.granted_at + cycle > self.began + (self.turns + 1) * cycle + 1 / self.beats.rate:
             self.renewed_in[term] = self.turns
 
     def perform(self, effect: Effect) -> None:
@@ -283,3 +284,18 @@ class CycleMachine(RuleBasedStateMachine):
 
 CycleMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50)
 TestCycle = CycleMachine.TestCase
+
+
+def test_a_call_is_never_empty_when_it_is_joined_by_who_is_far_behind() -> None:
+    """Nobody could answer it, and one of the calls that may be in flight would be lost for good."""
+    state = CycleMachine()
+    state.begin(beats=Beats(batch=2, strike_after=150, max_failures=2, retries_per_cycle=0), now=0.0, seed=0)
+    state.add(age=0.0, confirmed=True, count=1)
+    state.sleep_until_wake_at(times=4)
+    state.take(next(iter(state.open)), [Verdict(id="", verdict="renewed")])
+    state.add(age=0.0, confirmed=False, count=7)
+    state.sleep_until_wake_at(times=5)
+    state.go_on(wakes=5, words=["renewed", "failed", "failed"])
+    state.go_on(wakes=4, words=["failed"])
+    state.add(age=0.0, confirmed=True, count=3)
+    state.go_on(wakes=4, words=["failed"])

@@ -1,13 +1,13 @@
 """From the driver's thread back into asyncio and trio."""
 
-import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 
 import anyio
 import pytest
 
+from leasekit._driver.answer import Answer
 from leasekit._driver.bridge import call_soon_here, outcome, ring
 
 
@@ -24,7 +24,7 @@ def elsewhere(call: Callable[[], object]) -> None:
 
 @pytest.mark.anyio
 async def test_the_outcome_of_another_thread_is_waited_for() -> None:
-    future: Future[int] = Future()
+    future: Answer[int] = Answer()
     async with anyio.create_task_group() as group:
         group.start_soon(anyio.to_thread.run_sync, future.set_result, 7)
         assert await outcome(future) == 7
@@ -32,7 +32,7 @@ async def test_the_outcome_of_another_thread_is_waited_for() -> None:
 
 @pytest.mark.anyio
 async def test_an_outcome_that_is_there_already_is_had_at_once() -> None:
-    future: Future[int] = Future()
+    future: Answer[int] = Answer()
     future.set_result(1)
     with anyio.fail_after(20):
         assert await outcome(future) == 1
@@ -40,7 +40,7 @@ async def test_an_outcome_that_is_there_already_is_had_at_once() -> None:
 
 @pytest.mark.anyio
 async def test_an_error_of_another_thread_is_raised() -> None:
-    future: Future[int] = Future()
+    future: Answer[int] = Answer()
     future.set_exception(KeyError("k"))
     with pytest.raises(KeyError):
         await outcome(future)
@@ -48,7 +48,7 @@ async def test_an_error_of_another_thread_is_raised() -> None:
 
 @pytest.mark.anyio
 async def test_what_was_cancelled_elsewhere_is_no_cancellation_of_who_waits() -> None:
-    future: Future[int] = Future()
+    future: Answer[int] = Answer()
     future.cancel()
     with pytest.raises(CancelledError):
         await outcome(future)
@@ -57,7 +57,7 @@ async def test_what_was_cancelled_elsewhere_is_no_cancellation_of_who_waits() ->
 @pytest.mark.anyio
 @pytest.mark.parametrize("keep", [False, True])
 async def test_being_cancelled_cancels_what_is_waited_for_unless_it_is_kept(*, keep: bool) -> None:
-    future: Future[int] = Future()
+    future: Answer[int] = Answer()
     with anyio.move_on_after(0.01) as scope:
         await outcome(future, keep=keep)
     assert scope.cancelled_caught
@@ -89,7 +89,7 @@ def test_ringing_a_loop_that_has_ended_is_no_error(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_an_outcome_that_comes_after_its_loop_has_ended_harms_nobody(backend: str) -> None:
-    future: Future[int] = Future()
+    future: Answer[int] = Answer()
 
     async def give_up() -> None:
         with anyio.move_on_after(0.01):
@@ -97,4 +97,4 @@ def test_an_outcome_that_comes_after_its_loop_has_ended_harms_nobody(backend: st
 
     anyio.run(give_up, backend=backend)
     future.set_result(1)
-    assert asyncio.iscoroutinefunction(give_up)
+    assert future.result() == 1

@@ -198,6 +198,23 @@ async def test_whatever_an_adapter_does_to_a_beat_is_one_failed_try(
     assert holding.clock.now() - holding.term.granted_at < 140
 
 
+async def test_a_verdict_that_names_another_task_is_not_believed(
+    start: Start, faulty: Faulty, clock: FakeClock
+) -> None:
+    async def swapped(call: Call) -> Any:
+        first, second = call.items
+        return [Verdict(id=second.id, verdict="gone", reason="taken"), Verdict(id=first.id, verdict="renewed")]
+
+    rig = start()
+    holdings = await held(rig, faulty, 2)
+    await let_pass(clock, 1)
+    faulty.script("beat", Fault("swapped", swapped))
+    before = [holding.term.granted_at for holding in holdings]
+    await let_pass(clock, 140)
+    assert not any(holding.lost for holding in holdings)
+    assert all(holding.term.granted_at > at for holding, at in zip(holdings, before, strict=True))  # the next try's
+
+
 @pytest.mark.parametrize("ttl", [float("nan"), float("inf"), -1.0, 0.5])
 async def test_a_ttl_that_makes_no_sense_is_one_failed_try(
     start: Start, faulty: Faulty, clock: FakeClock, ttl: float
@@ -385,6 +402,18 @@ async def test_a_loser_and_a_beginner_at_the_same_moment_do_not_miss_one_another
     assert not holding.body_runs
 
 
+async def test_a_body_does_not_begin_when_its_lease_is_over_by_the_clock_alone(
+    start: Start, faulty: Faulty, clock: FakeClock
+) -> None:
+    rig = start()
+    await faulty.schedule([NewTask(kind="k")])
+    [holding] = await rig.keeper.claim(["k"], limit=1, wait=0, started=False)
+    clock.advance(Beats().slack + 1)  # the keeper has not had its turn
+    with pytest.raises(LeaseLost):
+        holding.begin(None)
+    assert not holding.body_runs
+
+
 async def test_who_was_given_back_cannot_begin(start: Start, faulty: Faulty) -> None:
     rig = start()
     await faulty.schedule([NewTask(kind="k")])
@@ -503,3 +532,65 @@ async def test_after_suspension_a_lease_that_ran_out_is_lost_at_once_and_not_rev
     assert [event.reason for event in rig.of(Lost)] == ["expired"]
     assert len(rig.of(Sent)) == sent
     rig.keeper.finish(holding)
+
+
+# Early beats
+
+
+async def test_the_service_soon_hears_that_a_body_has_begun_and_how_far_it_is(
+    start: Start, faulty: Faulty, clock: FakeClock
+) -> None:
+    rig = start()
+    await faulty.schedule([NewTask(kind="k")])
+    [holding] = await rig.keeper.claim(["k"], limit=1, wait=0, started=False)
+    await let_pass(clock, 5)
+    info = await faulty.get(holding.task.id)
+    assert info is not None
+    assert info.status is Status.CLAIMED
+    holding.begin(None)
+    await let_pass(clock, 2)
+    info = await faulty.get(holding.task.id)
+    assert info is not None
+    assert info.status is Status.PROCESSING
+    holding.report(7)
+    await let_pass(clock, 2)
+    info = await faulty.get(holding.task.id)
+    assert info is not None
+    assert info.progress == 7
+
+
+async def test_bodies_that_report_all_the_time_cost_one_call_a_second(
+    start: Start, faulty: Faulty, clock: FakeClock
+) -> None:
+    rig = start(Beats(rate=50))
+    holdings = await held(rig, faulty, 80)
+    await let_pass(clock, 5)
+    faulty.log.clear()
+    for number in range(600):
+        for holding in holdings:
+            holding.report(number)
+        await let_pass(clock, 0.1, step=0.1)
+    calls = [call for call in faulty.log if call.kind == "beat"]
+    assert 55 <= len(calls) <= 62
+    assert not any(holding.lost for holding in holdings)
+
+
+async def test_a_service_that_keeps_no_progress_has_no_early_beats(clock: FakeClock, service: MemoryService) -> None:
+    class Forgetful(MemoryBackend):
+        traits = Traits(progress=False)
+        calls = 0
+
+        async def beat(self, beats: Any) -> list[Verdict]:
+            self.calls += 1
+            return await super().beat(beats)
+
+    backend = Forgetful(service, worker="w")
+    rig = Rig(backend, clock, Beats(), None)
+    [holding] = await held(rig, backend)
+    await let_pass(clock, 5)
+    before = backend.calls
+    for number in range(30):
+        holding.report(number)
+        await let_pass(clock, 1)
+    assert backend.calls == before
+    await rig.aclose()

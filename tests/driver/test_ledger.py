@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from leasekit._driver.ledger import Asked, Holder, Ledger, Left, Past, SharedMemory
 from leasekit.task import Settlement
@@ -57,6 +58,39 @@ def test_it_says_what_was_asked_for_until_the_answer_is_noted(memory: SharedMemo
     assert memory.read().asked == [Asked("claim-1", ["a", "b"], 7)]
     ledger.remove(entry)
     assert memory.read().is_empty
+
+
+def test_it_has_the_latest_progress_of_a_lease(memory: SharedMemory, ledger: Ledger) -> None:
+    ledger.begins(ledger.add("a", "t"))
+    ledger.add("b", "t")
+    entry = 0
+    for page in range(50):
+        entry = ledger.progress(entry, "a", "t", msgspec.Raw(b'{"page":%d}' % page))
+    assert [left.progress for left in memory.read().leases] == [msgspec.Raw(b'{"page":49}'), UNSET]
+    ledger.remove(entry)
+    assert memory.read().leases[0].progress is UNSET
+
+
+def test_of_two_progresses_that_a_kill_has_left_the_newer_counts(memory: SharedMemory, ledger: Ledger) -> None:
+    ledger.add("a", "t")
+    first = ledger.progress(0, "a", "t", msgspec.Raw(b"1"))
+    ledger.remove(first)
+    ledger.progress(0, "b", "t", msgspec.Raw(b"0"))  # takes the room of the first
+    ledger.progress(0, "a", "t", msgspec.Raw(b"2"))
+    ledger.remove(first)
+    ledger.progress(0, "a", "t", msgspec.Raw(b"3"))  # stands before the second
+    assert memory.read().leases[0].progress == msgspec.Raw(b"3")
+
+
+def test_progress_has_its_bounds_and_leases_are_noted_beyond_them(memory: SharedMemory, ledger: Ledger) -> None:
+    big = msgspec.Raw(b'"' + b"x" * 60_000 + b'"')
+    noted = [ledger.progress(0, f"task-{n}", "t", big) for n in range(1200)]
+    assert noted[0]
+    assert noted[-1] == 0
+    assert os.fstat(memory.fd).st_size <= 129 * 1024 * 1024
+    assert ledger.add("one more", "t")
+    # Where there is no room for the newer, the older stays.
+    assert ledger.progress(noted[0], "task-0", "t", msgspec.Raw(b'"' + b"y" * 40_000 + b'"')) == noted[0]
 
 
 def test_it_grows_and_takes_tokens_of_any_length(memory: SharedMemory, ledger: Ledger) -> None:

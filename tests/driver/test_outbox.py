@@ -82,6 +82,16 @@ async def test_while_calls_are_under_way_the_next_batch_gathers(
     assert [len(call.items) for call in faulty.log if call.kind == "settle"] == [1, 1, 8]
 
 
+async def test_reports_with_too_many_successors_together_are_sent_apart(
+    outbox: Outbox, faulty: Faulty, clock: FakeClock
+) -> None:
+    several = await reports(faulty, 5, then=[NewTask(kind="next")] * 400)
+    for report in several:
+        outbox.put(report)
+    assert await answers(clock, several) == ["settled"] * 5
+    assert (await faulty.stats())["kinds"]["next"] == {"new": 2000}
+
+
 async def test_a_batch_is_no_bigger_than_the_service_takes(faulty: Faulty, clock: FakeClock) -> None:
     faulty.traits = type(faulty.traits)(max_batch=4)
     outbox = Outbox(faulty, clock=clock, hooks=Hooks(), random=lambda: 0, call_timeout=1)

@@ -1,9 +1,11 @@
 """The spool: what it keeps survives the process, once; what was answered does not."""
 
+import contextlib
 import fcntl
 import logging
 import os
 import signal
+import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -180,6 +182,72 @@ def test_lines_that_cannot_be_read_are_passed_over_with_one_word(
     with caplog.at_level(logging.WARNING):
         assert ids(spool.adopt()) == ["a", "b"]
     assert [path.name in record.getMessage() for record in caplog.records] == [True]
+    assert path.name not in names(home)
+
+
+def names(home: Path) -> list[str]:
+    return sorted(path.name for path in home.iterdir())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"kept":{"id":"b","token":"t","outcome":"success","mood":"of a later version"}}\n',
+        b'{"kept":{"id":"b","token":"t","outcome":"abandoned"}}\n',
+        b'{"done":{"id":"b","token":"t","outcome":"success"}}\n',
+        b'{"version":2}\n',
+        b'{"kept": {"id": "b", "tok',
+    ],
+    ids=["field", "outcome", "envelope", "header", "torn"],
+)
+def test_a_file_that_cannot_be_read_to_its_end_is_kept_aside_and_the_rest_reported(
+    home: Path, spool: Spool, line: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    dies(home, settlement("a"))
+    [path] = home.iterdir()
+    path.write_bytes(whole := path.read_bytes() + line)
+    assert ids(spool.adopt()) == ["a"]
+    [aside] = [found for found in home.iterdir() if found.name.startswith(path.name)]
+    assert aside.name.endswith(".unread")
+    assert aside.read_bytes() == whole
+    assert [aside.name in record.getMessage() for record in caplog.records] == [True]
+    assert "token-a" not in caplog.text
+    assert Spool(home, URL).adopt() == []  # and is not looked at again
+    aside.rename(path)
+    assert ids(Spool(home, URL).adopt()) == ["a"]  # unless somebody wants it
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):
+        made.bind(path.name)
+
+
+def a_file_without_end(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+def a_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize("make", [a_pipe, a_socket, Path.mkdir, a_file_without_end, a_loop])
+def test_what_is_no_spool_but_has_the_name_of_one_holds_nobody_up(
+    home: Path, spool: Spool, make: Callable[[Path], object]
+) -> None:
+    dies(home, settlement("a"))
+    strange = home / f"{key_of(URL)}.1-00000000.jsonl"  # the first that is looked at
+    make(strange)
+    adopted: list[list[Settlement]] = []
+    thread = threading.Thread(target=lambda: adopted.append(spool.adopt()), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert [ids(found) for found in adopted] == [["a"]]
+    assert any(name.startswith(strange.name) for name in names(home))
 
 
 def test_a_write_that_was_cut_short_does_not_spoil_the_next(

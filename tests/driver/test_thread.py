@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from leasekit._driver import thread
+from leasekit._driver.answer import Answer
 from leasekit._driver.thread import NAME, Closed, Driver, acquire, spawn
 
 
@@ -76,9 +77,9 @@ def test_work_that_is_handed_in_at_the_last_moment_is_run_or_refused() -> None:
     for _ in range(100):
         driver = acquire()
         go = threading.Barrier(2)
-        futures: list[Future[int]] = []
+        futures: list[Answer[int]] = []
 
-        def hand_in(driver: Driver = driver, go: threading.Barrier = go, futures: list[Future[int]] = futures) -> None:
+        def hand_in(driver: Driver = driver, go: threading.Barrier = go, futures: list[Answer[int]] = futures) -> None:
             go.wait()
             try:
                 while True:
@@ -233,3 +234,33 @@ def test_spawned_work_is_held_until_it_ends() -> None:
 
     assert driver.submit(check()).result(20) == (1, 0)
     driver.release()
+
+
+GREENLETS = """
+import sys
+import {library} as _, {patcher} as patcher
+patcher.{patch}({options})
+import leasekit
+from leasekit.testing.memory import MemoryBackend, MemoryService
+with leasekit.connect(MemoryBackend(MemoryService(), worker="w")) as client:
+    client.schedule("k")
+    with leasekit.lease(next(client.tasks("k"))) as held:
+        held.check()
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "patcher", "patch"),
+    [("gevent", "gevent.monkey", "patch_all"), ("eventlet", "eventlet", "monkey_patch")],
+)
+def test_threads_that_are_greenlets_are_refused_with_what_to_do(library: str, patcher: str, patch: str) -> None:
+    def run(options: str) -> subprocess.CompletedProcess[str]:
+        code = GREENLETS.format(library=library, patcher=patcher, patch=patch, options=options)
+        command = [sys.executable, "-W", "ignore", "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+    refused, instead = run(""), run("thread=False")
+    assert f"ConfigError: {library} has replaced the threads of this process" in refused.stderr
+    assert f"{patch}(thread=False)" in refused.stderr
+    assert instead.stdout.endswith("done\n"), instead.stderr

@@ -20,31 +20,42 @@ def test_it_goes_with_the_wall_clock() -> None:
     it, hands = clock()
     hands.wall += 3
     hands.boot += 3
-    assert it.read() == (1003, 8, False)
+    assert it.read() == (1003, 1003, False)
 
 
 def test_it_goes_on_where_the_wall_clock_is_set_back() -> None:
     it, hands = clock()
     hands.wall -= 100
     hands.boot += 3
-    assert it.read() == (1003, 8, False)
+    assert it.read() == (1003, 1003, False)
     hands.wall += 99
     hands.boot += 1
-    assert it.read() == (1004, 9, False)
+    assert it.read() == (1004, 1004, False)
 
 
-def test_it_follows_a_jump_and_says_so_once() -> None:
+@pytest.mark.parametrize(("times", "step"), [(1, 100.0), (200, 0.5)])
+def test_what_is_due_follows_every_step_ahead_and_leases_follow_none(times: int, step: float) -> None:
     it, hands = clock()
-    hands.wall += 100
-    assert it.read() == (1100, 5, True)
-    assert it.read() == (1100, 5, False)
+    for _ in range(times):
+        hands.wall += step
+        it.read()
+    assert it.read() == (1100, 1000, False)
 
 
-def test_a_peek_does_not_swallow_a_jump() -> None:
+def test_a_peek_does_not_swallow_a_step() -> None:
     it, hands = clock()
     hands.wall += 100
     assert it.peek() == 1000
-    assert it.read().after_gap
+    assert it.read().now == 1100
+
+
+def test_it_is_not_before_what_was_written_last_by_either_clock() -> None:
+    it, hands = clock()
+    assert it.not_before(900) == (1000, 1000, False)
+    assert it.not_before(5000) == (5000, 5000, False)
+    hands.wall += 100
+    hands.boot += 3
+    assert it.read() == (5003, 5003, False)
 
 
 def test_a_clock_without_a_reference_is_its_own() -> None:
@@ -68,7 +79,7 @@ def test_a_process_that_did_not_run_for_a_while_has_missed_beats(monkeypatch: py
     now[0] += 5
     assert not it.read().after_gap
     now[0] += 5.1
-    assert it.read() == (1110.1, 110.1, True)
+    assert it.read() == (1110.1, 1110.1, True)
     assert not it.read().after_gap
 
 

@@ -35,7 +35,7 @@ async def test_all_leases_that_ran_out_are_counted_whoever_takes_them_back(bench
 
 
 async def test_the_history_says_since_when_nothing_was_heard_and_from_whom(bench: Any) -> None:
-    task = await bench.taken("a", heartbeat_timeout=20)
+    task = await bench.taken("a", claim_timeout=20, heartbeat_timeout=20)
     await bench.beat(task)
     await bench.later(21)
     info = await bench.info("a")
@@ -45,6 +45,17 @@ async def test_the_history_says_since_when_nothing_was_heard_and_from_whom(bench
         "message": "nothing was heard from worker 'w' since 1970-01-12 13:46:40 UTC, 21 s ago (its ttl is 20 s)",
     }
     assert info.error == info.history[0].error
+
+
+async def test_a_lease_ends_by_the_clock_of_its_server_though_an_earlier_one_was_hours_ahead(bench: Any) -> None:
+    task = await bench.taken("a", claim_timeout=10, heartbeat_timeout=10)
+    for _ in range(500):
+        bench.clock.advance(9)
+        await bench.beat(task)
+    bench.clock.step(-4500)
+    await bench.restart()
+    await bench.later(11)
+    assert await bench.status("a") == "enqueued"
 
 
 async def test_a_processing_lease_ends_a_heartbeat_timeout_after_its_last_beat(bench: Any) -> None:
@@ -88,7 +99,7 @@ async def test_what_is_taken_back_is_told_as_ready(bench: Any) -> None:
     await bench.put("c", claim_timeout=10, max_crashes=0)
     await bench.claim()
     with bench.engine._store.transaction() as tx:
-        turn = Turn(tx, now=bench.clock.wall + 10, instant=0.0, random=Random(1))
+        turn = Turn(tx, now=bench.clock.wall + 10, instant=bench.clock.wall + 10, random=Random(1))
         assert reap(turn) == 3
         assert turn.readied() == {"k": Readied(2, None)}
 
@@ -158,29 +169,65 @@ async def test_a_wall_clock_that_is_set_back_does_not_move_time_back(bench: Any)
     assert await bench.ids() == ["a"]
 
 
-async def test_a_wall_clock_that_jumps_ahead_ends_no_lease_before_its_ttl(bench: Any) -> None:
+async def test_a_wall_clock_that_jumps_ahead_changes_no_end_of_a_lease(bench: Any) -> None:
     task = await bench.taken("a", claim_timeout=10, heartbeat_timeout=10)
     bench.clock.step(3600)
     await bench.later(5)
     assert (await bench.beat(task)).verdict == "renewed"
-    bench.clock.step(3600)
-    await bench.later(9)
+    bench.clock.step(1_000_000)
+    await bench.later(9.999)
     assert await bench.status("a") == "processing"
-    await bench.later(11)
+    await bench.later(0.001)
     assert await bench.status("a") == "enqueued"
 
 
-async def test_a_beat_is_not_too_late_because_the_clock_jumped(bench: Any) -> None:
+async def test_nor_do_many_small_steps(bench: Any) -> None:
+    """As a daemon makes them that corrects the wall clock: each too small to be called a jump."""
     task = await bench.taken("a", claim_timeout=10, heartbeat_timeout=10)
-    bench.clock.step(1_000_000)
+    for _ in range(99):
+        bench.clock.step(0.9)
+        await bench.later(0.1)
+    assert await bench.status("a") == "claimed"
     assert (await bench.beat(task)).verdict == "renewed"
 
 
-async def test_a_jump_is_not_forgotten_when_its_first_transaction_fails(
+async def test_what_is_due_follows_the_wall_clock_however_little_it_is_ahead(bench: Any) -> None:
+    task = await bench.taken("a")
+    await bench.settle(task, "retry", retry_after=10.0)
+    for _ in range(10):
+        bench.clock.step(0.9)
+        assert await bench.ids() == []
+        await bench.later(0.1)
+    assert await bench.ids() == ["a"]
+
+
+async def test_runtimes_do_not_follow_the_wall_clock(bench: Any) -> None:
+    task = await bench.taken("a", max_runtime=60)
+    await bench.beat(task)
+    bench.clock.step(3600)
+    await bench.later(59)
+    assert (await bench.beat(task)).verdict == "renewed"
+    await bench.later(1)
+    assert (await bench.beat(task)).verdict == "gone"
+
+
+async def test_after_steps_the_history_says_by_the_wall_clock_since_when_nothing_was_heard(bench: Any) -> None:
+    task = await bench.taken("a", claim_timeout=20, heartbeat_timeout=20, max_crashes=0)
+    await bench.beat(task)
+    bench.clock.step(3600)
+    await bench.later(21)
+    since = "since 1970-01-12 14:46:40 UTC, 21 s ago (its ttl is 20 s)"
+    info = await bench.info("a")
+    assert since in msgspec.json.decode(info.history[0].error)["message"]
+    assert since in info.reason
+
+
+async def test_a_stall_is_not_forgotten_when_its_first_transaction_fails(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await bench.taken("a", claim_timeout=10)
-    bench.clock.step(3600)
+    bench.engine._clock._stall = 5.0
+    bench.clock.advance(3600)
     ranks = {rank.name: rank for rank in bench.engine._commit._queues}
 
     def fail(*_: Any) -> Any:
@@ -193,10 +240,3 @@ async def test_a_jump_is_not_forgotten_when_its_first_transaction_fails(
     await bench.later(1)
     assert await bench.status("a") == "claimed"
     assert (await bench.beat(task)).verdict == "renewed"
-
-
-async def test_a_wall_clock_that_is_a_little_ahead_is_followed(bench: Any) -> None:
-    await bench.taken("a", claim_timeout=10)
-    bench.clock.step(0.9)
-    await bench.later(9.1)
-    assert await bench.status("a") == "enqueued"

@@ -49,6 +49,29 @@ async def test_a_disk_that_is_almost_full_takes_no_new_tasks_and_goes_on_with_th
         assert await engine.get("b") is None
 
 
+async def test_a_result_with_successors_waits_for_room_and_the_others_do_not_wait_for_it(
+    tmp_path: Path, disk: Any
+) -> None:
+    async with Engine(SqlStore(tmp_path / "tasks.db")) as engine:
+        await engine.schedule([NewTask(kind="k") for _ in range(3)])
+        tasks = (await engine.claim(worker="w", kinds=["k"], limit=3, wait=0, claim_id="c")).tasks
+        disk.f_bavail = 0
+        await engine.tick()
+        results = [
+            Settlement(id=task.id, token=task.token, outcome="success", then=[NewTask(kind="next")] if at == 1 else [])
+            for at, task in enumerate(tasks)
+        ]
+        verdicts = await engine.results("w", results)
+        assert [verdict.verdict for verdict in verdicts] == ["settled", "failed", "settled"]
+        assert "almost full" in (verdicts[1].reason or "")
+        (beat,) = await engine.heartbeat("w", [Beat(id=tasks[1].id, token=tasks[1].token)])
+        assert beat.verdict == "renewed"
+        disk.f_bavail = 2**20
+        await engine.tick()
+        assert [verdict.verdict for verdict in await engine.results("w", results)] == ["settled"] * 3
+        assert (await engine.stats())["kinds"]["next"] == {"new": 1}
+
+
 async def test_when_there_is_room_again_new_tasks_are_taken_again(
     tmp_path: Path, disk: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

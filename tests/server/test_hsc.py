@@ -45,6 +45,44 @@ async def test_a_claim_grants_the_claim_timeout_and_a_beat_the_heartbeat_timeout
     assert (await bench.beat(task)).verdict == "renewed"
 
 
+async def test_a_beat_brings_no_end_nearer_for_its_answer_may_not_be_heard(bench: Any) -> None:
+    task = await bench.taken("a", claim_timeout=300, heartbeat_timeout=20)
+    for started in (False, True):
+        assert (await bench.beat(task, started=started)).ttl == 20
+    await bench.later(299)
+    assert await bench.ids() == []
+    assert (await bench.beat(task)).ttl == 20
+    await bench.later(19)
+    assert await bench.ids() == []
+    await bench.later(1)
+    assert await bench.ids() == ["a"]
+
+
+@pytest.mark.parametrize("ttls", [(100.0, 20.0), (20.0, 100.0)])
+async def test_after_a_restart_a_lease_lasts_as_long_as_its_holder_may_believe(
+    bench: Any, ttls: tuple[float, float]
+) -> None:
+    """The wall clock was set while the server was away: what was kept of the lease's end means nothing."""
+    task = await bench.taken("a", claim_timeout=ttls[0], heartbeat_timeout=ttls[1])
+    await bench.beat(task)
+    bench.clock.step(3600)
+    await bench.restart()
+    await bench.later(99)
+    assert await bench.ids() == []
+    await bench.later(11)
+    assert await bench.ids() == ["a"]
+
+
+async def test_a_run_that_lasted_too_long_stays_gone_though_a_restart_sets_the_clock_back(bench: Any) -> None:
+    task = await bench.taken("a", max_runtime=10)
+    await bench.beat(task)
+    bench.clock.advance(10)
+    assert (await bench.beat(task)).verdict == "gone"
+    bench.clock.step(-3600)
+    await bench.restart()
+    assert (await bench.beat(task)).verdict == "gone"
+
+
 async def test_a_run_is_renewed_for_its_max_runtime_and_counts_as_a_crash_when_its_lease_has_ended(bench: Any) -> None:
     task = await bench.taken("a", max_runtime=25, claim_timeout=20, heartbeat_timeout=20)
     for _ in range(2):
@@ -103,7 +141,6 @@ async def test_a_beat_at_the_very_end_is_too_late(bench: Any) -> None:
 
 
 async def test_what_was_said_to_be_gone_stays_gone_though_a_restart_gives_leases_more_time(bench: Any) -> None:
-    """RELIABILITY S8."""
     task = await bench.taken("a", claim_timeout=10)
     bench.clock.advance(10)
     assert [(await bench.beat(task)).verdict for _ in range(2)] == ["gone"] * 2

@@ -22,7 +22,8 @@ from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.sql import SqlStore
 from leasekit.task import Beat, NewTask, Settlement, Task, TaskInfo, Waits
 
-CLAIM, BEAT, WAIT = 10.0, 20.0, 5.0
+WAIT = 5.0
+TTLS = st.sampled_from([(10.0, 20.0), (20.0, 10.0), (30.0, 4.0), (10.0, 10.0)])  # of a claim, and of a beat
 MAX_ATTEMPTS, MAX_CRASHES = 3, 2
 ENDED = {"success", "fatal_failure", "cancelled", "dead"}
 OUTCOMES = ["success", "fatal", "retry", "release", "crash", "cancelled"]
@@ -41,6 +42,7 @@ class Grant:
 class Model:
     """What one task should be."""
 
+    ttls: tuple[float, float]
     status: str = "new"
     due_at: float = 0.0  # waiting: when it is ready; leased: when the lease ends
     attempt: int = 0
@@ -114,15 +116,15 @@ class Histories(RuleBasedStateMachine):
 
     # What is done
 
-    @rule(count=st.integers(1, 3), again=st.booleans())
-    def schedule(self, count: int, again: bool) -> None:  # noqa: FBT001
+    @rule(count=st.integers(1, 3), again=st.booleans(), ttls=TTLS)
+    def schedule(self, count: int, again: bool, ttls: tuple[float, float]) -> None:  # noqa: FBT001
         ids = [f"t{len(self.tasks) + n}" for n in range(count)] + (["t0"] if again and self.tasks else [])
         new = [
             NewTask(
                 kind="k",
                 id=task_id,
-                claim_timeout=CLAIM,
-                heartbeat_timeout=BEAT,
+                claim_timeout=ttls[0],
+                heartbeat_timeout=ttls[1],
                 max_attempts=MAX_ATTEMPTS,
                 max_crashes=MAX_CRASHES,
                 retry=Waits(waits=[WAIT]),
@@ -130,7 +132,7 @@ class Histories(RuleBasedStateMachine):
             for task_id in ids
         ]
         for answer in self.run(self.engine.schedule(new)):
-            known = self.tasks.setdefault(answer.id, Model(due_at=self.now))
+            known = self.tasks.setdefault(answer.id, Model(ttls, due_at=self.now))
             assert answer.created == (answer.id not in ids[count:])
             assert answer.status == known.status or (known.is_leased and answer.status in ("claimed", "processing"))
 
@@ -166,7 +168,7 @@ class Histories(RuleBasedStateMachine):
         assert all(task.token != grant.token for grant in model.grants)
         model.attempt += 1
         assert task.attempt == model.attempt
-        model.status, model.due_at = "claimed", self.now + CLAIM
+        model.status, model.due_at = "claimed", self.now + model.ttls[0]
         model.grants.append(Grant(task.token, task.fence))
         self.held.append(task)
 
@@ -196,9 +198,9 @@ class Histories(RuleBasedStateMachine):
             model = self.tasks[task.id]
             assert (verdict.verdict == "renewed") == self.is_live(task), "S3, S8"
             if verdict.verdict == "renewed":
-                assert verdict.ttl == BEAT
+                assert verdict.ttl == model.ttls[1]
                 assert verdict.order == ("cancel" if model.ordered else None)
-                model.due_at = self.now + BEAT
+                model.due_at = max(model.due_at, self.now + verdict.ttl)
                 model.status = "processing" if started else model.status
             elif model.grants[-1].token == task.token:
                 model.settle_time(self.now)  # who is told that it is gone is told for good
@@ -260,8 +262,7 @@ class Histories(RuleBasedStateMachine):
         self.open()
         for seq, model in enumerate(self.tasks.values(), start=1):
             if model.is_leased:
-                ttl = max(CLAIM, BEAT) if model.status == "claimed" else BEAT
-                model.due_at = max(model.due_at, self.now + ttl * (1 + (seq % 100) / 1000))
+                model.due_at = self.now + max(model.ttls) * (1 + (seq % 100) / 1000)
 
     # What holds
 

@@ -1,16 +1,19 @@
 """Claims that wait: who is woken when."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from leasekit.errors import Throttled, Unavailable
 from leasekit.server.claims import Answer, Asked
 from leasekit.server.clock import StoreClock
 from leasekit.server.commit import Done
 from leasekit.server.turn import Readied
 from leasekit.server.waiting import Waiting
 from leasekit.task import Claimed
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -29,3 +32,79 @@ async def test_a_claim_of_two_kinds_that_are_due_at_once_is_tried_and_nothing_st
     await claim
     await asyncio.sleep(0)
     assert stumbled == []
+
+
+class Bench:
+    """Claims that wait, and a writer that tries them when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1.0
+        self.tried: list[tuple[str, Done]] = []
+        self.is_full = False
+        self.waiting = Waiting(self._attempt, StoreClock(lambda: self.now, None))
+
+    def _attempt(self, asked: Asked, done: Done) -> None:
+        if self.is_full:
+            raise Throttled("full")
+        self.tried.append((asked.claim_id, done))
+
+    def parked(self, claim_id: str, *kinds: str) -> "asyncio.Task[Claimed]":
+        claim = self.waiting.claim(worker="w", claim_id=claim_id, kinds=kinds, limit=1, wait=60)
+        return asyncio.create_task(claim)
+
+    def answer(self, what: Answer | BaseException) -> list[str]:
+        """Who was tried since the last time; all get this answer."""
+        tried, self.tried = self.tried, []
+        for _, done in tried:
+            done(what)
+        return [claim_id for claim_id, _ in tried]
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.waiting.close()
+
+
+async def test_the_turn_of_a_claim_that_failed_goes_to_another_of_its_kinds_with_the_next_look(bench: Bench) -> None:
+    claims = [bench.parked("first", "a", "b"), bench.parked("second", "b"), bench.parked("third", "c")]
+    await until(lambda: len(bench.tried) == 3)
+    bench.answer(Answer())
+    bench.waiting.ready({"a": Readied(1, None)})
+    assert bench.answer(Unavailable("the disk is full")) == ["first"]
+    bench.waiting.look()
+    assert bench.answer(Answer()) == ["second"], "only who waits for one of those kinds"
+    bench.waiting.look()
+    assert bench.answer(Answer()) == []
+    with pytest.raises(Unavailable):
+        await claims[0]
+
+
+async def test_a_claim_for_which_there_was_no_room_is_tried_with_the_next_look(bench: Bench) -> None:
+    claim = bench.parked("first", "a")
+    await until(lambda: bench.tried)
+    bench.answer(Answer())
+    bench.is_full = True
+    bench.waiting.ready({"a": Readied(1, None)})
+    bench.is_full = False
+    bench.waiting.look()
+    assert bench.answer(Answer(Claimed(tasks=[]))) == ["first"]
+    await claim
+
+
+async def test_what_is_due_after_a_step_of_the_clock_is_found_with_the_next_look(bench: Bench) -> None:
+    claims = [bench.parked(f"{n}", f"k{n}") for n in range(3)]
+    await until(lambda: len(bench.tried) == 3)
+    bench.answer(Answer())
+    for _ in range(2000):  # told again and again: the agenda does not grow
+        bench.waiting.ready({f"k{n}": Readied(0, 1000.0 + n) for n in range(3)})
+        bench.waiting.ready({"k2": Readied(1, None)})
+        assert bench.answer(Answer()) == ["2"]
+    assert len(bench.waiting._agenda) < 1500
+    bench.now = 1001.0
+    bench.waiting.look()
+    assert bench.answer(Answer()) == ["0", "1"]
+    bench.waiting.close()
+    for claim in claims:
+        await claim

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from simulation.mutants.__main__ import tried
+from simulation.mutants.__main__ import asked_tests, tried
 from simulation.mutants.mutant import Edit, Mutant, NotThere
 from simulation.mutants.stress import STRESSES
 from simulation.mutants.table import MUTANTS
 
 ROOT = Path(__file__).parents[2]
-_RULE = re.compile(r"S([1-9]|1[01])|L[1-6]|queue")
+_RULE = re.compile(r"S([1-9]|1[01])|L[1-7]|queue")
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -23,9 +23,13 @@ def test_what_a_mutant_replaces_stands_in_the_code_exactly_once(mutant: Mutant) 
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_is_expected_to_break_a_rule_or_says_why_it_cannot(mutant: Mutant) -> None:
+def test_a_mutant_is_expected_to_break_a_rule_or_a_test_that_is_named(mutant: Mutant) -> None:
     assert mutant.under in STRESSES
-    assert bool(mutant.killed_by) != bool(mutant.equivalent)
+    assert bool(mutant.killed_by) != bool(mutant.test)
+    assert bool(mutant.why_test) == bool(mutant.test)
+    if mutant.test:
+        path, _, name = mutant.test.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (ROOT / path).read_text()
     assert all(_RULE.fullmatch(rule) for rule in mutant.killed_by)
 
 
@@ -40,6 +44,12 @@ def test_a_mutant_that_does_not_fit_any_more_says_so(tmp_path: Path) -> None:
         Edit("a.py", "two", "three").applied(tmp_path)
     with pytest.raises(NotThere, match="is there 2 times"):
         Edit("a.py", "one", "three").applied(tmp_path)
+
+
+def test_this_mutant_is_killed_by_a_test() -> None:
+    mutant = next(one for one in MUTANTS if one.name == "throttling-is-a-strike")
+    assert asked_tests(mutant, mutant.test).killed_by == [mutant.test]
+    assert asked_tests(None, mutant.test).killed_by == []
 
 
 @pytest.mark.parametrize("name", ["dedupe-ignored", "no-timer"])

@@ -196,6 +196,9 @@ BROKEN: list[tuple[str, str, list[Event]]] = [
     ("S3", "a token that nobody has", [*LIFE, served(0, 20.0)]),
     ("S4", "two ends", [*LIFE, *settled(1, 103.0, "fatal")]),
     ("S4", "a grant after the end", [*LIFE, granted(2, 200.0)]),
+    ("S4", "a result that was thrown away", [
+        *without(LIFE, SettleAnswered, Closed, Final), *settled(1, 103.0, "fatal"), final("fatal_failure"),
+    ]),
     ("S4", "another end than was told", [*without(LIFE, Closed, Final), final("fatal_failure")]),
     ("S5", "acknowledged, and not there", [*LIFE, *asked("b")]),
     (
@@ -321,6 +324,19 @@ BROKEN: list[tuple[str, str, list[Event]]] = [
         ],
     ),
     (
+        "L7",
+        "progress that was reported long ago is not with the next holder",
+        [*RERUN, Effect(at=50.0, who="w", task="a", fence=1, progress=True, reported=50.0)],
+    ),
+    (
+        "L7",
+        "the next holder has older progress",
+        [
+            *without(RERUN, Granted), granted(1, 2.1), granted(2, 304.1, who="v", progress=40.0),
+            Effect(at=50.0, who="w", task="a", fence=1, progress=True, reported=50.0),
+        ],
+    ),
+    (
         "L6",
         "a restart took it",
         [
@@ -342,7 +358,29 @@ BROKEN: list[tuple[str, str, list[Event]]] = [
 
 @pytest.mark.parametrize(("rule", "events"), [pytest.param(r, e, id=f"{r} {what}") for r, what, e in BROKEN])
 def test_a_history_that_breaks_a_rule_is_found_out(rule: str, events: list[Event]) -> None:
-    assert rule in found(events, replace(RULES, due_slack=1.0))
+    assert rule in found(events, replace(RULES, due_slack=1.0, fresh=10.0))
+
+
+def reported(at: float) -> Effect:
+    return Effect(at=at, who="w", task="a", fence=1, progress=True, reported=at)
+
+
+@pytest.mark.parametrize(
+    "also",
+    [
+        [reported(KILLED.at - 9.0)],
+        [reported(50.0), Fault(at=40.0, who="h", name="cut", lasts=30.0)],
+        [reported(50.0), Lost(at=55.0, who="w", task="a", fence=1, reason="expired")],
+    ],
+    ids=["in the last moment", "while it was cut off", "of a lease that was lost"],
+)
+def test_l7_progress_may_be_missing_that_nobody_can_have_heard_of(also: list[Event]) -> None:
+    assert "L7" not in found([*RERUN, *also], replace(RULES, fresh=10.0))
+
+
+def test_l7_newer_progress_than_what_was_surely_heard_is_well() -> None:
+    life = [*without(RERUN, Granted), granted(1, 2.1), granted(2, 304.1, who="v", progress=60.0)]
+    assert "L7" not in found([*life, reported(50.0), reported(60.0)], replace(RULES, fresh=10.0))
 
 
 def test_an_effect_late_of_a_machine_that_was_frozen_is_no_one_else_s_fault() -> None:
@@ -547,3 +585,14 @@ def test_a_violation_says_rule_task_reason_and_the_events_that_show_it() -> None
     assert isinstance(violation, Violation)
     assert str(violation).splitlines()[0] == "L4 a: it stands as claimed after everything was drained"
     assert '"event":"Final"' in str(violation)
+
+
+def test_what_a_service_says_to_have_lost_is_not_held_against_it_and_the_rest_is() -> None:
+    history = [*LIFE, *asked("b", at=5.0), *asked("c", at=9.0)]
+    rolled_back = Fault(at=4.9, who="harness", name="rollback", lasts=1.0)
+    assert {problem.task for problem in check(sort(history), RULES)} == {"b", "c"}
+    assert {problem.task for problem in check(sort([*history, rolled_back]), RULES)} == {"c"}
+
+
+def sort(history: Sequence[Event]) -> list[Event]:
+    return sorted(history, key=lambda event: event.at)

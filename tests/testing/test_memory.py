@@ -162,7 +162,7 @@ async def test_a_retry_is_ready_when_its_policy_says(memory: MemoryBackend, cloc
 async def test_a_run_past_its_max_runtime_is_renewed_no_more_and_keeps_what_was_granted(
     memory: MemoryBackend, clock: FakeClock
 ) -> None:
-    task = await held(memory, max_runtime=100, heartbeat_timeout=60)
+    task = await held(memory, max_runtime=100, claim_timeout=60, heartbeat_timeout=60)
     await memory.beat([beat(task)])
     clock.advance(50)
     assert (await memory.beat([beat(task)]))[0].verdict == "renewed"

@@ -125,6 +125,23 @@ def test_bytes_of_any_protocol_pass_a_tcp_proxy() -> None:
         assert client.recv(100) == b""
 
 
+def test_what_is_open_stays_where_it_is_when_the_address_moves() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as first,
+        socket.create_server(("127.0.0.1", 0)) as second,
+        Proxy(f"tcp://127.0.0.1:{first.getsockname()[1]}") as proxy,
+        socket.create_connection(("127.0.0.1", proxy.port)) as old,
+        first.accept()[0] as old_service,
+    ):
+        proxy.move(f"tcp://127.0.0.1:{second.getsockname()[1]}")
+        with socket.create_connection(("127.0.0.1", proxy.port)) as new, second.accept()[0] as new_service:
+            old_service.sendall(b"first")
+            new_service.sendall(b"second")
+            assert (old.recv(10), new.recv(10)) == (b"first", b"second")
+        with pytest.raises(ValueError, match="no address"):
+            proxy.move("nowhere")
+
+
 def test_rules_about_requests_need_http() -> None:
     with pytest.raises(ValueError, match="give the target as http://"):
         Proxy("tcp://127.0.0.1:1").lose_answer("POST", "/")

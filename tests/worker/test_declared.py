@@ -224,3 +224,20 @@ async def test_aschedule_opens_a_client_by_url_too(tmp_path: Path) -> None:
     scheduled = await page.aschedule(number=1)
     async with leasekit.connect(url) as client:
         assert (await client.aget(scheduled.id)) is not None
+
+
+def test_more_kinds_than_a_claim_may_have_are_refused_when_the_worker_begins(worker: Worker) -> None:
+    for n in range(101):
+        worker.handler(f"k{n}")(lambda payload: None)
+    with pytest.raises(ConfigError, match="101 kinds share the thread slots of this worker, and a claim has 100"):
+        worker.run()
+
+
+def test_kinds_with_slots_of_their_own_are_claimed_apart(worker: Worker, client: Client) -> None:
+    for n in range(101):
+        worker.handler(f"k{n}", concurrency=None if n else 1)(lambda payload: worker.stop())
+    scheduled = client.schedule("k100")
+    worker.run()
+    info = client.get(scheduled.id)
+    assert info is not None
+    assert info.status.value == "success"

@@ -115,6 +115,29 @@ print(kernel.end_all_but([], waiting=lambda seconds: False, within=0.1))
     assert python(code) == ["False", "True"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root")
+def test_in_a_pid_namespace_with_the_proc_of_another_nobody_is_taken_for_somebody_else() -> None:
+    """As with `unshare --pid --fork`, or a container with the /proc of its host: the numbers in there are others."""
+    code = """
+import os, subprocess
+from leasekit.worker import kernel
+here, ready = os.pipe()
+if (child := os.fork()) == 0:  # process 2: in the /proc of the machine, that has all threads of the kernel as children
+    os.read(here, 1)
+    mine = subprocess.Popen(["sleep", "600"])
+    print(kernel.end_all_but([], waiting=lambda seconds: False, within=0.1), flush=True)
+    mine.kill()
+    os._exit(0)
+bystanders = [subprocess.Popen(["sleep", "600"]) for _ in range(10)]
+os.write(ready, b"!")
+os.waitpid(child, 0)
+print({bystander.poll() for bystander in bystanders})
+"""
+    command = ["unshare", "--pid", "--fork", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["False", "{None}"]
+
+
 def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     code = """
 import os, signal, time

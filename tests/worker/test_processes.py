@@ -204,13 +204,14 @@ def test_a_hang_up_that_comes_with_another_signal_is_no_second_one(
 
 
 LEAVES_A_THREAD = """
-    import asyncio
+    import asyncio, contextvars
     from leasekit.worker import ending
     ending._LEFTOVERS = 0.1
 
     @worker.handler("k")
     async def leaves_a_thread(payload):
-        asyncio.get_running_loop().run_in_executor(None, time.sleep, {seconds})  # asyncio waits for it in the end
+        # Of no run: its result is reported at once. But asyncio waits for the thread in the end.
+        contextvars.Context().run(asyncio.get_running_loop().run_in_executor, None, time.sleep, {seconds})
         return "done"
 
     def end():
@@ -326,6 +327,115 @@ def test_a_process_that_is_stopped_past_its_trust_never_goes_on(start: Callable[
     assert len(script.said) == 1
 
 
+STARTS = {
+    "to_thread": "await asyncio.to_thread(goes_on)",
+    "run_in_executor": "await asyncio.get_running_loop().run_in_executor(None, goes_on)",
+    "own_executor": "await asyncio.get_running_loop().run_in_executor(pool, goes_on)",
+    "task": "await asyncio.wait([asyncio.create_task(hears_nothing())])",
+    "cancelled_task": "task = asyncio.create_task(asyncio.to_thread(goes_on)); await asyncio.sleep(0.1); task.cancel()",
+}
+
+
+@pytest.mark.parametrize("starts", STARTS.values(), ids=STARTS)
+def test_a_job_of_an_async_body_that_outlives_its_lease_ends_the_process(
+    start: Callable[[str], Script], starts: str
+) -> None:
+    """The coroutine ends when it is told to; the thread that it awaited does not."""
+    script = start(
+        f"""
+        import asyncio
+        from concurrent.futures import ThreadPoolExecutor
+        pool = ThreadPoolExecutor(1)
+        faulty.always("beat", faults.drop)
+
+        def goes_on():
+            while True:
+                say("at", now())
+                time.sleep(0.005)
+
+        async def hears_nothing():
+            while True:
+                say("at", now())
+                try:
+                    await asyncio.sleep(0.005)
+                except asyncio.CancelledError:
+                    pass
+
+        @worker.handler("k")
+        async def awaits(payload):
+            say("ttl", now() + 4)  # the grant was before
+            {starts}
+            await asyncio.sleep(600)
+
+        submitter.schedule("k", claim_timeout=4, heartbeat_timeout=4)
+        worker.run()
+        """
+    )
+    assert script.exit_code() == 75, script.errors
+    until, *times = [float(line.split()[1]) for line in script.said]
+    assert until - 2 < times[-1] < until
+
+
+def test_the_kernel_ends_a_job_of_an_async_body_that_holds_up_the_interpreter(start: Callable[[str], Script]) -> None:
+    """The coroutine has ended by then, and its lease is guarded all the same."""
+    script = start(
+        """
+        import asyncio, ctypes
+
+        def holds_the_gil(ended):
+            ended.wait()
+            say("ended", now())
+            ctypes.PyDLL(None).usleep(20_000_000)
+            say("came back", now())
+
+        @worker.handler("k")
+        async def returns(payload):
+            ended = threading.Event()
+            asyncio.create_task(asyncio.to_thread(holds_the_gil, ended))
+            asyncio.get_running_loop().call_later(0.2, ended.set)
+
+        submitter.schedule("k", claim_timeout=3, heartbeat_timeout=3)
+        worker.run()
+        """
+    )
+    assert script.exit_code() == -signal.SIGKILL, script.errors
+    assert [line.split()[0] for line in script.said] == ["ended"]
+
+
+def test_an_idle_async_body_whose_job_goes_on_ends_the_process(start: Callable[[str], Script]) -> None:
+    script = start(
+        """
+        import asyncio
+
+        @worker.handler("k", idle_timeout=0.5)
+        async def awaits(payload):
+            await asyncio.to_thread(time.sleep, 600)
+
+        submitter.schedule("k", claim_timeout=3, heartbeat_timeout=3)
+        worker.run()
+        """
+    )
+    assert script.exit_code() == 75, script.errors
+    assert "did not end when told to" in script.errors
+
+
+def test_a_program_that_a_body_becomes_has_no_watchdog(start: Callable[[str], Script]) -> None:
+    """As docs/promises.md says of a worker without a supervisor: the kernel's timer ends with the program."""
+    script = start(
+        """
+        @worker.handler("k")
+        def becomes_another_program(payload):
+            goes_on = "import sys, time; time.sleep(float(sys.argv[1])); print(1)"
+            os.execv(sys.executable, [sys.executable, "-c", goes_on, "3"])
+
+        submitter.schedule("k", claim_timeout=2, heartbeat_timeout=2)
+        worker.run()
+        """
+    )
+    assert script.exit_code() == 0, script.errors
+    assert script.said == ["1"]
+
+
 def test_a_soft_worker_is_not_ended(start: Callable[[str], Script]) -> None:
     script = start(
         """
@@ -353,11 +463,24 @@ def test_a_soft_worker_is_not_ended(start: Callable[[str], Script]) -> None:
     assert "lost" in script.said
 
 
-def test_a_child_that_a_handler_forks_does_not_become_a_second_worker(start: Callable[[str], Script]) -> None:
+@pytest.mark.parametrize(
+    ("declared", "code"),
+    [
+        ("def forks(payload):", "0"),
+        # asyncio does not know its loop again in a child: that is an error there.
+        ("async def forks(payload):\n            asyncio.create_task(asyncio.to_thread(time.sleep, 1))", "70"),
+    ],
+    ids=["thread", "async"],
+)
+def test_a_child_that_a_handler_forks_does_not_become_a_second_worker(
+    start: Callable[[str], Script], declared: str, code: str
+) -> None:
     script = start(
-        """
+        f"""
+        import asyncio
+
         @worker.handler("k")
-        def forks(payload):
+        {declared}
             if pid := os.fork():
                 _, status = os.waitpid(pid, 0)
                 return os.waitstatus_to_exitcode(status)
@@ -377,7 +500,7 @@ def test_a_child_that_a_handler_forks_does_not_become_a_second_worker(start: Cal
         """
     )
     assert script.exit_code() == 0, script.errors
-    assert script.said == ["0"]
+    assert script.said == [code]
 
 
 def test_a_child_that_a_handler_forks_ends_when_it_is_told_to(start: Callable[[str], Script]) -> None:

@@ -1,5 +1,6 @@
 """The supervisor by itself, with a child that does as each test says."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -124,3 +125,29 @@ def test_programs_that_a_worker_starts_are_left_alone(run: Run) -> None:
         """
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root")
+def test_a_worker_that_may_not_be_killed_does_not_end_its_supervisor(run: Run) -> None:
+    """As in a container that may change users, but not signal those of others."""
+    done = run(
+        """
+        print("is", os.getpid())
+        os.setresuid(65534, 65534, 65534)
+        os.execv("/bin/sleep", ["sleep", "3"])
+        """,
+        before="""
+        import ctypes
+        CAP_KILL, version = 5, 0x20080522
+        header = (ctypes.c_uint32 * 2)(version, 0)
+        sets = (ctypes.c_uint32 * 6)()
+        libc = ctypes.CDLL(None)
+        assert libc.capget(header, sets) == 0
+        for number in range(2):
+            sets[number] &= ~(1 << CAP_KILL)
+        assert libc.capset(header, sets) == 0
+        """,
+    )
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("may not be sent to the worker") == 1
+    assert done.returncode == 0

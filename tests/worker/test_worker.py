@@ -14,6 +14,7 @@ import pytest
 
 import leasekit
 from leasekit import ConfigError, Lease, Worker
+from leasekit._driver.timer import obstacle
 from leasekit.hooks import Event, Renewed
 from leasekit.testing.faults import Faulty
 
@@ -368,6 +369,40 @@ def test_the_environment_says_which_service_where_nobody_else_does(
 def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         Worker(**options)
+
+
+def test_a_watchdog_that_is_required_is_not_dropped_over_a_client(faulty: Faulty) -> None:
+    with leasekit.Client(faulty) as client:
+        worker = Worker(client, watchdog="required")
+        worker.handler("k")(lambda payload: None)
+        with pytest.raises(ConfigError, match=r"not over a client .* Use Worker\(url\)\.run\(\)"):
+            worker.run()
+        with pytest.raises(ConfigError, match=r"not in serve\(\)"):
+            anyio.run(worker.serve)
+
+
+def test_a_watchdog_that_is_required_is_not_dropped_in_serve(faulty: Faulty) -> None:
+    worker = Worker(faulty, watchdog="required")
+    worker.handler("k")(lambda payload: None)
+    with pytest.raises(ConfigError, match=r"not in serve\(\)"):
+        anyio.run(worker.serve)
+    assert faulty.calls["claim"] == 0
+
+
+@pytest.mark.skipif(obstacle() is not None, reason=obstacle() or "")
+def test_a_client_that_has_the_watchdog_that_is_required_is_taken(faulty: Faulty, submitter: Any, at_work: Any) -> None:
+    with leasekit.Client(faulty, watchdog="required") as client:
+        worker = Worker(client, watchdog="required")
+        worker.handler("k")(lambda payload: "done")
+        with at_work(worker):
+            assert submitter.success(submitter.schedule("k")).result == "done"
+
+
+def test_a_client_refuses_a_watchdog_that_nobody_knows() -> None:
+    with pytest.raises(
+        ConfigError, match="watchdog='requierd' is no mode of it: use 'off', 'soft', 'auto', 'required'"
+    ):
+        leasekit.Client("memory://", watchdog="requierd")  # type: ignore[arg-type]
 
 
 def test_beats_of_a_client_are_not_overruled(faulty: Faulty) -> None:

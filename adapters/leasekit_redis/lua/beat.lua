@@ -1,9 +1,10 @@
 -- Renew leases that are still held; the rest is gone, and says why. A lease that has ended is never revived, even where
--- nobody else got the task yet (PITFALLS 21), and none is renewed without its token (PITFALLS 23).
--- Takes {worker, beats: list of {id, token, started, progress?}}, gives for each its ttl in milliseconds; {ttl}, where
--- its holder is ordered to cancel; or the word why it is gone.
+-- nobody else got the task yet, and none is renewed without its token.
+-- Takes {worker, latest?, jumped?, beats: list of {id, token, started, progress?}}, gives {now, words}: for each its
+-- ttl in milliseconds; {ttl}, where its holder is ordered to cancel; or the word why it is gone.
 
 outrank_full_memory()
+notice_jump()
 seen(ARGUMENT.worker)
 
 local ids = {}
@@ -15,38 +16,56 @@ local ends = redis.call('ZMSCORE', LEASES, unpack(ids))
 local answers = {}
 
 -- The body has begun: from now on its time runs.
-local function start(id, lease)
+local function start(id, lease, s)
   lease.started = true
   if lease.max_runtime then
     lease.ends = now + lease.max_runtime
   end
   put(WORKING, id, lease)
-  local s = read(STATE, id)
   become(s, 'processing')
   put(STATE, id, s)
 end
 
-local function is_held(id, lease, token, ends_at)
-  if not lease or lease.token ~= token or has_ended(id, lease, tonumber(ends_at)) then
+-- As of now, with what this batch has changed.
+local function end_of(i, id)
+  return of(members, LEASES)[id] or tonumber(ends[i])
+end
+
+-- What a holder is told stays so: a restart of Redis gives all leases more time, and its clock may be set back.
+local function is_held(i, id, lease, token)
+  if not lease or lease.token ~= token then
+    return false
+  elseif has_ended(id, lease, end_of(i, id)) then
+    expire(id, lease)
+    return false
+  elseif lease.ends and lease.ends <= now then -- what was granted is not taken back, but renewed no more
+    lease.ends = 0
+    put(WORKING, id, lease)
     return false
   end
-  return not (lease.ends and lease.ends <= now) -- what was granted is not taken back, but renewed no more
+  return true
 end
 
 for i, beat in ipairs(ARGUMENT.beats) do
   local id, token, started, progress = unpack(beat, 1, 4)
   local lease = read(WORKING, id)
-  if is_held(id, lease, token, ends[i]) then
-    if started and not lease.started then
-      start(id, lease)
+  if lease and not ends[i] then
+    broken[id] = 'lease: its end is missing'
+  end
+  local begins = lease and started and not lease.started
+  local s = begins and need(id)
+  if ends[i] and (s or not begins) and is_held(i, id, lease, token) then
+    if s then
+      start(id, lease, s)
     end
     if progress then
       put(PROGRESS, id, progress)
     end
-    place(LEASES, id, now + lease.ttl)
+    -- No nearer than it was: a holder that does not hear the answer goes by what it was granted before.
+    place(LEASES, id, math.max(end_of(i, id), now + lease.ttl))
     answers[i] = lease.ordered and {lease.ttl} or lease.ttl
   else
     answers[i] = why_gone(id, read(STATE, id), token)
   end
 end
-return answer(answers)
+return answer({now = now, words = answers})

@@ -1,8 +1,9 @@
 -- Cancel: what waits at once, what runs by an order to its holder, which its next beat is told (DESIGN §6, Cancel).
--- Takes a list of ids, gives {words, ending}: for each the verdict: cancelled, ordered, or why it is gone; and which of
--- them others wait for.
+-- Takes {ids, latest?, jumped?}, gives {words, ending}: for each the verdict: cancelled, ordered, or why it is gone; and
+-- which of them others wait for.
 
 outrank_full_memory()
+notice_jump()
 
 local function cancel(id)
   local s = read(STATE, id)
@@ -10,7 +11,11 @@ local function cancel(id)
     return 'unknown'
   end
   local lease = read(WORKING, id)
-  if lease and has_ended(id, lease, score(LEASES, id)) then
+  local ends_at = score(LEASES, id)
+  if lease and not ends_at then
+    broken[id] = 'lease: its end is missing'
+    return 'unknown'
+  elseif lease and has_ended(id, lease, ends_at) then
     expire(id, lease) -- there is nobody to give an order to
     s, lease = read(STATE, id), nil
   end
@@ -32,7 +37,7 @@ local function cancel(id)
 end
 
 local answers = {}
-for i, id in ipairs(ARGUMENT) do
+for i, id in ipairs(ARGUMENT.ids) do
   answers[i] = cancel(id)
 end
 return answer({words = answers, ending = told_next})

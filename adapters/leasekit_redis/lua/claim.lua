@@ -1,5 +1,5 @@
 -- Hand out tasks that are due: the most urgent first, then the longest due, then in the order in which they came.
--- Takes {kind, worker, claim_id, limit, seed, waited, waiter?, wait, recall, latest?}, gives {now, waited, tasks,
+-- Takes {kind, worker, claim_id, limit, seed, waited, waiter?, wait, recall, latest?, jumped?}, gives {now, waited, tasks,
 -- next?, is_repeat?}: `next` is in how many milliseconds there may be something.
 
 local ANSWER = 8 * 1024 * 1024 -- bytes of users' values in one answer, about: at least one task fits
@@ -19,9 +19,10 @@ end
 local function again(memory)
   for i = 1, #memory.grants, 2 do
     local id, token = memory.grants[i], memory.grants[i + 1]
-    local lease = read(WORKING, id)
-    if lease and lease.token == token and score(LEASES, id) > now then
-      show(id, read(STATE, id), token)
+    local s, lease = read(STATE, id), read(WORKING, id)
+    local is_whole = s and lease and redis.call('HEXISTS', TASK, id) == 1
+    if is_whole and lease.token == token and (score(LEASES, id) or 0) > now then
+      show(id, s, token)
     end
   end
   return cmsgpack.pack({now = now, waited = memory.waited, tasks = tasks, is_repeat = true})
@@ -74,7 +75,12 @@ for _, one in ipairs(LANES) do
   preload(STATE, ids)
   for i, id in ipairs(ids) do
     if room > 0 then
-      grant(id, read(STATE, id))
+      local s = need(id)
+      if s and redis.call('HEXISTS', TASK, id) == 1 then
+        grant(id, s)
+      elseif s then
+        broken[id] = 'task: is missing'
+      end
       place(one, due[i], false)
     end
   end
@@ -106,7 +112,7 @@ end
 local soonest
 for _, one in ipairs({LEASES, unpack(LANES)}) do
   local at = tonumber(redis.call('ZRANGE', one, 0, 0, 'WITHSCORES')[2])
-  if at and (not soonest or at < soonest) then
+  if is_number(at) and (not soonest or at < soonest) then
     soonest = at
   end
 end

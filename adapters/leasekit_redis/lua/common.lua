@@ -5,25 +5,130 @@
 -- Rule 3: what a holder writes carries the token of its claim, which is compared in here.
 -- Rule 4: changes are gathered, and made at the end: a script that fails has changed nothing, and a batch is a few
 --         commands. What was gathered is what is read from then on.
--- Rule 5: scripts take one argument and give one answer, both msgpack.
+-- Rule 5: a record that is damaged concerns its own task only: it reads as if it were not there, and the task is set
+--         aside. What is in a record is looked at here, so nothing below meets a field that is missing.
+-- Rule 6: scripts take one argument and give one answer, both msgpack.
 
 local META, COUNTS, TASK, STATE, PROGRESS, RUNS, WORKING, LEASES = unpack(KEYS, 1, 8)
 local LANES = {unpack(KEYS, 9, 13)} -- one for each priority: what waits, by when it is due
 local ALL, ENDED, DEAD, DEDUPE, CLAIMS, CLAIMED, OUTBOX, WAITING, SEEN, HOLDERS = unpack(KEYS, 14, 23)
 local GATED, AWAITED, ENDING = unpack(KEYS, 24, 26) -- what waits for other tasks, who waits for ours, what to tell them
+local DAMAGED = KEYS[27] -- what was set aside, by when; why is in its state
 
 local REAPED = 200 -- leases that are taken back at once: nobody else is served meanwhile
 local KEPT_RUNS = 100 -- of one task, the latest
+local NOTED = 1000 -- milliseconds by which a step is later than what is noted, before it is noted anew
 
 local ARGUMENT = cmsgpack.unpack(ARGV[1])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local now_in_microseconds = time[1] * 1000000 + time[2]
 
--- Reading, and gathering what is written ------------------------------------------------------------------------
-
 local known = {} -- key → field → value: what was read; false: it is not there
 local fields, members, outbox = {}, {}, {} -- key → field → value, key → member → score: what is to be; false: is not
+
+-- What a record must have -----------------------------------------------------------------------------------------
+
+local function is_number(value)
+  return type(value) == 'number' and value % 1 == 0 and math.abs(value) < 2 ^ 53
+end
+
+local function is_text(value)
+  return type(value) == 'string'
+end
+
+local function is_flag(value)
+  return type(value) == 'boolean'
+end
+
+local function list_of(is, least)
+  return function(value)
+    if type(value) ~= 'table' or #value < least then
+      return false
+    end
+    local count = 0
+    for _, item in pairs(value) do
+      count = count + 1
+      if not is(item) then
+        return false
+      end
+    end
+    return count == #value
+  end
+end
+
+local function is_real(value)
+  return type(value) == 'number' and value >= 0 and value < math.huge
+end
+
+local STATUSES = {
+  new = true, enqueued = true, claimed = true, processing = true, retriable_failure = true, success = true,
+  fatal_failure = true, cancelled = true, dropped = true, dead = true,
+}
+
+local function is_policy(value)
+  if type(value) ~= 'table' then
+    return false
+  elseif value.policy == 'list' then
+    return list_of(is_real, 1)(value.waits)
+  elseif value.policy == 'polynomial' then
+    return true
+  end
+  return value.policy == 'exponential' and is_real(value.first) and is_real(value.factor) and is_real(value.max)
+    and is_real(value.jitter)
+end
+
+local SHAPES = { -- key → what must be there, what may be
+  [STATE] = {
+    {status = function(value) return STATUSES[value] end, seq = is_number, fence = is_number, attempt = is_number,
+     due = is_number},
+    {priority = function(value) return is_number(value) and value >= 0 and value <= 4 end, failures = is_number,
+     crashes = is_number, max_attempts = is_number, max_crashes = is_number, max_runtime = is_number,
+     claim_ttl = is_number, beat_ttl = is_number, worker = is_text, token = is_text, reason = is_text,
+     digest = is_text, dedupe = is_text, collection = is_text, after = list_of(is_text, 1), retry = is_policy,
+     awaited = is_flag},
+  },
+  [WORKING] = {
+    {token = is_text, worker = is_text, ttl = is_number},
+    {max_runtime = is_number, longest = is_number, ends = is_number, started = is_flag, ordered = is_flag},
+  },
+  [RUNS] = {
+    {fence = is_number, attempt = is_number, at = is_number, outcome = is_text},
+    {worker = is_text, token = is_text, digest = is_text, result = is_text, error = is_text},
+  },
+  [CLAIMS] = {{waited = is_real, grants = list_of(is_text, 0)}, {}},
+  [DEDUPE] = {{id = is_text}, {ends = is_number}},
+}
+
+local function unpacked(raw)
+  local is_whole, value = pcall(cmsgpack.unpack, raw)
+  return is_whole and type(value) == 'table' and value or nil
+end
+
+-- The record, or nothing and what is wrong with it.
+local function checked(key, raw)
+  local value = unpacked(raw)
+  if not value then
+    return nil, 'is no record'
+  elseif value.damaged then
+    return nil, value.damaged
+  end
+  for name, is in pairs(SHAPES[key][1]) do
+    if not is(value[name]) then
+      return nil, name .. (value[name] == nil and ' is missing' or ' makes no sense')
+    end
+  end
+  for name, is in pairs(SHAPES[key][2]) do
+    if value[name] ~= nil and not is(value[name]) then
+      return nil, name .. ' makes no sense'
+    end
+  end
+  return value
+end
+
+-- Reading, and gathering ------------------------------------------------------------------------------------------
+
+local broken = {} -- id → what is wrong: these are set aside
 
 local function of(tables, key)
   local found = tables[key]
@@ -34,13 +139,24 @@ local function of(tables, key)
   return found
 end
 
+local function take(key, id, raw)
+  local value, damage = false, nil
+  if raw then
+    value, damage = checked(key, raw)
+  end
+  if damage and (key == STATE or key == WORKING) then
+    broken[id] = broken[id] or (key == STATE and 'state: ' or 'lease: ') .. damage
+  end
+  of(known, key)[id] = value or false
+  return value or false
+end
+
 -- Have all of these read at once.
 local function preload(key, ids)
-  local values = of(known, key)
   for first = 1, #ids, 4000 do
     local last = math.min(first + 3999, #ids)
     for i, raw in ipairs(redis.call('HMGET', key, unpack(ids, first, last))) do
-      values[ids[first + i - 1]] = raw and cmsgpack.unpack(raw)
+      take(key, ids[first + i - 1], raw)
     end
   end
 end
@@ -51,11 +167,18 @@ local function read(key, id)
     value = of(known, key)[id]
   end
   if value == nil then
-    local raw = redis.call('HGET', key, id)
-    value = raw and cmsgpack.unpack(raw)
-    known[key][id] = value
+    value = take(key, id, redis.call('HGET', key, id))
   end
   return value
+end
+
+-- The state of a task that something points at.
+local function need(id)
+  local s = read(STATE, id)
+  if not s and #id > 0 then
+    broken[id] = broken[id] or 'state: is missing'
+  end
+  return s
 end
 
 -- A table, kept as msgpack, or a text, kept as it is.
@@ -98,19 +221,39 @@ local function write_all(changes, add, remove, pair)
   end
 end
 
-local is_ranked = false
-
 -- When memory is full Redis refuses a script's first write if it may need more, and lets through what follows a write
--- that cannot. Holders' beats and results, and the claims that empty the queue, begin with such a write: what is new
--- is refused first (DESIGN §6, Survival order).
+-- that cannot. Whatever ends something begins with such a write: beats and results of holders, claims, which empty the
+-- queue, and what drops old tasks. Only what is new is refused.
 local function outrank_full_memory()
-  is_ranked = true
+  redis.call('HDEL', META, 'nothing')
 end
 
-local function flush()
-  if is_ranked then
-    redis.call('HDEL', META, 'nothing')
+-- What a replica has may be old. Whoever only reads is told so too, and asks again where the address leads by then.
+local function refuse_at_replica()
+  local refused = redis.pcall('HDEL', META, 'nothing')
+  if type(refused) == 'table' and string.find(refused.err, 'READONLY') then
+    error(refused.err)
   end
+end
+
+-- A write that cannot be made is found out before any is. (A key of a wrong type is none of ours.)
+local function refuse_foreign_keys()
+  for key in pairs(fields) do
+    redis.call('HLEN', key)
+  end
+  for key in pairs(members) do
+    redis.call('ZCARD', key)
+  end
+  redis.call('LLEN', OUTBOX)
+end
+
+local set_aside
+
+local function flush()
+  for id, damage in pairs(broken) do
+    set_aside(id, damage)
+  end
+  refuse_foreign_keys()
   write_all(fields, 'HSET', 'HDEL', function(id, value)
     return id, type(value) == 'table' and cmsgpack.pack(value) or value
   end)
@@ -118,7 +261,7 @@ local function flush()
     return value, member
   end)
   write('RPUSH', OUTBOX, outbox)
-  known, fields, members, outbox = {}, {}, {}, {}
+  known, fields, members, outbox, broken = {}, {}, {}, {}, {}
 end
 
 -- Counting ------------------------------------------------------------------------------------------------------
@@ -137,6 +280,14 @@ end
 
 local function hold(worker, by)
   held[worker] = (held[worker] or 0) + by
+end
+
+local function count(key, name, by)
+  local counter = redis.pcall('HINCRBY', key, name, by)
+  if type(counter) == 'table' then -- what is there is no number
+    redis.pcall('HDEL', key, name)
+  end
+  return tonumber(counter) or 0
 end
 
 local function seen(worker)
@@ -170,6 +321,41 @@ local function wait_no_longer(id, s)
   end
 end
 
+-- Nothing points at it any more, and what is left of it is kept, for people.
+set_aside = function(id, damage)
+  local raw, lease = redis.call('HGET', STATE, id), redis.call('HGET', WORKING, id)
+  local s, number = raw and unpacked(raw) or {}, score(ALL, id)
+  for _, key in ipairs({LEASES, GATED, ENDED, DEAD, ENDING, ALL}) do
+    place(key, id, false)
+  end
+  for _, one in ipairs(number and LANES or {}) do
+    place(one, numbered(id, {seq = number}), false)
+  end
+  put(WORKING, id, false)
+  lease = lease and unpacked(lease)
+  if lease and is_text(lease.worker) then
+    hold(lease.worker, -1)
+  end
+  if s.damaged then
+    put(STATE, id, raw)
+    return
+  end
+  if STATUSES[s.status] then
+    become({status = s.status})
+  end
+  become({}, 'damaged')
+  put(STATE, id, {damaged = damage, record = raw or nil})
+  place(DAMAGED, id, now)
+end
+
+local function set_successor_aside(successor, damage)
+  local id = 'successor-' .. redis.sha1hex(successor)
+  redis.call('LREM', OUTBOX, 1, successor)
+  become({}, 'damaged')
+  put(STATE, id, {damaged = damage, record = successor})
+  place(DAMAGED, id, now)
+end
+
 -- As many claims as there are tasks, those first that can wait least. One whose client nobody hears was told in vain:
 -- the next is told too. (In a cluster a node knows its own subscribers only; then a few more are told.)
 local function wake(count)
@@ -201,17 +387,18 @@ end
 -- What every script that changes something ends with.
 local function answer(value)
   flush()
+  -- It is done: no count, and nobody who waits, makes a failure of it.
   for status, by in pairs(counted) do
     if by ~= 0 then
-      redis.call('HINCRBY', COUNTS, status, by)
+      count(COUNTS, status, by)
     end
   end
   for worker, by in pairs(held) do
-    if by ~= 0 and redis.call('HINCRBY', HOLDERS, worker, by) <= 0 then
-      redis.call('HDEL', HOLDERS, worker)
+    if by ~= 0 and count(HOLDERS, worker, by) <= 0 then
+      redis.pcall('HDEL', HOLDERS, worker)
     end
   end
-  wake(readied)
+  pcall(wake, readied)
   return cmsgpack.pack(value)
 end
 
@@ -306,15 +493,23 @@ end
 
 -- Leases --------------------------------------------------------------------------------------------------------
 
+-- When the client noticed a step, of the clock of whichever kind: it says how many milliseconds ago.
+local function jumped_at()
+  return ARGUMENT.jumped and now - ARGUMENT.jumped or 0
+end
+
 -- Since when leases count anew: nobody could beat while Redis was away, so after a restart or a failover (another
--- process answers) each has its whole ttl from when that was noticed; the same after the clock has jumped
--- (RELIABILITY A1, L6). Asked only where a lease seems to have ended.
+-- process answers) each has its whole ttl from when that was noticed; the same after the clock has jumped. Asked only
+-- where a lease seems to have ended.
 local restart
 local function restarted_at()
   if not restart then
     local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
     local noted, at = unpack(redis.call('HMGET', META, 'run', 'restarted_at'))
-    restart = noted == run and tonumber(at) or noted and now or 0
+    restart = math.max(noted == run and tonumber(at) or noted and now or 0, jumped_at())
+    if not (restart <= now) then -- what is yet to come has not been
+      restart = now
+    end
     put(META, 'run', run)
     put(META, 'restarted_at', restart)
   end
@@ -341,17 +536,27 @@ local function let_go(id, lease)
 end
 
 local function expire(id, lease)
-  local s = read(STATE, id)
+  local s = need(id)
+  if not s then
+    return
+  end
   let_go(id, lease)
   record(id, s, {outcome = 'expired', attempt = s.attempt, worker = lease.worker, token = lease.token})
   end_run(id, s, 'expired', lease.ordered, {token = lease.token})
 end
 
--- The client says what time it can be at the latest; by what is later the clock has jumped.
+-- The client says what time it can be at the latest; by what is later the clock has jumped. To be called before any end
+-- of a lease is relied on, by every script that tells a client what time it is.
 local function notice_jump()
   if ARGUMENT.latest and now > ARGUMENT.latest then
     restart = now
     put(META, 'restarted_at', now)
+    return
+  end
+  -- Other clients, that have noticed nothing, are to know it too; a kind that has no tasks has no such field.
+  local noted = ARGUMENT.jumped and redis.call('HGET', META, 'restarted_at')
+  if noted and (tonumber(noted) or 0) + NOTED < jumped_at() then
+    restarted_at()
   end
 end
 
@@ -362,7 +567,9 @@ local function reap()
   local ids = redis.call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, REAPED)
   for _, id in ipairs(ids) do
     local lease = read(WORKING, id)
-    if has_ended(id, lease, 0) then
+    if not lease then
+      broken[id] = broken[id] or 'lease: is missing'
+    elseif has_ended(id, lease, 0) then
       expire(id, lease)
     end
   end

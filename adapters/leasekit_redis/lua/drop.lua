@@ -1,16 +1,19 @@
 -- Drop tasks that ended long enough ago, with their history (SYSTEMS D2: kept 180 days).
--- Takes {retention, ids}, gives how many there were.
+-- Takes {retention, ids, is_damaged?}, gives how many there were; with `is_damaged` only what was set aside is dropped.
 
 outrank_full_memory()
 
 local dropped = 0
 for _, id in ipairs(ARGUMENT.ids) do
-  if (score(ENDED, id) or math.huge) <= now - ARGUMENT.retention then
-    local s = read(STATE, id)
+  local since = score(DAMAGED, id) or not ARGUMENT.is_damaged and score(ENDED, id)
+  if since and since <= now - ARGUMENT.retention then
+    -- Of what is damaged goes as much as can be found.
+    local s = read(STATE, id) or {fence = KEPT_RUNS, status = score(DAMAGED, id) and 'damaged' or nil}
+    broken[id] = nil
     for _, key in ipairs({TASK, STATE, PROGRESS}) do
       put(key, id, false)
     end
-    for _, key in ipairs({ALL, ENDED, DEAD}) do
+    for _, key in ipairs({ALL, ENDED, DEAD, DAMAGED}) do
       place(key, id, false)
     end
     for fence = math.max(1, s.fence - KEPT_RUNS + 1), s.fence do

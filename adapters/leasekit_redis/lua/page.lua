@@ -1,10 +1,16 @@
 -- Some tasks that match all that is given, oldest first. Takes {after, limit, status?, collection?, worker?}:
--- `after` is a bound of ZRANGEBYSCORE; gives {tasks, after?}: where to go on, where there may be more.
+-- `after` is a bound of ZRANGEBYSCORE; gives {tasks, after?}: where to go on, where there may be more. What is damaged is
+-- left out: the next script that writes sets it aside.
+
+refuse_at_replica()
 
 local LOOKED_AT = 500 -- nobody else is served while a page is looked for
 local SIZE = 4 * 1024 * 1024 -- bytes of values in a page, about
 
 local function matches(s)
+  if not s then
+    return false
+  end
   for _, name in ipairs({'status', 'collection', 'worker'}) do
     if ARGUMENT[name] and s[name] ~= ARGUMENT[name] then
       return false
@@ -18,16 +24,17 @@ local found = redis.call('ZRANGEBYSCORE', ALL, ARGUMENT.after, '+inf', 'WITHSCOR
 for i = 1, #found, 2 do
   local id = found[i]
   local s = read(STATE, id)
-  if matches(s) then
+  local stored = matches(s) and redis.call('HGET', TASK, id)
+  if stored then
     if #tasks == ARGUMENT.limit or size > SIZE then
       break
     end
-    local stored, progress = redis.call('HGET', TASK, id), redis.call('HGET', PROGRESS, id)
+    local progress = redis.call('HGET', PROGRESS, id)
     local run = read(RUNS, id .. '/' .. s.fence) or read(RUNS, id .. '/' .. (s.fence - 1)) -- the last that has ended
     tasks[#tasks + 1] = {id = id, state = s, stored = stored, progress = progress or nil, runs = {run or nil}}
     size = size + #stored + (progress and #progress or 0) + (run and run.result and #run.result or 0)
   end
-  after = string.format('%.0f', s.seq)
+  after = string.format('%.0f', tonumber(found[i + 1]))
 end
 local is_last = #found < 2 * LOOKED_AT and (#found == 0 or after == string.format('%.0f', tonumber(found[#found])))
 return cmsgpack.pack({tasks = tasks, after = not is_last and after or nil})

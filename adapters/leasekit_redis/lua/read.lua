@@ -1,8 +1,15 @@
 -- All about one task. Takes {id, runs}: how many entries of its history, the latest; gives nothing where there is none
--- of that id, else {state, stored, progress, runs}.
+-- of that id, else {id, state, stored, progress, runs}, or what is wrong with it.
 
+refuse_at_replica()
 local s = read(STATE, ARGUMENT.id)
-if not s then
+local stored = redis.call('HGET', TASK, ARGUMENT.id)
+if s and not stored then
+  broken[ARGUMENT.id] = 'task: is missing'
+end
+if broken[ARGUMENT.id] then
+  return cmsgpack.pack(broken[ARGUMENT.id])
+elseif not s then
   return false
 end
 local runs = {}
@@ -12,7 +19,7 @@ end
 return cmsgpack.pack({
   id = ARGUMENT.id,
   state = s,
-  stored = redis.call('HGET', TASK, ARGUMENT.id),
+  stored = stored,
   progress = redis.call('HGET', PROGRESS, ARGUMENT.id) or nil,
   runs = runs,
 })

@@ -7,12 +7,14 @@ for _, id in ipairs(ids) do
   if score(DEAD, id) then
     place(DEAD, id, false)
     place(ENDED, id, false)
-    local s = read(STATE, id)
-    s.failures, s.crashes, s.reason = nil, nil, nil
-    become(s, 'enqueued')
-    wait_until(id, s, now)
-    put(STATE, id, s)
-    redriven[#redriven + 1] = id
+    local s = need(id)
+    if s then
+      s.failures, s.crashes, s.reason = nil, nil, nil
+      become(s, 'enqueued')
+      wait_until(id, s, now)
+      put(STATE, id, s)
+      redriven[#redriven + 1] = id
+    end
   end
 end
 return answer({ids = redriven})

@@ -3,8 +3,18 @@
 -- there is none. `instead_of`: that kind was found not to have the task. A kind that was registered just now and that
 -- others wait for (want.lua leaves an empty one) is given with a `/` before it.
 
+local items = cmsgpack.unpack(ARGV[1])
+
+-- A replica does not know what its primary was told since: that an id is of no kind must not come from there.
+if not items[1][3] then
+  local refused = redis.pcall('HDEL', KEYS[1], '')
+  if type(refused) == 'table' and string.find(refused.err, 'READONLY') then
+    return refused
+  end
+end
+
 local answers = {}
-for i, one in ipairs(cmsgpack.unpack(ARGV[1])) do
+for i, one in ipairs(items) do
   local part, id, kind, instead_of = unpack(one, 1, 4)
   local known = redis.call('HGET', KEYS[part], id)
   local is_wanted = known == ''

@@ -2,7 +2,10 @@
 -- Takes {tasks, peek}, gives for each {id, created, status, conflict}; with `peek` nothing is added, and what would
 -- be is answered with false.
 
-local last = tonumber(redis.call('HGET', META, 'seq') or 0)
+local last = tonumber(redis.call('HGET', META, 'seq') or 0) or 0
+if not is_number(last) or last < 0 or last >= 2 ^ 52 then -- no script wrote that: tasks with such numbers could not be read
+  last = 0
+end
 local is_first = last == 0
 local is_any_awaited = redis.call('EXISTS', AWAITED) == 1
 local GRACE = 5000 -- until a mover asks what a new task waits for: whoever schedules it does that at once
@@ -39,12 +42,18 @@ end
 
 local function was_here(new)
   local s = read(STATE, new.id)
+  if not s and score(ALL, new.id) then
+    need(new.id)
+  end
   if s then
     return {new.id, false, s.status, s.digest ~= new.digest}
+  elseif broken[new.id] then
+    return {new.id, false, 'dropped', true} -- what it was nobody knows: its id stays taken until it is discarded
   end
   local first = new.dedupe and read(DEDUPE, new.dedupe)
   if first and (not first.ends or first.ends > now) then
-    return {first.id, false, read(STATE, first.id).status, false}
+    local of_first = read(STATE, first.id)
+    return of_first and {first.id, false, of_first.status, false}
   end
   return false
 end

@@ -1,17 +1,18 @@
 -- End runs. The first result of a token counts, its repeat is told the same, anything else is gone (DESIGN §6,
 -- Results). A lease that has ended, but whose task nobody else got, may still be settled: finished work is not thrown
 -- away.
--- Takes {worker, results: list of {id, token, outcome, digest, chance, result?, error?, retry_after?, progress?,
--- successors?}}, gives for each 1 (accepted), 2 (so was the end of what others wait for), 0 (was accepted before), or
--- the word why it is gone.
+-- Takes {worker, latest?, jumped?, results: list of {id, token, outcome, digest, chance, result?, error?, retry_after?,
+-- progress?, successors?}}, gives {now, words}: for each 1 (accepted), 2 (so was the end of what others wait
+-- for), 0 (was accepted before), or the word why it is gone.
 
 outrank_full_memory()
+notice_jump()
 seen(ARGUMENT.worker)
 
 -- The holder vanished, it was said, and now it reports after all: take that back.
 local function revise(id, s)
   wait_no_longer(id, s)
-  s.crashes = s.crashes - 1
+  s.crashes = (s.crashes or 1) - 1
   local run = past_run(id, s.token)
   return run and run.worker
 end
@@ -57,4 +58,4 @@ for i, one in ipairs(ARGUMENT.results) do
     answers[i] = run and run.digest == one.digest and 0 or why_gone(one.id, s, one.token)
   end
 end
-return answer(answers)
+return answer({now = now, words = answers})

@@ -4,6 +4,7 @@
 local interval, limit = unpack(cmsgpack.unpack(ARGV[1]))
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZREM', KEYS[1], '') -- so that the next write is let through though memory is full: visitors make room
 local kinds = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, limit)
 for _, kind in ipairs(kinds) do
   redis.call('ZADD', KEYS[1], now + interval, kind)

@@ -4,7 +4,8 @@ A store is opened by one engine and gives it transactions: batches of plain rows
 rule in between. All methods are synchronous. One thread writes; reading goes beside it, on connections of its own.
 
 Two halves make a task (SYSTEMS A5): its `Entity` is what it is, written once; its `Trigger` is where it stands, small
-and hot. Times are seconds of the store's clock since the epoch; users' JSON values are bytes.
+and hot. Times are seconds since the epoch, users' JSON values are bytes. Two clocks tell the time: the store's, which
+follows the wall clock forward, and for the ends of leases one that has no steps (`leasekit.server.clock`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -12,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from leasekit.task import Status
 
@@ -28,6 +30,7 @@ __all__ = [
     "Trigger",
     "Tx",
     "View",
+    "renewed",
 ]
 
 
@@ -39,7 +42,6 @@ class Entity(Struct, frozen=True, gc=False):
     kind: str
     collection: str | None
     priority: int
-    payload: bytes
     created_at: float
     at: float
     max_attempts: int | None
@@ -49,6 +51,8 @@ class Entity(Struct, frozen=True, gc=False):
     retry: bytes | None  # a RetryPolicy as JSON; None: the default
     dedupe_key: str | None
     traceparent: str | None
+    digest: bytes  # of the payload, the same for each way to write the same JSON
+    payload: bytes  # last: SQLite reads through a big value to get at what is behind it
 
 
 class Trigger(Struct, frozen=True, array_like=True, gc=False):
@@ -68,10 +72,20 @@ class Trigger(Struct, frozen=True, array_like=True, gc=False):
     ordered: bool = False  # to be cancelled, while it runs
     owner: str | None = None  # who holds the lease; None: nobody
     token: str | None = None  # of the last grant, as long as it may be settled
-    next_trigger_at: float | None = None  # due, or the end of the lease; None: never again
+    next_trigger_at: float | None = None  # due, or the end of the lease, by its own clock; None: never again
     reason: str | None = None  # why it is dead
     max_runtime: float | None = None
-    run_until: float | None = None  # from then on its lease is not renewed; None: no bound, or the body has not begun
+    # By the clock of leases, from when on this one is not renewed; None: there is no bound, or the body has not begun.
+    run_until: float | None = None
+
+
+def renewed(row: Trigger, status: Status, *, now: float) -> Trigger:
+    """Where a task stands whose lease is renewed at `now`.
+
+    Its end is never brought nearer: a holder that has not heard the answer goes by what it was granted before.
+    """
+    until = now + row.heartbeat_timeout
+    return replace(row, status=status, next_trigger_at=max(until, row.next_trigger_at or until))
 
 
 class Content(NamedTuple):
@@ -161,8 +175,8 @@ class Tx(Protocol):
         """Where these tasks stand."""
         ...
 
-    def entities(self, seqs: Collection[int]) -> dict[int, Entity]:
-        """What these tasks are."""
+    def digests(self, seqs: Collection[int]) -> dict[int, bytes]:
+        """The digests of these tasks' payloads."""
         ...
 
     def contents(self, seqs: Collection[int]) -> dict[int, Content]:
@@ -182,7 +196,7 @@ class Tx(Protocol):
         ...
 
     def renew(self, seqs: Collection[int], status: Status, *, now: float) -> None:
-        """Put these to `status`, and their next trigger time to `now` and their own `heartbeat_timeout`."""
+        """Put these to `status`, and their ends to `now` plus their own `heartbeat_timeout`, unless they are later."""
         ...
 
     def end(self, seqs: Collection[int], status: Status) -> None:
@@ -202,9 +216,9 @@ class Tx(Protocol):
         ...
 
     def rebase(self, *, now: float) -> None:
-        """Let no lease end before its whole ttl from `now`: claimed ones the longer of their two, others a beat's.
+        """Have every lease end the longer of its two ttls after `now`: no holder can believe in it for longer.
 
-        They are spread over a tenth more, so that they do not end all at once.
+        The ends are spread over a tenth more, so that they do not come all at once.
         """
         ...
 
@@ -245,7 +259,7 @@ class Tx(Protocol):
         ...
 
     def latest(self) -> float:
-        """When a task last came in, or was claimed as far as that is remembered; zero where none was."""
+        """When a task last came in, or was claimed or put back, as far as that is remembered; or zero."""
         ...
 
     def touch(self) -> None:

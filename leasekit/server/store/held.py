@@ -7,9 +7,7 @@ Rule 3: what is not known here is read. Nothing depends on what is.
 
 from collections.abc import Collection, Iterable
 
-from msgspec.structs import replace
-
-from leasekit.server.store import Trigger
+from leasekit.server.store import Trigger, renewed
 from leasekit.task import Status
 
 __all__ = ["Held"]
@@ -46,7 +44,7 @@ class Held:
         for seq in seqs:
             row = self._rows.get(seq)
             if row is not None:
-                self._rows[seq] = replace(row, status=status, next_trigger_at=now + row.heartbeat_timeout)
+                self._rows[seq] = renewed(row, status, now=now)
 
     def drop(self, seqs: Iterable[int]) -> None:
         """Forget these."""

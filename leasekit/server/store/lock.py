@@ -1,56 +1,167 @@
-"""One engine for one file: a lock that the kernel drops when its process dies, however it dies."""
+"""One engine for one store, and no other file in the place of the store: locks, and what is known of it beside it.
+
+Rule 1: the lock on the store's own inode keeps out a server that comes by another path. Every descriptor of the file
+stays open as long as SQLite may have the file open in this process: closing one would drop SQLite's own locks (POSIX
+locks belong to the process). So a second engine of this process is refused before it opens the file.
+Rule 2: the lock on the file beside it, `<store>.id`, keeps out a server that finds another file under the same path.
+Rule 3: `<store>.id` never knows of more transactions than are synced in the store.
+
+The kernel drops both locks when the process dies, however it dies.
+"""
 
 import contextlib
 import fcntl
 import os
+import stat
 import weakref
 from pathlib import Path
+from typing import NamedTuple
 
-from leasekit.errors import StoreLocked
+from leasekit.errors import ConfigError, StoreDamaged, StoreLocked
 
-__all__ = ["FileLock"]
+__all__ = ["FileLock", "Identity"]
+
+
+class Identity(NamedTuple):
+    """Which store it is, and how many transactions have changed it."""
+
+    id: str
+    commits: int
 
 
 class FileLock:
-    """An flock on a file beside the store.
-
-    Not on the store's own file: closing any descriptor of that would drop SQLite's locks on it.
-    """
+    """The locks of one store, and the identity that was noted beside it. `path` is without symbolic links."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._descriptor: int | None = None
+        self._beside = path.with_name(path.name + ".id")
+        self._descriptors: list[int] = []
+        self._inode: tuple[int, int] | None = None
+        self._noted: Identity | None = None
         _locks.add(self)
 
     def acquire(self) -> None:
-        """Take the lock. Raises `StoreLocked` where another engine has it, in this process or another."""
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Take both locks; make the file where there was none.
+
+        Raises `StoreLocked` where another engine has the store open, in this process or another, `StoreDamaged` where
+        the file is missing or empty and was not, `ConfigError` where it has more than one name, and `OSError`.
+        """
+        beside = self._lock(self._beside)
+        self._noted = _parsed(os.pread(beside, 200, 0))
+        self._look_at_file()
+        inode = _inode(os.fstat(self._lock(self._path)))
+        _open_here.add(inode)
+        self._inode = inode
+        self._write(os.getpid())
+
+    def check(self, found: Identity | None) -> None:
+        """Raise `StoreDamaged` where the store is not, or no longer, what was noted beside it."""
+        noted, name = self._noted, self._path.name
+        if noted is None:
+            return
+        if found is None or found.id != noted.id:
+            raise StoreDamaged(
+                f"{name!r} is another store than the one that {self._beside.name} belongs to: put that one back; "
+                f"if this one is meant, delete {self._beside.name}"
+            )
+        if found.commits < noted.commits:
+            raise StoreDamaged(
+                f"the store {name!r} has lost its last {noted.commits - found.commits} transactions: its write-ahead "
+                f"log {name}-wal is missing, or an older copy is in its place. Put the log back beside it; to go on "
+                f"without what is lost, as with a backup, delete {self._beside.name}"
+            )
+
+    def note(self, identity: Identity) -> None:
+        """Note what is synced in the store now. No error: then less is known, which is safe."""
+        is_new = self._noted is None or self._noted.id != identity.id
+        self._noted = identity
+        with contextlib.suppress(OSError):
+            self._write(os.getpid())
+            if is_new:
+                os.fsync(self._descriptors[0])
+                _sync_directory(self._path.parent)
+
+    def release(self) -> None:
+        """Give the locks up. Call it once SQLite has closed the store."""
+        _open_here.discard(self._inode)
+        self._inode = None
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def _lock(self, path: Path) -> int:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
             os.close(descriptor)
-            store = self._path.name.removesuffix(".lock")
-            raise StoreLocked(
-                f"another server has the store {store!r} open (process {holder or 'unknown'}): "
-                "stop it, or let this one connect to it over HTTP"
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        self._descriptor = descriptor
+            raise self._locked() from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptors.append(descriptor)
+        return descriptor
 
-    def release(self) -> None:
-        """Give it up."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+    def _look_at_file(self) -> None:
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            status = None
+        if self._noted is not None and (status is None or not status.st_size):
+            raise StoreDamaged(
+                f"the store {self._path.name!r} is empty or missing, and {self._beside.name} says that it was not: put "
+                f"it back, or a backup, and delete {self._beside.name}; to begin with an empty store, only delete that"
+            )
+        if status is None:
+            return
+        if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+            raise ConfigError(
+                f"the store {str(self._path)!r} has {status.st_nlink} names (hard links), and SQLite would keep a "
+                "write-ahead log for each: remove the others"
+            )
+        if _inode(status) in _open_here:
+            raise self._locked()
+
+    def _locked(self) -> StoreLocked:
+        try:
+            holder = self._beside.read_text(errors="replace").partition("\n")[0].split()[-1:]
+        except OSError:
+            holder = []
+        return StoreLocked(
+            f"another server has the store {self._path.name!r} open (process {holder[0] if holder else 'unknown'}): "
+            "stop it, or let this one connect to it over HTTP"
+        )
+
+    def _write(self, holder: int) -> None:
+        # Of one length, in one call: no reader and no crash finds half of it.
+        store, commits = self._noted or Identity("-", 0)
+        os.pwrite(self._descriptors[0], f"{store:<32} {commits:>20} {holder:>10}\n".encode(), 0)
 
 
+def _parsed(line: bytes) -> Identity | None:
+    fields = line.partition(b"\n")[0].decode(errors="replace").split()
+    if len(fields) != 3 or fields[0] == "-" or not fields[1].isdecimal():
+        return None
+    return Identity(fields[0], int(fields[1]))
+
+
+def _inode(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_open_here: set[tuple[int, int] | None] = set()  # inodes of the stores that engines of this process have open
 _locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
 def _let_go_in_child() -> None:
-    # A forked child shares the lock with its parent, and would keep it after the parent was killed.
+    # A forked child shares the locks with its parent, and would keep them after the parent was killed.
     for lock in list(_locks):
         with contextlib.suppress(OSError):
             lock.release()

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from leasekit.server.states import LEASED
+from leasekit.server.states import LEASED, WAITING
 from leasekit.server.store import (
     ClaimMemory,
     Content,
@@ -21,6 +21,7 @@ from leasekit.server.store import (
     Trigger,
     Tx,
     View,
+    renewed,
 )
 from leasekit.task import Status
 
@@ -144,6 +145,9 @@ class _MemoryTx(_MemoryView, Tx):
     def triggers_of(self, seqs: Collection[int]) -> dict[int, Trigger]:
         return _chosen(self._tables.triggers, seqs)
 
+    def digests(self, seqs: Collection[int]) -> dict[int, bytes]:
+        return {seq: entity.digest for seq, entity in self.entities(seqs).items()}
+
     def contents(self, seqs: Collection[int]) -> dict[int, Content]:
         progress = self._tables.progress
         return {
@@ -167,7 +171,7 @@ class _MemoryTx(_MemoryView, Tx):
 
     def renew(self, seqs: Collection[int], status: Status, *, now: float) -> None:
         rows = self.triggers_of(seqs).values()
-        self.save([replace(row, status=status, next_trigger_at=now + row.heartbeat_timeout) for row in rows])
+        self.save([renewed(row, status, now=now) for row in rows])
 
     def end(self, seqs: Collection[int], status: Status) -> None:
         rows = self.triggers_of(seqs).values()
@@ -195,12 +199,9 @@ class _MemoryTx(_MemoryView, Tx):
         return [row for _, _, row in sorted(found, key=lambda one: one[:2])[:limit]]
 
     def rebase(self, *, now: float) -> None:
-        for until, row in list(self._live(leased=True)):
-            ttl = row.heartbeat_timeout
-            if row.status is Status.CLAIMED:
-                ttl = max(ttl, row.claim_timeout)
+        for _, row in list(self._live(leased=True)):
             spread = 1 + (row.seq % 100) / 1000
-            self.save([replace(row, next_trigger_at=max(until, now + ttl * spread))])
+            self.save([replace(row, next_trigger_at=now + max(row.claim_timeout, row.heartbeat_timeout) * spread)])
 
     def set_progress(self, values: Mapping[int, bytes]) -> None:
         for seq, value in values.items():
@@ -242,7 +243,9 @@ class _MemoryTx(_MemoryView, Tx):
     def latest(self) -> float:
         last = next(reversed(self._tables.entities.values()), None)
         granted_at = max((one.granted_at for one in self._tables.claims.values()), default=0.0)
-        return max(granted_at, 0.0 if last is None else last.created_at)
+        waiting = (seq for seq, one in self._tables.live.items() if one.status in WAITING)
+        put_back = (run.at for seq in waiting for run in self._tables.runs.get(seq, {}).values())
+        return max(granted_at, 0.0 if last is None else last.created_at, max(put_back, default=0.0))
 
     def touch(self) -> None:
         pass

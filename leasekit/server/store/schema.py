@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-__all__ = ["claim", "dedupe", "is_leased", "is_waiting", "metadata", "progress", "run", "task", "trigger"]
+__all__ = ["claim", "dedupe", "is_leased", "is_waiting", "metadata", "progress", "run", "store", "task", "trigger"]
 
 metadata = MetaData(
     naming_convention={
@@ -34,6 +34,13 @@ metadata = MetaData(
 # On SQLite only INTEGER is the row's own key; elsewhere it is too small.
 _Serial = BigInteger().with_variant(Integer, "sqlite")
 
+store = Table(
+    "store",
+    metadata,
+    Column("id", Text, primary_key=True),  # one row: which store this is
+    Column("commits", BigInteger, nullable=False),  # transactions that have changed it
+)
+
 task = Table(
     "task",
     metadata,
@@ -42,7 +49,6 @@ task = Table(
     Column("kind", Text, nullable=False),
     Column("collection", Text),
     Column("priority", Integer, nullable=False),
-    Column("payload", LargeBinary, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("at", Double, nullable=False),
     Column("max_attempts", Integer),
@@ -52,6 +58,9 @@ task = Table(
     Column("retry", LargeBinary),
     Column("dedupe_key", Text),
     Column("traceparent", Text),
+    Column("digest", LargeBinary, nullable=False),
+    # Last: SQLite reads through a big value to get at what is behind it.
+    Column("payload", LargeBinary, nullable=False),
 )
 
 trigger = Table(

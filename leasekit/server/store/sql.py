@@ -9,6 +9,7 @@ import logging
 import os
 import sqlite3
 import time
+import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +23,9 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingErr
 
 from leasekit.errors import ConfigError, StoreDamaged, Unavailable
 from leasekit.server.store import Store, Tx, View
+from leasekit.server.store import statements as sql
 from leasekit.server.store.held import Held
-from leasekit.server.store.lock import FileLock
+from leasekit.server.store.lock import FileLock, Identity
 from leasekit.server.store.tx import Counter, SqlTx, SqlView
 
 __all__ = ["CHECK", "SqlStore"]
@@ -65,11 +67,13 @@ class SqlStore(Store):
     """
 
     def __init__(self, path: Path, *, check: float = CHECK) -> None:
+        # Without symbolic links: what stands beside the file has one place, and the log one name.
+        self._path = path = Path(os.path.realpath(path))
         if not path.parent.is_dir():
             raise ConfigError(f"the directory of the store {str(path)!r} does not exist: make it, or give another")
-        self._path = path
         self._check = check
-        self._lock = FileLock(path.with_name(path.name + ".lock"))
+        self._lock = FileLock(path)
+        self._identity = Identity("", 0)
         self._writing = _engine(path, _WRITER, "BEGIN IMMEDIATE", pool=NullPool)
         self._reading = _engine(path, _READER, "BEGIN", pool=QueuePool)
         self._connection: Connection | None = None
@@ -77,18 +81,21 @@ class SqlStore(Store):
         self._held = Held()
 
     def open(self) -> None:
-        """Take the lock, look whether the file is whole, take the missing steps of the schema: in the writer's thread.
+        """Lock the file, check that it is whole and the same as before, migrate its schema: in the writer's thread.
 
         Raises `StoreLocked`, `StoreDamaged`, and `ConfigError` where there is no such file to be had.
         """
         try:
+            # Makes the file too, so that nobody else can read it; the -wal and -shm files get the same mode.
             self._lock.acquire()
-            # Made here, so that nobody else can read it (SECURITY 20); the -wal and -shm files take after it.
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             with self._connected() as connection:
                 self._look_for_damage(connection)
+                found = _identity(connection)
+                self._lock.check(found)
                 with connection.begin():
                     _migrate(connection)
+                self._identity = found or _identified(connection)
+                self._lock.note(self._identity)
             # A first reader, which stays: where the writer's connection fails as the only one, it takes the log along,
             # and on a full disk nobody could make another, not even to read.
             with self.view() as view:
@@ -110,8 +117,7 @@ class SqlStore(Store):
 
     def _look_for_damage(self, connection: Connection) -> None:
         """Raise `StoreDamaged` where the file is not whole: what is built on it would only lose more."""
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, sqlite3.Connection)  # noqa: S101 - there is no other
+        driver = _driver(connection)
         until = time.monotonic() + self._check
         driver.set_progress_handler(lambda: time.monotonic() > until, _LOOK_EVERY)
         try:
@@ -136,8 +142,16 @@ class SqlStore(Store):
     def transaction(self) -> Generator[Tx]:
         """A transaction that is on the disk when the block ends."""
         try:
-            with self._connected() as connection, connection.begin():
-                yield SqlTx(connection, self._counter, self._held)
+            with self._connected() as connection:
+                with connection.begin():
+                    changes = _driver(connection).total_changes
+                    yield SqlTx(connection, self._counter, self._held)
+                    changed = _driver(connection).total_changes > changes
+                    if changed:
+                        sql.COUNT_COMMIT(connection, commits=self._identity.commits + 1)
+                if changed:
+                    self._identity = Identity(self._identity.id, self._identity.commits + 1)
+                    self._lock.note(self._identity)
         except BaseException:
             self._held.clear()  # what this transaction wrote is undone, or nobody knows
             raise
@@ -213,6 +227,30 @@ def _engine(path: Path, pragmas: tuple[str, ...], begin: str, *, pool: type[Null
     event.listen(engine, "connect", connected)
     event.listen(engine, "begin", begun)
     return engine
+
+
+def _driver(connection: Connection) -> sqlite3.Connection:
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)  # noqa: S101 - there is no other
+    return driver
+
+
+def _identity(connection: Connection) -> Identity | None:
+    """Which store this is; None: it is not yet one."""
+    driver = _driver(connection)
+    if not driver.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'store'").fetchone():
+        return None
+    row = driver.execute("SELECT id, commits FROM store").fetchone()
+    return Identity(*row) if row else None  # killed before it was made one
+
+
+def _identified(connection: Connection) -> Identity:
+    """Make a new store one of its own; it and its schema are synced to the file itself."""
+    identity = Identity(uuid.uuid4().hex, 0)
+    with connection.begin():
+        sql.ADD_STORE.each(connection, [identity])
+    _driver(connection).execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return identity
 
 
 def _cause(error: BaseException | None) -> object:

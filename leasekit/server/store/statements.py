@@ -5,6 +5,7 @@ driver's too. What SQL does not say alike everywhere is in `_listed` and `_is_on
 one parameter.
 """
 
+import sqlite3
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
@@ -40,8 +41,7 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.selectable import TableValuedAlias
 
-from leasekit.server.store.schema import claim, dedupe, is_leased, is_waiting, progress, run, task, trigger
-from leasekit.task import Status
+from leasekit.server.store.schema import claim, dedupe, is_leased, is_waiting, progress, run, store, task, trigger
 
 __all__ = ["DIALECT", "Insert", "Statement"]
 
@@ -73,7 +73,15 @@ class Statement:
 
     def rows(self, connection: Connection, **values: Any) -> list[tuple[Any, ...]]:
         """Run it, and all that it finds."""
-        return cast("list[tuple[Any, ...]]", self(connection, **values).fetchall())
+        try:
+            return cast("list[tuple[Any, ...]]", self(connection, **values).fetchall())
+        except sqlite3.OperationalError as error:
+            driver = connection.connection.driver_connection
+            if "UTF-8" not in str(error) or driver is None or driver.text_factory is _text:
+                raise
+            # A text is damaged, and must not fail its neighbours. This costs more: it is so from the first one on.
+            driver.text_factory = _text
+            return self.rows(connection, **values)
 
     def each(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
         """Run it for each tuple of values, in the order in which the statement names them."""
@@ -95,6 +103,13 @@ class Insert(Statement):
         for at in range(0, rest, _TOGETHER):
             _cursor(connection).execute(self._together, list(chain.from_iterable(rows[at : at + _TOGETHER])))
         super().each(connection, rows[rest:])
+
+
+def _text(raw: bytes) -> str | bytes:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
 
 
 def _cursor(connection: Connection) -> DBAPICursor:
@@ -124,9 +139,14 @@ _DUE = trigger.c.next_trigger_at
 _NOW = bindparam("now", type_=Double)
 _MOST = bindparam("most", type_=Integer)
 
-BY_ID = Statement(select(trigger).join(task, task.c.seq == trigger.c.seq).where(_is_one_of(task.c.id, "ids")))
+# Its id as it was asked for, and not as a damaged row has it.
+_TRIGGER = [task.c.id if one.name == "id" else one for one in trigger.c]
+BY_ID = Statement(
+    select(*_TRIGGER).select_from(trigger).join(task, task.c.seq == trigger.c.seq).where(_is_one_of(task.c.id, "ids"))
+)
 BY_SEQ = Statement(select(trigger).where(_is_one_of(trigger.c.seq, "seqs")))
 ENTITIES = Statement(select(task).where(_is_one_of(task.c.seq, "seqs")))
+DIGESTS = Statement(select(task.c.seq, task.c.digest).where(_is_one_of(task.c.seq, "seqs")))
 CONTENTS = Statement(
     select(task.c.seq, task.c.payload, task.c.collection, task.c.traceparent, progress.c.value)
     .outerjoin_from(task, progress, progress.c.seq == task.c.seq)
@@ -151,6 +171,9 @@ LATEST = Statement(
     union_all(
         select(func.coalesce(func.max(claim.c.granted_at), 0.0)),
         select(task.c.created_at).where(task.c.seq == select(func.max(task.c.seq)).scalar_subquery()),
+        select(func.coalesce(func.max(run.c.at), 0.0))
+        .join_from(trigger, run, run.c.seq == trigger.c.seq)
+        .where(is_waiting()),
     )
 )
 READY = Statement(
@@ -189,6 +212,11 @@ LANES = Statement(_lanes())
 
 # Changing -----------------------------------------------------------------------------------------------------
 
+
+def _later(one: ColumnElement[float], other: ColumnElement[float]) -> ColumnElement[float]:
+    return case((one > other, one), else_=other)
+
+
 _OF_SEQ = bindparam("of_seq", type_=Integer)
 
 ADD_TASKS = Insert(task)
@@ -201,7 +229,7 @@ SAVE = Statement(
 RENEW = Statement(
     update(trigger)
     .where(_is_one_of(trigger.c.seq, "seqs"))
-    .values(status=bindparam("to_status"), next_trigger_at=_NOW + trigger.c.heartbeat_timeout)
+    .values(status=bindparam("to_status"), next_trigger_at=_later(_DUE, _NOW + trigger.c.heartbeat_timeout))
 )
 END = Statement(
     update(trigger)
@@ -225,17 +253,15 @@ ADD_DEDUPES = Insert(dedupe)
 DROP_DEDUPES = Statement(
     delete(dedupe).where(dedupe.c.kind == bindparam("of_kind"), dedupe.c.key == bindparam("of_key"))
 )
+ADD_STORE = Insert(store)
+COUNT_COMMIT = Statement(update(store).values(commits=bindparam("commits")))
 TOUCH = Statement(text("UPDATE alembic_version SET version_num = version_num"))
 
 
 def _rebase() -> Update:
-    longer = case(
-        (trigger.c.claim_timeout > trigger.c.heartbeat_timeout, trigger.c.claim_timeout),
-        else_=trigger.c.heartbeat_timeout,
-    )
-    ttl = case((trigger.c.status == Status.CLAIMED.value, longer), else_=trigger.c.heartbeat_timeout)
+    ttl = _later(trigger.c.claim_timeout, trigger.c.heartbeat_timeout)
     until = _NOW + ttl * (1 + (trigger.c.seq % _SPREAD) / (10.0 * _SPREAD))
-    return update(trigger).where(is_leased(), until > _DUE).values(next_trigger_at=until)
+    return update(trigger).where(is_leased()).values(next_trigger_at=until)
 
 
 REBASE = Statement(_rebase())

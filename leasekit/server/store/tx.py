@@ -18,6 +18,7 @@ from leasekit.server.store import (
     Trigger,
     Tx,
     View,
+    damage,
 )
 from leasekit.server.store import statements as sql
 from leasekit.server.store.held import Held
@@ -49,7 +50,7 @@ class SqlView(View):
 
     def triggers(self, ids: Collection[str]) -> dict[str, Trigger]:
         """Where those of these tasks stand that there are."""
-        return {one.id: one for one in _triggers(sql.BY_ID.rows(self._connection, ids=_list(ids)))}
+        return {one.id: one for one in self._standing(sql.BY_ID.rows(self._connection, ids=_list(ids)))}
 
     def entities(self, seqs: Collection[int]) -> dict[int, Entity]:
         """What these tasks are."""
@@ -61,7 +62,7 @@ class SqlView(View):
 
     def last_runs(self, seq: int, *, limit: int) -> list[Run]:
         """The latest runs of a task with their values, the oldest of them first."""
-        return [Run(*row) for row in sql.LAST_RUNS.rows(self._connection, seq=seq, most=limit)][::-1]
+        return damage.runs(sql.LAST_RUNS.rows(self._connection, seq=seq, most=limit)[::-1])
 
     def page(self, wanted: Filter, *, after: int, limit: int) -> list[Trigger]:
         """The first tasks that came in after the `seq` given and match, in that order."""
@@ -74,18 +75,19 @@ class SqlView(View):
             query = query.where(trigger.c.owner == wanted.worker)
         if wanted.collection is not None:
             query = query.join(task, task.c.seq == trigger.c.seq).where(task.c.collection == wanted.collection)
-        return _triggers([tuple(row) for row in self._connection.execute(query)])
+        return self._standing(sql.Statement(query).rows(self._connection))
 
     def counts(self) -> dict[str, dict[str, int]]:
         """How many tasks of each kind are in which status."""
-        found: dict[str, dict[str, int]] = {}
-        for kind, status, count in sql.COUNTS.rows(self._connection):
-            found.setdefault(kind, {})[status] = count
-        return found
+        return damage.statuses(sql.COUNTS.rows(self._connection))
 
     def holders(self) -> dict[str, int]:
         """How many leases each worker holds."""
-        return {row[0]: row[1] for row in sql.HOLDERS.rows(self._connection)}
+        return {str(row[0]): row[1] for row in sql.HOLDERS.rows(self._connection)}
+
+    def _standing(self, rows: Sequence[tuple[Any, ...]]) -> list[Trigger]:
+        """Where tasks stand by their rows; those that are damaged have ended."""
+        return damage.triggers(rows)[0]
 
 
 class SqlTx(SqlView, Tx):
@@ -108,7 +110,7 @@ class SqlTx(SqlView, Tx):
         identity = [
             (one.seq, one.id, one.kind, one.priority, one.claim_timeout, one.heartbeat_timeout) for one in triggers
         ]
-        rows = [(*what, *_standing(one)) for what, one in zip(identity, triggers, strict=True)]
+        rows = [(*what, *_values(one)) for what, one in zip(identity, triggers, strict=True)]
         sql.ADD_TRIGGERS.each(self._connection, rows)
 
     def triggers(self, ids: Collection[str]) -> dict[str, Trigger]:
@@ -122,7 +124,11 @@ class SqlTx(SqlView, Tx):
 
     def triggers_of(self, seqs: Collection[int]) -> dict[int, Trigger]:
         """Where these tasks stand."""
-        return {one.seq: one for one in _triggers(sql.BY_SEQ.rows(self._connection, seqs=_list(seqs)))}
+        return {one.seq: one for one in self._standing(sql.BY_SEQ.rows(self._connection, seqs=_list(seqs)))}
+
+    def digests(self, seqs: Collection[int]) -> dict[int, bytes]:
+        """The digests of these tasks' payloads."""
+        return {row[0]: row[1] for row in sql.DIGESTS.rows(self._connection, seqs=_list(seqs))}
 
     def contents(self, seqs: Collection[int]) -> dict[int, Content]:
         """What holders get with these tasks."""
@@ -138,11 +144,11 @@ class SqlTx(SqlView, Tx):
 
     def save(self, triggers: Sequence[Trigger]) -> None:
         """Keep where these tasks stand now."""
-        sql.SAVE.each(self._connection, [(*_standing(one), one.seq) for one in triggers])
+        sql.SAVE.each(self._connection, [(*_values(one), one.seq) for one in triggers])
         self._held.keep(triggers)
 
     def renew(self, seqs: Collection[int], status: Status, *, now: float) -> None:
-        """Put these to `status`, and their next trigger time to `now` and their own `heartbeat_timeout`."""
+        """Put these to `status`, and their ends to `now` plus their own `heartbeat_timeout`, unless they are later."""
         if seqs:
             sql.RENEW(self._connection, seqs=_list(seqs), to_status=status.value, now=now)
             self._held.renew(seqs, status, now=now)
@@ -156,7 +162,7 @@ class SqlTx(SqlView, Tx):
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
         """The lanes of these kinds in which something waits, the most urgent first."""
         rows = sql.LANES.rows(self._connection, kinds=_list(kinds), priorities=_PRIORITIES)
-        return sorted(Lane(*row) for row in rows if row[2] is not None)
+        return sorted(Lane(*row) for row in rows if damage.is_number(row[2]))
 
     def ready(self, lane: Lane, *, now: float, after: tuple[float, int], limit: int) -> list[Trigger]:
         """The first tasks of a lane that are due, by (next_trigger_at, seq), behind the one given."""
@@ -169,14 +175,15 @@ class SqlTx(SqlView, Tx):
             after_seq=after[1],
             most=limit,
         )
-        return _triggers(rows)
+        return [row for row in self._standing(rows) if row.next_trigger_at is not None]
 
     def expired(self, *, now: float, limit: int) -> list[Trigger]:
         """Leases that have ended, the oldest first."""
-        return _triggers(sql.EXPIRED.rows(self._connection, now=now, most=limit))
+        rows = self._standing(sql.EXPIRED.rows(self._connection, now=now, most=limit))
+        return [row for row in rows if row.next_trigger_at is not None]
 
     def rebase(self, *, now: float) -> None:
-        """Let no lease end before its whole ttl from `now`, spread over a tenth more."""
+        """Have every lease end the longer of its two ttls after `now`, spread over a tenth more."""
         sql.REBASE(self._connection, now=now)
         self._held.clear()
 
@@ -202,7 +209,7 @@ class SqlTx(SqlView, Tx):
         # Keys are anything: with a null character in it, a string out of a JSON list would end there.
         pair = tuple_(dedupe.c.kind, dedupe.c.key)
         rows = (row for some in _split(keys) for row in self._connection.execute(select(dedupe).where(pair.in_(some))))
-        return {(row[0], row[1]): Dedupe(*row) for row in rows}
+        return {(row[0], row[1]): Dedupe(*row) for row in rows if row[3] is None or damage.is_number(row[3])}
 
     def set_dedupes(self, dedupes: Sequence[Dedupe]) -> None:
         """Keep who is the first now."""
@@ -212,7 +219,7 @@ class SqlTx(SqlView, Tx):
     def remembered(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], ClaimMemory]:
         """What those of these claims (worker, claim_id) were answered that were."""
         rows = sql.REMEMBERED.rows(self._connection, pairs=_list(keys))
-        return {(row[0], row[1]): ClaimMemory(row[0], row[1], row[2], row[3], _decode_grants(row[4])) for row in rows}
+        return {(row[0], row[1]): _memory(*row) for row in rows}
 
     def remember(self, claims: Sequence[ClaimMemory]) -> None:
         """Keep what claims were answered."""
@@ -223,20 +230,30 @@ class SqlTx(SqlView, Tx):
         sql.FORGET_CLAIMS(self._connection, before=before)
 
     def latest(self) -> float:
-        """When a task last came in, or was claimed as far as that is remembered; zero where none was."""
-        return max([row[0] for row in sql.LATEST.rows(self._connection)], default=0.0)
+        """When a task last came in, or was claimed or put back, as far as that is remembered; or zero."""
+        return max([row[0] for row in sql.LATEST.rows(self._connection) if damage.is_number(row[0])], default=0.0)
 
     def touch(self) -> None:
         """Write something that changes nothing."""
         sql.TOUCH(self._connection)
 
+    def _standing(self, rows: Sequence[tuple[Any, ...]]) -> list[Trigger]:
+        """Where tasks stand by their rows; those that are damaged end here and now."""
+        found, damaged = damage.triggers(rows)
+        if damaged:
+            self.save(damaged)
+            damage.log(damaged)
+        return found
 
-def _triggers(rows: Sequence[tuple[Any, ...]]) -> list[Trigger]:
-    # Not strictly: SQLite has neither statuses nor booleans of its own.
-    return msgspec.convert(rows, list[Trigger], strict=False)
+
+def _memory(worker: str, claim_id: str, granted_at: float, waited: float, grants: bytes) -> ClaimMemory:
+    try:
+        return ClaimMemory(worker, claim_id, granted_at, max(0.0, waited), _decode_grants(grants))
+    except (ValueError, TypeError):  # damaged: nobody hears of these leases any more, and they run out
+        return ClaimMemory(worker, claim_id, granted_at, 0.0, ())
 
 
-def _standing(one: Trigger) -> tuple[Any, ...]:
+def _values(one: Trigger) -> tuple[Any, ...]:
     """The columns of a trigger that change, in their order."""
     return (
         _NAMES[one.status],

@@ -25,6 +25,16 @@ class Batching(Ground):
         assert [verdict.id for verdict in verdicts] == [task.id for task in tasks]
         assert [verdict.verdict for verdict in verdicts] == ["settled", "gone", "settled", "settled"]
 
+    async def test_each_progress_of_a_batch_goes_to_its_own_task(self, backend: Backend, kind: str) -> None:
+        tasks = [await self.held(backend, kind) for _ in range(3)]
+        if not (backend.traits.progress and backend.traits.retries):
+            return
+        await backend.beat([Beat(id=task.id, token=task.token, progress=[n]) for n, task in enumerate(tasks)])
+        for task in tasks:
+            await self.settle(backend, task, "release")
+        again = [await self.claim_one(backend, kind) for _ in tasks]
+        assert {task.id: task.progress for task in again} == {task.id: [n] for n, task in enumerate(tasks)}
+
     async def test_empty_batches_answer_empty(self, backend: Backend) -> None:
         assert await backend.beat([]) == []
         assert await backend.settle([]) == []

@@ -1,6 +1,7 @@
 """What keeps a lease, and how it ends without."""
 
 from leasekit.backend import Backend
+from leasekit.task import Beat
 from leasekit.testing.contract.ground import Ground, is_gone
 
 __all__ = ["Beating"]
@@ -23,6 +24,33 @@ class Beating(Ground):
             assert (await self.beat(backend, task)).verdict == "renewed"
         assert await self.nothing_left(other, kind)
 
+    async def test_a_beat_brings_no_end_nearer(self, backend: Backend, other: Backend, kind: str) -> None:
+        """Its answer may be lost: until then the holder goes by what the claim granted."""
+        ttl = self.short_ttl
+        task = await self.held(backend, kind, claim_timeout=ttl + 60, heartbeat_timeout=ttl)
+        for started in (False, True):
+            verdict = await self.beat(backend, task, started=started)
+            assert verdict.ttl
+            assert verdict.ttl <= task.ttl
+        await self.sleep(ttl + 0.5)
+        assert await self.nothing_left(other, kind)
+        assert (await self.beat(backend, task)).verdict == "renewed"
+
+    async def test_a_lease_lasts_for_what_a_beat_said_though_a_claim_grants_less(
+        self, backend: Backend, other: Backend, kind: str
+    ) -> None:
+        """Each of a batch does, the last as well as the first."""
+        ttl, count = self.short_ttl, min(12, backend.traits.max_batch)
+        tasks = [await self.held(backend, kind, claim_timeout=ttl, heartbeat_timeout=ttl + 60) for _ in range(count)]
+        verdicts = await backend.beat([Beat(id=task.id, token=task.token) for task in tasks])
+        renewed = {verdict.id for verdict in verdicts if verdict.ttl and verdict.ttl > ttl + 1}
+        if renewed:  # else the service has one ttl for both
+            await self.sleep(ttl + 0.5)
+            taken: set[str] = set()
+            while more := (await self.claim(other, kind, limit=count, wait=0)).tasks:
+                taken |= {task.id for task in more}
+            assert not renewed & taken
+
     async def test_the_longest_progress_is_taken(self, backend: Backend, kind: str) -> None:
         task = await self.held(backend, kind)
         assert (await self.beat(backend, task, progress="x" * (backend.traits.max_progress - 2))).verdict == "renewed"
@@ -40,4 +68,12 @@ class Beating(Ground):
     async def test_a_beat_of_an_expired_lease_is_gone(self, backend: Backend, kind: str) -> None:
         task = await self.briefly_held(backend, kind)
         await self.expire(task)
-        assert is_gone(await self.beat(backend, task), "expired", "taken", "unknown")
+        for started in (False, True):
+            assert is_gone(await self.beat(backend, task, started=started), "expired", "taken", "unknown")
+
+    async def test_what_was_said_to_be_gone_stays_gone(self, backend: Backend, kind: str) -> None:
+        task = await self.briefly_held(backend, kind)
+        await self.expire(task)
+        assert is_gone(await self.beat(backend, task))
+        await self.interrupt(task)
+        assert is_gone(await self.beat(backend, task))

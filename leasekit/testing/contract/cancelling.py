@@ -3,7 +3,7 @@
 import pytest
 
 from leasekit.backend import Backend, Scheduler
-from leasekit.task import NewTask, Outcome, Status, Waits
+from leasekit.task import Beat, NewTask, Outcome, Status, Waits
 from leasekit.testing.contract.ground import SchedulerGround, is_gone
 
 __all__ = ["Cancelling"]
@@ -22,23 +22,32 @@ class Cancelling(SchedulerGround):
     async def test_a_repeated_cancel_is_answered_alike(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
         running = await self.held(backend, kind)
         await scheduler.schedule([NewTask(kind=kind, id=kind)])
-        assert await scheduler.cancel([kind, running.id]) == await scheduler.cancel([kind, running.id])
+        ids = [kind, running.id, f"{kind}-nobody"]
+        first = await scheduler.cancel(ids)
+        assert await scheduler.cancel(ids) == first
+        assert [(verdict.id, verdict.verdict) for verdict in first[::2]] == [(ids[0], "cancelled"), (ids[2], "gone")]
 
     async def test_a_running_task_is_ordered_to_wind_down(
         self, scheduler: Scheduler, backend: Backend, kind: str
     ) -> None:
-        task = await self.held(backend, kind)
+        """With every beat, as an answer may be lost; before the run has started, too; and nobody beside it."""
+        buffered, spared, task = [await self.held(backend, kind) for _ in range(3)]
         await self.beat(backend, task)
-        (verdict,) = await scheduler.cancel([task.id])
-        beat = await self.beat(backend, task)
-        if backend.traits.orders:
-            assert verdict.verdict == "ordered"
-            assert (beat.verdict, beat.order) == ("renewed", "cancel")
-            assert (await self.settle(backend, task, "cancelled")).verdict == "settled"
-            assert (await self.info(scheduler, task.id)).status is Status.CANCELLED
-        else:
-            assert verdict.verdict != "ordered"
-            assert beat.order is None
+        ids = [buffered.id, task.id]
+        verdicts = await scheduler.cancel(ids)
+        beats = [Beat(id=run.id, token=run.token, started=run is not buffered) for run in (buffered, spared, task)]
+        for _ in range(2):
+            told = await backend.beat(beats)
+            if backend.traits.orders:
+                assert [verdict.verdict for verdict in verdicts] == ["ordered", "ordered"]
+                assert [beat.verdict for beat in told] == ["renewed"] * 3
+                assert [beat.order for beat in told] == ["cancel", None, "cancel"]
+            else:
+                assert "ordered" not in {verdict.verdict for verdict in verdicts}
+                assert {beat.order for beat in told} == {None}
+        for run in (buffered, task) if backend.traits.orders else ():
+            assert (await self.settle(backend, run, "cancelled")).verdict == "settled"
+            assert (await self.info(scheduler, run.id)).status is Status.CANCELLED
 
     @pytest.mark.parametrize("outcome", ["retry", "release", "crash"])
     async def test_a_cancelled_task_does_not_run_again(

@@ -33,6 +33,9 @@ class Ground:
     max_payload: int = 1024 * 1024
     """Bytes of JSON that a payload may have. The longest that is tried has 50,000."""
 
+    counts_releases: bool = False
+    """Whether the service counts a run that was given back unharmed as an attempt."""
+
     @pytest.fixture
     def anyio_backend(self) -> str:
         return "asyncio"
@@ -46,6 +49,11 @@ class Ground:
     async def other(self, backend: Backend) -> Backend:
         """A second connection to the same service, of another worker. Define it where there can be one."""
         return backend
+
+    @pytest.fixture
+    async def out_of_reach(self) -> Backend | None:
+        """A connection by which no call reaches the service. Define it where there is a network between."""
+        return None
 
     @pytest.fixture
     def kind(self) -> str:
@@ -73,11 +81,21 @@ class Ground:
         """Let these leases run out."""
         await self.sleep(max(task.ttl for task in tasks) + 0.1)
 
+    async def interrupt(self, *tasks: Task) -> None:
+        """Have the service give leases more time, as after a restart or a jump of its clock; redefine where it does."""
+
     async def claim(
-        self, backend: Backend, kind: str, *, limit: int = 1, wait: float = WAIT, claim_id: str | None = None
+        self,
+        backend: Backend,
+        kind: str,
+        *,
+        also: Sequence[str] = (),
+        limit: int = 1,
+        wait: float = WAIT,
+        claim_id: str | None = None,
     ) -> Claimed:
         with anyio.fail_after(WAIT + 10):
-            return await backend.claim([kind], limit=limit, wait=wait, claim_id=claim_id or uuid.uuid4().hex)
+            return await backend.claim([kind, *also], limit=limit, wait=wait, claim_id=claim_id or uuid.uuid4().hex)
 
     @asynccontextmanager
     async def waiting(

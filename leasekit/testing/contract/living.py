@@ -1,12 +1,19 @@
 """The life of a task, as it can be read."""
 
+import json
+from typing import Any
+
 import pytest
 
 from leasekit.backend import Backend, Scheduler
+from leasekit.errors import Refused
 from leasekit.task import Beat, NewTask, Outcome, Settlement, Status, Waits
 from leasekit.testing.contract.ground import SchedulerGround, is_gone
+from leasekit.wire import MAX_KINDS, MAX_NODES
 
 __all__ = ["Living"]
+
+_GIVEN_BACK: tuple[Outcome, ...] = ("retry", "release", "crash")
 
 
 class Living(SchedulerGround):
@@ -86,11 +93,59 @@ class Living(SchedulerGround):
     async def test_a_repeated_result_is_settled_though_a_later_run_is_under_way(
         self, backend: Backend, other: Backend, kind: str
     ) -> None:
-        first = await self.held(backend, kind)
-        await self.settle(backend, first, "retry", retry_after=0.0, error=[1])
-        second = await self.claim_one(other, kind)
-        assert (await self.settle(backend, first, "retry", retry_after=0.0, error=[1])).verdict == "settled"
-        assert (await self.beat(other, second)).verdict == "renewed"
+        for outcome in _GIVEN_BACK:
+            first = await self.held(backend, kind)
+            for _ in range(2):  # once more while the task waits for its next holder
+                verdict = await self.settle(backend, first, outcome, retry_after=0.0, error=[1])
+                assert verdict.verdict == "settled"
+            second = await self.claim_one(other, kind)
+            assert second.attempt == (1 if outcome == "release" else 2), f"a repeated {outcome} counts once"
+            verdict = await self.settle(backend, first, outcome, retry_after=0.0, error=[1])
+            assert verdict.verdict == "settled"
+            assert (await self.beat(other, second)).verdict == "renewed", f"a repeated {outcome} ended the next run"
+        assert await self.nothing_left(backend, kind)
+
+    async def test_each_result_of_a_batch_counts_for_its_own_task(
+        self, scheduler: Scheduler, backend: Backend, kind: str
+    ) -> None:
+        outcomes: list[Outcome] = ["success", "fatal", "success", "release"]
+        tasks = [await self.held(backend, kind) for _ in outcomes]
+        results = [
+            Settlement(
+                id=task.id,
+                token=task.token,
+                outcome=outcome,
+                result=n,
+                error={"n": n},
+                progress=[n],
+                then=[] if outcome == "release" else [NewTask(kind=kind, id=f"{kind}-{n}", payload=n)],
+            )
+            for n, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True))
+        ]
+        assert [verdict.verdict for verdict in await backend.settle(results)] == ["settled"] * 4
+        infos = [await self.info(scheduler, task.id) for task in tasks]
+        ended = [Status.SUCCESS, Status.FATAL_FAILURE, Status.SUCCESS, Status.ENQUEUED]
+        assert [info.status for info in infos] == ended
+        assert [(info.result, info.error, info.progress) for info in infos] == [(n, {"n": n}, [n]) for n in range(4)]
+        assert [(await self.info(scheduler, f"{kind}-{n}")).payload for n in range(3)] == [0, 1, 2]
+
+    @pytest.mark.parametrize("fits", [True, False])
+    async def test_the_successors_of_a_task_have_six_mebibytes_together_at_most(
+        self, scheduler: Scheduler, backend: Backend, kind: str, *, fits: bool
+    ) -> None:
+        task = await self.held(backend, kind)
+        then = [NewTask(kind=kind + "-next", payload="x" * 1_000_000) for _ in range(6 if fits else 7)]
+        if fits:  # with all else that a settlement may hold
+            result, progress = "x" * 1_000_000, "x" * 60_000
+            verdict = await self.settle(backend, task, result=result, progress=progress, then=then)
+            assert verdict.verdict == "settled"
+            assert sum((await scheduler.stats())["kinds"][kind + "-next"].values()) == 6
+            return
+        with pytest.raises(Refused) as refusal:
+            await self.settle(backend, task, then=then)
+        assert [(error["item"], error["field"]) for error in refusal.value.errors] == [(0, "then")]
+        assert (await self.beat(backend, task)).verdict == "renewed"  # nothing was applied
+        assert (await scheduler.list(kind=kind + "-next")).tasks == []
 
     async def test_successors_are_scheduled_once(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
         task = await self.held(backend, kind)
@@ -101,3 +156,36 @@ class Living(SchedulerGround):
         while more := (await self.claim(backend, kind + "-next", limit=5, wait=0)).tasks:
             got += more
         assert sorted(task.payload for task in got) == [0, 1]
+
+    async def test_successors_are_bounded_over_all_results_of_a_request(
+        self, scheduler: Scheduler, backend: Backend, kind: str
+    ) -> None:
+        tasks = [await self.held(backend, kind) for _ in range(3)]
+        results = [
+            Settlement(id=task.id, token=task.token, outcome="success", then=[NewTask(kind=kind + "-next")] * 400)
+            for task in tasks
+        ]
+        with pytest.raises(Refused, match="1,200 successors"):
+            await backend.settle(results)
+        assert (await self.info(scheduler, tasks[0].id)).status is Status.CLAIMED, "nothing of it was applied"
+        assert [verdict.verdict for verdict in await backend.settle(results[:2])] == ["settled"] * 2
+
+    async def test_the_kinds_of_a_claim_are_bounded(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
+        await scheduler.schedule([NewTask(kind=f"{kind}-{n}") for n in (0, MAX_KINDS)])
+        kinds = [f"{kind}-{n}" for n in range(MAX_KINDS + 1)]
+        with pytest.raises(Refused):
+            await backend.claim(kinds, limit=2, wait=0, claim_id=f"{kind}-many")
+        claimed = await backend.claim(kinds[:MAX_KINDS], limit=2, wait=0, claim_id=f"{kind}-fewer")
+        assert [task.kind for task in claimed.tasks] == [f"{kind}-0"]
+
+    @pytest.mark.parametrize("text", ["[" + "[]," * (MAX_NODES - 1) + "[]]", "[" * 65 + "]" * 65], ids=["many", "deep"])
+    async def test_arrays_and_objects_of_a_value_are_bounded(
+        self, scheduler: Scheduler, backend: Backend, kind: str, text: str
+    ) -> None:
+        value: Any = json.loads(text)
+        with pytest.raises(Refused) as refused:
+            await scheduler.schedule([NewTask(kind=kind), NewTask(kind=kind, payload=value)])
+        assert [(error["item"], error["field"]) for error in refused.value.errors] == [(1, "payload")]
+        task = await self.held(backend, kind, payload=value[1:] if len(value) > 1 else value[0])
+        with pytest.raises(Refused):
+            await self.settle(backend, task, result=value)

@@ -49,6 +49,15 @@ class Scheduling(SchedulerGround):
         info = await self.info(scheduler, kind)
         assert (info.kind, info.payload) == (kind, 1)
 
+    async def test_an_id_stands_for_one_task_though_a_batch_gives_it_to_two_kinds(
+        self, scheduler: Scheduler, backend: Backend, kind: str
+    ) -> None:
+        first, second = await scheduler.schedule([NewTask(kind=kind, id=kind), NewTask(kind=kind + "-b", id=kind)])
+        assert (first.created, first.conflict) == (True, False)
+        assert (second.id, second.created, second.conflict) == (kind, False, True)
+        assert (await self.info(scheduler, kind)).kind == kind
+        assert await self.nothing_left(backend, kind + "-b")
+
     async def test_a_dedupe_key_makes_one_task_even_when_it_ended(
         self, scheduler: Scheduler, backend: Backend, kind: str
     ) -> None:
@@ -91,14 +100,25 @@ class Scheduling(SchedulerGround):
         got = [(await self.claim_one(backend, kind)).priority for _ in range(5)]
         assert got == [0, 1, 2, 3, 4]
 
+    async def test_of_the_equally_urgent_the_oldest_goes_first(
+        self, scheduler: Scheduler, backend: Backend, kind: str
+    ) -> None:
+        for n in range(4):
+            await scheduler.schedule([NewTask(kind=kind, payload=n)])
+            await self.sleep(0.01)  # services order by the millisecond
+        assert [(await self.claim_one(backend, kind)).payload for _ in range(4)] == [0, 1, 2, 3]
+
     async def test_a_task_carries_what_was_given(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
         trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         task = await self.held(backend, kind, collection="blue", priority=1, traceparent=trace)
         assert (task.collection, task.priority, task.traceparent) == ("blue", 1, trace)
 
     async def test_claims_and_beats_grant_what_the_task_says(self, backend: Backend, kind: str) -> None:
-        task = await self.held(backend, kind, claim_timeout=120.0, heartbeat_timeout=60.0)
-        assert (task.ttl, (await self.beat(backend, task)).ttl) == (120, 60)
+        options = [{"claim_timeout": 120.0 + n, "heartbeat_timeout": 60.0 + n} for n in range(3)]
+        tasks = [await self.held(backend, kind, **option) for option in options]
+        beats = await backend.beat([Beat(id=task.id, token=task.token) for task in tasks])
+        assert [task.ttl for task in tasks] == [120, 121, 122]
+        assert [beat.ttl for beat in beats] == [60, 61, 62]
 
     async def test_a_batch_with_one_bad_task_is_refused_whole(
         self, scheduler: Scheduler, backend: Backend, kind: str

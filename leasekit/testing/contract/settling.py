@@ -5,10 +5,13 @@ from typing import Any, Literal
 import pytest
 
 from leasekit.backend import Backend
-from leasekit.task import Beat, Outcome, Settlement
+from leasekit.errors import Refused
+from leasekit.task import Beat, Outcome, Settlement, Task
 from leasekit.testing.contract.ground import Ground, is_gone
 
 __all__ = ["Settling"]
+
+_OUTCOMES: tuple[Outcome, ...] = ("release", "retry", "crash", "cancelled", "fatal", "success")
 
 
 class Settling(Ground):
@@ -50,6 +53,32 @@ class Settling(Ground):
         await self.settle(backend, task, "success")
         assert is_gone(await self.settle(backend, task, "fatal"), "settled", "unknown")
 
+    @pytest.mark.parametrize("fits", [True, False])
+    async def test_a_result_has_as_many_bytes_as_the_service_says_and_one_more_is_refused(
+        self, backend: Backend, kind: str, *, fits: bool
+    ) -> None:
+        most = backend.traits.max_result
+        task = await self.held(backend, kind)
+        result = "x" * (2_000_000 if most is None else most - 2 + (not fits))
+        if fits or most is None:
+            assert (await self.settle(backend, task, result=result)).verdict == "settled"
+            return
+        with pytest.raises(Refused) as refusal:
+            await self.settle(backend, task, result=result)
+        assert [(error["item"], error["field"]) for error in refusal.value.errors] == [(0, "result")]
+        assert (await self.beat(backend, task)).verdict == "renewed"  # nothing was applied
+        assert (await self.settle(backend, task, "fatal", error={"type": "Refused"})).verdict == "settled"
+
+    async def test_results_that_are_too_large_together_are_settled_all_the_same(
+        self, backend: Backend, kind: str
+    ) -> None:
+        tasks = [await self.held(backend, kind) for _ in range(10)]
+        result = "x" * (min(backend.traits.max_result or 900_000, 900_000) - 2)
+        ends = [Settlement(id=task.id, token=task.token, outcome="success", result=result) for task in tasks]
+        size = backend.traits.max_batch
+        verdicts = [v for n in range(0, len(ends), size) for v in await backend.settle(ends[n : n + size])]
+        assert [(verdict.id, verdict.verdict) for verdict in verdicts] == [(task.id, "settled") for task in tasks]
+
     async def test_a_beat_after_the_end_is_gone(self, backend: Backend, kind: str) -> None:
         task = await self.held(backend, kind)
         await self.settle(backend, task)
@@ -77,15 +106,32 @@ class Settling(Ground):
         first = await self.briefly_held(backend, kind)
         await self.expire(first)
         second = await self.claim_again(other, first)
-        verdicts = [await self.beat(backend, first), await self.settle(backend, first)]
-        if backend.traits.refuses_stale:
-            assert second is None or all(is_gone(verdict) for verdict in verdicts)
-            assert is_gone(verdicts[0])
-            if second is not None:
-                assert (await self.beat(other, second)).verdict == "renewed"
-                assert (await self.settle(other, second)).verdict == "settled"
-        else:
-            assert [verdict.verdict for verdict in verdicts] != ["gone", "gone"], "it does: declare refuses_stale"
+        verdicts = [
+            await self.beat(backend, first),
+            await self.beat(backend, first, started=False, progress="stale"),
+            await self.settle(backend, first),
+        ]
+        if not backend.traits.refuses_stale:
+            assert {verdict.verdict for verdict in verdicts} != {"gone"}, "it does: declare refuses_stale"
+            return
+        assert all(is_gone(verdict) for verdict in verdicts[:2])
+        if second is not None:
+            assert is_gone(verdicts[2])
+            await self._no_stale_result_counts(backend, other, first, second)
+
+    async def test_stale_writes_are_refused_beside_fresh_ones(
+        self, backend: Backend, other: Backend, kind: str
+    ) -> None:
+        first = await self.held(backend, kind)
+        await self.settle(backend, first, "release")
+        second = await self.claim_again(other, first)
+        if second is None or not backend.traits.refuses_stale:
+            return
+        runs = [first, second, first]
+        beats = await other.beat([Beat(id=run.id, token=run.token) for run in runs])
+        ends = await other.settle([Settlement(id=run.id, token=run.token, outcome="success") for run in runs])
+        assert [verdict.verdict for verdict in beats] == ["gone", "renewed", "gone"]
+        assert [verdict.verdict for verdict in ends] == ["gone", "settled", "gone"]
 
     async def test_a_stranger_is_gone(self, backend: Backend, kind: str) -> None:
         task = await self.held(backend, kind)
@@ -110,9 +156,43 @@ class Settling(Ground):
         if again := await self.claim_again(other, task):
             assert again.progress == ({"page": 7, "né": [None]} if backend.traits.progress else None)
 
+    async def test_progress_is_kept_whatever_it_is_and_however_it_came(
+        self, backend: Backend, other: Backend, kind: str
+    ) -> None:
+        holder = backend
+        task: Task | None = await self.held(backend, kind)
+        values: list[Any] = ["", 0, [], False]
+        for way, value in zip(["unstarted", "started", "release", "retry"], values, strict=True):
+            if task is None:
+                return
+            assert (await self.beat(holder, task, progress="earlier")).verdict == "renewed"
+            if "started" in way:
+                await self.beat(holder, task, started=way == "started", progress=value)
+            last = {} if "started" in way else {"progress": value}
+            retry: Outcome = "retry" if way == "retry" else "release"
+            assert (await self.settle(holder, task, retry, retry_after=0.0, **last)).verdict == "settled"
+            holder = other if holder is backend else backend
+            task = await self.claim_again(holder, task)
+            if task is not None and backend.traits.progress:
+                assert task.progress == value, f"lost or changed: progress {value!r}, {way}"
+                assert type(task.progress) is type(value)
+
     async def test_progress_outlives_a_holder_that_vanished(self, backend: Backend, other: Backend, kind: str) -> None:
         task = await self.briefly_held(backend, kind)
         await self.beat(backend, task, progress=[1])
         await self.expire(task)
         if again := await self.claim_again(other, task):
             assert again.progress == ([1] if backend.traits.progress else None)
+
+    async def _no_stale_result_counts(self, backend: Backend, other: Backend, first: Task, second: Task) -> None:
+        """Check that no result of the first holder ends the run of the second, nor leaves anything to the third."""
+        for outcome in _OUTCOMES:
+            assert is_gone(await self.settle(backend, first, outcome, progress="stale")), outcome
+            # The second holder stays alive by this, too, however long it all takes.
+            assert (await self.beat(other, second)).verdict == "renewed", f"ended by the {outcome} of another"
+        assert await self.nothing_left(backend, first.kind)
+        await self.settle(other, second, "release")
+        third = await self.claim_again(backend, second)
+        assert third is not None
+        assert third.progress is None
+        assert (await self.settle(backend, third)).verdict == "settled"

@@ -6,6 +6,7 @@ from leasekit.testing.contract.beating import Beating
 from leasekit.testing.contract.cancelling import Cancelling
 from leasekit.testing.contract.claiming import Claiming
 from leasekit.testing.contract.following import Following
+from leasekit.testing.contract.granting import Granting
 from leasekit.testing.contract.limits import Limits
 from leasekit.testing.contract.living import Living
 from leasekit.testing.contract.reading import Reading
@@ -15,7 +16,7 @@ from leasekit.testing.contract.settling import Settling
 __all__ = ["BackendContract", "SchedulerContract"]
 
 
-class BackendContract(Claiming, Beating, Batching, Settling):
+class BackendContract(Claiming, Granting, Beating, Batching, Settling):
     """The promises of `leasekit.backend.Backend`."""
 
     async def test_a_backend_that_takes_work_is_held_to_the_whole_contract(self, backend: Backend) -> None:

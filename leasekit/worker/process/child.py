@@ -4,6 +4,7 @@ The worker beats, counts idleness, and kills; what a handler is given is a real 
 the worker how the lease stands. Its clock is the same, so it is lost here in time whoever is held up.
 """
 
+import asyncio
 import contextlib
 import contextvars
 import faulthandler
@@ -27,13 +28,15 @@ import msgspec
 from leasekit._driver.bridge import call_soon_here
 from leasekit._driver.clock import BOOT_CLOCK
 from leasekit._driver.connection import Connection
-from leasekit._driver.holding import Holding
+from leasekit._driver.holding import Holding, Owner
 from leasekit._driver.recorder import Story
 from leasekit.errors import Cancelled, Draining, IdleTimeout, LeaseError, LeasekitError, LeaseLost
 from leasekit.hooks import Hooks
 from leasekit.lease import Lease
 from leasekit.worker import kernel
+from leasekit.worker.executor import run_here
 from leasekit.worker.handlers import Handler, declare, is_async
+from leasekit.worker.jobs import count_in
 from leasekit.worker.process import here, names
 from leasekit.worker.process.messages import (
     SHOW_STACKS,
@@ -55,8 +58,10 @@ from leasekit.worker.process.messages import (
 __all__ = ["Channel", "main"]
 
 _CHILD_CAME_BACK = 70  # EX_SOFTWARE
+_DEAF = 71  # EX_OSERR: it cannot hear its worker any more
 _STOPS = {stop.__name__: stop for stop in (Cancelled, IdleTimeout, Draining)}
 _CHUNK = 64 * 1024
+_LOOK = 1.0  # seconds: how long a handler that has changed its user may outlive its guard
 
 
 def main(fd: int) -> None:
@@ -122,11 +127,11 @@ class Channel:
                 return message
         sys.exit("the worker is gone")
 
-    def wait(self) -> None:
-        """Until there is something to be read, be it that the worker is gone."""
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until there is something to be read, be it that the worker is gone, at most for so many seconds."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        poll.poll()
+        poll.poll(None if seconds is None else seconds * 1000)
 
     def arrived(self) -> Iterator[FromWorker]:
         """All that the worker has said by now. Not for two threads at once."""
@@ -149,6 +154,7 @@ class _Connection:
     def __init__(self, setup: Setup) -> None:
         self.hooks = Hooks()
         self.max_progress = setup.max_progress
+        self.max_result = setup.max_result
         self._accepts_work = setup.accepts_work
 
     def check_accepts_work(self) -> None:
@@ -178,8 +184,8 @@ class _Holding(Holding):
             return super().lost
         return is_lost
 
-    def begin(self, idle_timeout: float | None) -> None:
-        super().begin(self.idle_timeout)  # counted by the worker, and told here
+    def begin(self, idle_timeout: float | None, owner: Owner | None = None) -> None:
+        super().begin(self.idle_timeout, owner)  # counted by the worker, and told here
 
     def report(self, progress: Any) -> None:
         super().report(progress)
@@ -210,10 +216,15 @@ class _Executor:
 
     def listen(self) -> None:
         """Take in what the worker says, while bodies run."""
-        while not self.channel.gone:
-            self.channel.wait()
-            self.catch_up()
-        self._todo.put(None)
+        try:
+            while not self.channel.gone:
+                # Again and again: the kernel forgets it when a handler changes its user.
+                kernel.end_with(self._guard)
+                self.channel.wait(_LOOK)
+                self.catch_up()
+            self._todo.put(None)
+        except BaseException:  # noqa: BLE001 - a body may have used up all memory: not even a log can be written then
+            os._exit(_DEAF)  # else the next task would wait for ever to be begun, and its lease be kept all the while
 
     def catch_up(self) -> None:
         """Take in what the worker has said by now. From any thread: the one that listens may not have its turn."""
@@ -291,13 +302,8 @@ class _Executor:
 
 def _run_async(handler: Handler, lease: Lease) -> None:
     async def body() -> None:
-        error: BaseException | None = None
-        lease.enter(call_soon_here())
-        try:
-            await handler.acall(lease)
-        except BaseException as raised:  # noqa: BLE001 - raised again below
-            error = raised
-        if (error := lease.leave(error)) is not None:
+        count_in(asyncio.get_running_loop())
+        if (error := await run_here(handler, lease, call_soon_here())) is not None:
             raise error
 
     anyio.run(body)

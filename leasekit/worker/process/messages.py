@@ -40,6 +40,7 @@ class Setup(Struct, frozen=True, kw_only=True, tag=True):
     argv: list[str]
     accepts_work: bool  # of the service …
     max_progress: int  # … and how much it keeps
+    max_result: int | None = None
     log_level: int | None = None
     log_format: str | None = None
 

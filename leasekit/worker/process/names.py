@@ -35,6 +35,7 @@ def setup(handlers: Mapping[str, Handler], connection: Connection) -> Setup:
         argv=sys.argv,
         accepts_work=isinstance(connection.backend, Scheduler),
         max_progress=connection.max_progress,
+        max_result=connection.max_result,
         log_level=root.level if root.handlers else None,
         log_format=getattr(formats[0], "_fmt", None) if formats else None,
     )

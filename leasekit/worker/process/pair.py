@@ -25,8 +25,9 @@ __all__ = ["Pair"]
 _BOOT = "import sys; sys.path[:] = {path!r}; from leasekit.worker.process.child import main; main({fd})"
 _CHUNK = 64 * 1024
 _CONTROL = 64 + 1024  # bytes of a datagram from a guard
-_PATIENCE = 10.0  # seconds for a guard to start, and to do what it was told
-_LAST_WORD = 0.5  # seconds for a guard to say how its executor ended
+_PATIENCE = 10.0  # seconds for a guard to start
+_ANSWER = 10.0  # seconds for a guard to do what it was told
+_LAST_WORD = 2.0  # seconds for a guard to end what its executor left behind, and to say how that ended
 _DYING = 0.2  # seconds from the end of its line to that of an executor which dies
 _PRECISION = 0.005  # seconds between two readings of one clock
 _NO_SIGPIPE = socket.MSG_NOSIGNAL  # a user may have made that signal deadly again: the end of one executor is not ours
@@ -72,6 +73,7 @@ class Pair:
         self.watchdog = Watchdog("required", timer=self)
         self._poll = select.poll()
         self._poll.register(wake_fd, select.POLLIN)
+        self._poll.register(self._control, select.POLLIN)
 
     # The timer of its guard ---------------------------------------------------------------------------------------
 
@@ -96,7 +98,8 @@ class Pair:
                 self._control.send(message, socket.MSG_DONTWAIT | _NO_SIGPIPE)
         except OSError:
             # It is dead, or stopped for so long that no more goes in: an executor must not outlive what it was told.
-            self._guard.kill()
+            self.kill()
+            self._kill_guard()
 
     # Coming to life -----------------------------------------------------------------------------------------------
 
@@ -129,7 +132,7 @@ class Pair:
         self._asked += 1
         question = guard.ASK + guard.NUMBER.pack(self._asked)
         self._tell(question)
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + _ANSWER
         while _readable(self._control, until - time.monotonic()):
             answer = self._hear()
             if answer == question:
@@ -176,6 +179,9 @@ class Pair:
         if self._wake_fd in ready:
             os.eventfd_read(self._wake_fd)
         died = self._pidfd in ready
+        if self._control.fileno() in ready and self._hear() is None:
+            self._poll.unregister(self._control)
+            self.kill()  # nothing guards it any more
         said = self._read() if died or self._channel.fileno() in ready else []
         if self._out:
             self._flush()
@@ -207,20 +213,29 @@ class Pair:
 
     def show_stacks(self) -> None:
         """Have the executor write all its stacks to stderr, if it can."""
-        self._signal(SHOW_STACKS)
-
-    def kill(self) -> None:
-        """Kill the executor. It may live on for a moment: see `over`."""
-        self._killed = True
-        if self._pidfd is None:
-            self._guard.kill()
-        else:
-            self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
         if self._pidfd is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # it has died, or become somebody else's
-                signal.pidfd_send_signal(self._pidfd, number)
+                signal.pidfd_send_signal(self._pidfd, SHOW_STACKS)
+
+    def kill(self) -> None:
+        """Kill the executor and its process group; `over` says when the executor is dead. From any thread."""
+        self._killed = True
+        with self._telling:  # what is closed meanwhile may be another process
+            if self._pidfd is None:
+                self._kill_guard()
+                return
+            try:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                os.killpg(self._executor, signal.SIGKILL)  # nobody has waited for it: the number is its own
+            except ProcessLookupError:  # its guard has waited for it, and killed its group before that
+                pass
+            except PermissionError:  # a handler has changed the user of this process, but not of the guard
+                with contextlib.suppress(OSError):
+                    self._control.shutdown(socket.SHUT_WR)
+
+    def _kill_guard(self) -> None:
+        with contextlib.suppress(PermissionError):
+            self._guard.kill()
 
     def dismiss(self, within: float) -> None:
         """Let an executor that runs no body end by itself, and kill it if it takes longer."""
@@ -236,26 +251,28 @@ class Pair:
 
     def bury(self) -> str:
         """See to it that nothing is left, once it is `over` or was never there. Says how it ended."""
-        past_end = self._armed_at is not None and self._now() >= self._armed_at
+        past_end = self._armed_at is not None and self._now() >= self._armed_at - guard.AHEAD
+        self.kill()  # its group too, also where its guard is stopped
         until = time.monotonic() + _LAST_WORD
         while self._status is None and _readable(self._control, until - time.monotonic()) and self._hear() is not None:
             pass
         if self._status is None and self._executor:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._executor, signal.SIGKILL)
-        self._guard.kill()
+        self._kill_guard()
+        self.close()  # where it may not be killed, it ends by this
         code = self._guard.wait()
         self._channel.close()
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
-        self.close()
+        with self._telling:
+            if self._pidfd is not None:
+                os.close(self._pidfd)
+                self._pidfd = None
         memory_ran_out = kernel.ended_for_memory() > self._killed_for_memory
+        if past_end and self._status in (None, signal.SIGKILL):
+            return "was killed because its lease ended (watchdog)"
         if self._status is not None:
             how = reasons.ended(os.waitstatus_to_exitcode(self._status), memory_ran_out=memory_ran_out)
             return how + self._fault
-        if past_end:
-            return "was killed by the kernel because its lease ended (watchdog)"
         return f"was killed with its guard, which {reasons.ended(code, memory_ran_out=memory_ran_out)}"
 
 

@@ -22,6 +22,7 @@ from leasekit.errors import Cancelled, ConfigError, Draining, IdleTimeout, Lease
 from leasekit.hooks import about
 from leasekit.lease import Lease
 from leasekit.task import Outcome, Settlement
+from leasekit.worker.process.guard import AHEAD
 from leasekit.worker.process.messages import Ended, Facts, Moved, Progress, Ready, Refused, Run, Setup
 from leasekit.worker.process.pair import Pair
 from leasekit.worker.work import Work
@@ -289,10 +290,10 @@ class Slot:
                 return None
 
     def _sentence(self, run: _Run) -> _Sentence | None:
-        """When the body must have ended: a little earlier than the kernel would see to that, so that it is said why."""
+        """When the body must have ended: a little earlier than the guard would see to that, so that it is said why."""
         holding = run.work.holding
         grace = holding.term.beats.grace
-        early = min(0.02, grace / 5)
+        early = AHEAD + min(0.02, grace / 5)
         found: list[_Sentence] = []
         if self._ends_at is not None:
             found.append(_Sentence(self._ends_at, "the worker ended before its body had", "release"))

@@ -14,6 +14,7 @@ import pytest
 import leasekit
 from leasekit.errors import ConfigError, Refused, Throttled, Unavailable
 from leasekit.task import Beat, NewTask, Settlement
+from leasekit.testing._foreign import ForeignAnswer
 from leasekit_http import HttpBackend, connect
 from leasekit_http.addresses import addresses
 
@@ -191,10 +192,12 @@ async def test_the_last_that_answered_is_asked_first(meet: Meet, alive: str, sta
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("status", "error"), [("422 No", Refused), ("429 No", Throttled)])
-async def test_a_refusal_is_an_answer(meet: Meet, alive: str, status: str, error: type[Exception]) -> None:
+@pytest.mark.parametrize(("status", "error"), [(422, Refused), (429, Throttled)])
+async def test_a_refusal_is_an_answer(meet: Meet, alive: str, status: int, error: type[Exception]) -> None:
+    document = b'{"type":"urn:leasekit:problem:refused","status":%d,"title":"","detail":""}' % status
+    refusal = ForeignAnswer(status, "application/problem+json", document)
     async with (
-        meet(lambda stranger: stranger.answer(b"", status=status)) as strict,
+        meet(lambda stranger: stranger.send(refusal.raw)) as strict,
         connected(strict.url.removeprefix("http://"), alive) as backend,
     ):
         for _ in range(2):

@@ -47,3 +47,8 @@ class TestHttp(SchedulerContract):
     async def other(self, server: str) -> AsyncIterator[Backend]:
         async with connected(server, "contract-b") as backend:
             yield backend
+
+    @pytest.fixture
+    async def out_of_reach(self, closed_port: int) -> AsyncIterator[Backend]:
+        async with connected(f"http://127.0.0.1:{closed_port}", "contract-c") as backend:
+            yield backend

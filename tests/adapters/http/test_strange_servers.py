@@ -198,7 +198,8 @@ async def test_no_redirect_is_followed(meet: Meet, unused_port: int, status: str
 
 
 async def test_a_refusal_says_which_item_and_field(meet: Meet) -> None:
-    document = b'{"status":422,"title":"","detail":"no","errors":[{"item":1,"field":"progress","detail":"too big"}]}'
+    document = b'{"type":"urn:leasekit:problem:refused","status":422,"title":"","detail":"no",'
+    document += b'"errors":[{"item":1,"field":"progress","detail":"too big"}]}'
     problem = b"content-type: application/problem+json\r\n"
 
     async def refuse(stranger: Any) -> None:
@@ -212,16 +213,16 @@ async def test_a_refusal_says_which_item_and_field(meet: Meet) -> None:
 
 
 @pytest.mark.parametrize("body", GARBAGE.values(), ids=GARBAGE.keys())
-async def test_a_refusal_that_makes_no_sense_is_a_refusal_still(meet: Meet, body: bytes) -> None:
+async def test_a_refusal_that_makes_no_sense_refuses_nothing(meet: Meet, body: bytes) -> None:
     headers = "content-type: application/problem+json\r\n"
     async with meet(lambda stranger: stranger.answer(body, status="422 No", headers=headers)) as backend:
-        with pytest.raises(Refused):
+        with pytest.raises(ProtocolError):
             await backend.beat(BEATS)
 
 
 async def test_a_page_that_is_missing_is_not_taken_for_a_task_that_is(meet: Meet) -> None:
     async with meet(lambda stranger: stranger.answer(b"<html>", status="404 Not Found")) as backend:
-        with pytest.raises(Refused):
+        with pytest.raises(ProtocolError):
             await backend.get("a")
 
 
@@ -335,8 +336,8 @@ async def test_a_refusal_of_a_part_names_the_position_in_the_whole(meet: Meet) -
             ids = [b'{"id":"%d","verdict":"settled"}' % i for i in range(10) if b'"id":"%d"' % i in body]
             await stranger.answer(b'{"verdicts":[' + b",".join(ids) + b"]}")
             return
-        document = b'{"status":422,"title":"","detail":"no","errors":[{"item":%d,"detail":"bad"}]}'
-        document %= body.count(b'"id"') - 1
+        document = b'{"type":"urn:leasekit:problem:refused","status":422,"title":"","detail":"no",'
+        document += b'"errors":[{"item":%d,"detail":"bad"}]}' % (body.count(b'"id"') - 1)
         await stranger.send(
             b"HTTP/1.1 422 No\r\ncontent-type: application/problem+json\r\ncontent-length: %d\r\n\r\n" % len(document)
             + document

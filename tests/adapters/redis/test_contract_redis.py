@@ -30,11 +30,23 @@ class OnRedis(SchedulerContract):
         yield backend
         await backend.aclose()
 
+    @pytest.fixture
+    async def out_of_reach(self, closed_port: int) -> AsyncIterator[Backend]:
+        backend = connect(f"redis://127.0.0.1:{closed_port}", worker="w3")
+        yield backend
+        await backend.aclose()
+
     async def expire(self, *tasks: Task) -> None:
         """Leases are seen to run out by themselves in the tests of failures; here their ends are moved, for speed."""
         for task in tasks:
             key = f"leasekit:{{{task.kind}}}:leases"
             assert self._where.owner(key).ask("ZADD", key, "XX", "CH", 1, task.id) == 1
+
+    async def interrupt(self, *tasks: Task) -> None:
+        """As after a restart or a failover: it is another process that answers."""
+        for task in tasks:
+            key = f"leasekit:{{{task.kind}}}:meta"
+            self._where.owner(key).ask("HSET", key, "run", "of another process")
 
 
 class TestRedis(OnRedis):

@@ -4,18 +4,33 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
+from chaos import redis_clock
 from leasekit.errors import Refused, Unavailable
-from leasekit.task import Beat, Claimed, Exponential, NewTask, Outcome, Polynomial, RetryPolicy, Settlement, Task, Waits
-from leasekit_redis import RedisBackend, claiming, connect, mover
+from leasekit.task import (
+    Beat,
+    Claimed,
+    Exponential,
+    NewTask,
+    Outcome,
+    Polynomial,
+    RetryPolicy,
+    Settlement,
+    Task,
+    Verdict,
+    Waits,
+)  # fmt: skip
+from leasekit_redis import RedisBackend, claiming, connect, mover, scripts
 from leasekit_redis.address import parse
+from leasekit_redis.clocks import Clocks
 
 pytestmark = pytest.mark.anyio
 
@@ -51,6 +66,11 @@ async def held(backend: RedisBackend, kind: str, **options: Any) -> Task:
     await backend.schedule([NewTask(kind=kind, **options)])
     (task,) = await claim(backend, kind)
     return task
+
+
+async def beat(backend: RedisBackend, task: Task) -> Verdict:
+    (verdict,) = await backend.beat([Beat(id=task.id, token=task.token)])
+    return verdict
 
 
 async def settle(backend: RedisBackend, task: Task, outcome: Outcome = "success", **options: Any) -> str:
@@ -401,6 +421,166 @@ async def test_after_a_jump_a_lease_has_as_long_as_its_holder_may_go_by(
     assert float(server.ask("ZSCORE", leases, task.id)) / 1000 - time.time() > 200
 
 
+async def test_small_steps_of_the_clock_add_up_until_they_are_a_jump(
+    server: Any, backend: RedisBackend, kind: str
+) -> None:
+    """As a daemon makes them that corrects the clock of Redis, each too small to be noticed."""
+    task = await held(backend, kind, claim_timeout=300, heartbeat_timeout=300)
+    leases = f"leasekit:{{{kind}}}:leases"
+    for steps in range(1, 4):
+        # As if, but for the last answers, Redis had always told a time that is behind by some more of these steps.
+        ((clock, (now, asked_at)),) = backend._clocks._told.items()
+        backend._clocks._told[clock] = (now - 900, asked_at)
+        server.ask("ZADD", leases, "XX", round(1000 * (time.time() + 300 - 0.9 * steps)), task.id)
+        assert await claim(backend, kind) == []
+    server.ask("ZADD", leases, "XX", 1, task.id)
+    assert await claim(backend, kind) == []
+    assert (await beat(backend, task)).verdict == "renewed"
+
+
+async def test_a_clock_that_goes_as_it_should_is_never_said_to_jump(
+    server: Any, backend: RedisBackend, kind: str
+) -> None:
+    task = await held(backend, kind)
+    for _ in range(20):
+        ((clock, (now, asked_at)),) = backend._clocks._told.items()
+        # As if half a second had passed, by a clock that is a little slow.
+        backend._clocks._told[clock] = (now - 500, asked_at - 0.4999)
+        await beat(backend, task)
+    assert server.ask("HGET", f"leasekit:{{{kind}}}:meta", "restarted_at") in (None, b"0")
+
+
+@pytest.mark.parametrize("move", ["beat", "cancel"])
+async def test_a_jump_is_noticed_before_a_lease_is_said_to_have_ended(
+    server: Any, backend: RedisBackend, kind: str, move: str
+) -> None:
+    task = await held(backend, kind, id=kind)
+    backend._clocks.told(kind, round(1000 * (time.time() - 3600)), asked_at=time.monotonic() - 60)
+    server.ask("ZADD", f"leasekit:{{{kind}}}:leases", 1, task.id)
+    if move == "cancel":
+        assert [verdict.verdict for verdict in await backend.cancel([kind])] == ["ordered"]
+    assert (await beat(backend, task)).verdict == "renewed"
+
+
+async def test_a_jump_that_a_result_noticed_gives_the_other_leases_their_time(
+    server: Any, backend: RedisBackend, kind: str
+) -> None:
+    first, second = await held(backend, kind), await held(backend, kind)
+    backend._clocks.told(kind, round(1000 * (time.time() - 3600)), asked_at=time.monotonic() - 60)
+    assert await settle(backend, first) == "settled"
+    server.ask("ZADD", f"leasekit:{{{kind}}}:leases", 1, second.id)
+    assert await claim(backend, kind) == []
+
+
+@pytest.fixture
+def shift(server: Any) -> Iterator[Callable[[float], None]]:
+    """`shift(seconds)`: the clock that the scripts see is off by so much."""
+    kept = [(one, one.text, one.sha) for one in vars(scripts).values() if isinstance(one, scripts.Script)]
+    redis_clock.install()
+    yield lambda seconds: server.ask("SET", redis_clock.KEY, round(1e6 * seconds))
+    server.ask("DEL", redis_clock.KEY)
+    for script, text, sha in kept:
+        object.__setattr__(script, "text", text)
+        object.__setattr__(script, "sha", sha)
+
+
+Shift = Callable[[float], None]
+
+
+@pytest.mark.parametrize("noticed_by", ["the claim", "a claim of another kind", "a beat of another kind", "a visit"])
+async def test_a_step_of_the_clock_ends_no_lease_of_a_kind_that_a_client_asks_about_for_the_first_time(
+    opened: Open, kind: str, shift: Shift, noticed_by: str
+) -> None:
+    backend, other = opened(prefix=f"p-{kind}"), opened("other", prefix=f"p-{kind}")
+    task = await held(backend, kind, claim_timeout=60, heartbeat_timeout=60)
+    own = await held(other, f"{kind}-b")
+    shift(120)
+    if noticed_by == "a claim of another kind":
+        assert await claim(other, f"{kind}-b") == []
+    elif noticed_by == "a beat of another kind":
+        assert (await beat(other, own)).verdict == "renewed"
+    elif noticed_by == "a visit":
+        await other.tend()
+    assert await claim(other, kind) == []
+    assert (await beat(backend, task)).verdict == "renewed"
+
+
+async def test_a_step_that_one_client_tells_of_is_known_to_a_client_that_has_just_started(
+    opened: Open, kind: str, shift: Shift
+) -> None:
+    backend, other = opened(), opened("other")
+    task = await held(backend, kind, claim_timeout=60, heartbeat_timeout=60)
+    assert await claim(other, f"{kind}-b") == []
+    shift(50)  # and the lease has not ended yet
+    assert await claim(other, f"{kind}-b") == []
+    assert await claim(other, kind) == []
+    shift(90)
+    assert await claim(opened("new"), kind) == []
+    assert (await beat(backend, task)).verdict == "renewed"
+
+
+async def test_after_a_step_the_lease_of_a_dead_worker_ends_once_its_ttl_is_over(
+    opened: Open, kind: str, shift: Shift
+) -> None:
+    backend, other = opened(), opened("other")
+    await held(backend, kind, claim_timeout=2, heartbeat_timeout=2)
+    assert await claim(other, f"{kind}-b") == []
+    shift(120)
+    assert await claim(other, f"{kind}-b") == []
+    assert await claim(other, kind) == []
+    (again,) = await claim(other, kind, wait=20)
+    assert again.fence == 2
+
+
+async def test_a_clock_that_is_set_back_after_a_step_keeps_no_lease_for_ever(
+    opened: Open, kind: str, shift: Shift
+) -> None:
+    backend, other = opened(), opened("other")
+    await held(backend, kind, claim_timeout=2, heartbeat_timeout=2)
+    assert await claim(other, f"{kind}-b") == []
+    shift(120)
+    assert await claim(other, f"{kind}-b") == []
+    shift(60)
+    assert await claim(other, kind) == []
+    (again,) = await claim(other, kind, wait=20)
+    assert again.fence == 2
+
+
+async def test_a_request_that_is_late_is_no_step_for_other_kinds(kind: str) -> None:
+    clocks = Clocks(is_one=True)
+    at = time.monotonic()
+    clocks.told(kind, 1_000_000, asked_at=at - 20)
+    clocks.told(kind, 1_020_000, asked_at=at - 10)  # ten seconds on its way
+    known = clocks.known(f"{kind}-b")
+    assert known["jumped"] is None
+    assert known["latest"] is not None
+    assert known["latest"] < 1_030_000
+
+
+async def test_in_a_cluster_a_kind_has_a_clock_of_its_own_and_a_step_of_any_is_told_to_all(kind: str) -> None:
+    clocks = Clocks(is_one=False)
+    at = time.monotonic()
+    clocks.told(kind, 1_000_000, asked_at=at)
+    clocks.told(f"{kind}-b", 9_000_000, asked_at=at)
+    assert clocks.known(f"{kind}-c") == {"latest": None, "jumped": None}
+    clocks.told(kind, 1_060_000, asked_at=at)
+    jumped = clocks.known(f"{kind}-c")["jumped"]
+    assert jumped is not None
+    assert 0 <= jumped < 60_000
+
+
+async def test_a_run_that_lasted_too_long_stays_gone_though_the_clock_of_redis_is_set_back(
+    server: Any, backend: RedisBackend, kind: str
+) -> None:
+    task = await held(backend, kind, max_runtime=60)
+    assert (await beat(backend, task)).verdict == "renewed"
+    working = f"leasekit:{{{kind}}}:working"
+    lease = msgspec.msgpack.decode(server.ask("HGET", working, task.id))
+    server.ask("HSET", working, task.id, msgspec.msgpack.encode({**lease, "ends": lease["ends"] - 60_000}))
+    assert (await beat(backend, task)).verdict == "gone"
+    assert msgspec.msgpack.decode(server.ask("HGET", working, task.id))["ends"] == 0
+
+
 async def test_claims_are_not_remembered_for_good(server: Any, backend: RedisBackend, kind: str) -> None:
     await backend.schedule([NewTask(kind=kind) for _ in range(20)])
     for _ in range(19):
@@ -568,7 +748,10 @@ async def test_of_kinds_without_end_a_client_remembers_the_latest(
     monkeypatch.setattr("leasekit_redis.recent.MOST", 3)
     for n in range(9):
         await claim(backend, f"{kind}-{n}")
-    kept = (backend._keys._known, backend._clocks._told, backend._claims._told_as)
+    clocks = Clocks(is_one=False)  # as in a cluster
+    for n in range(9):
+        clocks.told(f"{kind}-{n}", 1, asked_at=0)
+    kept = (backend._keys._known, clocks._told, backend._claims._told_as)
     assert [len(one) for one in kept] == [3, 3, 3]
 
 

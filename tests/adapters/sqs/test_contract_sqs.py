@@ -1,6 +1,7 @@
 """The contract of an adapter, over a standard queue, as moto plays it."""
 
 from collections.abc import AsyncIterator
+from contextlib import closing
 
 import pytest
 
@@ -12,6 +13,7 @@ from leasekit_sqs import Address, SqsBackend
 
 
 class TestStandardQueue(BackendContract):
+    counts_releases = True  # how often a message was received is the only count that SQS keeps
     short_ttl = 3.0  # the clock is the real one: on a busy machine a beat may be late
 
     @pytest.fixture
@@ -25,6 +27,13 @@ class TestStandardQueue(BackendContract):
         backend = SqsBackend(Address(queue=queue), clients=clients)
         yield backend
         await backend.aclose()
+
+    @pytest.fixture
+    async def out_of_reach(self, closed_port: int) -> AsyncIterator[Backend]:
+        with closing(Clients("sqs", region="eu-west-1", endpoint=f"http://127.0.0.1:{closed_port}")) as clients:
+            backend = SqsBackend(Address(queue="q"), clients=clients)
+            yield backend
+            await backend.aclose()
 
     async def put(self, backend: Backend, task: NewTask) -> str:
         assert isinstance(backend, SqsBackend)

@@ -15,6 +15,7 @@ from leasekit_sqs import Address, SqsBackend
 
 class TestFifoQueue(BackendContract):
     short_ttl = 3.0
+    counts_releases = True
 
     @pytest.fixture
     def queue(self, sqs: Any) -> str:

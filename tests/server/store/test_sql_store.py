@@ -39,7 +39,7 @@ def store(path: Path) -> Iterator[SqlStore]:
 
 
 def put(store: SqlStore, seq: int = 1) -> None:
-    entity = Entity(seq, f"t{seq}", "k", None, 2, b"1", 1.0, 1.0, None, 5, None, 60.0, None, None, None)
+    entity = Entity(seq, f"t{seq}", "k", None, 2, 1.0, 1.0, None, 5, None, 60.0, None, None, None, b"", b"1")
     with store.transaction() as tx:
         tx.add([entity], [Trigger(seq, f"t{seq}", "k", 2, 300.0, 300.0, next_trigger_at=1.0)])
 
@@ -125,7 +125,7 @@ def test_the_hot_statements_are_index_scans(store: SqlStore, name: str, index: s
 @pytest.mark.parametrize("count", [1, 49, 50, 51, 123])
 def test_rows_that_come_together_are_all_kept_as_they_are(store: SqlStore, count: int) -> None:
     entities = [
-        Entity(seq, f"t{seq}", "k", None, 2, b"%d" % seq, 1.0, 1.0, None, 5, None, 60.0, None, None, None)
+        Entity(seq, f"t{seq}", "k", None, 2, 1.0, 1.0, None, 5, None, 60.0, None, None, None, b"", b"%d" % seq)
         for seq in range(1, count + 1)
     ]
     triggers = [Trigger(seq, f"t{seq}", "k", 2, 300.0 + seq, 300.0, next_trigger_at=1.0) for seq in range(1, count + 1)]
@@ -141,7 +141,7 @@ def test_a_row_that_is_there_already_spoils_all_that_come_with_it(store: SqlStor
     with pytest.raises(sqlite3.IntegrityError), store.transaction() as tx:
         tx.add(
             [
-                Entity(seq, f"t{seq}", "k", None, 2, b"1", 1.0, 1.0, None, 5, None, 60.0, None, None, None)
+                Entity(seq, f"t{seq}", "k", None, 2, 1.0, 1.0, None, 5, None, 60.0, None, None, None, b"", b"1")
                 for seq in range(1, 70)
             ],
             [],
@@ -156,7 +156,7 @@ def test_a_row_that_is_there_already_spoils_all_that_come_with_it(store: SqlStor
 def test_nobody_else_can_read_the_files(store: SqlStore, path: Path) -> None:
     put(store)
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
-    assert modes == dict.fromkeys(["tasks.db", "tasks.db-wal", "tasks.db-shm", "tasks.db.lock"], 0o600)
+    assert modes == dict.fromkeys(["tasks.db", "tasks.db-wal", "tasks.db-shm", "tasks.db.id"], 0o600)
 
 
 def test_a_write_is_on_the_disk_when_it_is_acknowledged(store: SqlStore) -> None:
@@ -209,7 +209,7 @@ def test_it_can_be_read_from_any_thread(store: SqlStore) -> None:
 def test_closing_leaves_one_whole_file(store: SqlStore, path: Path) -> None:
     put(store)
     store.close()
-    assert sorted(file.name for file in path.parent.iterdir()) == ["tasks.db", "tasks.db.lock"]
+    assert sorted(file.name for file in path.parent.iterdir()) == ["tasks.db", "tasks.db.id"]
     store.open()
     assert is_there(store)
 

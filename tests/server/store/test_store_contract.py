@@ -27,7 +27,6 @@ def entity(seq: int, **more: Any) -> Entity:
         "kind": "k",
         "collection": None,
         "priority": 2,
-        "payload": b"null",
         "created_at": 1.5,
         "at": 2.5,
         "max_attempts": None,
@@ -37,6 +36,8 @@ def entity(seq: int, **more: Any) -> Entity:
         "retry": None,
         "dedupe_key": None,
         "traceparent": None,
+        "digest": b"",
+        "payload": b"null",
     }
     return Entity(**fields | more)
 
@@ -78,12 +79,15 @@ def test_what_was_added_is_found_as_it_was(store: Store) -> None:
         retry=b"{}",
         dedupe_key="\0 key",
         traceparent="00-ab",
+        digest=b"\xff\x00",
     )
     row = trigger(1, status=Status.PROCESSING, fence=2**40, attempt=3, crashes=1, failures=2, ordered=True, owner="w")
     with store.transaction() as tx:
         tx.add([full], [row])
+    with store.view() as view:
+        assert view.entities([1, 9]) == {1: full}
     with store.transaction() as tx:
-        assert tx.entities([1, 9]) == {1: full}
+        assert tx.digests([1, 9]) == {1: b"\xff\x00"}
         assert tx.triggers(["t1", "nobody"]) == {"t1": row}
         assert tx.triggers_of([1, 9]) == {1: row}
         assert tx.limits([1, 9]) == {1: Limits(3, 5, b"{}")}
@@ -182,6 +186,15 @@ def test_a_renewal_gives_each_its_own_timeout(store: Store) -> None:
     ]
 
 
+def test_a_renewal_brings_no_end_nearer(store: Store) -> None:
+    add(store, trigger(1, owner="w", status=Status.CLAIMED, token="t", next_trigger_at=400.0))
+    with store.transaction() as tx:
+        tx.save(list(tx.triggers_of([1]).values()))  # what the writer has written last, it does not read
+        tx.renew([1], Status.PROCESSING, now=100.0)
+        for found in (tx.triggers_of([1])[1], tx.triggers(["t1"])["t1"]):
+            assert (found.status, found.next_trigger_at) == (Status.PROCESSING, 400.0)
+
+
 def test_an_end_leaves_the_counts_and_nothing_due(store: Store) -> None:
     counted: dict[str, Any] = {"fence": 4, "attempt": 3, "crashes": 1, "failures": 1}
     held = trigger(1, owner="w", token="t", ordered=True, status=Status.PROCESSING, **counted)
@@ -249,7 +262,7 @@ def test_expired_are_leases_whose_end_has_come(store: Store) -> None:
         assert [row.seq for row in tx.expired(now=10.0, limit=1)] == [2]
 
 
-def test_rebasing_lengthens_leases_only_and_spreads_them(store: Store) -> None:
+def test_rebasing_gives_every_lease_the_longer_of_its_ttls_and_spreads_the_ends(store: Store) -> None:
     rows = [
         trigger(1, owner="w", status=Status.CLAIMED, next_trigger_at=50.0),
         trigger(2, owner="w", status=Status.PROCESSING, next_trigger_at=50.0),
@@ -263,10 +276,10 @@ def test_rebasing_lengthens_leases_only_and_spreads_them(store: Store) -> None:
         found = {seq: row.next_trigger_at for seq, row in tx.triggers_of([1, 2, 3, 4, 150]).items()}
     assert found == {
         1: pytest.approx(100 + 300 * 1.001),
-        2: pytest.approx(100 + 30 * 1.002),
-        3: 5000.0,
+        2: pytest.approx(100 + 300 * 1.002),
+        3: pytest.approx(100 + 300 * 1.003),
         4: 50.0,
-        150: pytest.approx(100 + 30 * 1.05),
+        150: pytest.approx(100 + 300 * 1.05),
     }
 
 

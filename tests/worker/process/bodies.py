@@ -1,5 +1,6 @@
 """What the tests have run in executors. These import this file by its name."""
 
+import asyncio
 import ctypes
 import itertools
 import mmap
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,15 @@ def run_once(payload: str) -> str:
 
 def who(payload: Any) -> dict[str, int]:
     return {"executor": os.getpid(), "guard": os.getppid(), "session": os.getsid(0)}
+
+
+_pool = ThreadPoolExecutor(1)
+
+
+async def awaits_a_thread(payload: str) -> None:
+    """Its coroutine can be cancelled, the thread cannot."""
+    note(payload)
+    await asyncio.get_running_loop().run_in_executor(_pool, time.sleep, 600)
 
 
 def tells(payload: None, held: leasekit.Lease) -> Any:
@@ -201,9 +212,61 @@ def garbles_its_line(payload: None) -> None:
     time.sleep(600)
 
 
+def leaves_a_sleeper(payload: str) -> int:
+    """In its process group."""
+    return subprocess.Popen(["sleep", "120"]).pid
+
+
+def leaves_a_daemon(payload: str) -> int:
+    """In a session of its own, and an orphan."""
+    command = ["setsid", "--fork", "sh", "-c", "echo $$; exec sleep 120 >/dev/null"]
+    return int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+
+
 def spins(payload: str) -> None:
     """Writes the time into this file, over and over."""
-    with Path(payload).open("r+b") as file:
-        memory = mmap.mmap(file.fileno(), 0)
-    while True:
-        struct.pack_into("d", memory, 0, time.clock_gettime(time.CLOCK_BOOTTIME))
+    _spin(_memory(payload), 0)
+
+
+def spins_as_another_user(payload: str) -> None:
+    memory = _memory(payload)
+    _become_another_user()
+    _spin(memory, 0)
+
+
+def family_spins(payload: str) -> None:
+    """As another user, beside a child in the same process group, and a grandchild outside of it."""
+    memory = _memory(payload)
+    if os.fork() == 0:
+        _spin(memory, 1)
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            _spin(memory, 2)
+        os._exit(0)
+    _become_another_user()
+    _spin(memory, 0)
+
+
+def _become_another_user() -> None:
+    if os.geteuid() == 0:
+        os.setresuid(65534, 65534, 65534)
+    else:
+        changes_its_user(None)
+
+
+def _memory(path: str) -> mmap.mmap:
+    with Path(path).open("r+b") as file:
+        return mmap.mmap(file.fileno(), 0)
+
+
+def _spin(memory: mmap.mmap, member: int) -> None:
+    """Write the own number once, and the time over and over."""
+    signal.alarm(120)  # no process is left behind by a test that fails
+    memory[8 * (3 + member) : 8 * (4 + member)] = struct.pack("d", os.getpid())
+    while True:  # in one piece, which `pack_into` is not: it writes zeros first
+        memory[8 * member : 8 * (member + 1)] = struct.pack("d", time.clock_gettime(time.CLOCK_BOOTTIME))
+
+
+def returns_much(payload: Any) -> str:
+    return "x" * 9_000_000

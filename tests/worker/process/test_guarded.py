@@ -16,6 +16,7 @@ from leasekit.hooks import Event, Lost
 from leasekit.task import Status
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
+from leasekit.worker.process import pair
 
 AtWork = Callable[[Worker], AbstractContextManager[Worker]]
 Eventually = Callable[..., Any]
@@ -80,6 +81,22 @@ def test_an_executor_that_has_changed_its_user_ends_with_its_guard_all_the_same(
         eventually(lambda: is_dead(executor))
 
 
+def test_an_executor_whose_guard_does_not_answer_is_given_no_body(
+    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair, "_ANSWER", 1.0)
+    worker.handler("who", run="process")(bodies.who)
+    worker.handler("k", run="process")(bodies.run_once)
+    with at_work(worker):
+        first = submitter.success(submitter.schedule("who")).result
+        os.kill(first["guard"], signal.SIGSTOP)
+        info = submitter.success(submitter.schedule("k", runs.path))
+    ((executor, guard),) = runs.all
+    assert {executor, guard}.isdisjoint(first.values())
+    assert info.history[0].outcome == "release"
+    assert info.crashes == 0
+
+
 @pytest.mark.parametrize("whom", ["executor", "guard"])
 def test_after_a_kill_the_task_runs_again_in_another_process(
     whom: str, faulty: Faulty, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any, is_dead: IsDead
@@ -113,10 +130,11 @@ def test_a_crash_leaves_its_neighbour_alone(
     assert len(runs.all) == 1
 
 
+@pytest.mark.parametrize("name", ["goes_on", "awaits_a_thread"])
 def test_a_cancelled_body_that_goes_on_is_killed_and_only_then_settled(
-    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any, is_dead: IsDead
+    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any, is_dead: IsDead, name: str
 ) -> None:
-    worker.handler("k", run="process")(bodies.goes_on)
+    worker.handler("k", run="process")(getattr(bodies, name))
     with at_work(worker):
         task_id = submitter.schedule("k", runs.path, **SHORT)
         executor, _ = runs.nth(1)

@@ -28,6 +28,15 @@ def test_it_runs_in_a_session_of_its_own_under_a_guard(
     assert who["session"] == who["executor"] not in (who["guard"], os.getpid())
 
 
+def test_a_result_that_is_too_large_is_a_fatal_failure(
+    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType
+) -> None:
+    worker.handler("k", run="process")(bodies.returns_much)
+    with at_work(worker):
+        info = submitter.when(submitter.schedule("k"), "fatal_failure")
+    assert "this result has 9,000,002 bytes as JSON, the service takes 1,048,576" in info.error["message"]
+
+
 def test_one_process_runs_one_task_after_another(
     worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType
 ) -> None:

@@ -7,12 +7,14 @@ which its code ran.
 import mmap
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,7 @@ from leasekit._driver.clock import BOOT_CLOCK
 from leasekit.config import Beats
 from leasekit.errors import ConfigError
 from leasekit.task import Task
+from leasekit.worker import kernel
 from leasekit.worker.process import pair as pairs
 from leasekit.worker.process.messages import Address, Ended, Facts, FromExecutor, Ready, Run, Setup
 from leasekit.worker.process.pair import Pair
@@ -28,6 +31,9 @@ from leasekit.worker.process.pair import Pair
 LATE = 1.0  # seconds; measured are 1-3 ms
 BEATS = Beats().for_ttl(60)
 now = BOOT_CLOCK.now
+
+IsDead = Callable[[int], bool]
+Eventually = Callable[..., Any]
 
 
 class Spinner:
@@ -41,20 +47,28 @@ class Spinner:
         self.pair = Pair(lambda: None, self._wake, now)
         self.pair.meet()
         addresses = [
-            Address(kind=kind, module="bodies", name=name) for kind, name in (("k", "spins"), ("heeds", "heeds"))
+            Address(kind=kind, module="bodies", name=name)
+            for kind, name in (
+                ("k", "spins"),
+                ("user", "spins_as_another_user"),
+                ("family", "family_spins"),
+                ("heeds", "heeds"),
+                ("sleeper", "leaves_a_sleeper"),
+                ("daemon", "leaves_a_daemon"),
+            )
         ]
         self.pair.send(Setup(handlers=addresses, main={}, argv=[], accepts_work=False, max_progress=1))
         while not any(isinstance(message, Ready) for message in self.pair.step(1)):
             assert not self.pair.over
 
-    def begin(self, after: float) -> Term:
-        """Its body runs, and must have ended so many seconds from now."""
+    def begin(self, after: float, kind: str = "k", processes: int = 1) -> Term:
+        """Its body runs, in so many processes, and must have ended so many seconds from now."""
         term = Term(None, BEATS, granted_at=now() + after - BEATS.trust)
         self.pair.watchdog.begins(term)
         assert self.pair.guarded()
         facts = Facts(granted_at=now(), beats=BEATS)  # so that it does not know, and the guard alone sees to it
-        self.run("k", facts)
-        while not self.last:
+        self.run(kind, facts)
+        while not all(self.lasts[:processes]):
             assert not self.pair.over
             self.pair.step(0.01)
         return term
@@ -66,8 +80,17 @@ class Spinner:
     @property
     def last(self) -> float:
         """When its body ran last."""
-        (last,) = struct.unpack("d", self._memory.read_bytes()[:8])
-        return float(last)
+        return self.lasts[0]
+
+    @property
+    def lasts(self) -> tuple[float, ...]:
+        """When its body, the child in its process group, and that outside of it ran last."""
+        return struct.unpack("3d", self._memory.read_bytes()[:24])
+
+    @property
+    def pids(self) -> list[int]:
+        """Of these."""
+        return [int(pid) for pid in struct.unpack("3d", self._memory.read_bytes()[24:48])]
 
     @property
     def executor(self) -> int:
@@ -82,6 +105,16 @@ class Spinner:
         while not (said := self.pair.step(1)):
             assert not self.pair.over
         return said
+
+    def result(self, kind: str) -> int:
+        """What the handler of this kind returns."""
+        term = Term(None, BEATS, granted_at=now())
+        self.pair.watchdog.begins(term)
+        self.run(kind, Facts(granted_at=now(), beats=BEATS))
+        (ended,) = self.said()
+        assert isinstance(ended, Ended)
+        self.pair.watchdog.ended(term)
+        return int(bytes(ended.result))
 
     def wait(self) -> None:
         """Until it is dead, of whatever."""
@@ -122,6 +155,107 @@ def test_no_code_of_a_body_runs_after_its_trust_whoever_is_stopped(whom: str, sp
     assert "watchdog" in spinner.close()
 
 
+def test_of_a_body_that_changed_its_user_nothing_runs_after_its_trust_although_its_worker_is_stopped(
+    spinner: Spinner, is_dead: IsDead, eventually: Eventually
+) -> None:
+    """The end of its guard takes no such process along, nor does the end of any process its children."""
+    term = spinner.begin(1, "family", processes=3)
+    eventually(lambda: all(map(is_dead, spinner.pids)))  # this process, their worker, does nothing meanwhile
+    assert max(spinner.lasts) <= term.trusted_until + LATE
+    spinner.wait()
+    assert "watchdog" in spinner.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_it_ends_with_its_guard_too_although_its_worker_is_stopped(
+    number: signal.Signals, spinner: Spinner, is_dead: IsDead, eventually: Eventually
+) -> None:
+    """A guard that is stopped dies when trust ends."""
+    term = spinner.begin(2.5, "user")
+    os.kill(spinner.guard, number)
+    eventually(lambda: is_dead(spinner.executor))
+    assert spinner.last <= term.trusted_until + LATE
+
+
+def test_a_guard_that_has_died_is_missed_by_its_worker(spinner: Spinner) -> None:
+    spinner.begin(60, "user")
+    os.kill(spinner.executor, signal.SIGSTOP)  # so that it does not miss its guard itself
+    os.kill(spinner.guard, signal.SIGKILL)
+    spinner.wait()
+    assert "killed with its guard" in spinner.close()
+
+
+def test_the_process_group_is_killed_with_an_executor_whose_guard_is_stopped(
+    spinner: Spinner, is_dead: IsDead, eventually: Eventually
+) -> None:
+    spinner.begin(60, "family", processes=3)
+    os.kill(spinner.guard, signal.SIGSTOP)
+    spinner.pair.kill()  # and no more: its worker may be stopped then
+    eventually(lambda: is_dead(spinner.pids[1]))
+    os.kill(spinner.pids[2], signal.SIGKILL)  # which only a guard finds
+
+
+@pytest.fixture
+def adopting() -> Iterator[None]:
+    """This process is who waits for orphans."""
+    before = kernel.children(os.getpid())
+    kernel.adopt_orphans()
+    yield
+    for orphan in kernel.children(os.getpid()) - before:
+        os.waitpid(orphan, 0)
+    kernel._prctl(kernel._PR_SET_CHILD_SUBREAPER, 0)
+
+
+def test_the_process_group_of_an_executor_is_killed_although_others_have_waited_for_that(
+    adopting: None, spinner: Spinner, is_dead: IsDead, eventually: Eventually
+) -> None:
+    spinner.begin(60, "family", processes=3)
+    spinner.pair._guard.kill()
+    spinner.pair._guard.wait()
+    os.kill(spinner.executor, signal.SIGKILL)
+    os.waitpid(spinner.executor, 0)
+    spinner.wait()
+    spinner.close()
+    eventually(lambda: is_dead(spinner.pids[1]))
+    os.kill(spinner.pids[2], signal.SIGKILL)
+
+
+def test_where_a_worker_cannot_its_guard_ends_what_an_earlier_body_has_left_in_the_process_group(
+    spinner: Spinner, is_dead: IsDead, eventually: Eventually
+) -> None:
+    sleeper = spinner.result("sleeper")
+    assert not is_dead(sleeper)
+    spinner.pair._control.shutdown(socket.SHUT_WR)  # as where it may not kill the executor itself
+    eventually(lambda: is_dead(sleeper))
+
+
+def test_with_an_executor_that_ends_by_itself_its_process_group_ends_and_its_daemons_do_not(
+    spinner: Spinner, is_dead: IsDead, eventually: Eventually
+) -> None:
+    sleeper, daemon = spinner.result("sleeper"), spinner.result("daemon")
+    assert not is_dead(sleeper)
+    spinner.pair.dismiss(60)
+    assert spinner.pair.bury() == "exited with code 0"
+    eventually(lambda: is_dead(sleeper))
+    assert not is_dead(daemon)
+    os.kill(daemon, signal.SIGKILL)
+
+
+def test_orphans_that_end_are_waited_for_by_the_guard(spinner: Spinner, eventually: Eventually) -> None:
+    daemon = spinner.result("daemon")
+    os.kill(daemon, signal.SIGKILL)
+    eventually(lambda: not Path(f"/proc/{daemon}").exists())  # not even as a zombie
+    assert spinner.pair.usable
+
+
+def test_with_an_executor_that_dies_in_the_middle_of_a_body_its_daemons_die(spinner: Spinner, is_dead: IsDead) -> None:
+    spinner.begin(60, "family", processes=3)
+    os.kill(spinner.executor, signal.SIGKILL)
+    spinner.wait()
+    assert "SIGKILL" in spinner.close()
+    assert all(map(is_dead, spinner.pids))  # before anything is settled
+
+
 def test_a_renewal_moves_its_end(spinner: Spinner) -> None:
     term = spinner.begin(0.5)
     first = term.trusted_until
@@ -157,7 +291,7 @@ def test_a_body_that_has_ended_does_not_end_its_executor(spinner: Spinner) -> No
 
 
 def test_a_guard_that_does_not_answer_says_so(spinner: Spinner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "_PATIENCE", 0.1)
+    monkeypatch.setattr(pairs, "_ANSWER", 0.1)
     os.kill(spinner.guard, signal.SIGSTOP)
     assert not spinner.pair.guarded()
 

@@ -15,6 +15,12 @@ _SECONDS = sa.Double[float]()
 def upgrade() -> None:
     """Take this step."""
     serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+    op.create_table(
+        "store",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("commits", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_store"),
+    )
     _tasks(serial)
     _beside_tasks(serial)
     op.create_table(
@@ -47,7 +53,6 @@ def _tasks(serial: sa.types.TypeEngine[int]) -> None:
         sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("collection", sa.Text()),
         sa.Column("priority", sa.Integer(), nullable=False),
-        sa.Column("payload", sa.LargeBinary(), nullable=False),
         sa.Column("created_at", _SECONDS, nullable=False),
         sa.Column("at", _SECONDS, nullable=False),
         sa.Column("max_attempts", sa.Integer()),
@@ -57,6 +62,8 @@ def _tasks(serial: sa.types.TypeEngine[int]) -> None:
         sa.Column("retry", sa.LargeBinary()),
         sa.Column("dedupe_key", sa.Text()),
         sa.Column("traceparent", sa.Text()),
+        sa.Column("digest", sa.LargeBinary(), nullable=False),
+        sa.Column("payload", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("seq", name="pk_task"),
         sa.UniqueConstraint("id", name="uq_task_id"),
     )

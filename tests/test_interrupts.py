@@ -1,0 +1,193 @@
+"""An exception out of a signal handler, anywhere: the driver's thread goes on, and no lease outlives its block."""
+
+import asyncio
+import gc
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, suppress
+from random import Random
+from typing import Any
+
+import pytest
+
+import leasekit
+from leasekit import Client, Task
+from leasekit.testing.memory import MemoryBackend, MemoryService
+from tests.injecting import Interrupt, Place, interrupts
+from tests.waiting import eventually
+
+_ENDED = 20.0  # seconds
+_STEP = 61  # places apart: 0, 61, 122 … of a few thousand
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with Client(MemoryBackend(MemoryService(), worker="w")) as client:
+        yield client
+
+
+def claimed(client: Client) -> Task:
+    client.schedule("k")
+    return next(client.tasks("k"))
+
+
+def block(client: Client, task: Task) -> None:
+    with leasekit.lease(task) as held:
+        held.progress(1)
+        held.then("other")
+        held.complete(2)
+
+
+def failing(client: Client, task: Task) -> None:
+    with suppress(ZeroDivisionError), leasekit.lease(task):
+        _ = 1 / 0
+
+
+def in_a_stack(client: Client, task: Task) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(leasekit.lease(task))
+
+
+def loop(client: Client, task: Task) -> None:
+    with leasekit.lease(task):
+        client.schedule("k")
+    for another in client.tasks("k", until_idle=0):
+        with leasekit.lease(another):
+            pass
+
+
+def named(client: Client, task: Task) -> None:
+    with leasekit.lease(task), leasekit.lease(client.named("name")):
+        pass
+
+
+def once(client: Client, task: Task) -> None:
+    with leasekit.lease(task), leasekit.lease(client.once(task.id)):
+        pass
+
+
+async def async_block(client: Client, task: Task) -> None:
+    async with leasekit.lease(task) as held:
+        held.progress(1)
+        held.complete(2)
+
+
+async def async_named(client: Client, task: Task) -> None:
+    async with leasekit.lease(task), leasekit.lease(client.named("name")):
+        pass
+
+
+async def async_loop(client: Client, task: Task) -> None:
+    async with leasekit.lease(task):
+        await client.aschedule("k")
+    async for another in client.tasks("k", until_idle=0):
+        async with leasekit.lease(another):
+            pass
+
+
+async def within(place: Place, work: Coroutine[Any, Any, None]) -> None:
+    with interrupts(place):
+        await work
+
+
+def interrupted(number: int, body: Callable[[Client, Task], Any], client: Client) -> tuple[str | None, Any]:
+    """Where it was interrupted, and what came out of that."""
+    task, place = claimed(client), Place(number, also=body.__code__)
+    try:
+        if asyncio.iscoroutinefunction(body):
+            asyncio.run(within(place, body(client, task)))
+        else:
+            with interrupts(place):
+                body(client, task)
+    except BaseException as error:
+        # RuntimeError: a cancel scope of anyio's that was interrupted cannot be left any more.
+        if not isinstance(error, Interrupt | asyncio.CancelledError | leasekit.LeasekitError | RuntimeError):
+            raise
+        return place.at, error
+    return place.at, None
+
+
+async def nothing() -> None: ...
+
+
+def is_over(client: Client, where: str | None, error: BaseException | None, *, at_once: bool) -> None:
+    """The driver's thread answers, and keeps no lease: of a block not even while the traceback is held (`at_once`)."""
+    connection = client.connection()
+    connection.driver.submit(nothing()).result(_ENDED)
+    keeper = connection.keeper
+    if at_once:
+        eventually(lambda: not any(one.begun for one in list(keeper._holdings.values())), f"{where}", within=_ENDED)
+    if error is not None:
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+    gc.collect()  # an event loop that was interrupted leaves rings
+    eventually(lambda: len(keeper) == 0, where or "", within=_ENDED)
+
+
+_ALL = [block, failing, in_a_stack, loop, named, once, async_block, async_loop, async_named]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
+@pytest.mark.parametrize("body", _ALL, ids=lambda one: one.__name__)
+def test_an_interrupt_anywhere_holds_up_no_beats_and_leaves_no_lease(
+    client: Client, body: Callable[[Client, Task], Any]
+) -> None:
+    """Each seventh place of the plain door, each `_STEP`-th of the others; all of them with LEASEKIT_INTERRUPTS=1."""
+    number, step = 0, 1 if "LEASEKIT_INTERRUPTS" in os.environ else 7 if body is block else _STEP
+    while True:
+        where, error = interrupted(number, body, client)
+        # A stack holds the lease itself, and so does the traceback of who was interrupted in it.
+        is_over(client, where, error, at_once=body is not in_a_stack)
+        if where is None:
+            break
+        number += step
+    assert number > 100
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
+def test_an_interrupt_while_a_client_is_closed_harms_no_other(client: Client) -> None:
+    number = 0
+    while True:
+        other, place = Client(MemoryBackend(MemoryService(), worker="x")), Place(number)
+        task = claimed(other)
+        connection = other.connection()
+        with suppress(Interrupt), interrupts(place):
+            other.close()
+        client.connection().driver.submit(nothing()).result(_ENDED)
+        if not connection.closed:
+            connection.run(connection.aclose())
+        connection.driver.users = 1  # who was interrupted may not have let go
+        del task
+        if place.at is None:
+            break
+        number += 1
+    assert number > 20
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
+@pytest.mark.parametrize("body", [block, failing, loop], ids=lambda one: one.__name__)
+def test_real_timers_hold_up_no_beats_and_leave_no_lease(client: Client, body: Callable[[Client, Task], Any]) -> None:
+    chance = Random(1)
+
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(60):
+            task, error = claimed(client), None
+            try:
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00001, 0.003))
+                body(client, task)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except (Interrupt, leasekit.LeasekitError) as raised:
+                error = raised
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            del task
+            is_over(client, "a timer", error, at_once=True)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

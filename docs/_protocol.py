@@ -6,7 +6,6 @@ from typing import Any, get_args
 import msgspec
 
 from _reference import code, fields_of, struct_defaults, table
-from _words import plain
 from leasekit.server.openapi import EXAMPLES, document
 from leasekit.server.routes import PROVIDED, ROUTES
 from leasekit.server.states import NEXT, Event
@@ -78,7 +77,7 @@ def refusals() -> str:
     for _, _, operation in _operations():
         for status, one in operation["responses"].items():
             reasons = said.setdefault(status, [])
-            if (reason := plain(one["description"])) not in reasons:
+            if (reason := one["description"]) not in reasons:
                 reasons.append(reason)
     return table(("status", "meaning"), [(code(s), " Or: ".join(said[s])) for s in sorted(said) if s >= "400"])
 

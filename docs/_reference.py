@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from _source import annotations, comments, documented, of_parameters, paragraphs, signature
-from _words import plain, words
+from _words import words
 from leasekit import Beats, Client, Idle, Lease, Worker, backend, connect, errors, hooks, lease, leased
 from leasekit.backend import Traits
 from leasekit.claiming import Tasks
@@ -80,7 +80,7 @@ def code(value: object) -> str:
 def prose(docstring: str | None, *, without: Mapping[str, Any] | None = None) -> str:
     """A docstring as Markdown; drawings are blocks, and what is said in a table is left out."""
     shown: list[str] = []
-    for paragraph in map(plain, paragraphs(docstring or "")):
+    for paragraph in paragraphs(docstring or ""):
         if paragraph.startswith(" "):
             shown.append("```text\n" + paragraph + "\n```")
         elif not (without and of_parameters(paragraph, without)):

@@ -1,8 +1,6 @@
 """What the code does not say of its settings and values in a comment or docstring is said here."""
 
-import re
-
-__all__ = ["plain", "unused", "words"]
+__all__ = ["unused", "words"]
 
 _WORDS = {
     "Beats.retries_per_cycle": "how often a lease that failed is tried again before it rests until the next cycle",
@@ -108,14 +106,9 @@ def words(owner: str, name: str, said: str = "") -> str:
             said = _WORDS[key]
     if not said:
         raise ValueError(f"{owner}.{name} is said nowhere: comment it in its class, or add it to docs/_words.py")
-    return plain(said)
+    return said
 
 
 def unused() -> set[str]:
     """Words for what is no more, or says itself by now; after all pages were made."""
     return _WORDS.keys() - _used
-
-
-def plain(text: str) -> str:
-    """Without the references to the documents that the design rests on."""
-    return re.sub(r" \((?:(?:SYSTEMS|RELIABILITY|PITFALLS|SECURITY|DESIGN)\b[^)]*|[A-E]\d)\)", "", text)

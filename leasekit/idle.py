@@ -1,4 +1,4 @@
-"""Idleness by absolute time (SYSTEMS C8)."""
+"""Idleness by absolute time."""
 
 from collections.abc import Callable
 

@@ -206,7 +206,7 @@ class Lease:
         """Have one more task scheduled when this one is settled, in the same transaction: both, or neither.
 
         It travels with a success or a fatal failure. A body that fails otherwise, is released, cancelled or loses its
-        lease takes it along: what a failing body has collected is dropped (DESIGN §7), and its next run says it anew.
+        lease takes it along: what a failing body has collected is dropped, and its next run says it anew.
         An `id` of its own is not needed: the service derives one, so a report that is repeated makes no second task.
 
         Raises what `check` raises, ValueError where no service would take such a task (`Client.schedule` has the
@@ -380,7 +380,7 @@ class Lease:
         return (self._told() or error) if ours else error
 
     def move(self, holding: Holding) -> None:
-        """The task was delivered again while its body runs: go on under the newest lease (SYSTEMS E4).
+        """The task was delivered again while its body runs: go on under the newest lease.
 
         In the driver's thread, and not after the body was told to end.
         """

@@ -1,6 +1,6 @@
 """The values that everyone exchanges: users, keeper, adapters, server.
 
-Frozen, keyword-only, and shaped like the items of the wire (DESIGN §6), so that a batch is encoded and decoded
+Frozen, keyword-only, and shaped like the items of the wire, so that a batch is encoded and decoded
 as it is. Times are seconds, except `at`, which is a point in time with its zone. What comes in batches is told to the
 garbage collector as nothing that it has to look at (`gc=False`): JSON has no cycles.
 """
@@ -33,7 +33,7 @@ VerdictWord = Literal["renewed", "settled", "cancelled", "ordered", "gone", "thr
 
 
 class Status(enum.StrEnum):
-    """Where a task is in its life (SYSTEMS A5, with the ends that DESIGN §6 adds)."""
+    """Where a task is in its life."""
 
     NEW = "new"
     ENQUEUED = "enqueued"
@@ -74,7 +74,7 @@ class Exponential(Struct, frozen=True, kw_only=True, tag="exponential", tag_fiel
 
 
 class Polynomial(Struct, frozen=True, kw_only=True, tag="polynomial", tag_field="policy"):
-    """Wait `n⁴ + 15 + random · 30 · (n + 1)` seconds after the n-th try (SYSTEMS D5)."""
+    """Wait `n⁴ + 15 + random · 30 · (n + 1)` seconds after the n-th try."""
 
     def wait(self, tries: int, random: _random.Random) -> float:
         """Seconds to wait after the `tries`-th try (1 is the first)."""
@@ -101,13 +101,13 @@ class NewTask(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkn
     """A task to be scheduled. Only `kind` is required; scheduling the same `id` again makes no second task."""
 
     kind: Name
-    id: Name | None = None  # the submitter's own; a UUIDv7 is made up where there is none (E1)
+    id: Name | None = None  # the submitter's own; a UUIDv7 is made up where there is none
     payload: Any = None  # JSON, up to 1 MiB
     collection: Name | None = None
     priority: Annotated[int, Meta(ge=0, le=4)] = 2  # 0 is the most urgent
     at: Annotated[datetime, Meta(tz=True)] | None = None  # not before this moment
-    after: Annotated[list[Name], Meta(max_length=100)] = []  # not before these have succeeded, by their ids (D8)
-    dedupe_key: Annotated[str, Meta(min_length=1, max_length=256)] | None = None  # one task per kind and key (D7)
+    after: Annotated[list[Name], Meta(max_length=100)] = []  # not before these have succeeded, by their ids
+    dedupe_key: Annotated[str, Meta(min_length=1, max_length=256)] | None = None  # one task per kind and key
     dedupe_window: Seconds | None = None  # how long the key counts; None: as long as the first task is kept
     max_attempts: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None  # bounds attempts that ended in *retry*
     max_crashes: Annotated[int, Meta(ge=0, le=1_000_000)] = 5  # bounds runs that ended because a holder vanished

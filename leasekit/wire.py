@@ -1,4 +1,4 @@
-"""The HTTP messages of `/v1`, shared by the server and the HTTP adapter (DESIGN §6).
+"""The HTTP messages of `/v1`, shared by the server and the HTTP adapter.
 
 Items are the values of `leasekit.task`; here are the envelopes around them. The server decodes into the classes
 whose name ends in *Request*; there JSON values of users stay the bytes that came (`Raw`), so that nothing is decoded

@@ -1,4 +1,4 @@
-"""Thousands of hours of leasekit in a few minutes: its real parts in a simulated world, with faults (RELIABILITY §5).
+"""Thousands of hours of leasekit in a few minutes: its real parts in a simulated world, with faults.
 
     python -m simulation --seed 7             one history, and what is wrong with it
     python -m simulation --minutes 10         as many as there is time for, in two processes

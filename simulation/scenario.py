@@ -54,7 +54,7 @@ class Scenario:
 
 
 def swarm(seed: int, **others: object) -> Scenario:
-    """A scenario in which each kind of fault has a rate of its own, none for many (RELIABILITY §5.3)."""
+    """A scenario in which each kind of fault has a rate of its own, none for many."""
     chance = random.Random(f"swarm/{seed}")
     rates = {name: chance.choice(_RATES) for name in FAULTS}
     if chance.random() < 0.5:  # half of all histories are without that for which exclusion is not promised

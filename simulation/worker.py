@@ -235,7 +235,7 @@ class Worker:
 
 
 class Supervisor:
-    """It has seen a worker reaped, and reports what that held as crashed (DESIGN §9, Hand-back)."""
+    """It has seen a worker reaped, and reports what that held as crashed."""
 
     def __init__(self, world: World, net: Net, worker: str, backend: Recorded, held: Sequence[Holding]) -> None:
         self.process = Process(world, f"{worker}/supervisor")

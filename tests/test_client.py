@@ -134,7 +134,7 @@ def test_a_claimed_task_is_beaten_before_it_is_leased(client: Client, clock: Fak
 def test_a_claim_whose_answer_was_lost_is_repeated_under_its_id_with_trust_from_the_first_send(
     client: Client, clock: FakeClock, faulty: Faulty
 ) -> None:
-    """RELIABILITY 17: no task lies about for a ttl, and no trust is bought by asking again."""
+    """No task lies about for a ttl, and no trust is bought by asking again."""
 
     async def lose(call: Call) -> Any:
         await call.send()
@@ -205,7 +205,7 @@ def test_ctrl_c_while_waiting_for_a_task_ends_the_wait(client: Client, faulty: F
 
 
 def test_what_was_granted_to_an_interrupted_claim_is_given_back(client: Client, faulty: Faulty) -> None:
-    """PITFALLS 32: a pending fetch must not take what nobody will run."""
+    """A pending fetch must not take what nobody will run."""
     task = client.schedule("k").id
     faulty.script("claim", faults.delay_answer(Gate()))
     with pytest.raises(KeyboardInterrupt), interrupting(lambda: status(client, task) is Status.CLAIMED):
@@ -298,7 +298,7 @@ def test_a_task_whose_ttl_is_too_short_to_be_kept_is_left_alone(client: Client, 
 
 
 def test_more_leases_than_can_beat_are_told_of(clock: FakeClock, service: MemoryService) -> None:
-    """PITFALLS 2.4: capacity is a number, and going beyond it an event."""
+    """Capacity is a number, and going beyond it an event."""
     events: list[Event] = []
     beats = leasekit.Beats(ttl=300, cycle=3, rate=1, batch=1)
     with Client(MemoryBackend(service, worker="w"), clock=clock, beats=beats, hooks=[events.append]) as client:
@@ -480,7 +480,7 @@ def test_a_client_of_a_backend_object_says_that_it_was_closed(service: MemorySer
 def test_closing_while_a_body_runs_tells_it_and_gives_nothing_back(
     service: MemoryService, clock: FakeClock, events: list[Event]
 ) -> None:
-    """PITFALLS 31: nothing is released while its body may still run."""
+    """Nothing is released while its body may still run."""
     client = Client(MemoryBackend(service, worker="w"), clock=clock, hooks=[events.append])
     task = client.schedule("k").id
     with pytest.raises(LeaseLost, match="closed") as caught, leasekit.lease(next(client.tasks("k"))) as held:
@@ -524,7 +524,6 @@ def test_closing_ends_a_loop_whose_body_runs_in_another_thread() -> None:
 
 
 def test_what_a_pending_claim_is_granted_while_closing_is_given_back(client: Client, faulty: Faulty) -> None:
-    """PITFALLS 32."""
     task = client.schedule("k").id
     faulty.script("claim", faults.delay_answer(Gate()))
     thread = threading.Thread(target=lambda: list(client.tasks("k")))
@@ -694,7 +693,6 @@ client.schedule("k", claim_timeout=2, heartbeat_timeout=2)
 )
 @pytest.mark.parametrize("flags", [("-W", "error"), ("-X", "dev", "-W", "error")], ids=["plain", "dev"])
 def test_an_interpreter_that_ends_without_close_neither_hangs_nor_complains(rest: str, flags: tuple[str, ...]) -> None:
-    """PITFALLS 40."""
     ended = run(PRELUDE + rest, *flags)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 

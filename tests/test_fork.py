@@ -1,4 +1,4 @@
-"""A fork holds nothing of its parent, and harms nothing of it (PITFALLS 35)."""
+"""A fork holds nothing of its parent, and harms nothing of it."""
 
 import gc
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Idleness by absolute time (SYSTEMS C8)."""
+"""Idleness by absolute time."""
 
 import time
 
@@ -45,7 +45,6 @@ def test_looking_late_hides_nothing() -> None:
 
 
 def test_its_own_clock_counts_suspended_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PITFALLS 2."""
     suspended = 0.0
     real = time.clock_gettime
 

@@ -1,4 +1,4 @@
-"""Who may import whom (DESIGN §2), as a table: what is not in it is refused."""
+"""Who may import whom, as a table: what is not in it is refused."""
 
 import ast
 import subprocess

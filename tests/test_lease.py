@@ -283,7 +283,7 @@ def test_fail_in_zero_seconds_is_tried_again_at_once(client: Client) -> None:
 
 
 def test_release_gives_the_task_back_untried(client: Client) -> None:
-    """PITFALLS 30: nobody waits for the rest of its lease."""
+    """Nobody waits for the rest of its lease."""
     task = claimed(client)
     with leasekit.lease(task) as held:
         held.release()
@@ -441,7 +441,7 @@ def test_a_lease_that_was_made_before_its_client_was_closed_does_not_begin_after
 
 
 def test_a_lease_that_is_dropped_unused_is_given_back(client: Client) -> None:
-    """PITFALLS 37: what nobody will begin must not be beaten for ever."""
+    """What nobody will begin must not be beaten for ever."""
     task = claimed(client)
     leasekit.lease(task)
     gc.collect()
@@ -474,7 +474,7 @@ def test_an_acknowledged_beat_moves_trust_on(client: Client, clock: FakeClock, e
 
 
 def test_a_slow_answer_buys_nothing(client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]) -> None:
-    """PITFALLS 1: trust counts from when the beat left, not from when its answer came."""
+    """Trust counts from when the beat left, not from when its answer came."""
     answered = Gate()
     with leasekit.lease(claimed(client)) as held:
         faulty.script("beat", faults.delay_answer(answered))
@@ -487,7 +487,7 @@ def test_a_slow_answer_buys_nothing(client: Client, clock: FakeClock, faulty: Fa
 
 
 def test_failed_beats_move_nothing(client: Client, clock: FakeClock, faulty: Faulty) -> None:
-    """PITFALLS 4: a beat that failed resets no timer."""
+    """A beat that failed resets no timer."""
     with leasekit.lease(claimed(client)) as held:
         faulty.always("beat", faults.refuse)
         clock.advance(120)
@@ -499,7 +499,7 @@ def test_failed_beats_move_nothing(client: Client, clock: FakeClock, faulty: Fau
 
 
 def test_the_first_failed_beat_ends_nothing(client: Client, clock: FakeClock, faulty: Faulty) -> None:
-    """PITFALLS 10, 11, 12, 13, 14: an error is no loss, and the next try comes within the cycle."""
+    """An error is no loss, and the next try comes within the cycle."""
     with leasekit.lease(claimed(client)) as held:
         faulty.script("beat", faults.lose_answer, faults.garble, faults.drop)
         clock.advance(120)
@@ -550,7 +550,6 @@ def test_the_service_says_why_a_lease_is_gone(client: Client, clock: FakeClock, 
 
 
 def test_a_lost_lease_is_beaten_no_more(client: Client, clock: FakeClock, faulty: Faulty) -> None:
-    """PITFALLS 17, 21."""
     with pytest.raises(LeaseLost), leasekit.lease(claimed(client)) as held:
         faulty.script("beat", faults.fail_items([0]))
         faulty.always("beat", faults.refuse)
@@ -591,7 +590,7 @@ def test_an_error_in_a_lost_block_is_the_cause_of_what_is_raised(
 def test_finished_work_is_reported_though_its_lease_ran_out(
     client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
 ) -> None:
-    """SYSTEMS C9: a result outranks a late beat."""
+    """A result outranks a late beat."""
     task = claimed(client)
     with leasekit.lease(task) as held:
         faulty.always("beat", faults.hang)
@@ -631,7 +630,7 @@ def test_late_work_is_not_reported_to_a_service_that_would_take_it_from_anyone(c
 
 
 def test_check_judges_by_the_clock_while_the_keeper_is_stuck(faulty: Faulty, clock: FakeClock) -> None:
-    """PITFALLS 9, 15, 16: whatever holds up the driver's thread, a body stops believing in time."""
+    """Whatever holds up the driver's thread, a body stops believing in time."""
     stuck, free = threading.Event(), threading.Event()
 
     async def block(call: Call) -> Any:
@@ -677,7 +676,6 @@ def test_strikes_end_a_lease_only_when_no_further_try_could_be_answered(
 
 
 def test_strike_after_zero_is_three_strikes_to_the_letter(faulty: Faulty, clock: FakeClock) -> None:
-    """SYSTEMS A6."""
     events: list[Event] = []
     with Client(faulty, clock=clock, hooks=[events.append], beats=Beats(strike_after=0)) as client:
         with pytest.raises(LeaseLost), leasekit.lease(claimed(client)) as held:
@@ -725,7 +723,6 @@ def test_a_service_that_does_not_say_how_long_it_waited_is_asked_before_the_body
 def test_a_body_does_not_begin_under_a_lease_that_was_over_on_arrival(
     client: Client, clock: FakeClock, faulty: Faulty
 ) -> None:
-    """RELIABILITY S9."""
     arrived = Gate()
     faulty.script("claim", faults.delay_answer(arrived))
     client.schedule("k")
@@ -898,7 +895,7 @@ def test_progress_is_the_next_holders_checkpoint(client: Client) -> None:
 def test_progress_goes_with_the_next_beat_once_and_with_the_settlement_always(
     client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
 ) -> None:
-    """PITFALLS 5: it adds no timer of its own."""
+    """It adds no timer of its own."""
     with leasekit.lease(claimed(client)) as held:
         held.progress({"page": 1})
         for count in (2, 3):
@@ -990,7 +987,6 @@ def test_a_result_whose_answer_was_lost_is_settled_once(client: Client, faulty: 
 def test_beats_go_on_until_the_settlement_is_answered_and_not_a_moment_longer(
     client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
 ) -> None:
-    """PITFALLS 19, 28."""
     answered = Gate()
     task = claimed(client)
     faulty.script("settle", faults.delay(answered))
@@ -1018,7 +1014,7 @@ def test_beats_go_on_until_the_settlement_is_answered_and_not_a_moment_longer(
 def test_a_settlement_that_crosses_a_beat_is_no_loss(
     client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
 ) -> None:
-    """PITFALLS 19, 20: the beat arrives after the settlement; its *gone* is not told to anybody."""
+    """The beat arrives after the settlement; its *gone* is not told to anybody."""
     arrives = Gate()
     task = claimed(client)
     with leasekit.lease(task) as held:
@@ -1160,7 +1156,6 @@ def test_beats_go_on_while_the_main_thread_sleeps(real: tuple[Client, MemoryServ
 
 
 def test_beats_go_on_while_other_threads_spin(real: tuple[Client, MemoryService]) -> None:
-    """PITFALLS 33."""
     client, _ = real
     until = time.monotonic() + 2.5
 
@@ -1237,7 +1232,7 @@ def test_an_idle_body_is_told_and_its_task_tried_again(client: Client, clock: Fa
 def test_an_idle_body_that_does_not_end_loses_its_lease(
     client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
 ) -> None:
-    """SYSTEMS C8: a hung task must not heartbeat for ever."""
+    """A hung task must not heartbeat for ever."""
     task = claimed(client)
     with pytest.raises(LeaseLost, match="did not end") as caught, leasekit.lease(task, idle_timeout=60) as held:
         clock.advance(60)

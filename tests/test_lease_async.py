@@ -284,7 +284,7 @@ async def test_an_idle_body_is_cancelled_and_its_task_tried_again(
 async def test_an_order_that_came_before_the_body_began_cancels_it(
     client: Client, clock: FakeClock, faulty: Faulty
 ) -> None:
-    """PITFALLS 38: not too early, and not never."""
+    """Not too early, and not never."""
     task = await beaten(client, faulty)
     await client.acancel(task.id)
     clock.advance(120)
@@ -298,7 +298,7 @@ async def test_an_order_that_came_before_the_body_began_cancels_it(
 
 
 async def test_nothing_is_cancelled_after_the_block(client: Client, clock: FakeClock, faulty: Faulty) -> None:
-    """PITFALLS 38: what was told too late hits nobody."""
+    """What was told too late hits nobody."""
     task = await beaten(client, faulty)
     async with leasekit.lease(task):
         await client.acancel(task.id)
@@ -510,7 +510,7 @@ async def test_an_asyncio_timeout_around_the_block_is_a_timeout(client: Client) 
 
 
 async def test_beats_go_on_while_the_users_loop_is_blocked() -> None:
-    """PITFALLS 33: the keeper has a thread and a loop of its own."""
+    """The keeper has a thread and a loop of its own."""
     events: list[Event] = []
     async with Client(MemoryBackend(MemoryService(), worker="w"), hooks=[events.append]) as client:
         task = await claimed(client, claim_timeout=2, heartbeat_timeout=2)

@@ -1,8 +1,7 @@
 """Random histories: threads and event loops claim, run, cancel and close over a service and a network that misbehave.
 
 Whatever happens: no two bodies of one task believe in their lease at once, a task ends once, nothing is left behind.
-(RELIABILITY S1, S2, S4, S8, L4.) A failing seed is in the name of the test; threads make its history only roughly the
-same again.
+A failing seed is in the name of the test; threads make its history only roughly the same again.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """`AwsBackend`: the seam over a service of Amazon's that knows one task a call.
 
-A heartbeat is a request of its own, so `max_batch` is 1: the keeper spreads them evenly, at most `rate` a second
-(SYSTEMS C3, C6), where a batch would only make them burst.
+A heartbeat is a request of its own, so `max_batch` is 1: the keeper spreads them evenly, at most `rate` a second,
+where a batch would only make them burst.
 """
 
 import asyncio

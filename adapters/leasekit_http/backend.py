@@ -46,7 +46,7 @@ class HttpBackend:
     """A leasekit service, at one address or several. `timeout` is for one request, beyond the wait of a claim.
 
     What one address leaves unanswered is asked at the next, and the last that answered is asked first. A beat is one
-    try (DESIGN §5): where it fails, the next one goes to the next address.
+    try: where it fails, the next one goes to the next address.
     """
 
     traits = Traits(max_batch=MAX_BATCH, max_claim=MAX_BATCH)

@@ -1,4 +1,4 @@
-"""The Redis backend: `redis://`, `rediss://` and `redis+cluster://` URLs (SYSTEMS D). No server of ours is needed.
+"""The Redis backend: `redis://`, `rediss://` and `redis+cluster://` URLs. No server of ours is needed.
 
     redis://localhost:6379/0?prefix=leasekit&retention=180d
 

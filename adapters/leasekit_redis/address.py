@@ -16,7 +16,7 @@ from leasekit.errors import ConfigError
 __all__ = ["Address", "parse"]
 
 _PORT = 6379
-_RETENTION = 180 * 86400.0  # SYSTEMS D2
+_RETENTION = 180 * 86400.0  # 180 days: what ended is kept that long
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([smhd]?)", re.ASCII)
 _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")

@@ -1,4 +1,4 @@
-"""What a request may hold: the same as at a leasekit server (DESIGN §6, Bounds).
+"""What a request may hold: the same as at a leasekit server.
 
 There is no server to look at a request, so it is read here as one would read it: through the types of the wire.
 What does not fit is refused whole, with the item and the field, before anything is sent.

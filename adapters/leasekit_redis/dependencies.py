@@ -1,4 +1,4 @@
-"""Tasks that run after others (SYSTEMS D8): submitted in any order, kept in any slot.
+"""Tasks that run after others: submitted in any order, kept in any slot.
 
 A task that is scheduled `after` others is made at once, in its kind's slot, and stands in no lane before each of them
 has succeeded. What it waits for may be kept elsewhere, or not be there yet, so no script sees both sides. This is how

@@ -1,4 +1,4 @@
-"""What has to be done now and then, by whichever client comes by (SYSTEMS D3).
+"""What has to be done now and then, by whichever client comes by.
 
 Every client waits `interval × (1/2 + random) × clients`, so that the fleet as a whole comes by once in an interval,
 whatever its size, and never in step. Claims take back expired leases by themselves; a mover does it where nobody
@@ -30,7 +30,7 @@ __all__ = ["Mover"]
 
 logger = logging.getLogger("leasekit")
 
-INTERVAL = 15.0  # seconds between two visits of the whole fleet (SYSTEMS D3)
+INTERVAL = 15.0  # seconds between two visits of the whole fleet
 _SEEN_FOR = 3_600.0  # seconds for which a worker that holds nothing is listed
 _ROUNDS = 100  # of one visit: what is left then is the next one's
 _KINDS = 1000  # that are looked up at once

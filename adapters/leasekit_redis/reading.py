@@ -109,7 +109,7 @@ class Reading:
             return []
 
     async def ended_on(self, kind: str, day: date, status: Status | None) -> list[TaskInfo]:
-        """Tasks of a kind that ended on a day (UTC), in the order in which they did (SYSTEMS D2)."""
+        """Tasks of a kind that ended on a day (UTC), in the order in which they did."""
         first = datetime(day.year, day.month, day.day, tzinfo=UTC)
         bounds = [round(1000 * at.timestamp()) for at in (first, first + timedelta(days=1))]
         ids = await self._link.command("ZRANGEBYSCORE", self._keys.one(kind, "ended"), bounds[0], f"({bounds[1]}")

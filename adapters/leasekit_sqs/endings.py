@@ -6,8 +6,7 @@
 
 Rule 1: a give-back leaves only while nobody else can have the message when it arrives. SQS lets an old handle hide or
         show a message that another holds; so after an answer that was lost, what was given back at once is left alone.
-Rule 2: a give-back waits for the beat that is under way: one that arrived later would take the message back again
-        (PITFALLS 20).
+Rule 2: a give-back waits for the beat that is under way: one that arrived later would take the message back again.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 SQS answers *renewed* to who extends a message of a standard queue that has become visible again, and does nothing: a
 success says nothing after the end. So the end is kept here, and a beat or a give-back that would come after it never
-leaves (PITFALLS 21-23).
+leaves.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Amazon SWF's activity tasks, as values: what each call says, and what its answer means (SYSTEMS C).
+"""Amazon SWF's activity tasks, as values: what each call says, and what its answer means.
 
     outcome             call                           reason         details
     success             RespondActivityTaskCompleted                  (result: what the body returned, as JSON)

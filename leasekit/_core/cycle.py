@@ -416,7 +416,7 @@ class Cycle:
         throttled: list[tuple[Term, Verdict]] = []
         renewed = False
         for term, verdict in zip(send.terms, verdicts, strict=True):
-            if term.place is not send:  # removed or lost meanwhile: never renew after settle (PITFALLS 19)
+            if term.place is not send:  # removed or lost meanwhile: never renew after settle
                 continue
             match verdict.verdict:
                 case "renewed":
@@ -442,7 +442,7 @@ class Cycle:
 
     def _renewed(self, term: Term, verdict: Verdict, asked_at: float, now: float, effects: list[Effect]) -> None:
         if not term.confirmed:
-            if asked_at + self._slack <= now:  # over again before anybody could rely on it (RELIABILITY S9)
+            if asked_at + self._slack <= now:  # over again before anybody could rely on it
                 self._into_main([term])
                 return
             effects.append(Confirmed(term))

@@ -9,7 +9,7 @@ nothing, and neither does a request that is sent again.
         │                              lost_at    trusted_until   the service may grant it again
         └─ last acknowledged beat        └─ grace ─┘
 
-Strikes are an early exit on top, never the guard (RELIABILITY finding 1).
+Strikes are an early exit on top, never the guard.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ def granted_at(asked_at: float, waited: float | None, *, answered_at: float) -> 
     """The earliest moment, by our clock, at which a claim that left at `asked_at` can have been granted.
 
     `waited` is how long the service says that the claim had waited by then: by its clock, which may be the faster one.
-    Whatever it says, it was granted before it was answered (RELIABILITY S9; an answer is bad input too).
+    Whatever it says, it was granted before it was answered: an answer is bad input too.
     """
     return min(answered_at, asked_at + max(0.0, waited or 0.0) * (1 - 2 * DRIFT))
 

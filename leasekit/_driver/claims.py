@@ -1,6 +1,6 @@
 """Claims on their way: repeated until they are answered, and given back when nobody waits for the answer any more.
 
-A task that was granted to nobody lies about until its lease has run out (RELIABILITY L4), so a claim keeps its
+A task that was granted to nobody lies about until its lease has run out, so a claim keeps its
 `claim_id` over all tries, and one that is abandoned is asked again under it, to release what it got.
 """
 

@@ -19,7 +19,7 @@ class Clock(Protocol):
         ...
 
 
-# CLOCK_MONOTONIC stands still in suspend: a laptop or VM would wake up believing in leases long gone (PITFALLS 2).
+# CLOCK_MONOTONIC stands still in suspend: a laptop or VM would wake up believing in leases long gone.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 # The event loop's timers stand still in suspend too: look again at least this often.

@@ -120,7 +120,7 @@ class Holding:
         """Whether the result of a finished body may be reported, or that its process has `crashed`.
 
         Also after the lease was lost, as long as nobody said that the task has gone to another: a result outranks a
-        late beat (SYSTEMS C9), and the service refuses it if it comes too late.
+        late beat, and the service refuses it if it comes too late.
         """
         if not self.lost:
             return True
@@ -225,7 +225,7 @@ class Holding:
             self._acknowledged = beat.progress
 
     def touch(self) -> None:
-        """The body moved. Idleness is judged by absolute time, never by a count of checks (SYSTEMS C8)."""
+        """The body moved. Idleness is judged by absolute time, never by a count of checks."""
         if self.idle_timeout is not None:
             self.idle_at = self.clock.now() + self.idle_timeout
 

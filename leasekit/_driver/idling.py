@@ -1,4 +1,4 @@
-"""Bodies with an `idle_timeout`: who reports no progress for so long, by absolute time, has to end (SYSTEMS C8)."""
+"""Bodies with an `idle_timeout`: who reports no progress for so long, by absolute time, has to end."""
 
 import heapq
 import itertools

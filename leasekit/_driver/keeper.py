@@ -1,7 +1,7 @@
 """The keeper: all leases of one connection, in one loop (step, perform, sleep until `wake_at`).
 
 It runs in the driver's thread; what is not marked otherwise is to be called there. Whatever a backend raises ends up as
-a verdict: no error of a service, an adapter or a hook ends the loop (PITFALLS 10, 11, 16).
+a verdict: no error of a service, an adapter or a hook ends the loop.
 """
 
 import asyncio
@@ -139,7 +139,7 @@ class Keeper:
             except ConfigError as error:
                 logger.error("task %s is left alone: %s", task.id, error, extra=events.about(task.id, task.token))
                 continue
-            # Too little trust left to rely on: the first beat decides whether it is begun (RELIABILITY S9).
+            # Too little trust left to rely on: the first beat decides whether it is begun.
             fresh = claimed.waited is not None and granted + beats.slack - now >= beats.cycle
             holdings.append(self.get(task) or self._keep(task, granted=granted, confirmed=fresh, started=started))
         if self._hooks and holdings:
@@ -151,7 +151,7 @@ class Keeper:
     def adopt(self, task: Task) -> Holding:
         """Hold a task that nobody claimed here; `take_up` then has it beaten. Any thread.
 
-        When it was granted is unknown: its first acknowledged beat decides whether it is begun (DESIGN §3).
+        When it was granted is unknown: its first acknowledged beat decides whether it is begun.
 
         Raises `ConfigError` where its ttl leaves no room for heartbeats.
         """
@@ -306,7 +306,7 @@ class Keeper:
         self.ended(holding)
         holding.settling = True
         if report.settlement.outcome in ("retry", "release") and not self._backend.traits.refuses_stale:
-            self._drop(holding)  # a beat that comes later would take the task back again (PITFALLS 20)
+            self._drop(holding)  # a beat that comes later would take the task back again
             self._strike_out(holding)  # and so would a supervisor that hands it back
         settlement = report.settlement
         report.heard = lambda answer: self._settled(holding, settlement, answer, ours=ours)

@@ -1,4 +1,4 @@
-"""The last rungs of the ladder (DESIGN §3): bodies that run on after their lease was lost.
+"""The last rungs of the ladder: bodies that run on after their lease was lost.
 
 lost ── … ──▶ all stacks are dumped ── … ──▶ last resort: a worker's process ends itself
                                              (the kernel's timer ends it where this file does not get its turn)

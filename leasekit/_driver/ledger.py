@@ -1,4 +1,4 @@
-"""What this process holds, written where it outlives the process: for the supervisor that sees it end (DESIGN §9).
+"""What this process holds, written where it outlives the process: for the supervisor that sees it end.
 
 The ledger is memory that both share. The worker notes a lease there when it is granted, when its body begins, and takes
 it out when it is over: some hundred nanoseconds each, without a system call, and a supervisor that is stopped or slow

@@ -1,4 +1,4 @@
-"""Settlements on their way: gathered into batches, and reported again until they are answered (SYSTEMS D6).
+"""Settlements on their way: gathered into batches, and reported again until they are answered.
 
 Rule 1: whoever puts something in gets one answer: a verdict, or the `Refused` of that very item.
 Rule 2: one that is refused, put off, or breaks every call that it is in, holds up nobody else.

@@ -1,4 +1,4 @@
-"""Settlements that could not be reported, on disk: they survive the process that could not report them (SYSTEMS D6).
+"""Settlements that could not be reported, on disk: they survive the process that could not report them.
 
 Only what was not accepted at the first try comes here, so that good days cost nothing. A spool is one file of its
 process, made when it is first needed, locked (flock) as long as the process lives, and gone when all is answered. What

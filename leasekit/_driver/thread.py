@@ -92,7 +92,7 @@ class Driver:
         # Whoever hands in work writes here and then looks whether the thread is ending; the thread looks here after
         # that is written down. So one of the two sees the other, and no lock is needed that a user could leave held.
         self._owed: dict[Answer[Any], Coroutine[Any, Any, Any] | None] = {}  # None: the work has begun
-        # A daemon: it must not keep alive a process whose main thread has ended (PITFALLS 40).
+        # A daemon: it must not keep alive a process whose main thread has ended.
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
         self._thread.start()
 
@@ -103,7 +103,7 @@ class Driver:
                 try:
                     self.loop.run_forever()
                 except BaseException:
-                    # A SystemExit in a callback leaves the loop: no reason for leases to end (PITFALLS 16).
+                    # A SystemExit in a callback leaves the loop: no reason for leases to end.
                     logger.exception("something tried to end the driver's thread; it goes on")
             self.loop.run_until_complete(self._cancel_all())
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())

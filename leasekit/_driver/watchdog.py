@@ -1,11 +1,11 @@
-"""No body runs past the end of its lease: if it is not told so in time, the kernel kills the process (DESIGN §9).
+"""No body runs past the end of its lease: if it is not told so in time, the kernel kills the process.
 
 The keeper's thread cannot see to that while C code holds the GIL or the process is stopped; and what sits in the same
-interpreter cannot even log (PITFALLS 39). So the kernel is told, ahead of time and whenever it changes, when the first
+interpreter cannot even log. So the kernel is told, ahead of time and whenever it changes, when the first
 of all bodies that may still run must have ended. Whoever ends in time never notices.
 
 What a timer cannot do: it kills no child process, calls back nothing that was handed to the kernel, and is late where
-the machine stood still as a whole. For that there is the fence (RELIABILITY S3).
+the machine stood still as a whole. For that there is the fence.
 """
 
 import logging

@@ -11,7 +11,7 @@ from leasekit.task import Verdict
 
 __all__ = ["EXAMPLES", "cancel"]
 
-_BATCH = 1000  # a backend's largest (DESIGN §6)
+_BATCH = 1000  # a backend's largest
 
 EXAMPLES = """\b
 A line for each: id, verdict, reason. Verdicts: cancelled; ordered, where it

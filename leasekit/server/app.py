@@ -41,7 +41,7 @@ def create_app(engine: Engine, *, body_timeout: float = BODY_TIMEOUT, any_host: 
     """The ASGI application over an engine that is open. A body must arrive within `body_timeout` seconds.
 
     Unless `any_host`, the `Host` header must name this machine: a page of a stranger whose name resolves to
-    127.0.0.1 is refused (SECURITY 12).
+    127.0.0.1 is refused.
     """
     polls, metrics = Polls(), Metrics(engine)
     return Litestar(

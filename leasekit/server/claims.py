@@ -1,4 +1,4 @@
-"""Claims: who gets which task (DESIGN §6, Claim again). Part of the HSC, in a file of its own."""
+"""Claims: who gets which task. Part of the HSC, in a file of its own."""
 
 import bisect
 from collections.abc import Iterable, Mapping, Sequence

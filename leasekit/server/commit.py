@@ -4,7 +4,7 @@ Rule 1: an answer leaves only after its transaction has ended.
 Rule 2: one bad request fails alone. Where a shared transaction fails, it is undone and its requests are applied one by
 one; where the store fails, class by class, so that a disk that is almost full still takes the small ones.
 Rule 3: under load, classes of requests survive in the order in which they are declared; each has a bounded queue, and
-what does not fit is refused at once (DESIGN §6, RELIABILITY §7).
+what does not fit is refused at once.
 Rule 4: nobody waits for company. What has gathered while the last transaction ended makes up the next.
 """
 

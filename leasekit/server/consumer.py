@@ -1,4 +1,4 @@
-"""The store consumer: takes back leases that have ended, and keeps the rest through a restart (SYSTEMS A5).
+"""The store consumer: takes back leases that have ended, and keeps the rest through a restart.
 
 The store is the queue, so nothing is carried from one to the other: what is due is claimed where it lies.
 """
@@ -13,7 +13,7 @@ from leasekit.server.turn import Turn, to_bytes
 __all__ = ["REAP_BATCH", "forget", "lapse", "reap", "rebase"]
 
 REAP_BATCH = 200
-"""Leases that are taken back in one transaction, at most: reaping must not hold up heartbeats (RELIABILITY §7)."""
+"""Leases that are taken back in one transaction, at most: reaping must not hold up heartbeats."""
 
 _CLAIM_MEMORY = 86_400.0  # seconds; who repeats a claim later than that cannot trust its leases any more
 

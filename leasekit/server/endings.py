@@ -1,4 +1,4 @@
-"""What the end of a run does to its task: counts, limits, and when it runs again (DESIGN §6, Counts). Sans-IO."""
+"""What the end of a run does to its task: counts, limits, and when it runs again. Sans-IO."""
 
 import random as _random
 import time

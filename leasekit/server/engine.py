@@ -1,4 +1,4 @@
-"""The server without HTTP: a store, its writer, its consumer, and those who wait, in one process (DESIGN §6).
+"""The server without HTTP: a store, its writer, its consumer, and those who wait, in one process.
 
 The rules are in the roles: `frontend`, `claims`, `hsc`, `consumer`. Here they are put behind the group commit, and
 given a life: what is opened, what runs beside, what is closed.
@@ -41,7 +41,7 @@ _V = TypeVar("_V")
 
 _PERIOD = 1.0  # seconds between two looks of the consumer
 _STALLED = 5  # times the period between two readings of the clock: then this process has not run
-_REAP_MOST = 1000  # leases that are taken back in a second, at most (RELIABILITY L6)
+_REAP_MOST = 1000  # leases that are taken back in a second, at most
 _FORGET_EVERY = 3600.0
 _READERS = 4
 _READS = 200  # that may wait
@@ -382,7 +382,7 @@ _FORGET = Rank("forgettings", _each(consumer.forget), 10)
 _PROBE = Rank("probes", _each(lambda _: None), 100)
 
 _SURVIVAL = (_HEARTBEAT, _RELEASE, _RESULTS, _REAP, _CANCEL, _CLAIM, _SCHEDULE, _FORGET, _PROBE)
-"""Under load, heartbeats and releases go first, then results, then claims, then schedules (DESIGN §6)."""
+"""Under load, heartbeats and releases go first, then results, then claims, then schedules."""
 
 
 # Doors --------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ _NULL = Raw(b"null")
 
 
 def schedule(turn: Turn, tasks: Sequence[NewTask]) -> list[Scheduled]:
-    """Accept tasks, each once: the same id, or a live dedupe key, makes no second task (DESIGN §6, Schedule again)."""
+    """Accept tasks, each once: the same id, or a live dedupe key, makes no second task."""
     intake = _Intake(turn, tasks)
     answers = [intake.take(task) for task in tasks]
     intake.close()
@@ -156,7 +156,7 @@ def _digest(payload: bytes) -> bytes:
 
 
 def cancel(turn: Turn, ids: Sequence[str]) -> list[Verdict]:
-    """Cancel: waiting tasks at once, running ones by an order to their holder (DESIGN §6, Cancel)."""
+    """Cancel: waiting tasks at once, running ones by an order to their holder."""
     rows = turn.tx.triggers(set(ids))
     changed: dict[str, Trigger] = {}
     # Where the lease has ended already there is nobody to give an order to.

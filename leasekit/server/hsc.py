@@ -138,10 +138,9 @@ class _Past:
 
 
 def results(turn: Turn, settlements: Sequence[Settlement]) -> list[Verdict]:
-    """End runs. The first result of a token counts, its repeat is told the same, anything else is gone (DESIGN §6).
+    """End runs. The first result of a token counts, its repeat is told the same, anything else is gone.
 
-    A lease that has ended, but whose task nobody else got, may still be settled: finished work outranks a late beat
-    (SYSTEMS C9).
+    A lease that has ended, but whose task nobody else got, may still be settled: finished work outranks a late beat.
     """
     desk = _Desk(turn, settlements)
     verdicts = [desk.settle(settlement) for settlement in settlements]

@@ -1,7 +1,7 @@
 """`/metrics`: what a server is about, in the text format of Prometheus.
 
 Numbers are read when they are asked for; only answers are counted as they leave. No label has more values than is known
-beforehand, whatever strangers send: kinds past the first hundred are *other* (SECURITY 15).
+beforehand, whatever strangers send: kinds past the first hundred are *other*.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Refusals: every one leaves as an RFC 9457 problem document (DESIGN §6).
+"""Refusals: every one leaves as an RFC 9457 problem document.
 
 An error of the client is never a 5xx, and no answer carries a traceback: what is unexpected is logged here, and the
 client is told only that it happened.

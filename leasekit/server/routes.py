@@ -1,4 +1,4 @@
-"""The routes of `/v1` (DESIGN §6): HTTP on one side, the engine on the other, no decision in between.
+"""The routes of `/v1`: HTTP on one side, the engine on the other, no decision in between.
 
 What a request may contain is said by its class in `leasekit.wire` and by `bounds`; a handler's docstring is its
 description in the OpenAPI document.

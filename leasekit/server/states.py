@@ -10,8 +10,8 @@
 
 Rule 1: what is not in the table cannot happen.
 Rule 2: no clock, no store, no chance in here (sans-IO); callers say what time it is.
-Rule 3: every change writes the next trigger time, so that a task is picked up again if nothing more happens to it
-(SYSTEMS A5). The store is the queue: a claim takes due tasks directly, and what is put back is due at once.
+Rule 3: every change writes the next trigger time, so that a task is picked up again if nothing more happens to it.
+        The store is the queue: a claim takes due tasks directly, and what is put back is due at once.
 """
 
 import enum
@@ -56,7 +56,7 @@ NEXT: dict[Status, dict[Event, Status]] = {
         Event.CLAIM: Status.CLAIMED,
         Event.CANCEL: Status.CANCELLED,
     },
-    # Its last lease may have expired and its holder may yet report: finished work is not thrown away (DESIGN §6).
+    # Its last lease may have expired and its holder may yet report: finished work is not thrown away.
     Status.ENQUEUED: {
         Event.ENQUEUE: Status.ENQUEUED,
         Event.CLAIM: Status.CLAIMED,
@@ -120,7 +120,7 @@ def asked_to_cancel(status: Status) -> Event | None:
 
 
 def next_trigger(status: Status, *, now: float, after: float) -> float | None:
-    """When the store looks at a task again that comes to `status` now (SYSTEMS A5); None: never.
+    """When the store looks at a task again that comes to `status` now; None: never.
 
     `after` is, for what waits, the time until it may run: nothing, its retry policy's wait, or what its holder asked
     for; for what is leased, the ttl that was granted: *claimed* the claim timeout, and with every beat the heartbeat

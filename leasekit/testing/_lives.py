@@ -8,7 +8,7 @@ from leasekit.testing import history as log
 
 __all__ = ["Lease", "Life", "Lives", "Process"]
 
-_SHORTEST_TTL = 2.0  # seconds that a lease can last (DESIGN §3)
+_SHORTEST_TTL = 2.0  # seconds that a lease can last
 
 
 @dataclass(slots=True, eq=False)
@@ -158,7 +158,7 @@ class Lives:
         return found
 
     def was_frozen(self, who: str, since: float, until: float) -> bool:
-        """The machine of this process stood still in between: then exclusion is not promised (A3)."""
+        """The machine of this process stood still in between: then exclusion is not promised."""
         return who in self.processes and any(
             begin <= until and end >= since for begin, end in self.processes[who].frozen
         )

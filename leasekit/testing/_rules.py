@@ -15,7 +15,7 @@ _SHOWN = 12
 class Rules:
     """What is to be expected. Times in seconds; None: not checked."""
 
-    drift: float = DRIFT  # how far a clock may run from the true one (RELIABILITY A2)
+    drift: float = DRIFT  # how far a clock may run from the true one
     regrant_delay: float = 0.0  # G: how long after the end of a lease its task is held back
     sweep: float = 1.0  # between two looks of the service for leases that have ended
     jitter: float = 0.5  # how late a scheduler, a kernel timer or a log may be

@@ -1,4 +1,4 @@
-"""The rules of safety, S1-S11 (RELIABILITY §1.2), each a function of a history."""
+"""The rules of safety, S1-S11, each a function of a history."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +59,7 @@ def _has_one_holder(lease: Lease, lives: Lives) -> bool:
 
 
 def _s2_one_body(life: Life, lives: Lives, rules: Rules) -> Found:
-    """Nothing of an attempt runs once the next may have been granted, unless the machine was frozen (A3)."""
+    """Nothing of an attempt runs once the next may have been granted, unless the machine was frozen."""
     for position, lease in enumerate(life.known):
         over: list[log.Event] = [grant.grant for grant in life.known[position + 1 : position + 2]]
         over += [body for later in life.known[position + 1 :] for body in later.started[:1]]

@@ -88,7 +88,7 @@ class Draining(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
 
 
 class Frozen(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """The whole machine of a process stands still, its clocks included: exclusion is not promised then (A3)."""
+    """The whole machine of a process stands still, its clocks included: exclusion is not promised then."""
 
 
 class Thawed(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):

@@ -1,11 +1,11 @@
-"""The service behind `memory://`: the shortest full account of what a lease service does (DESIGN §6).
+"""The service behind `memory://`: the shortest full account of what a lease service does.
 
 Rule 1: all state is under one lock; any thread and any loop may call.
 Rule 2: the time is what the clock says. What is due is judged when somebody asks, and a waiting claim asks when the
         next task is due.
 Rule 3: values of users come as checked, encoded JSON and leave decoded anew: nobody shares an object with the service.
 
-A task's life (SYSTEMS A5; what is ready to be claimed stays *new*, *enqueued* or *retriable failure* until then):
+A task's life (what is ready to be claimed stays *new*, *enqueued* or *retriable failure* until then):
 
     new ──claim──> claimed ──beat──> processing ──> success, fatal failure, cancelled, dead
      enqueued <──────┴─── release, crash, expired ───┤
@@ -74,7 +74,7 @@ class _Row:
     number: int  # grows with every new task
     new: NewTaskItem
     status: Status
-    trigger_at: float  # when it is ready, or its lease ends (A5); infinity where nothing follows
+    trigger_at: float  # when it is ready, or its lease ends; infinity where nothing follows
     progress: Raw = field(default_factory=lambda: _NULL)
     cancelling: bool = False
     runs: dict[str, _Run] = field(default_factory=dict[str, _Run])  # by token, oldest first

@@ -3,9 +3,9 @@
     claim ──▶ (confirmed) ──▶ buffer ──▶ executor ──▶ ended ──▶ the keeper's outbox
                                  └─ lay there for too long, or the worker stops: given back
 
-Rule 1: no error of a service or an adapter ends it (PITFALLS 10, 11): it waits, says so once, and tries again.
+Rule 1: no error of a service or an adapter ends it: it waits, says so once, and tries again.
 Rule 2: every delivery that it took ends in exactly one of: settled, given back, lost, joined to a run.
-Rule 3: one body for each task id in this process, however often it is delivered (SYSTEMS E4).
+Rule 3: one body for each task id in this process, however often it is delivered.
 """
 
 import asyncio

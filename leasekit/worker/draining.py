@@ -5,7 +5,7 @@
                       processes ended, threads hear of it at their next `held.check()`
          ─ timeout ─▶ the process ends; what it held is given back by its supervisor
 
-Leases are beaten all the while, to the very last: a stop is no reason to lose one (PITFALLS 28). Orders come through.
+Leases are beaten all the while, to the very last: a stop is no reason to lose one. Orders come through.
 """
 
 import asyncio

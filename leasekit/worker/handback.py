@@ -1,4 +1,4 @@
-"""What a worker held when it ended is handed back, by who saw that nothing of it runs any more (DESIGN §9).
+"""What a worker held when it ended is handed back, by who saw that nothing of it runs any more.
 
 A body that had begun is a *crash*, with the reason: the task is ready again at once, and counts towards its
 `max_crashes`. What had not begun is a *release*, and so is what was granted to a claim that was under way. A result in

@@ -9,7 +9,7 @@ _SAMPLE = 0.05  # seconds: a shorter look says nothing about a pace
 
 
 class Window:
-    """The sliding window: `n − running − buffered` (SYSTEMS B4, D4).
+    """The sliding window: `n − running − buffered`.
 
     `n` is the number of slots, and what they do in `ahead` seconds at their present pace: slots that run for minutes
     claim nothing that they could not begin at once, and those that run for microseconds never wait for a claim.

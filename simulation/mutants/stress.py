@@ -33,7 +33,7 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
         "tasks_per_hour": 200.0,
         "longest_body": 400.0,
     },
-    # What was failed is tried again in the next cycle (RELIABILITY finding 1).
+    # What was failed is tried again in the next cycle.
     "strikes": {
         "hours": 2.0,
         "rates": _only(cut=8.0, one_way=6.0, refuse=4.0, deaf=30.0),

@@ -98,7 +98,7 @@ async def test_the_region_of_an_activity_is_in_its_arn(aws: Any, monkeypatch: py
 
 
 def test_a_long_poll_is_waited_for_and_a_heartbeat_is_not(aws: Any) -> None:
-    """Both services poll for 60 s, which is botocore's own time-out; a beat has 10 s (DESIGN §3)."""
+    """Both services poll for 60 s, which is botocore's own time-out; a beat has 10 s."""
     clients = Clients("swf", endpoint=aws.url)
     poll, call = (clients._client(is_poll=is_poll).meta.config for is_poll in (True, False))
     clients.close()
@@ -125,7 +125,7 @@ def test_options_are_where_a_service_is_and_how_long_its_leases_last() -> None:
 
 @pytest.mark.parametrize(("rate", "capacity"), [(1, 120), (10, 1200)])
 def test_heartbeats_are_one_a_slot_so_capacity_is_rate_times_cycle(aws: Any, rate: float, capacity: int) -> None:
-    """SYSTEMS C6: 120 at one a second and 120 s; nothing bursts."""
+    """120 at one a second and 120 s; nothing bursts."""
     url = f"swf://media/render?endpoint={aws.url}"
     with leasekit.connect(url, beats=Beats(rate=rate)) as client:
         assert client.connection().keeper.capacity == capacity

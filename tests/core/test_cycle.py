@@ -1,4 +1,4 @@
-"""Each row of the cycle's table (DESIGN §3), and what it leaves to be understood."""
+"""Each row of the cycle's table, and what it leaves to be understood."""
 
 # That a lease is in exactly one place (rule 3 of the cycle) can be seen from inside only.
 # pyright: reportPrivateUsage=false

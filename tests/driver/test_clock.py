@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 
 
 def test_it_is_boottime() -> None:
-    """PITFALLS 2: neither the wall clock, nor one that stands still in suspend."""
+    """Neither the wall clock, nor one that stands still in suspend."""
     assert abs(BOOT_CLOCK.now() - time.clock_gettime(time.CLOCK_BOOTTIME)) < 60
     assert module._CLOCK == time.CLOCK_BOOTTIME
 
@@ -50,7 +50,7 @@ async def test_a_wait_for_what_is_past_gives_others_a_turn() -> None:
 
 
 async def test_suspended_time_counts_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop's own timers stand still in suspend: an hour of it must not be slept once more (PITFALLS 9)."""
+    """The loop's own timers stand still in suspend: an hour of it must not be slept once more."""
     suspended = 0.0
     real = time.clock_gettime
 

@@ -163,7 +163,6 @@ async def test_ten_thousand_leases_are_kept(
 
 
 async def test_a_call_that_hangs_delays_nobody_elses_beats(start: Start, faulty: Faulty, clock: FakeClock) -> None:
-    """PITFALLS 7."""
     rig = start(Beats(batch=1))
     holdings = await held(rig, faulty, 3)
     await let_pass(clock, 5)
@@ -176,7 +175,7 @@ async def test_a_call_that_hangs_delays_nobody_elses_beats(start: Start, faulty:
 async def test_whatever_an_adapter_does_to_a_beat_is_one_failed_try(
     start: Start, faulty: Faulty, clock: FakeClock
 ) -> None:
-    """PITFALLS 10, 16: not even its own cancellation, or its wish to end the process."""
+    """Not even its own cancellation, or its wish to end the process."""
 
     def raising(error: BaseException) -> Fault:
         async def act(call: Call) -> Any:
@@ -246,7 +245,6 @@ async def test_the_rhythm_follows_the_ttl_that_is_granted(start: Start, faulty: 
 async def test_a_keeper_that_had_nothing_to_do_goes_on_with_the_next_lease(
     start: Start, faulty: Faulty, clock: FakeClock
 ) -> None:
-    """PITFALLS 15."""
     rig = start()
     for _ in range(3):
         [holding] = await held(rig, faulty)
@@ -260,7 +258,6 @@ async def test_a_keeper_that_had_nothing_to_do_goes_on_with_the_next_lease(
 async def test_a_keeper_that_stumbles_goes_on(
     start: Start, faulty: Faulty, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """PITFALLS 11, 16."""
     rig = start()
     [holding] = await held(rig, faulty)
     stumbling = True
@@ -280,7 +277,6 @@ async def test_a_keeper_that_stumbles_goes_on(
 
 
 async def test_retries_are_bounded_however_many_leases_fail(start: Start, faulty: Faulty, clock: FakeClock) -> None:
-    """PITFALLS 18."""
     rig = start(Beats(batch=10))
     await held(rig, faulty, 100)
     await let_pass(clock, 120)
@@ -291,7 +287,7 @@ async def test_retries_are_bounded_however_many_leases_fail(start: Start, faulty
 
 
 async def test_two_claims_of_one_task_are_two_leases(start: Start, faulty: Faulty, clock: FakeClock) -> None:
-    """PITFALLS 24, 25: the token is that of the claim, not of the task or the process."""
+    """The token is that of the claim, not of the task or the process."""
     rig = start()
     [old] = await held(rig, faulty)
     faulty.always("beat", faults.hang)
@@ -346,7 +342,6 @@ async def test_no_progress_slips_between_an_acknowledgement_and_the_next_beat() 
 
 
 async def test_a_settled_lease_leaves_nothing_behind(start: Start, faulty: Faulty, clock: FakeClock) -> None:
-    """PITFALLS 36."""
     rig = start()
     for holding in await held(rig, faulty, 50):
         end(rig, holding)
@@ -358,7 +353,7 @@ async def test_a_settled_lease_leaves_nothing_behind(start: Start, faulty: Fault
 async def test_bodies_that_ended_are_not_kept_for_their_idle_time(
     start: Start, faulty: Faulty, clock: FakeClock
 ) -> None:
-    """PITFALLS 36: an hour of idle time must not keep an hour of tasks in memory."""
+    """An hour of idle time must not keep an hour of tasks in memory."""
     rig = start()
     for _ in range(4):
         await faulty.schedule([NewTask(kind="k") for _ in range(100)])
@@ -373,7 +368,6 @@ async def test_bodies_that_ended_are_not_kept_for_their_idle_time(
 async def test_what_is_given_back_is_beaten_no_more_where_a_late_beat_would_take_it_again(
     start: Start, faulty: Faulty, clock: FakeClock
 ) -> None:
-    """PITFALLS 20."""
     faulty.traits = Traits(refuses_stale=False)
     rig = start()
     back, done = await held(rig, faulty, 2)
@@ -425,7 +419,6 @@ async def test_who_was_given_back_cannot_begin(start: Start, faulty: Faulty) -> 
 
 
 async def test_what_has_begun_is_not_given_back(start: Start, faulty: Faulty) -> None:
-    """PITFALLS 31."""
     rig = start()
     [holding] = await held(rig, faulty)
     rig.keeper.unless_begun(holding)
@@ -520,7 +513,6 @@ async def test_stacks_that_cannot_be_dumped_stop_nothing(
 async def test_after_suspension_a_lease_that_ran_out_is_lost_at_once_and_not_revived(
     start: Start, faulty: Faulty, clock: FakeClock
 ) -> None:
-    """PITFALLS 9, 21."""
     rig = start()
     [holding] = await held(rig, faulty)
     await let_pass(clock, 1)

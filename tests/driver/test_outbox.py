@@ -115,7 +115,6 @@ async def test_a_batch_is_no_bigger_than_the_service_takes(faulty: Faulty, clock
 async def test_whatever_happens_to_a_call_each_report_is_settled_once(
     outbox: Outbox, faulty: Faulty, clock: FakeClock, fault: Fault, events: list[Event]
 ) -> None:
-    """SYSTEMS D6, PITFALLS 13."""
     faulty.script("settle", fault, fault)
     several = await reports(faulty, 3)
     for report in several:
@@ -129,7 +128,7 @@ async def test_whatever_happens_to_a_call_each_report_is_settled_once(
 
 
 async def test_what_an_adapter_lets_through_is_no_end(outbox: Outbox, faulty: Faulty, clock: FakeClock) -> None:
-    """PITFALLS 10, 16: neither its bugs nor a cancellation of its own."""
+    """Neither its bugs nor a cancellation of its own."""
 
     def stumbling(error: BaseException) -> Fault:
         async def act(call: Call) -> Any:
@@ -201,7 +200,7 @@ async def test_those_that_are_put_off_hold_up_nobody(outbox: Outbox, faulty: Fau
 async def test_a_service_that_is_away_is_not_asked_all_the_time(
     outbox: Outbox, faulty: Faulty, clock: FakeClock
 ) -> None:
-    """PITFALLS 18: two calls at a time, and waits that grow, up to a bound."""
+    """Two calls at a time, and waits that grow, up to a bound."""
     faulty.always("settle", faults.refuse)
     several = await reports(faulty, 50)
     for report in several:

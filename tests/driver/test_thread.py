@@ -23,7 +23,7 @@ async def answer(value: int) -> int:
 
 
 def test_all_users_share_one_daemon_thread_that_ends_with_the_last() -> None:
-    """PITFALLS 40: a daemon does not keep the process alive."""
+    """A daemon does not keep the process alive."""
     first, second = acquire(), acquire()
     assert first is second
     [running] = [t for t in threading.enumerate() if t.name == NAME]
@@ -154,7 +154,7 @@ def test_a_task_that_does_not_end_when_told_to_is_left_behind(monkeypatch: pytes
 
 @pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt, pytest.fail.Exception])
 def test_nothing_that_is_raised_in_it_ends_the_thread(end: type[BaseException]) -> None:
-    """PITFALLS 16: leases of others hang on it."""
+    """Leases of others hang on it."""
     driver = acquire()
 
     def callback() -> None:

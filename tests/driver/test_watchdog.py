@@ -20,7 +20,7 @@ from leasekit._driver.timer import obstacle
 
 linux = pytest.mark.skipif(obstacle() is not None, reason=obstacle() or "")
 
-LATE = 1.0  # seconds after the deadline, at which a kill would come too late; measured are 0.03 ms (RELIABILITY §4)
+LATE = 1.0  # seconds after the deadline, at which a kill would come too late; measured are 0.03 ms
 WITHIN = 60.0
 
 PRELUDE = """

@@ -1,4 +1,4 @@
-"""A server that is killed while it commits: what it acknowledged is there (RELIABILITY S5, fault 24)."""
+"""A server that is killed while it commits: what it acknowledged is there."""
 
 import itertools
 import random

@@ -1,6 +1,6 @@
 """Random histories against the rules: one live lease, a fence that grows, one outcome, nothing lost.
 
-The reference knows nothing of tables and transactions; it is the rules of DESIGN §6, one task at a time.
+The reference knows nothing of tables and transactions; it is the rules of docs/protocol.md, one task at a time.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
--- Cancel: what waits at once, what runs by an order to its holder, which its next beat is told (DESIGN §6, Cancel).
+-- Cancel: what waits at once, what runs by an order to its holder, which its next beat is told.
 -- Takes {ids, latest?, jumped?}, gives {words, ending}: for each the verdict: cancelled, ordered, or why it is gone; and
 -- which of them others wait for.
 

@@ -1,4 +1,4 @@
--- How many clients there are: each says until when it is to be counted (SYSTEMS D3).
+-- How many clients there are: each says until when it is to be counted.
 -- Key: the clients; takes {name, pace}: milliseconds that it waits if it is alone; gives their number.
 
 local name, pace = unpack(cmsgpack.unpack(ARGV[1]))

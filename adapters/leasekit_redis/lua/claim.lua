@@ -15,7 +15,7 @@ local function show(id, s, token)
   tasks[#tasks + 1] = {id, token, ttl, s.fence, s.attempt, s.priority or 2, stored, progress or 'null'}
 end
 
--- A claim that was answered before gets what of it is still live, with the same tokens (DESIGN §6, Claim again).
+-- A claim that was answered before gets what of it is still live, with the same tokens.
 local function again(memory)
   for i = 1, #memory.grants, 2 do
     local id, token = memory.grants[i], memory.grants[i + 1]

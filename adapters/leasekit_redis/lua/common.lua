@@ -1,6 +1,6 @@
 -- Stands before every script of a kind: its keys, the time, and the moves that several scripts make.
 --
--- Rule 1: the time is Redis's own, in milliseconds; no client's clock counts (SYSTEMS D, RELIABILITY §7).
+-- Rule 1: the time is Redis's own, in milliseconds; no client's clock counts.
 -- Rule 2: a task changes together with all that points at it, in one script; all keys of a kind are in one slot.
 -- Rule 3: what a holder writes carries the token of its claim, which is compared in here.
 -- Rule 4: changes are gathered, and made at the end: a script that fails has changed nothing, and a batch is a few
@@ -305,7 +305,7 @@ local function lane(s)
   return LANES[(s.priority or 2) + 1]
 end
 
--- A task is ready from the moment when it is due: delayed, retried and ready ones (SYSTEMS D1) are one structure.
+-- A task is ready from the moment when it is due: delayed, retried and ready ones are one structure.
 local function wait_until(id, s, due)
   s.due = due
   place(lane(s), numbered(id, s), due)
@@ -406,7 +406,7 @@ end
 
 local DEFAULT_POLICY = {policy = 'exponential', first = 1, factor = 2, max = 3600, jitter = 0.5}
 
--- Milliseconds until the next attempt: the rules of leasekit.task.RetryPolicy (polynomial: SYSTEMS D5). Scripts have no
+-- Milliseconds until the next attempt: the rules of leasekit.task.RetryPolicy (also its polynomial). Scripts have no
 -- chance of their own: `chance` comes from the client, 0 to 1.
 local function retry_wait(s, chance)
   local policy, n = s.retry or DEFAULT_POLICY, s.failures
@@ -427,7 +427,7 @@ local AFTER = {
   release = 'enqueued', crash = 'enqueued', expired = 'enqueued',
 }
 
--- Where a task stands after its run: what is counted, and why it may not run again (DESIGN §6, Counts).
+-- Where a task stands after its run: what is counted, and why it may not run again.
 local function counted_end(s, outcome)
   if outcome == 'release' then
     s.attempt = s.attempt - 1

@@ -1,4 +1,4 @@
--- Drop tasks that ended long enough ago, with their history (SYSTEMS D2: kept 180 days).
+-- Drop tasks that ended long enough ago, with their history.
 -- Takes {retention, ids, is_damaged?}, gives how many there were; with `is_damaged` only what was set aside is dropped.
 
 outrank_full_memory()

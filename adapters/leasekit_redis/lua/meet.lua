@@ -1,5 +1,5 @@
 -- What tasks of this kind wait for has ended, or will never come: they are ready when nothing is left to wait for, and
--- dropped when it was no success (SYSTEMS D8). Whoever was told before hears it again to no effect.
+-- dropped when it was no success. Whoever was told before hears it again to no effect.
 -- Takes a list of {id, name, reason?}: `name` is what it waited for, `reason` why it can wait no more. Gives the ids of
 -- those dropped that others wait for in turn.
 

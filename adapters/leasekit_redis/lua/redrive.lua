@@ -1,4 +1,4 @@
--- Dead tasks are ready again, with their counts of failures and crashes at none (SYSTEMS A8).
+-- Dead tasks are ready again, with their counts of failures and crashes at none.
 -- Takes {ids?, limit}: these, or those that are dead for the longest; gives the ids that were dead.
 
 local ids = ARGUMENT.ids or redis.call('ZRANGE', DEAD, 0, ARGUMENT.limit - 1)

@@ -1,4 +1,4 @@
--- Accept tasks, each once: the same id, or a live dedupe key, makes no second one (SYSTEMS D7; DESIGN §6).
+-- Accept tasks, each once: the same id, or a live dedupe key, makes no second one.
 -- Takes {tasks, peek}, gives for each {id, created, status, conflict}; with `peek` nothing is added, and what would
 -- be is answered with false.
 

@@ -1,6 +1,5 @@
--- End runs. The first result of a token counts, its repeat is told the same, anything else is gone (DESIGN §6,
--- Results). A lease that has ended, but whose task nobody else got, may still be settled: finished work is not thrown
--- away.
+-- End runs. The first result of a token counts, its repeat is told the same, anything else is gone. A lease
+-- that has ended, but whose task nobody else got, may still be settled: finished work is not thrown away.
 -- Takes {worker, latest?, jumped?, results: list of {id, token, outcome, digest, chance, result?, error?, retry_after?,
 -- progress?, successors?}}, gives {now, words}: for each 1 (accepted), 2 (so was the end of what others wait
 -- for), 0 (was accepted before), or the word why it is gone.
@@ -31,7 +30,7 @@ local function accept(one, s, lease)
   if one.progress then
     put(PROGRESS, one.id, one.progress)
   end
-  -- Successors may be of kinds that are kept elsewhere: a mover brings them there, by their ids (SYSTEMS D8).
+  -- Successors may be of kinds that are kept elsewhere: a mover brings them there, by their ids.
   for _, successor in ipairs(one.successors or {}) do
     outbox[#outbox + 1] = successor
   end

@@ -3,7 +3,7 @@
 A store is opened by one engine and gives it transactions: batches of plain rows in, batches of plain rows out, no
 rule in between. All methods are synchronous. One thread writes; reading goes beside it, on connections of its own.
 
-Two halves make a task (SYSTEMS A5): its `Entity` is what it is, written once; its `Trigger` is where it stands, small
+Two halves make a task: its `Entity` is what it is, written once; its `Trigger` is where it stands, small
 and hot. Times are seconds since the epoch, users' JSON values are bytes. Two clocks tell the time: the store's, which
 follows the wall clock forward, and for the ends of leases one that has no steps (`leasekit.server.clock`).
 """

@@ -1,4 +1,4 @@
-"""Tasks after other tasks (SYSTEMS D8). Kinds differ, so that a service that spreads them does so here."""
+"""Tasks after other tasks. Kinds differ, so that a service that spreads them does so here."""
 
 from datetime import timedelta
 from typing import Any

@@ -1,1 +1,1 @@
-"""Handlers in processes of their own, each under a guard that ends it with its lease (DESIGN §9)."""
+"""Handlers in processes of their own, each under a guard that ends it with its lease."""

@@ -1,4 +1,4 @@
-"""Tasks that run after others: whoever dies between two steps, nobody waits for ever (SYSTEMS D8, RELIABILITY L4)."""
+"""Tasks that run after others: whoever dies between two steps, nobody waits for ever."""
 
 import asyncio
 import contextlib
@@ -237,7 +237,7 @@ async def test_whoever_dies_when_every_task_runs_once_after_all_that_it_waits_fo
         for name in ("ask", "adopt", "release"):
             faults.setattr(Dependencies, name, unreliable(getattr(Dependencies, name), chance))
         ran = await lived(clients, chance, tasks, until=20)
-    # Once faults stop all comes to its end (RELIABILITY L4).
+    # Once faults stop all comes to its end.
     ran += await lived(clients, chance, [], until=len(tasks) - len(ran))
     assert sorted(ran) == sorted(names)
     assert all(ran.index(other) < ran.index(task.id) for task in tasks for other in task.after if task.id)

@@ -290,7 +290,7 @@ async def test_a_fifo_queue_does_not_delete_what_has_run_out(connected: Connecte
 
 
 async def test_a_give_back_waits_for_the_beat_that_is_under_way(connected: Connected, aws: Any) -> None:
-    """PITFALLS 20: arriving later, that beat would hide the message again."""
+    """Arriving later, that beat would hide the message again."""
     backend = connected()
     (task,) = await received(backend, aws)
     arrived, go_on = aws.hold(CHANGE)

@@ -1,4 +1,4 @@
-"""The whole life of a task by plain requests, with every repeat and every stale write (DESIGN §6)."""
+"""The whole life of a task by plain requests, with every repeat and every stale write."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,4 @@
-"""The OpenAPI document: it says what the router does, no more and no less (SECURITY 22)."""
+"""The OpenAPI document: it says what the router does, no more and no less."""
 
 import json
 import re

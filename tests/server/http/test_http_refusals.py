@@ -1,4 +1,4 @@
-"""Bad input: refused whole, with a problem document that names item and field, and never a 5xx (DESIGN §6)."""
+"""Bad input: refused whole, with a problem document that names item and field, and never a 5xx."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""More than the store can write: new work is told to come later, and those who hold leases keep them (DESIGN §6)."""
+"""More than the store can write: new work is told to come later, and those who hold leases keep them."""
 
 import threading
 from collections.abc import Callable, Iterator

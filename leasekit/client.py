@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, NoReturn, Self, TypeVar, Unpack
 
 import anyio
 from msgspec.structs import replace
 
+from leasekit._arguments import check_arguments
 from leasekit._driver.awaiting import all_ended
 from leasekit._driver.clock import BOOT_CLOCK, Clock
 from leasekit._driver.connection import Connection
@@ -97,6 +98,7 @@ class Client:
     ) -> None:
         if not url_or_backend:  # None too, from an environment that lacks a variable
             raise ConfigError("which service? Give a URL, as in http://127.0.0.1:8077, or a backend")
+        check_arguments(service=url_or_backend, beats=beats, hooks=hooks, patience=patience)
         check_mode(watchdog)
         self.beats = beats or Beats()
         self.worker = worker or _incarnation()
@@ -110,6 +112,13 @@ class Client:
         self._backend: Backend | None = self._open() if isinstance(url_or_backend, str) else url_or_backend
         self._made_in = os.getpid()
         self._connection: Connection | None = None
+
+    def __repr__(self) -> str:
+        service = self._url and _without_password(self._url)
+        return f"<{type(self).__name__} of {service or 'a backend object'} as {self.worker!r}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client cannot be pickled: this process keeps its leases; connect() in the other process")
 
     def _open(self) -> Backend:
         assert self._url is not None  # noqa: S101 - for the type checker
@@ -422,6 +431,11 @@ def _with_ids(tasks: Sequence[NewTask]) -> list[NewTask]:
     """An id for each, made up here: only so can a schedule whose answer was lost be repeated."""
     ids = iter(uuid7s(len(tasks), time.time()))
     return [task if task.id is not None else replace(task, id=next(ids)) for task in tasks]
+
+
+def _without_password(url: str) -> str:
+    """A URL as far as it is fit for a log: neither user and password nor options."""
+    return re.sub(r"://[^/?#]*@", "://", url.partition("?")[0])
 
 
 def _incarnation() -> str:

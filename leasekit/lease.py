@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 import anyio
 from msgspec import UNSET
@@ -32,7 +32,7 @@ from leasekit._driver.holding import Holding, Owner
 from leasekit._driver.outbox import Report
 from leasekit.errors import Cancelled, Draining, Fatal, LeaseError, LeaseLost, NotHeld, TooLarge
 from leasekit.hooks import Running
-from leasekit.task import NewTask, Outcome, Settlement, Task, TaskOptions, Verdict
+from leasekit.task import NewTask, Outcome, Scheduled, Settlement, Task, TaskInfo, TaskOptions, Verdict
 from leasekit.wire import MAX_ERROR, MAX_PAYLOAD
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def lease(task: "Task | Named", *, idle_timeout: float | None = None) -> "Lease"
         return Lease(task, idle_timeout=idle_timeout)
     if not hasattr(task, "lease"):
         what = f"a lease is of a task or of client.named(…), not of {type(task).__name__}"
+        if isinstance(task, (NewTask, Scheduled, TaskInfo)):
+            raise TypeError(f"{what}: claim the task first, as in `for task in client.tasks(kind)`")
         raise TypeError(f"{what}: what boto3 returned has leasekit_sqs.lease, leasekit_swf.lease, leasekit_sfn.lease")
     return task.lease(idle_timeout)
 
@@ -116,6 +118,18 @@ class Lease:
         # It may begin in another thread or task: a loop over tasks must not give it back.
         self._reserved = None if task.client is None else task.client.reserve(task, self)
 
+    def __repr__(self) -> str:
+        if self._holding is None:
+            state = "not begun"
+        elif self._ended_at is not None:
+            state = "ended"
+        else:
+            state = "lost" if self._holding.lost else "held"
+        return f"<{type(self).__name__} of {self.task!r}: {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a lease cannot be pickled: this process keeps it; send task {self.task.id}'s payload instead")
+
     # What the body needs ------------------------------------------------------------------------------------------
 
     @property
@@ -162,6 +176,7 @@ class Lease:
     def remaining(self) -> float:
         """Seconds for which the lease may be believed in if no further beat gets through; never below zero."""
         held = self._held
+        held.check_process()
         return 0.0 if held.lost else max(0.0, held.term.lost_at - held.clock.now())
 
     @property
@@ -234,6 +249,8 @@ class Lease:
     ) -> None:
         if self._ended_at is not None:
             raise self._over()
+        if self._holding is not None:
+            self._holding.check_process()
         self._outcome, self._result, self._error, self._retry_after = outcome, result, error, retry_after
 
     # The doors ----------------------------------------------------------------------------------------------------

@@ -151,7 +151,17 @@ class Scheduled(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False)
 # Running ------------------------------------------------------------------------------------------------------
 
 
-class Task(Struct, frozen=True, kw_only=True, dict=True, weakref=True):
+class _WithToken(Struct, frozen=True, kw_only=True):
+    """A value that shows itself without its token: who reads a log must not be able to settle the task."""
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [(name, value) for name, value in super().__rich_repr__() if name != "token"]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+
+class Task(_WithToken, frozen=True, kw_only=True, dict=True, weakref=True):
     """One task, claimed by this process: what to run, and the right to run it."""
 
     id: str
@@ -190,7 +200,7 @@ class Claimed(Struct, frozen=True, kw_only=True):
     waited: float | None = 0.0  # how long the request had waited at the service when granted; None: it does not say
 
 
-class Beat(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+class Beat(_WithToken, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """One lease to be renewed."""
 
     id: Name
@@ -199,7 +209,7 @@ class Beat(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
     started: bool = True  # False: claimed and waiting in a buffer, its body has not begun
 
 
-class Settlement(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+class Settlement(_WithToken, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """How a run ended. Nothing is settled while its body may still run."""
 
     id: Name

@@ -15,7 +15,7 @@ FILES = sorted(path for top in ("leasekit", "adapters") for path in (ROOT / top)
 VALUES = {"task", "errors", "config"}
 SEAM = {"backend", "wire", "hooks", "registry", "ids"}
 HANDLES = {"client", "claiming", "lease", "named", "idle", "worker", "telemetry"}
-INSIDE = {"_core", "_driver"}
+INSIDE = {"_core", "_driver", "_arguments"}
 PUBLIC = {"__init__"} | VALUES | SEAM | HANDLES
 
 
@@ -36,6 +36,7 @@ LAYERS = {
     "hooks": Layer({"task", "errors"}, {"msgspec"}),
     "registry": Layer({"task", "errors", "backend"}, set()),
     "ids": Layer(set(), set()),
+    "_arguments": Layer(VALUES, set()),
     "_driver": Layer(VALUES | INSIDE | {"backend", "hooks", "wire"}, {"anyio", "msgspec", "tenacity"}),
     "claiming": Layer(VALUES | INSIDE, set()),
     "client": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),

@@ -94,8 +94,7 @@ class Holding:
 
     def check(self) -> None:
         """Raise what the body has to know: `LeaseLost`, `Cancelled`, `Draining`, `IdleTimeout`, `NotHeld` in a fork."""
-        if self.pid != os.getpid():
-            raise NotHeld(f"task {self.task.id} is held by process {self.pid}; this is a fork of it, and holds nothing")
+        self.check_process()
         if self.lost:
             raise self.loss()
         if self.stop is Cancelled:
@@ -104,6 +103,11 @@ class Holding:
             raise Draining(f"task {self.task.id} is given back: the worker stops, the lease is kept meanwhile")
         if self.stop is not None:
             raise self.stop(f"task {self.task.id} reported no progress for {self.idle_timeout:g} s")
+
+    def check_process(self) -> None:
+        """Raise `NotHeld` in a fork of the process that holds the lease."""
+        if self.pid != os.getpid():
+            raise NotHeld(f"task {self.task.id} is held by process {self.pid}; this is a fork of it, and holds nothing")
 
     def loss(self) -> LeaseLost:
         """The exception that says why."""

@@ -23,6 +23,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import anyio
 
+from leasekit._arguments import check_arguments
 from leasekit._driver.bridge import outcome
 from leasekit._driver.spool import Spool
 from leasekit._driver.watchdog import Mode, check_mode
@@ -91,6 +92,8 @@ class Worker:
     ) -> None:
         if isinstance(client_or_url, Client) and (beats is not None or hooks):
             raise ConfigError("the client has beats and hooks of its own: give them to connect()")
+        service = None if isinstance(client_or_url, Client) else client_or_url
+        check_arguments(service=service, beats=beats, hooks=hooks)
         if concurrency < 1:
             raise ConfigError(f"concurrency={concurrency} would run nothing: raise it to 1 or more")
         if not ahead >= 0:
@@ -151,6 +154,10 @@ class Worker:
             return Declared(function, handler, self._submitter)
 
         return register
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(map(repr, self._handlers)) or "no kinds yet"
+        return f"<{type(self).__name__} for {kinds}: {'at work' if self._busy.locked() else 'not running'}>"
 
     def listen(self, hook: Hook) -> None:
         """Have one more hook hear what happens: of a client that was given at once, else from the next run on."""

@@ -10,7 +10,7 @@ __all__ = ["check_arguments"]
 
 def check_arguments(*, service: object, beats: object, hooks: object, patience: object = None) -> None:
     """Raise `ConfigError` that names the first argument of a wrong type. None stands for a default."""
-    if not isinstance(service, str | None) and not callable(getattr(service, "claim", None)):
+    if not isinstance(service, str | None) and not hasattr(service, "traits"):
         what = f"{type(service).__name__!r} object is no service"
         raise ConfigError(f"a {what}: give a URL, as in http://127.0.0.1:8077, or a backend")
     if not isinstance(beats, Beats | None):

@@ -36,6 +36,7 @@ class Traits:
     max_progress: int = 64 * 1024  # bytes of one checkpoint as JSON; 64 KiB at most
     max_result: int | None = 1024 * 1024  # bytes of a result as JSON; None: results are not kept, of whatever size
     retries: bool = True  # hands out again what was given back or lost its holder; False: that is for others to do
+    unique_ids: bool = True  # of one id, or live dedupe key, there is one task; named leases stand on that
     dependencies: bool = False  # a task may be scheduled `after` others, in any order; False: that is refused
 
 

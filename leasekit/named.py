@@ -59,6 +59,7 @@ class Named:
 
     def acquire(self, lease: "_Acquiring") -> None:
         """Wait until it is granted to this lease. Raises `NotGranted`, and `AlreadyDone` for a once."""
+        self._check_service()
         self._look(self.client.schedule_all([self._new])[0])
         connection = self.client.connection()
         try:
@@ -72,6 +73,7 @@ class Named:
 
     async def aacquire(self, lease: "_Acquiring") -> None:
         """`acquire`, from an event loop."""
+        self._check_service()
         self._look((await self.client.aschedule_all([self._new]))[0])
         connection = self.client.connection()
         try:
@@ -82,6 +84,13 @@ class Named:
         if not is_granted:
             self._look((await self.client.aschedule_all([self._new]))[0])
             raise self._elsewhere()
+
+    def _check_service(self) -> None:
+        """Raise `LeasekitError` where the service makes several tasks of one id: each would have a holder."""
+        backend = self.client.connection().backend
+        if not backend.traits.unique_ids:
+            what = f"{type(backend).__name__} may hold several tasks of one id, so {self.name!r} could have two holders"
+            raise LeasekitError(f"{what}: keep names in another service, such as redis:// or http://")
 
     def _look(self, scheduled: Scheduled) -> None:
         """Whether waiting for it makes sense."""

@@ -61,6 +61,7 @@ class SqsBackend:
         orders=False,
         progress=False,
         max_result=None,
+        unique_ids=False,  # FIFO queues forget an id after five minutes, others never know it
     )
 
     def __init__(

@@ -14,7 +14,7 @@ from leasekit._driver.holding import Holding, Owner
 from leasekit._driver.keeper import Keeper
 from leasekit._driver.thread import Closed
 from leasekit._driver.watchdog import Mode, Watchdog
-from leasekit.backend import Backend, Scheduler
+from leasekit.backend import Backend, Intake, Scheduler
 from leasekit.config import Beats
 from leasekit.errors import LeasekitError
 from leasekit.hooks import Hooks, show
@@ -83,9 +83,14 @@ class Connection:
         return weakref.ref(owner, dead)
 
     def check_accepts_work(self) -> None:
-        """Raise `LeasekitError` where nothing can be scheduled."""
-        if not isinstance(self.backend, Scheduler):
-            raise LeasekitError(f"{type(self.backend).__name__} accepts no work: schedule what follows elsewhere")
+        """Raise `LeasekitError` where no successor can be scheduled with a settlement."""
+        name = type(self.backend).__name__
+        if isinstance(self.backend, Scheduler):
+            return
+        if isinstance(self.backend, Intake):
+            what = f"{name} cannot settle a task and schedule another in one transaction"
+            raise LeasekitError(f"{what}: call client.schedule(…) in the block, and expect a second one after a crash")
+        raise LeasekitError(f"{name} accepts no work: schedule what follows elsewhere")
 
     def gauges(self) -> Mapping[str, float]:
         """How many leases are held of how many that can be, and how many settlements wait for an answer."""

@@ -87,6 +87,7 @@ class Feed:
         if len(self._readers) >= _READERS:
             raise Throttled(f"{_READERS} readers follow events already", retry_after=5.0)
         self.wanted = True
+        self._quiet_since = self._now()  # this reader counts once its stream begins: nothing is forgotten until then
         return self._stream(kind, task, self._next if after is None else self._place(after))
 
     def _place(self, after: str) -> int:

@@ -93,8 +93,14 @@ def test_what_sqs_cannot_tell_is_said_so(client: Client) -> None:
 
 def test_successors_cannot_be_scheduled_in_one_transaction(client: Client) -> None:
     client.schedule("k")
-    with lease(next(client.tasks("k"))) as held, pytest.raises(LeasekitError, match="SqsBackend"):
+    with lease(next(client.tasks("k"))) as held, pytest.raises(LeasekitError, match=r"call client\.schedule"):
         held.then("next")
+
+
+@pytest.mark.parametrize("door", ["named", "once"])
+def test_a_service_with_several_tasks_of_one_id_has_no_names(client: Client, door: str) -> None:
+    with pytest.raises(LeasekitError, match="could have two holders"), lease(getattr(client, door)("n")):
+        pytest.fail("it was granted")
 
 
 def test_stats_count_what_waits_and_what_is_in_flight(client: Client, queue: str) -> None:

@@ -336,3 +336,16 @@ async def test_events_are_kept_for_a_while_for_those_who_have_gone_and_then_forg
     await anext(late)
     assert await told(late) == ["missed"]
     await late.aclose()
+
+
+@pytest.mark.anyio
+async def test_a_reader_whose_stream_has_not_begun_misses_nothing() -> None:
+    """The first reader of a feed that was never read: the engine may look between its request and its first chunk."""
+    Hand.now = 10_000
+    feed = Feed(now=lambda: Hand.now)
+    stream = feed.follow()
+    feed.look()
+    feed.publish(happened(1))
+    await anext(stream)
+    assert await told(stream) == ["scheduled"]
+    await stream.aclose()

@@ -7,17 +7,19 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import anyio
+import pytest
 
 __all__ = ["eventually", "interrupting", "until"]
 
 T = TypeVar("T")
 
 
-def eventually(fact: Callable[[], T | None], what: str = "it", *, within: float = 100) -> T:
-    """The first true value of `fact`."""
+def eventually(fact: Callable[[], T | None], what: str = "it", *, within: float = 30) -> T:
+    """The first true value of `fact`. Fails the test, also where an `Exception` would be swallowed: in a lost block."""
     end, pause = time.monotonic() + within, 0.001
     while not (value := fact()):
-        assert time.monotonic() < end, f"waited {within:g} s for {what}"
+        if time.monotonic() >= end:
+            pytest.fail(f"waited {within:g} s for {what}")
         time.sleep(pause)
         pause = min(pause * 1.5, 0.02)
     return value

@@ -27,7 +27,7 @@ test: $(VENV)/dev $(VENV)/leasekit ## Test the installed package (ARGS=… goes 
 
 .PHONY: fuzz
 fuzz: $(VENV)/dev $(VENV)/leasekit ## Many more made-up requests to the server, and damaged records in Redis, than `make test`
-	@LEASEKIT_FUZZ=1 $(BIN)/pytest -n auto --timeout 1800 tests/server/http/test_schemathesis.py \
+	@LEASEKIT_FUZZ=1 $(BIN)/pytest -n auto --timeout 1800 -o faulthandler_timeout=2000 tests/server/http/test_schemathesis.py \
 		tests/adapters/redis/test_redis_damaged.py $(ARGS)
 
 .PHONY: check

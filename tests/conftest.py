@@ -26,6 +26,29 @@ settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "dev"))
 
 
+@pytest.hookimpl(trylast=True)  # after the reporter itself
+def pytest_configure(config: pytest.Config) -> None:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Failures(reporter), "leasekit-failures")
+
+
+class _Failures:
+    """Prints each failure when it happens: a log that is cut off before the summary names them all the same."""
+
+    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+        self._reporter = reporter
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.failed:
+            return
+        crash = getattr(report.longrepr, "reprcrash", None)
+        why = (str(report.longrepr) if crash is None else crash.message).strip().partition("\n")[0]
+        self._reporter.write_line(f"\nFAILED {report.nodeid} ({report.when}, {report.duration:.0f} s): {why}"[:500])
+        self._reporter.flush()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What workers keep on disk is not kept in the home of who runs the tests."""

@@ -121,7 +121,7 @@ def test_the_pages_that_promise_a_session_have_one() -> None:
     assert {"tutorial.md", "protocol.md", "operations.md", "adapters.md"} <= {page.name for page in PAGES}
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_what_is_typed_happens_as_it_shows(path: Path, tmp_path: Path) -> None:
     page = path.read_text(encoding="utf-8").replace(PORT, free_port())

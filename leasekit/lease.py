@@ -355,7 +355,7 @@ class Lease:
         """The first half of a door, for a worker: the body starts."""
         holding.begin(self._idle_timeout, owner)
         self._connection, self._holding = connection, holding
-        self._running = self._safely(connection.hooks.running, self.task)
+        self._running = self._safely(connection.hooks.running, holding.task)  # not a copy of it: events carry this one
         if self._idle_timeout is not None:
             connection.driver.call_soon(connection.keeper.watch, holding)
 
@@ -474,7 +474,7 @@ class Lease:
     def _traced(self, settlement: Settlement | None, error: BaseException | None) -> None:
         if self._running is not None:
             outcome = settlement.outcome if settlement is not None else None
-            self._safely(self._running.end, self.task, outcome, error)
+            self._safely(self._running.end, self._held.task, outcome, error)
 
     def _is_our_loss(self, error: BaseException) -> bool:
         """Not that of another lease, whose block is within ours."""

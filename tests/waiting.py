@@ -27,9 +27,11 @@ def eventually(fact: Callable[[], T | None], what: str = "it", *, within: float 
 
 async def until(fact: Callable[[], object], *, within: float = 30) -> None:
     """Let an event loop go on until this is true."""
-    with anyio.fail_after(within):
+    with anyio.move_on_after(within):
         while not fact():  # noqa: ASYNC110 - a fact of another thread has no event
             await anyio.sleep(0.001)
+        return
+    pytest.fail(f"waited {within:g} s for it")
 
 
 class interrupting:  # noqa: N801 - reads as a statement

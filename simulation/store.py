@@ -98,8 +98,8 @@ class _Watched:
         self._tx.end(seqs, status)
         self.steps += self._tx.triggers_of(seqs).values()
 
-    def rebase(self, *, now: float) -> None:
-        self._tx.rebase(now=now)
+    def rebase(self, *, now: float, shift: float | None) -> None:
+        self._tx.rebase(now=now, shift=shift)
         self.steps += self._tx.expired(now=_NEVER, limit=1_000_000)
 
     def remember(self, claims: Sequence[ClaimMemory]) -> None:

@@ -70,7 +70,8 @@ class GroupCommit:
     It belongs to the event loop in which it is started. `on_ready` is called there after a transaction, with the
     kinds of which something has become ready; after the answers of that transaction, so that whom they leave waiting
     hears of it too. `on_gap` is called inside the first transaction after a time in which nobody could be heard: after
-    the start, a stall of this process, an outage of the store.
+    the start, a stall of this process, an outage of the store. It is told by how much the clock of leases is ahead of
+    the one by which the store was last written to; None: unknown.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class GroupCommit:
         clock: StoreClock,
         random: _random.Random,
         on_ready: Callable[[Mapping[str, Readied]], None],
-        on_gap: Callable[[Turn], None],
+        on_gap: Callable[[Turn, float | None], None],
         feed: Feed | None = None,
     ) -> None:
         self._store = store
@@ -236,6 +237,7 @@ class GroupCommit:
         # Kept until a transaction has ended well: what it did may be undone, and the gap would be forgotten.
         self._is_after_gap |= moment.after_gap or moment.instant - self._failing_since > _OUTAGE
         answered: list[tuple[_Job, Any]] = []
+        shift: float | None = None
         try:
             with self._store.transaction() as tx:
                 if self.fault is not None:
@@ -243,13 +245,15 @@ class GroupCommit:
                 # The wall clock may have been set back while nobody looked: what is due must not wait for it.
                 if self._is_after_gap:
                     moment = self._clock.not_before(tx.latest())
+                    shift = self._clock.shift(tx.anchor(), moment.instant)
+                tx.set_anchor(self._clock.anchor(moment.instant))
                 turn = Turn(
                     tx, now=moment.now, instant=moment.instant, random=self._random, is_repeated=self._is_repeated
                 )
                 if self._feed is not None and self._feed.wanted:
                     turn.happened = []
                 if self._is_after_gap:
-                    self._on_gap(turn)
+                    self._on_gap(turn, shift)
                 for rank in self._applied:
                     some = [job for job in jobs if job.rank is rank]
                     if some:

@@ -47,12 +47,13 @@ def lapse(turn: Turn, rows: Sequence[Trigger]) -> list[Trigger]:
     return ended
 
 
-def rebase(turn: Turn) -> None:
+def rebase(turn: Turn, shift: float | None) -> None:
     """Give every live lease its whole ttl from now: no holder could renew it while the server was away or stood still.
 
-    After a start, ends that an earlier process wrote mean nothing: its clock was another one.
+    After a start, ends that an earlier process wrote mean nothing: its clock was another one. Runs that are bounded are
+    not given their time anew: their ends move by `shift`, what this clock shows more than that one; None: unknown.
     """
-    turn.tx.rebase(now=turn.instant)
+    turn.tx.rebase(now=turn.instant, shift=shift)
 
 
 def forget(turn: Turn) -> None:

@@ -53,8 +53,8 @@ class Engine:
     """A task server in this process; an async context manager.
 
     `clock` is the wall clock in seconds since the epoch: tasks are due by it. Leases end by `boot`, which knows no
-    steps; without it `clock` is taken for both. `period` is how often the consumer looks, in seconds, `writer` what
-    applies requests.
+    steps; without it `clock` is taken for both. `boot_id` is another one where `boot` began anew. `period` is how often
+    the consumer looks, in seconds, `writer` what applies requests.
 
     Methods raise `Throttled` where too much waits already, and `Unavailable` where the store does not do its part:
     then nothing is known of the request, and it may be repeated.
@@ -67,11 +67,12 @@ class Engine:
         clock: Callable[[], float] | None = None,
         random: _random.Random | None = None,
         boot: Callable[[], float] | None = None,
+        boot_id: str = "by hand",
         period: float | None = None,
         writer: type[GroupCommit] = GroupCommit,
     ) -> None:
         self._period = _PERIOD if period is None else period
-        self._clock = StoreClock(clock, boot, stall=None if period is None else _STALLED * period)
+        self._clock = StoreClock(clock, boot, boot_id=boot_id, stall=None if period is None else _STALLED * period)
         self._random = random or _random.SystemRandom()
         self._store = store
         self._waiting = Waiting(self._attempt, self._clock)

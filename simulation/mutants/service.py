@@ -152,7 +152,7 @@ SERVICE: Sequence[Mutant] = (
     Mutant(
         name="never-rebased",
         breaks="Neither a restart nor a stall of the server gives leases their time anew.",
-        edits=[Edit(_CONSUMER, "    turn.tx.rebase(now=turn.instant)\n", "    return\n")],
+        edits=[Edit(_CONSUMER, "    turn.tx.rebase(now=turn.instant, shift=shift)\n", "    return\n")],
         under="restarts",
         killed_by=["L6"],
     ),

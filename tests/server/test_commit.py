@@ -55,7 +55,7 @@ class Recorder:
             self.may_go.set()
             await commit.stop()
 
-    def gap(self, turn: Turn) -> None:
+    def gap(self, turn: Turn, shift: float | None) -> None:
         self.gaps += 1
 
     def apply(self, turn: Turn, requests: Sequence[str]) -> list[str]:

@@ -1,6 +1,8 @@
 """What a step of the wall clock must not do, seen from outside: through a restart, and while the server is up."""
 
 import asyncio
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from leasekit.server.engine import Engine
 from leasekit.server.store import Store
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.sql import SqlStore
-from leasekit.task import Claimed, NewTask, Outcome, Settlement
+from leasekit.task import Beat, Claimed, NewTask, Outcome, Settlement
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -20,6 +22,7 @@ class Clocks:
     def __init__(self) -> None:
         self.step = 1_700_000_000.0
         self.boot = 1000.0
+        self.boot_id = "first"
 
     def wall(self) -> float:
         return self.boot + self.step
@@ -27,8 +30,15 @@ class Clocks:
     def instant(self) -> float:
         return self.boot
 
+    def restart(self, down: float, *, is_rebooted: bool) -> None:
+        """Let so much time pass, after which the machine has been started anew."""
+        self.boot += down
+        if is_rebooted:
+            self.step += self.boot - 50.0
+            self.boot, self.boot_id = 50.0, "second"
+
     def engine(self, store: Store) -> Engine:
-        return Engine(store, clock=self.wall, boot=self.instant, period=HOUR)
+        return Engine(store, clock=self.wall, boot=self.instant, boot_id=self.boot_id, period=HOUR)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -73,5 +83,81 @@ def test_a_claim_is_remembered_though_the_wall_clock_is_stepped_forward(store: S
             await engine.tick()
             again = await claimed(engine, "1")
             assert [task.token for task in again.tasks] == [task.token for task in first.tasks]
+
+    asyncio.run(play())
+
+
+RUNTIME, TTL = 4 * HOUR, 600.0
+
+
+async def begun(engine: Engine) -> str:
+    """The token of a task whose body has begun, and may run for `RUNTIME`."""
+    await engine.schedule([NewTask(kind="k", id="a", max_runtime=RUNTIME, claim_timeout=TTL, heartbeat_timeout=TTL)])
+    (task,) = (await claimed(engine, "1")).tasks
+    assert await beat(engine, task.token) == "renewed"
+    return task.token
+
+
+async def beat(engine: Engine, token: str) -> str:
+    (verdict,) = await engine.heartbeat("w", [Beat(id="a", token=token, started=True)])
+    return verdict.verdict
+
+
+async def ran(engine: Engine, clocks: Clocks, token: str, seconds: float) -> list[str]:
+    """What its beats are told while the body runs for so long."""
+    verdicts: list[str] = []
+    for _ in range(int(seconds / 60)):
+        clocks.boot += 60
+        verdicts.append(await beat(engine, token))
+    return verdicts
+
+
+@pytest.mark.parametrize("is_rebooted", [False, True])
+@pytest.mark.parametrize("down", [0.0, 300.0])
+@pytest.mark.parametrize("steps", [(0.0, 0.0), (2 * HOUR, 0.0), (-2 * HOUR, 0.0), (0.0, 2 * DAY), (DAY, -2 * DAY)])
+def test_a_restart_after_a_step_ends_no_run_early_and_late_by_the_downtime_at_most(
+    store: Store, steps: tuple[float, float], down: float, *, is_rebooted: bool
+) -> None:
+    async def play() -> None:
+        clocks = Clocks()
+        async with clocks.engine(store) as engine:
+            token = await begun(engine)
+            clocks.step += steps[0]
+            assert set(await ran(engine, clocks, token, HOUR)) == {"renewed"}
+        clocks.restart(down, is_rebooted=is_rebooted)
+        clocks.step += steps[1]
+        async with clocks.engine(store) as engine:
+            left = RUNTIME - HOUR - (0.0 if is_rebooted else down)
+            assert set(await ran(engine, clocks, token, left - 60)) == {"renewed"}
+            assert (await ran(engine, clocks, token, 120))[-1] == "gone"
+
+    asyncio.run(play())
+
+
+def test_what_was_over_stays_over_through_a_restart(store: Store) -> None:
+    async def play() -> None:
+        clocks = Clocks()
+        async with clocks.engine(store) as engine:
+            token = await begun(engine)
+            assert (await ran(engine, clocks, token, RUNTIME))[-1] == "gone"
+        clocks.restart(0.0, is_rebooted=True)
+        async with clocks.engine(store) as engine:
+            assert await beat(engine, token) == "gone"
+
+    asyncio.run(play())
+
+
+def test_where_nothing_is_known_of_the_clock_of_old_runs_count_anew(tmp_path: Path) -> None:
+    async def play() -> None:
+        clocks, path = Clocks(), tmp_path / "tasks.db"
+        async with clocks.engine(SqlStore(path)) as engine:
+            token = await begun(engine)
+            await ran(engine, clocks, token, HOUR)
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute("UPDATE store SET anchor = NULL")  # as an earlier version left it
+            connection.commit()
+        async with clocks.engine(SqlStore(path)) as engine:
+            assert set(await ran(engine, clocks, token, RUNTIME)) == {"renewed"}
+            assert (await ran(engine, clocks, token, 120))[-1] == "gone"
 
     asyncio.run(play())

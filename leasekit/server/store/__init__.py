@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from leasekit.task import Status
 
 __all__ = [
+    "Anchor",
     "ClaimMemory",
     "Content",
     "Dedupe",
@@ -31,6 +32,7 @@ __all__ = [
     "Tx",
     "View",
     "renewed",
+    "shifted",
 ]
 
 
@@ -88,6 +90,13 @@ def renewed(row: Trigger, status: Status, *, now: float) -> Trigger:
     return replace(row, status=status, next_trigger_at=max(until, row.next_trigger_at or until))
 
 
+def shifted(run_until: float | None, shift: float | None) -> float | None:
+    """The end of a run where instants mean `shift` more; None: unknown. An end that is over stays so."""
+    if run_until is None or run_until <= 0:
+        return run_until
+    return None if shift is None else run_until + shift
+
+
 class Content(NamedTuple):
     """What a holder gets with its task."""
 
@@ -137,6 +146,17 @@ class ClaimMemory(NamedTuple):
     granted_at: float
     waited: float
     grants: Sequence[tuple[int, str]]  # (seq, token)
+
+
+class Anchor(NamedTuple):
+    """One moment by two clocks."""
+
+    boot_id: str
+    """Which start of the machine `boot` counts from."""
+    boot: float
+    """CLOCK_BOOTTIME."""
+    instant: float
+    """The same moment by the clock of leases, as the process had it that wrote this."""
 
 
 class Lane(NamedTuple):
@@ -215,11 +235,20 @@ class Tx(Protocol):
         """Leases that have ended, the oldest first."""
         ...
 
-    def rebase(self, *, now: float) -> None:
+    def rebase(self, *, now: float, shift: float | None) -> None:
         """Have every lease end the longer of its two ttls after `now`: no holder can believe in it for longer.
 
-        The ends are spread over a tenth more, so that they do not come all at once.
+        The ends are spread over a tenth more, so that they do not come all at once. The ends of runs that are still
+        ahead move by `shift`; None: they are dropped, and set anew by the next beat.
         """
+        ...
+
+    def anchor(self) -> Anchor | None:
+        """The last anchor; None: there is none, or it cannot be read."""
+        ...
+
+    def set_anchor(self, anchor: Anchor) -> None:
+        """Keep this anchor, if the transaction changes anything else."""
         ...
 
     def set_progress(self, values: Mapping[int, bytes]) -> None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from leasekit.server.states import LEASED, WAITING
 from leasekit.server.store import (
+    Anchor,
     ClaimMemory,
     Content,
     Dedupe,
@@ -22,6 +23,7 @@ from leasekit.server.store import (
     Tx,
     View,
     renewed,
+    shifted,
 )
 from leasekit.task import Status
 
@@ -73,6 +75,7 @@ class _Tables:
         self.runs: dict[int, dict[int, Run]] = {}
         self.dedupes: dict[tuple[str, str], Dedupe] = {}
         self.claims: dict[tuple[str, str], ClaimMemory] = {}
+        self.anchors: dict[None, Anchor] = {}  # one, or none yet
 
 
 class _MemoryView(View):
@@ -198,10 +201,16 @@ class _MemoryTx(_MemoryView, Tx):
         found = [(until, row.seq, row) for until, row in self._live(leased=True) if until <= now]
         return [row for _, _, row in sorted(found, key=lambda one: one[:2])[:limit]]
 
-    def rebase(self, *, now: float) -> None:
+    def rebase(self, *, now: float, shift: float | None) -> None:
         for _, row in list(self._live(leased=True)):
-            spread = 1 + (row.seq % 100) / 1000
-            self.save([replace(row, next_trigger_at=now + max(row.claim_timeout, row.heartbeat_timeout) * spread)])
+            until = now + max(row.claim_timeout, row.heartbeat_timeout) * (1 + (row.seq % 100) / 1000)
+            self.save([replace(row, next_trigger_at=until, run_until=shifted(row.run_until, shift))])
+
+    def anchor(self) -> Anchor | None:
+        return self._tables.anchors.get(None)
+
+    def set_anchor(self, anchor: Anchor) -> None:
+        self._put(self._tables.anchors, None, anchor)
 
     def set_progress(self, values: Mapping[int, bytes]) -> None:
         for seq, value in values.items():

@@ -145,10 +145,11 @@ class SqlStore(Store):
             with self._connected() as connection:
                 with connection.begin():
                     changes = _driver(connection).total_changes
-                    yield SqlTx(connection, self._counter, self._held)
+                    tx = SqlTx(connection, self._counter, self._held)
+                    yield tx
                     changed = _driver(connection).total_changes > changes
                     if changed:
-                        sql.COUNT_COMMIT(connection, commits=self._identity.commits + 1)
+                        sql.COUNT_COMMIT(connection, commits=self._identity.commits + 1, new_anchor=tx.new_anchor)
                 if changed:
                     self._identity = Identity(self._identity.id, self._identity.commits + 1)
                     self._lock.note(self._identity)
@@ -248,7 +249,7 @@ def _identified(connection: Connection) -> Identity:
     """Make a new store one of its own; it and its schema are synced to the file itself."""
     identity = Identity(uuid.uuid4().hex, 0)
     with connection.begin():
-        sql.ADD_STORE.each(connection, [identity])
+        sql.ADD_STORE.each(connection, [(*identity, None)])
     _driver(connection).execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return identity
 

@@ -189,6 +189,7 @@ READY = Statement(
     .limit(_MOST)
 )
 EXPIRED = Statement(select(trigger).where(is_leased(), _NOW >= _DUE).order_by(_DUE, trigger.c.seq).limit(_MOST))
+ANCHOR = Statement(select(store.c.anchor))
 COUNTS = Statement(select(trigger.c.kind, trigger.c.status, func.count()).group_by(trigger.c.kind, trigger.c.status))
 HOLDERS = Statement(select(trigger.c.owner, func.count()).where(is_leased()).group_by(trigger.c.owner))
 
@@ -218,6 +219,7 @@ def _later(one: ColumnElement[float], other: ColumnElement[float]) -> ColumnElem
 
 
 _OF_SEQ = bindparam("of_seq", type_=Integer)
+_SHIFT = bindparam("shift", type_=Double)
 
 ADD_TASKS = Insert(task)
 ADD_TRIGGERS = Insert(trigger)
@@ -254,14 +256,20 @@ DROP_DEDUPES = Statement(
     delete(dedupe).where(dedupe.c.kind == bindparam("of_kind"), dedupe.c.key == bindparam("of_key"))
 )
 ADD_STORE = Insert(store)
-COUNT_COMMIT = Statement(update(store).values(commits=bindparam("commits")))
+COUNT_COMMIT = Statement(
+    update(store).values(
+        commits=bindparam("commits"), anchor=func.coalesce(bindparam("new_anchor", type_=Text), store.c.anchor)
+    )
+)
 TOUCH = Statement(text("UPDATE alembic_version SET version_num = version_num"))
 
 
 def _rebase() -> Update:
     ttl = _later(trigger.c.claim_timeout, trigger.c.heartbeat_timeout)
     until = _NOW + ttl * (1 + (trigger.c.seq % _SPREAD) / (10.0 * _SPREAD))
-    return update(trigger).where(is_leased()).values(next_trigger_at=until)
+    # An end that is over stays so; without a shift the others are dropped.
+    run_until = case((trigger.c.run_until <= 0, trigger.c.run_until), else_=trigger.c.run_until + _SHIFT)
+    return update(trigger).where(is_leased()).values(next_trigger_at=until, run_until=run_until)
 
 
 REBASE = Statement(_rebase())

@@ -7,6 +7,7 @@ import msgspec
 from sqlalchemy import Connection, select, tuple_
 
 from leasekit.server.store import (
+    Anchor,
     ClaimMemory,
     Content,
     Dedupe,
@@ -32,6 +33,7 @@ _NAMES = {status: status.value for status in Status}
 _PAIRS = 200  # pairs of values in one statement
 _encode = msgspec.json.encode
 _decode_grants = msgspec.json.Decoder(list[tuple[int, str]]).decode
+_decode_anchor = msgspec.json.Decoder(Anchor).decode
 _astuple = msgspec.structs.astuple
 
 
@@ -97,6 +99,7 @@ class SqlTx(SqlView, Tx):
         super().__init__(connection)
         self._counter = counter
         self._held = held
+        self.new_anchor: str | None = None  # written by the store, where anything else is
 
     def allocate(self, count: int) -> int:
         """The first of `count` new, consecutive `seq`s, larger than all before."""
@@ -182,10 +185,22 @@ class SqlTx(SqlView, Tx):
         rows = self._standing(sql.EXPIRED.rows(self._connection, now=now, most=limit))
         return [row for row in rows if row.next_trigger_at is not None]
 
-    def rebase(self, *, now: float) -> None:
-        """Have every lease end the longer of its two ttls after `now`, spread over a tenth more."""
-        sql.REBASE(self._connection, now=now)
+    def rebase(self, *, now: float, shift: float | None) -> None:
+        """Have every lease end the longer of its two ttls after `now`, spread over a tenth more; move ends of runs."""
+        sql.REBASE(self._connection, now=now, shift=shift)
         self._held.clear()
+
+    def anchor(self) -> Anchor | None:
+        """The last anchor; None: there is none, or it cannot be read."""
+        rows = sql.ANCHOR.rows(self._connection)
+        try:
+            return _decode_anchor(rows[0][0]) if rows else None
+        except (ValueError, TypeError):
+            return None
+
+    def set_anchor(self, anchor: Anchor) -> None:
+        """Keep this anchor, if the transaction changes anything else."""
+        self.new_anchor = _encode(anchor).decode()
 
     def set_progress(self, values: Mapping[int, bytes]) -> None:
         """Keep the latest checkpoints."""

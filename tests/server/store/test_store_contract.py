@@ -1,12 +1,25 @@
 """What every store does, row for row."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from leasekit.server.store import ClaimMemory, Content, Dedupe, Entity, Filter, Lane, Limits, Run, Store, Trigger
+from leasekit.server.store import (
+    Anchor,
+    ClaimMemory,
+    Content,
+    Dedupe,
+    Entity,
+    Filter,
+    Lane,
+    Limits,
+    Run,
+    Store,
+    Trigger,
+)
 from leasekit.task import Status
 
 START = (-1.0, -1)
@@ -145,7 +158,8 @@ def test_a_transaction_that_fails_leaves_nothing(store: Store) -> None:
             tx.add([entity(3)], [trigger(3)])
             tx.save([trigger(1, status=Status.SUCCESS, next_trigger_at=None)])
             tx.renew([2], Status.PROCESSING, now=100)
-            tx.rebase(now=1000)
+            tx.rebase(now=1000, shift=1.0)
+            tx.set_anchor(Anchor("boot", 1.0, 2.0))
             tx.end([2], Status.SUCCESS)
             tx.set_progress({1: b"2", 2: b"3"})
             tx.forget_runs([(1, 1)])
@@ -272,7 +286,7 @@ def test_rebasing_gives_every_lease_the_longer_of_its_ttls_and_spreads_the_ends(
     ]
     add(store, *rows)
     with store.transaction() as tx:
-        tx.rebase(now=100.0)
+        tx.rebase(now=100.0, shift=0.0)
         found = {seq: row.next_trigger_at for seq, row in tx.triggers_of([1, 2, 3, 4, 150]).items()}
     assert found == {
         1: pytest.approx(100 + 300 * 1.001),
@@ -281,6 +295,32 @@ def test_rebasing_gives_every_lease_the_longer_of_its_ttls_and_spreads_the_ends(
         4: 50.0,
         150: pytest.approx(100 + 300 * 1.05),
     }
+
+
+@pytest.mark.parametrize(("shift", "moved"), [(7.5, 57.5), (-7.5, 42.5), (None, None)])
+def test_rebasing_moves_the_ends_of_runs_that_are_ahead(store: Store, shift: float | None, moved: float | None) -> None:
+    held = {"status": Status.PROCESSING, "owner": "w", "max_runtime": 60.0, "next_trigger_at": 50.0}
+    add(store, trigger(1, run_until=50.0, **held), trigger(2, run_until=0.0, **held), trigger(3, **held), trigger(4))
+    with store.transaction() as tx:
+        tx.rebase(now=100.0, shift=shift)
+        rows = tx.triggers_of([1, 2, 3, 4])
+    assert [rows[seq].run_until for seq in (1, 2, 3, 4)] == [moved, 0.0, None, None]
+
+
+def test_an_anchor_is_kept_with_what_was_written_by_it(store: Store) -> None:
+    first, second = Anchor("a", 0.1 + 0.2, 1_700_000_000.3), Anchor("b", 1.0, 2.0)
+    with store.transaction() as tx:
+        assert tx.anchor() is None
+        tx.set_anchor(first)
+        tx.set_progress({})
+        tx.set_dedupes([Dedupe("k", "key", "t", None)])
+    with suppress(ZeroDivisionError), store.transaction() as tx:
+        assert tx.anchor() == first
+        tx.set_anchor(second)
+        tx.set_dedupes([Dedupe("k", "other", "t", None)])
+        raise ZeroDivisionError
+    with store.transaction() as tx:
+        assert tx.anchor() == first
 
 
 def test_the_latest_progress_is_kept(store: Store) -> None:

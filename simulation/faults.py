@@ -182,6 +182,9 @@ class Faults:
             case "server_kill":
                 self._world.log(Fault, "world", name=name, lasts=fault.lasts)
                 server.kill(back_in=fault.lasts)
+            case "server_reboot":
+                self._world.log(Fault, "world", name=name, lasts=fault.lasts)
+                server.kill(back_in=fault.lasts, is_rebooted=True)
             case "server_stop":
                 self._world.log(Fault, "world", name=name, lasts=min(fault.lasts, 60.0))
                 server.stop(back_in=min(fault.lasts, 60.0))

@@ -16,7 +16,8 @@ FAULTS = (
     "unheard_claim", "unheard_beat", "unheard_result",
     # Of the server.
     "server_kill", "kill_before_commit", "kill_after_commit", "server_stop", "server_pause", "server_freeze",
-    "server_suspend", "server_slow", "store_error", "store_ambiguous", "wall_forward", "wall_back", "wall_creep",
+    "server_suspend", "server_reboot", "server_slow", "store_error", "store_ambiguous",
+    "wall_forward", "wall_back", "wall_creep",
     # Of workers.
     "kill", "hand_back", "pause", "gil", "stall", "stop", "freeze", "suspend", "deaf", "poison", "hang",
     # Of those who schedule.
@@ -78,6 +79,10 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
     },
     "restarts": {"rates": _only(server_kill=6.0, kill_before_commit=4.0, kill_after_commit=4.0, server_stop=2.0)},
     "clocks": {"rates": _only(wall_forward=6.0, wall_back=6.0, wall_creep=6.0, server_suspend=2.0, server_pause=2.0)},
+    "steps": {
+        "rates": _only(wall_forward=15.0, wall_back=15.0, server_kill=10.0, server_stop=6.0, server_reboot=6.0),
+        "ttls": (60.0, 300.0),
+    },
     "deaths": {
         "rates": _only(kill=8.0, pause=6.0, gil=6.0, stall=4.0, stop=4.0, deaf=30.0, poison=4.0, hand_back=50.0)
     },

@@ -36,9 +36,11 @@ class Server:
         self.wall = 1_700_000_000.0  # what its wall clock is ahead of true time
         self.latency = 0.0  # of one commit, at most
         self.die_at: str | None = None  # the point of a commit at which it is killed next
+        self._is_rebooted = False  # since its last incarnation
         self.process: Process | None = None
         self.engine: Engine | None = None
         self._count = 0
+        self._boots = 0  # starts of its machine
         self._rate = 1 + self._chance.uniform(-1, 1) * world.scenario.drift
 
     def start(self) -> None:
@@ -46,7 +48,11 @@ class Server:
         if self.process is not None and self.process.is_alive:
             return
         self._count += 1
-        process = self.process = Process(self.world, f"server#{self._count}", rate=self._rate)
+        boot = None if self.process is None else self.process.boot()
+        if self._is_rebooted:
+            boot, self._is_rebooted = self._chance.uniform(5.0, 100.0), False
+            self._boots += 1
+        process = self.process = Process(self.world, f"server#{self._count}", rate=self._rate, boot=boot)
         self.world.log(Began, process.who, role="server")
         process.start(self._serve(process))
 
@@ -58,6 +64,7 @@ class Server:
             self.store,
             clock=lambda: self.world.now + self.wall,
             boot=process.boot,
+            boot_id=f"boot-{self._boots}",
             random=self._chance,
             period=self.world.scenario.period,
             writer=writer,  # type: ignore[arg-type]
@@ -70,12 +77,13 @@ class Server:
         else:
             self.engine = engine
 
-    def kill(self, *, back_in: float) -> None:
-        """Nothing of it runs any more, whatever it was doing."""
+    def kill(self, *, back_in: float, is_rebooted: bool = False) -> None:
+        """Nothing of it runs any more, whatever it was doing; its machine may be started anew before it comes back."""
         process = self.process
         if process is None or not process.is_alive:
             return
         process.die()
+        self._is_rebooted |= is_rebooted
         self.engine = None
         self.store.close()
         self.world.log(Ended, process.who, how="killed")

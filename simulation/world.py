@@ -85,17 +85,18 @@ class MemoryLog(Log):
 class Process:
     """A simulated process: a loop, a clock that is a little off, and ways to stand still and to die.
 
-    Its clock shows boottime. It is paused where its clock goes on, frozen where its whole machine stands still.
+    Its clock shows boottime, that of its machine: it goes on from `boot` where there were processes before. It is
+    paused where its clock goes on, frozen where its whole machine stands still.
     """
 
-    def __init__(self, world: World, who: str, *, rate: float = 1.0) -> None:
+    def __init__(self, world: World, who: str, *, rate: float = 1.0, boot: float | None = None) -> None:
         self.world = world
         self.who = who
         self.is_alive = True
         self.loop = SteppedLoop(self.boot, lambda: self.is_alive)
         self.loop.set_exception_handler(self._note_error)
         self._rate = rate
-        self._since = (world.now, 1000.0 + world.now)  # true time, and what the clock showed
+        self._since = (world.now, 1000.0 + world.now if boot is None else boot)  # true time, and what the clock showed
         self._held: Counter[str] = Counter()  # why it does not run
         self._stands = False  # there is such a reason …
         self._is_frozen = False  # … and this is one

@@ -31,6 +31,7 @@ def liveness(lives: Lives, rules: Rules) -> list[Violation]:
     if rules.outage is not None:
         found += _l3_outage(lives, rules, rules.outage)
     found += _l5_no_zombie(lives, rules)
+    found += _l5_whole_runtime(lives, rules)
     if rules.fresh is not None:
         found += _l7_progress(lives, rules, rules.fresh)
     if rules.restarts_extend:
@@ -278,15 +279,35 @@ def _l5_no_zombie(lives: Lives, rules: Rules) -> Found:
                 yield from _idle(life.task, lease, body, body.idle_timeout * (1 + rules.drift) + spare)
 
 
+def _l5_whole_runtime(lives: Lives, rules: Rules) -> Found:
+    """No beat of a live lease is refused before the runtime is over, whatever clocks show and restarts do."""
+    for life in lives.tasks.values():
+        longest = life.asked[0].max_runtime if life.asked else None
+        for lease in life.known if longest is not None else []:
+            over_at = lease.started[0].at + (longest or 0.0) * (1 - rules.drift) if lease.started else math.inf
+            grants = [*lease.issued, *lease.extended]
+            for one in lease.served:
+                if one.what != "beat" or one.verdict != "gone" or one.at >= over_at:
+                    continue
+                until = max([it.at + it.ttl * (1 - rules.drift) for it in grants if it.at <= one.at], default=0.0)
+                if one.at < until - rules.jitter and not any(end.at <= one.at for end in lease.closed):
+                    why = f"a beat was refused {over_at - one.at:.1f} s before its runtime of {longest:g} s was over"
+                    yield Violation(rule="L5", task=life.task, why=why, events=[lease.started[0], one])
+
+
 def _runs_until(lease: Lease, longest: float, spare: float, lives: Lives, rules: Rules) -> float:
     """When its body must have ended that may run for so long.
 
-    That counts from the first beat that told the service of it, by a clock that stands while the service is frozen.
+    That counts from the first beat that told the service of it, by a clock that stands while the service is frozen. A
+    start of the service's machine, of which the service knows no clock, adds the time since it last wrote.
     """
     began_at = lease.started[0].at
     since = min([one.at for one in lease.renewed if one.asked_at >= began_at], default=began_at)
     stood_still = sum(end - begin for server in lives.servers for begin, end in server.frozen if end > began_at)
-    return _restarted(lives, began_at, since + longest * (1 + rules.drift) + stood_still + spare, spare)
+    until = since + longest * (1 + rules.drift) + stood_still + spare
+    for down in (one for one in lives.faults if one.name == "server_reboot" and one.at > began_at):
+        until += (down.lasts or 0.0) + spare if down.at <= until else 0.0
+    return _restarted(lives, began_at, until, spare)
 
 
 def _restarted(lives: Lives, since: float, until: float, spare: float) -> float:

@@ -157,6 +157,13 @@ SERVICE: Sequence[Mutant] = (
         killed_by=["L6"],
     ),
     Mutant(
+        name="runtime-by-the-clock-of-old",
+        breaks="After a restart runs end by what the clock of the earlier process meant.",
+        edits=[Edit(_CONSUMER, "rebase(now=turn.instant, shift=shift)", "rebase(now=turn.instant, shift=0.0)")],
+        under="steps",
+        killed_by=["L5"],
+    ),
+    Mutant(
         name="runtime-unbounded",
         breaks="Beats are accepted past the longest run of a task.",
         edits=[Edit(_HSC, "return row.run_until is not None and row.run_until <= now", "return False")],

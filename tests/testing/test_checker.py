@@ -169,6 +169,20 @@ def test_l5_a_runtime_is_counted(also: list[Event], broken: bool) -> None:  # no
     assert ("L5" in found([*life, *also])) == broken
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        [served(1, 64.0, verdict="gone")],
+        [closed(1, 40.0, "cancelled"), served(1, 50.0, verdict="gone")],
+        [served(1, 50.0, "settle", verdict="gone")],
+    ],
+    ids=["after its time", "after it was taken", "no beat"],
+)
+def test_l5_a_beat_is_refused_for_a_reason(more: list[Event]) -> None:
+    life = [*asked(max_runtime=60.0), issued(1, 2.0), granted(1, 2.1), *body(1, 3.0, 80.0)[:1]]
+    assert "L5" not in found([*life, *more])
+
+
 @pytest.mark.parametrize("life", [LIFE, RERUN], ids=["once", "twice"])
 def test_it_breaks_nothing_either_where_nobody_sees_the_store(life: list[Event]) -> None:
     assert found(without(life, Issued, Closed)) == set()
@@ -313,6 +327,11 @@ BROKEN: list[tuple[str, str, list[Event]]] = [
         "L5",
         "it ran for too long",
         [*asked(max_runtime=2.0), issued(1, 2.0), granted(1, 2.1), *body(1, 3.0, 480.0), renewed(1, 90.0)],
+    ),
+    (
+        "L5",
+        "a beat was refused before its time was over",
+        [*asked(max_runtime=60.0), issued(1, 2.0), *body(1, 3.0, 80.0)[:1], served(1, 50.0, verdict="gone")],
     ),
     (
         "L5",

@@ -285,7 +285,7 @@ def _l5_whole_runtime(lives: Lives, rules: Rules) -> Found:
         longest = life.asked[0].max_runtime if life.asked else None
         for lease in life.known if longest is not None else []:
             over_at = lease.started[0].at + (longest or 0.0) * (1 - rules.drift) if lease.started else math.inf
-            grants = [*lease.issued, *lease.extended]
+            grants: list[log.Issued | log.Extended] = [*lease.issued, *lease.extended]
             for one in lease.served:
                 if one.what != "beat" or one.verdict != "gone" or one.at >= over_at:
                     continue

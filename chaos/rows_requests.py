@@ -39,14 +39,14 @@ def worst_requests(world: World) -> None:
     (held,) = _claim(port, "beaten", 1)
     beat = _body(worker="w", beats=[{"id": held["id"], "token": held["token"]}])
     for name, make in _REQUESTS.items():
-        slowest, answers = _beside(port, beat, make(port))
+        slowest, answers = _beside(port, beat, make(port), senders=_SENDERS.get(name, SENDERS))
         print(f"      {name:<34} slowest heartbeat {slowest:6.3f} s, {len(answers):>4} answers {sorted(set(answers))}")
         assert slowest < SLOWEST, f"{name}: a heartbeat took {slowest:.1f} s"
         world.fault("load", target=name)
     assert server.stop() == 0
 
 
-def _beside(port: int, beat: bytes, requests: Sequence[Request]) -> tuple[float, list[int]]:
+def _beside(port: int, beat: bytes, requests: Sequence[Request], *, senders: int) -> tuple[float, list[int]]:
     """The slowest heartbeat while clients send these again and again, and how they were answered."""
     over, answers, slowest = Event(), list[int](), 0.0
 
@@ -54,10 +54,10 @@ def _beside(port: int, beat: bytes, requests: Sequence[Request]) -> tuple[float,
         at = first
         while not over.is_set():
             answers.append(_call(port, *requests[at % len(requests)])[0])
-            at += SENDERS
+            at += senders
 
-    with ThreadPoolExecutor(SENDERS) as threads:
-        senders = [threads.submit(send, first) for first in range(SENDERS)]
+    with ThreadPoolExecutor(senders) as threads:
+        sending = [threads.submit(send, first) for first in range(senders)]
         until = time.monotonic() + SECONDS
         while time.monotonic() < until or not answers:
             began_at = time.monotonic()
@@ -66,7 +66,7 @@ def _beside(port: int, beat: bytes, requests: Sequence[Request]) -> tuple[float,
             assert status == 200
             time.sleep(0.02)
         over.set()
-        for sender in senders:
+        for sender in sending:
             sender.result(120)
     return slowest, answers
 
@@ -148,6 +148,13 @@ def _late_results(port: int) -> Sequence[Request]:
     return [("/v1/results", _body(worker="w", results=results))]
 
 
+def _big_answers(port: int) -> Sequence[Request]:
+    payload = "x" * (MAX_BODY // 8 - 100)
+    for _ in range(2):
+        _call(port, "/v1/tasks", _body(tasks=[{"kind": "answered", "payload": payload}] * 7))
+    return [("/v1/claims", _body(worker="w", claim_id="again", limit=MAX_BATCH, kinds=["answered"]))]
+
+
 _REQUESTS: dict[str, Callable[[int], Sequence[Request]]] = {
     "repeats of a big task": _repeats,
     "brackets": _brackets,
@@ -156,4 +163,6 @@ _REQUESTS: dict[str, Callable[[int], Sequence[Request]]] = {
     "big payloads": _big_payloads,
     "polls of many kinds": _polls,
     "results of nobody": _late_results,
+    "repeats of a claim's big answer": _big_answers,
 }
+_SENDERS = {"repeats of a claim's big answer": 200}

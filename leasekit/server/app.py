@@ -27,6 +27,7 @@ from leasekit.server.problems import HANDLERS
 from leasekit.server.protocol import BoundedProtocol
 from leasekit.server.request import ApiRequest
 from leasekit.server.routes import OPTIONS, PROVIDED, ROUTES
+from leasekit.server.sending import Sending
 from leasekit.server.store import Store
 from leasekit.server.store.sql import CHECK
 
@@ -43,15 +44,16 @@ def create_app(engine: Engine, *, body_timeout: float = BODY_TIMEOUT, any_host: 
     Unless `any_host`, the `Host` header must name this machine: a page of a stranger whose name resolves to
     127.0.0.1 is refused.
     """
-    polls, metrics = Polls(), Metrics(engine)
+    polls, metrics, sending = Polls(), Metrics(engine), Sending()
     return Litestar(
         route_handlers=[*OPTIONS, *ROUTES, openapi_json],
         request_class=ApiRequest,
-        state=State({"polls": polls, "engine": engine, "body_timeout": body_timeout}),
+        state=State({"polls": polls, "sending": sending, "engine": engine, "body_timeout": body_timeout}),
         dependencies={
             "engine": Provide(lambda: engine, sync_to_thread=False),
             "polls": Provide(lambda: polls, sync_to_thread=False),
             "metrics": Provide(lambda: metrics, sync_to_thread=False),
+            "sending": Provide(lambda: sending, sync_to_thread=False),
         },
         before_send=[metrics.before_send],
         before_request=None if any_host else _refuse_foreign_hosts,

@@ -21,7 +21,10 @@ __all__ = ["Answer", "Asked", "claim"]
 
 _MOST = 5000  # tasks that are granted in one turn: heartbeats must not have to wait longer
 _ANSWER = 8 * 1024 * 1024
-"""Bytes of users' values in one answer, about: a claim of many big tasks must not exhaust memory, here or there."""
+"""Bytes of users' values in one answer, about: a claim of many big tasks must not exhaust memory, here or there.
+
+All answers of one turn have about as many, or twice that: heartbeats must not have to wait while more is read.
+"""
 
 _ALWAYS_FIT = _ANSWER // (MAX_PAYLOAD + MAX_PROGRESS)
 _NULL = Raw(b"null")
@@ -83,10 +86,17 @@ def _repeated(turn: Turn, asked: Sequence[Asked]) -> dict[int, Answer]:
     """Answers to those that were answered before: what of it is still live, with the same tokens and `waited`."""
     memories = turn.tx.remembered({(one.worker, one.claim_id) for one in asked}) if asked else {}
     answers: dict[int, Answer] = {}
+    room = _ANSWER
     for one in asked:
         memory = memories.get((one.worker, one.claim_id))
-        if memory is not None:
-            answers[id(one)] = Answer(Claimed(tasks=_still_held(turn, memory), waited=memory.waited))
+        if memory is None:
+            continue
+        if room <= 0:
+            answers[id(one)] = Answer(again=True)
+            continue
+        tasks = _still_held(turn, memory)
+        room -= sum(len(memoryview(value)) for task in tasks for value in (task.payload, task.progress))
+        answers[id(one)] = Answer(Claimed(tasks=tasks, waited=memory.waited))
     return answers
 
 
@@ -132,12 +142,16 @@ def _granted(turn: Turn, asked: Sequence[Asked]) -> tuple[list[tuple[Asked, list
     """Who gets what, and those whose turn does not come in this transaction."""
     stock = Stock(turn, {kind for one in asked for kind in one.kinds}, wanted=sum(one.limit for one in asked))
     granted: list[tuple[Asked, list[Trigger]]] = []
-    room = _MOST
+    room, bytes_left, unsized = _MOST, _ANSWER, list[int]()
     for at, one in enumerate(asked):
-        if room <= 0:
+        if room <= 0 or bytes_left <= 0:
             return granted, asked[at:]
         rows = _fitting(turn, stock, stock.take(one.kinds, one.limit))
         room -= len(rows)
+        unsized += [row.seq for row in rows]
+        if len(unsized) > _ALWAYS_FIT:
+            bytes_left -= turn.tx.size(unsized)
+            unsized.clear()
         if rows:
             named = zip(rows, tokens(len(rows), turn.random), strict=True)
             granted.append((one, [_grant(row, one.worker, token, now=turn.instant) for row, token in named]))

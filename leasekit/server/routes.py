@@ -23,6 +23,7 @@ from leasekit.server.metrics import CONTENT_TYPE, Metrics
 from leasekit.server.polls import Polls
 from leasekit.server.problems import MEDIA_TYPE, UnknownTask
 from leasekit.server.request import ApiRequest
+from leasekit.server.sending import Sending
 from leasekit.task import Claimed, Name, Page, Status, TaskInfo
 from leasekit.wire import (
     MAX_BATCH,
@@ -40,12 +41,13 @@ from leasekit.wire import (
 
 __all__ = ["OPTIONS", "PROVIDED", "ROUTES", "HealthAnswer", "StatsAnswer", "WorkerItem", "WorkersAnswer"]
 
-PROVIDED = ("engine", "polls", "metrics")
+PROVIDED = ("engine", "polls", "metrics", "sending")
 """Parameters that the application gives to routes (see `create_app`); nothing that a client sends."""
 
 _Engine: TypeAlias = NamedDependency[Engine]
 _Polls: TypeAlias = NamedDependency[Polls]
 _Metrics: TypeAlias = NamedDependency[Metrics]
+_Sending: TypeAlias = NamedDependency[Sending]
 
 # Litestar takes the bounds of a parameter from its marker, not from the type.
 _NAME: dict[str, Any] = {key: getattr(get_args(Name)[1], key) for key in ("min_length", "max_length", "pattern")}
@@ -89,7 +91,8 @@ def _text(description: str, media_type: str) -> dict[int, ResponseSpec]:
 
 _ALWAYS = {403: "The `Host` header names another host than this one."}
 _ENGINE = _ALWAYS | {
-    429: "Overloaded: nothing was applied. Ask again after `Retry-After` seconds.",
+    429: "Overloaded: nothing was applied, except that a claim may have been granted: its repeat is told. Ask again after "
+    "`Retry-After` seconds.",
     503: "The store does not answer: whether the request was applied is unknown. It may be repeated.",
 }
 _READS = _refusals(_ENGINE | {422: "A parameter does not fit; `errors` names it."})
@@ -158,12 +161,16 @@ async def cancel(data: JSONBody[CancelRequest], engine: _Engine) -> VerdictsAnsw
 
 
 @post("/v1/claims", status_code=200, responses=_WRITES)
-async def claim(data: JSONBody[ClaimRequest], engine: _Engine, polls: _Polls, request: ApiRequest) -> ClaimAnswer:
+async def claim(
+    data: JSONBody[ClaimRequest], engine: _Engine, polls: _Polls, sending: _Sending, request: ApiRequest
+) -> Response[ClaimAnswer]:
     """Take up to `limit` tasks; wait up to `wait` seconds for the first. Repeat it with the same `claim_id` at will."""
+    key = (data.worker, data.claim_id)
+    await sending.wait(key)
     wait = min(data.wait, MAX_WAIT)
     claiming = engine.claim(worker=data.worker, kinds=data.kinds, limit=data.limit, wait=wait, claim_id=data.claim_id)
     claimed: Claimed = await (polls.wait(claiming, request.receive) if wait else claiming)
-    return ClaimAnswer(waited=claimed.waited or 0.0, tasks=claimed.tasks)
+    return sending.begin(key, claimed)
 
 
 @post("/v1/heartbeats", status_code=200, responses=_WRITES)

@@ -142,7 +142,8 @@ class Waiting:
             self._missed.update(poll.asked.kinds)
 
     def _tried(self, poll: _Poll, answer: Answer | BaseException) -> None:
-        poll.asked.is_new = False
+        if not (isinstance(answer, Answer) and answer.again):  # its turn did not come, not even to be looked up
+            poll.asked.is_new = False
         if isinstance(answer, BaseException):
             self._missed.update(poll.asked.kinds)
             self._finish(poll, answer)

@@ -8,17 +8,23 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import Raw
 
 from leasekit.errors import Refused
-from leasekit.server import bounds
+from leasekit.server import bounds, frontend, sending
+from leasekit.server import claims as claiming
+from leasekit.server.app import create_app
 from leasekit.server.engine import Engine
+from leasekit.server.sending import Sending
 from leasekit.server.store.sql import SqlStore
 from leasekit.server.store.statements import Statement
-from leasekit.task import Task
+from leasekit.server.turn import Turn
+from leasekit.task import NewTask, Task
 from leasekit.wire import (
     MAX_BATCH,
     MAX_BODY,
@@ -289,6 +295,128 @@ async def test_of_many_polls_of_many_kinds_only_one_for_each_kind_that_is_due_is
     assert tries.count == len(polls) + 1
     engine.end_waits()
     await asyncio.gather(*polls)
+
+
+# Claims that are repeated
+
+
+def asked(number: int, *, is_new: bool = True) -> claiming.Asked:
+    return claiming.Asked(number, "w", f"c{number}", (f"k{number}",), 9, arrived_at=0.0, is_new=is_new)
+
+
+async def test_big_answers_to_many_claims_and_to_their_repeats_are_read_in_many_turns(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, most = 12, 4 * BIG
+    monkeypatch.setattr(claiming, "_ANSWER", most)
+    monkeypatch.setattr(claiming, "_ALWAYS_FIT", 4)
+    store = SqlStore(tmp_path / "other.db")
+    store.open()
+    with store.transaction() as tx:
+        tasks = [NewTask(kind=f"k{n}", payload=Raw(b'"%s"' % (b"x" * BIG))) for n in range(count) for _ in range(4)]
+        frontend.schedule(Turn(tx, now=1.0, instant=1.0, random=Random(1)), tasks)
+    tokens = [set[str](), set[str]()]
+    for found in tokens:
+        waiting = [asked(n) for n in range(count)]
+        while waiting:
+            done(bench)
+            with store.transaction() as tx:
+                answers = claiming.claim(Turn(tx, now=2.0, instant=2.0, random=Random(len(waiting))), waiting)
+            assert done(bench).read <= 4 * most
+            found.update(task.token for answer in answers if answer.claimed for task in answer.claimed.tasks)
+            again = [one for one, answer in zip(waiting, answers, strict=True) if answer.again]
+            assert len(again) < len(waiting)
+            waiting = again
+    assert len(tokens[0]) == 4 * count
+    assert tokens[0] == tokens[1]
+    store.close()
+
+
+class Connections:
+    """Requests of one claim to the application, none of which reads its answer to the end before it may."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.app = create_app(engine)
+        self.sending: Sending = self.app.state.sending
+        self.statuses: list[int] = []
+        self.size = 0
+        self.may_go = asyncio.Event()
+
+    async def claim(self, claim_id: str = "c") -> None:
+        body = msgspec.json.encode({"worker": "w", "kinds": ["k"], "limit": MAX_BATCH, "claim_id": claim_id})
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope: Any = {
+            "type": "http", "method": "POST", "path": "/v1/claims", "raw_path": b"/v1/claims", "query_string": b"",
+            "headers": headers, "scheme": "http", "http_version": "1.1", "root_path": "", "client": None,
+            "server": None, "asgi": {"version": "3.0"}, "extensions": {},
+        }  # fmt: skip
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                self.statuses.append(message["status"])
+                return
+            self.size += len(message["body"])
+            assert len(message["body"]) <= BIG
+            await self.may_go.wait()
+
+        await self.app(scope, receive, send)
+
+
+async def test_of_one_claim_that_is_repeated_at_will_two_answers_are_under_way_at_most(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "_PAUSE", 0.01)
+    for _ in range(2):
+        await bench.schedule(*({"kind": "k", "payload": "x" * (BIG - 2)} for _ in range(16)))
+    done(bench)
+    connections = Connections(bench.engine)
+    # The first of them join one claim, the others come while its answers are under way.
+    first = [asyncio.create_task(connections.claim()) for _ in range(50)]
+    await until(lambda: len(connections.statuses) == 50)
+    more = [asyncio.create_task(connections.claim()) for _ in range(50)]
+    await until(lambda: len(connections.statuses) == 100)
+    assert connections.statuses.count(200) == 2
+    assert connections.statuses.count(429) == 98
+    assert connections.sending.size < 3 * MAX_BODY
+    assert done(bench).read < 3 * MAX_BODY
+    connections.may_go.set()
+    await asyncio.gather(*first, *more)
+    assert connections.size < 3 * MAX_BODY
+    assert connections.sending.size == 0
+    await connections.claim()
+    assert connections.statuses[-1] == 200
+
+
+async def test_bytes_of_answers_to_different_claims_are_bounded_together(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "_TOGETHER", 3 * BIG)
+    monkeypatch.setattr(claiming, "_ANSWER", BIG)
+    monkeypatch.setattr(claiming, "_ALWAYS_FIT", 1)
+    await bench.schedule(*({"kind": "k", "payload": "x" * (BIG - 2000)} for _ in range(5)))
+    connections = Connections(bench.engine)
+    polls = [asyncio.create_task(connections.claim(f"c{n}")) for n in range(5)]
+    await until(lambda: len(connections.statuses) == 5)
+    assert sorted(connections.statuses) == [200, 200, 200, 429, 429]
+    connections.may_go.set()
+    await asyncio.gather(*polls)
+    for n in range(5):
+        await connections.claim(f"c{n}")
+    assert connections.statuses[5:] == [200] * 5, "what was refused was not lost"
+
+
+async def test_an_answer_whose_client_has_gone_takes_up_nothing(bench: Bench) -> None:
+    await bench.schedule({"kind": "k", "payload": "x" * (BIG - 2)})
+    connections = Connections(bench.engine)
+    poll = asyncio.create_task(connections.claim())
+    await until(lambda: connections.statuses == [200])
+    assert connections.sending.size > BIG
+    poll.cancel()
+    await asyncio.wait([poll])
+    assert connections.sending.size == 0
 
 
 # What is refused before it is decoded

@@ -1,0 +1,115 @@
+"""Big answers to claims: few at a time, and in pieces, so that heartbeats come in between.
+
+Rule 1: a claim has two answers under way at most. A client that asks again has given up the connection before, and
+that one may not have noticed yet; more repeats get nothing out of the store.
+Rule 2: the bytes of all answers under way are bounded: what is not read stays in memory.
+Rule 3: what is refused has lost nothing: the claim is repeated, and its answer is the same.
+"""
+
+import asyncio
+import random
+import weakref
+from collections import Counter
+from typing import Any
+
+from litestar import Response
+from litestar.types import Receive, Scope, Send
+
+from leasekit.errors import Throttled
+from leasekit.task import Claimed, Task
+from leasekit.wire import ClaimAnswer
+
+__all__ = ["ClaimResponse", "Sending"]
+
+_BIG = 64 * 1024  # bytes; smaller answers cost about as much as their request
+_ENVELOPE = 512  # bytes of a task without its values, about
+_PIECE = 256 * 1024  # bytes that are sent at once
+_OF_ONE_CLAIM = 2
+_TOGETHER = 64 * 1024 * 1024
+_PAUSE = 1.0  # seconds until a claim may be repeated that was refused, and about as long before it is
+
+_Key = tuple[str, str]
+
+
+class Sending:
+    """The big answers that are under way, by the claim (worker, claim_id) that they belong to."""
+
+    def __init__(self) -> None:
+        self._of_claim: Counter[_Key] = Counter()
+        self.size = 0
+        """Bytes of all of them."""
+
+    async def wait(self, key: _Key) -> None:
+        """Wait a moment where this claim has as many answers under way as it may have; then raise `Throttled`.
+
+        Refused at once, clients that do not wait themselves would take the event loop's time with refusals.
+        """
+        if self._of_claim[key] >= _OF_ONE_CLAIM:
+            await asyncio.sleep(_PAUSE * (0.5 + random.random()))  # noqa: S311  so that not all come back at once
+            self._check(key)
+
+    def _check(self, key: _Key) -> None:
+        if self._of_claim[key] >= _OF_ONE_CLAIM:
+            raise Throttled("this claim was repeated, and its answers are still being sent", retry_after=_PAUSE)
+
+    def begin(self, key: _Key, claimed: Claimed) -> "ClaimResponse":
+        """The answer to this claim, which counts until it was sent. Raises `Throttled`."""
+        response = ClaimResponse(ClaimAnswer(waited=claimed.waited or 0.0, tasks=claimed.tasks))
+        size = sum(map(_size, claimed.tasks))
+        if size > _BIG:
+            self._check(key)
+            if self.size and self.size + size > _TOGETHER:
+                raise Throttled("too many bytes of answers are still being sent", retry_after=_PAUSE)
+            response.place = _Place(self, key, size)
+        return response
+
+    def _take(self, key: _Key, size: int) -> None:
+        self.size += size
+        self._of_claim[key] += 1
+
+    def _give_back(self, key: _Key, size: int) -> None:
+        self.size -= size
+        self._of_claim[key] -= 1
+        if not self._of_claim[key]:
+            del self._of_claim[key]
+
+
+class _Place:
+    """What one answer takes up until it was sent, or nothing refers to it: its client has gone away before."""
+
+    def __init__(self, sending: Sending, key: _Key, size: int) -> None:
+        sending._take(key, size)
+        self.give_back = weakref.finalize(self, sending._give_back, key, size)
+
+
+class ClaimResponse(Response[ClaimAnswer]):
+    """The answer to a claim; a big one is sent in pieces, and has a place among those under way."""
+
+    place: _Place | None = None
+
+    def to_asgi_response(self, *args: Any, **options: Any) -> Any:
+        """What Litestar has sent."""
+        whole = super().to_asgi_response(*args, **options)
+        place = self.place
+        if place is None:
+            return whole
+
+        async def in_pieces(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await whole.start_response(send)
+                await _send_body(memoryview(whole.body), send)
+            finally:
+                place.give_back()
+
+        return in_pieces
+
+
+async def _send_body(body: memoryview, send: Send) -> None:
+    for at in range(0, len(body), _PIECE):
+        piece = bytes(body[at : at + _PIECE])
+        await send({"type": "http.response.body", "body": piece, "more_body": at + _PIECE < len(body)})
+        await asyncio.sleep(0)  # where all of it fits into buffers nobody else would get a turn
+
+
+def _size(task: Task) -> int:
+    return _ENVELOPE + memoryview(task.payload).nbytes + memoryview(task.progress).nbytes

@@ -242,6 +242,10 @@ class Worker:
                 try:
                     await outcome(shift.over, keep=True)
                     await outcome(shift.reported())
+                except BaseException:
+                    # A cancelled task of asyncio tells its group at the end of the block: only after the drain.
+                    group.cancel_scope.cancel()
+                    raise
                 finally:
                     with anyio.CancelScope(shield=True):
                         shift.stop()

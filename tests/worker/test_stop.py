@@ -1,5 +1,6 @@
 """The end of a worker: graceful, in this order: claim no more, give back, let bodies end, report, close."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -186,6 +187,30 @@ def test_cancelling_serve_gives_async_tasks_back_and_waits_for_threads(
     assert {run.outcome for run in submitter.get(one).history} == {"release"}
     assert begun.count("async") == 1
     assert submitter.get(two).result == "ended"
+
+
+def test_cancelling_serve_as_a_task_of_asyncio_gives_async_tasks_back_too(faulty: Faulty, submitter: Any) -> None:
+    worker = Worker(faulty)
+    begun: list[str] = []
+
+    @worker.handler("async")
+    async def in_loop(payload: Any) -> None:
+        begun.append("async")
+        await anyio.sleep(60)
+
+    one = submitter.schedule("async")
+
+    async def main() -> None:
+        serving = asyncio.create_task(worker.serve())
+        while not begun:  # noqa: ASYNC110 - a task of its own
+            await anyio.sleep(0.001)
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(serving, 15)  # less than the grace after which it would be told to end anyway
+        assert serving.cancelled()
+
+    asyncio.run(main())
+    assert {run.outcome for run in submitter.get(one).history} == {"release"}
 
 
 def test_closing_the_client_of_a_worker_stops_it(

@@ -5,6 +5,8 @@ stays open as long as SQLite may have the file open in this process: closing one
 locks belong to the process). So a second engine of this process is refused before it opens the file.
 Rule 2: the lock on the file beside it, `<store>.id`, keeps out a server that finds another file under the same path.
 Rule 3: `<store>.id` never knows of more transactions than are synced in the store.
+Rule 4: each start has a name. The store has that of the last start that wrote to it; `<store>.id` has the same, and
+that of the start which may write next, noted before. A copy that was served elsewhere has the name of another start.
 
 The kernel drops both locks when the process dies, however it dies.
 """
@@ -12,6 +14,7 @@ The kernel drops both locks when the process dies, however it dies.
 import contextlib
 import fcntl
 import os
+import re
 import stat
 import weakref
 from pathlib import Path
@@ -23,10 +26,11 @@ __all__ = ["FileLock", "Identity"]
 
 
 class Identity(NamedTuple):
-    """Which store it is, and how many transactions have changed it."""
+    """Which store it is, how many transactions have changed it, and in which start the last of them was."""
 
     id: str
     commits: int
+    start: str | None  # None: it was written to by an earlier version only
 
 
 class FileLock:
@@ -38,6 +42,8 @@ class FileLock:
         self._descriptors: list[int] = []
         self._inode: tuple[int, int] | None = None
         self._noted: Identity | None = None
+        self._next: str | None = None  # the start that may write next; None: an earlier version has noted none
+        self._is_cut = False  # a note that was made and is empty
         _locks.add(self)
 
     def acquire(self) -> None:
@@ -46,17 +52,23 @@ class FileLock:
         Raises `StoreLocked` where another engine has the store open, in this process or another, `StoreDamaged` where
         the file is missing or empty and was not, `ConfigError` where it has more than one name, and `OSError`.
         """
+        is_new = not self._beside.exists()
         beside = self._lock(self._beside)
-        self._noted = _parsed(os.pread(beside, 200, 0))
+        if is_new:
+            self._write(os.getpid())
+        self._read(beside)
         self._look_at_file()
         inode = _inode(os.fstat(self._lock(self._path)))
         _open_here.add(inode)
         self._inode = inode
-        self._write(os.getpid())
+        if not self._is_cut:  # which `check` has still to see
+            self._write(os.getpid())
 
     def check(self, found: Identity | None) -> None:
         """Raise `StoreDamaged` where the store is not, or no longer, what was noted beside it."""
         noted, name = self._noted, self._path.name
+        if self._is_cut and found is not None and found.commits:
+            raise self._damaged()
         if noted is None:
             return
         if found is None or found.id != noted.id:
@@ -70,16 +82,24 @@ class FileLock:
                 f"log {name}-wal is missing, or an older copy is in its place. Put the log back beside it; to go on "
                 f"without what is lost, as with a backup, delete {self._beside.name}"
             )
+        if self._next is not None and found.start not in (noted.start, self._next):
+            raise StoreDamaged(
+                f"in the place of the store {name!r} is a copy of it that was served elsewhere: put the one back that "
+                f"was served here; if the copy is meant, delete {self._beside.name}"
+            )
+
+    def begin(self, identity: Identity, start: str) -> None:
+        """Note what is synced in the store now, and that this start may write to it. Raises `OSError`."""
+        self._noted, self._next = identity, start
+        self._write(os.getpid())
+        os.fsync(self._descriptors[0])
+        _sync_directory(self._path.parent)
 
     def note(self, identity: Identity) -> None:
         """Note what is synced in the store now. No error: then less is known, which is safe."""
-        is_new = self._noted is None or self._noted.id != identity.id
         self._noted = identity
         with contextlib.suppress(OSError):
             self._write(os.getpid())
-            if is_new:
-                os.fsync(self._descriptors[0])
-                _sync_directory(self._path.parent)
 
     def release(self) -> None:
         """Give the locks up. Call it once SQLite has closed the store."""
@@ -87,6 +107,20 @@ class FileLock:
         self._inode = None
         while self._descriptors:
             os.close(self._descriptors.pop())
+
+    def _read(self, beside: int) -> None:
+        line = os.pread(beside, 200, 0)
+        self._is_cut = not line
+        note = _parsed(line) if line else (None, None)
+        if note is None:
+            raise self._damaged()
+        self._noted, self._next = note
+
+    def _damaged(self) -> StoreDamaged:
+        return StoreDamaged(
+            f"{self._beside.name} is damaged, and nobody can tell whether {self._path.name!r} is the store that was "
+            f"served here last: if it is, delete {self._beside.name}; if not, put that store back first"
+        )
 
     def _lock(self, path: Path) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -133,15 +167,22 @@ class FileLock:
 
     def _write(self, holder: int) -> None:
         # Of one length, in one call: no reader and no crash finds half of it.
-        store, commits = self._noted or Identity("-", 0)
-        os.pwrite(self._descriptors[0], f"{store:<32} {commits:>20} {holder:>10}\n".encode(), 0)
+        store, commits, start = self._noted or Identity("-", 0, None)
+        line = f"{store:<32} {commits:>20} {start or '-':<32} {self._next or '-':<32} {holder:>10}\n"
+        os.pwrite(self._descriptors[0], line.encode(), 0)
 
 
-def _parsed(line: bytes) -> Identity | None:
-    fields = line.partition(b"\n")[0].decode(errors="replace").split()
-    if len(fields) != 3 or fields[0] == "-" or not fields[1].isdecimal():
+# Those of earlier versions know of no starts.
+_NOTE = re.compile(rb"([0-9a-f]{32}|-) +(\d+) +(?:([0-9a-f]{32}|-) +([0-9a-f]{32}|-) +)?\d+\n")
+
+
+def _parsed(line: bytes) -> tuple[Identity | None, str | None] | None:
+    """The store that is noted, and the start that may write to it next; None: the note is damaged."""
+    found = _NOTE.match(line)
+    if found is None:
         return None
-    return Identity(fields[0], int(fields[1]))
+    store, commits, start, following = (None if field in (None, b"-") else field.decode() for field in found.groups())
+    return (None if store is None else Identity(store, int(commits or 0), start)), following
 
 
 def _inode(status: os.stat_result) -> tuple[int, int]:

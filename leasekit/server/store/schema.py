@@ -39,6 +39,7 @@ store = Table(
     metadata,
     Column("id", Text, primary_key=True),  # one row: which store this is
     Column("commits", BigInteger, nullable=False),  # transactions that have changed it
+    Column("start", Text),  # of the server, in which the last of them was
     Column("anchor", Text),  # JSON: by which clocks the last of them was written
 )
 

@@ -73,7 +73,8 @@ class SqlStore(Store):
             raise ConfigError(f"the directory of the store {str(path)!r} does not exist: make it, or give another")
         self._check = check
         self._lock = FileLock(path)
-        self._identity = Identity("", 0)
+        self._identity = Identity("", 0, None)
+        self._start = ""  # the name of this start
         self._writing = _engine(path, _WRITER, "BEGIN IMMEDIATE", pool=NullPool)
         self._reading = _engine(path, _READER, "BEGIN", pool=QueuePool)
         self._connection: Connection | None = None
@@ -95,7 +96,8 @@ class SqlStore(Store):
                 with connection.begin():
                     _migrate(connection)
                 self._identity = found or _identified(connection)
-                self._lock.note(self._identity)
+                self._start = uuid.uuid4().hex
+                self._lock.begin(self._identity, self._start)
             # A first reader, which stays: where the writer's connection fails as the only one, it takes the log along,
             # and on a full disk nobody could make another, not even to read.
             with self.view() as view:
@@ -149,9 +151,12 @@ class SqlStore(Store):
                     yield tx
                     changed = _driver(connection).total_changes > changes
                     if changed:
-                        sql.COUNT_COMMIT(connection, commits=self._identity.commits + 1, new_anchor=tx.new_anchor)
+                        identity = Identity(self._identity.id, self._identity.commits + 1, self._start)
+                        sql.COUNT_COMMIT(
+                            connection, commits=identity.commits, start=identity.start, new_anchor=tx.new_anchor
+                        )
                 if changed:
-                    self._identity = Identity(self._identity.id, self._identity.commits + 1)
+                    self._identity = identity
                     self._lock.note(self._identity)
         except BaseException:
             self._held.clear()  # what this transaction wrote is undone, or nobody knows
@@ -241,13 +246,17 @@ def _identity(connection: Connection) -> Identity | None:
     driver = _driver(connection)
     if not driver.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'store'").fetchone():
         return None
-    row = driver.execute("SELECT id, commits FROM store").fetchone()
-    return Identity(*row) if row else None  # killed before it was made one
+    cursor = driver.execute("SELECT * FROM store")  # it may be one of before the last migrations
+    row = cursor.fetchone()
+    if row is None:  # killed before it was made one
+        return None
+    values = dict(zip([name for name, *_ in cursor.description], row, strict=True))
+    return Identity(values["id"], values["commits"], values.get("start"))
 
 
 def _identified(connection: Connection) -> Identity:
     """Make a new store one of its own; it and its schema are synced to the file itself."""
-    identity = Identity(uuid.uuid4().hex, 0)
+    identity = Identity(uuid.uuid4().hex, 0, None)
     with connection.begin():
         sql.ADD_STORE.each(connection, [(*identity, None)])
     _driver(connection).execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()

@@ -258,7 +258,9 @@ DROP_DEDUPES = Statement(
 ADD_STORE = Insert(store)
 COUNT_COMMIT = Statement(
     update(store).values(
-        commits=bindparam("commits"), anchor=func.coalesce(bindparam("new_anchor", type_=Text), store.c.anchor)
+        commits=bindparam("commits"),
+        start=bindparam("start"),
+        anchor=func.coalesce(bindparam("new_anchor", type_=Text), store.c.anchor),
     )
 )
 TOUCH = Statement(text("UPDATE alembic_version SET version_num = version_num"))

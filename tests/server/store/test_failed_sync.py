@@ -60,6 +60,8 @@ while os.dup(0) < LOW:
 print(there("before", "meanwhile"))
 put("after")
 store.close()
+while os.dup(0) < LOW:
+    pass
 store.open()
 print(there("before", "meanwhile", "after"))
 store.close()

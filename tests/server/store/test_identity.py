@@ -205,14 +205,81 @@ def test_a_server_that_was_killed_before_its_new_store_had_an_id_leaves_a_store(
     assert keys(path) == {"a"}
 
 
-@pytest.mark.parametrize("line", [b"", b"\0" * 65, b"nonsense", b"a b c", b"\xff" * 300])
-def test_a_note_that_makes_no_sense_says_nothing(path: Path, line: bytes) -> None:
+DAMAGED = [b"", b"\0" * 65, b"nonsense", b"a b c", b"\xff" * 300, b"-", b"a" * 40]
+
+
+@pytest.mark.parametrize("line", DAMAGED)
+def test_a_note_that_makes_no_sense_is_refused_until_it_is_deleted(path: Path, line: bytes) -> None:
     write(path, "a")
-    path.with_name("tasks.db.id").write_bytes(line)
+    note = path.with_name("tasks.db.id")
+    note.write_bytes(line)
+    for _ in range(2):
+        with pytest.raises(StoreDamaged, match=r"tasks\.db\.id is damaged.*delete tasks\.db\.id"):
+            SqlStore(path).open()
+        assert note.read_bytes() == line
+    note.unlink()
     assert keys(path) == {"a"}
-    os.truncate(path, 0)
-    with pytest.raises(StoreDamaged):
+
+
+@pytest.mark.parametrize("cut", range(0, 130, 10))
+def test_half_a_note_is_no_note(path: Path, cut: int) -> None:
+    write(path, "a")
+    os.truncate(path.with_name("tasks.db.id"), cut)
+    with pytest.raises(StoreDamaged, match="is damaged"):
         SqlStore(path).open()
+
+
+def test_a_note_of_an_earlier_version_is_understood(path: Path) -> None:
+    write(path, "a", "b")
+    note = path.with_name("tasks.db.id")
+    fields = note.read_text().split()
+    note.write_text(f"{fields[0]:<32} {fields[1]:>20} {fields[-1]:>10}\n")
+    assert keys(path) == {"a", "b"}
+    note.write_text(f"{fields[0]:<32} {99:>20} {fields[-1]:>10}\n")
+    with pytest.raises(StoreDamaged, match="lost its last 97 transactions"):
+        SqlStore(path).open()
+
+
+@pytest.mark.parametrize("went_on", [False, True])
+def test_a_copy_that_was_served_elsewhere_is_refused_in_the_place_of_its_original(
+    path: Path, tmp_path: Path, *, went_on: bool
+) -> None:
+    write(path, "a")
+    copy = tmp_path / "copy.db"
+    shutil.copy(path, copy)
+    if went_on:
+        write(path, "b")
+    write(copy, "c", "c", "c")  # by now it has seen more than the original
+    copy.replace(path)
+    for _ in range(2):
+        with pytest.raises(StoreDamaged, match=r"copy .* served elsewhere.*delete tasks\.db\.id"):
+            SqlStore(path).open()
+    path.with_name("tasks.db.id").unlink()
+    assert keys(path) == {"a", "c"}
+
+
+def test_a_copy_that_nobody_has_written_to_is_as_good_as_its_original(path: Path, tmp_path: Path) -> None:
+    write(path, "a")
+    copy = tmp_path / "copy.db"
+    shutil.copy(path, copy)
+    assert keys(copy) == {"a"}
+    copy.replace(path)
+    assert keys(path) == {"a"}
+
+
+@pytest.mark.parametrize("writes", [(), ("b",), ("b", "c")])
+def test_a_note_from_any_moment_of_a_start_belongs_to_its_store(
+    path: Path, writes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(path, "a")
+    # Power fails after the start was noted, and `at - 2` more notes have come to the disk.
+    for at in range(2, len(writes) + 3):
+        count = iter(range(at, -1, -1))
+        pwrite = os.pwrite
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", lambda *args, left=count, do=pwrite: do(*args) if next(left, 0) else 0)
+            write(path, *writes)
+        assert keys(path) == {"a", *writes}
 
 
 def test_a_log_that_was_removed_after_a_kill_is_missed(path: Path) -> None:

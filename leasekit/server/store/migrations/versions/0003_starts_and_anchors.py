@@ -1,4 +1,7 @@
-"""By which clocks a store was last written to. Without an anchor, runs that are bounded count anew."""
+"""In which start, and by which clocks, a store was last written to.
+
+Without an anchor, runs that are bounded count anew.
+"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,4 +14,5 @@ depends_on = None
 
 def upgrade() -> None:
     """Take this step."""
+    op.add_column("store", sa.Column("start", sa.Text()))
     op.add_column("store", sa.Column("anchor", sa.Text()))

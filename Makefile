@@ -1,4 +1,4 @@
-# Needs Python 3.11 or newer, make, and a package index that pip knows of. Everything else goes into $(VENV).
+# Needs Python 3.11 or newer (not 3.12.0 to 3.12.2), make, and a package index that pip knows of. Everything else goes into $(VENV).
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -80,8 +80,10 @@ compile = $(call pin,$(1),pyproject.toml --extra server)
 # $(VENV)/docs what turns docs/ into pages, $(VENV)/leasekit the package itself, from a wheel as users get it.
 
 $(VENV)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo 'leasekit needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.12' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; of = sys.version_info[:3]; \
+		sys.exit((of < (3, 11) or (3, 12) <= of < (3, 12, 3)) and \
+			"leasekit needs Python 3.11 or newer, but 3.12.0 to 3.12.2 (gh-113964), not %d.%d.%d: " % of + \
+			"make $(MAKECMDGOALS) PYTHON=python3.13")'
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 

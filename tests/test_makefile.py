@@ -1,0 +1,50 @@
+"""`make` with a Python that leasekit cannot run on says so before it installs anything."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+VERSIONS = ["3.10.14", "3.11.0", "3.11.9", "3.12.0", "3.12.1", "3.12.2", "3.12.3", "3.13.0", "3.14.0"]
+
+
+def python(folder: Path, version: str) -> Path:
+    """An interpreter that takes itself for this version, and makes no environment."""
+    info = (*map(int, version.split(".")), "final", 0)
+    made = folder / f"python{version}"
+    made.write_text(
+        "#!/bin/sh\n"
+        'test "$1" = -c || { echo "would go on"; exit 3; }\n'
+        f"exec {sys.executable} -c \"import sys; sys.version_info = {info}; exec(sys.argv[1])\" \"$2\"\n"
+    )  # fmt: skip
+    made.chmod(0o755)
+    return made
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_make_takes_the_pythons_that_the_package_takes(tmp_path: Path, version: str) -> None:
+    environment = tmp_path / "environment"
+    command = ["make", f"PYTHON={python(tmp_path, version)}", f"VENV={environment}", str(environment / "python")]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if version in SpecifierSet(PROJECT["requires-python"]):
+        assert "would go on" in ran.stdout
+    else:
+        assert ran.returncode != 0
+        assert "would go on" not in ran.stdout
+        assert f"not {version}" in ran.stderr
+        assert "3.12.0 to 3.12.2" in ran.stderr
+
+
+def test_versions_that_start_no_thread_after_the_main_thread_are_refused() -> None:
+    refused = [version for version in VERSIONS if version not in SpecifierSet(PROJECT["requires-python"])]
+    assert refused == ["3.10.14", "3.12.0", "3.12.1", "3.12.2"]
+
+
+def test_the_classifiers_name_every_python_that_is_served() -> None:
+    named = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if ":: Python :: 3." in line]
+    assert named == ["3.11", "3.12", "3.13", "3.14"]

@@ -4,6 +4,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable
+from typing import cast
 
 from leasekit._driver import said
 from leasekit._driver.connection import Connection
@@ -107,9 +108,14 @@ class Work:
 
 def _let_go(error: BaseException) -> None:
     """Free what the body had when memory ran out: its frames hold it, and without memory nothing can be reported."""
-    left: BaseException | None = error
+    left: list[BaseException | None] = [error]
     seen: set[int] = set()  # causes may go round in a circle
-    while left is not None and id(left) not in seen:
-        seen.add(id(left))
-        traceback.clear_frames(left.__traceback__)
-        left = left.__cause__ or left.__context__
+    while left:
+        one = left.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        left += (one.__cause__, one.__context__)
+        if isinstance(one, BaseExceptionGroup):
+            left += cast("BaseExceptionGroup[BaseException]", one).exceptions

@@ -3,7 +3,10 @@
 import asyncio
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 import leasekit
 
@@ -12,13 +15,52 @@ class _Much:
     """Stands for all that there is."""
 
 
-def test_what_a_body_had_when_memory_ran_out_is_free_when_it_is_reported(monkeypatch: Any) -> None:
+def out_of_memory() -> None:
+    """Raise, and let the traceback refer to much."""
+    mine = _Much()
+    MUCH.append(weakref.ref(mine))
+    raise MemoryError
+
+
+def alone() -> None:
+    out_of_memory()
+
+
+def in_a_group() -> None:
+    try:
+        out_of_memory()
+    except MemoryError as error:
+        caught = [error]
+    raise ExceptionGroup("of a task group", caught)
+
+
+def in_a_group_of_a_cause() -> None:
+    try:
+        in_a_group()
+    except ExceptionGroup as group:
+        raise MemoryError from ExceptionGroup("outer", [group])
+
+
+def beside_a_cause() -> None:
+    try:
+        out_of_memory()
+    except MemoryError:
+        raise MemoryError from ValueError()
+
+
+MUCH: list["weakref.ref[_Much]"] = []
+
+
+@pytest.mark.parametrize("fail", [alone, in_a_group, in_a_group_of_a_cause, beside_a_cause])
+def test_what_a_body_had_when_memory_ran_out_is_free_when_it_is_reported(
+    monkeypatch: Any, fail: Callable[[], None]
+) -> None:
     held_then: list[bool] = []
-    much: list[weakref.ref[_Much]] = []
+    MUCH.clear()
     ended = leasekit.Lease.ended
 
     def look(lease: leasekit.Lease, error: BaseException | None, **options: Any) -> Any:
-        held_then.append(much[0]() is not None)
+        held_then.append(MUCH[0]() is not None)
         worker.stop()
         return ended(lease, error, **options)
 
@@ -28,9 +70,7 @@ def test_what_a_body_had_when_memory_ran_out_is_free_when_it_is_reported(monkeyp
 
         @worker.handler("job")
         def job(payload: None) -> None:
-            mine = _Much()
-            much.append(weakref.ref(mine))
-            raise MemoryError
+            fail()
 
         client.schedule("job", max_attempts=1)
 

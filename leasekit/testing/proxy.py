@@ -222,7 +222,7 @@ class Proxy:
         def answer() -> None:
             try:
                 act()
-            except OSError as error:  # the port may be somebody's by now
+            except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
                 done.set_exception(error)
             else:
                 done.set_result(None)

@@ -324,3 +324,24 @@ def test_leaving_the_block_leaves_nothing_behind(service: str) -> None:
     assert threading.active_count() <= before + 1  # the service may be about to end the thread of a connection
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), PATIENCE)
+
+
+def test_what_fails_in_the_loop_of_the_proxy_is_raised_where_it_was_asked_for(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise KeyError("broken")
+
+    monkeypatch.setattr(proxy, "_mend", fail)
+    raised: list[BaseException] = []
+
+    def mend() -> None:
+        try:
+            proxy.mend()
+        except KeyError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=mend, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert [str(error) for error in raised] == ["'broken'"]

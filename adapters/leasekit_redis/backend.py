@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import date
 from typing import Any
 
@@ -60,7 +60,7 @@ class RedisBackend:
         self._register = register = Register(link, keys)
         self._dependencies = dependencies = Dependencies(link, keys, register)
         self._intake = Intake(link, keys, register, dependencies)
-        self._claims = Claims(link, keys, clocks, self._wakes)
+        self._claims = Claims(link, keys, clocks, self._wakes, give_back=self._give_back)
         self._mover = Mover(link, keys, clocks, register, self._intake, dependencies, name=name)
         self._holding = Holding(
             link,
@@ -193,13 +193,26 @@ class RedisBackend:
         """Something is ready, and the claim that was told waits no more: have another one told."""
         kind = self._claims.kind_of(meta_key)
         if kind is not None:
-            errand = asyncio.get_running_loop().create_task(self._tend(kind))
-            self._errands.add(errand)
-            errand.add_done_callback(self._errands.discard)
+            self._send(self._mover.tend(kind))  # where it fails: claims that wait look again by themselves
 
-    async def _tend(self, kind: str) -> None:
-        with contextlib.suppress(BackendError):  # claims that wait look again by themselves
-            await self._mover.tend(kind)
+    def _give_back(self, kind: str, claim_id: str) -> None:
+        """What a claim was granted without hearing of it is made ready again."""
+        self._send(self._recall(kind, claim_id))  # where it fails: the leases run out by themselves
+
+    async def _recall(self, kind: str, claim_id: str) -> None:
+        tasks = await self._claims.recall(self._worker, kind, claim_id)
+        await self.settle([Settlement(id=task.id, token=task.token, outcome="release") for task in tasks])
+
+    def _send(self, work: Coroutine[Any, Any, object]) -> None:
+        """Do it beside the calls that are made; it may fail."""
+
+        async def run() -> None:
+            with contextlib.suppress(BackendError):
+                await work
+
+        errand = asyncio.get_running_loop().create_task(run())
+        self._errands.add(errand)
+        errand.add_done_callback(self._errands.discard)
 
     # Last in the class: below it, `list` is this method and no longer the type.
     async def list(

@@ -91,6 +91,14 @@ class Link:
         """The answer to a plain command."""
         return await self._call(lambda client: client.execute_command(*args))
 
+    async def shards(self, keys: Sequence[bytes]) -> list[str]:
+        """The server that keeps each of these keys, as far as is known here: keys of one server fail together."""
+        if not self.address.is_cluster or len(keys) < 2:
+            return [str(self.address)] * len(keys)
+        with mapped(self.address):
+            cluster = cast("RedisCluster", (await self._opened()).client)
+            return [_shard(cluster, key) for key in keys]
+
     async def _call(self, ask: Callable[[_Client], Awaitable[Any]]) -> Any:
         self._notice_loop()
         with mapped(self.address):
@@ -201,6 +209,14 @@ async def _client(address: Address) -> _Client:
         return cast("_Client", cluster)
     ((host, port),) = address.hosts
     return cast("_Client", Redis(host=host, port=port, db=address.db, **_settings(address)))
+
+
+def _shard(cluster: RedisCluster, key: bytes) -> str:
+    try:
+        node = cluster.get_node_from_key(key.decode())
+    except exceptions.RedisClusterException:
+        node = None
+    return "no server that is known" if node is None else str(node.name)
 
 
 def _settings(address: Address) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import anyio
 import pytest
 
-from leasekit.errors import BackendError
+from leasekit.errors import BackendError, Unavailable
 from leasekit.task import Beat, NewTask, Settlement
 from leasekit_redis import RedisBackend, connect
 
@@ -74,3 +75,59 @@ async def tried(backend: RedisBackend, task_id: str, token: str) -> str | None:
     except BackendError:
         return None
     return verdict.verdict
+
+
+# A shard that is away -------------------------------------------------------------------------------------------
+
+
+async def test_kinds_of_shards_that_answer_are_served_while_another_is_away(
+    cluster: Any, backend: RedisBackend, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kinds = [f"{kind}-{n}" for n in range(12)]
+    await backend.schedule([NewTask(kind=one) for one in kinds])
+    away = cluster.owner(f"leasekit:{{{kinds[0]}}}:state")
+    there = [one for one in kinds if cluster.owner(f"leasekit:{{{one}}}:state") is not away]
+    for node in cluster.nodes:
+        node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+    away.kill()
+    try:
+        with anyio.fail_after(60):
+            got = (await backend.claim(kinds, limit=20, wait=0, claim_id=f"{kind}-1")).tasks
+            assert sorted(task.kind for task in got) == sorted(there)
+            assert (await backend.claim(kinds, limit=20, wait=0, claim_id=f"{kind}-2")).tasks == []
+        assert [record.levelname for record in caplog.records if "claims pass over" in record.message] == ["WARNING"]
+        with pytest.raises(BackendError):
+            await backend.claim([kinds[0]], limit=1, wait=0, claim_id=f"{kind}-3")
+    finally:
+        away.start()
+        cluster.settle()
+    with anyio.fail_after(60):
+        while {task.kind for task in got} != set(kinds):
+            with suppress(BackendError):
+                got += (await backend.claim(kinds, limit=20, wait=1, claim_id=uuid.uuid4().hex)).tasks
+
+
+async def test_what_an_away_shard_has_granted_unheard_is_ready_again_when_it_answers(
+    cluster: Any, backend: RedisBackend, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = [f"{kind}-{n}" for n in range(12)]
+    await backend.schedule([NewTask(kind=one) for one in kinds])
+    away = cluster.owner(f"leasekit:{{{kinds[0]}}}:state")
+    there = {one for one in kinds if cluster.owner(f"leasekit:{{{one}}}:state") is not away}
+    run = backend._link.run
+    is_away = True
+
+    async def lose(script: Any, keys: Any, argument: bytes) -> bytes | None:
+        answer = await run(script, keys, argument)
+        if is_away and cluster.owner(keys[0].decode()) is away:
+            raise Unavailable("its answer was lost")
+        return answer
+
+    monkeypatch.setattr(backend._link, "run", lose)
+    got = (await backend.claim(kinds, limit=20, wait=0, claim_id=kind)).tasks
+    assert {task.kind for task in got} == there
+    is_away = False
+    with anyio.fail_after(60):  # well below the lease
+        while {task.kind for task in got} != set(kinds):
+            got += (await backend.claim(kinds, limit=20, wait=1, claim_id=uuid.uuid4().hex)).tasks
+    assert len(got) == len(kinds)

@@ -9,7 +9,7 @@ from hashlib import blake2b
 import msgspec
 from msgspec import Raw, msgpack
 
-from leasekit.errors import BackendError, ProtocolError
+from leasekit.errors import BackendError, ProtocolError, Unavailable
 from leasekit.ids import uuid7s
 from leasekit.task import Exponential, Scheduled, Status
 from leasekit.wire import MAX_BODY, NewTaskItem, traceparent
@@ -43,22 +43,36 @@ class Intake:
         answers: list[Scheduled | None] = [None] * len(tasks)
         # First, so that what is there already takes no place in the register.
         await self._ask(records, kinds, [at for at, one in enumerate(records) if one.dedupe], answers, peek=True)
-        new = [at for at, known in enumerate(answers) if known is None]
         wanted: list[int] = []
-        if new:
-            reserving = self._register.reserve([(records[at].id, kinds[at]) for at in new])
-            _, owners = await asyncio.gather(self._register.note(dict.fromkeys(kinds)), reserving)
-            wanted = [at for at, owner in zip(new, owners, strict=True) if owner.is_wanted]
-            strangers = [(at, owner.kind) for at, owner in zip(new, owners, strict=True) if owner.kind != kinds[at]]
-            others = {at for at, _ in strangers}
-            await self._ask(records, kinds, [at for at in new if at not in others], answers, peek=False)
-            if strangers:  # last: the owner of an id may be of this very batch, and is there by now
-                for at, owner in strangers:
-                    answers[at] = await self._conflict(records[at], kinds[at], owner)
-                await self._ask(records, kinds, [at for at, _ in strangers if answers[at] is None], answers, peek=False)
+        try:
+            wanted = await self._add(records, kinds, answers)
+        except Unavailable:  # memory is full, say: what is there already needs no room
+            await self._ask(
+                records, kinds, [at for at, known in enumerate(answers) if known is None], answers, peek=True
+            )
+            if None in answers:
+                raise
         scheduled = [answer for answer in answers if answer is not None]
         await self._introduce(records, kinds, wanted, scheduled)
         return scheduled
+
+    async def _add(
+        self, records: Sequence[NewRecord], kinds: Sequence[str], answers: list[Scheduled | None]
+    ) -> list[int]:
+        """Answer those that have no answer yet. Returns the positions of those that others wait for already."""
+        new = [at for at, known in enumerate(answers) if known is None]
+        if not new:
+            return []
+        reserving = self._register.reserve([(records[at].id, kinds[at]) for at in new])
+        _, owners = await asyncio.gather(self._register.note(dict.fromkeys(kinds)), reserving)
+        strangers = [(at, owner.kind) for at, owner in zip(new, owners, strict=True) if owner.kind != kinds[at]]
+        others = {at for at, _ in strangers}
+        await self._ask(records, kinds, [at for at in new if at not in others], answers, peek=False)
+        if strangers:  # last: the owner of an id may be of this very batch, and is there by now
+            for at, owner in strangers:
+                answers[at] = await self._conflict(records[at], kinds[at], owner)
+            await self._ask(records, kinds, [at for at, _ in strangers if answers[at] is None], answers, peek=False)
+        return [at for at, owner in zip(new, owners, strict=True) if owner.is_wanted]
 
     async def _introduce(
         self, records: Sequence[NewRecord], kinds: Sequence[str], wanted: Sequence[int], scheduled: Sequence[Scheduled]

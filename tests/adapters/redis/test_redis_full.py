@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+import leasekit
 from leasekit.errors import Unavailable
 from leasekit.task import Beat, NewTask, Settlement, Task
 from leasekit_redis import RedisBackend
@@ -138,3 +139,25 @@ async def test_a_kind_of_which_nothing_is_left_is_let_go_of(where: Any, full: An
     await backend.tend()
     assert await backend._register.kinds() == []
     await backend.aclose()
+
+
+async def test_what_is_there_already_is_scheduled_again(where: Any, full: Any, kind: str) -> None:
+    backend = RedisBackend(replace(parse(where.url), prefix=kind), worker="w1")
+    there = [NewTask(kind=f"{kind}-{n}", id=f"{kind}-{n}") for n in range(3)]
+    await backend.schedule(there)
+    full()
+    assert [(answer.id, answer.created) for answer in await backend.schedule(there)] == [
+        (task.id, False) for task in there
+    ]
+    with pytest.raises(Unavailable, match="memory is full"):
+        await backend.schedule([*there, NewTask(kind=kind, id=f"{kind}-new")])
+    await backend.aclose()
+
+
+async def test_a_name_that_was_leased_before_is_leased_again(where: Any, full: Any, kind: str) -> None:
+    with leasekit.connect(where.url) as client:
+        async with leasekit.lease(client.named(kind)):
+            pass
+        full()
+        async with leasekit.lease(client.named(kind, wait=20)) as held:
+            assert held.fence == 2

@@ -6,10 +6,12 @@ and encoded twice.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
+from leasekit.errors import Refused
 from leasekit.task import Beat, Name, NewTask, Scheduled, Seconds, Settlement, Task, Verdict
 
 __all__ = [
@@ -17,7 +19,7 @@ __all__ = [
     "MAX_NODES_TOGETHER", "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT", "BeatItem",
     "BeatsRequest", "CancelRequest", "ClaimAnswer", "ClaimRequest", "ItemError", "NewTaskItem", "Problem",
     "ProblemType", "ResultsRequest", "ScheduleAnswer", "ScheduleRequest", "SettlementItem", "VerdictsAnswer",
-    "brackets", "structural_fault", "traceparent",
+    "brackets", "check_kinds", "structural_fault", "traceparent",
 ]  # fmt: skip
 
 MAX_BODY = 8 * 1024 * 1024
@@ -136,6 +138,13 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     title: str
     detail: str
     errors: list[ItemError] | None = None
+
+
+def check_kinds(kinds: Sequence[str]) -> None:
+    """Raise `Refused` where a claim names no kind, or more than any service takes."""
+    if not 1 <= len(kinds) <= MAX_KINDS:
+        detail = f"a claim of {len(kinds):,} kinds: name 1 to {MAX_KINDS}, and make more claims for more"
+        raise Refused(detail, errors=[{"field": "kinds", "detail": detail}])
 
 
 _TRACEPARENT = re.compile(

@@ -14,6 +14,7 @@ from typing import Any
 from leasekit.backend import Traits
 from leasekit.errors import BackendError, Refused, Throttled
 from leasekit.task import Beat, Claimed, Settlement, Verdict
+from leasekit.wire import check_kinds
 from leasekit_aws.clients import Call, Clients
 from leasekit_aws.errors import Answered, Forbidden, Unreached
 from leasekit_aws.polls import Polls
@@ -55,6 +56,7 @@ class AwsBackend:
         does not say how long a claim had waited either: it had not waited at all, at least (trust counts from when it
         left). What an earlier claim's poll brings was granted nobody knows when: its first beat decides.
         """
+        check_kinds(kinds)
         sources = [kind for kind in self._service.polls if kind is None or kind in kinds]
         if not sources:
             await asyncio.sleep(wait)

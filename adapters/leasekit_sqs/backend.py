@@ -16,6 +16,7 @@ from leasekit.errors import BackendError, Refused, Throttled, Unavailable
 from leasekit.hooks import about
 from leasekit.ids import uuid7s
 from leasekit.task import Beat, Claimed, Exponential, NewTask, Scheduled, Settlement, Status, Task, Verdict
+from leasekit.wire import check_kinds
 from leasekit_aws.clients import Clients
 from leasekit_sqs.address import LONGEST_TTL, Address, address
 from leasekit_sqs.batches import Item, in_batches
@@ -83,6 +84,7 @@ class SqsBackend:
         Several queues are looked at in turn. SQS does not know claims by id; a FIFO queue knows a receive that is tried
         again. What a cancelled claim gets goes to the next one, or back.
         """
+        check_kinds(kinds)
         began_at = self._clock()
         async with refusing():
             tasks = await self._receiver.take(kinds, limit, wait, claim_id)

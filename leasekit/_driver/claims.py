@@ -18,6 +18,7 @@ from leasekit._driver.thread import Closed, spawn
 from leasekit.backend import Backend
 from leasekit.errors import BackendError
 from leasekit.task import Claimed, Settlement
+from leasekit.wire import check_kinds
 
 __all__ = ["Claims"]
 
@@ -48,7 +49,9 @@ class Claims:
         """What was granted, and when it was first asked for: a repeat may be answered with what that one was granted.
 
         Being cancelled gives back what may have been granted meanwhile; so does closing, which raises `Closed` here.
+        Raises `Refused` where the kinds are too many for any service: nothing is asked.
         """
+        check_kinds(kinds)
         if self._closed.is_set():
             raise Closed
         limit = min(limit, self._backend.traits.max_claim)

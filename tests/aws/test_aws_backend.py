@@ -37,6 +37,11 @@ async def until(aws: Any, fact: Callable[[], bool]) -> None:
     await asyncio.to_thread(aws.wait_until, fact)
 
 
+async def test_the_kinds_of_a_claim_are_bounded(backend: Backend) -> None:
+    with pytest.raises(Refused, match="101 kinds"):
+        await claim(backend, *(f"k{n}" for n in range(101)), wait=0)
+
+
 # Answers that got lost
 
 

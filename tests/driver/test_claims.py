@@ -12,8 +12,9 @@ from leasekit._driver.claims import Claims
 from leasekit._driver.clock import BOOT_CLOCK
 from leasekit._driver.ledger import Asked, Ledger, SharedMemory
 from leasekit.backend import Traits
-from leasekit.errors import Unavailable
+from leasekit.errors import Refused, Unavailable
 from leasekit.task import Claimed, Task
+from leasekit.wire import MAX_KINDS
 
 pytestmark = pytest.mark.anyio
 
@@ -50,6 +51,14 @@ async def test_the_wait_of_a_long_poll_is_not_taken_from_the_time_for_repeats() 
     assert claimed.tasks == [TASK]
     first, second = backend.asked
     assert first == second
+
+
+@pytest.mark.parametrize("number", [0, MAX_KINDS + 1])
+async def test_a_claim_of_too_many_kinds_or_none_is_refused_before_any_service_is_asked(number: int) -> None:
+    backend = LongPoll()
+    with pytest.raises(Refused, match=f"a claim of {number} kinds: name 1 to {MAX_KINDS}"):
+        await claims(backend).claim([f"k{n}" for n in range(number)], limit=1, wait=0)
+    assert backend.asked == []
 
 
 async def test_a_claim_that_does_not_wait_is_repeated_for_no_longer_than_that() -> None:

@@ -463,3 +463,8 @@ async def test_what_a_claim_has_got_before_it_was_cancelled_goes_to_the_next(con
     await asyncio.wait([claiming])
     go_on.set()
     assert [(task.id, task.attempt) for task in await claim(backend)] == [("message-1", 1)]
+
+
+async def test_the_kinds_of_a_claim_are_bounded(connected: Connected) -> None:
+    with pytest.raises(Refused, match="101 kinds"):
+        await claim(connected(), *(f"k{n}" for n in range(101)))

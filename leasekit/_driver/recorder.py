@@ -10,7 +10,7 @@ The ring is bounded by age (two ttls), and by the leases that its calls refer to
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from leasekit._core.cycle import Lost, Send
 from leasekit._core.term import Term
@@ -19,6 +19,8 @@ from leasekit.errors import LeaseEvent
 from leasekit.task import Verdict
 
 __all__ = ["HeldUp", "Reading", "Recorder", "Story"]
+
+T = TypeVar("T")
 
 _BEATS_OF_EACH = 3  # that the ring has room for
 _ROOM = 10_000  # leases that it may refer to, however few are held
@@ -134,7 +136,7 @@ class Recorder:
     def explain(self, lost: Sequence[Lost], now: float) -> list[Story]:
         """Why each of these was lost, by position."""
         calls = self._calls_of({effect.term for effect in lost})
-        notes = list(self._notes)
+        notes = _copy(self._notes)
         # Those who beat together are lost together, and nearly always have one story.
         told: dict[tuple[object, ...], Story] = {}
         stories: list[Story] = []
@@ -149,13 +151,13 @@ class Recorder:
 
     def expired(self, term: Term, reading: Reading) -> Story:
         """Why a lease is over that the keeper, which may be stuck, has not found lost yet. From any thread."""
-        notes = [*self._notes, *self._noticed(reading)]
+        notes = [*_copy(self._notes), *self._noticed(reading)]
         calls = self._calls_of({term})[term]
         return self._story(Lost(term, "expired", ""), calls, notes, reading.at)
 
     def _calls_of(self, terms: set[Term]) -> dict[Term, list[Call]]:
         found: dict[Term, list[Call]] = {term: [] for term in terms}
-        for call in list(self._calls):  # a copy in one step: the driver's thread may write meanwhile
+        for call in _copy(self._calls):
             for term in terms.intersection(call.send.terms):
                 found[term].append(call)
         return found
@@ -181,12 +183,25 @@ class Recorder:
 
     def _failure_of_others(self, term: Term) -> str | None:
         """Why the latest call failed, where one did since this lease was granted."""
-        for call in reversed(list(self._calls)):
+        for call in reversed(_copy(self._calls)):
             if call.asked_at <= term.granted_at:
                 return None
             if call.error is not None:
                 return call.error.reason or call.error.verdict
         return None
+
+
+def _copy(items: deque[T]) -> list[T]:
+    """A copy of what the driver's thread may be writing to.
+
+    No lock: a thread that is interrupted may leave it held, and the driver's thread would wait for it. With the GIL the
+    copy is one step; without it a write in the middle is an error, and the copy is made again.
+    """
+    while True:
+        try:
+            return list(items)
+        except RuntimeError:
+            continue
 
 
 def _culprit(now: Reading, late: float) -> Literal["blocked", "starved", "stopped"]:

@@ -1,6 +1,8 @@
 """The flight recorder: what is kept of beats, for how long, and what a lost lease is told of them."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -179,6 +181,29 @@ def test_who_asks_before_the_keeper_is_back_hears_of_the_stall_too(recorder: Rec
     story = recorder.expired(one, reading(START + 275))
     assert "the process was stopped for 155 s" in story.why
     assert not recorder._notes, "another thread writes nothing"
+
+
+class WrittenMeanwhile(deque[Any]):
+    """Of a Python without a GIL: another thread writes to it in the middle of the first copies."""
+
+    left = 3
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.left:
+            self.left -= 1
+            raise RuntimeError("deque mutated during iteration")
+        return super().__iter__()
+
+
+def test_what_is_written_in_the_middle_of_a_copy_costs_no_story(recorder: Recorder) -> None:
+    one = term()
+    beaten(recorder, [one], START + 120, error=FAILED)
+    noticed(recorder, reading(START + 175))
+    told = recorder.expired(one, reading(START + 300))
+    recorder._calls, recorder._notes = WrittenMeanwhile(recorder._calls), WrittenMeanwhile(recorder._notes)
+    assert recorder.expired(one, reading(START + 300)) == told
+    recorder._calls.left = recorder._notes.left = 3
+    assert recorder.explain([lost(one)], START + 300)[0].events == told.events
 
 
 # Bounds

@@ -271,6 +271,54 @@ def _ends_whoever_runs(outcome: str) -> _Act:
     return act
 
 
+def _is_late(call: Call, end: Any) -> bool:
+    run = _service(call)._rows[end.id].runs.get(end.token)
+    return run is not None and run.outcome == "expired"
+
+
+def _refuses_late(outcome: str) -> _Act:
+    """What comes after the end of its lease is thrown away, though nobody else has the task."""
+
+    async def act(call: Call) -> Any:
+        (end,) = call.items
+        await call.faulty.backend.beat([Beat(id=end.id, token=end.token)])  # so that it notices what has run out
+        if end.outcome == outcome and _is_late(call, end):
+            return [Verdict(id=end.id, verdict="gone", reason="expired")]
+        return await call.send()
+
+    return act
+
+
+def _forgets_late() -> _Act:
+    """The repeat of what came after the end of its lease is refused."""
+    late: set[str] = set()
+
+    async def act(call: Call) -> Any:
+        (end,) = call.items
+        await call.faulty.backend.beat([Beat(id=end.id, token=end.token)])
+        if end.token in late:
+            return [Verdict(id=end.id, verdict="gone", reason="expired")]
+        late.update([end.token] if _is_late(call, end) else [])
+        return await call.send()
+
+    return act
+
+
+async def _says_settled(call: Call) -> Any:
+    await call.send()
+    return [Verdict(id=end.id, verdict="settled") for end in call.items]
+
+
+def _anew_where_nothing_is_live() -> _Act:
+    async def act(call: Call) -> Any:
+        answer = await call.send()
+        if answer.tasks:
+            return answer
+        return await call.faulty.backend.claim(*call.args, **{**call.options, "claim_id": uuid.uuid4().hex})
+
+    return act
+
+
 def _counts_each_retry() -> _Act:
     """A retry that is repeated while the task waits for its next holder is another attempt."""
 
@@ -360,6 +408,17 @@ def _without_progress(lost: Callable[[Any], bool]) -> _Act:
             ("settle", _ends_whoever_runs(outcome), "test_stale_writes_are_refused")
             for outcome in ("release", "retry", "crash", "fatal", "cancelled")
         ],
+        (
+            "settle",
+            _ends_whoever_runs("success"),
+            "test_a_result_that_comes_late_is_refused_where_another_has_the_task",
+        ),
+        ("settle", _says_settled, "test_a_result_that_comes_late_is_refused_where_another_has_the_task"),
+        ("settle", _refuses_late("fatal"), "test_a_result_that_comes_late_is_not_thrown_away"),
+        ("settle", _refuses_late("success"), "test_a_result_that_comes_late_is_not_thrown_away"),
+        ("settle", _forgets_late(), "test_a_result_that_comes_late_is_not_thrown_away"),
+        ("settle", _says_settled, "test_a_result_that_comes_late_does_not_raise_the_dead"),
+        ("claim", _anew_where_nothing_is_live(), "test_a_repeated_claim_of_which_nothing_is_live_gets_nothing"),
         ("settle", _ends_whoever_runs("release"), "test_a_repeated_result_is_settled_though_a_later_run_is_under_way"),
         ("settle", _counts_each_retry(), "test_a_repeated_result_is_settled_though_a_later_run_is_under_way"),
         (

@@ -162,6 +162,17 @@ class Claiming(Ground):
         assert second.tasks == (first.tasks[1:] if backend.traits.remembers_claims else second.tasks)
         assert first.tasks[0].id not in {task.id for task in second.tasks}
 
+    async def test_a_repeated_claim_of_which_nothing_is_live_gets_nothing(self, backend: Backend, kind: str) -> None:
+        for _ in range(2):  # another one is ready: that is for a claim with an id of its own
+            await self.put(backend, NewTask(kind=kind))
+        first = await self.claim_one(backend, kind, claim_id=kind)
+        await self.settle(backend, first)
+        again = await self.claim(backend, kind, wait=0, claim_id=kind)
+        if backend.traits.remembers_claims:
+            assert again.tasks == []
+        else:
+            assert first.id not in {task.id for task in again.tasks}
+
     async def test_a_repeat_joins_the_claim_that_waits(self, backend: Backend, kind: str) -> None:
         claims = 2 if backend.traits.remembers_claims else 1
         async with self.waiting(backend, kind, claims=claims, limit=2, claim_id=kind) as answers:

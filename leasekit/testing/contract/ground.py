@@ -114,8 +114,8 @@ class Ground:
                 await anyio.wait_all_tasks_blocked()
                 yield answers
 
-    async def claim_one(self, backend: Backend, kind: str) -> Task:
-        (task,) = (await self.claim(backend, kind)).tasks
+    async def claim_one(self, backend: Backend, kind: str, *, claim_id: str | None = None) -> Task:
+        (task,) = (await self.claim(backend, kind, claim_id=claim_id)).tasks
         return task
 
     async def held(self, backend: Backend, kind: str, payload: Any = None, **options: Any) -> Task:

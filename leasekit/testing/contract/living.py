@@ -3,12 +3,13 @@
 import json
 from typing import Any
 
+import anyio
 import pytest
 
 from leasekit.backend import Backend, Scheduler
 from leasekit.errors import Refused
 from leasekit.task import Beat, NewTask, Outcome, Settlement, Status, Waits
-from leasekit.testing.contract.ground import SchedulerGround, is_gone
+from leasekit.testing.contract.ground import WAIT, SchedulerGround, is_gone
 from leasekit.wire import MAX_KINDS, MAX_NODES
 
 __all__ = ["Living"]
@@ -70,6 +71,18 @@ class Living(SchedulerGround):
         await self.settle(backend, first, "retry", retry_after=0.0, error={"type": "E"})
         await self.settle(backend, await self.claim_one(backend, kind), "crash")
         assert (await self.info(scheduler, first.id)).error is None
+
+    async def test_a_result_that_comes_late_does_not_raise_the_dead(
+        self, scheduler: Scheduler, backend: Backend, kind: str
+    ) -> None:
+        task = await self.briefly_held(backend, kind, max_crashes=0)
+        await self.expire(task)
+        with anyio.fail_after(WAIT):
+            while (await self.info(scheduler, task.id)).status is not Status.DEAD:
+                assert await self.nothing_left(backend, kind)
+                await anyio.sleep(0.02)
+        assert is_gone(await self.settle(backend, task, result="late"), "settled")
+        assert (await self.info(scheduler, task.id)).status is Status.DEAD
 
     async def test_a_token_that_was_never_granted_writes_nothing(self, backend: Backend, kind: str) -> None:
         task = await self.held(backend, kind)

@@ -11,6 +11,7 @@ from leasekit.testing.contract.ground import Ground, is_gone
 
 __all__ = ["Settling"]
 
+_LAST: tuple[Outcome, ...] = ("success", "fatal", "cancelled")  # after which no run follows
 _OUTCOMES: tuple[Outcome, ...] = ("release", "retry", "crash", "cancelled", "fatal", "success")
 
 
@@ -93,14 +94,29 @@ class Settling(Ground):
         await self.claim_again(other, task)
 
     async def test_a_result_that_comes_late_is_not_thrown_away(self, backend: Backend, kind: str) -> None:
-        task = await self.briefly_held(backend, kind)
-        await self.expire(task)
-        verdict = await self.settle(backend, task, result="late")
-        if self.late_results:
-            assert verdict.verdict == "settled"
-            assert await self.nothing_left(backend, kind)
-        else:
-            assert is_gone(verdict)
+        held = {outcome: await self.briefly_held(backend, kind) for outcome in _LAST}
+        await self.expire(*held.values())
+        for outcome, task in held.items():
+            verdicts = [await self.settle(backend, task, outcome) for _ in range(2)]
+            if self.late_results:
+                assert [verdict.verdict for verdict in verdicts] == ["settled"] * 2, outcome
+                assert is_gone(await self.settle(backend, task, "crash"), "settled", "cancelled", "unknown")
+            else:
+                assert all(is_gone(verdict) for verdict in verdicts)
+        assert not self.late_results or await self.nothing_left(backend, kind)
+
+    async def test_a_result_that_comes_late_is_refused_where_another_has_the_task(
+        self, backend: Backend, other: Backend, kind: str
+    ) -> None:
+        late = await self.briefly_held(backend, kind)
+        await self.expire(late)
+        current = await self.claim_again(other, late)
+        if current is None or not backend.traits.refuses_stale:
+            return
+        assert is_gone(await self.settle(backend, late, result="late"))
+        assert (await self.beat(other, current)).verdict == "renewed"
+        assert (await self.settle(other, current, result="in time")).verdict == "settled"
+        assert is_gone(await self.settle(backend, late, result="later"))
 
     async def test_stale_writes_are_refused(self, backend: Backend, other: Backend, kind: str) -> None:
         first = await self.briefly_held(backend, kind)

@@ -26,9 +26,9 @@ class Beats:
 
     ttl: float = 300.0  # what the service grants; its answer is the truth, this is what to expect
     cycle: float = 120.0  # every lease beats once in each
-    rate: float = 1.0  # slots a second, at most
+    rate: float = 1.0  # slots a second, at most, for the leases of one ttl: each has a cycle of its own
     batch: int = 100  # leases in one slot, at most; less where the service takes less
-    in_flight: int = 4  # calls under way at once
+    in_flight: int = 4  # calls under way at once, likewise for the leases of one ttl
     margin: float = 15.0  # what may still be on its way when the body is stopped
     grace: float = 10.0  # how long a body may take to end once it was told to
     call_timeout: float = 10.0  # one try
@@ -118,8 +118,9 @@ class Beats:
     def outage_survived(self) -> float:
         """How long no beat may get through, at any phase, without a lease being lost.
 
-        It counts until a call is answered again, and holds for up to `capacity` leases, as long as calls that get
-        through are answered within `in_flight / rate` seconds: slower answers leave less than `rate` slots a second.
+        It counts from when the first call left that got no answer (one that was under way, say), until a call is
+        answered again. It holds for up to `capacity` leases, as long as calls that get through are answered within
+        `in_flight / rate` seconds: slower answers leave less than `rate` slots a second.
         """
         strikes = max(self.strikes_from - self.cycle, (self.max_failures - 1) * self.retry_wait)
         return max(0.0, min(self._last_try, strikes))

@@ -94,7 +94,7 @@ class Settling(Ground):
         await self.claim_again(other, task)
 
     async def test_a_result_that_comes_late_is_not_thrown_away(self, backend: Backend, kind: str) -> None:
-        held = {outcome: await self.briefly_held(backend, kind) for outcome in _LAST}
+        held: dict[Outcome, Task] = {outcome: await self.briefly_held(backend, kind) for outcome in _LAST}
         await self.expire(*held.values())
         for outcome, task in held.items():
             verdicts = [await self.settle(backend, task, outcome) for _ in range(2)]

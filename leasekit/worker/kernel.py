@@ -1,15 +1,26 @@
 """What a supervisor needs of Linux: to be given orphans, to end them, and to hear of memory that ran out."""
 
 import contextlib
+import errno
 import os
 import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-__all__ = ["adopt_orphans", "can_supervise", "children", "end_all_but", "end_with", "ended_for_memory", "expendable"]
+__all__ = [
+    "adopt_orphans",
+    "can_supervise",
+    "children",
+    "end_all_but",
+    "end_with",
+    "ended_for_memory",
+    "expendable",
+    "spawn",
+]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -34,6 +45,42 @@ def end_with(parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def spawn(command: Sequence[str], environment: Mapping[str, str], *, mask: Iterable[signal.Signals]) -> int:
+    """Start a program as a child that ends with this process, from before its first line: it may be stopped there.
+
+    Returns its number. Raises `OSError` where it cannot be started.
+    """
+    parent = os.getpid()
+    failure, fail = os.pipe2(os.O_CLOEXEC)
+    try:
+        if (child := os.fork()) == 0:
+            _become(command, environment, mask, parent=parent, fail=fail)
+    except OSError:
+        os.close(failure)
+        raise
+    finally:
+        os.close(fail)
+    with os.fdopen(failure, "rb") as told:  # until the child is that program
+        error = told.read()
+    if error:
+        os.waitpid(child, 0)
+        raise OSError(int(error), os.strerror(int(error)), command[0])
+    return child
+
+
+def _become(
+    command: Sequence[str], environment: Mapping[str, str], mask: Iterable[signal.Signals], *, parent: int, fail: int
+) -> NoReturn:
+    try:
+        end_with(parent)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.execve(command[0], list(command), dict(environment))  # noqa: S606 - a program, no shell
+    except OSError as error:
+        os.write(fail, b"%d" % (error.errno or errno.EIO))
+    finally:  # whatever it was: a second supervisor must not run
+        os._exit(127)
 
 
 def expendable() -> None:

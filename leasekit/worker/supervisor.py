@@ -116,7 +116,7 @@ class Supervisor:
             for fd in (ledger, end):
                 os.set_inheritable(fd, True)  # noqa: FBT003 - of one argument
             environment: Mapping[str, str] = os.environ | {VARIABLE: f"{ledger}:{end}:{os.getpid()}"}
-            self._child = os.posix_spawn(self._command[0], list(self._command), environment, setsigmask=mask)
+            self._child = kernel.spawn(self._command, environment, mask=mask)
         except OSError:
             os.close(line)
             raise

@@ -1,13 +1,17 @@
 """The supervisor by itself, with a child that does as each test says."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+
+from tests.waiting import eventually
 
 SUPERVISOR = """
 import logging, os, signal, sys
@@ -58,15 +62,15 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again(run: Run) -> None:
     done = run(
         "os.abort() if life == 1 else None",
         before="""
-        spawn, spawned = os.posix_spawn, []
+        fork, forked = os.fork, []
 
-        def short_of_processes(*args, **options):
-            spawned.append(args)
-            if len(spawned) in (2, 3):
+        def short_of_processes():
+            forked.append(None)
+            if len(forked) in (2, 3):
                 raise BlockingIOError(11, "Resource temporarily unavailable")
-            return spawn(*args, **options)
+            return fork()
 
-        os.posix_spawn = short_of_processes
+        os.fork = short_of_processes
         """,
     )
     assert done.returncode == 0, done.stderr
@@ -74,9 +78,33 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again(run: Run) -> None:
 
 
 def test_where_not_even_the_first_can_be_started_nothing_is_tried_again(run: Run) -> None:
-    done = run("", before="def none(*args, **options): raise OSError(38, 'none')\nos.posix_spawn = none")
+    done = run("", before="def none(): raise OSError(38, 'none')\nos.fork = none")
     assert done.returncode == 1
     assert "OSError: [Errno 38] none" in done.stderr
+
+
+def test_a_program_that_is_not_there_cannot_be_started(run: Run) -> None:
+    done = run("", before="sys.executable = '/nowhere/python'")
+    assert done.returncode == 1
+    assert "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/python'" in done.stderr
+
+
+def test_a_worker_that_is_stopped_before_its_first_line_ends_with_its_supervisor(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text("import os, signal\nprint(os.getpid())\nos.kill(os.getpid(), signal.SIGSTOP)\n")
+    (tmp_path / "supervisor.py").write_text(SUPERVISOR.format(before=""))
+    command = [sys.executable, "supervisor.py"]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, env=environment) as supervisor:
+        assert supervisor.stdout is not None
+        child = int(supervisor.stdout.readline())
+        is_stopped = Path(f"/proc/{child}/stat")
+        eventually(lambda: is_stopped.read_bytes().rpartition(b")")[2].split()[0] == b"T", "the worker is stopped")
+        supervisor.kill()
+        try:
+            eventually(lambda: not is_stopped.exists() or b") Z" in is_stopped.read_bytes(), "the worker has ended")
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
 
 
 def test_a_signal_that_the_worker_hears_in_its_own_way_does_not_count_for_its_end(run: Run) -> None:

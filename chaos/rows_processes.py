@@ -1,6 +1,8 @@
 """Rows about processes: killed, stopped, held up, starved; and what their bodies do to them."""
 
+import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -75,6 +77,46 @@ def supervisor_killed(world: World) -> None:
     first.kill()
     wait_for(lambda: not Path(f"/proc/{child}").exists(), what="the end of the worker", within=10)
     world.work("second")
+
+
+@scenario(1, "spool-shared", faults=("kill", "server-down"), ttl=60, start_within=60)
+def spool_shared(world: World) -> None:
+    """The server is away, two workers that share a spool have finished all, and both are killed: no task runs twice."""
+    rng = random.Random(1)
+    world.serve()
+    workers = [world.work(name, supervised=True, options=["--spool", "spool"]) for name in ("first", "second")]
+    for number in range(_ROUNDS):
+        ids = world.schedule("steady", 2 * workers[0].slots, until=f"finish-{number}")
+        world.until_running(ids)
+        assert world.server is not None
+        world.server.kill("server-down")
+        world.finish(f"finish-{number}")
+        _until_kept(world.home / "spool", set(ids))
+        rng.shuffle(workers)
+        for supervisor in workers:
+            (child,) = supervisor.children
+            os.kill(child, signal.SIGKILL)
+            world.fault("kill", target=f"{supervisor.name}.{child}")
+            time.sleep(rng.choice([0.0, 0.0, 0.05, 0.5]))
+        time.sleep(rng.choice([0.0, 0.5, 7.0]))  # also longer than a supervisor waits for its service
+        world.serve()
+        world.until_ended(ids)
+        assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * len(ids), f"round {number}"
+        wait_for(lambda: all(supervisor.children for supervisor in workers), what="workers")
+
+
+_ROUNDS = 5
+
+
+def _until_kept(spool: Path, ids: set[str]) -> None:
+    """Return once the results of all these tasks are in files of the spool."""
+
+    def kept() -> set[str]:
+        lines = [line for path in spool.glob("*.jsonl") for line in path.read_bytes().splitlines(keepends=True)]
+        said = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        return {one["kept"]["id"] for one in said if "kept" in one}
+
+    wait_for(lambda: kept() >= ids, what="all results in the spool")
 
 
 @scenario(2, "worker-stopped", faults=("pause", "death"), start_within=20)

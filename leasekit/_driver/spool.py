@@ -1,9 +1,13 @@
 """Settlements that could not be reported, on disk: they survive the process that could not report them.
 
 Only what was not accepted at the first try comes here, so that good days cost nothing. A spool is one file of its
-process, made when it is first needed, locked (flock) as long as the process lives, and gone when all is answered. What
-the files of dead processes hold is adopted by the next one that serves the same service. A file of which this version
-cannot read all is kept aside, under another name.
+process, made when it is first needed, locked (flock) as long as the process lives, and gone when all is answered. The
+files of dead processes are adopted by the next process that serves the same service: it locks them, and reports what
+they hold. A file of which this version cannot read all is kept aside at the end, under another name.
+
+Rule 1: what was kept stays in the file where its process left it until it is answered. Adopting a file moves nothing,
+so that a look at all files (`unanswered`) misses no result of a dead process, whoever adopts and dies meanwhile.
+Rule 2: only the process that made a file writes it anew, and not what other processes have left.
 
     {"kept": {…a settlement…}}       synced to the disk before `keep` returns
     {"answered": ["id", "token"]}    not synced: to report a settlement twice does no harm
@@ -21,7 +25,8 @@ import secrets
 import stat
 import threading
 import weakref
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -38,6 +43,7 @@ Key = tuple[str, str]
 _SUFFIX = ".jsonl"
 _ASIDE = ".unread"
 _LONGEST_LINE = 64 * 1024 * 1024  # bytes, eight times what a request may have: no settlement is longer
+_MOST_ADOPTED = 200  # files, each of which is an open one of this process
 _ROLL_AT = 1024 * 1024  # bytes: a shorter file is not worth being written anew
 
 
@@ -70,6 +76,33 @@ def key_of(url: str) -> str:
     return hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
+@dataclass(slots=True, eq=False)
+class _Adopted:
+    """A file that a dead process has left, locked by this one."""
+
+    path: Path
+    fd: int
+    kept: dict[Key, Settlement]
+    unread: int  # lines that make no sense
+
+    def mark(self, answered: Sequence[Key]) -> None:
+        """Note that these need not be reported any more."""
+        size = os.fstat(self.fd).st_size
+        is_torn = os.pread(self.fd, 1, size - 1) != b"\n"  # its process was killed in the middle of a line
+        lines = [msgspec.json.encode({"answered": key}) + b"\n" for key in answered]
+        _append(self.fd, b"\n" * is_torn + b"".join(lines), size)
+
+    def end(self) -> None:
+        """Let go of a file of which all was answered: it goes, unless it has what another version can read."""
+        try:
+            if self.unread:
+                _set_aside(self.path, self.unread)
+            else:
+                self.path.unlink(missing_ok=True)  # before the lock goes, or somebody else takes it up
+        finally:
+            os.close(self.fd)
+
+
 class Spool:
     """The file of this process, in a directory that all of a user's workers may share."""
 
@@ -81,6 +114,7 @@ class Spool:
         self._size = 0
         self._kept: dict[Key, tuple[Settlement, int]] = {}  # with their sizes in the file …
         self._live = 0  # … and the sum of them
+        self._adopted: list[_Adopted] = []
         _spools.add(self)
 
     @property
@@ -95,8 +129,10 @@ class Spool:
 
     def answered(self, settlements: Iterable[Settlement]) -> None:
         """These need not be reported any more."""
+        keys = list(map(_key, settlements))
         with self._lock:
-            done = [key for key in map(_key, settlements) if key in self._kept]
+            self._mark_adopted(keys)
+            done = [key for key in keys if key in self._kept]
             self._live -= sum(self._kept.pop(key)[1] for key in done)
             if self._file is None or not done:
                 return
@@ -109,32 +145,69 @@ class Spool:
             if self._size > max(_ROLL_AT, 4 * self._live):
                 self._roll()
 
-    def adopt(self) -> list[Settlement]:
-        """What dead processes have left behind: ours from now on.
+    def _mark_adopted(self, keys: Sequence[Key]) -> None:
+        marks = [(file, [key for key in keys if file.kept.pop(key, None) is not None]) for file in self._adopted]
+        while over := next((file for file in self._adopted if not file.kept), None):
+            self._adopted.remove(over)  # first: it is closed whatever happens
+            over.end()
+        for file, answered in marks:
+            if answered and file.kept:
+                file.mark(answered)
 
-        Where the disk takes nothing any more it stays where it is, for others to adopt too: that is twice, not never.
-        """
+    def adopt(self) -> list[Settlement]:
+        """What dead processes have left behind: this process's to report from now on, and to note as answered."""
         with self._lock:
             adopted: dict[Key, Settlement] = {}
-            for path in sorted(self._directory.glob(f"{self._key}.*{_SUFFIX}")):
-                with _left_behind(path) as fd:
-                    if fd is None:
-                        continue
-                    try:
-                        found, unread = _read(fd)
-                        adopted |= found
-                        self._keep(found.values())  # before it is gone there
-                        if unread:
-                            _set_aside(path, unread)
-                        else:
-                            path.unlink()
-                    except OSError as error:
-                        logger.warning("%s stays where it is: %s", path, error)
+            for path in self._files():
+                if len(self._adopted) >= _MOST_ADOPTED:
+                    logger.warning("%s and what follows it are left to the next process: there is too much", path)
+                    break
+                try:
+                    file = _left_behind(path)
+                except OSError as error:
+                    logger.warning("%s stays where it is: %s", path, error)
+                    continue
+                if file is not None:
+                    adopted |= file.kept
+                    self._adopted.append(file)
             return list(adopted.values())
 
+    def unanswered(self) -> set[Key]:
+        """What all files hold that is not answered, whichever process has them.
+
+        Raises `OSError` where one cannot be read: then nobody can say what is in it.
+        """
+        found: set[Key] = set()
+        for path in self._files():
+            try:
+                if not stat.S_ISREG(path.lstat().st_mode):
+                    continue
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            except (FileNotFoundError, PermissionError):  # all of it was answered meanwhile; or it is another user's
+                continue
+            try:
+                found |= _read(fd)[0].keys()
+            finally:
+                os.close(fd)
+        return found
+
+    def _files(self) -> list[Path]:
+        try:
+            # Not glob, which takes a directory that cannot be read for an empty one.
+            return sorted(
+                path
+                for path in self._directory.iterdir()
+                if path.name.startswith(f"{self._key}.") and path.name.endswith(_SUFFIX)
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
     def close(self) -> None:
-        """Let go of the file. It stays where there is something in it, for the next process."""
+        """Let go of all files. They stay where there is something in them, for the next process."""
         with self._lock:
+            for file in self._adopted:
+                os.close(file.fd)
+            self._adopted = []
             if self._file is None:
                 return
             path, fd = self._file
@@ -146,6 +219,9 @@ class Spool:
 
     def forget(self) -> None:
         """In a forked child: a lock that it shared would outlive the parent."""
+        for file in self._adopted:
+            os.close(file.fd)
+        self._adopted = []
         if self._file is not None:
             os.close(self._file[1])
             self._file = None
@@ -166,13 +242,7 @@ class Spool:
             self._file = self._made()
         # JSON has no bare newline, but the bytes that users' values came in may be laid out over lines.
         data = msgspec.json.encode(line).replace(b"\n", b" ").replace(b"\r", b" ") + b"\n"
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[os.write(self._file[1], rest) :]
-        except OSError:
-            os.ftruncate(self._file[1], self._size)  # what comes next must not begin in the middle of a line
-            raise
+        _append(self._file[1], data, self._size)
         self._size += len(data)
         return len(data)
 
@@ -206,19 +276,36 @@ class Spool:
             os.close(fd)
 
 
-@contextlib.contextmanager
-def _left_behind(path: Path) -> Generator[int | None]:
-    """The file at `path`, locked; None where it is no file of ours, or a living process has it."""
+def _append(fd: int, data: bytes, size: int) -> None:
+    """Write all of it at the end of a file of this size, or nothing."""
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+    except OSError:
+        os.ftruncate(fd, size)  # what comes next must not begin in the middle of a line
+        raise
+
+
+def _left_behind(path: Path) -> _Adopted | None:
+    """The file at `path`, locked; None where it is no file of ours, a living process has it, or nothing is in it."""
     try:
         # NFS locks nothing that is only read; and whoever reads a pipe of that name waits for ever.
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        yield None
-        return
+        return None
     try:
-        yield fd if _is_left_behind(fd) else None
-    finally:
+        file = _Adopted(path, fd, *_read(fd)) if _is_left_behind(fd) else None
+    except BaseException:
         os.close(fd)
+        raise
+    if file is None:
+        os.close(fd)
+        return None
+    if not file.kept:
+        file.end()
+        return None
+    return file
 
 
 def _is_left_behind(fd: int) -> bool:

@@ -2,7 +2,8 @@
 
 A body that had begun is a *crash*, with the reason: the task is ready again at once, and counts towards its
 `max_crashes`. What had not begun is a *release*, and so is what was granted to a claim that was under way. A result in
-the spool goes before both: the task has been done.
+the spool goes before both: the task has been done. Any process that shares the spool may have taken the dead worker's
+file up by now, and may have died too: what counts is that the result is in one of the files, not who reports it.
 """
 
 import asyncio
@@ -59,17 +60,21 @@ def hand_back(past: Past, why: str, *, waiting: Callable[[float], bool]) -> None
 
 async def _report(connection: Connection, holder: Holder, past: Past, why: str) -> None:
     outbox = connection.keeper.outbox
-    spooled = await outbox.use(Spool(Path(holder.spool), holder.url or "")) if holder.spool else []
-    done = {(settlement.id, settlement.token) for settlement in spooled}
+    done: set[tuple[str, str]] = set()
+    if holder.spool:
+        spool = Spool(Path(holder.spool), holder.url or "")
+        # Where that cannot be read, no lease is handed back: none is known to be without a result.
+        done = await asyncio.to_thread(spool.unanswered)
+        await outbox.use(spool)
     if connection.backend.traits.refuses_stale:
         back = [*past.said, *_settlements(past.leases, why)]
     else:
         # Nobody but the kernel's timer can say that these leases had not run out long before.
         guarded = [lease for lease in past.leases if holder.guarded and lease.begun and not lease.elsewhere]
         back = list(_settlements(guarded, why))
-    back = [settlement for settlement in back if (settlement.id, settlement.token) not in done]
     if connection.backend.traits.remembers_claims:
         back += await _unheard(connection.backend, past)  # first: what is reported below may be claimed again
+    back = [settlement for settlement in back if (settlement.id, settlement.token) not in done]
     for settlement in back:
         outbox.put(Delivery(settlement))
     crashes = sum(settlement.outcome == "crash" for settlement in back)

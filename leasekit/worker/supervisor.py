@@ -159,7 +159,8 @@ class Supervisor:
 
     def _listen(self, seconds: float) -> None:
         """Wait for a signal, at most so long, and pass it on."""
-        if (heard := signal.sigtimedwait(self._heard, seconds)) is None:
+        # Not every number is one: where this process was stopped for longer, Python answers with what is in memory.
+        if (heard := signal.sigtimedwait(self._heard, seconds)) is None or heard.si_signo not in self._heard:
             return
         number = signal.Signals(heard.si_signo)
         if number is signal.SIGCHLD:

@@ -546,3 +546,33 @@ def test_a_result_that_could_not_be_reported_survives_and_its_task_does_not_run_
     worker.process.send_signal(signal.SIGTERM)
     assert worker.exit_code() == 0
     assert list(kept.iterdir()) == []
+
+
+def test_a_result_that_another_worker_on_the_same_spool_has_taken_up_is_no_crash(
+    server: Server, place: Place, client: leasekit.Client
+) -> None:
+    """The supervisor comes late, and who took the result up has not reported it yet."""
+    first, second = (place.work("--spool", "results", "--concurrency", "1").at_work() for _ in range(2))
+    task = client.schedule(place.kind("ends_when_told"), 3, claim_timeout=TTL, heartbeat_timeout=TTL)
+    if int(place.begun()[0][1]) != first.pid:
+        first, second = second, first
+    pid = first.pid
+    server.kill()
+    (place.home / "finish").touch()
+    kept = place.home / "results"
+    eventually(lambda: sum(path.stat().st_size for path in kept.glob("*")), "the spool")
+    first.process.send_signal(signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: is_gone(pid), "the worker's end")
+    os.kill(second.pid, signal.SIGKILL)
+    second.at_work(2)
+    eventually(lambda: "could not report are reported now" in second.log, "the result to be taken up")
+    os.kill(second.pid, signal.SIGSTOP)
+    server.start()
+    first.process.send_signal(signal.SIGCONT)
+    first.at_work(2)
+    os.kill(second.pid, signal.SIGCONT)
+    info = ended(client, task.id)
+    assert outcomes(info) == ["success"]
+    assert len(place.notes("begun")) == 1
+    eventually(lambda: list(kept.iterdir()) == [], "an empty spool")

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import random
 import signal
 import socket
 import stat
@@ -181,6 +182,8 @@ def test_lines_that_cannot_be_read_are_passed_over_with_one_word(
     path.write_bytes(first + (damage if damage.endswith(b"\n") else b"") + second + damage)
     with caplog.at_level(logging.WARNING):
         assert ids(spool.adopt()) == ["a", "b"]
+        spool.answered([settlement("a")])
+        spool.answered([settlement("b")])
     assert [path.name in record.getMessage() for record in caplog.records] == [True]
     assert path.name not in names(home)
 
@@ -207,6 +210,8 @@ def test_a_file_that_cannot_be_read_to_its_end_is_kept_aside_and_the_rest_report
     [path] = home.iterdir()
     path.write_bytes(whole := path.read_bytes() + line)
     assert ids(spool.adopt()) == ["a"]
+    assert names(home) == [path.name]  # as long as something in it is to be reported
+    spool.answered([settlement("a")])
     [aside] = [found for found in home.iterdir() if found.name.startswith(path.name)]
     assert aside.name.endswith(".unread")
     assert aside.read_bytes() == whole
@@ -309,21 +314,136 @@ def test_a_long_file_that_a_full_disk_does_not_let_be_written_anew_stays_as_it_i
     assert ids(spool.adopt()) == ["stays"]
 
 
-def test_what_a_full_disk_does_not_let_be_adopted_is_reported_all_the_same_and_stays(
-    home: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_what_dead_processes_kept_is_adopted_from_a_full_disk_and_noted_as_answered_where_it_can_be(
+    home: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dies(home, settlement("a"))
-    dies(home, settlement("b"))
+    dies(home, settlement("b"), settlement("c"))
 
     def full(fd: int, data: memoryview) -> int:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        assert sorted(ids(spool.adopt())) == ["a", "b"]
-    assert caplog.text.count("stays where it is: [Errno 28]") == 2
-    spool.answered([settlement("a")])  # harms nobody
-    assert sorted(ids(spool.adopt())) == ["a", "b"]
+        assert sorted(ids(spool.adopt())) == ["a", "b", "c"]
+        with pytest.raises(OSError, match="No space"):
+            spool.answered([settlement("a"), settlement("b")])
+    assert spool.unanswered() == {key("b"), key("c")}  # b is reported twice, which does no harm
+    spool.answered([settlement("c")])
+    assert names(home) == []
+
+
+def key(task_id: str) -> tuple[str, str]:
+    return task_id, f"token-{task_id}"
+
+
+# What all files hold --------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_answered_is_seen_whichever_process_has_it(home: Path, spool: Spool) -> None:
+    assert spool.unanswered() == set()
+    dies(home, settlement("a"), settlement("b"), then=lambda spool: spool.answered([settlement("b")]))
+    lives = Spool(home, URL)
+    lives.keep([settlement("c")])
+    assert spool.unanswered() == {key("a"), key("c")}
+    lives.adopt()
+    assert spool.unanswered() == {key("a"), key("c")}
+    lives.answered([settlement("a")])
+    assert spool.unanswered() == {key("c")}
+    lives.close()
+
+
+def test_a_result_stays_in_the_file_of_the_process_that_kept_it(home: Path, spool: Spool) -> None:
+    """Were it moved, a look at all files could come to the one too early and to the other too late."""
+    dies(home, settlement("a"), settlement("b"))
+    [path] = home.iterdir()
+    spool.adopt()
+    spool.answered([settlement("b")])
+    spool.close()
+    other = Spool(home, URL)
+    assert ids(other.adopt()) == ["a"]
+    assert names(home) == [path.name]
+    other.close()
+
+
+def test_what_is_answered_of_a_file_that_ends_in_the_middle_of_a_line_is_noted(home: Path, spool: Spool) -> None:
+    dies(home, settlement("a"), settlement("b"))
+    [path] = home.iterdir()
+    path.write_bytes(path.read_bytes() + b'{"kept": {"id": "c", "tok')
+    spool.adopt()
+    spool.answered([settlement("a")])
+    assert spool.unanswered() == {key("b")}
+
+
+def test_what_cannot_be_read_is_not_passed_over(home: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    dies(home, settlement("a"))
+
+    def none_left(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "open", none_left)
+    with pytest.raises(OSError, match="Too many"):
+        spool.unanswered()
+
+
+def test_more_files_than_a_process_should_have_open_are_left_to_the_next(
+    home: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("leasekit._driver.spool._MOST_ADOPTED", 2)
+    for name in "abc":
+        dies(home, settlement(name))
+    assert len(spool.adopt()) == 2
+    assert "left to the next process" in caplog.text
+    other = Spool(home, URL)
+    assert len(other.adopt()) == 1
+    other.close()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whoever_keeps_adopts_and_dies_in_whatever_order_what_is_not_answered_is_seen_and_is_one_processs(
+    home: Path, seed: int
+) -> None:
+    """A model: processes that keep, adopt, answer, close or are killed; after each step all that is open is seen."""
+    rng = random.Random(seed)
+    living: list[tuple[Spool, dict[str, Settlement]]] = []
+    reports: set[str] = set()  # what is not answered
+    made = 0
+    for _ in range(120):
+        match rng.choice(["start", "keep", "adopt", "answer", "close", "kill", "kill"]):
+            case "start" if len(living) < 4:
+                living.append((Spool(home, URL), {}))
+            case "keep" if living:
+                spool, has = rng.choice(living)
+                fresh = {f"{made + n}": settlement(f"{made + n}") for n in range(rng.randint(1, 3))}
+                made += len(fresh)
+                spool.keep(list(fresh.values()))
+                has |= fresh
+                reports |= fresh.keys()
+            case "adopt" if living:
+                spool, has = rng.choice(living)
+                adopted = {one.id: one for one in spool.adopt()}
+                assert not any(adopted.keys() & theirs.keys() for _, theirs in living), "two have it"
+                has |= adopted
+            case "answer" if living:
+                spool, has = rng.choice(living)
+                answered = [has.pop(task_id) for task_id in rng.sample(sorted(has), rng.randint(0, len(has)))]
+                spool.answered(answered)
+                reports -= {one.id for one in answered}
+            case "close" if living:
+                living.pop(rng.randrange(len(living)))[0].close()
+            case "kill" if living:
+                living.pop(rng.randrange(len(living)))[0].forget()  # as the kernel does it: files closed, and no more
+            case _:
+                continue
+        assert Spool(home, URL).unanswered() == {key(task_id) for task_id in reports}
+    for spool, _ in living:
+        spool.forget()
+    last = Spool(home, URL)
+    everything = last.adopt()
+    assert sorted(ids(everything)) == sorted(reports)
+    last.answered(everything)
+    last.close()
+    assert not home.exists() or names(home) == []
 
 
 def test_where_nothing_can_be_locked_nothing_is_left_of_the_try(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,15 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from leasekit import Client
 from leasekit._driver.ledger import Asked, Holder, Ledger, Left, Past, SharedMemory
-from leasekit.task import Status
+from leasekit._driver.spool import Spool
+from leasekit.task import Settlement, Status
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from leasekit.worker import handback, supervised
@@ -89,6 +91,42 @@ def test_what_was_noted_of_it_is_handed_back_once(dead: Dead) -> None:
     info = dead.client.get(dead.task_id)
     assert info is not None
     assert (info.status, info.crashes) == (Status.ENQUEUED, 1)
+
+
+@pytest.mark.parametrize("takes_it_up", [False, True])
+def test_a_result_in_the_spool_is_no_crash_whichever_process_has_it(
+    dead: Dead, tmp_path: Path, *, takes_it_up: bool
+) -> None:
+    """A neighbour that shares the spool has taken it up, and its service is away as it sees it."""
+    spool = Spool(tmp_path, "memory://")
+    spool.keep([Settlement(id=dead.task.id, token=dead.task.token, outcome="success")])
+    spool.close()
+    neighbour = Spool(tmp_path, "memory://")
+    if takes_it_up:
+        neighbour.adopt()
+    holder = Holder(worker="dead", url="memory://", guarded=True, spool=str(tmp_path))
+    left = Left(dead.task.id, dead.task.token, begun=True)
+    handback.hand_back(Past(holder, [left], [], [Asked("c", ["k"], 1)]), "killed", waiting=waiting)
+    info = dead.client.get(dead.task_id)
+    assert info is not None
+    assert (info.status, info.crashes) == ((Status.CLAIMED if takes_it_up else Status.SUCCESS), 0)
+    neighbour.close()
+
+
+def test_nothing_is_handed_back_where_nobody_can_say_what_is_in_the_spool(
+    dead: Dead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreadable(spool: Spool) -> set[tuple[str, str]]:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Spool, "unanswered", unreadable)
+    holder = Holder(worker="dead", url="memory://", guarded=True, spool=str(tmp_path))
+    left = Left(dead.task.id, dead.task.token, begun=True)
+    handback.hand_back(Past(holder, [left], [], []), "killed", waiting=waiting)
+    info = dead.client.get(dead.task_id)
+    assert info is not None
+    assert info.status == Status.CLAIMED
+    assert "run out by themselves: OSError: [Errno 5]" in caplog.text
 
 
 def test_whatever_is_raised_is_said_and_no_more(

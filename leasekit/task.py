@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from leasekit.client import Client
 
 __all__ = [
-    "Beat", "Claimed", "Exponential", "HistoryEntry", "Name", "NewTask", "Outcome", "Page", "Polynomial", "RetryPolicy",
-    "Scheduled", "Seconds", "Settlement", "Status", "Task", "TaskInfo", "TaskOptions", "Verdict", "VerdictWord",
-    "Waits",
+    "Beat", "Claimed", "Exponential", "HistoryEntry", "Name", "NewTask", "Outcome", "Page", "Polynomial", "ProgressSeq",
+    "RetryPolicy", "Scheduled", "Seconds", "Settlement", "Status", "Task", "TaskInfo", "TaskOptions", "Verdict",
+    "VerdictWord", "Waits",
 ]  # fmt: skip
 
 # `$` would let a trailing newline pass in Python, and JSON Schema knows no `\Z`.
@@ -28,6 +28,9 @@ Name = Annotated[str, _NAME]
 
 Seconds = Annotated[float, Meta(ge=0, le=10 * 365 * 86400)]
 Timeout = Annotated[float, Meta(ge=2, le=365 * 86400)]
+ProgressSeq = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+"""The number of a checkpoint among those of one claim. Every JSON reader has numbers so large."""
+
 Outcome = Literal["success", "retry", "fatal", "release", "cancelled", "crash"]
 VerdictWord = Literal["renewed", "settled", "cancelled", "ordered", "gone", "throttled", "failed"]
 
@@ -207,6 +210,7 @@ class Beat(_WithToken, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     token: str
     progress: Any | UnsetType = UNSET  # the latest checkpoint, where there is a new one
     started: bool = True  # False: claimed and waiting in a buffer, its body has not begun
+    progress_seq: ProgressSeq | None = None  # grows with each checkpoint of the claim; None: keep it in any case
 
 
 class Settlement(_WithToken, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -220,6 +224,7 @@ class Settlement(_WithToken, frozen=True, kw_only=True, omit_defaults=True, forb
     retry_after: Seconds | None = None  # with *retry* and *release*: instead of the policy's wait
     progress: Any | UnsetType = UNSET
     then: list[NewTask] = []  # successors, scheduled in the same transaction; with *success* and *fatal* only
+    progress_seq: ProgressSeq | None = None  # as in a Beat: who settles for a dead holder may not have its latest
 
 
 class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -11,7 +11,7 @@ import pytest
 
 import leasekit
 from leasekit import Client, ConfigError, LeaseLost, NewTask, NotHeld, Task
-from leasekit.task import Settlement, Status
+from leasekit.task import Beat, Settlement, Status
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from tests.waiting import eventually
 
@@ -56,6 +56,16 @@ def test_the_block_begins_when_the_service_has_acknowledged_it(client: Client, s
         assert held.task.payload == {"page": 1}
         assert held.remaining() > 0
     assert status(client, task) is Status.SUCCESS
+
+
+def test_progress_of_an_adopted_task_replaces_that_of_who_claimed_it(client: Client, service: MemoryService) -> None:
+    """That may have reported a hundred times: where an adopter stands in the order of its claim, it does not know."""
+    task = received(service)
+    earlier = Beat(id=task.id, token=task.token, progress="loop", progress_seq=100)
+    asyncio.run(MemoryBackend(service, worker="loop").beat([earlier]))
+    with leasekit.lease(client.adopt(task)) as held:
+        held.progress("adopter")
+        eventually(lambda: client.get(task.id).progress == "adopter")  # type: ignore[union-attr]
 
 
 def test_a_task_that_is_gone_by_then_never_begins(client: Client, service: MemoryService) -> None:

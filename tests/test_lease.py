@@ -18,7 +18,7 @@ from leasekit import Beats, Cancelled, Client, Fatal, IdleTimeout, LeaseLost, No
 from leasekit.backend import Traits
 from leasekit.errors import LeasekitError
 from leasekit.hooks import Event, Lost, Ordered, Renewed, Running, Sent, Settled, Tracer, Unreported
-from leasekit.task import NewTask, Status, TaskInfo, Verdict
+from leasekit.task import Beat, NewTask, Status, TaskInfo, Verdict
 from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Call, Fault, Faulty, Gate
@@ -931,6 +931,30 @@ def test_progress_that_comes_while_a_beat_is_under_way_goes_with_the_next(
         eventually(lambda: len(of(Renewed, events)) == 2)
         clock.advance(120)
         eventually(lambda: client.get(held.task.id).progress == "new")  # type: ignore[union-attr]
+
+
+def test_progress_whose_beat_arrives_after_the_next_one_does_not_replace_it(
+    client: Client, clock: FakeClock, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beat, arrived, arrives = faulty.backend.beat, list[Any](), Gate()
+
+    async def noted(beats: Sequence[Beat]) -> list[Verdict]:
+        verdicts = await beat(beats)
+        arrived.extend(one.progress for one in beats)
+        return verdicts
+
+    monkeypatch.setattr(faulty.backend, "beat", noted)
+    with leasekit.lease(claimed(client)) as held:
+        faulty.script("beat", faults.late(arrives))
+        held.progress("old")
+        clock.advance(120)
+        eventually(lambda: faulty.fired["late"])
+        held.progress("new")
+        clock.advance(10)
+        eventually(lambda: client.get(held.task.id).progress == "new")  # type: ignore[union-attr]
+        arrives.open()
+        eventually(lambda: b'"old"' in map(bytes, filter(None, arrived)))
+        assert client.get(held.task.id).progress == "new"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

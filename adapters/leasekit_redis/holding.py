@@ -64,7 +64,7 @@ class Holding:
     async def beat(self, beats: Sequence[Beat], progress: Sequence[str | None]) -> list[Verdict]:
         """Renew leases: `renewed`, `gone` or `failed` for each, in order."""
         items: list[tuple[Any, ...]] = [
-            (beat.id, beat.token, beat.started) if text is None else (beat.id, beat.token, beat.started, text)
+            (beat.id, beat.token, beat.started) + (_numbered(text, beat.progress_seq) if text is not None else ())
             for beat, text in zip(beats, progress, strict=True)
         ]
 
@@ -155,8 +155,13 @@ class Holding:
             error=_text(item.error),
             retry_after=None if item.retry_after is None else round(1000 * item.retry_after),
             progress=None if isinstance(item.progress, UnsetType) else bytes(item.progress).decode(),
+            progress_seq=item.progress_seq,
             successors=_successors(item) or None,
         )
+
+
+def _numbered(progress: str, number: int | None) -> tuple[Any, ...]:
+    return (progress,) if number is None else (progress, number)
 
 
 def _successors(item: SettlementItem) -> list[str]:

@@ -92,6 +92,7 @@ class Result(Struct, omit_defaults=True):
     error: str | None = None
     retry_after: int | None = None
     progress: str | None = None
+    progress_seq: int | None = None
     successors: list[str] | None = None
 
 

@@ -1,5 +1,6 @@
 """What the driver knows of one lease: the task, the trust in it, and what its body has been told."""
 
+import itertools
 import os
 import weakref
 from collections.abc import Callable
@@ -38,8 +39,9 @@ class Holding:
     """
 
     __slots__ = (
-        "_acknowledged", "_expired", "_on_news", "_plain", "_takers", "announced", "body_runs", "checkpoint", "clock",
-        "confirmed", "entry", "idle_at", "idle_timeout", "ledger", "listener", "lost_at", "pid", "progress", "reason",
+        "_acknowledged", "_expired", "_latest", "_numbers", "_on_news", "_plain", "_takers", "announced", "body_runs",
+        "checkpoint", "clock",
+        "confirmed", "entry", "idle_at", "idle_timeout", "ledger", "listener", "lost_at", "pid", "reason",
         "report_due", "reserved", "settling", "stop", "story", "task", "term", "told_idle", "wanted_by", "watchdog",
     )  # fmt: skip
 
@@ -52,6 +54,7 @@ class Holding:
         granted_at: float,
         confirmed: bool,
         started: bool,
+        claimed: bool = True,
         watchdog: Watchdog = UNGUARDED,
         expired: Callable[[Term], Story] = _unexplained,
         on_news: Callable[["Holding"], object] | None = None,
@@ -65,7 +68,9 @@ class Holding:
         self._expired = expired  # says why a lease is over that nobody has found lost
         self.pid = os.getpid()
         self._plain = Beat(id=task.id, token=task.token, started=started)  # what a beat without progress says
-        self.progress: Any = UNSET  # the latest; always goes with the settlement
+        # Only what one process reports of a claim has an order: whoever adopts a task does not know where that stands.
+        self._numbers = itertools.count(1) if claimed else None
+        self._latest: tuple[int | None, Any] = (None, UNSET)  # in one write, for the driver reads it at any moment
         self._acknowledged: Any = UNSET  # the latest that a beat has brought there
         self.confirmed: Answer[None] | None = None if confirmed else Answer()
         self.reserved = False  # somebody has made a Lease of it, and will begin it
@@ -200,13 +205,19 @@ class Holding:
     def beat(self) -> Beat:
         """What the next beat says: with it goes the latest progress, until it was acknowledged."""
         # Bodies write one of the two and the driver the other, so that no report slips between a check and a write.
-        if (progress := self.unsent) is UNSET:
+        if (unsent := self.unsent) is None:
             return self._plain
-        return Beat(id=self.task.id, token=self.task.token, progress=progress)
+        number, progress = unsent
+        return Beat(id=self.task.id, token=self.task.token, progress=progress, progress_seq=number)
+
+    @property
+    def progress(self) -> Any:
+        """The latest, or UNSET; always goes with the settlement."""
+        return self._latest[1]
 
     def report(self, progress: Any) -> None:
         """Record progress: the latest wins, and goes with an early beat. Who was told to end gains no time by it."""
-        self.progress = progress
+        self._latest = next(self._numbers) if self._numbers is not None else None, progress
         if self.stop is None:
             self.touch()
         self._announce()
@@ -218,10 +229,10 @@ class Holding:
             self._on_news(self)
 
     @property
-    def unsent(self) -> Any:
-        """The latest progress, as long as the service has not acknowledged it; else UNSET."""
-        progress = self.progress
-        return UNSET if progress is self._acknowledged else progress
+    def unsent(self) -> tuple[int | None, Any] | None:
+        """The latest progress with its number, as long as the service has not acknowledged it."""
+        latest = self._latest
+        return None if latest[1] is self._acknowledged else latest
 
     def reported(self, beat: Beat) -> None:
         """`beat` was acknowledged: its progress need not be sent again, unless there is a newer one."""

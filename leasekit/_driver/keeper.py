@@ -155,7 +155,7 @@ class Keeper:
 
         Raises `ConfigError` where its ttl leaves no room for heartbeats.
         """
-        holding = self._holding(task, granted=self._clock.now(), confirmed=False, started=True)
+        holding = self._holding(task, granted=self._clock.now(), confirmed=False, started=True, claimed=False)
         return self._holdings.setdefault((task.id, task.token), holding)
 
     def _keep(self, task: Task, *, granted: float, confirmed: bool, started: bool) -> Holding:
@@ -166,7 +166,7 @@ class Keeper:
         self.take_up(holding)
         return holding
 
-    def _holding(self, task: Task, *, granted: float, confirmed: bool, started: bool) -> Holding:
+    def _holding(self, task: Task, *, granted: float, confirmed: bool, started: bool, claimed: bool = True) -> Holding:
         return Holding(
             task,
             self._beats.for_ttl(task.ttl),
@@ -174,6 +174,7 @@ class Keeper:
             granted_at=granted,
             confirmed=confirmed,
             started=started,
+            claimed=claimed,
             watchdog=self._watchdog,
             expired=self._expired,
             on_news=self._on_news,
@@ -213,16 +214,19 @@ class Keeper:
     def _take_news(self, holding: Holding) -> None:
         """The body has begun, or come further: note that for the supervisor, and have the service hear of it soon."""
         holding.announced = False  # first: what is reported from here on is announced anew
-        progress, term = holding.unsent, holding.term
+        unsent, term = holding.unsent, holding.term
         if holding.settling or term.place is None:
             return
-        if progress is UNSET:
+        if unsent is None:
             if self._shows_status:
                 self._hasten(holding)
         elif self._backend.traits.progress:
             if holding.ledger is not None:
                 task = holding.task
-                holding.checkpoint = holding.ledger.progress(holding.checkpoint, task.id, task.token, progress)
+                number, progress = unsent
+                holding.checkpoint = holding.ledger.progress(
+                    holding.checkpoint, task.id, task.token, progress, number=number or 0
+                )
             self._hasten(holding)
 
     def _hasten(self, holding: Holding) -> None:
@@ -232,7 +236,7 @@ class Keeper:
     def _reported(self, holding: Holding, beat: Beat) -> None:
         """The service has this progress; where it is the latest, nobody else has to report it."""
         holding.reported(beat)
-        if holding.checkpoint and holding.unsent is UNSET and holding.ledger is not None:
+        if holding.checkpoint and holding.unsent is None and holding.ledger is not None:
             holding.ledger.remove(holding.checkpoint)
             holding.checkpoint = 0
 

@@ -61,7 +61,8 @@ class Left(NamedTuple):
     token: str
     begun: bool
     elsewhere: bool = False  # its body ran in another process: this one may have lived on after its lease
-    progress: Any = UNSET  # the latest, where the service may not have it
+    progress: Any = UNSET  # the latest that was noted, where the service may not have it …
+    progress_seq: int | None = None  # … and its number: a beat may have brought a later one there
 
 
 class Asked(NamedTuple):
@@ -108,7 +109,7 @@ class SharedMemory:
     def read(self) -> Past:
         """What is in it. Only after the worker has been reaped."""
         leases: list[Left] = []
-        progress: dict[tuple[str, str], tuple[int, msgspec.Raw]] = {}  # of a lease, numbered in order
+        progress: dict[tuple[str, str], tuple[int, msgspec.Raw]] = {}  # of a lease, with its number
         said: list[Settlement] = []
         asked: list[Asked] = []
         with mmap.mmap(self.fd, 0, prot=mmap.PROT_READ) as memory:
@@ -134,8 +135,8 @@ class SharedMemory:
                     leases.append(Left(task_id.decode(), rest.decode(), begun=begun, elsewhere=elsewhere))
                 at += 1 << room
         latest = [
-            lease._replace(progress=progress[lease.task_id, lease.token][1])
-            if (lease.task_id, lease.token) in progress
+            lease._replace(progress=found[1], progress_seq=found[0])
+            if (found := progress.get((lease.task_id, lease.token)))
             else lease
             for lease in leases
         ]
@@ -165,7 +166,6 @@ class Ledger:
             raise ValueError("this is no ledger")
         self._end = _ENTRIES
         self._spare: defaultdict[int, list[int]] = defaultdict(list)
-        self._progresses = 0
 
     def open(self, holder: Holder) -> None:
         """All that is noted from now on is held by this one. ValueError where there is no room for what he says."""
@@ -186,13 +186,15 @@ class Ledger:
         """Note a lease; returns its entry."""
         return self._add(_HELD, task_id.encode(), token.encode())
 
-    def progress(self, entry: int, task_id: str, token: str, progress: msgspec.Raw) -> int:
-        """Note the latest progress of a lease, in place of that at `entry` (0: none); returns its entry."""
-        self._progresses += 1
+    def progress(self, entry: int, task_id: str, token: str, progress: msgspec.Raw, *, number: int) -> int:
+        """Note the latest progress of a lease, in place of that at `entry` (0: none); returns its entry.
+
+        Its `number` is above those of that lease before.
+        """
         noted = self._add(
             _PROGRESS,
             task_id.encode(),
-            msgspec.json.encode((self._progresses, token, progress)),
+            msgspec.json.encode((number, token, progress)),
             most=_MOST_FOR_PROGRESS,
         )
         if noted:  # who is killed in between leaves both, and the number says which is the newer

@@ -16,6 +16,7 @@ from leasekit.server.consumer import lapse
 from leasekit.server.endings import NO_LIMITS, end_run, retry_wait
 from leasekit.server.frontend import schedule
 from leasekit.server.ids import successor_id
+from leasekit.server.progress import Progress
 from leasekit.server.states import ENDING, LEASED, WOUND_DOWN, Event, step
 from leasekit.server.store import Limits, Run, Trigger
 from leasekit.server.turn import Turn, to_bytes
@@ -38,7 +39,7 @@ def heartbeat(turn: Turn, beats: Sequence[Beat]) -> list[Verdict]:
     """
     rows = turn.tx.triggers({beat.id for beat in beats})
     renewed: dict[int, Status] = {}
-    progress: dict[int, bytes] = {}
+    progress = Progress()
     verdicts: list[Verdict] = []
     refused: list[int] = []
     bounded: list[Trigger] = []
@@ -57,16 +58,14 @@ def heartbeat(turn: Turn, beats: Sequence[Beat]) -> list[Verdict]:
             turn.tell("started", replace(row, status=Status.PROCESSING))
         if beat.started and row.run_until is None and row.max_runtime is not None:
             bounded.append(row)
-        if beat.progress is not UNSET:
-            progress[row.seq] = to_bytes(beat.progress)
+        progress.report(row, beat)
         order: Literal["cancel"] | None = "cancel" if row.ordered else None
         verdicts.append(Verdict(id=beat.id, verdict="renewed", ttl=row.heartbeat_timeout, order=order))
     for status in LEASED:
         turn.tx.renew([seq for seq, now_is in renewed.items() if now_is is status], status, now=turn.instant)
     if bounded:
         _bound(turn, bounded)
-    if progress:
-        turn.tx.set_progress(progress)
+    progress.save(turn.tx)
     if refused:
         past = _Past(turn, [rows[beats[at].id].seq for at in refused if beats[at].id in rows])
         for at in refused:
@@ -171,7 +170,7 @@ class _Desk:
         self._ended: dict[Status, list[int]] = {}
         self._runs: list[Run] = []
         self._revised: list[tuple[int, int]] = []
-        self._progress: dict[int, bytes] = {}
+        self._progress = Progress()
         self._successors: list[NewTask] = []
 
     def settle(self, settlement: Settlement) -> Verdict:
@@ -193,8 +192,7 @@ class _Desk:
         for status, seqs in self._ended.items():
             tx.end(seqs, status)
         tx.add_runs(self._runs)
-        if self._progress:
-            tx.set_progress(self._progress)
+        self._progress.save(tx)
         if self._successors:
             schedule(self._turn, self._successors)
 
@@ -229,8 +227,7 @@ class _Desk:
         )
         self._runs.append(run)
         self._past.add(run)
-        if settlement.progress is not UNSET:
-            self._progress[row.seq] = to_bytes(settlement.progress)
+        self._progress.report(row, settlement)
         for position, task in enumerate(settlement.then):
             task_id = task.id or successor_id(row.id, row.fence, position)
             self._successors.append(replace(task, id=task_id))

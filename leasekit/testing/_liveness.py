@@ -349,7 +349,10 @@ def _l6_restart(lives: Lives, rules: Rules) -> Found:
 
 
 def _l7_progress(lives: Lives, rules: Rules, fresh: float) -> Found:
-    """The next holder begins where the last one was, but for what that reported in its last moments."""
+    """The next holder begins where the last one was, but for what that reported in its last moments.
+
+    What the service has acknowledged it keeps, whatever comes late. Progress is taken to grow.
+    """
     for life in lives.tasks.values():
         for lease, after in pairwise(life.known):
             if not after.granted:
@@ -360,9 +363,17 @@ def _l7_progress(lives: Lives, rules: Rules, fresh: float) -> Found:
             reports = [one for one in lease.effects if one.reported is not None and one.at <= by]
             report = next((one for one in reversed(reports) if _was_calm(lives, one, fresh, rules)), None)
             got = after.granted[0].progress
+            told = max((one for one in lease.renewed if one.progress is not None), key=_progress, default=None)
+            if told is not None and after.fence == lease.fence + 1 and (got is None or got < _progress(told)):
+                why = f"fence {after.fence} was given progress {got}: {told.progress} had been acknowledged"
+                yield Violation(rule="L7", task=life.task, why=why, events=[lease.grant, told, after.granted[0]])
             if report is not None and report.reported is not None and (got is None or got < report.reported):
                 why = f"fence {after.fence} was given progress {got}: {report.reported} was reported long before"
                 yield Violation(rule="L7", task=life.task, why=why, events=[lease.grant, report, after.granted[0]])
+
+
+def _progress(beat: log.Renewed) -> float:
+    return -math.inf if beat.progress is None else beat.progress
 
 
 def _was_calm(lives: Lives, report: log.Effect, fresh: float, rules: Rules) -> bool:

@@ -161,6 +161,7 @@ class Renewed(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     fence: int
     asked_at: float
     ttl: float | None = None  # None: that of the grant
+    progress: float | None = None  # what it brought, where that is a number
 
 
 class Refused(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):

@@ -84,7 +84,7 @@ class Recorded:
             if fence is None or verdict.id != beat.id:
                 continue
             if verdict.verdict == "renewed":
-                self._log.add(Renewed, **lease, ttl=verdict.ttl)
+                self._log.add(Renewed, **lease, ttl=verdict.ttl, progress=_number(beat.progress))
             elif verdict.verdict == "gone":
                 self._log.add(Refused, **lease, reason=verdict.reason or "")
         return verdicts

@@ -64,6 +64,7 @@ class _Run:
     outcome: str | None = None  # an Outcome, or *expired*; None while it runs
     ended_at: float = 0.0
     settlement: SettlementItem | None = None  # the first result of the token
+    progress_seq: int = 0  # the number of the checkpoint that it left
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -213,8 +214,7 @@ class MemoryService:
             return Verdict(id=beat.id, verdict="gone", reason="expired")
         if beat.started and run.started_at is None:
             run.started_at = now
-        if beat.progress is not UNSET:
-            row.progress = beat.progress
+        _keep_progress(row, run, beat)
         ttl = row.new.heartbeat_timeout
         # No nearer than it was: a holder that does not hear the answer goes by what it was granted before.
         until = max(row.trigger_at, now + ttl)
@@ -246,8 +246,8 @@ class MemoryService:
 
     def _end(self, row: _Row, run: _Run, outcome: str, now: float, item: SettlementItem | None = None) -> None:
         run.outcome, run.ended_at, run.settlement = outcome, now, item
-        if item and item.progress is not UNSET:
-            row.progress = item.progress
+        if item:
+            _keep_progress(row, run, item)
         self._move(row, _status_after(row, outcome), now + self._wait_after(row, item))
         for position, successor in enumerate(item.then if item else ()):
             # Derived, so that a repeat of this result makes no second one; `/` is in no id.
@@ -359,6 +359,13 @@ class MemoryService:
 
 
 # Rules that need no service -----------------------------------------------------------------------------------
+
+
+def _keep_progress(row: _Row, run: _Run, item: BeatItem | SettlementItem) -> None:
+    """Unless what is kept was reported later in the same run, and only its request was faster."""
+    if item.progress is UNSET or (item.progress_seq is not None and item.progress_seq < run.progress_seq):
+        return
+    row.progress, run.progress_seq = item.progress, item.progress_seq or 0
 
 
 def _answer(claim: _Claim) -> Claimed:

@@ -107,4 +107,5 @@ def _settlements(leases: Sequence[Left], why: str) -> Iterator[Settlement]:
             outcome="crash" if lease.begun else "release",
             error=error if lease.begun else None,
             progress=lease.progress,
+            progress_seq=lease.progress_seq,
         )

@@ -14,6 +14,7 @@ _ENDINGS = "leasekit/server/endings.py"
 _FRONTEND = "leasekit/server/frontend.py"
 _HSC = "leasekit/server/hsc.py"
 _MEMORY = "leasekit/server/store/memory.py"
+_PROGRESS = "leasekit/server/progress.py"
 _STOCK = "leasekit/server/stock.py"
 _STORE = "leasekit/server/store/__init__.py"
 
@@ -275,8 +276,15 @@ SERVICE: Sequence[Mutant] = (
     Mutant(
         name="progress-lost",
         breaks="What the last holder left is not given to the next.",
-        edits=[Edit(_HSC, "        turn.tx.set_progress(progress)\n", "        pass\n")],
+        edits=[Edit(_HSC, "    progress.save(turn.tx)\n", "")],
         under="deaths",
+        killed_by=["L7"],
+    ),
+    Mutant(
+        name="progress-unordered",
+        breaks="A beat that arrives late puts old progress over newer.",
+        edits=[Edit(_PROGRESS, "if seq in known and self._latest[seq].mark < known[seq]", "if seq not in known")],
+        under="fencing",
         killed_by=["L7"],
     ),
     # Order ----------------------------------------------------------------------------------------------------------

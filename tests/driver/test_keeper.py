@@ -332,6 +332,8 @@ async def test_no_progress_slips_between_an_acknowledgement_and_the_next_beat() 
     holding.report("new")
     holding.reported(sent)
     assert holding.beat.progress == "new"
+    assert sent.progress_seq is not None
+    assert holding.beat.progress_seq == sent.progress_seq + 1
     holding.reported(holding.beat)
     assert holding.beat == Beat(id="t", token="x")
     holding.reported(Beat(id="t", token="x"))

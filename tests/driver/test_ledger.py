@@ -65,7 +65,7 @@ def test_it_has_the_latest_progress_of_a_lease(memory: SharedMemory, ledger: Led
     ledger.add("b", "t")
     entry = 0
     for page in range(50):
-        entry = ledger.progress(entry, "a", "t", msgspec.Raw(b'{"page":%d}' % page))
+        entry = ledger.progress(entry, "a", "t", msgspec.Raw(b'{"page":%d}' % page), number=page + 1)
     assert [left.progress for left in memory.read().leases] == [msgspec.Raw(b'{"page":49}'), UNSET]
     ledger.remove(entry)
     assert memory.read().leases[0].progress is UNSET
@@ -73,24 +73,25 @@ def test_it_has_the_latest_progress_of_a_lease(memory: SharedMemory, ledger: Led
 
 def test_of_two_progresses_that_a_kill_has_left_the_newer_counts(memory: SharedMemory, ledger: Ledger) -> None:
     ledger.add("a", "t")
-    first = ledger.progress(0, "a", "t", msgspec.Raw(b"1"))
+    first = ledger.progress(0, "a", "t", msgspec.Raw(b"1"), number=1)
     ledger.remove(first)
-    ledger.progress(0, "b", "t", msgspec.Raw(b"0"))  # takes the room of the first
-    ledger.progress(0, "a", "t", msgspec.Raw(b"2"))
+    ledger.progress(0, "b", "t", msgspec.Raw(b"0"), number=1)  # takes the room of the first
+    ledger.progress(0, "a", "t", msgspec.Raw(b"2"), number=2)
     ledger.remove(first)
-    ledger.progress(0, "a", "t", msgspec.Raw(b"3"))  # stands before the second
-    assert memory.read().leases[0].progress == msgspec.Raw(b"3")
+    ledger.progress(0, "a", "t", msgspec.Raw(b"3"), number=3)  # stands before the second
+    [left] = memory.read().leases
+    assert (left.progress, left.progress_seq) == (msgspec.Raw(b"3"), 3)
 
 
 def test_progress_has_its_bounds_and_leases_are_noted_beyond_them(memory: SharedMemory, ledger: Ledger) -> None:
     big = msgspec.Raw(b'"' + b"x" * 60_000 + b'"')
-    noted = [ledger.progress(0, f"task-{n}", "t", big) for n in range(1200)]
+    noted = [ledger.progress(0, f"task-{n}", "t", big, number=1) for n in range(1200)]
     assert noted[0]
     assert noted[-1] == 0
     assert os.fstat(memory.fd).st_size <= 129 * 1024 * 1024
     assert ledger.add("one more", "t")
     # Where there is no room for the newer, the older stays.
-    assert ledger.progress(noted[0], "task-0", "t", msgspec.Raw(b'"' + b"y" * 40_000 + b'"')) == noted[0]
+    assert ledger.progress(noted[0], "task-0", "t", msgspec.Raw(b'"' + b"y" * 40_000 + b'"'), number=2) == noted[0]
 
 
 def test_it_grows_and_takes_tokens_of_any_length(memory: SharedMemory, ledger: Ledger) -> None:

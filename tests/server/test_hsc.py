@@ -214,6 +214,38 @@ async def test_the_latest_progress_goes_to_the_next_holder(bench: Any) -> None:
     assert bytes((await bench.take()).progress) == b'{"page": 2}'
 
 
+@pytest.mark.parametrize("together", [True, False])
+async def test_progress_of_a_beat_that_was_overtaken_renews_and_replaces_no_newer(
+    bench: Any, *, together: bool
+) -> None:
+    task = await bench.taken("a", claim_timeout=10, heartbeat_timeout=10)
+    beats = [Beat(id="a", token=task.token, progress=[number], progress_seq=number) for number in (2, 3, 1)]
+    for batch in [beats] if together else [[beat] for beat in beats]:
+        await bench.later(4)
+        verdicts = await bench.engine.heartbeat("w", batch)
+        assert {verdict.verdict for verdict in verdicts} == {"renewed"}
+    await bench.later(10)
+    again = await bench.take()
+    assert bytes(again.progress) == b"[3]"
+    await bench.beat(again, progress=[0], progress_seq=1)  # a claim counts anew
+    await bench.settle(again, "release")
+    assert bytes((await bench.take()).progress) == b"[0]"
+
+
+@pytest.mark.parametrize(("number", "kept"), [(1, b"[2]"), (2, b"[7]"), (3, b"[7]"), (None, b"[7]")])
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_progress_with_a_result_replaces_what_is_not_newer(
+    bench: Any, number: int | None, kept: bytes, *, is_late: bool
+) -> None:
+    task = await bench.taken("a", claim_timeout=10, heartbeat_timeout=10)
+    await bench.beat(task, progress=[2], progress_seq=2)
+    if is_late:
+        await bench.later(10)
+    verdict = await bench.settle(task, "crash", progress=[7], progress_seq=number)
+    assert verdict.verdict == "settled"
+    assert bytes((await bench.take()).progress) == kept
+
+
 async def test_progress_of_a_stale_beat_is_not_kept(bench: Any) -> None:
     task = await bench.taken("a", claim_timeout=10)
     await bench.later(10)

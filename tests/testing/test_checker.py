@@ -356,6 +356,14 @@ BROKEN: list[tuple[str, str, list[Event]]] = [
         ],
     ),
     (
+        "L7",
+        "40.0 had been acknowledged",
+        [
+            *without(RERUN, Granted), granted(1, 2.1), granted(2, 304.1, who="v", progress=30.0),
+            renewed(1, 30.0, progress=30.0), renewed(1, 40.0, progress=40.0), renewed(1, 50.0),
+        ],
+    ),
+    (
         "L6",
         "a restart took it",
         [

@@ -11,7 +11,7 @@ import pytest
 from leasekit import Client
 from leasekit._driver.ledger import Asked, Holder, Ledger, Left, Past, SharedMemory
 from leasekit._driver.spool import Spool
-from leasekit.task import Settlement, Status
+from leasekit.task import Beat, Settlement, Status
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from leasekit.worker import handback, supervised
@@ -111,6 +111,17 @@ def test_a_result_in_the_spool_is_no_crash_whichever_process_has_it(
     assert info is not None
     assert (info.status, info.crashes) == ((Status.CLAIMED if takes_it_up else Status.SUCCESS), 0)
     neighbour.close()
+
+
+def test_progress_that_was_noted_before_a_beat_brought_newer_does_not_replace_that(dead: Dead) -> None:
+    """The body reports, the driver notes it, the body reports again, a beat takes that along, the worker dies."""
+    newer = Beat(id=dead.task.id, token=dead.task.token, progress="newer", progress_seq=2)
+    dead.client.connection().run(dead.client.connection().backend.beat([newer]))
+    left = Left(dead.task.id, dead.task.token, begun=True, progress="noted", progress_seq=1)
+    handback.hand_back(Past(Holder(worker="dead", url="memory://"), [left], [], []), "killed", waiting=waiting)
+    info = dead.client.get(dead.task_id)
+    assert info is not None
+    assert (info.crashes, info.progress) == (1, "newer")
 
 
 def test_nothing_is_handed_back_where_nobody_can_say_what_is_in_the_spool(

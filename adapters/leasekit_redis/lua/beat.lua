@@ -1,6 +1,6 @@
 -- Renew leases that are still held; the rest is gone, and says why. A lease that has ended is never revived, even where
 -- nobody else got the task yet, and none is renewed without its token.
--- Takes {worker, latest?, jumped?, beats: list of {id, token, started, progress?}}, gives {now, words}: for each its
+-- Takes {worker, latest?, jumped?, beats: list of {id, token, started, progress?, progress_seq?}}, gives {now, words}: for each its
 -- ttl in milliseconds; {ttl}, where its holder is ordered to cancel; or the word why it is gone.
 
 outrank_full_memory()
@@ -47,7 +47,7 @@ local function is_held(i, id, lease, token)
 end
 
 for i, beat in ipairs(ARGUMENT.beats) do
-  local id, token, started, progress = unpack(beat, 1, 4)
+  local id, token, started, progress, number = unpack(beat, 1, 5)
   local lease = read(WORKING, id)
   if lease and not ends[i] then
     broken[id] = 'lease: its end is missing'
@@ -58,8 +58,10 @@ for i, beat in ipairs(ARGUMENT.beats) do
     if s then
       start(id, lease, s)
     end
-    if progress then
-      put(PROGRESS, id, progress)
+    local before = lease.progress_seq
+    keep_progress(id, lease, progress, number)
+    if lease.progress_seq ~= before then
+      put(WORKING, id, lease)
     end
     -- No nearer than it was: a holder that does not hear the answer goes by what it was granted before.
     place(LEASES, id, math.max(end_of(i, id), now + lease.ttl))

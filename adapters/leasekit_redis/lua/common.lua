@@ -86,11 +86,12 @@ local SHAPES = { -- key → what must be there, what may be
      crashes = is_number, max_attempts = is_number, max_crashes = is_number, max_runtime = is_number,
      claim_ttl = is_number, beat_ttl = is_number, worker = is_text, token = is_text, reason = is_text,
      digest = is_text, dedupe = is_text, collection = is_text, after = list_of(is_text, 1), retry = is_policy,
-     awaited = is_flag},
+     awaited = is_flag, progress_seq = is_number},
   },
   [WORKING] = {
     {token = is_text, worker = is_text, ttl = is_number},
-    {max_runtime = is_number, longest = is_number, ends = is_number, started = is_flag, ordered = is_flag},
+    {max_runtime = is_number, longest = is_number, ends = is_number, started = is_flag, ordered = is_flag,
+     progress_seq = is_number},
   },
   [RUNS] = {
     {fence = is_number, attempt = is_number, at = is_number, outcome = is_text},
@@ -529,6 +530,16 @@ local function has_ended(id, lease, ends_at)
   return false
 end
 
+-- Keep a checkpoint, unless what is kept was reported later under the same token, and only came first. One without a
+-- number is taken as it comes. `holding`: the lease, or the state of a task whose lease has ended.
+local function keep_progress(id, holding, progress, number)
+  if not progress or number and number < (holding.progress_seq or 0) then
+    return
+  end
+  put(PROGRESS, id, progress)
+  holding.progress_seq = number
+end
+
 local function let_go(id, lease)
   put(WORKING, id, false)
   place(LEASES, id, false)
@@ -541,6 +552,7 @@ local function expire(id, lease)
     return
   end
   let_go(id, lease)
+  s.progress_seq = lease.progress_seq -- its holder may yet report
   record(id, s, {outcome = 'expired', attempt = s.attempt, worker = lease.worker, token = lease.token})
   end_run(id, s, 'expired', lease.ordered, {token = lease.token})
 end

@@ -1,7 +1,7 @@
 -- End runs. The first result of a token counts, its repeat is told the same, anything else is gone. A lease
 -- that has ended, but whose task nobody else got, may still be settled: finished work is not thrown away.
 -- Takes {worker, latest?, jumped?, results: list of {id, token, outcome, digest, chance, result?, error?, retry_after?,
--- progress?, successors?}}, gives {now, words}: for each 1 (accepted), 2 (so was the end of what others wait
+-- progress?, progress_seq?, successors?}}, gives {now, words}: for each 1 (accepted), 2 (so was the end of what others wait
 -- for), 0 (was accepted before), or the word why it is gone.
 
 outrank_full_memory()
@@ -27,9 +27,7 @@ local function accept(one, s, lease)
   local run = {outcome = one.outcome, attempt = s.attempt, worker = worker, token = one.token, digest = one.digest}
   run.result, run.error = one.result, one.error
   record(one.id, s, run)
-  if one.progress then
-    put(PROGRESS, one.id, one.progress)
-  end
+  keep_progress(one.id, lease or s, one.progress, one.progress_seq)
   -- Successors may be of kinds that are kept elsewhere: a mover brings them there, by their ids.
   for _, successor in ipairs(one.successors or {}) do
     outbox[#outbox + 1] = successor

@@ -19,6 +19,7 @@ from leasekit.task import Status
 
 __all__ = [
     "Anchor",
+    "Checkpoint",
     "ClaimMemory",
     "Content",
     "Dedupe",
@@ -104,6 +105,19 @@ class Content(NamedTuple):
     collection: str | None
     traceparent: str | None
     progress: bytes | None  # what the last holder left
+
+
+class Checkpoint(NamedTuple):
+    """What a holder has reported of its progress."""
+
+    value: bytes
+    fence: int  # of its claim …
+    number: int  # … and which of its reports it is
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        """Grows with every report on the task."""
+        return self.fence, self.number
 
 
 class Limits(NamedTuple):
@@ -251,7 +265,11 @@ class Tx(Protocol):
         """Keep this anchor, if the transaction changes anything else."""
         ...
 
-    def set_progress(self, values: Mapping[int, bytes]) -> None:
+    def progress_marks(self, seqs: Collection[int]) -> dict[int, tuple[int, int]]:
+        """The fence and the number of the checkpoints of those of these tasks that have one."""
+        ...
+
+    def set_progress(self, values: Mapping[int, Checkpoint]) -> None:
         """Keep the latest checkpoints."""
         ...
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from leasekit.server.states import LEASED, WAITING
 from leasekit.server.store import (
     Anchor,
+    Checkpoint,
     ClaimMemory,
     Content,
     Dedupe,
@@ -71,7 +72,7 @@ class _Tables:
         self.entities: dict[int, Entity] = {}
         self.triggers: dict[int, Trigger] = {}
         self.live: dict[int, Trigger] = {}  # those that have a next trigger time
-        self.progress: dict[int, bytes] = {}
+        self.progress: dict[int, Checkpoint] = {}
         self.runs: dict[int, dict[int, Run]] = {}
         self.dedupes: dict[tuple[str, str], Dedupe] = {}
         self.claims: dict[tuple[str, str], ClaimMemory] = {}
@@ -90,7 +91,7 @@ class _MemoryView(View):
         return _chosen(self._tables.entities, seqs)
 
     def progress(self, seqs: Collection[int]) -> dict[int, bytes]:
-        return _chosen(self._tables.progress, seqs)
+        return {seq: one.value for seq, one in _chosen(self._tables.progress, seqs).items()}
 
     def last_runs(self, seq: int, *, limit: int) -> list[Run]:
         runs = self._tables.runs.get(seq, {})
@@ -152,7 +153,7 @@ class _MemoryTx(_MemoryView, Tx):
         return {seq: entity.digest for seq, entity in self.entities(seqs).items()}
 
     def contents(self, seqs: Collection[int]) -> dict[int, Content]:
-        progress = self._tables.progress
+        progress = self.progress(seqs)
         return {
             seq: Content(entity.payload, entity.collection, entity.traceparent, progress.get(seq))
             for seq, entity in self.entities(seqs).items()
@@ -212,7 +213,10 @@ class _MemoryTx(_MemoryView, Tx):
     def set_anchor(self, anchor: Anchor) -> None:
         self._put(self._tables.anchors, None, anchor)
 
-    def set_progress(self, values: Mapping[int, bytes]) -> None:
+    def progress_marks(self, seqs: Collection[int]) -> dict[int, tuple[int, int]]:
+        return {seq: one.mark for seq, one in _chosen(self._tables.progress, seqs).items()}
+
+    def set_progress(self, values: Mapping[int, Checkpoint]) -> None:
         for seq, value in values.items():
             self._put(self._tables.progress, seq, value)
 

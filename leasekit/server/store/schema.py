@@ -114,6 +114,8 @@ progress = Table(
     metadata,
     Column("seq", _Serial, ForeignKey(task.c.seq), primary_key=True, autoincrement=False),
     Column("value", LargeBinary, nullable=False),
+    Column("fence", BigInteger),
+    Column("number", BigInteger),
 )
 
 run = Table(

@@ -245,6 +245,9 @@ END = Statement(
         reason=null(),
     )
 )
+PROGRESS_MARKS = Statement(
+    select(progress.c.seq, progress.c.fence, progress.c.number).where(_is_one_of(progress.c.seq, "seqs"))
+)
 ADD_PROGRESS = Insert(progress)
 DROP_PROGRESS = Statement(delete(progress).where(progress.c.seq == _OF_SEQ))
 ADD_RUNS = Insert(run)

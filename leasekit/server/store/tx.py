@@ -8,6 +8,7 @@ from sqlalchemy import Connection, select, tuple_
 
 from leasekit.server.store import (
     Anchor,
+    Checkpoint,
     ClaimMemory,
     Content,
     Dedupe,
@@ -202,10 +203,15 @@ class SqlTx(SqlView, Tx):
         """Keep this anchor, if the transaction changes anything else."""
         self.new_anchor = _encode(anchor).decode()
 
-    def set_progress(self, values: Mapping[int, bytes]) -> None:
+    def progress_marks(self, seqs: Collection[int]) -> dict[int, tuple[int, int]]:
+        """The fence and the number of the checkpoints of those of these tasks that have one."""
+        rows = sql.PROGRESS_MARKS.rows(self._connection, seqs=_list(seqs))
+        return {row[0]: row[1:] for row in rows if isinstance(row[1], int) and isinstance(row[2], int)}
+
+    def set_progress(self, values: Mapping[int, Checkpoint]) -> None:
         """Keep the latest checkpoints."""
         sql.DROP_PROGRESS.each(self._connection, [(seq,) for seq in values])
-        sql.ADD_PROGRESS.each(self._connection, list(values.items()))
+        sql.ADD_PROGRESS.each(self._connection, [(seq, *checkpoint) for seq, checkpoint in values.items()])
 
     def add_runs(self, runs: Sequence[Run]) -> None:
         """Keep how runs ended."""

@@ -172,6 +172,35 @@ class Settling(Ground):
         if again := await self.claim_again(other, task):
             assert again.progress == ({"page": 7, "né": [None]} if backend.traits.progress else None)
 
+    @pytest.mark.parametrize("way", ["beat", "batch", "settle", "late"])
+    async def test_progress_that_is_overtaken_does_not_replace_newer(
+        self, backend: Backend, other: Backend, kind: str, way: Literal["beat", "batch", "settle", "late"]
+    ) -> None:
+        """A beat that timed out may arrive after the next, and who settles for a dead holder may know less than that.
+
+        Each claim counts anew; what has no number is taken as it comes.
+        """
+        task = await (self.briefly_held if way == "late" else self.held)(backend, kind)
+        newer, older = (Beat(id=task.id, token=task.token, progress=[number], progress_seq=number) for number in (2, 1))
+        beats = [[newer, older]] if way == "batch" else [[newer], [older]] if way == "beat" else [[newer]]
+        verdicts = [verdict for batch in beats for verdict in await backend.beat(batch)]
+        assert {verdict.verdict for verdict in verdicts} == {"renewed"}, "an old beat renews as any other"
+        if way == "late":
+            await self.expire(task)
+        ours = {} if way in ("beat", "batch") else {"progress": [1], "progress_seq": 1}
+        await self.settle(backend, task, "release", **ours)
+        if (second := await self.claim_again(other, task)) is None or not backend.traits.progress:
+            return
+        assert second.progress == [2]
+        await self.beat(other, second, progress=[3], progress_seq=1)
+        await self.settle(other, second, "release")
+        if third := await self.claim_again(backend, task):
+            assert third.progress == [3]
+            await self.beat(backend, third, progress=[5], progress_seq=9)
+            await self.settle(backend, third, "release", progress=[4])
+        if fourth := await self.claim_again(other, task):
+            assert fourth.progress == [4]
+
     async def test_progress_is_kept_whatever_it_is_and_however_it_came(
         self, backend: Backend, other: Backend, kind: str
     ) -> None:

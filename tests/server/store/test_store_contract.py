@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from leasekit.server.store import (
     Anchor,
+    Checkpoint,
     ClaimMemory,
     Content,
     Dedupe,
@@ -136,7 +137,7 @@ def test_an_id_is_taken_once(store: Store) -> None:
 def test_a_transaction_that_fails_leaves_nothing(store: Store) -> None:
     add(store, trigger(1), trigger(2, owner="w", status=Status.CLAIMED))
     with store.transaction() as tx:
-        tx.set_progress({1: b"1"})
+        tx.set_progress({1: Checkpoint(b"1", 1, 0)})
         tx.set_dedupes([Dedupe("k", "key", "t1", None)])
         tx.add_runs([run(1, 1)])
 
@@ -161,7 +162,7 @@ def test_a_transaction_that_fails_leaves_nothing(store: Store) -> None:
             tx.rebase(now=1000, shift=1.0)
             tx.set_anchor(Anchor("boot", 1.0, 2.0))
             tx.end([2], Status.SUCCESS)
-            tx.set_progress({1: b"2", 2: b"3"})
+            tx.set_progress({1: Checkpoint(b"2", 1, 0), 2: Checkpoint(b"3", 1, 0)})
             tx.forget_runs([(1, 1)])
             tx.add_runs([run(1, 2), run(2, 1)])
             tx.set_dedupes([Dedupe("k", "key", "t2", 5.0), Dedupe("k", "new", "t2", None)])
@@ -326,11 +327,12 @@ def test_an_anchor_is_kept_with_what_was_written_by_it(store: Store) -> None:
 def test_the_latest_progress_is_kept(store: Store) -> None:
     add(store, trigger(1), trigger(2))
     with store.transaction() as tx:
-        tx.set_progress({1: b"1", 2: b"2"})
-        tx.set_progress({1: b"3"})
+        tx.set_progress({1: Checkpoint(b"1", 1, 0), 2: Checkpoint(b"2", 1, 0)})
+        tx.set_progress({1: Checkpoint(b"3", 1, 2)})
     with store.view() as view:
         assert view.progress([1, 2, 9]) == {1: b"3", 2: b"2"}
     with store.transaction() as tx:
+        assert tx.progress_marks([1, 2, 9]) == {1: (1, 2), 2: (1, 0)}
         assert tx.contents([1])[1].progress == b"3"
         assert tx.size([1]) == len(tx.contents([1])[1].payload) + 1
 

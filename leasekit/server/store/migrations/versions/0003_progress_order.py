@@ -1,0 +1,15 @@
+"""Which of two checkpoints of a claim is the later."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Take this step."""
+    op.add_column("progress", sa.Column("fence", sa.BigInteger()))
+    op.add_column("progress", sa.Column("number", sa.BigInteger()))

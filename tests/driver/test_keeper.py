@@ -4,7 +4,7 @@ import asyncio
 import faulthandler
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from leasekit._driver.holding import Holding
 from leasekit._driver.keeper import Keeper
 from leasekit._driver.outbox import Report
 from leasekit._driver.recorder import Story
+from leasekit._driver.watchdog import UNGUARDED, Watchdog
 from leasekit.backend import Backend, Traits
 from leasekit.errors import LeaseLost, NotHeld
 from leasekit.hooks import Event, Hooks, Lost, Overloaded, Renewed, Sent
@@ -31,7 +32,14 @@ pytestmark = pytest.mark.anyio
 class Rig:
     """A keeper in the loop of the test."""
 
-    def __init__(self, backend: Backend, clock: Clock, beats: Beats, last_resort: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        clock: Clock,
+        beats: Beats,
+        last_resort: Callable[[], None] | None,
+        watchdog: Watchdog = UNGUARDED,
+    ) -> None:
         self.events: list[Event] = []
         self.keeper = Keeper(
             backend,
@@ -40,6 +48,7 @@ class Rig:
             hooks=Hooks([self.events.append]),
             chance=random.Random(1),
             last_resort=last_resort,
+            watchdog=watchdog,
         )
         self.running = asyncio.create_task(self.keeper.run())
 
@@ -60,9 +69,12 @@ async def start(faulty: Faulty, clock: FakeClock) -> AsyncIterator[Start]:
     rigs: list[Rig] = []
 
     def start(
-        beats: Beats | None = None, last_resort: Callable[[], None] | None = None, backend: Backend | None = None
+        beats: Beats | None = None,
+        last_resort: Callable[[], None] | None = None,
+        backend: Backend | None = None,
+        watchdog: Watchdog = UNGUARDED,
     ) -> Rig:
-        rigs.append(Rig(backend or faulty, clock, beats or Beats(), last_resort))
+        rigs.append(Rig(backend or faulty, clock, beats or Beats(), last_resort, watchdog))
         return rigs[-1]
 
     yield start
@@ -507,6 +519,95 @@ async def test_stacks_that_cannot_be_dumped_stop_nothing(
     faulty.always("beat", faults.hang)
     await let_pass(clock, 300)
     assert order == ["end"]
+
+
+# The kernel's timer
+
+
+class Timer:
+    """An alarm that ends nothing, and shows for when it is set."""
+
+    at: float | None = None
+
+    def arm(self, at: float) -> None:
+        self.at = at
+
+    def disarm(self) -> None:
+        self.at = None
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def timer() -> Timer:
+    return Timer()
+
+
+Guarded = Callable[..., Awaitable[tuple[Rig, Holding]]]
+
+
+@pytest.fixture(params=["its own", "another"])
+def guarded(start: Start, faulty: Faulty, timer: Timer, request: pytest.FixtureRequest) -> Guarded:
+    """A lease whose body runs, in the keeper's process or in another, which `timer` ends."""
+
+    async def guarded(**options: Any) -> tuple[Rig, Holding]:
+        watchdog = Watchdog("off", timer=timer)
+        rig = start(watchdog=watchdog if request.param == "its own" else UNGUARDED)
+        await faulty.schedule([NewTask(kind="k", **options)])
+        [holding] = await rig.keeper.claim(["k"], limit=1, wait=0, started=True)
+        if request.param == "another":
+            rig.keeper.guards_elsewhere = True
+            holding.watchdog = watchdog
+        holding.begin(None)
+        return rig, holding
+
+    return guarded
+
+
+async def test_an_acknowledged_beat_moves_the_timer_and_a_failed_one_leaves_it(
+    guarded: Guarded, faulty: Faulty, clock: FakeClock, timer: Timer
+) -> None:
+    rig, holding = await guarded()
+    armed_at = timer.at
+    await let_pass(clock, 1)
+    assert armed_at is not None
+    assert timer.at == holding.term.trusted_until > armed_at
+    armed_at = timer.at
+    faulty.always("beat", faults.refuse)
+    await let_pass(clock, 200)
+    assert faulty.fired["refuse"] > 1
+    assert timer.at == holding.term.trusted_until == armed_at
+    rig.keeper.finish(holding)
+
+
+async def test_a_beat_that_fails_in_a_batch_leaves_its_timer_where_it_was(
+    start: Start, faulty: Faulty, clock: FakeClock, timer: Timer
+) -> None:
+    rig = start(watchdog=Watchdog("off", timer=timer))
+    failed, renewed = await held(rig, faulty, 2)
+    await let_pass(clock, 1)
+
+    async def fail_one(call: Call) -> Any:
+        return [
+            Verdict(id=beat.id, verdict="failed", reason="no") if beat.id == failed.task.id else verdict
+            for beat, verdict in zip(call.items, await call.send(), strict=True)
+        ]
+
+    faulty.always("beat", Fault("fail_one", fail_one))
+    await let_pass(clock, 150)
+    assert timer.at == failed.term.trusted_until < renewed.term.trusted_until
+
+
+async def test_the_timer_follows_a_ttl_that_a_beat_is_granted_shorter(
+    guarded: Guarded, clock: FakeClock, timer: Timer
+) -> None:
+    """The trust of the claim was longer: a timer that stays there lets the body run past the end of its lease."""
+    _, holding = await guarded(claim_timeout=300, heartbeat_timeout=30)
+    claimed_until = timer.at
+    await let_pass(clock, 1, 0.1)
+    assert holding.term.beats.ttl == 30
+    assert claimed_until is not None
+    assert timer.at == holding.term.trusted_until < claimed_until
 
 
 # Suspension

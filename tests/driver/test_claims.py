@@ -11,9 +11,11 @@ import pytest
 from leasekit._driver.claims import Claims
 from leasekit._driver.clock import BOOT_CLOCK
 from leasekit._driver.ledger import Asked, Ledger, SharedMemory
+from leasekit._driver.outbox import Delivery
+from leasekit._driver.thread import Closed
 from leasekit.backend import Traits
 from leasekit.errors import Refused, Unavailable
-from leasekit.task import Claimed, Task
+from leasekit.task import Claimed, Settlement, Task
 from leasekit.wire import MAX_KINDS
 
 pytestmark = pytest.mark.anyio
@@ -106,3 +108,112 @@ async def test_a_claim_that_was_cancelled_stays_noted_until_it_was_given_back(
     await asking.abandon()
     assert bool(memory.read().asked) is stays
     memory.close()
+
+
+# What nobody waits for any more --------------------------------------------------------------------------------------
+
+
+class Back:
+    """An outbox that shows what is given back."""
+
+    def __init__(self) -> None:
+        self.settlements: list[Settlement] = []
+
+    def put(self, delivery: Delivery) -> None:
+        self.settlements.append(delivery.settlement)
+
+
+class Late:
+    """A service that answers each claim once it is let, and then with the same task."""
+
+    def __init__(self, *, remembers_claims: bool = True) -> None:
+        self.traits = Traits(remembers_claims=remembers_claims)
+        self.asked: list[str] = []
+        self.began = asyncio.Event()
+        self.answers = asyncio.Event()
+
+    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
+        self.asked.append(claim_id)
+        self.began.set()
+        await self.answers.wait()
+        return Claimed(tasks=[TASK])
+
+
+RELEASED = Settlement(id=TASK.id, token=TASK.token, outcome="release")
+
+
+class Under:
+    """A claim that is under way."""
+
+    def __init__(self, service: Late) -> None:
+        self.back = Back()
+        self.service = service
+        self.asking = claims(service)
+        self.asking._outbox = self.back  # type: ignore[assignment]
+        self.claim = asyncio.create_task(self.asking.claim(["k"], limit=1, wait=60))
+
+    async def begun(self) -> "Under":
+        await self.service.began.wait()
+        return self
+
+    async def answered(self) -> None:
+        """The answer is there, and the code that waits for it has not had its turn: it comes next in the loop."""
+        [waiting] = self.asking._waiting
+        self.service.answers.set()
+        while not waiting.done():  # noqa: ASYNC110 - it is the very turn of the loop that counts
+            await asyncio.sleep(0)
+        assert not self.claim.done()
+
+
+async def test_a_claim_that_is_cancelled_as_its_answer_comes_gives_back_its_tasks() -> None:
+    under = await Under(Late()).begun()
+    await under.answered()
+    under.claim.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await under.claim
+    assert under.back.settlements == [RELEASED]
+
+
+async def test_a_claim_whose_client_is_closed_as_its_answer_comes_gives_back_its_tasks() -> None:
+    under = await Under(Late()).begun()
+    await under.answered()
+    await under.asking.abandon()
+    with pytest.raises(Closed):
+        await under.claim
+    assert under.back.settlements == [RELEASED]
+
+
+async def test_a_claim_that_is_given_up_is_asked_again_and_gives_back_its_tasks() -> None:
+    under = await Under(Late()).begun()
+    under.claim.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await under.claim
+    under.service.answers.set()
+    await under.asking.abandon()
+    first, second = under.service.asked
+    assert first == second
+    assert under.back.settlements == [RELEASED]
+
+
+async def test_a_claim_whose_client_is_closed_is_asked_again_and_gives_back_its_tasks() -> None:
+    under = await Under(Late()).begun()
+    closing = asyncio.create_task(under.asking.abandon())
+    with pytest.raises(Closed):
+        await under.claim
+    under.service.answers.set()
+    await closing
+    first, second = under.service.asked
+    assert first == second
+    assert under.back.settlements == [RELEASED]
+
+
+async def test_a_claim_that_no_service_remembers_gives_back_its_tasks_when_its_own_answer_comes() -> None:
+    under = await Under(Late(remembers_claims=False)).begun()
+    under.claim.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await under.claim
+    assert under.back.settlements == []
+    under.service.answers.set()
+    await under.asking.abandon()
+    assert len(under.service.asked) == 1
+    assert under.back.settlements == [RELEASED]

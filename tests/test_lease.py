@@ -1269,6 +1269,22 @@ def test_an_idle_body_that_does_not_end_loses_its_lease(
     assert faulty.calls["settle"] == 0
 
 
+def test_what_an_idle_body_ends_with_after_its_lease_was_lost_is_not_reported(
+    client: Client, clock: FakeClock, faulty: Faulty
+) -> None:
+    """It was told to end, and has had its say: the task is tried again when its lease has run out."""
+    task = claimed(client)
+    with pytest.raises(LeaseLost, match="did not end") as caught, leasekit.lease(task, idle_timeout=60) as held:
+        clock.advance(60)
+        eventually(lambda: told(held))
+        clock.advance(Beats().grace)
+        eventually(lambda: held.lost)
+        held.complete("late")
+    assert caught.value.reason == "idle"
+    assert faulty.calls["settle"] == 0
+    assert status(client, task) is Status.PROCESSING
+
+
 def test_an_idle_body_gets_no_more_time_by_what_it_reports_when_it_was_told(client: Client, clock: FakeClock) -> None:
     task = claimed(client)
     with pytest.raises(LeaseLost, match="did not end"), leasekit.lease(task, idle_timeout=60) as held:

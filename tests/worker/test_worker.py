@@ -300,6 +300,27 @@ def test_an_idle_body_is_stopped_and_tried_again(faulty: Faulty, submitter: Any,
         assert submitter.when(submitter.schedule("k"), "retriable_failure").error["type"] == "IdleTimeout"
 
 
+@pytest.mark.parametrize("door", ["asyncio"], indirect=True)  # a process that `run` has would end itself
+def test_what_an_idle_body_returns_after_its_lease_was_lost_is_not_reported(
+    faulty: Faulty, submitter: Any, at_work: Any, door: str, eventually: Eventually
+) -> None:
+    worker = Worker(faulty)
+    returns = threading.Event()
+
+    @worker.handler("k", idle_timeout=0.05)
+    def hangs(payload: Any, held: Lease) -> str:
+        eventually(lambda: held.lost)
+        returns.set()
+        return "late"
+
+    with at_work(worker):
+        task_id = submitter.schedule("k", claim_timeout=20, heartbeat_timeout=20)
+        returns.wait(60)
+        eventually(lambda: not worker.running)
+    assert faulty.calls["settle"] == 0
+    assert submitter.get(task_id).status == "processing"
+
+
 def test_a_blocked_loop_keeps_its_lease_for_three_ttls_and_thread_handlers_run_meanwhile(
     faulty: Faulty, submitter: Any, at_work: Any, door: str, eventually: Eventually
 ) -> None:

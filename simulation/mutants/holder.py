@@ -233,6 +233,23 @@ HOLDER: Sequence[Mutant] = (
         test="tests/driver/test_watchdog.py::test_it_does_not_kill[a body that was renewed]",
         why_test="no rule of a history says that a process may not be killed: its tasks crash, and run again",
     ),
+    Mutant(
+        name="timer-moved-by-failed-beats",
+        breaks="A beat that failed moves the timer as if it had been acknowledged.",
+        edits=[
+            Edit(_KEEPER, "if term.granted_at == asked_at and term.place is not None]", "if term.place is not None]")
+        ],
+        under="unrenewed",
+        killed_by=["S2"],
+    ),
+    Mutant(
+        name="timer-stays-at-a-longer-ttl",
+        breaks="The timer stays where a longer ttl ends when a beat grants a shorter one.",
+        edits=[Edit(_KEEPER, "effect.term.key.watchdog.renewed([effect.term], effect.term.trusted_until)", "pass")],
+        under="guard",
+        test="tests/driver/test_keeper.py::test_the_timer_follows_a_ttl_that_a_beat_is_granted_shorter",
+        why_test="the next beat sets it right: a process has to be stopped between the first two beats of a run",
+    ),
     # Bodies ---------------------------------------------------------------------------------------------------------
     Mutant(
         name="late-start",
@@ -288,6 +305,14 @@ HOLDER: Sequence[Mutant] = (
         ],
         under="deaths",
         killed_by=["S2"],
+    ),
+    Mutant(
+        name="idle-result-accepted",
+        breaks="What a body ends with is reported although its lease was lost because it was idle.",
+        edits=[Edit(_HOLDING, '(None, "expired", "strikes")', '(None, "expired", "strikes", "idle")')],
+        under="endless",
+        test="tests/test_lease.py::test_what_an_idle_body_ends_with_after_its_lease_was_lost_is_not_reported",
+        why_test="nobody else has the task by then: that a hung body has had its say is no rule of a history",
     ),
     Mutant(
         name="idle-never-told",
@@ -348,6 +373,58 @@ HOLDER: Sequence[Mutant] = (
         ],
         under="stops",
         killed_by=["L2"],
+    ),
+    Mutant(
+        name="late-claim-kept-when-cancelled",
+        breaks="A claim that is cancelled as its answer comes keeps its tasks.",
+        edits=[Edit(_CLAIMS, "                self._release(waiting.result())\n", "                pass\n")],
+        under="leaks",
+        test="tests/driver/test_claims.py::test_a_claim_that_is_cancelled_as_its_answer_comes_gives_back_its_tasks",
+        why_test="the answer has to come in the very turn of the loop in which the claim ends",
+    ),
+    Mutant(
+        name="late-claim-kept-when-closed",
+        breaks="A claim whose client is closed as its answer comes keeps its tasks.",
+        edits=[Edit(_CLAIMS, "            self._release(claimed)\n", "")],
+        under="leaks",
+        test="tests/driver/test_claims.py::test_a_claim_whose_client_is_closed_as_its_answer_comes_gives_back_its_tasks",
+        why_test="the answer has to come in the very turn of the loop in which the claim ends",
+    ),
+    Mutant(
+        name="late-claim-asked-and-kept",
+        breaks="A claim that was given up is asked again, and keeps the tasks of that answer.",
+        edits=[Edit(_CLAIMS, "            self._release(await ask())\n", "            await ask()\n")],
+        under="leaks",
+        test="tests/driver/test_claims.py::test_a_claim_that_is_given_up_is_asked_again_and_gives_back_its_tasks",
+        why_test="a worker that stops seldom has a claim that is granted at this moment",
+    ),
+    Mutant(
+        name="late-claim-not-asked",
+        breaks="A claim that was given up is not asked again.",
+        edits=[
+            Edit(
+                _CLAIMS,
+                "spawn(self._give_back(lambda: one_try(partial(ask, wait=0), within=_SPARE), noted), self._returning)",
+                "pass",
+            )
+        ],
+        under="leaks",
+        test="tests/driver/test_claims.py::test_a_claim_that_is_given_up_is_asked_again_and_gives_back_its_tasks",
+        why_test="a worker that stops seldom has a claim that is granted at this moment",
+    ),
+    Mutant(
+        name="late-claim-not-awaited",
+        breaks="What a call brings after its claim was given up is kept, where the service remembers no claims.",
+        edits=[
+            Edit(
+                _CLAIMS,
+                "                    spawn(self._give_back(lambda: asking), self._returning)\n",
+                "                    pass\n",
+            )
+        ],
+        under="leaks",
+        test="tests/driver/test_claims.py::test_a_claim_that_no_service_remembers_gives_back_its_tasks_when_its_own_answer_comes",
+        why_test="the simulated service remembers claims",
     ),
     # Answers of somebody else ---------------------------------------------------------------------------------------
     Mutant(

@@ -67,6 +67,14 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
         "tasks_per_hour": 300.0,
         "longest_body": 300.0,
     },
+    # Beats that fail, and then a process that is stopped or whose keeper gets no turn: nothing but the timer is left.
+    "unrenewed": {
+        "hours": 1.5,
+        "rates": _only(cut=20.0, one_way=8.0, gil=30.0, pause=20.0, deaf=90.0),
+        "ttls": (60.0,),
+        "tasks_per_hour": 200.0,
+        "longest_body": 400.0,
+    },
     # Answers to claims are lost, for too short a time to lose anything else.
     "leaks": {"hours": 1.5, "rates": _only(drop_reply=10.0, reset=10.0), "poll": 5.0},
     "unequal": {"hours": 1.5, "rates": _only(server_kill=12.0, unheard_beat=8.0, kill=4.0), "ttls": (60.0, 300.0)},

@@ -116,10 +116,15 @@ class NewTask(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkn
     max_crashes: Annotated[int, Meta(ge=0, le=1_000_000)] = 5  # bounds runs that ended because a holder vanished
     max_runtime: Timeout | None = None
     enqueue_timeout: Annotated[float, Meta(ge=1, le=365 * 86400)] = 60.0
-    claim_timeout: Timeout = 300.0  # the ttl that a claim grants: no beat shortens it
+    claim_timeout: Timeout | None = None  # the ttl that a claim grants: no beat shortens it; None: `heartbeat_timeout`
     heartbeat_timeout: Timeout = 300.0  # the ttl that a beat grants
     retry: RetryPolicy = Exponential()
     traceparent: Annotated[str, Meta(max_length=128)] | None = None
+
+    @property
+    def claim_ttl(self) -> float:
+        """Seconds that a claim of this task grants: `claim_timeout`, or `heartbeat_timeout` where none is given."""
+        return self.heartbeat_timeout if self.claim_timeout is None else self.claim_timeout
 
 
 class TaskOptions(TypedDict, total=False):

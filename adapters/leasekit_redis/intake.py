@@ -161,7 +161,7 @@ def _record(task: NewTaskItem, task_id: str) -> NewRecord:
         max_attempts=task.max_attempts,
         max_crashes=task.max_crashes,
         max_runtime=None if task.max_runtime is None else _ms(task.max_runtime),
-        claim_ttl=_ms(task.claim_timeout),
+        claim_ttl=_ms(task.claim_ttl),
         beat_ttl=_ms(task.heartbeat_timeout),
         retry=None if task.retry == _DEFAULT_POLICY else task.retry,
         after=list(dict.fromkeys(task.after)) or None,

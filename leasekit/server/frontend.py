@@ -140,7 +140,7 @@ def _row(seq: int, task_id: str, task: NewTask, *, at: float) -> Trigger:
         task_id,
         task.kind,
         task.priority,
-        task.claim_timeout,
+        task.claim_ttl,
         task.heartbeat_timeout,
         next_trigger_at=at,
         max_runtime=task.max_runtime,

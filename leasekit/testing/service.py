@@ -158,7 +158,7 @@ class MemoryService:
         kinds = dict.fromkeys(asked.kinds)
         while len(claim.granted) < asked.limit and (row := self._next_ready(kinds, now)):
             claim.granted.append((row, self._start(row, asked.worker)))
-            self._move(row, Status.CLAIMED, now + row.new.claim_timeout)
+            self._move(row, Status.CLAIMED, now + row.new.claim_ttl)
         claim.waited = now - claim.asked_at
 
     def _next_ready(self, kinds: dict[str, None], now: float) -> _Row | None:
@@ -172,7 +172,7 @@ class MemoryService:
     def _start(self, row: _Row, worker: str) -> _Run:
         new, token = row.new, f"{self._random.getrandbits(128):032x}"
         task = Task(
-            id=row.id, kind=new.kind, token=token, ttl=new.claim_timeout, fence=len(row.runs) + 1,
+            id=row.id, kind=new.kind, token=token, ttl=new.claim_ttl, fence=len(row.runs) + 1,
             attempt=row.attempt + 1, payload=new.payload, collection=new.collection, priority=new.priority,
             progress=row.progress, traceparent=new.traceparent,
         )  # fmt: skip
@@ -196,7 +196,7 @@ class MemoryService:
             if row.status.ended:  # that was one crash too many
                 return None
             stolen = self._start(row, thief)
-            self._move(row, Status.CLAIMED, now + row.new.claim_timeout)
+            self._move(row, Status.CLAIMED, now + row.new.claim_ttl)
         return msgspec.json.decode(stolen.task, type=Task)
 
     # Beating and settling

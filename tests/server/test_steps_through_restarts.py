@@ -147,14 +147,15 @@ def test_what_was_over_stays_over_through_a_restart(store: Store) -> None:
     asyncio.run(play())
 
 
-def test_where_nothing_is_known_of_the_clock_of_old_runs_count_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("anchor", ["NULL", "'not json'", "5", "CAST(x'ff' AS TEXT)", "x'ff'"])
+def test_where_nothing_is_known_of_the_clock_of_old_runs_count_anew(tmp_path: Path, anchor: str) -> None:
     async def play() -> None:
         clocks, path = Clocks(), tmp_path / "tasks.db"
         async with clocks.engine(SqlStore(path)) as engine:
             token = await begun(engine)
             await ran(engine, clocks, token, HOUR)
         with contextlib.closing(sqlite3.connect(path)) as connection:
-            connection.execute("UPDATE store SET anchor = NULL")  # as an earlier version left it
+            connection.execute(f"UPDATE store SET anchor = {anchor}")  # noqa: S608  NULL: as an earlier version left it
             connection.commit()
         async with clocks.engine(SqlStore(path)) as engine:
             assert set(await ran(engine, clocks, token, RUNTIME)) == {"renewed"}

@@ -30,5 +30,5 @@ class TestTable(BackendContract):
 
     async def put(self, backend: Backend, task: NewTask) -> str:
         job = uuid.uuid4().hex
-        put(self.file, job, task.kind, task.payload, task.claim_timeout)
+        put(self.file, job, task.kind, task.payload, task.claim_ttl)
         return job

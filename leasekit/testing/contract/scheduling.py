@@ -1,6 +1,7 @@
 """What work is taken, how often, and when it is ready."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -119,6 +120,15 @@ class Scheduling(SchedulerGround):
         beats = await backend.beat([Beat(id=task.id, token=task.token) for task in tasks])
         assert [task.ttl for task in tasks] == [120, 121, 122]
         assert [beat.ttl for beat in beats] == [60, 61, 62]
+
+    async def test_a_claim_grants_what_a_beat_does_where_nothing_else_is_said(
+        self, backend: Backend, kind: str
+    ) -> None:
+        options: list[dict[str, Any]] = [{"heartbeat_timeout": 60.0}, {"claim_timeout": 60.0}, {}]
+        tasks = [await self.held(backend, kind, **option) for option in options]
+        beats = await backend.beat([Beat(id=task.id, token=task.token) for task in tasks])
+        assert [task.ttl for task in tasks] == [60, 60, 300]
+        assert [beat.ttl for beat in beats] == [60, 300, 300]
 
     async def test_a_batch_with_one_bad_task_is_refused_whole(
         self, scheduler: Scheduler, backend: Backend, kind: str

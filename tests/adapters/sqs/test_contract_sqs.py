@@ -38,7 +38,7 @@ class TestStandardQueue(BackendContract):
     async def put(self, backend: Backend, task: NewTask) -> str:
         assert isinstance(backend, SqsBackend)
         # Who receives decides how long a lease lasts, and these tests have it from the task.
-        object.__setattr__(backend.address, "ttl", int(task.claim_timeout))
+        object.__setattr__(backend.address, "ttl", int(task.claim_ttl))
         (answer,) = await backend.schedule([NewTask(kind=task.kind, payload=task.payload)])
         assert answer.created
         return answer.id

@@ -37,7 +37,7 @@ class TestFifoQueue(BackendContract):
 
     async def put(self, backend: Backend, task: NewTask) -> str:
         assert isinstance(backend, SqsBackend)
-        object.__setattr__(backend.address, "ttl", int(task.claim_timeout))  # who receives decides
+        object.__setattr__(backend.address, "ttl", int(task.claim_ttl))  # who receives decides
         (answer,) = await backend.schedule([NewTask(kind=task.kind, payload=task.payload)])
         assert answer.created
         return answer.id

@@ -168,7 +168,7 @@ LOOP.append(LOOP)
         (NewTask(kind="k", at=datetime(2026, 1, 1)), "at"),  # noqa: DTZ001
         (NewTask(kind="k", max_attempts=0), "max_attempts"),
         (NewTask(kind="k", claim_timeout=1.0), "claim_timeout"),
-        (NewTask(kind="k", claim_timeout=float("nan")), "claim_timeout"),
+        (NewTask(kind="k", heartbeat_timeout=float("nan")), "heartbeat_timeout"),
         (NewTask(kind="k", payload="x" * 2**20), "payload"),
         (NewTask(kind="k", payload=object()), "tasks"),
         (NewTask(kind="k", payload="\ud800"), "tasks"),

@@ -246,12 +246,10 @@ def _identity(connection: Connection) -> Identity | None:
     driver = _driver(connection)
     if not driver.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'store'").fetchone():
         return None
-    cursor = driver.execute("SELECT * FROM store")  # it may be one of before the last migrations
-    row = cursor.fetchone()
-    if row is None:  # killed before it was made one
-        return None
-    values = dict(zip([name for name, *_ in cursor.description], row, strict=True))
-    return Identity(values["id"], values["commits"], values.get("start"))
+    # It may be one of before the last migrations.
+    is_new = driver.execute("SELECT 1 FROM pragma_table_info('store') WHERE name = 'start'").fetchone()
+    row = driver.execute(f"SELECT id, commits, {'start' if is_new else 'NULL'} FROM store").fetchone()  # noqa: S608
+    return Identity(*row) if row else None  # killed before it was made one
 
 
 def _identified(connection: Connection) -> Identity:

@@ -9,6 +9,7 @@ import pytest
 
 from leasekit import Task
 from leasekit.backend import Backend
+from leasekit_aws import polls
 from leasekit_aws.polls import Polls
 from leasekit_swf import connect
 
@@ -60,11 +61,15 @@ async def test_what_a_late_poll_brings_is_given_back_when_no_claim_comes(aws: An
     await backend.aclose()
 
 
-async def test_what_was_claimed_for_nobody_is_given_back_on_closing(aws: Any, backend: Backend) -> None:
+@pytest.mark.parametrize("glance", [1.0, 0.001], ids=["in time", "after its claim has ended"])
+async def test_what_was_claimed_for_nobody_is_given_back_on_closing(
+    aws: Any, backend: Any, glance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polls, "_GLANCE", glance)
     aws.schedule("render", "other")
     await claim(backend, wait=0)
     (work,) = aws.works
-    await until(aws, lambda: work.state == "started")
+    await until(aws, lambda: backend._polls._kept)  # it has come; SWF calls it started before that
     await backend.aclose()
     assert (work.state, work.end["reason"]) == ("ended", "released")
 
@@ -118,11 +123,11 @@ async def test_a_task_that_came_at_the_moment_of_closing_is_given_back() -> None
         answered.wait(20)
         return {"taskToken": "t"}
 
-    polls = Polls(ask=ask, read=lambda *_: None, give_back=lambda _: returned.set(), keep=1)
-    taking = asyncio.create_task(polls.take(["k"], [None], wait=20))
+    own = Polls(ask=ask, read=lambda *_: None, give_back=lambda _: returned.set(), keep=1)
+    taking = asyncio.create_task(own.take(["k"], [None], wait=20))
     assert await asyncio.to_thread(asked.wait, 20)
     answered.set()
     threads[0].join(20)  # without giving the loop its turn
     taking.cancel()
-    await polls.aclose(within=20)
+    await own.aclose(within=20)
     assert returned.is_set()

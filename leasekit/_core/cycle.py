@@ -114,6 +114,7 @@ class Cycle:
         self._early = early or Early()
         self._news: _Deque = OrderedDict()  # of main and backup: those whose next beat may come early
         self._slack = beats.slack  # a sum, and asked for at each renewal
+        self._nearest = 1 / beats.rate  # seconds between two slots, at least
         self._held = 0
         self._main: _Deque = OrderedDict()
         self._urgent: _Deque = OrderedDict()
@@ -214,14 +215,20 @@ class Cycle:
         for term in reversed(order) if in_front else order:
             main.move_to_end(term, last=not in_front)
 
+    def _back_to_main(self, place: dict[Term, None], terms: Iterable[Term]) -> None:
+        terms = sorted(terms, key=_age)
+        for term in terms:
+            del place[term]
+        self._into_main(terms)
+
     # Time passes --------------------------------------------------------------------------------------------------
 
     def step(self, now: float) -> list[Effect]:
         """What is to be done at `now`."""
         if now >= self._ends_at:
             self._turn(now)
-        if ready := self._ready(now):
-            self._into_main(sorted(ready, key=_age))
+        if ready := list(itertools.takewhile(lambda term: term.not_before <= now, self._waiting)):
+            self._back_to_main(self._waiting, ready)
             self._eager = True
         effects: list[Effect] = [self._lose(term, "expired", _silence(term, now)) for term in self._expired(now)]
         due = self._slot_at(now)
@@ -229,13 +236,6 @@ class Cycle:
             effects.append(self._slot(now, due))
         self._now = now
         return effects
-
-    def _ready(self, now: float) -> list[Term]:
-        """Take out those that failed and may be tried again at `now`."""
-        ready: list[Term] = []
-        while self._waiting and next(iter(self._waiting)).not_before <= now:
-            ready.append(self._waiting.popitem(last=False)[0])
-        return ready
 
     @property
     def wake_at(self) -> float:
@@ -258,34 +258,26 @@ class Cycle:
         for term in itertools.chain(self._main, self._waiting, *(send.terms for send in self._calls)):
             term.retries = 0
         self._recover()
-        backup = sorted(self._backup, key=_age)
-        self._backup.clear()
-        self._into_main(backup)
+        self._back_to_main(self._backup, self._backup)
 
     def _recover(self) -> None:
         """The rested come back into main."""
-        rested = sorted(self._rested, key=_age)
-        self._rested.clear()
-        for term in rested:
+        for term in self._rested:
             term.retries = 0
-        self._into_main(rested)
+        self._back_to_main(self._rested, self._rested)
 
     def _expired(self, now: float) -> list[Term]:
         """Those whose bodies must be told now, so that they end in time. None is in backup (see `_has_beaten`)."""
-        expired: list[Term] = []
-        for term in self._main:
-            if term.lost_at > now:
-                break
-            expired.append(term)
+        expired = list(itertools.takewhile(lambda term: term.lost_at <= now, self._main))
         for send, lost_at in self._calls.items():
             if lost_at <= now:
-                left = [term for term in send.terms if term.place is send and term.confirmed]
-                expired += [term for term in left if term.lost_at <= now]
-                self._calls[send] = min((term.lost_at for term in left if term.lost_at > now), default=math.inf)
+                left = [term for term in send.terms if term.place is send]
+                expired += _over(left, now)
+                self._calls[send] = _first_end(left, after=now)
         if self._aside_until <= now:
-            aside = [term for place in (self._waiting, self._rested) for term in place if term.confirmed]
-            expired += [term for term in aside if term.lost_at <= now]
-            self._aside_until = min((term.lost_at for term in aside if term.lost_at > now), default=math.inf)
+            aside = [*self._waiting, *self._rested]
+            expired += _over(aside, now)
+            self._aside_until = _first_end(aside, after=now)
         return expired
 
     def _lose(self, term: Term, reason: str, why: str) -> Lost:
@@ -298,11 +290,10 @@ class Cycle:
         """When the next slot is due; never, where there is nobody to beat or no call to spare."""
         if len(self._calls) >= self.beats.in_flight:
             return math.inf
-        nearest = 1 / self.beats.rate
         at = self._regular_at(now)
         if self._news and self._early_pace < math.inf:
             at = min(at, self._early.not_before)
-        return max(at, self._last_slot + nearest, self._paused_until, self._now)
+        return max(at, self._last_slot + self._nearest, self._paused_until, self._now)
 
     @property
     def _early_pace(self) -> float:
@@ -319,12 +310,11 @@ class Cycle:
         """When the next slot is due that is no early one."""
         if not (self._main or self._urgent):
             return math.inf
-        nearest = 1 / self.beats.rate
-        even = max(nearest, self.beats.cycle / math.ceil(self._held / self.beats.batch))
+        even = max(self._nearest, self.beats.cycle / math.ceil(self._held / self.beats.batch))
         # Few leases make an even pace so slow that a failed one would wait for long: its own retry_wait bounds it.
-        hurried = max(nearest, min(even / self.beats.burst, self.beats.retry_wait))
+        hurried = max(self._nearest, min(even / self.beats.burst, self.beats.retry_wait))
         if self._urgent or self._paused_until > self._last_slot:  # throttled since: the pause is the pace
-            at = self._even_from + nearest
+            at = self._even_from + self._nearest
         else:
             at = self._even_from + (hurried if self._eager else even)
             due = next(iter(self._main)).granted_at + self.beats.cycle
@@ -351,34 +341,26 @@ class Cycle:
 
     def _gather(self, soon: float) -> None:
         """Move into main what cannot wait for the next slot, which is at `soon`."""
-        if self._aside_until <= soon + self.beats.call_timeout:
-            late = [term for term in self._waiting if term.lost_at <= soon + self.beats.call_timeout]
-            for term in late:
-                del self._waiting[term]
-            self._into_main(sorted(late, key=_age))
+        last, cycle = soon + self.beats.call_timeout, self.beats.cycle
+        if self._aside_until <= last:
+            self._back_to_main(self._waiting, (term for term in self._waiting if term.lost_at <= last))
         if soon > self._ends_at:
-            cycle = self.beats.cycle
-            due = sorted((term for term in self._backup if term.granted_at + cycle < soon), key=_age)
-            for term in due:
-                del self._backup[term]
-            self._into_main(due)
+            self._back_to_main(self._backup, (term for term in self._backup if term.granted_at + cycle < soon))
 
     def _slot(self, now: float, due: float) -> Send:
-        nearest = 1 / self.beats.rate
         was_due = self._regular_at(now) <= now  # whoever is gathered may be so far behind that it is not any more
-        self._gather(now + nearest)
+        self._gather(now + self._nearest)
         terms: list[Term] = []
-        if was_due or self._regular_at(now) < now + nearest:  # the next slot would come too late for it
+        if was_due or self._regular_at(now) < now + self._nearest:  # the next slot would come too late for it
             self._take_due(terms, now)
-            self._even_from = due if now - due < nearest else now
+            self._even_from = due if now - due < self._nearest else now
             self._eager = False
         self._take_news(terms, now)
         send = Send(terms, now - due)
         for term in terms:
             term.place = send
             term.has_news = False
-        # Those that are not confirmed cannot be lost.
-        self._calls[send] = min((term.lost_at for term in terms if term.confirmed), default=math.inf)
+        self._calls[send] = _first_end(terms)
         self._last_slot = now
         self._needed_at = None
         return send
@@ -467,7 +449,7 @@ class Cycle:
     def _throttled(self, throttled: Sequence[tuple[Term, Verdict]], now: float) -> None:
         """A plain retry, by the same leases, after a pause that takes little of the trust that they have left."""
         self._into_main(sorted((term for term, _ in throttled), key=_age), ahead=True)
-        left = min((term.lost_at for term, _ in throttled if term.confirmed), default=math.inf) - now
+        left = _first_end(term for term, _ in throttled) - now
         asked = max((verdict.retry_after or 0.0 for _, verdict in throttled), default=0.0)
         if asked > 0:
             wait = min(asked, self.beats.cycle / 2, left / _TRIES_AS_ASKED)
@@ -499,6 +481,16 @@ def _put(place: _Deque, terms: Iterable[Term]) -> None:
     for term in terms:
         place[term] = None
         term.place = place
+
+
+def _over(terms: Iterable[Term], now: float) -> list[Term]:
+    """Those that are lost; one that is not confirmed cannot be."""
+    return [term for term in terms if term.confirmed and term.lost_at <= now]
+
+
+def _first_end(terms: Iterable[Term], *, after: float = -math.inf) -> float:
+    """When the first of these is lost."""
+    return min((term.lost_at for term in terms if term.confirmed and term.lost_at > after), default=math.inf)
 
 
 def _silence(term: Term, now: float) -> str:

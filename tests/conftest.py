@@ -5,8 +5,10 @@ And what many of them stand on: a service in memory whose time and faults are de
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -19,6 +21,9 @@ from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from tests.waiting import eventually
+
+# Simulation and chaos kit are imported from the tree; last in the path, so that leasekit itself is the installed one.
+sys.path.append(str(Path(__file__).parents[1]))
 
 # Timings never decide. CI repeats the same examples, so that what turns red there is the change; developers explore.
 settings.register_profile("dev", deadline=None, print_blob=True)

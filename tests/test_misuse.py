@@ -23,7 +23,7 @@ def task(client: Client) -> Task:
     ("arguments", "named"),
     [
         ({"url": 8077}, "int"),
-        ({"url": object()}, "object"),
+        ({"url": ["memory://"]}, "list"),
         ({"beats": 30}, "beats"),
         ({"beats": {"ttl": 30}}, "beats"),
         ({"hooks": print}, "hooks"),

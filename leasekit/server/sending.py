@@ -10,7 +10,7 @@ import asyncio
 import random
 import weakref
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 from litestar import Response
 from litestar.types import Receive, Scope, Send
@@ -63,11 +63,13 @@ class Sending:
             response.place = _Place(self, key, size)
         return response
 
-    def _take(self, key: _Key, size: int) -> None:
+    def take(self, key: _Key, size: int) -> None:
+        """Count one more answer to this claim."""
         self.size += size
         self._of_claim[key] += 1
 
-    def _give_back(self, key: _Key, size: int) -> None:
+    def give_back(self, key: _Key, size: int) -> None:
+        """Count an answer to this claim no longer."""
         self.size -= size
         self._of_claim[key] -= 1
         if not self._of_claim[key]:
@@ -78,8 +80,8 @@ class _Place:
     """What one answer takes up until it was sent, or nothing refers to it: its client has gone away before."""
 
     def __init__(self, sending: Sending, key: _Key, size: int) -> None:
-        sending._take(key, size)
-        self.give_back = weakref.finalize(self, sending._give_back, key, size)
+        sending.take(key, size)
+        self.give_back = weakref.finalize(self, sending.give_back, key, size)
 
 
 class ClaimResponse(Response[ClaimAnswer]):
@@ -89,7 +91,7 @@ class ClaimResponse(Response[ClaimAnswer]):
 
     def to_asgi_response(self, *args: Any, **options: Any) -> Any:
         """What Litestar has sent."""
-        whole = super().to_asgi_response(*args, **options)
+        whole = cast("Any", super()).to_asgi_response(*args, **options)
         place = self.place
         if place is None:
             return whole

@@ -143,21 +143,21 @@ class SqlStore(Store):
     @contextmanager
     def transaction(self) -> Generator[Tx]:
         """A transaction that is on the disk when the block ends."""
+        identity: Identity | None = None
         try:
             with self._connected() as connection:
                 with connection.begin():
                     changes = _driver(connection).total_changes
                     tx = SqlTx(connection, self._counter, self._held)
                     yield tx
-                    changed = _driver(connection).total_changes > changes
-                    if changed:
+                    if _driver(connection).total_changes > changes:
                         identity = Identity(self._identity.id, self._identity.commits + 1, self._start)
                         sql.COUNT_COMMIT(
                             connection, commits=identity.commits, start=identity.start, new_anchor=tx.new_anchor
                         )
-                if changed:
+                if identity is not None:
                     self._identity = identity
-                    self._lock.note(self._identity)
+                    self._lock.note(identity)
         except BaseException:
             self._held.clear()  # what this transaction wrote is undone, or nobody knows
             raise

@@ -371,7 +371,8 @@ def test_a_job_of_an_async_body_that_outlives_its_lease_ends_the_process(
         worker.run()
         """
     )
-    assert script.exit_code() == 75, script.errors
+    # By the kernel where the machine is too busy to let the process end itself in time.
+    assert script.exit_code() in (75, -signal.SIGKILL), script.errors
     until, *times = [float(line.split()[1]) for line in script.said]
     assert until - 2 < times[-1] < until
 

@@ -224,7 +224,7 @@ def interrupts_of_the_system(body: Callable[..., Any], after: float) -> Iterator
 @pytest.mark.parametrize("body", [block, failing, loop], ids=lambda one: one.__name__)
 def test_real_signals_hold_up_no_beats_and_leave_no_lease(client: Client, body: Callable[[Client, Task], Any]) -> None:
     chance, number = Random(1), 0
-    for _ in range(60):
+    for _ in range(20):
         task, error = claimed(client), None
         with interrupts_of_the_system(body, after=chance.uniform(0.00001, 0.003)):
             try:

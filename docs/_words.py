@@ -73,7 +73,7 @@ _WORDS = {
     "Verdict.verdict": "one word",
     "ClaimRequest.worker": "who asks",
     "ClaimRequest.kinds": "what it can run",
-    "ClaimRequest.limit": "tasks, at most",
+    "ClaimRequest.limit": "tasks, at most; 0 ends the claim: nothing is granted to it from then on",
     "ClaimRequest.claim_id": "made up for each claim, and the same when it is repeated",
     "Scheduled.id": "which task",
     "Scheduled.status": "where it is in its life",

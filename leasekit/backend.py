@@ -29,7 +29,7 @@ class Traits:
     fences: bool = True  # a number that grows with every claim
     refuses_stale: bool = True  # a write with the token of an earlier claim is *gone*
     tells_waited: bool = True  # says how long a claim had waited when it was granted
-    remembers_claims: bool = True  # a repeated claim_id gets the same tasks again
+    remembers_claims: bool = True  # a repeated claim_id gets the same tasks again; limit 0 ends the claim
     keeps_claims: bool = False  # what a cancelled claim was granted goes to the adapter's next claim, or back
     orders: bool = True  # passes on a cancel with a beat's verdict
     progress: bool = True  # keeps checkpoints for the next holder
@@ -49,6 +49,8 @@ class Backend(Protocol):
         """Take up to `limit` tasks of these kinds (100 at most); wait up to `wait` seconds for the first.
 
         A call repeated with the same `claim_id` joins the first, or gets what the first got and what is still live.
+        With `limit` 0 it ends the claim, where the service remembers claims: it gets what the first got and what is
+        still live, does not wait, and no call with this `claim_id` is granted anything more, however late it arrives.
         """
         ...
 

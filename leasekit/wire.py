@@ -74,7 +74,7 @@ class ScheduleAnswer(Struct, frozen=True, kw_only=True):
 class ClaimRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     worker: Name
     kinds: Annotated[list[Name], Meta(min_length=1, max_length=MAX_KINDS)]
-    limit: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 1
+    limit: Annotated[int, Meta(ge=0, le=MAX_BATCH)] = 1
     wait: Seconds = 0.0  # more than MAX_WAIT is cut
     claim_id: Name
 

@@ -60,15 +60,16 @@ class HttpBackend:
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
         """Take up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
         wait = min(wait, MAX_WAIT)
+        most = limit or MAX_BATCH  # who ends a claim gets what it was granted before
         body = {"worker": self._worker, "kinds": kinds, "limit": limit, "wait": wait, "claim_id": claim_id}
         return await self._transport.post(
             "/v1/claims",
             _encode(body),
-            partial(answers.claimed, kinds=kinds, limit=limit),
+            partial(answers.claimed, kinds=kinds, limit=most),
             timeout=wait + self._timeout,
             owed_after=wait,
             # Refusing tasks that were granted would lose them: the answer may be as big as what was asked for.
-            at_most=MAX_ANSWER + limit * (MAX_PAYLOAD + MAX_PROGRESS),
+            at_most=MAX_ANSWER + most * (MAX_PAYLOAD + MAX_PROGRESS),
         )
 
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:

@@ -69,8 +69,12 @@ class Claims:
         """Tasks, or none once `wait` seconds are over.
 
         `waited` counts up to when the request that was granted left: so not a moment of trust is given away, or won.
+        With the limit 0 the claim ends, at each of the kinds.
         """
         began_at = time.monotonic()
+        if not asked.limit:
+            found = await self._look(asked, list(dict.fromkeys(asked.kinds)), began_at, began_at)
+            return Claimed(tasks=found.tasks, waited=found.waited)
         deadline = began_at + min(asked.wait, MAX_WAIT)
         if asked.wait > 0:
             await self._wakes.subscribe()
@@ -130,7 +134,7 @@ class Claims:
                 "kind": kind,
                 "worker": asked.worker,
                 "claim_id": asked.claim_id,
-                "limit": asked.limit - len(tasks),
+                "limit": asked.limit and asked.limit - len(tasks),
                 "seed": secrets.token_hex(16),
                 "waited": now - began_at,
                 "waiter": self._wakes.name(asked.claim_id) if asked.wait > 0 else None,
@@ -159,7 +163,7 @@ class Claims:
                 waited.append(grants.waited)
             if grants.next is not None:
                 soonest = min(soonest, grants.next / 1000)
-            if len(tasks) >= asked.limit:
+            if 0 < asked.limit <= len(tasks):
                 break
         if not has_answer:
             raise next(iter([*failed.values(), *damaged.values()]))

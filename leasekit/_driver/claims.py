@@ -1,7 +1,8 @@
 """Claims on their way: repeated until they are answered, and given back when nobody waits for the answer any more.
 
 A task that was granted to nobody lies about until its lease has run out, so a claim keeps its
-`claim_id` over all tries, and one that is abandoned is asked again under it, to release what it got.
+`claim_id` over all tries, and one that is abandoned is ended under it: what it got is released, and a try that still is
+under way gets nothing.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from leasekit._driver.outbox import Delivery, Outbox
 from leasekit._driver.retrying import one_try, persistently
 from leasekit._driver.thread import Closed, spawn
 from leasekit.backend import Backend
-from leasekit.errors import BackendError
+from leasekit.errors import BackendError, Throttled, Unavailable
 from leasekit.task import Claimed, Settlement
 from leasekit.wire import check_kinds
 
@@ -57,7 +58,7 @@ class Claims:
         limit = min(limit, self._backend.traits.max_claim)
         claim_id = f"{self._chance.getrandbits(128):032x}"
         ask = partial(self._backend.claim, kinds, limit=limit, claim_id=claim_id)
-        noted = self._note(claim_id, kinds, limit)
+        noted = self._note(claim_id, kinds)
         asked_at = self._clock.now()
         waiting = asyncio.create_task(self._answer(ask, wait, failing, noted))
         self._waiting.add(waiting)
@@ -81,10 +82,10 @@ class Claims:
             raise Closed
         return claimed, asked_at
 
-    def _note(self, claim_id: str, kinds: Sequence[str], limit: int) -> int | None:
+    def _note(self, claim_id: str, kinds: Sequence[str]) -> int | None:
         if self.ledger is None or not self._backend.traits.remembers_claims:
             return None
-        return self.ledger.asks(claim_id, kinds, limit)
+        return self.ledger.asks(claim_id, kinds)
 
     async def _answer(
         self,
@@ -94,8 +95,11 @@ class Claims:
         noted: int | None,
     ) -> Claimed:
         remembered, kept = self._backend.traits.remembers_claims, self._backend.traits.keeps_claims
+        tries = 0
 
         async def call() -> Claimed:
+            nonlocal tries
+            tries += 1
             asking = asyncio.create_task(one_try(partial(ask, wait=wait), within=wait + _SPARE))
             try:
                 return await asyncio.shield(asking)
@@ -108,11 +112,23 @@ class Claims:
 
         try:
             # Beyond its wait: an answer that is lost at the end of a long poll must be asked for again as well.
-            return await persistently(call, for_at_most=wait + self._patience, failing=failing)
+            claimed = await persistently(call, for_at_most=wait + self._patience, failing=failing)
         except asyncio.CancelledError:
             if remembered:
-                spawn(self._give_back(lambda: one_try(partial(ask, wait=0), within=_SPARE), noted), self._returning)
+                self._end(ask, noted)
             raise
+        except (Unavailable, Throttled):
+            if remembered:
+                self._end(ask)
+            raise
+        if remembered and tries > 1 and not claimed.tasks:  # an earlier try may still be on its way
+            self._end(ask)
+        return claimed
+
+    def _end(self, ask: Callable[..., Awaitable[Claimed]], noted: int | None = None) -> None:
+        """Have the service grant this claim nothing more, and release what it was granted."""
+        end = partial(ask, wait=0, limit=0)
+        spawn(self._give_back(lambda: one_try(end, within=_SPARE), noted), self._returning)
 
     async def _give_back(self, ask: Callable[[], Awaitable[Claimed]], noted: int | None = None) -> None:
         try:

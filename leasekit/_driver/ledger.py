@@ -70,7 +70,6 @@ class Asked(NamedTuple):
 
     claim_id: str
     kinds: list[str]
-    limit: int
 
 
 class Past(NamedTuple):
@@ -123,7 +122,7 @@ class SharedMemory:
                 if state == _SAID:
                     said.append(msgspec.json.decode(rest, type=Settlement))
                 elif state == _ASKED:
-                    asked.append(Asked(task_id.decode(), *msgspec.json.decode(rest, type=tuple[list[str], int])))
+                    asked.append(Asked(task_id.decode(), msgspec.json.decode(rest, type=list[str])))
                 elif state == _PROGRESS:
                     number, token, raw = msgspec.json.decode(rest, type=tuple[int, str, msgspec.Raw])
                     lease = task_id.decode(), token
@@ -201,9 +200,9 @@ class Ledger:
             self.remove(entry)
         return noted or entry
 
-    def asks(self, claim_id: str, kinds: Sequence[str], limit: int) -> int:
+    def asks(self, claim_id: str, kinds: Sequence[str]) -> int:
         """Note a claim, until its answer is noted; returns its entry."""
-        return self._add(_ASKED, claim_id.encode(), msgspec.json.encode((kinds, limit)))
+        return self._add(_ASKED, claim_id.encode(), msgspec.json.encode(kinds))
 
     def begins(self, entry: int, *, elsewhere: bool = False) -> None:
         """Its body is about to run, here or in another process. Any thread, but not after `remove`."""

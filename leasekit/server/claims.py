@@ -38,7 +38,7 @@ class Asked:
     worker: str
     claim_id: str
     kinds: Sequence[str]
-    limit: int
+    limit: int  # 0: it ends the claim, so that nothing is granted to it later
     arrived_at: float  # by the clock of Turn.instant
     is_new: bool = True  # False: it was tried before, and not answered
     is_gone: bool = False  # whoever waited for it has left: nothing may be granted any more
@@ -61,6 +61,7 @@ def claim(turn: Turn, asked: Sequence[Asked]) -> list[Answer]:
     What they leave, and what is due next, is told as ready: for those who wait besides.
     """
     answers = _repeated(turn, [one for one in asked if (one.is_new or turn.is_repeated) and not one.is_gone])
+    answers.update(_ended(turn, [one for one in asked if not (one.limit or one.is_gone or id(one) in answers)]))
     waiting = [one for one in asked if id(one) not in answers]
     present = sorted((one for one in waiting if not one.is_gone), key=lambda one: one.number)
     if present:
@@ -111,6 +112,12 @@ def _is_live(row: Trigger, granted: str, now: float) -> bool:
     return (
         row.token == granted and row.status in LEASED and row.next_trigger_at is not None and row.next_trigger_at > now
     )
+
+
+def _ended(turn: Turn, asked: Sequence[Asked]) -> dict[int, Answer]:
+    """Note that these claims were answered with nothing: so is every later call with their ids."""
+    turn.tx.remember([ClaimMemory(one.worker, one.claim_id, turn.now, 0.0, ()) for one in asked])
+    return {id(one): Answer(Claimed(tasks=[], waited=0.0)) for one in asked}
 
 
 # Claims that are served now -----------------------------------------------------------------------------------

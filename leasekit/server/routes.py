@@ -166,7 +166,10 @@ async def cancel(data: JSONBody[CancelRequest], engine: _Engine) -> VerdictsAnsw
 async def claim(
     data: JSONBody[ClaimRequest], engine: _Engine, polls: _Polls, sending: _Sending, request: ApiRequest
 ) -> Response[ClaimAnswer]:
-    """Take up to `limit` tasks; wait up to `wait` seconds for the first. Repeat it with the same `claim_id` at will."""
+    """Take up to `limit` tasks; wait up to `wait` seconds for the first. Repeat it with the same `claim_id` at will.
+
+    With `limit` 0 it is ended: nothing is granted to it from then on.
+    """
     key = (data.worker, data.claim_id)
     await sending.wait(key)
     wait = min(data.wait, MAX_WAIT)

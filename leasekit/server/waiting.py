@@ -68,13 +68,19 @@ class Waiting:
     async def claim(self, *, worker: str, claim_id: str, kinds: Sequence[str], limit: int, wait: float) -> Claimed:
         """Tasks, or none once `wait` seconds are over. A repeat joins the claim that waits, and may cut its wait.
 
+        A repeat with `limit` 0 ends the claim that waits: that is answered at once, with nothing.
+
         Nothing is granted any more once everyone who waited for it was cancelled. Raises `Throttled`.
         """
         poll = self._polls.get((worker, claim_id))
+        if poll is not None and poll.asked.limit and not limit:
+            # What the writer grants it all the same, because it has begun, is found by the call that ends it.
+            self._give_up(poll)
+            poll = None
         if poll is None:
             self._count += 1
             asked = Asked(self._count, worker, claim_id, tuple(dict.fromkeys(kinds)), limit, self._clock.instant())
-            poll = self._begin(asked, 0.0 if self._has_ended else wait)
+            poll = self._begin(asked, 0.0 if self._has_ended or not limit else wait)
         else:
             self._wait_no_longer(poll, wait)
         poll.callers += 1
@@ -83,8 +89,7 @@ class Waiting:
         finally:
             poll.callers -= 1
             if not poll.callers and not poll.answer.done():
-                poll.asked.is_gone = True
-                self._finish(poll, Claimed(tasks=[]))
+                self._give_up(poll)
 
     def ready(self, readied: Mapping[str, Readied]) -> None:
         """Tasks have become ready, or will be: have as many tried again as there are tasks."""
@@ -119,8 +124,7 @@ class Waiting:
             self._timer.cancel()
             self._timer = None
         for poll in list(self._polls.values()):
-            poll.asked.is_gone = True
-            self._finish(poll, Claimed(tasks=[]))
+            self._give_up(poll)
 
     def _begin(self, asked: Asked, wait: float) -> _Poll:
         if wait > 0 and len(self._polls) >= _MOST:
@@ -186,6 +190,11 @@ class Waiting:
             poll.answer.set_exception(result)
         else:
             poll.answer.set_result(result)
+
+    def _give_up(self, poll: _Poll) -> None:
+        """Answer it with nothing, and have nothing granted to it from now on."""
+        poll.asked.is_gone = True
+        self._finish(poll, Claimed(tasks=[]))
 
     def _park(self, poll: _Poll) -> None:
         poll.is_parked = True

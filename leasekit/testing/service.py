@@ -102,6 +102,7 @@ class _Claim:
 
     asked_at: float
     callers: int = 0
+    is_over: bool = False  # it was asked for with the limit 0
     waited: float = 0.0
     granted: list[tuple[_Row, _Run]] = field(default_factory=list[tuple[_Row, _Run]])
 
@@ -137,21 +138,24 @@ class MemoryService:
             with self._now() as now:
                 claim = self._claims.setdefault(key, _Claim(asked_at=now))
                 claim.callers += 1
+                claim.is_over = claim.is_over or not asked.limit
+            if claim.is_over:
+                self._bell.ring()  # whoever waits for it is answered
             deadline = now + min(asked.wait, MAX_WAIT)
             try:
                 while True:
                     rung.clear()
                     with self._now() as now:
-                        if not claim.granted:
+                        if not (claim.granted or claim.is_over):
                             self._grant(claim, asked, now)
-                        if claim.granted or now >= deadline:
+                        if claim.granted or claim.is_over or now >= deadline:
                             return _answer(claim)
                         until = min(deadline, self._due[0][0]) if self._due else deadline
                     await self._wait(rung, until)
             finally:
                 with self._lock:
                     claim.callers -= 1
-                    if not (claim.callers or claim.granted):  # empty answers are not remembered
+                    if not (claim.callers or claim.granted or claim.is_over):  # empty answers are not remembered
                         self._claims.pop(key, None)
 
     def _grant(self, claim: _Claim, asked: ClaimRequest, now: float) -> None:

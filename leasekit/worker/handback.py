@@ -1,19 +1,22 @@
 """What a worker held when it ended is handed back, by who saw that nothing of it runs any more.
 
 A body that had begun is a *crash*, with the reason: the task is ready again at once, and counts towards its
-`max_crashes`. What had not begun is a *release*, and so is what was granted to a claim that was under way. A result in
-the spool goes before both: the task has been done. Any process that shares the spool may have taken the dead worker's
-file up by now, and may have died too: what counts is that the result is in one of the files, not who reports it.
+`max_crashes`. What had not begun is a *release*, and so is what was granted to a claim that was under way; such a claim
+is ended, so that its request is granted nothing if it arrives only now. A result in the spool goes before both: the
+task has been done. Any process that shares the spool may have taken the dead worker's file up by now, and may have died
+too: what counts is that the result is in one of the files, not who reports it.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from leasekit._driver.connection import Connection
 from leasekit._driver.ledger import Holder, Left, Past
-from leasekit._driver.outbox import Delivery
+from leasekit._driver.outbox import Delivery, Outbox
+from leasekit._driver.retrying import one_try, persistently
 from leasekit._driver.spool import Spool
 from leasekit.backend import Backend
 from leasekit.client import Client
@@ -26,7 +29,8 @@ logger = logging.getLogger("leasekit")
 
 _PATIENCE = 5.0  # seconds: a service that is away for longer holds up no new worker
 _PAUSE = 0.02
-_A_MOMENT = 1.0  # what is held for certain does not wait for longer
+_FOR_CLAIMS = 3.0  # of these, for ending the claims that were under way …
+_A_TRY = 1.0  # … and for one request of that
 
 
 def hand_back(past: Past, why: str, *, waiting: Callable[[float], bool]) -> None:
@@ -72,26 +76,32 @@ async def _report(connection: Connection, holder: Holder, past: Past, why: str) 
         # Nobody but the kernel's timer can say that these leases had not run out long before.
         guarded = [lease for lease in past.leases if holder.guarded and lease.begun and not lease.elsewhere]
         back = list(_settlements(guarded, why))
+    back = _hand_over(back, outbox, done)
     if connection.backend.traits.remembers_claims:
-        back += await _unheard(connection.backend, past)  # first: what is reported below may be claimed again
-    back = [settlement for settlement in back if (settlement.id, settlement.token) not in done]
-    for settlement in back:
-        outbox.put(Delivery(settlement))
+        back += _hand_over(await _unheard(connection.backend, past), outbox, done)
     crashes = sum(settlement.outcome == "crash" for settlement in back)
     if back:
         logger.info("handed back: %d of the worker's leases, %d of them as crashed", len(back), crashes)
     await outbox.empty()
 
 
+def _hand_over(back: Iterable[Settlement], outbox: Outbox, done: Collection[tuple[str, str]]) -> list[Settlement]:
+    """Have these reported, but for those of tasks whose result is in the spool; return what is reported."""
+    reported = [settlement for settlement in back if (settlement.id, settlement.token) not in done]
+    for settlement in reported:
+        outbox.put(Delivery(settlement))
+    return reported
+
+
 async def _unheard(backend: Backend, past: Past) -> list[Settlement]:
-    """For what was granted to a claim whose answer the worker did not live to hear: asked again, it is the same."""
+    """End the claims whose answers the worker did not live to hear, and release what they were granted."""
     noted = {lease.token for lease in past.leases}
     granted: list[Task] = []
     try:
-        async with asyncio.timeout(_A_MOMENT):
+        async with asyncio.timeout(_FOR_CLAIMS):
             for asked in past.asked:
-                claimed = await backend.claim(asked.kinds, limit=asked.limit, wait=0, claim_id=asked.claim_id)
-                granted += claimed.tasks
+                end = partial(backend.claim, asked.kinds, limit=0, wait=0, claim_id=asked.claim_id)
+                granted += (await persistently(partial(one_try, end, within=_A_TRY), for_at_most=_FOR_CLAIMS)).tasks
     except (BackendError, TimeoutError) as error:
         logger.warning("what the worker was granted last may have to run out by itself: %s", error or "no answer")
     back = [task for task in granted if task.token not in noted]

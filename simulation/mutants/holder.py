@@ -15,6 +15,7 @@ _HOLDING = "leasekit/_driver/holding.py"
 _OUTBOX = "leasekit/_driver/outbox.py"
 _WATCHDOG = "leasekit/_driver/watchdog.py"
 _CONTROLLER = "leasekit/worker/controller.py"
+_HANDBACK = "leasekit/worker/handback.py"
 _TRANSPORT = "adapters/leasekit_http/transport.py"
 
 _TRUST = "return self.ttl * (1 - 2 * DRIFT) - self.margin"
@@ -333,8 +334,9 @@ HOLDER: Sequence[Mutant] = (
             Edit(
                 _CLAIMS,
                 "ask = partial(self._backend.claim, kinds, limit=limit, claim_id=claim_id)\n",
-                "claim = partial(self._backend.claim, kinds, limit=limit)\n"
-                "        ask = lambda wait: claim(wait=wait, claim_id=f'{self._chance.getrandbits(128):032x}')\n",
+                "claim = partial(self._backend.claim, kinds)\n"
+                "        new = lambda: f'{self._chance.getrandbits(128):032x}'\n"
+                "        ask = lambda wait, limit=limit: claim(wait=wait, limit=limit, claim_id=new())\n",
             )
         ],
         under="leaks",
@@ -391,26 +393,34 @@ HOLDER: Sequence[Mutant] = (
         why_test="the answer has to come in the very turn of the loop in which the claim ends",
     ),
     Mutant(
-        name="late-claim-asked-and-kept",
-        breaks="A claim that was given up is asked again, and keeps the tasks of that answer.",
+        name="late-claim-ended-and-kept",
+        breaks="A claim that was given up is ended, and keeps the tasks of that answer.",
         edits=[Edit(_CLAIMS, "            self._release(await ask())\n", "            await ask()\n")],
         under="leaks",
-        test="tests/driver/test_claims.py::test_a_claim_that_is_given_up_is_asked_again_and_gives_back_its_tasks",
+        test="tests/driver/test_claims.py::test_a_claim_that_is_given_up_is_ended_and_gives_back_its_tasks",
         why_test="a worker that stops seldom has a claim that is granted at this moment",
     ),
     Mutant(
-        name="late-claim-not-asked",
-        breaks="A claim that was given up is not asked again.",
+        name="late-claim-not-ended",
+        breaks="A claim that was given up is not ended.",
         edits=[
             Edit(
                 _CLAIMS,
-                "spawn(self._give_back(lambda: one_try(partial(ask, wait=0), within=_SPARE), noted), self._returning)",
+                "spawn(self._give_back(lambda: one_try(end, within=_SPARE), noted), self._returning)",
                 "pass",
             )
         ],
         under="leaks",
-        test="tests/driver/test_claims.py::test_a_claim_that_is_given_up_is_asked_again_and_gives_back_its_tasks",
+        test="tests/driver/test_claims.py::test_a_claim_that_is_given_up_is_ended_and_gives_back_its_tasks",
         why_test="a worker that stops seldom has a claim that is granted at this moment",
+    ),
+    Mutant(
+        name="dead-workers-claim-not-ended",
+        breaks="What a dead worker's claim was granted is asked for, and the claim goes on.",
+        edits=[Edit(_HANDBACK, "limit=0, wait=0", "limit=1, wait=0")],
+        under="leaks",
+        test="tests/worker/test_handback.py::test_a_claim_that_arrives_after_it_was_handed_back_is_granted_nothing",
+        why_test="no worker of a history has a supervisor that asks for its claims",
     ),
     Mutant(
         name="late-claim-not-awaited",

@@ -17,6 +17,7 @@ _MEMORY = "leasekit/server/store/memory.py"
 _PROGRESS = "leasekit/server/progress.py"
 _STOCK = "leasekit/server/stock.py"
 _STORE = "leasekit/server/store/__init__.py"
+_WAITING = "leasekit/server/waiting.py"
 
 SERVICE: Sequence[Mutant] = (
     # Tokens and fences ----------------------------------------------------------------------------------------------
@@ -206,6 +207,35 @@ SERVICE: Sequence[Mutant] = (
         ],
         under="slow",
         killed_by=["S7"],
+    ),
+    Mutant(
+        name="ended-claim-granted-later",
+        breaks="A claim that was ended is granted tasks when its request arrives once more.",
+        edits=[
+            Edit(
+                _CLAIMS,
+                "    turn.tx.remember([ClaimMemory(one.worker, one.claim_id, turn.now, 0.0, ()) for one in asked])\n",
+                "",
+            )
+        ],
+        under="leaks",
+        test="tests/server/test_claims.py::test_a_claim_that_was_ended_is_granted_nothing_for_a_day_and_through_restarts",
+        why_test="it takes a request that arrives after the one that ended its claim",
+    ),
+    Mutant(
+        name="ended-claim-still-waits",
+        breaks="A claim that waits is answered when it is ended, and may be granted tasks later.",
+        edits=[
+            Edit(
+                _WAITING,
+                "if poll is not None and poll.asked.limit and not limit:",
+                "if poll is not None and limit < 0:",
+            )
+        ],
+        under="leaks",
+        test="tests/server/test_claims.py::"
+        "test_a_claim_that_waits_is_answered_with_nothing_when_it_is_ended_and_granted_nothing_after",
+        why_test="it takes a request that arrives after the one that ended its claim",
     ),
     Mutant(
         name="dedupe-ignored",

@@ -1,5 +1,6 @@
 """A worker and its supervisor as processes: whatever the worker dies of, its tasks run elsewhere at once, and once."""
 
+import asyncio
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ import pytest
 import leasekit
 from leasekit import Status
 from leasekit.task import TaskInfo
+from leasekit.testing.proxy import Exchange, Proxy
 from tests.waiting import eventually
 
 LEASEKIT = [sys.executable, "-m", "leasekit"]
@@ -321,6 +323,32 @@ def test_what_had_not_begun_counts_no_crash(place: Place, client: leasekit.Clien
     infos = [ended(client, task.id) for task in tasks]
     assert sorted(info.history[0].outcome for info in infos) == ["crash", "release"]
     assert sorted(info.crashes for info in infos) == [0, 1]
+
+
+def test_a_claim_of_a_dead_worker_that_arrives_after_all_was_handed_back_is_granted_nothing(
+    server: Server, tmp_path: Path, client: leasekit.Client
+) -> None:
+    """As a request does that a proxy has kept in its queue: nobody would hear of the lease, and it would run out."""
+    with Proxy(server.url) as proxy:
+        place = Place(tmp_path, proxy.url)
+        worker = place.work().at_work()
+
+        def claims() -> list[Exchange]:
+            return [one for one in list(proxy.log) if b'"claim_id"' in one.raw]
+
+        proxy.wait(lambda: bool(claims()))
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.at_work(2)
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.exit_code() == 0
+        place.close()
+        task = client.schedule(place.kind("first_waits"), claim_timeout=TTL, heartbeat_timeout=TTL)
+        # The next worker's too: it has given up its own.
+        answers = [asyncio.run(proxy.again(claim)) for claim in claims()]
+        assert all(b'"tasks":[]' in answer for answer in answers), answers
+    info = client.get(task.id)
+    assert info is not None
+    assert (info.status, info.attempt) == (Status.NEW, 0)
 
 
 @pytest.mark.parametrize(("how", "says"), [("kill", "SIGKILL"), ("exit 0", "exit code 0")])

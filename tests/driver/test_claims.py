@@ -34,17 +34,17 @@ class LongPoll:
         self.began = asyncio.Event()
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
-        self.asked.append(claim_id)
+        if limit:
+            self.asked.append(claim_id)
         self.began.set()
-        if len(self.asked) == 1:
+        if limit and len(self.asked) == 1:
             await asyncio.sleep(5 * PATIENCE)
             raise Unavailable("the answer was lost")
         return Claimed(tasks=[TASK])
 
 
 def claims(backend: Any) -> Claims:
-    outbox: Any = None  # nothing is given back here
-    return Claims(backend, clock=BOOT_CLOCK, outbox=outbox, patience=PATIENCE, chance=random.Random(1))
+    return Claims(backend, clock=BOOT_CLOCK, outbox=Mock(), patience=PATIENCE, chance=random.Random(1))
 
 
 async def test_the_wait_of_a_long_poll_is_not_taken_from_the_time_for_repeats() -> None:
@@ -77,7 +77,7 @@ async def test_what_is_asked_for_is_noted_until_what_was_granted_can_be() -> Non
     asking.ledger = Ledger(memory.fd)
     claim = asyncio.create_task(asking.claim(["k"], limit=1, wait=60))
     await backend.began.wait()
-    assert memory.read().asked == [Asked(backend.asked[0], ["k"], 1)]
+    assert memory.read().asked == [Asked(backend.asked[0], ["k"])]
     await claim
     await asyncio.sleep(0)  # whoever asked notes what was granted before that
     assert memory.read().is_empty
@@ -98,7 +98,6 @@ async def test_a_claim_that_was_cancelled_stays_noted_until_it_was_given_back(
 ) -> None:
     memory, service = SharedMemory(), backend()
     asking = claims(service)
-    asking._outbox = Mock()
     asking.ledger = Ledger(memory.fd)
     claim = asyncio.create_task(asking.claim(["k"], limit=1, wait=60))
     await service.began.wait()
@@ -128,12 +127,12 @@ class Late:
 
     def __init__(self, *, remembers_claims: bool = True) -> None:
         self.traits = Traits(remembers_claims=remembers_claims)
-        self.asked: list[str] = []
+        self.asked: list[tuple[str, int]] = []
         self.began = asyncio.Event()
         self.answers = asyncio.Event()
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
-        self.asked.append(claim_id)
+        self.asked.append((claim_id, limit))
         self.began.set()
         await self.answers.wait()
         return Claimed(tasks=[TASK])
@@ -183,27 +182,27 @@ async def test_a_claim_whose_client_is_closed_as_its_answer_comes_gives_back_its
     assert under.back.settlements == [RELEASED]
 
 
-async def test_a_claim_that_is_given_up_is_asked_again_and_gives_back_its_tasks() -> None:
+async def test_a_claim_that_is_given_up_is_ended_and_gives_back_its_tasks() -> None:
     under = await Under(Late()).begun()
     under.claim.cancel()
     with pytest.raises(asyncio.CancelledError):
         await under.claim
     under.service.answers.set()
     await under.asking.abandon()
-    first, second = under.service.asked
-    assert first == second
+    [(claim_id, _), ended] = under.service.asked
+    assert ended == (claim_id, 0)
     assert under.back.settlements == [RELEASED]
 
 
-async def test_a_claim_whose_client_is_closed_is_asked_again_and_gives_back_its_tasks() -> None:
+async def test_a_claim_whose_client_is_closed_is_ended_and_gives_back_its_tasks() -> None:
     under = await Under(Late()).begun()
     closing = asyncio.create_task(under.asking.abandon())
     with pytest.raises(Closed):
         await under.claim
     under.service.answers.set()
     await closing
-    first, second = under.service.asked
-    assert first == second
+    [(claim_id, _), ended] = under.service.asked
+    assert ended == (claim_id, 0)
     assert under.back.settlements == [RELEASED]
 
 
@@ -217,3 +216,48 @@ async def test_a_claim_that_no_service_remembers_gives_back_its_tasks_when_its_o
     await under.asking.abandon()
     assert len(under.service.asked) == 1
     assert under.back.settlements == [RELEASED]
+
+
+class Lossy(Late):
+    """A service that is not heard on the first tries, then has nothing, and grants what is asked for at last."""
+
+    def __init__(self, *, lost: int) -> None:
+        super().__init__()
+        self._lost = lost
+        self.answers.set()
+
+    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
+        claimed = await super().claim(kinds, limit=limit, wait=wait, claim_id=claim_id)
+        if len(self.asked) <= self._lost:
+            raise Unavailable("the answer was lost")
+        return claimed if limit == 0 else Claimed(tasks=[])
+
+
+async def test_a_claim_that_found_nothing_after_a_try_without_an_answer_is_ended() -> None:
+    """That try may arrive yet, and be granted tasks."""
+    under = Under(Lossy(lost=1))
+    claimed, _ = await under.claim
+    assert claimed.tasks == []
+    await under.asking.abandon()
+    [(claim_id, _), again, ended] = under.service.asked
+    assert (again, ended) == ((claim_id, 1), (claim_id, 0))
+    assert under.back.settlements == [RELEASED]
+
+
+async def test_a_claim_that_found_nothing_at_the_first_try_costs_no_second_call() -> None:
+    under = Under(Lossy(lost=0))
+    await under.claim
+    await under.asking.abandon()
+    assert len(under.service.asked) == 1
+
+
+async def test_a_claim_that_was_never_answered_is_ended_when_it_is_tried_no_more() -> None:
+    service = Lossy(lost=1)
+    asking = claims(service)
+    asking._outbox = back = Back()  # type: ignore[assignment]
+    with pytest.raises(Unavailable):
+        await asking.claim(["k"], limit=1, wait=-PATIENCE)  # so it has no time for a second try
+    await asking.abandon()
+    [(claim_id, _), ended] = service.asked
+    assert ended == (claim_id, 0)
+    assert back.settlements == [RELEASED]

@@ -54,8 +54,8 @@ def test_what_is_over_is_not_in_it_and_leaves_its_room_to_others(memory: SharedM
 
 
 def test_it_says_what_was_asked_for_until_the_answer_is_noted(memory: SharedMemory, ledger: Ledger) -> None:
-    entry = ledger.asks("claim-1", ["a", "b"], 7)
-    assert memory.read().asked == [Asked("claim-1", ["a", "b"], 7)]
+    entry = ledger.asks("claim-1", ["a", "b"])
+    assert memory.read().asked == [Asked("claim-1", ["a", "b"])]
     ledger.remove(entry)
     assert memory.read().is_empty
 
@@ -195,7 +195,7 @@ def test_where_there_is_no_memory_for_more_the_rest_is_not_noted_and_nothing_is_
         assert ledger.say(entries[0], word) == entries[0]
         for entry in entries[1:]:
             ledger.remove(entry)
-        ledger.remove(ledger.asks("claim", ["k"], 1))
+        ledger.remove(ledger.asks("claim", ["k"]))
         ledger.begins(ledger.add("last", "token"))
 
     in_child(work)

@@ -1,6 +1,7 @@
 """Who gets which task, and how it is waited for."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -199,6 +200,25 @@ async def test_an_empty_answer_is_not_remembered(bench: Any) -> None:
     assert await bench.ids(claim_id="c1") == []
     await bench.put("a")
     assert await bench.ids(claim_id="c1") == ["a"]
+
+
+async def test_a_claim_that_was_ended_is_granted_nothing_for_a_day_and_through_restarts(bench: Any) -> None:
+    assert await bench.ids(claim_id="c1", limit=0) == []
+    await bench.put("a")
+    assert await bench.ids(claim_id="c1") == []
+    await bench.restart()
+    await bench.later(86_000)
+    assert await bench.ids(claim_id="c1", wait=30) == []
+    assert await bench.status("a") == "new"
+    assert await bench.ids(claim_id="c2") == ["a"]
+
+
+async def test_a_claim_that_is_ended_keeps_what_it_was_granted(bench: Any) -> None:
+    await bench.put("a", "b", "c")
+    first = await bench.claim(claim_id="c1", limit=2)
+    bench.clock.advance(5)
+    for limit in (0, 0, 9):
+        assert encoded(await bench.claim(claim_id="c1", limit=limit)) == encoded(first)
 
 
 async def test_a_claim_id_is_its_workers_own(bench: Any) -> None:
@@ -437,6 +457,42 @@ async def test_a_repeat_that_does_not_wait_ends_the_claim_that_does(bench: Any) 
     assert [answer.tasks for answer in await until_done(asking, again)] == [[], []]
     await bench.put("a")
     assert await bench.status("a") == "new"
+
+
+async def test_a_claim_that_waits_is_answered_with_nothing_when_it_is_ended_and_granted_nothing_after(
+    bench: Any,
+) -> None:
+    asking = asyncio.create_task(bench.claim(wait=30, claim_id="c1"))
+    await is_waiting(bench, 1)
+    ending = asyncio.create_task(bench.claim(limit=0, wait=30, claim_id="c1"))
+    assert [answer.tasks for answer in await until_done(asking, ending)] == [[], []]
+    await bench.put("a")
+    assert await bench.ids(claim_id="c1") == []
+    assert await bench.status("a") == "new"
+
+
+async def test_what_is_being_granted_as_a_claim_is_ended_is_told_to_the_call_that_ends_it(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.put("a")
+    transaction, begun, go_on = bench.engine._store.transaction, threading.Event(), threading.Event()
+
+    @contextmanager
+    def slow() -> Iterator[Any]:
+        with transaction() as tx:
+            yield tx
+            begun.set()
+            go_on.wait(10)
+
+    monkeypatch.setattr(bench.engine._store, "transaction", slow)
+    asking = asyncio.create_task(bench.claim(wait=30, claim_id="c1"))
+    await asyncio.to_thread(begun.wait, 10)
+    ending = asyncio.create_task(bench.claim(limit=0, claim_id="c1"))
+    await settled_down()
+    go_on.set()
+    asked, ended = await until_done(asking, ending)
+    assert asked.tasks == []
+    assert [task.id for task in ended.tasks] == ["a"]
 
 
 async def test_a_claim_answers_empty_when_its_wait_is_over(bench: Any) -> None:

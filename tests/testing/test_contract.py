@@ -191,6 +191,10 @@ async def _newest_first(call: Call) -> Any:
     return Claimed(tasks=answer.tasks[-1:], waited=0.0)
 
 
+async def _end_no_claim(call: Call) -> Any:
+    return await call.send() if call.options["limit"] else Claimed(tasks=[], waited=0.0)
+
+
 async def _retry_at_once(call: Call) -> Any:
     return await call.send([structs.replace(end, retry_after=0.0) for end in call.items])
 
@@ -212,6 +216,9 @@ async def _retry_at_once(call: Call) -> Any:
         ("claim", _count_tokens(), "test_a_token_cannot_be_guessed_from_another"),
         ("claim", _newest_first, "test_of_the_equally_urgent_the_oldest_goes_first"),
         ("claim", _grant_to_all_under_way(), "test_each_task_goes_to_one_of_many_that_wait"),
+        ("claim", _end_no_claim, "test_a_claim_that_was_ended_is_granted_nothing_however_late_it_arrives"),
+        ("claim", _end_no_claim, "test_a_claim_that_is_ended_is_told_again_what_it_was_granted"),
+        ("claim", _end_no_claim, "test_a_claim_that_waits_is_granted_nothing_once_it_was_ended"),
     ],
 )  # fmt: skip
 async def test_the_contract_finds_a_service_that_is_not_as_it_says(

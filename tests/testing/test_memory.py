@@ -284,7 +284,7 @@ async def test_progress_and_successors_have_bounds_too(memory: MemoryBackend) ->
     assert refusal.value.errors == [{"item": 0, "field": "then", "detail": "goes with success and fatal only"}]
 
 
-@pytest.mark.parametrize("options", [{"limit": 0}, {"limit": 1001}, {"wait": -1}, {"claim_id": ""}])
+@pytest.mark.parametrize("options", [{"limit": -1}, {"limit": 1001}, {"wait": -1}, {"claim_id": ""}])
 async def test_a_claim_out_of_bounds_is_refused_with_its_field(memory: MemoryBackend, options: dict[str, Any]) -> None:
     with pytest.raises(Refused) as refusal:
         await claim(memory, **options)

@@ -11,8 +11,9 @@ import pytest
 from leasekit import Client
 from leasekit._driver.ledger import Asked, Holder, Ledger, Left, Past, SharedMemory
 from leasekit._driver.spool import Spool
-from leasekit.task import Beat, Settlement, Status
-from leasekit.testing.faults import Faulty
+from leasekit.task import Beat, Settlement, Status, Task
+from leasekit.testing import faults
+from leasekit.testing.faults import Fault, Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from leasekit.worker import handback, supervised
 
@@ -24,12 +25,13 @@ class Dead:
         self.service = service
         self.refuses_stale = True
         self.client = Client(MemoryBackend(service, worker="dead"))
+        self.faults: list[Fault] = []  # of the first claims of its supervisor
         self.task_id = self.client.schedule("k").id
-        (self.task,) = (
-            self.client.connection()
-            .run(self.client.connection().backend.claim(["k"], limit=1, wait=0, claim_id="c"))
-            .tasks
-        )
+        (self.task,) = self.claim("c")
+
+    def claim(self, claim_id: str) -> list[Task]:
+        connection = self.client.connection()
+        return connection.run(connection.backend.claim(["k"], limit=1, wait=0, claim_id=claim_id)).tasks
 
     def hand_back(self, *, begun: bool, elsewhere: bool = False) -> str:
         """The task's status after that."""
@@ -43,6 +45,7 @@ class Dead:
     def supervisors(self, url: str, *, worker: str) -> Client:
         backend = Faulty(MemoryBackend(self.service, worker=worker))
         backend.traits = replace(backend.traits, refuses_stale=self.refuses_stale)
+        backend.script("claim", *self.faults)
         return Client(backend)
 
 
@@ -77,16 +80,36 @@ def test_a_service_that_takes_what_is_stale_hears_only_what_a_timer_vouches_for(
 
 
 def test_what_was_granted_to_a_claim_that_nobody_heard_the_answer_of_is_given_back(dead: Dead) -> None:
-    past = Past(Holder(worker="dead", url="memory://"), [], [], [Asked("c", ["k"], 1)])
+    past = Past(Holder(worker="dead", url="memory://"), [], [], [Asked("c", ["k"])])
     handback.hand_back(past, "killed", waiting=waiting)
     info = dead.client.get(dead.task_id)
     assert info is not None
     assert (info.status, info.crashes) == (Status.ENQUEUED, 0)
 
 
+def test_a_claim_that_arrives_after_it_was_handed_back_is_granted_nothing(dead: Dead) -> None:
+    """As a request does that a proxy has kept: nobody would hear of the lease, and it would run out."""
+    past = Past(Holder(worker="dead", url="memory://"), [], [], [Asked("late", ["k"])])
+    handback.hand_back(past, "killed", waiting=waiting)
+    task_id = dead.client.schedule("k").id
+    assert dead.claim("late") == []
+    assert [task.id for task in dead.claim("another")] == [task_id]
+
+
+@pytest.mark.parametrize("fault", [faults.refuse, faults.lose_answer])
+def test_a_claim_is_ended_by_the_next_try_where_the_first_fails(dead: Dead, fault: Fault) -> None:
+    dead.faults = [fault]
+    past = Past(Holder(worker="dead", url="memory://"), [], [], [Asked("c", ["k"])])
+    handback.hand_back(past, "killed", waiting=waiting)
+    info = dead.client.get(dead.task_id)
+    assert info is not None
+    assert (info.status, info.crashes) == (Status.ENQUEUED, 0)
+    assert dead.claim("c") == []
+
+
 def test_what_was_noted_of_it_is_handed_back_once(dead: Dead) -> None:
     left = Left(dead.task.id, dead.task.token, begun=True)
-    past = Past(Holder(worker="dead", url="memory://"), [left], [], [Asked("c", ["k"], 1)])
+    past = Past(Holder(worker="dead", url="memory://"), [left], [], [Asked("c", ["k"])])
     handback.hand_back(past, "killed", waiting=waiting)
     info = dead.client.get(dead.task_id)
     assert info is not None
@@ -106,7 +129,7 @@ def test_a_result_in_the_spool_is_no_crash_whichever_process_has_it(
         neighbour.adopt()
     holder = Holder(worker="dead", url="memory://", guarded=True, spool=str(tmp_path))
     left = Left(dead.task.id, dead.task.token, begun=True)
-    handback.hand_back(Past(holder, [left], [], [Asked("c", ["k"], 1)]), "killed", waiting=waiting)
+    handback.hand_back(Past(holder, [left], [], [Asked("c", ["k"])]), "killed", waiting=waiting)
     info = dead.client.get(dead.task_id)
     assert info is not None
     assert (info.status, info.crashes) == ((Status.CLAIMED if takes_it_up else Status.SUCCESS), 0)

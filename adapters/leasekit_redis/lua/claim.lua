@@ -1,8 +1,10 @@
 -- Hand out tasks that are due: the most urgent first, then the longest due, then in the order in which they came.
 -- Takes {kind, worker, claim_id, limit, seed, waited, waiter?, wait, recall, latest?, jumped?}, gives {now, waited, tasks,
--- next?, is_repeat?}: `next` is in how many milliseconds there may be something.
+-- next?, is_repeat?}: `next` is in how many milliseconds there may be something. With the limit 0 the claim is over:
+-- whatever comes later in its name is answered like this, and granted nothing.
 
 local ANSWER = 8 * 1024 * 1024 -- bytes of users' values in one answer, about: at least one task fits
+local OVER = 24 * 3600 * 1000 -- milliseconds for which an ended claim is kept: no request is under way for so long
 
 local name = ARGUMENT.worker .. '/' .. ARGUMENT.claim_id
 local tasks, room = {}, ANSWER
@@ -29,6 +31,13 @@ local function again(memory)
 end
 
 local memory = read(CLAIMS, name)
+if ARGUMENT.limit == 0 then
+  outrank_full_memory()
+  memory = memory or {waited = 0, grants = {}}
+  put(CLAIMS, name, memory)
+  place(CLAIMED, name, now + OVER)
+  flush()
+end
 if memory then
   return again(memory)
 elseif ARGUMENT.recall then

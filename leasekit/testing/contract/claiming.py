@@ -184,3 +184,38 @@ class Claiming(Ground):
         assert (await self.claim(backend, kind, wait=0, claim_id=kind)).tasks == []
         task_id = await self.put(backend, NewTask(kind=kind))
         assert [task.id for task in (await self.claim(backend, kind, claim_id=kind)).tasks] == [task_id]
+
+    async def test_a_claim_that_was_ended_is_granted_nothing_however_late_it_arrives(
+        self, backend: Backend, kind: str
+    ) -> None:
+        """As a request does that a proxy has kept, whose sender is dead: nobody would hear of the lease."""
+        if not backend.traits.remembers_claims:
+            return
+        also = [kind + "-b"]
+        ended = await self.claim(backend, kind, also=also, limit=0, claim_id=kind)  # nor does it wait
+        assert ended.tasks == []
+        task_id = await self.put(backend, NewTask(kind=kind))
+        assert (await self.claim(backend, kind, limit=0, claim_id=kind)).tasks == []
+        assert (await self.claim(backend, kind, also=also, wait=0, claim_id=kind)).tasks == []
+        assert (await self.claim(backend, kind, claim_id=kind)).tasks == []  # nor does this one
+        assert [task.id for task in (await self.claim(backend, kind)).tasks] == [task_id]
+
+    async def test_a_claim_that_is_ended_is_told_again_what_it_was_granted(self, backend: Backend, kind: str) -> None:
+        if not backend.traits.remembers_claims:
+            return
+        for _ in range(3):
+            await self.put(backend, NewTask(kind=kind))
+        first = await self.claim(backend, kind, limit=2, claim_id=kind)
+        for _ in range(2):
+            assert (await self.claim(backend, kind, limit=0, claim_id=kind)).tasks == first.tasks
+        await self.settle(backend, first.tasks[0], "release")
+        assert (await self.claim(backend, kind, limit=0, claim_id=kind)).tasks == first.tasks[1:]
+        assert (await self.claim(backend, kind, limit=2, wait=0, claim_id=kind)).tasks == first.tasks[1:]
+
+    async def test_a_claim_that_waits_is_granted_nothing_once_it_was_ended(self, backend: Backend, kind: str) -> None:
+        if not backend.traits.remembers_claims:
+            return
+        async with self.waiting(backend, kind, claim_id=kind) as answers:
+            assert (await self.claim(backend, kind, limit=0, claim_id=kind)).tasks == []
+            await self.put(backend, NewTask(kind=kind))
+        assert answers[0].tasks == []

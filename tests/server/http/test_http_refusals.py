@@ -151,7 +151,12 @@ ELSEWHERE: dict[str, tuple[str, Any, int | None, str | None]] = {
     "claim without id": ("/v1/claims", {"worker": "w", "kinds": ["never"]}, None, "claim_id"),
     "claim of nothing": ("/v1/claims", {"worker": "w", "kinds": [], "claim_id": "c"}, None, "kinds"),
     "claim of an odd kind": ("/v1/claims", {"worker": "w", "kinds": ["a", "b/c"], "claim_id": "c"}, 1, "kinds"),
-    "claim of none": ("/v1/claims", {"worker": "w", "kinds": ["a"], "claim_id": "c", "limit": 0}, None, "limit"),
+    "claim of less than none": (
+        "/v1/claims",
+        {"worker": "w", "kinds": ["a"], "claim_id": "c", "limit": -1},
+        None,
+        "limit",
+    ),
     "claim of too many": ("/v1/claims", {"worker": "w", "kinds": ["a"], "claim_id": "c", "limit": 1001}, None, "limit"),
     "claim into the past": ("/v1/claims", {"worker": "w", "kinds": ["a"], "claim_id": "c", "wait": -1}, None, "wait"),
     "cancel of an odd id": ("/v1/tasks/cancel", {"ids": ["a", 5]}, 1, "ids"),

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from leasekit.errors import Throttled, Unavailable
@@ -35,6 +36,8 @@ _COMMIT = 5000
 """Work in one transaction, at most, in items: so long may a heartbeat have to wait for those before it."""
 
 _OUTAGE = 10.0  # seconds for which nothing could be written: holders could not beat
+
+_ENDED_BADLY = "the writer has ended badly, as the log says: start the server again"
 
 Done = Callable[[Any], None]
 """Takes the answer to a request, or the exception instead of it; called in the event loop."""
@@ -149,7 +152,7 @@ class GroupCommit:
         """
         with self._wake:
             if not self._is_open:
-                raise Unavailable("the engine is closed")
+                raise Unavailable(self.fault or "the engine is closed")
             if size > self.room(rank):
                 raise Throttled(f"too many {rank.name} wait to be written", retry_after=self.later())
             self._queues[rank].append(_Job(rank, request, size, done))
@@ -187,6 +190,7 @@ class GroupCommit:
             self._tell(_settle, self._ended, None)
 
     def _serve(self) -> None:
+        jobs: list[_Job] = []
         try:
             while jobs := self._next():
                 began_at = time.perf_counter()
@@ -194,9 +198,22 @@ class GroupCommit:
                 self.seconds.add(time.perf_counter() - began_at)
                 self.sizes.add(sum(job.size for job in jobs))
                 self._tell(self._deliver, outcome)
+                jobs.clear()
             self._store.close()
-        except Exception:
-            logger.exception("the writer has ended badly")
+        except BaseException:  # also SystemExit: requests that come later would wait for a thread that is no more
+            logger.exception("the writer has ended badly: nothing is written until the server is started again")
+            self._abandon(jobs)
+
+    def _abandon(self, jobs: Sequence[_Job]) -> None:
+        """Tell the requests at hand, those that wait and each that comes that nothing is written any more."""
+        with self._wake:
+            self._is_open = False
+            self.fault = _ENDED_BADLY
+            waiting = [*jobs, *chain.from_iterable(self._queues.values())]
+            for queue in self._queues.values():
+                queue.clear()
+            self._waiting = dict.fromkeys(self._waiting, 0)
+        self._tell(self._deliver, _Outcome([(job, Unavailable(_ENDED_BADLY)) for job in waiting], {}))
 
     def _next(self) -> list[_Job]:
         """The next transaction's requests, in their order of survival; none once the writer is to end."""

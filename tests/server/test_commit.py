@@ -278,3 +278,27 @@ async def test_a_store_that_does_not_close_keeps_nobody_waiting(caplog: pytest.L
         async with Recorder(Broken()).commit():
             pass
     assert "the writer has ended badly" in caplog.text
+
+
+async def test_who_comes_after_the_writer_has_ended_badly_is_told_at_once(
+    recorder: Recorder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(turn: Turn, requests: Sequence[str]) -> list[str]:
+        recorder.is_busy.set()
+        recorder.may_go.wait(10)
+        raise SystemExit
+
+    monkeypatch.setattr(recorder, "first", Rank("firsts", leave, 10))
+    with anyio.fail_after(10):
+        async with recorder.commit() as commit:
+            ahead = await recorder.held_up(commit)
+            waiting = asyncio.create_task(commit.ask(recorder.last, "b", size=1))
+            await until(lambda: sum(commit.backlog.values()))
+            recorder.may_go.set()
+            for request in (ahead, waiting):
+                with pytest.raises(Unavailable, match="ended badly"):
+                    await request
+            with pytest.raises(Unavailable, match="start the server again"):
+                await commit.ask(recorder.last, "c", size=1)
+    assert commit.fault is not None
+    assert "the writer has ended badly" in caplog.text

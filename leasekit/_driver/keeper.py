@@ -199,8 +199,9 @@ class Keeper:
         overloaded = len(self._holdings) > self.capacity
         if overloaded and not self._overloaded:
             self._hooks(events.Overloaded(at=self._clock.now(), held=len(self._holdings), capacity=self.capacity))
+        if overloaded or self._overloaded:
+            self._recorder.crowded(len(self._holdings), self.capacity, self._clock.now())
         self._overloaded = overloaded
-        self._recorder.crowd = (len(self._holdings), self.capacity) if overloaded else None
 
     def watch(self, holding: Holding) -> None:
         """Look after its idle time from now on."""
@@ -241,8 +242,9 @@ class Keeper:
             holding.checkpoint = 0
 
     def forget(self, holding: Holding) -> None:
-        """It is over: beat it no more."""
+        """Stop renewing this lease and drop its bookkeeping."""
         self._holdings.pop((holding.task.id, holding.task.token), None)
+        self._check_capacity()
         holding.hand_over(None)  # or the callback of the reference would make a ring
         self._strike_out(holding)
         self._drop(holding)

@@ -8,6 +8,7 @@ Rule 3: it reads no clock; callers say what time it is, and what the clocks show
 The ring is bounded by age (two ttls), and by the leases that its calls refer to: a few beats of each that is held.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, TypeVar
@@ -83,7 +84,14 @@ class Recorder:
         self._notes: deque[Note] = deque(maxlen=_NOTES)
         self._last = reading
         self._due_at = float("inf")
-        self.crowd: tuple[int, int] | None = None  # so many leases are held, fewer can beat in a cycle
+        self._crowd = (0, 0)  # so many leases were held at last, when fewer could beat in a cycle, …
+        self._crowded_until = -math.inf  # … until then
+
+    def crowded(self, held: int, capacity: int, at: float) -> None:
+        """Note how many leases are held of those that can beat in a cycle, when that is more, or no longer is."""
+        self._crowded_until = math.inf if held > capacity else at
+        if held > capacity:
+            self._crowd = held, capacity
 
     # What happens -------------------------------------------------------------------------------------------------
 
@@ -177,7 +185,7 @@ class Recorder:
             tries=[_try(call, call.verdict(term)) for call in calls if call.asked_at > term.granted_at],
             others=self._failure_of_others(term),
             notes=[note for note in notes if note.at > term.granted_at],
-            crowd=self.crowd,
+            crowd=self._crowd if self._crowded_until > term.granted_at else None,
         )
         return Story(sentence(facts), _events(term, calls, facts.notes))
 

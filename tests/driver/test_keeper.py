@@ -453,6 +453,14 @@ async def test_who_is_over_capacity_is_told_once(start: Start, faulty: Faulty) -
     assert [event.held for event in rig.of(Overloaded)] == [4]
 
 
+async def test_an_overload_ends_with_the_leases_that_were_too_many(start: Start, faulty: Faulty) -> None:
+    rig = start(Beats(ttl=300, cycle=3, rate=1, batch=1))
+    holdings = await held(rig, faulty, 4)
+    rig.keeper.forget(holdings[0])
+    await held(rig, faulty, 1)
+    assert [event.held for event in rig.of(Overloaded)] == [4, 4]
+
+
 async def test_a_buffered_task_says_so_until_its_body_begins(start: Start, faulty: Faulty, clock: FakeClock) -> None:
     rig = start()
     await faulty.schedule([NewTask(kind="k")])

@@ -129,6 +129,15 @@ def test_a_lease_of_which_nothing_is_known_says_at_least_for_how_long(recorder: 
     assert why(recorder, lost(term()), START + 274.4).startswith("no beat was acknowledged for 274.4 s")
 
 
+def test_an_overload_is_the_reason_of_those_that_were_held_during_it_and_of_no_later_one(recorder: Recorder) -> None:
+    one, later = term(), term(START + 200)
+    recorder.crowded(13, 12, START + 10)
+    assert "13 leases were held" in why(recorder, lost(one), START + 100)
+    recorder.crowded(12, 12, START + 150)
+    assert "13 leases were held" in why(recorder, lost(one), START + 300)
+    assert "leases were held" not in why(recorder, lost(later), START + 500)
+
+
 # What befell the process
 
 

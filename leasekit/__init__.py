@@ -6,6 +6,7 @@ from leasekit.errors import (
     AlreadyDone,
     BackendError,
     Cancelled,
+    Closed,
     ConfigError,
     Draining,
     Fatal,
@@ -32,7 +33,7 @@ from leasekit.task import NewTask, Status, Task
 from leasekit.worker import Worker
 
 __all__ = [
-    "AlreadyDone", "BackendError", "Beats", "Cancelled", "Client", "ConfigError", "Draining", "Fatal", "Idle",
+    "AlreadyDone", "BackendError", "Beats", "Cancelled", "Client", "Closed", "ConfigError", "Draining", "Fatal", "Idle",
     "IdleTimeout", "Lease", "LeaseError", "LeaseEvent", "LeaseLost", "LeasekitError", "MissingDependency", "NewTask",
     "NotGranted", "NotHeld", "ProtocolError", "Refused", "Status", "StoreDamaged", "StoreLocked", "Task", "Throttled",
     "TooLarge", "Unavailable", "UnknownScheme", "Worker", "connect", "lease", "leased",

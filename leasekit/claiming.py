@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
-from leasekit._driver.thread import Closed
+from leasekit.errors import Closed
 from leasekit.task import Task
 
 if TYPE_CHECKING:

@@ -24,12 +24,11 @@ from leasekit._driver.clock import BOOT_CLOCK, Clock
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
 from leasekit._driver.retrying import one_try, persistently
-from leasekit._driver.thread import Closed
 from leasekit._driver.watchdog import Mode, check_mode
 from leasekit.backend import Backend, Intake, Roster, Scheduler
 from leasekit.claiming import Tasks
 from leasekit.config import Beats
-from leasekit.errors import ConfigError, LeasekitError
+from leasekit.errors import Closed, ConfigError, LeasekitError
 from leasekit.hooks import Hook, Hooks
 from leasekit.ids import uuid7s
 from leasekit.named import Named, Once
@@ -112,6 +111,7 @@ class Client:
         self._backend: Backend | None = self._open() if isinstance(url_or_backend, str) else url_or_backend
         self._made_in = os.getpid()
         self._connection: Connection | None = None
+        self._is_closed = False
 
     def __repr__(self) -> str:
         service = self._url and _without_password(self._url)
@@ -142,14 +142,14 @@ class Client:
             return self._connected()
 
     def _connected(self) -> Connection:
+        if self._is_closed:
+            raise Closed
         if self._connection is not None and not self._connection.forked:  # another thread was first
             return self._connection
         backend = self._backend
         if backend is None or self._made_in != os.getpid():
             if self._url is None:
-                raise ConfigError(
-                    "a backend object is not carried over a fork or a close: connect() by URL, or in the child"
-                )
+                raise ConfigError("a backend object is not carried over a fork: connect() by URL, or in the child")
             if self._made_in != os.getpid():
                 self.worker, self._made_in = _incarnation(), os.getpid()
             backend = self._open()
@@ -332,7 +332,10 @@ class Client:
     # The end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give back what was claimed and not begun, wait for reports under way, and let go of the connection."""
+        """Give back what was claimed and not begun, wait for reports under way, and let go of the connection.
+
+        A closed client stays closed: what is asked of it raises `Closed`. It can be closed again, to no effect.
+        """
         if (connection := self._parting()) is not None:
             try:
                 connection.run(connection.aclose())
@@ -351,11 +354,11 @@ class Client:
     def _parting(self) -> Connection | None:
         with _connecting:
             connection = self._connection
-            if connection is None or connection.forked:
-                return None
-            connection.refuse_hooks()
-            self._connection = None
-            return connection
+            if connection is not None and not connection.forked:
+                connection.refuse_hooks()
+                self._connection = None
+            self._is_closed = True
+            return None if connection is None or connection.forked else connection
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ LeasekitError
 ├── ConfigError              settings that contradict one another (also a ValueError)
 ├── UnknownScheme            no installed backend answers to this URL
 ├── MissingDependency        the backend is known, a library that it needs is not installed
+├── Closed                   the client was closed: it stays closed, connect() again
 ├── StoreLocked              another server has this store open
 ├── StoreDamaged             the file of this store is not whole, or not what it was; says how to recover
 ├── BackendError             the service did not do what it was asked
@@ -29,9 +30,9 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "AlreadyDone", "BackendError", "Cancelled", "ConfigError", "Draining", "Fatal", "IdleTimeout", "LeaseError",
-    "LeaseEvent", "LeaseLost", "LeasekitError", "MissingDependency", "NotGranted", "NotHeld", "ProtocolError",
-    "Refused", "StoreDamaged", "StoreLocked", "Throttled", "TooLarge", "Unavailable", "UnknownScheme",
+    "AlreadyDone", "BackendError", "Cancelled", "Closed", "ConfigError", "Draining", "Fatal", "IdleTimeout",
+    "LeaseError", "LeaseEvent", "LeaseLost", "LeasekitError", "MissingDependency", "NotGranted", "NotHeld",
+    "ProtocolError", "Refused", "StoreDamaged", "StoreLocked", "Throttled", "TooLarge", "Unavailable", "UnknownScheme",
 ]  # fmt: skip
 
 
@@ -49,6 +50,13 @@ class UnknownScheme(LeasekitError, ValueError):
 
 class MissingDependency(LeasekitError, ImportError):
     """A backend needs a library that is not installed; the message is the command that installs it."""
+
+
+class Closed(LeasekitError):
+    """The client was closed, before the call or while it waited: connect() again."""
+
+    def __init__(self, message: str = "this client was closed: connect() again") -> None:
+        super().__init__(message)
 
 
 class StoreLocked(LeasekitError):

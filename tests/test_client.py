@@ -18,9 +18,9 @@ import pytest
 
 import leasekit
 from leasekit import Client, ConfigError, LeaseLost, NewTask, Refused, Task, Throttled, Unavailable
-from leasekit._driver.thread import NAME, Closed
+from leasekit._driver.thread import NAME
 from leasekit.backend import Traits
-from leasekit.errors import LeasekitError
+from leasekit.errors import Closed, LeasekitError
 from leasekit.hooks import Claimed, Event, Lost, Overloaded, Renewed
 from leasekit.task import Status
 from leasekit.testing import faults
@@ -441,7 +441,6 @@ def test_closing_gives_back_what_was_not_begun(service: MemoryService, clock: Fa
 
 def test_closing_ends_the_thread_and_closing_again_does_nothing(service: MemoryService) -> None:
     client = Client(MemoryBackend(service, worker="w"))
-    client.close()  # before it was opened
     client.schedule("k")
     assert drivers()
     client.close()
@@ -460,21 +459,17 @@ def test_two_clients_share_a_thread_that_ends_with_the_last(service: MemoryServi
     assert not drivers()
 
 
-def test_a_client_by_url_connects_anew_after_closing() -> None:
-    client = leasekit.connect("memory://again")
-    task = client.schedule("k").id
+@pytest.mark.parametrize("was_used", [True, False])
+def test_a_closed_client_stays_closed_and_says_so(*, was_used: bool) -> None:
+    client = leasekit.connect("memory://closed")
+    if was_used:
+        client.stats()
     client.close()
-    assert status(client, task) is Status.NEW
+    for call in (client.stats, lambda: client.schedule("k"), lambda: next(client.tasks("k"))):
+        with pytest.raises(leasekit.Closed, match=r"connect\(\) again"):
+            call()
     client.close()
     assert not drivers()
-
-
-def test_a_client_of_a_backend_object_says_that_it_was_closed(service: MemoryService) -> None:
-    client = Client(MemoryBackend(service, worker="w"))
-    client.stats()
-    client.close()
-    with pytest.raises(ConfigError, match="over a fork or a close"):
-        client.stats()
 
 
 def test_closing_while_a_body_runs_tells_it_and_gives_nothing_back(

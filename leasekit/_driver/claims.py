@@ -15,9 +15,9 @@ from leasekit._driver.clock import Clock
 from leasekit._driver.ledger import Ledger
 from leasekit._driver.outbox import Delivery, Outbox
 from leasekit._driver.retrying import one_try, persistently
-from leasekit._driver.thread import Closed, spawn
+from leasekit._driver.thread import spawn
 from leasekit.backend import Backend
-from leasekit.errors import BackendError, Throttled, Unavailable
+from leasekit.errors import BackendError, Closed, Throttled, Unavailable
 from leasekit.task import Claimed, Settlement
 from leasekit.wire import check_kinds
 

@@ -12,11 +12,10 @@ from leasekit._driver.bridge import outcome
 from leasekit._driver.clock import Clock
 from leasekit._driver.holding import Holding, Owner
 from leasekit._driver.keeper import Keeper
-from leasekit._driver.thread import Closed
 from leasekit._driver.watchdog import Mode, Watchdog
 from leasekit.backend import Backend, Intake, Scheduler
 from leasekit.config import Beats
-from leasekit.errors import LeasekitError
+from leasekit.errors import Closed, LeasekitError
 from leasekit.hooks import Hooks, show
 
 __all__ = ["Connection"]

@@ -18,9 +18,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from leasekit._driver.answer import Answer
 from leasekit._driver.pulse import Pulse
-from leasekit.errors import ConfigError, LeasekitError
+from leasekit.errors import Closed, ConfigError
 
-__all__ = ["NAME", "Closed", "Driver", "acquire", "spawn"]
+__all__ = ["NAME", "Driver", "acquire", "spawn"]
 
 logger = logging.getLogger("leasekit")
 
@@ -28,13 +28,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 NAME = "leasekit-driver"
 _LAST_CALLS = 5.0  # seconds for calls that were cancelled at the end to notice it
-
-
-class Closed(LeasekitError):
-    """The client was closed while somebody was about to use it, or waited for it."""
-
-    def __init__(self) -> None:
-        super().__init__("its client was closed meanwhile, or belongs to the parent of this process")
 
 
 class _Threads(ThreadPoolExecutor):

@@ -23,9 +23,8 @@ from leasekit._driver.answer import Answer
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
 from leasekit._driver.outbox import Delivery
-from leasekit._driver.thread import Closed
 from leasekit.client import Client
-from leasekit.errors import Draining
+from leasekit.errors import Closed, Draining
 from leasekit.task import Settlement
 from leasekit.worker.executor import Executor
 from leasekit.worker.handlers import Handler

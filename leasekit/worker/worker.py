@@ -209,7 +209,7 @@ class Worker:
                     if heard:
                         signals.end_soon()
             finally:
-                self._at_work = None  # before it is closed: a call would open it again
+                self._at_work = None  # before it is closed: a call would be refused
                 if client is not self._service:
                     client.close()
 
@@ -228,7 +228,7 @@ class Worker:
                 await self._serve(shift)
                 shift.check()
             finally:
-                self._at_work = None  # before it is closed: a call would open it again
+                self._at_work = None  # before it is closed: a call would be refused
                 if client is not self._service:
                     with anyio.CancelScope(shield=True):
                         await client.aclose()

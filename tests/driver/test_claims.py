@@ -12,9 +12,8 @@ from leasekit._driver.claims import Claims
 from leasekit._driver.clock import BOOT_CLOCK
 from leasekit._driver.ledger import Asked, Ledger, SharedMemory
 from leasekit._driver.outbox import Delivery
-from leasekit._driver.thread import Closed
 from leasekit.backend import Traits
-from leasekit.errors import Refused, Unavailable
+from leasekit.errors import Closed, Refused, Unavailable
 from leasekit.task import Claimed, Settlement, Task
 from leasekit.wire import MAX_KINDS
 

@@ -15,7 +15,8 @@ import pytest
 
 from leasekit._driver import thread
 from leasekit._driver.answer import Answer
-from leasekit._driver.thread import NAME, Closed, Driver, acquire, spawn
+from leasekit._driver.thread import NAME, Driver, acquire, spawn
+from leasekit.errors import Closed
 
 
 async def answer(value: int) -> int:

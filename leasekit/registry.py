@@ -1,32 +1,59 @@
-"""URL scheme → backend, through the entry points of the group `leasekit.backends`.
+"""URL scheme → backend: those that are registered in this process, then those that are installed.
 
-An entry point is a callable `connect(url: str, *, worker: str) -> Backend`: it opens nothing yet, but refuses a URL
-that it does not understand with `ConfigError`. `worker` is the name under which this process claims.
+An installed backend is an entry point of the group `leasekit.backends`, named for its scheme. Either is a callable
+`connect(url: str, *, worker: str) -> Backend`: it opens nothing yet, but refuses a URL that it does not understand with
+`ConfigError`. `worker` is the name under which this process claims.
 """
 
+import re
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
 from leasekit.backend import Backend
-from leasekit.errors import MissingDependency, UnknownScheme
+from leasekit.errors import ConfigError, MissingDependency, UnknownScheme
 
-__all__ = ["GROUP", "open_backend", "schemes"]
+__all__ = ["GROUP", "open_backend", "register", "schemes"]
 
 GROUP = "leasekit.backends"
 
+_EXTRAS = {
+    "http": "http", "https": "http", "redis": "redis", "redis+cluster": "redis", "rediss": "redis", "sfn": "sfn",
+    "sqlite": "server", "sqs": "sqs", "swf": "swf",
+}  # fmt: skip
+"""Scheme → the extra of leasekit that installs what its backend needs."""
+
+_registered: dict[str, Callable[..., Backend]] = {}
+
+
+def register(scheme: str, connect: Callable[..., Backend]) -> None:
+    """Open URLs of this scheme with `connect(url, worker=…)` in this process, in place of an installed backend.
+
+    The latest registration of a scheme counts. Raises `ConfigError` where this is no scheme (RFC 3986, section 3.1).
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme):
+        raise ConfigError(f"scheme must be lower-case letters, digits, '+', '-' and '.', got {scheme!r}")
+    _registered[scheme] = connect
+
 
 def schemes() -> list[str]:
-    """The schemes that are installed, sorted."""
-    return sorted({entry.name for entry in entry_points(group=GROUP)})
+    """The schemes that are installed or registered, sorted."""
+    return sorted({*_registered, *(entry.name for entry in entry_points(group=GROUP))})
 
 
 def open_backend(url: str, *, worker: str) -> Backend:
     """The backend that answers to this URL.
 
-    Raises `UnknownScheme` (nothing installed answers to it) and `MissingDependency` (a library of it is not installed).
+    Raises `UnknownScheme` (nothing answers to it), `MissingDependency` (a library of it is not installed) and
+    `ConfigError` (several installed packages answer to it).
     """
     scheme = url.partition("://")[0].lower() if "://" in url else ""
-    for entry in entry_points(group=GROUP, name=scheme):
+    if scheme in _registered:
+        return _registered[scheme](url, worker=worker)
+    installed = {entry.value: entry for entry in entry_points(group=GROUP, name=scheme)}
+    if len(installed) > 1:
+        several = " and ".join(sorted(installed))
+        raise ConfigError(f"{scheme}:// is answered by {several}: uninstall one, or register() the one that you mean")
+    for entry in installed.values():
         return _load(entry)(url, worker=worker)
     # The URL itself may carry a password: only its scheme is repeated.
     what = repr(scheme + "://") if scheme else "a URL without a scheme (write it as in http://127.0.0.1:8077)"
@@ -40,8 +67,6 @@ def _load(entry: EntryPoint) -> Callable[..., Backend]:
         missing = (error.name or "?").partition(".")[0]
         if missing == entry.module.partition(".")[0]:
             raise
-        extra = _EXTRAS.get(entry.name, entry.name)
-        raise MissingDependency(f"backend {entry.name!r} needs {missing!r}: pip install 'leasekit[{extra}]'") from error
-
-
-_EXTRAS = {"https": "http", "redis+cluster": "redis", "rediss": "redis", "sqlite": "server"}
+        extra = _EXTRAS.get(entry.name)
+        how = f"install what {entry.module} requires" if extra is None else f"pip install 'leasekit[{extra}]'"
+        raise MissingDependency(f"backend {entry.name!r} needs {missing!r}: {how}") from error

@@ -10,8 +10,8 @@ from typing import NamedTuple, cast
 import pytest
 
 from leasekit import registry
-from leasekit.errors import LeasekitError, MissingDependency, UnknownScheme
-from leasekit.registry import GROUP, open_backend, schemes
+from leasekit.errors import ConfigError, LeasekitError, MissingDependency, UnknownScheme
+from leasekit.registry import GROUP, open_backend, register, schemes
 
 Install = Callable[..., None]
 
@@ -98,12 +98,12 @@ def test_an_unknown_scheme_is_a_value_error_of_leasekit() -> None:
     assert issubclass(UnknownScheme, LeasekitError)
 
 
-def test_a_backend_whose_library_is_missing_answers_with_the_pip_command(install: Install) -> None:
+def test_a_strangers_backend_whose_library_is_missing_says_which(install: Install) -> None:
     install("registry-three", source="import a_library_nobody_has.part\n")
     with pytest.raises(MissingDependency) as missing:
         open_backend("registry-three://host", worker="w")
     assert str(missing.value) == (
-        "backend 'registry-three' needs 'a_library_nobody_has': pip install 'leasekit[registry-three]'"
+        "backend 'registry-three' needs 'a_library_nobody_has': install what backend_of_registry_three requires"
     )
     assert isinstance(missing.value.__cause__, ModuleNotFoundError)
 
@@ -137,3 +137,26 @@ def test_another_error_of_a_backend_is_not_hidden(install: Install) -> None:
 
 def test_leasekits_own_backends_are_installed() -> None:
     assert {"http", "https", "memory", "sqlite"} <= set(schemes())
+
+
+def test_two_packages_with_one_scheme_are_both_named(install: Install) -> None:
+    install("twice", "backend_by_one")
+    install("twice", "backend_by_another")
+    with pytest.raises(ConfigError, match="answered by backend_by_another:connect and backend_by_one:connect"):
+        open_backend("twice://host", worker="w")
+
+
+def test_what_is_registered_goes_before_what_is_installed(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    install("b", source="raise RuntimeError('loaded')\n")
+    register("a", lambda url, *, worker: (url, worker))  # type: ignore[arg-type, return-value]
+    register("b", lambda url, *, worker: (url, "by hand"))  # type: ignore[arg-type, return-value]
+    assert opened("A://host", worker="w") == Opened("A://host", "w")
+    assert opened("b://host", worker="w") == Opened("b://host", "by hand")
+    assert schemes() == ["a", "b"]
+
+
+@pytest.mark.parametrize("scheme", ["", "A", "my_scheme", "1a", "a://"])
+def test_what_is_no_scheme_cannot_be_registered(scheme: str) -> None:
+    with pytest.raises(ConfigError, match="scheme must be"):
+        register(scheme, lambda url, *, worker: None)  # type: ignore[arg-type, return-value]

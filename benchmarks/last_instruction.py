@@ -26,8 +26,8 @@ from leasekit._driver.clock import BOOT_CLOCK
 from leasekit._driver.watchdog import Watchdog
 from leasekit.config import Beats
 from leasekit.task import Task
+from leasekit.worker.process.guarded_process import GuardedProcess
 from leasekit.worker.process.messages import Address, Facts, Ready, Run, Setup
-from leasekit.worker.process.pair import Pair
 
 _TRUST = 0.25  # seconds from the first instruction to the end of trust
 _HOGS = 16
@@ -145,8 +145,8 @@ class _Guarded:
 
     def __init__(self, body: str, memory: str) -> None:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self._pair = Pair(lambda: None, self._wake, now)
-        self._pair.meet()
+        self._pair = GuardedProcess(lambda: None, self._wake, now)
+        self._pair.wait_started()
         self.pid = self._pair._executor
         self._memory = memory
         address = Address(kind="k", module="_bodies", name=body)
@@ -165,8 +165,8 @@ class _Guarded:
     def dead(self) -> None:
         while not self._pair.over:
             self._pair.step(1)
-        self._pair.dismiss(0)
-        assert "watchdog" in self._pair.bury()
+        self._pair.shutdown(0)
+        assert "watchdog" in self._pair.reap()
         os.close(self._wake)
 
 

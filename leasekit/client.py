@@ -19,11 +19,11 @@ import anyio
 from msgspec.structs import replace
 
 from leasekit._arguments import check_arguments
-from leasekit._driver.awaiting import all_ended
 from leasekit._driver.clock import BOOT_CLOCK, Clock
+from leasekit._driver.completion import all_ended
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
-from leasekit._driver.retrying import one_try, persistently
+from leasekit._driver.retrying import call_once, call_until
 from leasekit._driver.watchdog import Mode, check_mode
 from leasekit.backend import Backend, Intake, Roster, Scheduler
 from leasekit.claiming import Tasks
@@ -406,7 +406,7 @@ class Client:
 
 async def _persist(call: Callable[[], Coroutine[Any, Any, T]], patience: float | None) -> T:
     for_at_most = _PATIENCE if patience is None else patience
-    return await persistently(lambda: one_try(call, within=_PATIENCE), for_at_most=for_at_most)
+    return await call_until(lambda: call_once(call, within=_PATIENCE), for_at_most=for_at_most)
 
 
 def _intake(backend: Backend) -> Intake:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar, Unpac
 import anyio
 from msgspec import UNSET
 
-from leasekit._driver import said
+from leasekit._driver import encoding
 from leasekit._driver.bridge import call_soon_here, outcome, ring
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding, Owner
@@ -156,7 +156,7 @@ class Lease:
         Raises what `check` raises, when it is recorded, and ValueError where it is no JSON, above 64 KiB (or less,
         where the service takes less: SWF 2,048 bytes), or nested too deep.
         """
-        encoded = said.progress(value, at_most=None if self._connection is None else self._connection.max_progress)
+        encoded = encoding.progress(value, at_most=None if self._connection is None else self._connection.max_progress)
         held = self._held
         if self._ended_at is None and held.pid == os.getpid():
             held.report(encoded)  # first: who is told to end has come so far all the same
@@ -201,7 +201,7 @@ class Lease:
         Sent when the block ends. Raises ValueError where it is no JSON, and `TooLarge`.
         """
         most = MAX_PAYLOAD if self._connection is None else self._connection.max_result
-        self._decide("success", result=said.encoded(result, "result", at_most=most))
+        self._decide("success", result=encoding.encoded(result, "result", at_most=most))
 
     def fail(self, error: Any, *, retry: bool | float = True) -> None:
         """The task failed: to be tried again (by its policy, or in `retry` seconds), or for good (`retry=False`).
@@ -209,13 +209,13 @@ class Lease:
         `error` is an exception, or anything that is JSON, up to 64 KiB. Sent when the block ends.
         """
         is_raised = isinstance(error, BaseException)
-        value = said.described(error) if is_raised else said.encoded(error, "error", at_most=MAX_ERROR)
-        after = None if isinstance(retry, bool) else said.seconds(retry, "retry")
+        value = encoding.described(error) if is_raised else encoding.encoded(error, "error", at_most=MAX_ERROR)
+        after = None if isinstance(retry, bool) else encoding.seconds(retry, "retry")
         self._decide("fatal" if retry is False else "retry", error=value, retry_after=after)
 
     def release(self, *, after: float | None = None) -> None:
         """Give the task back untried: ready at once, or `after` so many seconds. Sent when the block ends."""
-        self._decide("release", retry_after=None if after is None else said.seconds(after, "after"))
+        self._decide("release", retry_after=None if after is None else encoding.seconds(after, "after"))
 
     def then(self, kind: str, payload: Any = None, **options: Unpack[TaskOptions]) -> None:
         """Have one more task scheduled when this one is settled, in the same transaction: both, or neither.
@@ -234,9 +234,9 @@ class Lease:
         connection.check_accepts_work()
         if len(self._then) >= _MAX_THEN:
             raise ValueError(f"task {self.task.id} has {_MAX_THEN} successors, the most there can be: schedule a batch")
-        task = said.successor(NewTask(kind=kind, payload=payload, **options))
+        task = encoding.successor(NewTask(kind=kind, payload=payload, **options))
         with connection.hooks.scheduling([task]) as traced:
-            self._then_size = said.size_of_successors(traced, self._then_size)
+            self._then_size = encoding.size_of_successors(traced, self._then_size)
             self._then += traced
 
     @property
@@ -478,15 +478,15 @@ class Lease:
 
     def _is_our_loss(self, error: BaseException) -> bool:
         """Not that of another lease, whose block is within ours."""
-        return any(loss.task_id in ("", self.task.id) for loss in said.each(error, LeaseLost))
+        return any(loss.task_id in ("", self.task.id) for loss in encoding.each(error, LeaseLost))
 
     def _settlement(self, error: BaseException | None, interrupted: Outcome) -> Settlement:
         task, progress = self.task, self._held.progress
         outcome, result, described, after = self._outcome, self._result, self._error, self._retry_after
-        is_too_large = error is not None and any(said.each(error, TooLarge))
+        is_too_large = error is not None and any(encoding.each(error, TooLarge))
         if outcome is None or (error is not None and outcome == "success"):
             outcome, result, after = self._outcome_of(error, interrupted), None, None
-            described = None if error is None else said.described(error)
+            described = None if error is None else encoding.described(error)
         return Settlement(
             id=task.id,
             token=task.token,
@@ -502,12 +502,12 @@ class Lease:
     def _outcome_of(self, error: BaseException | None, interrupted: Outcome) -> Outcome:
         if error is None:
             return "success"
-        if any(said.each(error, Fatal)):
+        if any(encoding.each(error, Fatal)):
             return "fatal"
         # Only where that was the order: it may be that of another lease, whose block is within ours.
-        if self._held.stop is Cancelled and any(said.each(error, Cancelled)):
+        if self._held.stop is Cancelled and any(encoding.each(error, Cancelled)):
             return "cancelled"
-        if self._held.stop is Draining and any(said.each(error, Draining)):
+        if self._held.stop is Draining and any(encoding.each(error, Draining)):
             return "release"
         # What interrupts (KeyboardInterrupt, a cancelled loop, the end of the interpreter) says nothing of the task.
         return "retry" if isinstance(error, Exception) else interrupted

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from leasekit._driver.retrying import one_try, persistently
+from leasekit._driver.retrying import call_once, call_until
 from leasekit.errors import BackendError
 from leasekit.task import Exponential, NewTask
 from leasekit.testing.history import Acknowledged, Asked, Began, CancelAnswered, CancelAsked
@@ -110,8 +110,8 @@ class Scheduler:
         for task in tasks:
             self._log_asked(task)
         try:
-            answers = await persistently(
-                partial(one_try, partial(self._remote.schedule, tasks), within=10.0), for_at_most=600.0
+            answers = await call_until(
+                partial(call_once, partial(self._remote.schedule, tasks), within=10.0), for_at_most=600.0
             )
         except BackendError:
             return
@@ -133,8 +133,8 @@ class Scheduler:
         await asyncio.sleep(self._chance.expovariate(0.005))
         self.world.log(CancelAsked, self.process.who, task=task_id)
         try:
-            verdicts = await persistently(
-                partial(one_try, partial(self._remote.cancel, [task_id]), within=10.0), for_at_most=60.0
+            verdicts = await call_until(
+                partial(call_once, partial(self._remote.cancel, [task_id]), within=10.0), for_at_most=60.0
             )
         except BackendError:
             return

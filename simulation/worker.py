@@ -10,7 +10,7 @@ from leasekit import hooks
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
 from leasekit._driver.keeper import Keeper
-from leasekit._driver.retrying import one_try
+from leasekit._driver.retrying import call_once
 from leasekit._driver.watchdog import Watchdog
 from leasekit.errors import BackendError
 from leasekit.hooks import Hooks
@@ -253,7 +253,7 @@ class Supervisor:
     async def _report(self) -> None:
         for _ in range(5):
             try:
-                await one_try(lambda: self._backend.settle(self._left), within=10.0)
+                await call_once(lambda: self._backend.settle(self._left), within=10.0)
                 return
             except BackendError:
                 await asyncio.sleep(2.0)

@@ -4,6 +4,7 @@ And what many of them stand on: a service in memory whose time and faults are de
 """
 
 import os
+import signal
 import socket
 import sys
 import threading
@@ -21,6 +22,10 @@ from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from tests.waiting import eventually
+
+# A shell ignores Ctrl-C in what it runs in the background, and tests send it: it is heard again here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Simulation and chaos kit are imported from the tree; last in the path, so that leasekit itself is the installed one.
 sys.path.append(str(Path(__file__).parents[1]))

@@ -14,7 +14,7 @@ from functools import partial
 from leasekit._driver.clock import Clock
 from leasekit._driver.ledger import Ledger
 from leasekit._driver.outbox import Delivery, Outbox
-from leasekit._driver.retrying import one_try, persistently
+from leasekit._driver.retrying import call_once, call_until
 from leasekit._driver.thread import spawn
 from leasekit.backend import Backend
 from leasekit.errors import BackendError, Closed, Throttled, Unavailable
@@ -100,7 +100,7 @@ class Claims:
         async def call() -> Claimed:
             nonlocal tries
             tries += 1
-            asking = asyncio.create_task(one_try(partial(ask, wait=wait), within=wait + _SPARE))
+            asking = asyncio.create_task(call_once(partial(ask, wait=wait), within=wait + _SPARE))
             try:
                 return await asyncio.shield(asking)
             except asyncio.CancelledError:
@@ -112,7 +112,7 @@ class Claims:
 
         try:
             # Beyond its wait: an answer that is lost at the end of a long poll must be asked for again as well.
-            claimed = await persistently(call, for_at_most=wait + self._patience, failing=failing)
+            claimed = await call_until(call, for_at_most=wait + self._patience, failing=failing)
         except asyncio.CancelledError:
             if remembered:
                 self._end(ask, noted)
@@ -128,7 +128,7 @@ class Claims:
     def _end(self, ask: Callable[..., Awaitable[Claimed]], noted: int | None = None) -> None:
         """Have the service grant this claim nothing more, and release what it was granted."""
         end = partial(ask, wait=0, limit=0)
-        spawn(self._give_back(lambda: one_try(end, within=_SPARE), noted), self._returning)
+        spawn(self._give_back(lambda: call_once(end, within=_SPARE), noted), self._returning)
 
     async def _give_back(self, ask: Callable[[], Awaitable[Claimed]], noted: int | None = None) -> None:
         try:

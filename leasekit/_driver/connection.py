@@ -52,7 +52,7 @@ class Connection:
             watchdog=self.watchdog,
         )
         self.driver = thread.acquire()
-        self.keeper.pulse = self.driver.pulse
+        self.keeper.loop_monitor = self.driver.loop_monitor
         self.keeper.call_soon = self.driver.call_soon
         self._loop = self.driver.submit(self.keeper.run())
         show(self)

@@ -21,14 +21,14 @@ from leasekit._core.cycle import AtRisk, Confirmed, Cycle, Early, Effect, Lost, 
 from leasekit._core.term import Term, granted_at
 from leasekit._driver.claims import Claims
 from leasekit._driver.clock import Clock
+from leasekit._driver.escalation import Escalation
 from leasekit._driver.holding import Holding, Owner
-from leasekit._driver.idling import Idling
-from leasekit._driver.ladder import Ladder
+from leasekit._driver.idle_watch import IdleWatch
 from leasekit._driver.ledger import Ledger
+from leasekit._driver.loop_monitor import LoopMonitor, take_reading
 from leasekit._driver.outbox import Delivery, Outbox
-from leasekit._driver.pulse import Pulse, take_reading
 from leasekit._driver.recorder import Reading, Recorder, Story
-from leasekit._driver.retrying import one_try
+from leasekit._driver.retrying import call_once
 from leasekit._driver.thread import spawn
 from leasekit._driver.watchdog import UNGUARDED, Watchdog
 from leasekit.backend import Backend, Scheduler
@@ -78,11 +78,11 @@ class Keeper:
         self._shows_status = isinstance(backend, Scheduler)
         self._holdings: dict[tuple[str, str], Holding] = {}
         self._calls: set[asyncio.Task[None]] = set()
-        self._ladder = Ladder(last_resort)
-        self._idling = Idling()
+        self._escalation = Escalation(last_resort)
+        self._idle_watch = IdleWatch()
         self._wake = asyncio.Event()
         self._overloaded = False
-        self.pulse: Pulse | None = None  # of the loop that it runs in
+        self.loop_monitor: LoopMonitor | None = None  # of the loop that it runs in
         self._recorder = Recorder(self._reading())
         self._expired = self._tell_expired  # one for all holdings
         self._ledger: Ledger | None = None  # where a supervisor reads what is held
@@ -205,7 +205,7 @@ class Keeper:
 
     def watch(self, holding: Holding) -> None:
         """Look after its idle time from now on."""
-        self._idling.watch(holding, held=len(self._holdings))
+        self._idle_watch.watch(holding, held=len(self._holdings))
         self._wake.set()
 
     def _hear_news(self, holding: Holding) -> None:
@@ -272,7 +272,7 @@ class Keeper:
         holding.body_runs = False
         holding.hand_over(None)  # what comes now is the keeper's: its block may go
         holding.watchdog.ended(holding.term)
-        self._ladder.ended(holding)
+        self._escalation.ended(holding)
 
     def unless_begun(self, holding: Holding) -> None:
         """Give a task back that nobody has begun."""
@@ -371,13 +371,13 @@ class Keeper:
             self._perform(cycle, cycle.step(now), now)
             if cycle.unused:
                 del self._cycles[ttl]
-        for holding in self._idling.step(now):  # a hung task must not heartbeat for ever
+        for holding in self._idle_watch.step(now):  # a hung task must not heartbeat for ever
             self._drop(holding)
             why = f"its body reported no progress for {holding.idle_timeout:g} s, and did not end when told to"
             self._lost(holding, "idle", Story(why), now)
-        self._ladder.step(now)
+        self._escalation.step(now)
         wake_at = min((cycle.wake_at for cycle in self._cycles.values()), default=math.inf)
-        return min(wake_at, self._idling.wake_at, self._ladder.wake_at)
+        return min(wake_at, self._idle_watch.wake_at, self._escalation.wake_at)
 
     def _perform(self, cycle: Cycle, effects: Sequence[Effect], now: float) -> None:
         if lost := [effect for effect in effects if isinstance(effect, Lost)]:
@@ -420,7 +420,7 @@ class Keeper:
         if self._hooks:
             self._hooks(events.Sent(at=asked_at, task_ids=[beat.id for beat in beats], late=send.late))
         try:
-            verdicts = await one_try(lambda: self._verdicts(beats), within=cycle.beats.call_timeout)
+            verdicts = await call_once(lambda: self._verdicts(beats), within=cycle.beats.call_timeout)
         except BackendError as error:
             failure = _no_verdict(error)
             verdicts = [failure] * len(beats)
@@ -472,7 +472,7 @@ class Keeper:
     # Losses -------------------------------------------------------------------------------------------------------
 
     def _reading(self) -> Reading:
-        return take_reading(self._clock, self.pulse)
+        return take_reading(self._clock, self.loop_monitor)
 
     def _tell_expired(self, term: Term) -> Story:
         return self._recorder.expired(term, self._reading())
@@ -487,7 +487,7 @@ class Keeper:
             self._strike_out(holding)  # somebody else may have it when this process ends
         if holding.body_runs:
             if holding.watchdog is self._watchdog:  # others end without this process
-                self._ladder.add(holding)
+                self._escalation.add(holding)
             holding.watchdog.lost(holding.term, holding.ends_at)
         else:
             self.forget(holding)

@@ -15,7 +15,7 @@ from functools import partial
 from leasekit._core.backoff import Backoff
 from leasekit._driver.answer import Answer
 from leasekit._driver.clock import Clock
-from leasekit._driver.retrying import one_try
+from leasekit._driver.retrying import call_once
 from leasekit._driver.spool import Spool
 from leasekit._driver.thread import spawn
 from leasekit.backend import Backend
@@ -180,7 +180,7 @@ class Outbox:
     async def _report(self, batch: Sequence[Delivery]) -> None:
         """One try; whoever is not answered by it will be tried again."""
         try:
-            verdicts = await one_try(lambda: self._settle(batch), within=self._call_timeout)
+            verdicts = await call_once(lambda: self._settle(batch), within=self._call_timeout)
         except Refused as refused:
             await self._refused(batch, refused)
         except BackendError as error:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from leasekit._core.cycle import Lost, Send
 from leasekit._core.term import Term
-from leasekit._driver.why import Facts, Note, Try, sentence
+from leasekit._driver.loss_report import LossFacts, Note, Try, explain
 from leasekit.errors import LeaseEvent
 from leasekit.task import Verdict
 
@@ -172,7 +172,7 @@ class Recorder:
 
     def _story(self, lost: Lost, calls: Sequence[Call], notes: Sequence[Note], now: float) -> Story:
         term = lost.term
-        facts = Facts(
+        facts = LossFacts(
             reason=lost.reason,
             said=lost.why,
             is_gone=any(one.verdict == "gone" for one in (_try(call, call.verdict(term)) for call in calls)),
@@ -187,7 +187,7 @@ class Recorder:
             notes=[note for note in notes if note.at > term.granted_at],
             crowd=self._crowd if self._crowded_until > term.granted_at else None,
         )
-        return Story(sentence(facts), _events(term, calls, facts.notes))
+        return Story(explain(facts), _events(term, calls, facts.notes))
 
     def _failure_of_others(self, term: Term) -> str | None:
         """Why the latest call failed, where one did since this lease was granted."""

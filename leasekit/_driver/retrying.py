@@ -11,14 +11,14 @@ import tenacity
 
 from leasekit.errors import BackendError, Throttled, Unavailable
 
-__all__ = ["one_try", "persistently"]
+__all__ = ["call_once", "call_until"]
 
 T = TypeVar("T")
 _LONGEST_WAIT = 5.0
 _jittered = tenacity.wait_random_exponential(multiplier=0.2, max=_LONGEST_WAIT)
 
 
-async def one_try(call: Callable[[], Awaitable[T]], *, within: float) -> T:
+async def call_once(call: Callable[[], Awaitable[T]], *, within: float) -> T:
     """What a call of a backend returns within so many seconds; whatever escapes from it becomes a `BackendError`."""
     try:
         async with asyncio.timeout(within):
@@ -40,7 +40,7 @@ def _wait(state: tenacity.RetryCallState) -> float:
     return max(_jittered(state), min(asked or 0.0, _LONGEST_WAIT))
 
 
-async def persistently(
+async def call_until(
     call: Callable[[], Awaitable[T]], *, for_at_most: float, failing: Callable[[BaseException], None] | None = None
 ) -> T:
     """What `call` returns, as soon as the service is there, within `for_at_most` seconds; then its last error.

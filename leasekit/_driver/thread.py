@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from leasekit._driver.answer import Answer
-from leasekit._driver.pulse import Pulse
+from leasekit._driver.loop_monitor import LoopMonitor
 from leasekit.errors import Closed, ConfigError
 
 __all__ = ["NAME", "Driver", "acquire", "spawn"]
@@ -78,8 +78,8 @@ class Driver:
         _check_threads()
         self.pid = os.getpid()
         self.users = 0
-        self.pulse = Pulse()
-        self.loop = asyncio.SelectorEventLoop(self.pulse)
+        self.loop_monitor = LoopMonitor()
+        self.loop = asyncio.SelectorEventLoop(self.loop_monitor)
         self.loop.set_default_executor(_Threads())
         self._ending = False
         # Whoever hands in work writes here and then looks whether the thread is ending; the thread looks here after

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from leasekit._core.term import Term
 from leasekit._driver.clock import BOOT_CLOCK
-from leasekit._driver.ends import Ends
+from leasekit._driver.deadlines import DeadlineSet
 from leasekit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from leasekit._driver.timer import Timer
+    from leasekit._driver.kill_timer import KillTimer
 
 __all__ = ["UNGUARDED", "Mode", "Watchdog", "check_mode"]
 
@@ -72,7 +72,7 @@ class Watchdog:
         # The GIL would do for one call into the kernel, but not to keep it in step with `_ends`: between a look at the
         # earliest end and arming to it another thread may have begun a body that ends before.
         self._lock = threading.Lock()
-        self._ends: Ends[Term] = Ends()
+        self._ends: DeadlineSet[Term] = DeadlineSet()
         self._armed_at: float | None = None
         self._closed = False
 
@@ -134,7 +134,7 @@ class Watchdog:
             self._timer.close()
 
 
-def _timer(mode: Mode, now: Callable[[], float]) -> "Timer | None":
+def _timer(mode: Mode, now: Callable[[], float]) -> "KillTimer | None":
     if mode not in ("auto", "required"):
         return None
     try:
@@ -153,13 +153,13 @@ class _Unguarded(Exception):
     """Why the kernel will not kill this process in time."""
 
 
-def _tried(now: Callable[[], float]) -> "Timer":
+def _tried(now: Callable[[], float]) -> "KillTimer":
     """A timer that has been armed, and then showed what the kernel makes of our clock."""
-    from leasekit._driver.timer import Timer, obstacle  # loads ctypes, which not every Python has
+    from leasekit._driver.kill_timer import KillTimer, obstacle  # loads ctypes, which not every Python has
 
     if (why := obstacle()) is not None:
         raise _Unguarded(why)
-    timer = Timer()
+    timer = KillTimer()
     asked_at = now()
     timer.arm(asked_at + _FAR)
     left = timer.remaining() or 0.0

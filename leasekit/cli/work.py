@@ -13,9 +13,9 @@ from leasekit.cli import options
 from leasekit.cli.errors import spoken
 from leasekit.cli.target import Target, load
 from leasekit.errors import ConfigError
-from leasekit.worker.kernel import can_supervise
-from leasekit.worker.supervised import attach
+from leasekit.worker.linux import can_supervise
 from leasekit.worker.supervisor import Supervisor
+from leasekit.worker.supervisor_link import attach
 
 __all__ = ["EXAMPLES", "work"]
 

@@ -8,9 +8,9 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from leasekit.server.consumer import reap
+from leasekit.server.due_tasks import DueTasks
 from leasekit.server.ids import tokens
 from leasekit.server.states import LEASED, Event, next_trigger, step
-from leasekit.server.stock import Stock
 from leasekit.server.store import ClaimMemory, Content, Trigger
 from leasekit.server.store.damage import content_fault, log, set_aside
 from leasekit.server.turn import Turn
@@ -147,13 +147,13 @@ def _served(turn: Turn, asked: Sequence[Asked]) -> dict[int, Answer]:
 
 def _granted(turn: Turn, asked: Sequence[Asked]) -> tuple[list[tuple[Asked, list[Trigger]]], Sequence[Asked]]:
     """Who gets what, and those whose turn does not come in this transaction."""
-    stock = Stock(turn, {kind for one in asked for kind in one.kinds}, wanted=sum(one.limit for one in asked))
+    due_tasks = DueTasks(turn, {kind for one in asked for kind in one.kinds}, wanted=sum(one.limit for one in asked))
     granted: list[tuple[Asked, list[Trigger]]] = []
     room, bytes_left, unsized = _MOST, _ANSWER, list[int]()
     for at, one in enumerate(asked):
         if room <= 0 or bytes_left <= 0:
             return granted, asked[at:]
-        rows = _fitting(turn, stock, stock.take(one.kinds, one.limit))
+        rows = _fitting(turn, due_tasks, due_tasks.take(one.kinds, one.limit))
         room -= len(rows)
         unsized += [row.seq for row in rows]
         if len(unsized) > _ALWAYS_FIT:
@@ -165,7 +165,7 @@ def _granted(turn: Turn, asked: Sequence[Asked]) -> tuple[list[tuple[Asked, list
     return granted, ()
 
 
-def _fitting(turn: Turn, stock: Stock, rows: list[Trigger]) -> list[Trigger]:
+def _fitting(turn: Turn, due_tasks: DueTasks, rows: list[Trigger]) -> list[Trigger]:
     """As many of the first as make an answer of bounded size, one at least; the others stay where they were."""
     if len(rows) <= _ALWAYS_FIT:
         return rows
@@ -173,7 +173,7 @@ def _fitting(turn: Turn, stock: Stock, rows: list[Trigger]) -> list[Trigger]:
     if turn.tx.size(seqs) <= _ANSWER:
         return rows
     fit = bisect.bisect_right(range(1, len(rows)), _ANSWER, key=lambda count: turn.tx.size(seqs[:count]))
-    stock.put_back(rows[max(fit, 1) :])
+    due_tasks.put_back(rows[max(fit, 1) :])
     return rows[: max(fit, 1)]
 
 

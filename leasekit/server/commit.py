@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 from leasekit.errors import Throttled, Unavailable
 from leasekit.server.clock import StoreClock
 from leasekit.server.events import Feed
+from leasekit.server.histogram import Histogram
 from leasekit.server.store import Store
-from leasekit.server.tally import Tally
 from leasekit.server.turn import Happened, Readied, Turn
 
 __all__ = ["Done", "GroupCommit", "Rank"]
@@ -98,8 +98,8 @@ class GroupCommit:
         self._on_gap = on_gap
         self._feed = feed
         self.lapsed = 0  # leases that had run out, and were taken back
-        self.sizes = Tally([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000])  # items in a transaction
-        self.seconds = Tally([0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5])
+        self.sizes = Histogram([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000])  # items in a transaction
+        self.seconds = Histogram([0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5])
         self._is_after_gap = True
         self._is_repeated = False  # what is applied now may have been applied before: its commit ended nobody knows how
         self._failing_since = math.inf

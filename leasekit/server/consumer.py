@@ -5,9 +5,9 @@ The store is the queue, so nothing is carried from one to the other: what is due
 
 from collections.abc import Sequence
 
-from leasekit.server.endings import NO_LIMITS, end_run, silence
 from leasekit.server.states import WAITING, Event
 from leasekit.server.store import Run, Trigger
+from leasekit.server.transitions import NO_LIMITS, end_run, silence
 from leasekit.server.turn import Turn, to_bytes
 
 __all__ = ["REAP_BATCH", "forget", "lapse", "reap", "rebase"]

@@ -29,12 +29,12 @@ from leasekit.wire import (
 if TYPE_CHECKING:
     from leasekit.server.engine import Engine
 
-__all__ = ["Embedded"]
+__all__ = ["EmbeddedBackend"]
 
 _R = TypeVar("_R")
 
 
-class Embedded:
+class EmbeddedBackend:
     """A `Backend`, `Scheduler` and `Roster` over an engine that is opened by the first call, in its event loop."""
 
     traits = Traits(max_batch=MAX_BATCH, max_claim=MAX_BATCH)

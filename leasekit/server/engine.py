@@ -21,14 +21,14 @@ from leasekit.errors import BackendError, ConfigError, Throttled, Unavailable
 from leasekit.server import claims, consumer, frontend, hsc
 from leasekit.server.clock import StoreClock
 from leasekit.server.commit import Done, GroupCommit, Rank
-from leasekit.server.embedded import Embedded
+from leasekit.server.embedded import EmbeddedBackend
 from leasekit.server.events import Feed
+from leasekit.server.histogram import Histogram
+from leasekit.server.long_poll import LongPolls
 from leasekit.server.store import Filter, Store, View
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.sql import CHECK, SqlStore
-from leasekit.server.tally import Tally
 from leasekit.server.turn import Happened, Turn
-from leasekit.server.waiting import Waiting
 from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Status, TaskInfo, Verdict
 from leasekit.wire import MAX_WAIT
 
@@ -75,7 +75,7 @@ class Engine:
         self._clock = StoreClock(clock, boot, boot_id=boot_id, stall=None if period is None else _STALLED * period)
         self._random = random or _random.SystemRandom()
         self._store = store
-        self._waiting = Waiting(self._attempt, self._clock)
+        self._long_polls = LongPolls(self._attempt, self._clock)
         self.feed = Feed()
         self._cramped: str | None = None  # why no new task is taken
         self._commit = writer(
@@ -83,7 +83,7 @@ class Engine:
             _SURVIVAL,
             clock=self._clock,
             random=self._random,
-            on_ready=self._waiting.ready,
+            on_ready=self._long_polls.ready,
             on_gap=consumer.rebase,
             feed=self.feed,
         )
@@ -112,7 +112,7 @@ class Engine:
             with suppress(asyncio.CancelledError):
                 await self._consumer
             self._consumer = None
-        self._waiting.close()
+        self._long_polls.close()
         self.feed.close()
         self._readers.shutdown()
         await self._commit.stop()
@@ -126,7 +126,7 @@ class Engine:
         if self._cramped is not None:
             raise Unavailable(self._cramped)
         with self._commit.together():  # one commit makes a task durable and hands it out to whoever waits
-            self._waiting.expect(Counter(task.kind for task in tasks if task.at is None))
+            self._long_polls.expect(Counter(task.kind for task in tasks if task.at is None))
             scheduled = self._commit.begin(_SCHEDULE, tasks, size=sum(map(_work_of_task, tasks)))
         answer: list[Scheduled] = await scheduled
         return answer
@@ -148,14 +148,14 @@ class Engine:
         """
         self._hear_of(worker)
         wait = min(wait, MAX_WAIT)
-        return await self._waiting.claim(worker=worker, claim_id=claim_id, kinds=kinds, limit=limit, wait=wait)
+        return await self._long_polls.claim(worker=worker, claim_id=claim_id, kinds=kinds, limit=limit, wait=wait)
 
     def end_waits(self) -> None:
         """Answer the claims that wait, and from now on every claim at once: the server is about to stop.
 
         Nothing is granted to one that is not answered with it.
         """
-        self._waiting.end()
+        self._long_polls.end()
 
     async def heartbeat(self, worker: str, beats: Sequence[Beat]) -> list[Verdict]:
         """Renew leases: `renewed`, `gone` or `throttled` for each, in order.
@@ -199,7 +199,7 @@ class Engine:
     @property
     def claims_waiting(self) -> int:
         """How many claims wait for a task."""
-        return len(self._waiting)
+        return len(self._long_polls)
 
     @property
     def workers_heard(self) -> int:
@@ -217,12 +217,12 @@ class Engine:
         return self._commit.lapsed
 
     @property
-    def batch_sizes(self) -> Tally:
+    def batch_sizes(self) -> Histogram:
         """How many items were written in one transaction."""
         return self._commit.sizes
 
     @property
-    def commit_seconds(self) -> Tally:
+    def commit_seconds(self) -> Histogram:
         """How long transactions took."""
         return self._commit.seconds
 
@@ -253,7 +253,7 @@ class Engine:
             await self._commit.ask(_FORGET, None, size=1)
             self._forgot_at = self._clock.peek()
         self._forget_workers()
-        self._waiting.look()
+        self._long_polls.look()
         self.feed.look()
 
     def _look_at_room(self) -> None:
@@ -405,10 +405,10 @@ def open_store(url: str, *, check: float = CHECK) -> Store:
     return SqlStore(Path(path), check=check)
 
 
-def connect(url: str, *, worker: str) -> Embedded:
+def connect(url: str, *, worker: str) -> EmbeddedBackend:
     """A backend over an engine of its own in this process, opened by the first call.
 
     Raises `ConfigError` for a URL that names no store.
     """
     store = open_store(url)
-    return Embedded(lambda: Engine(store), worker=worker)
+    return EmbeddedBackend(lambda: Engine(store), worker=worker)

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from leasekit.errors import Refused
 from leasekit.ids import uuid7s
 from leasekit.server.consumer import lapse
-from leasekit.server.endings import NO_LIMITS, end_run
 from leasekit.server.states import LEASED, WAITING, Event, asked_to_cancel
 from leasekit.server.store import Dedupe, Entity, Filter, Run, Trigger, View
 from leasekit.server.store.damage import is_number, json_fault
+from leasekit.server.transitions import NO_LIMITS, end_run
 from leasekit.server.turn import Turn, to_bytes
 from leasekit.task import Exponential, HistoryEntry, NewTask, Page, Scheduled, Status, TaskInfo, Verdict
 from leasekit.wire import traceparent

@@ -13,12 +13,12 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from leasekit.server.consumer import lapse
-from leasekit.server.endings import NO_LIMITS, end_run, retry_wait
 from leasekit.server.frontend import schedule
 from leasekit.server.ids import successor_id
 from leasekit.server.progress import Progress
 from leasekit.server.states import ENDING, LEASED, WOUND_DOWN, Event, step
 from leasekit.server.store import Limits, Run, Trigger
+from leasekit.server.transitions import NO_LIMITS, end_run, retry_wait
 from leasekit.server.turn import Turn, to_bytes
 from leasekit.task import Beat, NewTask, Settlement, Status, Verdict
 

@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from leasekit.errors import BackendError
-from leasekit.server.tally import Tally
+from leasekit.server.histogram import Histogram
 
 if TYPE_CHECKING:
     from leasekit.server.engine import Engine
@@ -121,7 +121,7 @@ class _EngineCollector(Collector):
         yield CounterMetricFamily("leasekit_event_readers_dropped", "Readers too slow to follow.", engine.feed.dropped)
 
 
-def _histogram(name: str, description: str, tally: Tally) -> Metric:
-    counts = tally.cumulated()
-    bounds = [*map(str, tally.bounds), "+Inf"]
-    return HistogramMetricFamily(name, description, list(zip(bounds, counts, strict=True)), tally.sum)
+def _histogram(name: str, description: str, histogram: Histogram) -> Metric:
+    counts = histogram.cumulated()
+    bounds = [*map(str, histogram.bounds), "+Inf"]
+    return HistogramMetricFamily(name, description, list(zip(bounds, counts, strict=True)), histogram.sum)

@@ -16,7 +16,7 @@ from pathlib import Path
 from leasekit._driver.connection import Connection
 from leasekit._driver.ledger import Holder, Left, Past
 from leasekit._driver.outbox import Delivery, Outbox
-from leasekit._driver.retrying import one_try, persistently
+from leasekit._driver.retrying import call_once, call_until
 from leasekit._driver.spool import Spool
 from leasekit.backend import Backend
 from leasekit.client import Client
@@ -101,7 +101,7 @@ async def _unheard(backend: Backend, past: Past) -> list[Settlement]:
         async with asyncio.timeout(_FOR_CLAIMS):
             for asked in past.asked:
                 end = partial(backend.claim, asked.kinds, limit=0, wait=0, claim_id=asked.claim_id)
-                granted += (await persistently(partial(one_try, end, within=_A_TRY), for_at_most=_FOR_CLAIMS)).tasks
+                granted += (await call_until(partial(call_once, end, within=_A_TRY), for_at_most=_FOR_CLAIMS)).tasks
     except (BackendError, TimeoutError) as error:
         logger.warning("what the worker was granted last may have to run out by itself: %s", error or "no answer")
     back = [task for task in granted if task.token not in noted]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from leasekit._driver import said
+from leasekit._driver import encoding
 from leasekit.errors import ConfigError
 from leasekit.lease import Lease
 from leasekit.task import Name
@@ -54,7 +54,7 @@ class Handler:
         if len(payload) > 1 or (payload and fields):
             raise TypeError(f"handler {self.kind!r} takes one payload, or the fields of one by name")
         what = f"payload of handler {self.kind!r}"
-        raw = said.encoded(payload[0] if payload else self._built(fields), what)
+        raw = encoding.encoded(payload[0] if payload else self._built(fields), what)
         if self.schema is not Any:
             try:
                 msgspec.json.decode(bytes(raw), type=self.schema)

@@ -15,7 +15,7 @@ from leasekit.client import Client
 from leasekit.errors import ConfigError
 from leasekit.hooks import show
 from leasekit.wire import MAX_KINDS
-from leasekit.worker import supervised
+from leasekit.worker import supervisor_link
 from leasekit.worker.controller import Controller
 from leasekit.worker.draining import PATIENT, Drain, Patience
 from leasekit.worker.executor import Executor, LoopExecutor, ThreadExecutor
@@ -225,7 +225,7 @@ def _until_done(answer: Answer[None]) -> None:
     only when the main thread has its next turn.
     """
     while True:
-        supervised.stay()
+        supervisor_link.stay()
         try:
             answer.result(_LISTEN)
         except TimeoutError:

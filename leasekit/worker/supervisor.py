@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from leasekit._driver.ledger import Past, SharedMemory
-from leasekit.worker import kernel
-from leasekit.worker.ending import LOST_EXIT_CODE
+from leasekit.worker import linux
 from leasekit.worker.handback import hand_back
-from leasekit.worker.supervised import VARIABLE
+from leasekit.worker.signals import LOST_EXIT_CODE
+from leasekit.worker.supervisor_link import VARIABLE
 
 __all__ = ["Supervisor"]
 
@@ -63,8 +63,8 @@ class Supervisor:
 
     def run(self) -> int:
         """The exit code of the last worker. Raises `OSError` where not even the first can be started and watched."""
-        kernel.adopt_orphans()
-        self._strangers = kernel.children(os.getpid())  # of who became this process by exec
+        linux.adopt_orphans()
+        self._strangers = linux.children(os.getpid())  # of who became this process by exec
         quick, came_to_work = 0, False
         with _hearing(self._heard) as mask:
             while True:
@@ -94,13 +94,13 @@ class Supervisor:
         """One worker, from its start until nothing of it runs or is held any more."""
         memory = self._memory = SharedMemory()
         try:
-            killed_for_memory, began_at = kernel.ended_for_memory(), time.monotonic()
+            killed_for_memory, began_at = linux.ended_for_memory(), time.monotonic()
             process, line = self._start(memory.fd, mask)
             with os.fdopen(line):
                 code = os.waitstatus_to_exitcode(self._ended(process, line))
             self._child = None
             lasted = time.monotonic() - began_at
-            why = f"the worker (process {process}) {_reason(code, kernel.ended_for_memory() > killed_for_memory)}"
+            why = f"the worker (process {process}) {_reason(code, linux.ended_for_memory() > killed_for_memory)}"
             past = memory.read()
         finally:
             memory.close()
@@ -116,7 +116,7 @@ class Supervisor:
             for fd in (ledger, end):
                 os.set_inheritable(fd, True)  # noqa: FBT003 - of one argument
             environment: Mapping[str, str] = os.environ | {VARIABLE: f"{ledger}:{end}:{os.getpid()}"}
-            self._child = kernel.spawn(self._command, environment, mask=mask)
+            self._child = linux.spawn(self._command, environment, mask=mask)
         except OSError:
             os.close(line)
             raise
@@ -132,7 +132,7 @@ class Supervisor:
             self._listen(seconds)
             return self._signals > max(1, heard)
 
-        if not kernel.end_all_but(self._strangers, waiting=waiting):
+        if not linux.end_all_but(self._strangers, waiting=waiting):
             logger.warning("processes of the worker go on: its %d leases run out by themselves", len(past.leases))
             return
         hand_back(past, why, waiting=waiting)

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from typing import cast
 
-from leasekit._driver import said
+from leasekit._driver import encoding
 from leasekit._driver.connection import Connection
 from leasekit._driver.holding import Holding
 from leasekit.errors import Cancelled, Draining, Fatal, IdleTimeout, LeaseError, LeaseLost
@@ -81,7 +81,7 @@ class Work:
         if self._connection.forked:
             # A child that the handler forked has come back from it. It holds nothing, and must not be a second worker.
             os._exit(0 if error is None else _CHILD_CAME_BACK)
-        if error is not None and any(said.each(error, MemoryError)):
+        if error is not None and any(encoding.each(error, MemoryError)):
             _let_go(error)
         try:
             settlement = lease.ended(error, interrupted="release" if interrupted else "retry")

@@ -32,13 +32,13 @@ from leasekit.client import Client
 from leasekit.config import Beats
 from leasekit.errors import ConfigError
 from leasekit.hooks import Hook
-from leasekit.worker import supervised
+from leasekit.worker import supervisor_link
 from leasekit.worker.declared import Declared
 from leasekit.worker.draining import PATIENT, Patience
-from leasekit.worker.ending import LOST_EXIT_CODE, Signals, end_lost
 from leasekit.worker.handlers import Handler, declare
 from leasekit.worker.process import here
 from leasekit.worker.shift import Shift
+from leasekit.worker.signals import LOST_EXIT_CODE, Signals, end_lost
 
 __all__ = ["LOST_EXIT_CODE", "Worker"]
 
@@ -309,7 +309,7 @@ class Worker:
             spool = Spool(self.spool, client.url)
             connection.driver.submit(connection.keeper.outbox.use(spool))
             directory = str(spool.directory)
-        supervised.note(client, spool=directory)
+        supervisor_link.note(client, spool=directory)
 
     def _check_guarded(self, client: Client) -> None:
         """Refuse to work where a watchdog is required, and nothing ends this process when a body outlives its lease."""

@@ -406,7 +406,7 @@ HOLDER: Sequence[Mutant] = (
         edits=[
             Edit(
                 _CLAIMS,
-                "spawn(self._give_back(lambda: one_try(end, within=_SPARE), noted), self._returning)",
+                "spawn(self._give_back(lambda: call_once(end, within=_SPARE), noted), self._returning)",
                 "pass",
             )
         ],

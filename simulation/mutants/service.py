@@ -10,14 +10,14 @@ _CLAIMS = "leasekit/server/claims.py"
 _CLOCK = "leasekit/server/clock.py"
 _COMMIT = "leasekit/server/commit.py"
 _CONSUMER = "leasekit/server/consumer.py"
-_ENDINGS = "leasekit/server/endings.py"
+_ENDINGS = "leasekit/server/transitions.py"
 _FRONTEND = "leasekit/server/frontend.py"
 _HSC = "leasekit/server/hsc.py"
 _MEMORY = "leasekit/server/store/memory.py"
 _PROGRESS = "leasekit/server/progress.py"
-_STOCK = "leasekit/server/stock.py"
+_STOCK = "leasekit/server/due_tasks.py"
 _STORE = "leasekit/server/store/__init__.py"
-_WAITING = "leasekit/server/waiting.py"
+_WAITING = "leasekit/server/long_poll.py"
 
 SERVICE: Sequence[Mutant] = (
     # Tokens and fences ----------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ SERVICE: Sequence[Mutant] = (
         under="schedules",
         killed_by=["S11"],
     ),
-    # Ends -----------------------------------------------------------------------------------------------------------
+    # Ends ------------------------------------------------------------------------------------------------------------
     Mutant(
         name="cancel-ignored",
         breaks="A cancelled task that waits goes on waiting.",
@@ -324,8 +324,8 @@ SERVICE: Sequence[Mutant] = (
         edits=[
             Edit(
                 _STOCK,
-                "shelves.sort(key=lambda shelf: shelf.priority)",
-                "shelves.sort(key=lambda shelf: -shelf.priority)",
+                "readers.sort(key=lambda reader: reader.priority)",
+                "readers.sort(key=lambda reader: -reader.priority)",
             )
         ],
         under="deaths",

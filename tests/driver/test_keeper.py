@@ -376,7 +376,7 @@ async def test_bodies_that_ended_are_not_kept_for_their_idle_time(
             rig.keeper.watch(holding)
             end(rig, holding)
         await until(lambda: not len(rig.keeper))
-    assert len(rig.keeper._idling._heap) < 250
+    assert len(rig.keeper._idle_watch._heap) < 250
 
 
 async def test_what_is_given_back_is_beaten_no_more_where_a_late_beat_would_take_it_again(

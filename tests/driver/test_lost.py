@@ -15,7 +15,7 @@ from leasekit._driver import keeper as module
 from leasekit._driver.clock import Clock
 from leasekit._driver.holding import Holding
 from leasekit._driver.keeper import Keeper
-from leasekit._driver.pulse import Pulse
+from leasekit._driver.loop_monitor import LoopMonitor
 from leasekit._driver.recorder import HeldUp, Reading
 from leasekit.errors import LeaseLost
 from leasekit.hooks import Event, Hooks, Lost, Renewed
@@ -154,7 +154,7 @@ async def test_a_process_that_was_stopped(rig: Rig) -> None:
 def read(what: Any, suspended: float = 0.0) -> Any:
     """Readings in which the time that passed at once was spent so."""
 
-    def take(clock: Clock, _: Pulse | None) -> Reading:
+    def take(clock: Clock, _: LoopMonitor | None) -> Reading:
         now = clock.now()
         by = HeldUp(what, 1000.0, now) if what is not None else None
         return Reading(now, now - (suspended if now > 1200 else 0.0), now, by)

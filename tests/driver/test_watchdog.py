@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from leasekit._driver.timer import obstacle
+from leasekit._driver.kill_timer import obstacle
 
 linux = pytest.mark.skipif(obstacle() is not None, reason=obstacle() or "")
 
@@ -284,8 +284,8 @@ print("undead", file=sys.stderr, flush=True)
 def test_a_timer_is_made_anew_in_a_forked_child_and_stays_armed_in_its_parent(start: Start) -> None:
     victim = start(
         """
-from leasekit._driver.timer import Timer
-timer = Timer()
+from leasekit._driver.kill_timer import KillTimer
+timer = KillTimer()
 timer.arm(now() + 60)
 child = os.fork()
 if child:

@@ -17,7 +17,7 @@ from typing import cast
 import pytest
 
 from leasekit._core.term import Term
-from leasekit._driver.timer import Timer, obstacle
+from leasekit._driver.kill_timer import KillTimer, obstacle
 from leasekit._driver.watchdog import Watchdog
 from leasekit.config import Beats
 
@@ -98,7 +98,7 @@ watchdog.lost(term, 0.0)
 watchdog.ended(term)
 watchdog.close()
 assert not watchdog.guards
-assert not {{"ctypes", "leasekit._driver.timer"}} & set(sys.modules)
+assert not {{"ctypes", "leasekit._driver.kill_timer"}} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", UNGUARDED + code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -138,7 +138,7 @@ def recorder() -> Recorder:
 @pytest.fixture
 def watchdog(recorder: Recorder) -> Watchdog:
     watchdog = Watchdog("soft")
-    watchdog._timer = cast("Timer", recorder)
+    watchdog._timer = cast("KillTimer", recorder)
     return watchdog
 
 
@@ -219,7 +219,7 @@ def test_the_timer_is_given_back_when_the_client_is_closed_and_the_last_body_has
 
 @linux
 def test_a_timer_shows_what_is_left_and_nothing_when_it_is_disarmed() -> None:
-    timer = Timer()
+    timer = KillTimer()
     assert timer.remaining() is None
     timer.arm(time.clock_gettime(time.CLOCK_BOOTTIME) + 1000)
     left = timer.remaining()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from leasekit._driver.timer import obstacle
+from leasekit._driver.kill_timer import obstacle
 
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason=obstacle() or "")
 

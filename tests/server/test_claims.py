@@ -12,7 +12,7 @@ import pytest
 from msgspec import Raw
 
 from leasekit.errors import Throttled, Unavailable
-from leasekit.server import claims, waiting
+from leasekit.server import claims, long_poll
 from leasekit.task import Claimed, NewTask
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +27,7 @@ async def settled_down() -> None:
 async def is_waiting(bench: Any, number: int) -> None:
     """Until so many claims are parked."""
     with anyio.fail_after(10):
-        while sum(poll.is_parked for poll in bench.engine._waiting._polls.values()) != number:  # noqa: ASYNC110  a fact of another thread
+        while sum(poll.is_parked for poll in bench.engine._long_polls._polls.values()) != number:  # noqa: ASYNC110  a fact of another thread
             await asyncio.sleep(0.001)
 
 
@@ -331,7 +331,7 @@ async def test_as_many_are_tried_as_there_are_tasks(bench: Any, monkeypatch: pyt
     asking = [asyncio.create_task(bench.claim(wait=30, limit=1)) for _ in range(20)]
     await is_waiting(bench, 20)
     tried: list[int] = []
-    room = bench.engine._waiting
+    room = bench.engine._long_polls
     attempt = room._attempt
 
     def attempted(asked: Any, done: Any) -> None:
@@ -383,7 +383,7 @@ async def test_whoever_leaves_passes_the_turn_on(bench: Any, monkeypatch: pytest
     await is_waiting(bench, 1)
     second = asyncio.create_task(bench.claim(wait=30))
     await is_waiting(bench, 2)
-    room = bench.engine._waiting
+    room = bench.engine._long_polls
     held: list[Any] = []
     with monkeypatch.context() as patch:
         patch.setattr(room, "_attempt", lambda *attempt: held.append(attempt))
@@ -423,7 +423,7 @@ async def test_everyone_is_told_when_the_next_is_due(bench: Any) -> None:
     await bench.engine.schedule([NewTask(kind="k", id="now"), NewTask(kind="k", id="later", at=later)])
     await until_done(first)
     await is_waiting(bench, 1)
-    assert bench.engine._waiting._due == {"k": bench.clock.wall + 5}
+    assert bench.engine._long_polls._due == {"k": bench.clock.wall + 5}
     await bench.later(5)
     (claimed,) = await until_done(second)
     assert claimed.tasks[0].id == "later"
@@ -562,7 +562,7 @@ async def test_a_claim_goes_on_while_one_of_its_callers_waits(bench: Any) -> Non
 
 
 async def test_too_many_that_wait_are_told_to_come_later(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "_MOST", 2)
+    monkeypatch.setattr(long_poll, "_MOST", 2)
     asking = [asyncio.create_task(bench.claim(wait=30)) for _ in range(2)]
     await is_waiting(bench, 2)
     with pytest.raises(Throttled):
@@ -576,7 +576,7 @@ async def test_too_many_that_wait_are_told_to_come_later(bench: Any, monkeypatch
 async def test_claims_that_wait_leave_nothing_behind(bench: Any) -> None:
     asking = [asyncio.create_task(bench.claim(wait=0.02, kinds=("k", f"x{n}"))) for n in range(20)]
     await until_done(*asking)
-    room = bench.engine._waiting
+    room = bench.engine._long_polls
     assert (room._polls, room._parked, room._due) == ({}, {}, {})
 
 

@@ -13,7 +13,7 @@ import pytest
 from leasekit.backend import Backend, Scheduler
 from leasekit.errors import ConfigError, Refused, StoreLocked, Unavailable
 from leasekit.registry import open_backend
-from leasekit.server.embedded import Embedded
+from leasekit.server.embedded import EmbeddedBackend
 from leasekit.server.engine import Engine, connect, open_store
 from leasekit.task import Beat, NewTask, Settlement, Status
 from leasekit.testing.contract import SchedulerContract
@@ -28,8 +28,8 @@ class Shared:
         self.now = datetime.now(UTC).timestamp()
         self.engine = Engine(open_store(url), clock=lambda: self.now, random=Random(3))
 
-    def door(self, worker: str) -> Embedded:
-        return Embedded(lambda: _Lent(self.engine), worker=worker)
+    def door(self, worker: str) -> EmbeddedBackend:
+        return EmbeddedBackend(lambda: _Lent(self.engine), worker=worker)
 
 
 class _Lent:
@@ -90,7 +90,7 @@ class TestInMemory(Contract):
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[Embedded]:
+async def door(tmp_path: Path) -> AsyncIterator[EmbeddedBackend]:
     one = connect(f"sqlite:///{tmp_path}/tasks.db", worker="w")
     yield one
     await one.aclose()
@@ -98,7 +98,7 @@ async def door(tmp_path: Path) -> AsyncIterator[Embedded]:
 
 async def test_the_scheme_is_registered(tmp_path: Path) -> None:
     backend = open_backend(f"sqlite:///{tmp_path}/tasks.db", worker="w")
-    assert isinstance(backend, Embedded)
+    assert isinstance(backend, EmbeddedBackend)
     assert isinstance(backend, Scheduler)
     await backend.aclose()
 
@@ -110,7 +110,7 @@ def test_connecting_opens_nothing_but_refuses_a_bad_url(tmp_path: Path) -> None:
         connect(f"sqlite:///{tmp_path}/missing/tasks.db", worker="w")
 
 
-async def test_the_first_calls_open_one_engine(door: Embedded) -> None:
+async def test_the_first_calls_open_one_engine(door: EmbeddedBackend) -> None:
     answers = await asyncio.gather(*(door.schedule([NewTask(kind="k")]) for _ in range(5)))
     assert all(answer[0].created for answer in answers)
 
@@ -126,7 +126,7 @@ async def test_a_door_that_could_not_open_may_open_later(tmp_path: Path) -> None
     await second.aclose()
 
 
-async def test_a_closed_door_stays_closed(door: Embedded) -> None:
+async def test_a_closed_door_stays_closed(door: EmbeddedBackend) -> None:
     await door.aclose()
     with pytest.raises(Unavailable, match="closed"):
         await door.stats()
@@ -140,7 +140,7 @@ async def test_tasks_outlive_the_door(tmp_path: Path) -> None:
         await door.aclose()
 
 
-async def test_values_leave_as_plain_values(door: Embedded) -> None:
+async def test_values_leave_as_plain_values(door: EmbeddedBackend) -> None:
     await door.schedule([NewTask(kind="k", id="a", payload={"n": [1, None]})])
     (task,) = (await door.claim(["k"], limit=1, wait=0, claim_id="c")).tasks
     assert (task.payload, task.progress) == ({"n": [1, None]}, None)
@@ -175,7 +175,7 @@ LOOP.append(LOOP)
         (NewTask(kind="k", payload=LOOP), "tasks"),
     ],
 )
-async def test_what_the_wire_would_refuse_is_refused_whole(door: Embedded, task: NewTask, field: str) -> None:
+async def test_what_the_wire_would_refuse_is_refused_whole(door: EmbeddedBackend, task: NewTask, field: str) -> None:
     with pytest.raises(Refused) as refused:
         await door.schedule([NewTask(kind="k"), task])
     (error,) = refused.value.errors
@@ -184,7 +184,7 @@ async def test_what_the_wire_would_refuse_is_refused_whole(door: Embedded, task:
     assert await door.stats() == {"kinds": {}}
 
 
-async def test_too_many_at_once_are_refused(door: Embedded) -> None:
+async def test_too_many_at_once_are_refused(door: EmbeddedBackend) -> None:
     with pytest.raises(Refused):
         await door.schedule([NewTask(kind="k")] * 1001)
     with pytest.raises(Refused):
@@ -196,20 +196,20 @@ async def test_too_many_at_once_are_refused(door: Embedded) -> None:
     [
         {"kinds": []},
         {"kinds": ["a/b"]},
-        {"limit": 0},
+        {"limit": -1},
         {"limit": 1001},
         {"wait": -1},
         {"claim_id": ""},
         {"claim_id": "x/y"},
     ],
 )
-async def test_a_claim_that_the_wire_would_refuse_is_refused(door: Embedded, asked: Any) -> None:
+async def test_a_claim_that_the_wire_would_refuse_is_refused(door: EmbeddedBackend, asked: Any) -> None:
     asked = {"kinds": ["k"], "limit": 1, "wait": 0.0, "claim_id": uuid.uuid4().hex} | asked
     with pytest.raises(Refused):
         await door.claim(asked.pop("kinds"), **asked)
 
 
-async def test_results_and_beats_that_the_wire_would_refuse_are_refused(door: Embedded) -> None:
+async def test_results_and_beats_that_the_wire_would_refuse_are_refused(door: EmbeddedBackend) -> None:
     with pytest.raises(Refused):
         await door.beat([Beat(id="a", token="t", progress="x" * 70_000)])
     with pytest.raises(Refused):
@@ -222,6 +222,6 @@ async def test_results_and_beats_that_the_wire_would_refuse_are_refused(door: Em
         await door.list(limit=0)
 
 
-async def test_of_an_unknown_task_there_is_nothing(door: Embedded) -> None:
+async def test_of_an_unknown_task_there_is_nothing(door: EmbeddedBackend) -> None:
     assert await door.get("nobody") is None
     assert (await door.list(status=Status.DEAD)).tasks == []

@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from leasekit.errors import Unavailable
 from leasekit.server.engine import Engine
+from leasekit.server.histogram import Histogram
 from leasekit.server.metrics import Metrics
 from leasekit.server.store.memory import MemoryStore
-from leasekit.server.tally import Tally
 from leasekit.task import NewTask
 
 pytestmark = pytest.mark.anyio
@@ -138,11 +138,11 @@ async def test_strange_paths_and_methods_make_no_series_of_their_own(engine: Eng
 
 
 async def test_a_tally_counts_a_value_with_the_first_bound_that_it_does_not_pass() -> None:
-    tally = Tally([1, 2, 5])
+    histogram = Histogram([1, 2, 5])
     for number in (1, 2, 3, 6):
-        tally.add(number)
-    assert tally.cumulated() == [1, 2, 3, 4]
-    assert tally.sum == 12
+        histogram.add(number)
+    assert histogram.cumulated() == [1, 2, 3, 4]
+    assert histogram.sum == 12
 
 
 # The dashboard --------------------------------------------------------------------------------------------------

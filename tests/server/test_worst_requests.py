@@ -261,13 +261,13 @@ class Tries:
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        attempt = engine._waiting._attempt
+        attempt = engine._long_polls._attempt
 
         def counted(*args: Any) -> None:
             self.count += 1
             attempt(*args)
 
-        monkeypatch.setattr(engine._waiting, "_attempt", counted)
+        monkeypatch.setattr(engine._long_polls, "_attempt", counted)
 
 
 async def test_of_many_polls_of_many_kinds_only_one_for_each_kind_that_is_due_is_tried(
@@ -283,7 +283,7 @@ async def test_of_many_polls_of_many_kinds_only_one_for_each_kind_that_is_due_is
         )
         for n in range(50)
     ]
-    await until(lambda: len(engine._waiting._parked) == len(polls) * MAX_KINDS)
+    await until(lambda: len(engine._long_polls._parked) == len(polls) * MAX_KINDS)
     assert tries.count == len(polls)
     done(bench)
     for _ in range(3):

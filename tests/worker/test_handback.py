@@ -15,7 +15,7 @@ from leasekit.task import Beat, Settlement, Status, Task
 from leasekit.testing import faults
 from leasekit.testing.faults import Fault, Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
-from leasekit.worker import handback, supervised
+from leasekit.worker import handback, supervisor_link
 
 
 class Dead:
@@ -178,8 +178,8 @@ def test_whatever_is_raised_is_said_and_no_more(
 def attached(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedMemory]:
     """As the child of a supervisor is."""
     memory = SharedMemory()
-    monkeypatch.setattr(supervised, "_ledger", Ledger(memory.fd))
-    monkeypatch.setattr(supervised, "_noted", None)
+    monkeypatch.setattr(supervisor_link, "_ledger", Ledger(memory.fd))
+    monkeypatch.setattr(supervisor_link, "_noted", None)
     yield memory
     memory.close()
 
@@ -188,13 +188,13 @@ def test_a_second_worker_at_the_same_time_does_not_take_the_place_of_the_first(
     attached: SharedMemory, make_client: Callable[[], Client]
 ) -> None:
     first, second = make_client(), make_client()
-    supervised.note(first, spool=None)
-    supervised.note(second, spool=None)
+    supervisor_link.note(first, spool=None)
+    supervisor_link.note(second, spool=None)
     holder = attached.read().holder
     assert holder is not None
     assert holder.worker == first.worker
     first.close()
-    supervised.note(second, spool=None)
+    supervisor_link.note(second, spool=None)
     holder = attached.read().holder
     assert holder is not None
     assert holder.worker == second.worker

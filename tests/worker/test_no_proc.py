@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from leasekit.worker import kernel
+from leasekit.worker import linux
 
 
 def test_without_proc_no_children_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,4 +14,4 @@ def test_without_proc_no_children_are_seen(monkeypatch: pytest.MonkeyPatch) -> N
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(Path, "readlink", missing)
-    assert kernel.children(os.getpid()) == set()
+    assert linux.children(os.getpid()) == set()

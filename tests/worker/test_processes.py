@@ -205,8 +205,8 @@ def test_a_hang_up_that_comes_with_another_signal_is_no_second_one(
 
 LEAVES_A_THREAD = """
     import asyncio, contextvars
-    from leasekit.worker import ending
-    ending._LEFTOVERS = 0.1
+    from leasekit.worker import signals
+    signals._LEFTOVERS = 0.1
 
     @worker.handler("k")
     async def leaves_a_thread(payload):

@@ -25,11 +25,11 @@ CHILD = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from leasekit._driver.ledger import Holder
-from leasekit.worker import supervised
-from leasekit.worker.ending import Signals
+from leasekit.worker import supervisor_link
+from leasekit.worker.signals import Signals
 
-supervised.attach()
-supervised.attached().open(Holder(worker="w"))  # it has come to work
+supervisor_link.attach()
+supervisor_link.attached().open(Holder(worker="w"))  # it has come to work
 with open("lives", "a") as file:
     file.write("x")
 life = os.path.getsize("lives")

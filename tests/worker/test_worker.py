@@ -14,7 +14,7 @@ import pytest
 
 import leasekit
 from leasekit import ConfigError, Lease, Worker
-from leasekit._driver.timer import obstacle
+from leasekit._driver.kill_timer import obstacle
 from leasekit.hooks import Event, Renewed
 from leasekit.testing.faults import Faulty
 

@@ -24,7 +24,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingErr
 from leasekit.errors import ConfigError, StoreDamaged, Unavailable
 from leasekit.server.store import Store, Tx, View
 from leasekit.server.store import statements as sql
-from leasekit.server.store.held import Held
+from leasekit.server.store.lease_cache import LeaseCache
 from leasekit.server.store.lock import FileLock, Identity
 from leasekit.server.store.tx import Counter, SqlTx, SqlView
 
@@ -79,7 +79,7 @@ class SqlStore(Store):
         self._reading = _engine(path, _READER, "BEGIN", pool=QueuePool)
         self._connection: Connection | None = None
         self._counter = Counter()
-        self._held = Held()
+        self._held = LeaseCache()
 
     def open(self) -> None:
         """Lock the file, check that it is whole and the same as before, migrate its schema: in the writer's thread.

@@ -23,7 +23,7 @@ from leasekit.server.store import (
     damage,
 )
 from leasekit.server.store import statements as sql
-from leasekit.server.store.held import Held
+from leasekit.server.store.lease_cache import LeaseCache
 from leasekit.server.store.schema import dedupe, task, trigger
 from leasekit.task import Status
 
@@ -96,7 +96,7 @@ class SqlView(View):
 class SqlTx(SqlView, Tx):
     """One transaction of the writer on an SQL database."""
 
-    def __init__(self, connection: Connection, counter: Counter, held: Held) -> None:
+    def __init__(self, connection: Connection, counter: Counter, held: LeaseCache) -> None:
         super().__init__(connection)
         self._counter = counter
         self._held = held

@@ -33,11 +33,11 @@ from leasekit._driver.recorder import Story
 from leasekit.errors import Cancelled, Draining, IdleTimeout, LeaseError, LeasekitError, LeaseLost
 from leasekit.hooks import Hooks
 from leasekit.lease import Lease
-from leasekit.worker import kernel
+from leasekit.worker import linux
 from leasekit.worker.executor import run_here
 from leasekit.worker.handlers import Handler, declare, is_async
 from leasekit.worker.jobs import count_in
-from leasekit.worker.process import here, names
+from leasekit.worker.process import handler_import, here
 from leasekit.worker.process.messages import (
     SHOW_STACKS,
     Address,
@@ -74,12 +74,12 @@ def main(fd: int) -> None:
     with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # no usable stderr
         faulthandler.enable()
         faulthandler.register(SHOW_STACKS, all_threads=True)
-    kernel.expendable()  # rather than its worker, where memory runs out
+    linux.expendable()  # rather than its worker, where memory runs out
     channel = Channel(socket.socket(fileno=fd))
     setup = channel.first()
     here.executing = True
     try:
-        names.prepare(setup)
+        handler_import.prepare(setup)
         handlers = {address.kind: _declared(address) for address in setup.handlers}
     except BaseException as error:  # noqa: BLE001 - a module's sys.exit() too has to be told to who waits
         channel.send(Refused(why="".join(traceback.format_exception(error))))
@@ -100,7 +100,7 @@ def _leave_it_to_the_worker(executor: int, number: int, frame: FrameType | None)
 
 
 def _declared(address: Address) -> Handler:
-    return declare(address.kind, names.find(address), run="process", idle_timeout=address.idle_timeout)
+    return declare(address.kind, handler_import.find(address), run="process", idle_timeout=address.idle_timeout)
 
 
 class Channel:
@@ -219,7 +219,7 @@ class _Executor:
         try:
             while not self.channel.gone:
                 # Again and again: the kernel forgets it when a handler changes its user.
-                kernel.end_with(self._guard)
+                linux.end_with(self._guard)
                 self.channel.wait(_LOOK)
                 self.catch_up()
             self._todo.put(None)
@@ -256,7 +256,7 @@ class _Executor:
     def _run(self, handler: Handler) -> Ended:
         # Again for each: a handler, or what it was imported from, may have changed the user, and the kernel forgets
         # then that this process is to end with its guard, whose timer guards this body.
-        kernel.end_with(self._guard)
+        linux.end_with(self._guard)
         self.catch_up()
         try:
             lease = self._begin()

@@ -33,7 +33,7 @@ if __name__ == "__main__":  # in place of the packages, whose own __init__ impor
         _package.__path__ = [os.path.abspath(os.path.join(__file__, _path))]  # noqa: PTH100, PTH118 - pathlib is 5 ms
         sys.modules[_name] = _package
 
-from leasekit._driver.timer import Timer, obstacle
+from leasekit._driver.kill_timer import KillTimer, obstacle
 
 __all__ = [
     "AHEAD", "ARM", "ASK", "DISARM", "EXITED", "HERE", "HERE_FORMAT", "MOMENT", "NUMBER", "REFUSED", "main",
@@ -88,7 +88,7 @@ def main(control: socket.socket, channel: int, worker: int, command: list[str]) 
     control.sendmsg([here], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, NUMBER.pack(executor.pidfd))])
     if os.getppid() == worker:
         _watch(control, executor, worker=parent)
-    status = executor.bury()
+    status = executor.reap()
     with contextlib.suppress(OSError):
         control.send(EXITED + NUMBER.pack(status))
 
@@ -96,15 +96,15 @@ def main(control: socket.socket, channel: int, worker: int, command: list[str]) 
 class _Timers(NamedTuple):
     """What ends a handler that runs on: the alarm wakes the guard, and `kill` kills it."""
 
-    alarm: Timer
-    kill: Timer
+    alarm: KillTimer
+    kill: KillTimer
 
 
 def _tried() -> tuple[_Timers, float]:
     """Timers that have been armed, and the time as the kernel counts it. Raises OSError where they cannot be."""
     if (why := obstacle()) is not None:
         raise OSError(why)
-    timers, left = _Timers(Timer(signal.SIGALRM), Timer()), None
+    timers, left = _Timers(KillTimer(signal.SIGALRM), KillTimer()), None
     for timer in timers:
         timer.arm(_FAR)
         left = timer.remaining()
@@ -199,7 +199,7 @@ class _Executor:
         while (ended := os.waitid(os.P_ALL, 0, _ENDED)) is not None and ended.si_pid != self._pid:
             os.waitpid(ended.si_pid, 0)
 
-    def bury(self) -> int:
+    def reap(self) -> int:
         """Kill what is left of the executor. Its wait status."""
         self._kill()
         os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
@@ -207,7 +207,7 @@ class _Executor:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _, status = os.waitpid(self._pid, 0)
         if self._body_runs and _has_children():
-            from leasekit.worker.kernel import end_all_but  # not before it is needed: a guard starts in milliseconds
+            from leasekit.worker.linux import end_all_but  # not before it is needed: a guard starts in milliseconds
 
             end_all_but((), waiting=lambda seconds: bool(select.select((), (), (), seconds)[0]))
         return status

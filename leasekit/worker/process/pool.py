@@ -8,7 +8,7 @@ from leasekit._driver.connection import Connection
 from leasekit.errors import ConfigError
 from leasekit.worker.buffer import Buffer
 from leasekit.worker.handlers import Handler
-from leasekit.worker.process import names
+from leasekit.worker.process import handler_import
 from leasekit.worker.process.slot import Slot
 from leasekit.worker.work import Work
 
@@ -41,7 +41,7 @@ class ProcessExecutor:
         self._failed = failed
         self._was_ready = False
         self._closed = False
-        setup = names.setup(handlers, connection)
+        setup = handler_import.setup(handlers, connection)
         connection.keeper.guards_elsewhere = True
         self._slots = [Slot(setup, connection.clock.now) for _ in range(count)]
         self._threads = [

@@ -23,8 +23,8 @@ from leasekit.hooks import about
 from leasekit.lease import Lease
 from leasekit.task import Outcome, Settlement
 from leasekit.worker.process.guard import AHEAD
+from leasekit.worker.process.guarded_process import GuardedProcess
 from leasekit.worker.process.messages import Ended, Facts, Moved, Progress, Ready, Refused, Run, Setup
-from leasekit.worker.process.pair import Pair
 from leasekit.worker.work import Work
 
 __all__ = ["Bell", "ExecutorDied", "HandlerFailed", "Slot"]
@@ -87,31 +87,31 @@ _TOLD: dict[type[LeaseError], tuple[str, Outcome]] = {
 class _Run:
     """One body in an executor: what that was told, and what has been done about it."""
 
-    def __init__(self, pair: Pair, work: Work, number: int) -> None:
+    def __init__(self, executor: GuardedProcess, work: Work, number: int) -> None:
         self.work = work
         self.number = number
         self.stopped_at: float | None = None  # when it was seen that the body was told to stop
         self.carried_out: _Sentence | None = None
-        self._pair = pair
+        self._executor = executor
         self._task = work.holding.task
         self._facts: Facts = _facts(work.holding)
         self._stacks_shown = False
 
     def begin(self) -> None:
         """The executor runs the body. TypeError, ValueError where its payload cannot be said."""
-        self._pair.send(Run(number=self.number, task=self._task, facts=self._facts))
+        self._executor.send(Run(number=self.number, task=self._task, facts=self._facts))
 
     def look(self, now: float) -> None:
         """Tell the executor what is new."""
         holding = self.work.holding  # another, where the task was delivered again
-        holding.listener = self._pair.ring
+        holding.listener = self._executor.ring
         if self.stopped_at is None and holding.stop is not None:
             self.stopped_at = now
         task, facts = holding.task, _facts(holding)
         if task is not self._task:
-            self._pair.send(Moved(task=task, facts=facts))
+            self._executor.send(Moved(task=task, facts=facts))
         elif facts != self._facts:
-            self._pair.send(facts)
+            self._executor.send(facts)
         self._task, self._facts = task, facts
 
     def carry_out(self, sentence: _Sentence | None, now: float) -> float:
@@ -121,10 +121,10 @@ class _Run:
         show_at = sentence.at - min(1.0, self.work.holding.term.beats.grace / 2)
         if not self._stacks_shown and now >= show_at:
             self._stacks_shown = True
-            self._pair.show_stacks()
+            self._executor.show_stacks()
         if now >= sentence.at:
             self.carried_out = sentence
-            self._pair.kill()
+            self._executor.kill()
             return math.inf
         return sentence.at if self._stacks_shown else show_at
 
@@ -136,7 +136,7 @@ class Slot:
         self._setup = setup
         self._now = now
         self._bell = Bell()
-        self._pair: Pair | None = None
+        self._executor: GuardedProcess | None = None
         self._runs = 0
         self._ends_at: float | None = None  # of all bodies, by order of the worker
         self._closed = False
@@ -155,7 +155,7 @@ class Slot:
     @property
     def ready(self) -> bool:
         """True where a task could begin at once."""
-        return (pair := self._pair) is not None and pair.usable
+        return (executor := self._executor) is not None and executor.usable
 
     # Its executor -------------------------------------------------------------------------------------------------
 
@@ -164,41 +164,41 @@ class Slot:
 
         Raises `ConfigError` where one will never be ready.
         """
-        if self._pair is not None:
-            self._pair.step(0)
-            if self._pair.usable:
+        if self._executor is not None:
+            self._executor.step(0)
+            if self._executor.usable:
                 return True
-            pair, self._pair = self._pair, None
-            logger.warning("an executor without a task %s; there will be another", _end(pair, within=0))
+            executor, self._executor = self._executor, None
+            logger.warning("an executor without a task %s; there will be another", _end(executor, within=0))
             self.pause()
         try:
-            pair = Pair(self._bell.ring, self._bell.fd, self._now)
+            executor = GuardedProcess(self._bell.ring, self._bell.fd, self._now)
         except OSError as error:
             logger.error("no executor can be started, it is tried again: %s", error)
             self.pause()
             return False
         try:
-            pair.meet()
-            pair.send(self._setup)
-            ready = self._until_ready(pair)
+            executor.wait_started()
+            executor.send(self._setup)
+            ready = self._until_ready(executor)
         except OSError as error:
             ready = False
             logger.error("no executor can be started, it is tried again: %s", error)
         except BaseException:
-            _end(pair, within=0)
+            _end(executor, within=0)
             raise
         if not ready:
-            how = _end(pair, within=0)
+            how = _end(executor, within=0)
             if not self._closed:
                 logger.error("an executor %s before it was ready; it is tried again", how)
                 self.pause()
             return False
-        self._pair = pair
+        self._executor = executor
         return True
 
-    def _until_ready(self, pair: Pair) -> bool:
-        while not self._closed and not pair.over:
-            for message in pair.step(_LOOK):
+    def _until_ready(self, executor: GuardedProcess) -> bool:
+        while not self._closed and not executor.over:
+            for message in executor.step(_LOOK):
                 match message:
                     case Ready():
                         return True
@@ -216,37 +216,37 @@ class Slot:
             self._bell.wait(left)
 
     def _lose_pair(self) -> str:
-        assert self._pair is not None  # noqa: S101 - it is lost once
-        pair, self._pair = self._pair, None
-        return pair.bury()
+        assert self._executor is not None  # noqa: S101 - it is lost once
+        executor, self._executor = self._executor, None
+        return executor.reap()
 
     def finish(self) -> None:
         """The last of it: in its thread, when it serves no more."""
-        if self._pair is not None:
-            pair, self._pair = self._pair, None
-            _end(pair, within=_GOODBYE)
+        if self._executor is not None:
+            executor, self._executor = self._executor, None
+            _end(executor, within=_GOODBYE)
         self._bell.close()
 
     # A body -------------------------------------------------------------------------------------------------------
 
     def run(self, work: Work) -> bool:
         """See one task through. The executor may be gone after that; where it is before, nothing is done: false."""
-        pair = self._pair
-        assert pair is not None  # noqa: S101 - `start` was true
-        pair.step(0)
-        if not pair.usable:
+        executor = self._executor
+        assert executor is not None  # noqa: S101 - `start` was true
+        executor.step(0)
+        if not executor.usable:
             return False
-        self._run(pair, work)
+        self._run(executor, work)
         return True
 
-    def _run(self, pair: Pair, work: Work) -> None:
-        work.holding.watchdog = pair.watchdog
+    def _run(self, executor: GuardedProcess, work: Work) -> None:
+        work.holding.watchdog = executor.watchdog
         if (lease := work.begin()) is None:
             return
         try:
             self._runs += 1
-            run = _Run(pair, work, self._runs)
-            if self._ends_at is not None or not pair.guarded():
+            run = _Run(executor, work, self._runs)
+            if self._ends_at is not None or not executor.guarded():
                 self._never_begun(work, lease)
                 return
             run.begin()
@@ -255,10 +255,10 @@ class Slot:
             work.end(lease, error)
             return
         try:
-            ended = self._until_ended(pair, run)
+            ended = self._until_ended(executor, run)
         except Exception:
             logger.exception("a slot stumbled over task %s", work.task_id)
-            pair.dismiss(0)
+            executor.shutdown(0)
             ended = None
         if ended is not None:
             self._settle(work, lease, ended)
@@ -266,19 +266,19 @@ class Slot:
             self._crashed(work, lease, run.carried_out)
 
     def _never_begun(self, work: Work, lease: Lease) -> None:
-        if self._ends_at is None and self._pair is not None:
+        if self._ends_at is None and self._executor is not None:
             logger.error("the guard of an executor does not answer: task %s is given back", work.task_id)
-            pair, self._pair = self._pair, None
-            _end(pair, within=0)
+            executor, self._executor = self._executor, None
+            _end(executor, within=0)
         work.settle(lease, _settlement(work.holding, "release"))
 
-    def _until_ended(self, pair: Pair, run: _Run) -> Ended | None:
+    def _until_ended(self, executor: GuardedProcess, run: _Run) -> Ended | None:
         """How the body ended; None where its executor is dead."""
         while True:
             now = self._now()
             run.look(now)
             until = min(now + _LOOK, run.carry_out(self._sentence(run), now))
-            for message in pair.step(until - now):
+            for message in executor.step(until - now):
                 match message:
                     case Progress(run=run.number, value=value):
                         run.work.holding.report(value)
@@ -286,7 +286,7 @@ class Slot:
                         return message
                     case _:
                         pass
-            if pair.over:
+            if executor.over:
                 return None
 
     def _sentence(self, run: _Run) -> _Sentence | None:
@@ -335,9 +335,9 @@ class _Described(msgspec.Struct):
     traceback: str = ""
 
 
-def _end(pair: Pair, *, within: float) -> str:
-    pair.dismiss(within)
-    return pair.bury()
+def _end(executor: GuardedProcess, *, within: float) -> str:
+    executor.shutdown(within)
+    return executor.reap()
 
 
 def _facts(holding: Holding) -> Facts:

@@ -16,7 +16,7 @@ from leasekit.hooks import Event, Lost
 from leasekit.task import Status
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
-from leasekit.worker.process import pair
+from leasekit.worker.process import guarded_process
 
 AtWork = Callable[[Worker], AbstractContextManager[Worker]]
 Eventually = Callable[..., Any]
@@ -84,7 +84,7 @@ def test_an_executor_that_has_changed_its_user_ends_with_its_guard_all_the_same(
 def test_an_executor_whose_guard_does_not_answer_is_given_no_body(
     worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pair, "_ANSWER", 1.0)
+    monkeypatch.setattr(guarded_process, "_ANSWER", 1.0)
     worker.handler("who", run="process")(bodies.who)
     worker.handler("k", run="process")(bodies.run_once)
     with at_work(worker):

@@ -39,10 +39,10 @@ def test_executors_that_die_without_a_task_are_replaced_more_and_more_slowly(
     monkeypatch.setattr(slot, "_backoff", Noted())
     for _ in range(5):
         assert slot.start()
-        assert slot._pair is not None
-        os.kill(slot._pair._executor, signal.SIGKILL)
+        assert slot._executor is not None
+        os.kill(slot._executor._executor, signal.SIGKILL)
         while slot.ready:
-            slot._pair.step(1.0)
+            slot._executor.step(1.0)
     assert slot.start()
     assert len(waits) == 5
     assert max(waits) > 0.4  # of 0.1 s at first
@@ -53,20 +53,20 @@ def test_the_end_of_a_guard_does_not_end_a_worker_that_has_made_sigpipe_deadly()
 import os, signal
 from pathlib import Path
 from leasekit._driver.clock import BOOT_CLOCK
-from leasekit.worker.process.pair import Pair
+from leasekit.worker.process.guarded_process import GuardedProcess
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-pair = Pair(lambda: None, os.eventfd(0), BOOT_CLOCK.now)
-pair.meet()
-while b"guard.py" in Path(f"/proc/{pair._executor}/cmdline").read_bytes():
+guarded = GuardedProcess(lambda: None, os.eventfd(0), BOOT_CLOCK.now)
+guarded.wait_started()
+while b"guard.py" in Path(f"/proc/{guarded._executor}/cmdline").read_bytes():
     pass  # it has yet to become an executor
-pair._guard.kill()
-pair._guard.wait()
-while not pair.over:
-    pair.step(1.0)
-pair.arm(BOOT_CLOCK.now() + 100)
-pair._out += b"!"
-pair._flush()
-print(pair.bury())
+guarded._guard.kill()
+guarded._guard.wait()
+while not guarded.over:
+    guarded.step(1.0)
+guarded.arm(BOOT_CLOCK.now() + 100)
+guarded._out += b"!"
+guarded._flush()
+print(guarded.reap())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, (done.returncode, done.stderr)

@@ -10,8 +10,8 @@ from leasekit.errors import Throttled, Unavailable
 from leasekit.server.claims import Answer, Asked
 from leasekit.server.clock import StoreClock
 from leasekit.server.commit import Done
+from leasekit.server.long_poll import LongPolls
 from leasekit.server.turn import Readied
-from leasekit.server.waiting import Waiting
 from leasekit.task import Claimed
 from tests.waiting import until
 
@@ -23,7 +23,7 @@ async def test_a_claim_of_two_kinds_that_are_due_at_once_is_tried_and_nothing_st
     tried: asyncio.Queue[tuple[Asked, Done]] = asyncio.Queue()
     stumbled: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: stumbled.append(context))
-    waiting = Waiting(lambda asked, done: tried.put_nowait((asked, done)), StoreClock(lambda: time[0], None))
+    waiting = LongPolls(lambda asked, done: tried.put_nowait((asked, done)), StoreClock(lambda: time[0], None))
     claim = asyncio.create_task(waiting.claim(worker="w", claim_id="c", kinds=["a", "b"], limit=1, wait=60))
     (await tried.get())[1](Answer())
     waiting.ready({"a": Readied(0, 5.0), "b": Readied(0, 5.0)})
@@ -41,7 +41,7 @@ class Bench:
         self.now = 1.0
         self.tried: list[tuple[str, Done]] = []
         self.is_full = False
-        self.waiting = Waiting(self._attempt, StoreClock(lambda: self.now, None))
+        self.waiting = LongPolls(self._attempt, StoreClock(lambda: self.now, None))
 
     def _attempt(self, asked: Asked, done: Done) -> None:
         if self.is_full:

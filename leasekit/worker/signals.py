@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from leasekit.worker.supervised import attached
+from leasekit.worker.supervisor_link import attached
 
 __all__ = ["LOST_EXIT_CODE", "Signals", "end_lost"]
 

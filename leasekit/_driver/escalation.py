@@ -14,12 +14,12 @@ from collections.abc import Callable
 from leasekit._driver.holding import Holding
 from leasekit.hooks import about
 
-__all__ = ["Ladder"]
+__all__ = ["Escalation"]
 
 logger = logging.getLogger("leasekit")
 
 
-class Ladder:
+class Escalation:
     """The bodies of one keeper that have been told that their lease is lost, and go on.
 
     `last_resort` is called just before the first of them must have ended.

@@ -23,10 +23,10 @@ from leasekit._driver.clock import BOOT_CLOCK
 from leasekit.config import Beats
 from leasekit.errors import ConfigError
 from leasekit.task import Task
-from leasekit.worker import kernel
-from leasekit.worker.process import pair as pairs
+from leasekit.worker import linux
+from leasekit.worker.process import guarded_process
+from leasekit.worker.process.guarded_process import GuardedProcess
 from leasekit.worker.process.messages import Address, Ended, Facts, FromExecutor, Ready, Run, Setup
-from leasekit.worker.process.pair import Pair
 
 LATE = 1.0  # seconds; measured are 1-3 ms
 BEATS = Beats().for_ttl(60)
@@ -37,15 +37,15 @@ Eventually = Callable[..., Any]
 
 
 class Spinner:
-    """A pair whose body spins until it is dead."""
+    """A guarded process whose body spins until it is dead."""
 
     def __init__(self, memory: Path) -> None:
         memory.write_bytes(bytes(mmap.PAGESIZE))
         self._memory = memory
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._how = ""
-        self.pair = Pair(lambda: None, self._wake, now)
-        self.pair.meet()
+        self.guarded = GuardedProcess(lambda: None, self._wake, now)
+        self.guarded.wait_started()
         addresses = [
             Address(kind=kind, module="bodies", name=name)
             for kind, name in (
@@ -57,25 +57,25 @@ class Spinner:
                 ("daemon", "leaves_a_daemon"),
             )
         ]
-        self.pair.send(Setup(handlers=addresses, main={}, argv=[], accepts_work=False, max_progress=1))
-        while not any(isinstance(message, Ready) for message in self.pair.step(1)):
-            assert not self.pair.over
+        self.guarded.send(Setup(handlers=addresses, main={}, argv=[], accepts_work=False, max_progress=1))
+        while not any(isinstance(message, Ready) for message in self.guarded.step(1)):
+            assert not self.guarded.over
 
     def begin(self, after: float, kind: str = "k", processes: int = 1) -> Term:
         """Its body runs, in so many processes, and must have ended so many seconds from now."""
         term = Term(None, BEATS, granted_at=now() + after - BEATS.trust)
-        self.pair.watchdog.begins(term)
-        assert self.pair.guarded()
+        self.guarded.watchdog.begins(term)
+        assert self.guarded.guarded()
         facts = Facts(granted_at=now(), beats=BEATS)  # so that it does not know, and the guard alone sees to it
         self.run(kind, facts)
         while not all(self.lasts[:processes]):
-            assert not self.pair.over
-            self.pair.step(0.01)
+            assert not self.guarded.over
+            self.guarded.step(0.01)
         return term
 
     def run(self, kind: str, facts: Facts) -> None:
         task = Task(id="t", kind=kind, token="x", ttl=60, payload=str(self._memory))
-        self.pair.send(Run(number=1, task=task, facts=facts))
+        self.guarded.send(Run(number=1, task=task, facts=facts))
 
     @property
     def last(self) -> float:
@@ -94,38 +94,38 @@ class Spinner:
 
     @property
     def executor(self) -> int:
-        return self.pair._executor
+        return self.guarded._executor
 
     @property
     def guard(self) -> int:
-        return self.pair._guard.pid
+        return self.guarded._guard.pid
 
     def said(self) -> list[FromExecutor]:
         """What it says next."""
-        while not (said := self.pair.step(1)):
-            assert not self.pair.over
+        while not (said := self.guarded.step(1)):
+            assert not self.guarded.over
         return said
 
     def result(self, kind: str) -> int:
         """What the handler of this kind returns."""
         term = Term(None, BEATS, granted_at=now())
-        self.pair.watchdog.begins(term)
+        self.guarded.watchdog.begins(term)
         self.run(kind, Facts(granted_at=now(), beats=BEATS))
         (ended,) = self.said()
         assert isinstance(ended, Ended)
-        self.pair.watchdog.ended(term)
+        self.guarded.watchdog.ended(term)
         return int(bytes(ended.result))
 
     def wait(self) -> None:
         """Until it is dead, of whatever."""
-        while not self.pair.over:
-            self.pair.step(1)
+        while not self.guarded.over:
+            self.guarded.step(1)
 
     def close(self) -> str:
         """How it ended."""
         if not self._how:
-            self.pair.dismiss(0)
-            self._how = self.pair.bury()
+            self.guarded.shutdown(0)
+            self._how = self.guarded.reap()
             os.close(self._wake)
         return self._how
 
@@ -190,7 +190,7 @@ def test_the_process_group_is_killed_with_an_executor_whose_guard_is_stopped(
 ) -> None:
     spinner.begin(60, "family", processes=3)
     os.kill(spinner.guard, signal.SIGSTOP)
-    spinner.pair.kill()  # and no more: its worker may be stopped then
+    spinner.guarded.kill()  # and no more: its worker may be stopped then
     eventually(lambda: is_dead(spinner.pids[1]))
     os.kill(spinner.pids[2], signal.SIGKILL)  # which only a guard finds
 
@@ -198,20 +198,20 @@ def test_the_process_group_is_killed_with_an_executor_whose_guard_is_stopped(
 @pytest.fixture
 def adopting() -> Iterator[None]:
     """This process is who waits for orphans."""
-    before = kernel.children(os.getpid())
-    kernel.adopt_orphans()
+    before = linux.children(os.getpid())
+    linux.adopt_orphans()
     yield
-    for orphan in kernel.children(os.getpid()) - before:
+    for orphan in linux.children(os.getpid()) - before:
         os.waitpid(orphan, 0)
-    kernel._prctl(kernel._PR_SET_CHILD_SUBREAPER, 0)
+    linux._prctl(linux._PR_SET_CHILD_SUBREAPER, 0)
 
 
 def test_the_process_group_of_an_executor_is_killed_although_others_have_waited_for_that(
     adopting: None, spinner: Spinner, is_dead: IsDead, eventually: Eventually
 ) -> None:
     spinner.begin(60, "family", processes=3)
-    spinner.pair._guard.kill()
-    spinner.pair._guard.wait()
+    spinner.guarded._guard.kill()
+    spinner.guarded._guard.wait()
     os.kill(spinner.executor, signal.SIGKILL)
     os.waitpid(spinner.executor, 0)
     spinner.wait()
@@ -225,7 +225,7 @@ def test_where_a_worker_cannot_its_guard_ends_what_an_earlier_body_has_left_in_t
 ) -> None:
     sleeper = spinner.result("sleeper")
     assert not is_dead(sleeper)
-    spinner.pair._control.shutdown(socket.SHUT_WR)  # as where it may not kill the executor itself
+    spinner.guarded._control.shutdown(socket.SHUT_WR)  # as where it may not kill the executor itself
     eventually(lambda: is_dead(sleeper))
 
 
@@ -234,8 +234,8 @@ def test_with_an_executor_that_ends_by_itself_its_process_group_ends_and_its_dae
 ) -> None:
     sleeper, daemon = spinner.result("sleeper"), spinner.result("daemon")
     assert not is_dead(sleeper)
-    spinner.pair.dismiss(60)
-    assert spinner.pair.bury() == "exited with code 0"
+    spinner.guarded.shutdown(60)
+    assert spinner.guarded.reap() == "exited with code 0"
     eventually(lambda: is_dead(sleeper))
     assert not is_dead(daemon)
     os.kill(daemon, signal.SIGKILL)
@@ -245,7 +245,7 @@ def test_orphans_that_end_are_waited_for_by_the_guard(spinner: Spinner, eventual
     daemon = spinner.result("daemon")
     os.kill(daemon, signal.SIGKILL)
     eventually(lambda: not Path(f"/proc/{daemon}").exists())  # not even as a zombie
-    assert spinner.pair.usable
+    assert spinner.guarded.usable
 
 
 def test_with_an_executor_that_dies_in_the_middle_of_a_body_its_daemons_die(spinner: Spinner, is_dead: IsDead) -> None:
@@ -259,7 +259,7 @@ def test_with_an_executor_that_dies_in_the_middle_of_a_body_its_daemons_die(spin
 def test_a_renewal_moves_its_end(spinner: Spinner) -> None:
     term = spinner.begin(0.5)
     first = term.trusted_until
-    spinner.pair.watchdog.renewed([term], now() + 1.5)
+    spinner.guarded.watchdog.renewed([term], now() + 1.5)
     spinner.wait()
     assert first + 0.5 < spinner.last
 
@@ -267,40 +267,40 @@ def test_a_renewal_moves_its_end(spinner: Spinner) -> None:
 def test_a_loss_brings_its_end_nearer(spinner: Spinner) -> None:
     term = spinner.begin(60)
     until = now() + 0.3
-    spinner.pair.watchdog.lost(term, until)
+    spinner.guarded.watchdog.lost(term, until)
     spinner.wait()
     assert spinner.last <= until + LATE
 
 
 def test_a_trust_that_is_over_kills_before_the_body_begins(spinner: Spinner) -> None:
     term = Term(None, BEATS, granted_at=now() - BEATS.trust)
-    spinner.pair.watchdog.begins(term)
-    assert not spinner.pair.guarded()
+    spinner.guarded.watchdog.begins(term)
+    assert not spinner.guarded.guarded()
     spinner.wait()
     assert not spinner.last
 
 
 def test_a_body_that_has_ended_does_not_end_its_executor(spinner: Spinner) -> None:
     term = spinner.begin(0.5)
-    spinner.pair.watchdog.ended(term)
-    assert spinner.pair.guarded()
+    spinner.guarded.watchdog.ended(term)
+    assert spinner.guarded.guarded()
     while now() < term.trusted_until + 0.3:
-        spinner.pair.step(0.1)
-    assert not spinner.pair.over
+        spinner.guarded.step(0.1)
+    assert not spinner.guarded.over
     assert spinner.last > term.trusted_until
 
 
 def test_a_guard_that_does_not_answer_says_so(spinner: Spinner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "_ANSWER", 0.1)
+    monkeypatch.setattr(guarded_process, "_ANSWER", 0.1)
     os.kill(spinner.guard, signal.SIGSTOP)
-    assert not spinner.pair.guarded()
+    assert not spinner.guarded.guarded()
 
 
 def test_a_guard_that_takes_in_nothing_any_more_is_killed_with_its_executor(spinner: Spinner) -> None:
     os.kill(spinner.guard, signal.SIGSTOP)
-    while not spinner.pair.over:
-        spinner.pair.arm(now() + 60)  # until no more goes in
-        spinner.pair.step(0)
+    while not spinner.guarded.over:
+        spinner.guarded.arm(now() + 60)  # until no more goes in
+        spinner.guarded.step(0)
     assert "killed with its guard" in spinner.close()
 
 
@@ -308,7 +308,7 @@ def test_an_order_that_comes_before_the_body_has_begun_is_heard_by_it(spinner: S
     facts = Facts(granted_at=now(), beats=BEATS)
     os.kill(spinner.executor, signal.SIGSTOP)  # so that both come at once
     spinner.run("heeds", facts)
-    spinner.pair.send(Facts(granted_at=now(), beats=BEATS, stop="Cancelled"))
+    spinner.guarded.send(Facts(granted_at=now(), beats=BEATS, stop="Cancelled"))
     os.kill(spinner.executor, signal.SIGCONT)
     (ended,) = spinner.said()
     assert isinstance(ended, Ended)
@@ -317,8 +317,8 @@ def test_an_order_that_comes_before_the_body_has_begun_is_heard_by_it(spinner: S
 
 def test_one_that_is_about_to_die_is_given_no_body(spinner: Spinner) -> None:
     os.kill(spinner.guard, signal.SIGSTOP)
-    spinner.pair.kill()
-    assert not spinner.pair.usable
+    spinner.guarded.kill()
+    assert not spinner.guarded.usable
 
 
 def test_where_it_may_a_guard_goes_before_all_that_is_busy_and_its_executor_does_not(spinner: Spinner) -> None:
@@ -330,9 +330,9 @@ def test_where_it_may_a_guard_goes_before_all_that_is_busy_and_its_executor_does
 
 def test_leases_that_another_clock_counts_are_refused() -> None:
     wake = os.eventfd(0, os.EFD_NONBLOCK)
-    pair = Pair(lambda: None, wake, lambda: now() + 10)
+    guarded = GuardedProcess(lambda: None, wake, lambda: now() + 10)
     with pytest.raises(ConfigError, match="CLOCK_BOOTTIME"):
-        pair.meet()
-    pair.dismiss(0)
-    pair.bury()
+        guarded.wait_started()
+    guarded.shutdown(0)
+    guarded.reap()
     os.close(wake)

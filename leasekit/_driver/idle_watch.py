@@ -7,12 +7,12 @@ import math
 from leasekit._driver.holding import Holding
 from leasekit.errors import IdleTimeout
 
-__all__ = ["Idling"]
+__all__ = ["IdleWatch"]
 
 _STALE = 64  # entries of the heap that are not worth a clean-up
 
 
-class Idling:
+class IdleWatch:
     """A heap of when to look at whom. Progress only writes down a time: nothing is moved for it."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What is due, lane by lane, read as it is asked for: one transaction's stock of tasks to hand out."""
+"""What is due, lane by lane, read as it is asked for: one transaction's due_tasks of tasks to hand out."""
 
 import heapq
 import itertools
@@ -8,28 +8,28 @@ from collections.abc import Collection, Iterable, Sequence
 from leasekit.server.store import Lane, Trigger
 from leasekit.server.turn import Turn
 
-__all__ = ["Stock"]
+__all__ = ["DueTasks"]
 
 _MOST = 1000  # rows of a lane that are read at once
 _LEAST = 8
 
 
-class Stock:
+class DueTasks:
     """The due tasks of some kinds; each is given out once. `wanted` is how many may be asked for, to read ahead."""
 
     def __init__(self, turn: Turn, kinds: Collection[str], *, wanted: int) -> None:
         due = [lane for lane in turn.tx.lanes(kinds) if lane.due_at <= turn.now]
         chunk = max(_LEAST, min(wanted, _MOST) // max(1, len(due)))
-        self._shelves: dict[str, list[_Shelf]] = {}
+        self._readers: dict[str, list[_LaneReader]] = {}
         for lane in due:
-            self._shelves.setdefault(lane.kind, []).append(_Shelf(turn, lane, chunk))
+            self._readers.setdefault(lane.kind, []).append(_LaneReader(turn, lane, chunk))
 
     def take(self, kinds: Iterable[str], limit: int) -> list[Trigger]:
         """Up to `limit` tasks of these kinds: the lowest priority number first, then the longest due."""
-        shelves = [shelf for kind in kinds for shelf in self._shelves.get(kind, ())]
-        shelves.sort(key=lambda shelf: shelf.priority)
+        readers = [reader for kind in kinds for reader in self._readers.get(kind, ())]
+        readers.sort(key=lambda reader: reader.priority)
         taken: list[Trigger] = []
-        for _, level in itertools.groupby(shelves, key=lambda shelf: shelf.priority):
+        for _, level in itertools.groupby(readers, key=lambda reader: reader.priority):
             taken += _oldest(list(level), limit - len(taken))
             if len(taken) >= limit:
                 break
@@ -38,11 +38,11 @@ class Stock:
     def put_back(self, rows: Sequence[Trigger]) -> None:
         """Take back the last of those that were taken: they come first again."""
         for row in reversed(rows):
-            shelf = next(one for one in self._shelves[row.kind] if one.priority == row.priority)
-            shelf.put_back(row)
+            reader = next(one for one in self._readers[row.kind] if one.priority == row.priority)
+            reader.put_back(row)
 
 
-class _Shelf:
+class _LaneReader:
     """The due tasks of one lane, the longest due first."""
 
     def __init__(self, turn: Turn, lane: Lane, chunk: int) -> None:
@@ -78,16 +78,16 @@ def _key(row: Trigger) -> tuple[float, int]:
     return (row.next_trigger_at or 0.0, row.seq)
 
 
-def _oldest(shelves: Sequence[_Shelf], limit: int) -> list[Trigger]:
-    if len(shelves) == 1:
-        return shelves[0].take(limit)
-    heads = [(head, number) for number, shelf in enumerate(shelves) if (head := shelf.head()) is not None]
+def _oldest(readers: Sequence[_LaneReader], limit: int) -> list[Trigger]:
+    if len(readers) == 1:
+        return readers[0].take(limit)
+    heads = [(head, number) for number, reader in enumerate(readers) if (head := reader.head()) is not None]
     heapq.heapify(heads)
     taken: list[Trigger] = []
     while heads and len(taken) < limit:
         _, number = heads[0]
-        taken.append(shelves[number].pop())
-        head = shelves[number].head() if len(taken) < limit else None
+        taken.append(readers[number].pop())
+        head = readers[number].head() if len(taken) < limit else None
         if head is None:
             heapq.heappop(heads)
         else:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from leasekit.worker import kernel
+from leasekit.worker import linux
 
 FAMILY = """
 import os, sys, time
-from leasekit.worker import kernel
+from leasekit.worker import linux
 
-kernel.adopt_orphans()
+linux.adopt_orphans()
 spared = os.spawnvp(os.P_NOWAIT, "sleep", ["sleep", "600"])
-before = kernel.children(os.getpid())
+before = linux.children(os.getpid())
 if os.fork() == 0:
     for _ in range(5):
         if os.fork() == 0:
@@ -26,7 +26,7 @@ if os.fork() == 0:
             while True:
                 time.sleep(1)
     os._exit(0)
-while len(kernel.children(os.getpid()) - before) < 5:
+while len(linux.children(os.getpid()) - before) < 5:
     time.sleep(0.01)
 looks = 0
 def waiting(seconds):
@@ -35,10 +35,10 @@ def waiting(seconds):
     time.sleep(seconds)
     return False
 print(before == {spared})
-print(kernel.end_all_but(before, waiting=waiting))
-print(kernel.children(os.getpid()) == {spared})
+print(linux.end_all_but(before, waiting=waiting))
+print(linux.children(os.getpid()) == {spared})
 os.kill(spared, 9)
-print(kernel.end_all_but([], waiting=waiting), kernel.children(os.getpid()))
+print(linux.end_all_but([], waiting=waiting), linux.children(os.getpid()))
 """
 
 
@@ -54,10 +54,10 @@ def test_all_that_descends_from_a_process_is_killed_and_reaped_but_what_it_spare
 def test_who_has_no_patience_is_told_that_not_all_are_gone() -> None:
     code = """
 import subprocess
-from leasekit.worker import kernel
+from leasekit.worker import linux
 process = subprocess.Popen(["sleep", "600"])
 import os; real = os.kill; os.kill = lambda *_: None  # as of a process that hangs in the kernel
-print(kernel.end_all_but([], waiting=lambda seconds: True))
+print(linux.end_all_but([], waiting=lambda seconds: True))
 real(process.pid, 9); process.wait()
 """
     assert python(code) == ["False"]
@@ -66,13 +66,13 @@ real(process.pid, 9); process.wait()
 def test_one_that_hangs_in_the_kernel_holds_nobody_up_for_ever() -> None:
     code = """
 import os, subprocess, time
-from leasekit.worker import kernel
+from leasekit.worker import linux
 process = subprocess.Popen(["sleep", "600"])
 real = os.kill; os.kill = lambda *_: None
 def waiting(seconds):
     time.sleep(seconds)
     return False
-print(kernel.end_all_but([], waiting=waiting, within=0.1))
+print(linux.end_all_but([], waiting=waiting, within=0.1))
 real(process.pid, 9); process.wait()
 """
     assert python(code) == ["False"]
@@ -81,8 +81,8 @@ real(process.pid, 9); process.wait()
 def test_what_somebody_forks_just_before_he_is_killed_is_killed_too() -> None:
     code = """
 import os, time
-from leasekit.worker import kernel
-kernel.adopt_orphans()
+from leasekit.worker import linux
+linux.adopt_orphans()
 now, done = os.pipe(), os.pipe()
 if not (child := os.fork()):
     os.read(now[0], 1)
@@ -97,7 +97,7 @@ def late(process, number):  # between the look that found it and its end it has 
     kill(process, number)
     os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)  # so quickly
 os.kill = late
-print(kernel.end_all_but([], waiting=lambda seconds: False), kernel.children(os.getpid()))
+print(linux.end_all_but([], waiting=lambda seconds: False), linux.children(os.getpid()))
 """
     assert python(code) == ["True set()"]
 
@@ -105,12 +105,12 @@ print(kernel.end_all_but([], waiting=lambda seconds: False), kernel.children(os.
 def test_children_that_cannot_be_seen_are_not_taken_for_gone() -> None:
     code = """
 import collections, subprocess
-from leasekit.worker import kernel
+from leasekit.worker import linux
 process = subprocess.Popen(["sleep", "600"])
-kernel._families = lambda: collections.defaultdict(set)
-print(kernel.end_all_but([], waiting=lambda seconds: False, within=0.1))
+linux._families = lambda: collections.defaultdict(set)
+print(linux.end_all_but([], waiting=lambda seconds: False, within=0.1))
 process.kill(); process.wait()
-print(kernel.end_all_but([], waiting=lambda seconds: False, within=0.1))
+print(linux.end_all_but([], waiting=lambda seconds: False, within=0.1))
 """
     assert python(code) == ["False", "True"]
 
@@ -120,12 +120,12 @@ def test_in_a_pid_namespace_with_the_proc_of_another_nobody_is_taken_for_somebod
     """As with `unshare --pid --fork`, or a container with the /proc of its host: the numbers in there are others."""
     code = """
 import os, subprocess
-from leasekit.worker import kernel
+from leasekit.worker import linux
 here, ready = os.pipe()
 if (child := os.fork()) == 0:  # process 2: in the /proc of the machine, that has all threads of the kernel as children
     os.read(here, 1)
     mine = subprocess.Popen(["sleep", "600"])
-    print(kernel.end_all_but([], waiting=lambda seconds: False, within=0.1), flush=True)
+    print(linux.end_all_but([], waiting=lambda seconds: False, within=0.1), flush=True)
     mine.kill()
     os._exit(0)
 bystanders = [subprocess.Popen(["sleep", "600"]) for _ in range(10)]
@@ -141,12 +141,12 @@ print({bystander.poll() for bystander in bystanders})
 def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     code = """
 import os, signal, time
-from leasekit.worker import kernel
+from leasekit.worker import linux
 parent = os.getpid()
 reads, writes = os.pipe()
 if os.fork() == 0:
     os.close(reads)
-    kernel.end_with(parent)
+    linux.end_with(parent)
     os.write(writes, b"x")
     time.sleep(600)
 os.close(writes)
@@ -161,7 +161,7 @@ os.kill(parent, signal.SIGKILL)
 
 
 def test_a_child_whose_parent_has_ended_already_ends_too() -> None:
-    code = "import os\nfrom leasekit.worker import kernel\nkernel.end_with(os.getppid() + 1)\nprint('lives')"
+    code = "import os\nfrom leasekit.worker import linux\nlinux.end_with(os.getppid() + 1)\nprint('lives')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
 
@@ -169,10 +169,10 @@ def test_a_child_whose_parent_has_ended_already_ends_too() -> None:
 def test_it_is_taken_before_others_when_memory_runs_out() -> None:
     code = """
 from pathlib import Path
-from leasekit.worker import kernel
+from leasekit.worker import linux
 score = Path("/proc/self/oom_score_adj")
 before = int(score.read_text())
-kernel.expendable()
+linux.expendable()
 print(int(score.read_text()) > before or before == 1000)
 """
     assert python(code) == ["True"]
@@ -196,21 +196,21 @@ def test_memory_that_ran_out_is_counted(
         def __new__(cls, path: str) -> Path:  # type: ignore[misc]
             return tmp_path / "cgroup" if path == "/proc/self/cgroup" else Path(path)
 
-    monkeypatch.setattr(kernel, "Path", Somewhere)
-    monkeypatch.setattr(kernel, "_CGROUPS", tmp_path)
-    assert kernel.ended_for_memory() == 3
+    monkeypatch.setattr(linux, "Path", Somewhere)
+    monkeypatch.setattr(linux, "_CGROUPS", tmp_path)
+    assert linux.ended_for_memory() == 3
 
 
 def test_of_a_machine_without_groups_the_kernels_own_count_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "_CGROUPS", Path("/nowhere"))
-    assert kernel.ended_for_memory() >= 0
+    monkeypatch.setattr(linux, "_CGROUPS", Path("/nowhere"))
+    assert linux.ended_for_memory() >= 0
 
 
 def test_children_are_only_ones_own() -> None:
     process = subprocess.Popen(["sleep", "600"])
     try:
-        assert process.pid in kernel.children(os.getpid())
-        assert os.getpid() not in kernel.children(os.getpid())
+        assert process.pid in linux.children(os.getpid())
+        assert os.getpid() not in linux.children(os.getpid())
     finally:
         process.kill()
         process.wait()

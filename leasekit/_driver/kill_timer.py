@@ -15,7 +15,7 @@ import struct
 import sys
 from typing import NamedTuple
 
-__all__ = ["Timer", "obstacle"]
+__all__ = ["KillTimer", "obstacle"]
 
 
 class _Numbers(NamedTuple):
@@ -48,7 +48,7 @@ def obstacle() -> str | None:
     return None
 
 
-class Timer:
+class KillTimer:
     """The one moment, if any, at which the kernel kills this process. Only where there is no `obstacle`.
 
     With another `signal_number` the kernel sends that instead of SIGKILL.

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable
 from leasekit.server.store import Trigger, renewed
 from leasekit.task import Status
 
-__all__ = ["Held"]
+__all__ = ["LeaseCache"]
 
 _MOST = 100_000  # leases, about 0.6 KB each
 
 
-class Held:
+class LeaseCache:
     """The rows of leases, by task. It belongs to the writer."""
 
     def __init__(self, *, most: int = _MOST) -> None:

@@ -5,7 +5,7 @@ import os
 from leasekit._driver.connection import Connection
 from leasekit._driver.ledger import Holder, Ledger
 from leasekit.client import Client
-from leasekit.worker import kernel
+from leasekit.worker import linux
 
 __all__ = ["VARIABLE", "attach", "attached", "note", "stay"]
 
@@ -37,7 +37,7 @@ def attach() -> bool:
         return False
     fd, _line, _parent = map(int, told.split(":"))
     stay()
-    kernel.expendable()
+    linux.expendable()
     for inherited in (fd, _line):
         os.set_inheritable(inherited, False)  # noqa: FBT003 - of one argument
     _ledger = Ledger(fd)
@@ -47,7 +47,7 @@ def attach() -> bool:
 def stay() -> None:
     """End with the supervisor, if there is one. The kernel forgets that when a handler changes its user."""
     if _parent is not None:
-        kernel.end_with(_parent)
+        linux.end_with(_parent)
 
 
 def attached() -> Ledger | None:

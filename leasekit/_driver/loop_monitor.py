@@ -12,13 +12,13 @@ from collections.abc import Callable
 from leasekit._driver.clock import BOOT_CLOCK, Clock
 from leasekit._driver.recorder import HeldUp, Reading
 
-__all__ = ["Pulse", "take_reading"]
+__all__ = ["LoopMonitor", "take_reading"]
 
 _LONG = 0.25  # seconds
 _SHARE = 0.2  # of a processor: who is stopped uses none of it, and who is not may have to share one
 
 
-class Pulse(selectors.DefaultSelector):
+class LoopMonitor(selectors.DefaultSelector):
     """What the driver's loop waits with. It notes when that loop was held up."""
 
     def __init__(
@@ -58,9 +58,9 @@ class Pulse(selectors.DefaultSelector):
         return self._last
 
 
-def take_reading(clock: Clock, pulse: Pulse | None) -> Reading:
+def take_reading(clock: Clock, loop_monitor: LoopMonitor | None) -> Reading:
     """What all clocks show. One that is turned by hand knows neither suspended time nor steps."""
     now = clock.now()
     if clock is not BOOT_CLOCK:
         return Reading(now, now, now)
-    return Reading(now, time.monotonic(), time.time(), None if pulse is None else pulse.held_up(now))
+    return Reading(now, time.monotonic(), time.time(), None if loop_monitor is None else loop_monitor.held_up(now))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from leasekit._driver.ends import Ends
+from leasekit._driver.deadlines import DeadlineSet
 
 KEYS = range(12)
 keys = st.sampled_from(KEYS)
@@ -26,7 +26,7 @@ class EndsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ends: Ends[int] = Ends()
+        self.ends: DeadlineSet[int] = DeadlineSet()
         self.model: dict[int, float] = {}
         self.fixed: dict[int, float] = {}
 
@@ -70,7 +70,7 @@ TestEnds = EndsMachine.TestCase
 
 
 def test_who_has_left_leaves_nothing_behind_while_another_ends_before() -> None:
-    ends: Ends[object] = Ends()
+    ends: DeadlineSet[object] = DeadlineSet()
     ends.add("long", 10.0)
     for n in range(10_000):
         key = object()
@@ -80,7 +80,7 @@ def test_who_has_left_leaves_nothing_behind_while_another_ends_before() -> None:
     assert len(ends._heap) + len(ends._cohorts) < 200
 
 
-CALLS: dict[str, Callable[[Ends[str], float], object]] = {
+CALLS: dict[str, Callable[[DeadlineSet[str], float], object]] = {
     "add": lambda ends, at: ends.add("one", at),
     "remove": lambda ends, at: ends.remove("one"),
     "earliest": lambda ends, at: ends.earliest,
@@ -91,7 +91,7 @@ CALLS: dict[str, Callable[[Ends[str], float], object]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_an_interruption_anywhere_leaves_all_others_guarded_to_the_moment(name: str, at: float) -> None:
     for steps in itertools.count(1):
-        ends: Ends[str] = Ends()
+        ends: DeadlineSet[str] = DeadlineSet()
         ends.add("other", 10.0)
         if name != "add":
             ends.add("one", at)
@@ -113,12 +113,12 @@ def test_an_interruption_anywhere_leaves_all_others_guarded_to_the_moment(name: 
 
 
 def _completes(call: Callable[[], object], steps: int) -> bool:
-    """Call it, and raise after so many bytecodes of `ends.py`, as a signal handler may in the main thread."""
+    """Call it, and raise after so many bytecodes of `deadlines.py`, as a signal handler may in the main thread."""
     left = steps
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
-        if not frame.f_code.co_filename.endswith("ends.py"):
+        if not frame.f_code.co_filename.endswith("deadlines.py"):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":

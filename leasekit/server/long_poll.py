@@ -20,7 +20,7 @@ from leasekit.server.commit import Done
 from leasekit.server.turn import Readied
 from leasekit.task import Claimed
 
-__all__ = ["Waiting"]
+__all__ = ["LongPolls"]
 
 _MOST = 10_000  # claims that may wait
 _SOONEST = 0.001  # seconds between two looks
@@ -46,7 +46,7 @@ def _number(poll: _Poll) -> int:
     return poll.asked.number
 
 
-class Waiting:
+class LongPolls:
     """The claims of one engine, from arrival to answer. `attempt(asked, done)` has the writer try one."""
 
     def __init__(self, attempt: Callable[[Asked, Done], None], clock: StoreClock) -> None:

@@ -3,10 +3,10 @@
 import bisect
 from collections.abc import Sequence
 
-__all__ = ["Tally"]
+__all__ = ["Histogram"]
 
 
-class Tally:
+class Histogram:
     """A histogram: how many values were at most each of `bounds`, how many there were, and their sum."""
 
     def __init__(self, bounds: Sequence[float]) -> None:

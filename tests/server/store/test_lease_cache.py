@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from leasekit.server.store import Entity, Trigger, Tx
-from leasekit.server.store.held import Held
+from leasekit.server.store.lease_cache import LeaseCache
 from leasekit.server.store.sql import SqlStore
 from leasekit.task import Status
 
@@ -109,7 +109,7 @@ def test_one_that_an_earlier_server_granted_is_looked_up_once(store: SqlStore) -
 
 
 def test_what_is_not_leased_is_not_remembered(store: SqlStore) -> None:
-    held = Held()
+    held = LeaseCache()
     with store.transaction() as tx:
         rows = list(tx.triggers(IDS).values())
     held.keep(rows)
@@ -121,7 +121,7 @@ def test_what_is_not_leased_is_not_remembered(store: SqlStore) -> None:
 
 
 def test_no_more_is_remembered_than_there_is_room_for() -> None:
-    held = Held(most=2)
+    held = LeaseCache(most=2)
     for seq in range(1, 6):
         held.keep([leased(Trigger(seq, f"t{seq}", "k", 2, 300.0, 200.0), 1.0)])
         assert len(held.find(IDS)) <= 2

@@ -15,11 +15,11 @@ import msgspec
 
 from leasekit._driver.watchdog import Watchdog
 from leasekit.errors import ConfigError
-from leasekit.worker import kernel
-from leasekit.worker.process import guard, reasons
+from leasekit.worker import linux
+from leasekit.worker.process import exit_status, guard
 from leasekit.worker.process.messages import SHOW_STACKS, Frames, FromExecutor, FromWorker, packed
 
-__all__ = ["Pair"]
+__all__ = ["GuardedProcess"]
 
 # The path first: it is to be this very leasekit, wherever the worker has it from.
 _BOOT = "import sys; sys.path[:] = {path!r}; from leasekit.worker.process.child import main; main({fd})"
@@ -33,7 +33,7 @@ _PRECISION = 0.005  # seconds between two readings of one clock
 _NO_SIGPIPE = socket.MSG_NOSIGNAL  # a user may have made that signal deadly again: the end of one executor is not ours
 
 
-class Pair:
+class GuardedProcess:
     """Its `watchdog` guards the body that runs in the executor: whoever holds the lease calls it, from any thread.
 
     All else is for one thread, that of the slot, which `ring` wakes by `wake_fd`. `now` is the clock that leases are
@@ -57,7 +57,7 @@ class Pair:
         self._dismissed = False
         self._killed = False
         self._fault = ""  # why it was killed in here
-        self._killed_for_memory = kernel.ended_for_memory()
+        self._killed_for_memory = linux.ended_for_memory()
         self.over = False  # the executor is dead: nothing of it runs any more
         self._telling = threading.Lock()
         self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -103,7 +103,7 @@ class Pair:
 
     # Coming to life -----------------------------------------------------------------------------------------------
 
-    def meet(self) -> None:
+    def wait_started(self) -> None:
         """Wait until the guard has started its executor. Raises `ConfigError` where it cannot be a guard, OSError."""
         message, fds, _, _ = self._hear_fds()
         if message.startswith(guard.REFUSED):
@@ -237,7 +237,7 @@ class Pair:
         with contextlib.suppress(PermissionError):
             self._guard.kill()
 
-    def dismiss(self, within: float) -> None:
+    def shutdown(self, within: float) -> None:
         """Let an executor that runs no body end by itself, and kill it if it takes longer."""
         self._dismissed = True
         with contextlib.suppress(OSError):
@@ -249,7 +249,7 @@ class Pair:
         while not self.over and self._pidfd is not None:
             self.step(1.0)
 
-    def bury(self) -> str:
+    def reap(self) -> str:
         """See to it that nothing is left, once it is `over` or was never there. Says how it ended."""
         past_end = self._armed_at is not None and self._now() >= self._armed_at - guard.AHEAD
         self.kill()  # its group too, also where its guard is stopped
@@ -267,13 +267,13 @@ class Pair:
             if self._pidfd is not None:
                 os.close(self._pidfd)
                 self._pidfd = None
-        memory_ran_out = kernel.ended_for_memory() > self._killed_for_memory
+        memory_ran_out = linux.ended_for_memory() > self._killed_for_memory
         if past_end and self._status in (None, signal.SIGKILL):
             return "was killed because its lease ended (watchdog)"
         if self._status is not None:
-            how = reasons.ended(os.waitstatus_to_exitcode(self._status), memory_ran_out=memory_ran_out)
+            how = exit_status.ended(os.waitstatus_to_exitcode(self._status), memory_ran_out=memory_ran_out)
             return how + self._fault
-        return f"was killed with its guard, which {reasons.ended(code, memory_ran_out=memory_ran_out)}"
+        return f"was killed with its guard, which {exit_status.ended(code, memory_ran_out=memory_ran_out)}"
 
 
 def _start(control: int, channel: int) -> "subprocess.Popen[bytes]":

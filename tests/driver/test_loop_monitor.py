@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from leasekit._driver.clock import BOOT_CLOCK
-from leasekit._driver.pulse import Pulse, take_reading
+from leasekit._driver.loop_monitor import LoopMonitor, take_reading
 from leasekit._driver.recorder import HeldUp
 from leasekit._driver.thread import acquire
 from leasekit.testing.clock import FakeClock
@@ -22,7 +22,7 @@ class Time:
         self.now = 100.0
         self.used = 5.0
         self.passes = self.uses = 0.0
-        self.pulse = Pulse(now=lambda: self.now, used=lambda: self.used)
+        self.loop_monitor = LoopMonitor(now=lambda: self.now, used=lambda: self.used)
 
         def select(*_: object) -> list[object]:
             self.now += self.passes
@@ -33,18 +33,18 @@ class Time:
 
     def wait(self, timeout: float | None, *, passes: float, uses: float = 0.0) -> None:
         self.passes, self.uses = passes, uses
-        self.pulse.select(timeout)
+        self.loop_monitor.select(timeout)
 
     @property
     def held_up(self) -> HeldUp | None:
-        return self.pulse.held_up(self.now)
+        return self.loop_monitor.held_up(self.now)
 
 
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Time]:
     one = Time(monkeypatch)
     yield one
-    one.pulse.close()
+    one.loop_monitor.close()
 
 
 def test_a_wait_that_ends_in_time_is_nothing(on: Time) -> None:
@@ -79,7 +79,7 @@ def test_work_that_does_not_end_blocks(on: Time) -> None:
 
 
 def test_who_looks_while_the_loop_waits_too_long_sees_it(on: Time) -> None:
-    on.pulse._wait = (101.0, on.used)
+    on.loop_monitor._wait = (101.0, on.used)
     on.now = 105.0
     assert on.held_up == HeldUp("stopped", 101.0, 105.0)
 
@@ -92,7 +92,7 @@ def test_the_drivers_loop_is_watched() -> None:
             time.sleep(0.3)  # noqa: ASYNC251 - that is the fault
 
         driver.submit(block()).result(20)
-        blocked = driver.pulse.held_up(BOOT_CLOCK.now())
+        blocked = driver.loop_monitor.held_up(BOOT_CLOCK.now())
         assert blocked is not None
         assert blocked.what == "blocked"
     finally:
@@ -101,7 +101,7 @@ def test_the_drivers_loop_is_watched() -> None:
 
 def test_it_waits_as_any_other_selector() -> None:
     ours, theirs = socket.socketpair()
-    loop = asyncio.SelectorEventLoop(Pulse())
+    loop = asyncio.SelectorEventLoop(LoopMonitor())
     with ours, theirs:
         ours.setblocking(False)  # noqa: FBT003 - that is its signature
         loop.call_later(0.01, theirs.send, b"x")

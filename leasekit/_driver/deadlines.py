@@ -12,14 +12,14 @@ import heapq
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
-__all__ = ["Ends"]
+__all__ = ["DeadlineSet"]
 
 K = TypeVar("K", bound=Hashable)
 
 _STALE = 64  # entries of the heap that are not worth a clean-up
 
 
-class Ends(Generic[K]):
+class DeadlineSet(Generic[K]):
     """Keys, each with the moment at which it ends."""
 
     __slots__ = ("_cohorts", "_ends", "_fixed", "_heap")

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from leasekit.server.endings import NO_LIMITS, end_run, retry_wait, silence
 from leasekit.server.states import Event
 from leasekit.server.store import Limits, Trigger
+from leasekit.server.transitions import NO_LIMITS, end_run, retry_wait, silence
 from leasekit.task import Status
 
 HELD = Trigger(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-__all__ = ["Facts", "Note", "Try", "sentence"]
+__all__ = ["LossFacts", "Note", "Try", "explain"]
 
 
 class Note(NamedTuple):
@@ -26,7 +26,7 @@ class Try(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class LossFacts:
     """What is known of a lease that was lost at `now`."""
 
     reason: str  # in one word
@@ -63,7 +63,7 @@ _STALLS = {
 }
 
 
-def sentence(facts: Facts) -> str:
+def explain(facts: LossFacts) -> str:
     """Why it was lost, without a full stop."""
     if facts.is_gone and facts.reason in _GONE:
         cause = _cause(facts) if facts.reason in _OUR_FAULT else None
@@ -74,7 +74,7 @@ def sentence(facts: Facts) -> str:
     return f"{why}; trust ended at {_clock(facts.lost_at + facts.wall)}"
 
 
-def _cause(facts: Facts) -> str | None:
+def _cause(facts: LossFacts) -> str | None:
     """What kept its beats from being acknowledged; None where nothing is known."""
     silence = facts.now - facts.granted_at
     stall = _worst(facts.notes, silence)
@@ -108,7 +108,7 @@ def _worst(notes: Sequence[Note], silence: float) -> Note | None:
     return worst if worst is not None and worst.seconds >= silence / _LITTLE else None
 
 
-def _stalled(facts: Facts, stall: Note) -> str:
+def _stalled(facts: LossFacts, stall: Note) -> str:
     sent = [facts.granted_at, *(one.asked_at for one in facts.tries), facts.now]
     gap = max(after - before for before, after in pairwise(sent))
     return f"no beat was sent for {gap:.0f} s because {_phrase(stall)}"
@@ -118,7 +118,7 @@ def _phrase(stall: Note) -> str:
     return _STALLS[stall.what].format(stall.seconds)
 
 
-def _failed(facts: Facts) -> str | None:
+def _failed(facts: LossFacts) -> str | None:
     """What became of its beats since the last that was acknowledged."""
     parts: list[str] = []
     for verdict, words in (("unanswered", "not answered"), ("failed", "refused"), ("throttled", "throttled")):

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from leasekit._driver.why import Facts, Note, Try, sentence
+from leasekit._driver.loss_report import LossFacts, Note, Try, explain
 
 NOON = 1_767_268_800.0  # 12:00:00 UTC
-FACTS = Facts(
+FACTS = LossFacts(
     reason="expired",
     said="as the cycle has it",
     is_gone=False,
@@ -27,7 +27,7 @@ LATER = [Try(float(at), "throttled") for at in range(240, 252)]
 
 
 def test_beats_that_were_not_answered() -> None:
-    assert sentence(replace(FACTS, tries=REFUSED, strikes=3, reason="strikes")) == (
+    assert explain(replace(FACTS, tries=REFUSED, strikes=3, reason="strikes")) == (
         "3 beats in a row were not answered (Unavailable: connection refused), the last acknowledged one left 285 s "
         "ago; trust ended at 12:00:03 UTC"
     )
@@ -45,61 +45,61 @@ def test_beats_that_were_not_answered() -> None:
 def test_a_process_that_could_not_beat(what: "object", because: str) -> None:
     notes = [Note(what, 399.0, 200.0)]  # type: ignore[arg-type]
     said = f"no beat was sent for 285 s because {because}; trust ended at 12:00:03 UTC"
-    assert sentence(replace(FACTS, notes=notes)) == said
+    assert explain(replace(FACTS, notes=notes)) == said
 
 
 def test_several_stalls_of_a_kind_add_up() -> None:
     notes = [Note("stopped", 300.0, 90.0), Note("blocked", 310.0, 95.0), Note("stopped", 399.0, 80.0)]
-    assert "the process was stopped for 170 s" in sentence(replace(FACTS, notes=notes))
+    assert "the process was stopped for 170 s" in explain(replace(FACTS, notes=notes))
 
 
 def test_a_short_stall_beside_beats_that_failed_is_said_after_them() -> None:
-    said = sentence(replace(FACTS, tries=REFUSED, notes=[Note("stopped", 300.0, 30.0)]))
+    said = explain(replace(FACTS, tries=REFUSED, notes=[Note("stopped", 300.0, 30.0)]))
     assert said.startswith("3 beats in a row were not answered (Unavailable: connection refused), the last")
     assert "; besides, the process was stopped for 30 s" in said
 
 
 def test_a_stall_that_took_most_of_the_time_outweighs_a_beat_that_failed() -> None:
-    said = sentence(replace(FACTS, tries=REFUSED[:1], notes=[Note("stopped", 399.0, 155.0)]))
+    said = explain(replace(FACTS, tries=REFUSED[:1], notes=[Note("stopped", 399.0, 155.0)]))
     assert said.startswith("no beat was sent for 165 s because the process was stopped for 155 s")
 
 
 def test_a_beat_after_a_stall_does_not_shorten_what_is_said_of_it() -> None:
     late = Try(asked_at=FACTS.now - 1, verdict="unanswered")
-    said = sentence(replace(FACTS, tries=[late], notes=[Note("stopped", late.asked_at, 155.0)]))
+    said = explain(replace(FACTS, tries=[late], notes=[Note("stopped", late.asked_at, 155.0)]))
     assert said.startswith("no beat was sent for 284 s because the process was stopped for 155 s")
 
 
 def test_a_step_of_the_wall_clock_is_nobodys_fault() -> None:
-    assert "no beat was acknowledged for 285.0 s" in sentence(replace(FACTS, notes=[Note("jumped", 300.0, 3600.0)]))
+    assert "no beat was acknowledged for 285.0 s" in explain(replace(FACTS, notes=[Note("jumped", 300.0, 3600.0)]))
 
 
 def test_beats_that_were_throttled_are_no_strikes() -> None:
     said = "12 beats in a row were throttled, the last acknowledged one left 285 s ago; trust ended at 12:00:03 UTC"
-    assert sentence(replace(FACTS, tries=LATER, strikes=1)) == said
+    assert explain(replace(FACTS, tries=LATER, strikes=1)) == said
 
 
 def test_all_that_became_of_its_beats_is_told() -> None:
     tries = [*LATER, Try(300.0, "failed", "odd"), REFUSED[2]]
-    assert sentence(replace(FACTS, tries=tries, strikes=2)).startswith(
+    assert explain(replace(FACTS, tries=tries, strikes=2)).startswith(
         "1 beat was not answered (Unavailable: connection refused), 1 beat was refused (odd), "
         "12 beats in a row were throttled, the last"
     )
 
 
 def test_a_lease_that_never_beat_counts_from_its_grant() -> None:
-    assert ", it was granted 285 s ago;" in sentence(replace(FACTS, tries=REFUSED, has_beaten=False))
+    assert ", it was granted 285 s ago;" in explain(replace(FACTS, tries=REFUSED, has_beaten=False))
 
 
 def test_more_leases_than_can_beat() -> None:
-    assert sentence(replace(FACTS, crowd=(100_000, 12_000))) == (
+    assert explain(replace(FACTS, crowd=(100_000, 12_000))) == (
         "no beat was sent for 285 s because 100,000 leases were held and 12,000 can beat in a cycle: "
         "raise rate, batch or cycle, or hold fewer; trust ended at 12:00:03 UTC"
     )
 
 
 def test_a_lease_whose_turn_never_came_because_the_calls_of_others_hung() -> None:
-    said = sentence(replace(FACTS, others="Unavailable: no answer within 10 s"))
+    said = explain(replace(FACTS, others="Unavailable: no answer within 10 s"))
     assert said.startswith("no beat was sent for 285 s while those of other leases failed (Unavailable: no answer")
 
 
@@ -115,13 +115,13 @@ def test_a_lease_whose_turn_never_came_because_the_calls_of_others_hung() -> Non
 )
 def test_what_the_service_said(reason: str, said: str) -> None:
     gone = replace(FACTS, reason=reason, is_gone=True, tries=[Try(399.0, "gone", reason)])
-    assert sentence(gone) == said
+    assert explain(gone) == said
 
 
 def test_what_the_service_said_comes_with_what_is_known_of_the_cause() -> None:
     gone = replace(FACTS, reason="taken", is_gone=True, notes=[Note("suspended", 399.0, 200.0)])
-    assert sentence(gone).endswith("; no beat was sent for 285 s because the machine was suspended for 200 s")
+    assert explain(gone).endswith("; no beat was sent for 285 s because the machine was suspended for 200 s")
 
 
 def test_other_reasons_are_told_as_they_came() -> None:
-    assert sentence(replace(FACTS, reason="odd")) == "as the cycle has it"
+    assert explain(replace(FACTS, reason="odd")) == "as the cycle has it"

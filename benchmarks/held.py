@@ -1,7 +1,7 @@
 """Many leases in one process: what a renewal costs its holder, and whether any comes late.
 
 Leases of 30 s, renewed every 10 s by `Beats(ttl=30, cycle=10, rate=20, batch=1000)`, so that one connection can keep
-200,000. Bodies do nothing, as those that wait for something outside do. EmbeddedBackend, the holder's CPU is the server's too.
+200,000. Bodies do nothing, as those that wait for something outside do. Embedded, the holder's CPU is the server's too.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Whole lives a second: scheduled, claimed, run, settled, with a durable store.
 
-Over HTTP there are three processes: a server, a worker, and a client that schedules. EmbeddedBackend it is one. The body does
+Over HTTP there are three processes: a server, a worker, and a client that schedules. Embedded it is one. The body does
 nothing, so what is measured is all ours. Beside it, in the same run: the server's own statements on bare sqlite3
 (schedule, claim, beat, settle; batches of 500), which is what would be left if everything else cost nothing.
 """

@@ -27,7 +27,8 @@ __all__ = ["QUIET", "Outcome", "rules_of", "simulate"]
 
 _HOUR = 3600.0
 QUIET = 0.25  # the part of a history that is without faults
-_LONGEST_DRAIN = 4 * _HOUR
+# A task that hangs takes its process and its neighbours along, up to twenty times, and the longest ttl passes each time.
+_LONGEST_DRAIN = 12 * _HOUR
 _LOOK = 60.0
 _SHORT_POLL = 5.0
 
@@ -91,7 +92,7 @@ def rules_of(scenario: Scenario) -> Rules:
         # A claim that takes long is given up after few tries: what its last one was granted is nobody's then.
         fresh=10.0,
         lost_claim=scenario.beats.cycle / 2 if scenario.poll <= _SHORT_POLL else None,
-        due_slack=None if steps else 1.0 + 2 * scenario.drift * (scenario.hours + 4) * _HOUR,
+        due_slack=None if steps else 1.0 + 2 * scenario.drift * (scenario.hours * _HOUR + _LONGEST_DRAIN),
         least_settled=int(scenario.hours * scenario.tasks_per_hour / 10),
     )
 

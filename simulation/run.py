@@ -27,7 +27,7 @@ __all__ = ["QUIET", "Outcome", "rules_of", "simulate"]
 
 _HOUR = 3600.0
 QUIET = 0.25  # the part of a history that is without faults
-# A task that hangs takes its process and its neighbours along, up to twenty times, and the longest ttl passes each time.
+# A task that hangs takes its process and its neighbours along, up to twenty times, and each time a ttl passes.
 _LONGEST_DRAIN = 12 * _HOUR
 _LOOK = 60.0
 _SHORT_POLL = 5.0

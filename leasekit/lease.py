@@ -16,6 +16,7 @@ import inspect
 import logging
 import math
 import os
+import sys
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
@@ -276,7 +277,8 @@ class Lease:
         if report is None:
             return
         verdict: Verdict | None = None
-        while verdict is None and (left := self._patience()) > 0:
+        # Where the interpreter ends, a generator that was not read to its end may leave its block: nobody answers then.
+        while verdict is None and not sys.is_finalizing() and (left := self._patience()) > 0:
             try:
                 verdict = report.answer.result(left)
             except TimeoutError:
@@ -392,6 +394,12 @@ class Lease:
         try:
             ours = self._scope.__exit__(None if error is None else type(error), error, None)
             ours = ours and error is not None  # trio says True also where there was nothing to swallow
+        except RuntimeError as misplaced:
+            # The block was left in another task than it was entered in, or not in nested order, as generators are that
+            # were not read to their end. How it ended is how it ended all the same.
+            if misplaced is not error:
+                logger.warning("the block of task %s could not have been cancelled: %s", self.task.id, misplaced)
+            return error
         except BaseException as rest:  # noqa: BLE001 - of a group: what is no cancellation of ours
             return rest
         return (self._told() or error) if ours else error

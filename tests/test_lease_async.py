@@ -16,7 +16,7 @@ import pytest
 import leasekit
 from leasekit import Beats, Cancelled, Client, Fatal, IdleTimeout, LeaseLost, NotHeld, Task
 from leasekit.hooks import Event, Lost
-from leasekit.task import Status, TaskInfo
+from leasekit.task import NewTask, Status, TaskInfo
 from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Call, Fault, Faulty, Gate
@@ -544,3 +544,38 @@ async def test_a_body_in_a_worker_thread_may_use_its_lease(client: Client, clock
         await anyio.to_thread.run_sync(held.progress, 5)
         await anyio.to_thread.run_sync(held.check)
     assert (await info(client, task)).progress == 5
+
+
+# Blocks that are left elsewhere than they were entered
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio ends the program of who does that
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(None, "success"), (GeneratorExit(), "enqueued"), (ValueError("no"), "retriable_failure")],
+    ids=["well", "abandoned", "failed"],
+)
+async def test_a_block_that_is_left_in_another_task_ends_as_it_ended(
+    client: Client, error: BaseException | None, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = leasekit.lease(task := await claimed(client))
+    await asyncio.create_task(held.__aenter__())
+    if error is None:
+        held.complete("done")
+    await held.__aexit__(None if error is None else type(error), error, None)
+    info = await client.aget(task.id)
+    assert info is not None
+    assert info.status == expected
+    assert "could not have been cancelled" in caplog.text
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_blocks_that_are_not_left_in_nested_order_end_as_they_ended(client: Client) -> None:
+    ids = [one.id for one in await client.aschedule_all([NewTask(kind="k", max_attempts=1)] * 2)]
+    first, second = leasekit.lease(await anext(client.tasks("k"))), leasekit.lease(await anext(client.tasks("k")))
+    await first.__aenter__()
+    await second.__aenter__()
+    await first.__aexit__(None, None, None)
+    await second.__aexit__(None, None, None)
+    infos = [await client.aget(task_id) for task_id in ids]
+    assert [info and info.status for info in infos] == [Status.SUCCESS] * 2

@@ -29,6 +29,7 @@ logger = logging.getLogger("leasekit")
 
 _CALLS = 2  # under way at once: while one is answered the next batch gathers
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+_PROMPT = 1.0  # seconds for an answer; what has none by then is kept on disk, whether it was tried or waits its turn
 
 
 Heard = Callable[["Verdict | Refused | None"], None]
@@ -98,6 +99,8 @@ class Outbox:
         self._put_off: set[asyncio.Task[None]] = set()
         self._answered: list[Settlement] = []  # of those in the spool, not yet marked there
         self._marking: set[asyncio.Task[None]] = set()
+        self._keeping = asyncio.Lock()
+        self._looking: set[asyncio.Task[None]] = set()  # for what has waited too long
         self._never = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -111,6 +114,8 @@ class Outbox:
         self._unanswered.add(report)
         self._empty.clear()
         self._enqueue([report])
+        if self._spool is not None and not self._looking:
+            spawn(self._keep_late(), self._looking)
 
     def _enqueue(self, reports: Sequence[Delivery]) -> None:
         self._pending.extend(reports)
@@ -157,7 +162,7 @@ class Outbox:
     async def aclose(self) -> None:
         """End the tries; what is unanswered stays so, in the spool if there is one."""
         self._closed = True
-        under_way = [*self._calls, *self._put_off]
+        under_way = [*self._calls, *self._put_off, *self._looking]
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, *self._marking, return_exceptions=True)
@@ -228,7 +233,7 @@ class Outbox:
 
     async def _failed(self, batch: Sequence[Delivery], error: BackendError) -> None:
         """The service is away, or one of them breaks it: then the others must get through in smaller company."""
-        await self._keep(batch)
+        await self._keep([*batch, *self._pending])
         self._pending.extend(batch)
         self._most = max(1, len(batch) // 2)
         self._unreported(batch, f"{type(error).__name__}: {error}")
@@ -242,23 +247,37 @@ class Outbox:
 
     # On the disk --------------------------------------------------------------------------------------------------
 
+    async def _keep_late(self) -> None:
+        """Keep on disk what has no answer after `_PROMPT` seconds, however many calls are before it."""
+        while waiting := [report for report in self._unanswered if not report.spooled]:
+            await self._clock.wait(self._never, self._clock.now() + _PROMPT)
+            await self._keep([report for report in waiting if report in self._unanswered])
+
     async def _keep(self, reports: Sequence[Delivery]) -> None:
-        """They were not accepted at the first try: from here they survive this process."""
-        fresh = [report for report in reports if not report.spooled]
-        if self._spool is None or not fresh:
-            return
-        if self._marking:  # of an earlier settlement of the same lease, perhaps
-            await asyncio.wait(list(self._marking))
-        try:
-            await asyncio.to_thread(self._spool.keep, [report.settlement for report in fresh])
-        except OSError as error:
-            if not self._spool_fails:
-                logger.warning("results cannot be kept in %s, only in memory: %s", self._spool.directory, error)
-            self._spool_fails = True
-            return
-        self._spool_fails = False
-        for report in fresh:
-            report.spooled = True
+        """Have these survive this process, from here on."""
+        async with self._keeping:
+            fresh = [report for report in reports if not report.spooled]
+            if self._spool is None or not fresh:
+                return
+            if self._marking:  # of an earlier settlement of the same lease, perhaps
+                await asyncio.wait(list(self._marking))
+            try:
+                await asyncio.to_thread(self._spool.keep, [report.settlement for report in fresh])
+            except OSError as error:
+                if not self._spool_fails:
+                    logger.warning("results cannot be kept in %s, only in memory: %s", self._spool.directory, error)
+                self._spool_fails = True
+                return
+            self._spool_fails = False
+            for report in fresh:
+                report.spooled = True
+                if report not in self._unanswered:  # meanwhile
+                    self._mark_answered(report)
+
+    def _mark_answered(self, report: Delivery) -> None:
+        self._answered.append(report.settlement)
+        if not self._marking:
+            spawn(self._mark(), self._marking)
 
     async def _mark(self) -> None:
         """Those in the spool that were answered need not be reported by another process."""
@@ -273,9 +292,7 @@ class Outbox:
     def _answer(self, report: Delivery, answer: Verdict | Refused) -> None:
         report.end(answer)
         if report.spooled:
-            self._answered.append(report.settlement)
-            if not self._marking:
-                spawn(self._mark(), self._marking)
+            self._mark_answered(report)
         # After the answer: whoever hears it may put in another in its place.
         self._unanswered.discard(report)
         if not self._unanswered:

@@ -4,6 +4,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from leasekit._driver import encoding
-from leasekit.errors import ConfigError
+from leasekit.errors import ConfigError, NotHeld
 from leasekit.lease import Lease
 from leasekit.task import Name
 
@@ -92,7 +93,8 @@ class Handler:
 
 def _complete(held: Lease, result: Any) -> None:
     if not held.decided:
-        held.complete(result)
+        with suppress(NotHeld):  # a child that the handler forked has come back from it: the worker sees to its end
+            held.complete(result)
 
 
 def is_async(function: Callable[..., Any]) -> bool:

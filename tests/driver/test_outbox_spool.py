@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,58 @@ async def test_what_was_not_accepted_is_on_the_disk_until_it_is(
     outbox.put(Delivery(settlement))
     await until(lambda: kept(home))
     await until(lambda: not len(outbox), clock)
+    await until(lambda: kept(home) == 0)
+
+
+@pytest.mark.parametrize("fault", [faults.drop, faults.hang], ids=lambda fault: fault.name)
+async def test_what_waits_its_turn_while_the_service_is_away_is_on_the_disk_too(
+    make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path, fault: Any
+) -> None:
+    """However many results come, and however long the tries before them hang or hold back."""
+    outbox = Outbox(faulty, clock=clock, hooks=Hooks(), random=lambda: 0.5, call_timeout=1000)
+    spool = Spool(home, URL)
+    await outbox.use(spool)
+    done = await settlements(faulty, 50)
+    faulty.always("settle", fault)
+    for settlement in done[:10]:
+        outbox.put(Delivery(settlement))
+    await until(lambda: faulty.calls["settle"])
+    for settlement in done[10:]:
+        outbox.put(Delivery(settlement))
+    reader = Spool(home, URL)
+    keys = {(settlement.id, settlement.token) for settlement in done}
+    await until(lambda: reader.unanswered() == keys, clock)
+    reader.close()
+    faulty.clear()
+    faulty.release()
+    await until(lambda: not len(outbox), clock)
+    await until(lambda: not spool.unanswered())
+    await outbox.aclose()
+
+
+async def test_what_is_answered_while_it_is_written_is_marked_as_answered(
+    make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox, spool, gate = make(), Spool(home, URL), faults.Gate()
+    written, may_end = threading.Event(), threading.Event()
+    keep = spool.keep
+
+    def slowly(settlements: Sequence[Settlement]) -> None:
+        keep(settlements)
+        written.set()
+        may_end.wait(10)
+
+    monkeypatch.setattr(spool, "keep", slowly)
+    await outbox.use(spool)
+    [settlement] = await settlements(faulty, 1)
+    outbox._call_timeout = 1000
+    faulty.script("settle", faults.delay_answer(gate))
+    outbox.put(Delivery(settlement))
+    await until(lambda: faulty.calls["settle"])
+    await until(written.is_set, clock)
+    gate.open()
+    await until(lambda: not len(outbox))
+    may_end.set()
     await until(lambda: kept(home) == 0)
 
 

@@ -361,7 +361,7 @@ def _l7_progress(lives: Lives, rules: Rules, fresh: float) -> Found:
             ends = [after.grant.at, *(one.at for one in (*lease.lost, *lease.refused, *lease.closed))]
             by = min(*ends, math.inf if ended is None else ended.at) - fresh
             reports = [one for one in lease.effects if one.reported is not None and one.at <= by]
-            report = next((one for one in reversed(reports) if _was_calm(lives, one, fresh, rules)), None)
+            report = next((one for one in reversed(reports) if _was_calm(lives, one, fresh, lease, rules)), None)
             got = after.granted[0].progress
             told = max((one for one in lease.renewed if one.progress is not None), key=_progress, default=None)
             if told is not None and after.fence == lease.fence + 1 and (got is None or got < _progress(told)):
@@ -376,9 +376,12 @@ def _progress(beat: log.Renewed) -> float:
     return -math.inf if beat.progress is None else beat.progress
 
 
-def _was_calm(lives: Lives, report: log.Effect, fresh: float, rules: Rules) -> bool:
-    """Nothing was wrong when it was reported, nor so shortly before that the holder was still catching up."""
-    since = report.at - 2 * (rules.outage or 0.0)
+def _was_calm(lives: Lives, report: log.Effect, fresh: float, lease: Lease, rules: Rules) -> bool:
+    """Nothing was wrong when it was reported, nor so shortly before that the holder was still catching up.
+
+    A lease whose tries of one cycle have all failed is tried again in the next, which begins within its ttl.
+    """
+    since = report.at - max(2 * (rules.outage or 0.0), lease.ttl)
     return not any(_stretches(lives, report.who, since, report.at + fresh, rules.bridge))
 
 

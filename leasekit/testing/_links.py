@@ -46,7 +46,7 @@ class Line:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Rule:
-    """What becomes of some requests: they are answered here, or the service's answer is lost."""
+    """What becomes of some requests: they are answered here, or the service's answer is lost, or repeated."""
 
     fault: str
     method: str
@@ -55,6 +55,7 @@ class Rule:
     chance: float
     answer: bytes = b""
     answers: tuple[bytes, ...] = ()  # one of them at random, instead
+    repeats: int = 0  # how often the service's answer comes beside the first time
 
     def meets(self, exchange: Exchange) -> bool:
         """Whether this is about such a request."""
@@ -154,6 +155,7 @@ class Link:
 
     async def _answers(self) -> None:
         framing = Framing()
+        whole = bytearray()  # of an answer that is repeated
         while data := await self._service.read(_CHUNK):
             for piece in framing.feed(data) if self._is_http else [Piece(data=data)]:
                 exchange, rule = self._open[0] if self._open else (None, None)
@@ -161,6 +163,12 @@ class Link:
                     exchange.status = int(piece.start[1])
                 if rule is None:
                     await self._pass(piece.data, "answers")
+                elif rule.repeats:
+                    whole += piece.data
+                    if piece.ends:
+                        await self._pass(bytes(whole) * (1 + rule.repeats), "answers")
+                        whole.clear()
+                        self._conditions.fire(rule.fault)
                 elif piece.ends:
                     self._conditions.fire(rule.fault)
                     raise ConnectionResetError(rule.fault)

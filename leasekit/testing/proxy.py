@@ -104,6 +104,17 @@ class Proxy:
         """The next `times` of these requests (None: all) are executed; instead of their answer comes a reset."""
         self._rule(Rule(fault="lose_answer", method=method, path=path, left=times, chance=chance))
 
+    def repeat_answer(
+        self, method: str, path: str, *, repeats: int = 1, times: int | None = 1, chance: float = 1.0
+    ) -> None:
+        """Deliver the answers to the next `times` of these requests (None: all) `repeats` times more, all at once.
+
+        The client has the copies on its connection before its next request leaves.
+        """
+        if repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {repeats}")
+        self._rule(Rule(fault="repeat_answer", method=method, path=path, left=times, chance=chance, repeats=repeats))
+
     def answer(
         self,
         status: int,

@@ -251,6 +251,29 @@ def test_a_lost_answer_is_of_a_request_that_was_executed(
     assert [one.fault for one in proxy.log] == ["", "lose_answer", ""]
 
 
+@pytest.mark.parametrize("path", ["/much", "/parts"])
+def test_a_repeated_answer_comes_whole_and_again(service: str, proxy: Proxy, asked: list[str], path: str) -> None:
+    request = f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
+    proxy.repeat_answer("GET", path, repeats=2)
+    with socket.create_connection(("127.0.0.1", proxy.port), PATIENCE) as client:
+        client.sendall(request * 2)  # the second one is answered once
+        client.shutdown(socket.SHUT_WR)
+        received = client.makefile("rb").read()
+    end = b"x" * 100_000 if path == "/much" else b"x-trailer: 1\r\n\r\n"
+    answers = received.split(end)
+    assert answers[0].startswith(b"HTTP/1.1 200")
+    assert len(answers) == 5
+    assert answers[1:3] == [answers[0]] * 2
+    assert asked == [path, path]
+    assert proxy.fired == {"repeat_answer": 1}
+    assert [one.fault for one in proxy.log] == ["repeat_answer", ""]
+
+
+def test_an_answer_cannot_be_repeated_less_than_once(proxy: Proxy) -> None:
+    with pytest.raises(ValueError, match="repeats must be at least 1, got 0"):
+        proxy.repeat_answer("GET", "/", repeats=0)
+
+
 def test_a_storm_is_answered_by_the_proxy(client: HTTPConnection, proxy: Proxy, asked: list[str]) -> None:
     proxy.answer(503, "POST", "/v1/results", retry_after="soon", body=b"busy", times=2)
     for _ in range(2):

@@ -16,8 +16,8 @@ from leasekit.task import Beat, Name, NewTask, Scheduled, Seconds, Settlement, T
 
 __all__ = [
     "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_KINDS", "MAX_NAMES", "MAX_NESTING", "MAX_NODES",
-    "MAX_NODES_TOGETHER", "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT", "BeatItem",
-    "BeatsRequest", "CancelRequest", "ClaimAnswer", "ClaimRequest", "ItemError", "NewTaskItem", "Problem",
+    "MAX_NODES_TOGETHER", "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT", "REQUEST_HEADER",
+    "BeatItem", "BeatsRequest", "CancelRequest", "ClaimAnswer", "ClaimRequest", "ItemError", "NewTaskItem", "Problem",
     "ProblemType", "ResultsRequest", "ScheduleAnswer", "ScheduleRequest", "SettlementItem", "VerdictsAnswer",
     "brackets", "check_kinds", "structural_fault", "traceparent",
 ]  # fmt: skip
@@ -35,6 +35,7 @@ MAX_WAIT = 60.0
 MAX_NESTING = 64
 MAX_NODES = 100_000  # arrays and objects in one value
 MAX_NODES_TOGETHER = 250_000  # in all values of a request
+REQUEST_HEADER = "leasekit-request"  # new for each try of a client; the answer has the same
 
 
 def _null() -> Raw:

@@ -3,15 +3,19 @@
 Rule 1: whoever answers is a stranger. Answers are bounded in size and time, and no redirect is followed.
 Rule 2: only a problem document of a leasekit server, about what the request holds, refuses. Any other status, type or
 shape (of an ingress without a backend, a firewall, a captive portal) is an outage, so that no task ends because of it.
+Rule 3: an answer counts for the request that it names. One that a middlebox delivers twice on a connection that is kept
+would otherwise be read as the answer to the next request, and acknowledge a heartbeat that never arrived.
 """
 
 import asyncio
 import contextlib
 import functools
+import itertools
 import re
+import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 import anyio
@@ -19,7 +23,7 @@ import httpx
 import msgspec
 
 from leasekit.errors import BackendError, ProtocolError, Refused, Throttled, Unavailable
-from leasekit.wire import Problem
+from leasekit.wire import REQUEST_HEADER, Problem
 
 __all__ = ["MAX_ANSWER", "NotThere", "Transport", "failure"]
 
@@ -49,6 +53,7 @@ class Transport:
         self._urls = deque(base_urls)
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._tries: Iterator[str] = iter(())
 
     async def post(
         self,
@@ -126,11 +131,14 @@ class Transport:
         body: bytes | None = None,
         at_most: int = MAX_ANSWER,
     ) -> T:
-        headers = _JSON if body is not None else None
         client = self._opened()
+        headers = {REQUEST_HEADER: next(self._tries)}
+        if body is not None:
+            headers |= _JSON
         try:
             with anyio.fail_after(timeout):
                 async with client.stream(method, base_url + path, content=body, headers=headers) as response:
+                    _check_request(response, headers[REQUEST_HEADER])
                     raw = await _received(response, at_most)
         except TimeoutError:
             raise Unavailable(f"{base_url} did not answer within {timeout:g} s") from None
@@ -150,9 +158,28 @@ class Transport:
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
             self._loop = loop
+            self._tries = _values()  # new for a forked child too, whose requests would have its parent's values
             # No proxy, no .netrc: the address that was given is the one that is spoken to.
             self._client = httpx.AsyncClient(headers=_HEADERS, limits=_LIMITS, timeout=_NO_TIMEOUT, trust_env=False)
         return self._client
+
+
+def _values() -> Iterator[str]:
+    """Name requests, each as no other request of any client."""
+    prefix = secrets.token_hex(8)
+    return (f"{prefix}-{number}" for number in itertools.count())
+
+
+def _check_request(response: httpx.Response, request: str) -> None:
+    """Raise `ProtocolError` where an answer names another request; not every server names one.
+
+    To be called before the body is read: the connection of an answer that was not read is closed, with all stale bytes.
+    """
+    if response.headers.get(REQUEST_HEADER, request) != request:
+        raise ProtocolError(
+            f"{_told(response)} to another request than this one (its {REQUEST_HEADER} header differs): "
+            "whether this request was applied is unknown, it may be repeated"
+        )
 
 
 async def _received(response: httpx.Response, at_most: int) -> bytes:

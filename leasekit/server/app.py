@@ -19,6 +19,7 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 
 from leasekit.errors import ConfigError
+from leasekit.server.echo import echo_request_header
 from leasekit.server.engine import Engine, open_store
 from leasekit.server.metrics import Metrics
 from leasekit.server.openapi import document
@@ -55,7 +56,7 @@ def create_app(engine: Engine, *, body_timeout: float = BODY_TIMEOUT, any_host: 
             "metrics": Provide(lambda: metrics, sync_to_thread=False),
             "sending": Provide(lambda: sending, sync_to_thread=False),
         },
-        before_send=[metrics.before_send],
+        before_send=[metrics.before_send, echo_request_header],
         before_request=None if any_host else _refuse_foreign_hosts,
         exception_handlers=HANDLERS,
         openapi_config=None,

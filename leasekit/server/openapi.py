@@ -65,7 +65,8 @@ def document(routes: Sequence[HTTPRouteHandler], provided: Sequence[str]) -> dic
         openapi_config=OpenAPIConfig(
             title="leasekit",
             version=version("leasekit"),
-            description="Hands out tasks under leases. Every call is a batch and can be repeated.",
+            description="Hands out tasks under leases. Every call is a batch and can be repeated. "
+            "A request may have a `Leasekit-Request` header: its answer has the same.",
             use_handler_docstrings=True,
             operation_id_creator=lambda handler, _method, _path: handler.handler_name,
         ),

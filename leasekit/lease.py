@@ -152,7 +152,8 @@ class Lease:
         """Record how far the body is: the next holder's `checkpoint`. The latest wins.
 
         The service has it within about a second, by an early beat that carries all new progress of the process;
-        after beats that failed, with the next try. A worker's supervisor has it at once, and reports it where the worker is killed before.
+        after beats that failed, with the next try. A worker's supervisor has it at once, and reports it where the
+        worker is killed before.
 
         Raises what `check` raises, when it is recorded, and ValueError where it is no JSON, above 64 KiB (or less,
         where the service takes less: SWF 2,048 bytes), or nested too deep.

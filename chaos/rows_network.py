@@ -124,6 +124,26 @@ def old_requests_again(world: World) -> None:
     assert world.infos(ids) == before, "an old request changed something"
 
 
+@scenario(16, "answers-again", faults=("repeat_answer", "hang"), ttl=4)
+def answers_again(world: World) -> None:
+    """The answer to one heartbeat is delivered again and again while no other arrives: it renews the lease once."""
+    world.serve()
+    first = world.work("first", slots=1)
+    ids = world.schedule("steady", 1, until="finish")
+    world.until_running(ids, by=first)
+    world.until_beaten(ids)
+    world.proxy.repeat_answer("POST", BEATS, repeats=30)
+    world.proxy.wait(lambda: world.proxy.fired["repeat_answer"] == 1)
+    world.proxy.hang("requests")
+    second = world.work("second", slots=1, past_proxy=True)
+    world.until_acting(second)
+    time.sleep(2 * world.ttl)  # for all that stale answers could make the first believe
+    world.fired("repeat_answer", "hang")
+    world.proxy.mend()
+    world.finish()
+    world.until_ended(ids)
+
+
 # Lost answers -------------------------------------------------------------------------------------------------
 
 

@@ -51,6 +51,7 @@ class Backend(Protocol):
         A call repeated with the same `claim_id` joins the first, or gets what the first got and what is still live.
         With `limit` 0 it ends the claim, where the service remembers claims: it gets what the first got and what is
         still live, does not wait, and no call with this `claim_id` is granted anything more, however late it arrives.
+        Its tasks are for releasing: they come without payload and progress, so that a slow line carries them at once.
         """
         ...
 

@@ -92,6 +92,9 @@ def _repeated(turn: Turn, asked: Sequence[Asked]) -> dict[int, Answer]:
         memory = memories.get((one.worker, one.claim_id))
         if memory is None:
             continue
+        if not one.limit:  # its tasks are to be released only: their values are not even read
+            answers[id(one)] = Answer(Claimed(tasks=_to_release(turn, memory), waited=memory.waited))
+            continue
         if room <= 0:
             answers[id(one)] = Answer(again=True)
             continue
@@ -102,10 +105,30 @@ def _repeated(turn: Turn, asked: Sequence[Asked]) -> dict[int, Answer]:
 
 
 def _still_held(turn: Turn, memory: ClaimMemory) -> list[Task]:
-    rows = turn.tx.triggers_of([seq for seq, _ in memory.grants])
-    live = [rows[seq] for seq, granted in memory.grants if seq in rows and _is_live(rows[seq], granted, turn.instant)]
+    live = _live(turn, memory)
     contents = turn.tx.contents([row.seq for row in live])
     return _tasks(_whole(turn, live, contents), contents)
+
+
+def _to_release(turn: Turn, memory: ClaimMemory) -> list[Task]:
+    return [
+        Task(
+            id=row.id,
+            kind=row.kind,
+            token=row.token or "",
+            ttl=row.claim_timeout,
+            fence=row.fence,
+            attempt=row.attempt,
+            payload=_NULL,
+            progress=_NULL,
+        )
+        for row in _live(turn, memory)
+    ]
+
+
+def _live(turn: Turn, memory: ClaimMemory) -> list[Trigger]:
+    rows = turn.tx.triggers_of([seq for seq, _ in memory.grants])
+    return [rows[seq] for seq, granted in memory.grants if seq in rows and _is_live(rows[seq], granted, turn.instant)]
 
 
 def _is_live(row: Trigger, granted: str, now: float) -> bool:

@@ -73,6 +73,10 @@ class LongPolls:
         Nothing is granted any more once everyone who waited for it was cancelled. Raises `Throttled`.
         """
         poll = self._polls.get((worker, claim_id))
+        while poll is not None and limit and not poll.asked.limit:
+            # The answer to the call that ends the claim has no payloads: it is not for this one.
+            await asyncio.wait([poll.answer])
+            poll = self._polls.get((worker, claim_id))
         if poll is not None and poll.asked.limit and not limit:
             # What the writer grants it all the same, because it has begun, is found by the call that ends it.
             self._give_up(poll)

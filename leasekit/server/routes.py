@@ -168,10 +168,11 @@ async def claim(
 ) -> Response[ClaimAnswer]:
     """Take up to `limit` tasks; wait up to `wait` seconds for the first. Repeat it with the same `claim_id` at will.
 
-    With `limit` 0 it is ended: nothing is granted to it from then on.
+    With `limit` 0 it is ended: nothing is granted to it from then on, and the answer has no payloads.
     """
     key = (data.worker, data.claim_id)
-    await sending.wait(key)
+    if data.limit:
+        await sending.wait(key)
     wait = min(data.wait, MAX_WAIT)
     claiming = engine.claim(worker=data.worker, kinds=data.kinds, limit=data.limit, wait=wait, claim_id=data.claim_id)
     claimed: Claimed = await (polls.wait(claiming, request.receive) if wait else claiming)

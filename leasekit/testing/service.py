@@ -149,7 +149,7 @@ class MemoryService:
                         if not (claim.granted or claim.is_over):
                             self._grant(claim, asked, now)
                         if claim.granted or claim.is_over or now >= deadline:
-                            return _answer(claim)
+                            return _answer(claim, asked)
                         until = min(deadline, self._due[0][0]) if self._due else deadline
                     await self._wait(rung, until)
             finally:
@@ -372,9 +372,17 @@ def _keep_progress(row: _Row, run: _Run, item: BeatItem | SettlementItem) -> Non
     row.progress, run.progress_seq = item.progress, item.progress_seq or 0
 
 
-def _answer(claim: _Claim) -> Claimed:
+def _answer(claim: _Claim, asked: ClaimRequest) -> Claimed:
     live = [run.task for row, run in claim.granted if run is row.last_run and run.outcome is None]
-    return Claimed(tasks=[msgspec.json.decode(task, type=Task) for task in live], waited=claim.waited)
+    tasks = [msgspec.json.decode(task, type=Task) for task in live]
+    return Claimed(tasks=tasks if asked.limit else [_to_release(task) for task in tasks], waited=claim.waited)
+
+
+def _to_release(task: Task) -> Task:
+    """What is needed to release a task, and no value of a user."""
+    return Task(
+        id=task.id, kind=task.kind, token=task.token, ttl=task.ttl, fence=task.fence, attempt=task.attempt
+    )  # fmt: skip
 
 
 def _why_gone(row: _Row | None, run: _Run | None) -> str | None:

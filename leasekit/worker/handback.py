@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from leasekit._driver.connection import Connection
-from leasekit._driver.ledger import Holder, Left, Past
+from leasekit._driver.ledger import Asked, Holder, Left, Past
 from leasekit._driver.outbox import Delivery, Outbox
 from leasekit._driver.retrying import call_once, call_until
 from leasekit._driver.spool import Spool
@@ -96,16 +96,22 @@ def _hand_over(back: Iterable[Settlement], outbox: Outbox, done: Collection[tupl
 async def _unheard(backend: Backend, past: Past) -> list[Settlement]:
     """End the claims whose answers the worker did not live to hear, and release what they were granted."""
     noted = {lease.token for lease in past.leases}
-    granted: list[Task] = []
-    try:
-        async with asyncio.timeout(_FOR_CLAIMS):
-            for asked in past.asked:
-                end = partial(backend.claim, asked.kinds, limit=0, wait=0, claim_id=asked.claim_id)
-                granted += (await call_until(partial(call_once, end, within=_A_TRY), for_at_most=_FOR_CLAIMS)).tasks
-    except (BackendError, TimeoutError) as error:
-        logger.warning("what the worker was granted last may have to run out by itself: %s", error or "no answer")
+    ended = await asyncio.gather(*(_end(backend, asked) for asked in past.asked))
+    if reasons := [answer for answer in ended if isinstance(answer, str)]:
+        logger.warning("what the worker was granted last may have to run out by itself: %s", reasons[0])
+    granted = [task for answer in ended if not isinstance(answer, str) for task in answer]
     back = [task for task in granted if task.token not in noted]
     return [Settlement(id=task.id, token=task.token, outcome="release") for task in back]
+
+
+async def _end(backend: Backend, asked: Asked) -> list[Task] | str:
+    """End one claim; return what it was granted, or why that is not known."""
+    end = partial(backend.claim, asked.kinds, limit=0, wait=0, claim_id=asked.claim_id)
+    try:
+        async with asyncio.timeout(_FOR_CLAIMS):
+            return (await call_until(partial(call_once, end, within=_A_TRY), for_at_most=_FOR_CLAIMS)).tasks
+    except (BackendError, TimeoutError) as error:
+        return str(error) or "no answer"
 
 
 def _settlements(leases: Sequence[Left], why: str) -> Iterator[Settlement]:

@@ -495,6 +495,37 @@ async def test_what_is_being_granted_as_a_claim_is_ended_is_told_to_the_call_tha
     assert [task.id for task in ended.tasks] == ["a"]
 
 
+async def test_a_claim_that_is_ended_is_told_its_tasks_without_reading_their_values(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.put("a", payload={"n": 1})
+    (task,) = (await bench.claim(claim_id="c1")).tasks
+    transaction = bench.engine._store.transaction
+
+    @contextmanager
+    def unread() -> Iterator[Any]:
+        with transaction() as tx, monkeypatch.context() as patch:
+            patch.setattr(type(tx), "contents", lambda *_: pytest.fail("values were read"))
+            yield tx
+
+    monkeypatch.setattr(bench.engine._store, "transaction", unread)
+    (ended,) = (await bench.claim(claim_id="c1", limit=0)).tasks
+    assert (ended.id, ended.token, ended.fence) == (task.id, task.token, task.fence)
+    assert (bytes(ended.payload), bytes(ended.progress)) == (b"null", b"null")
+
+
+async def test_a_repeat_that_comes_while_its_claim_is_being_ended_has_values(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not join the call that ends the claim: a body would run without its payload."""
+    await bench.put("a", payload=[1])
+    await bench.claim(claim_id="c1")
+    ending = asyncio.create_task(bench.claim(claim_id="c1", limit=0))
+    repeat = asyncio.create_task(bench.claim(claim_id="c1"))
+    ended, again = await until_done(ending, repeat)
+    assert [bytes(answer.tasks[0].payload) for answer in (ended, again)] == [b"null", b"[1]"]
+
+
 async def test_a_claim_answers_empty_when_its_wait_is_over(bench: Any) -> None:
     with anyio.fail_after(10):
         assert (await bench.claim(wait=0.05)).tasks == []

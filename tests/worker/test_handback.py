@@ -14,6 +14,7 @@ from leasekit._driver.spool import Spool
 from leasekit.task import Beat, Settlement, Status, Task
 from leasekit.testing import faults
 from leasekit.testing.faults import Fault, Faulty
+from leasekit.testing.faulty import Call
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from leasekit.worker import handback, supervisor_link
 
@@ -105,6 +106,24 @@ def test_a_claim_is_ended_by_the_next_try_where_the_first_fails(dead: Dead, faul
     assert info is not None
     assert (info.status, info.crashes) == (Status.ENQUEUED, 0)
     assert dead.claim("c") == []
+
+
+def test_a_claim_that_cannot_be_ended_leaves_the_others_not_un_ended(
+    dead: Dead, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def act(call: Call) -> Any:
+        if call.options["claim_id"] == "hangs":
+            await call.sleep(30)
+        return await call.send()
+
+    monkeypatch.setattr(handback, "_FOR_CLAIMS", 0.5)
+    dead.faults = [Fault("hangs", act)] * 2
+    past = Past(Holder(worker="dead", url="memory://"), [], [], [Asked("hangs", ["k"]), Asked("c", ["k"])])
+    handback.hand_back(past, "killed", waiting=waiting)
+    info = dead.client.get(dead.task_id)
+    assert info is not None
+    assert (info.status, info.crashes) == (Status.ENQUEUED, 0)
+    assert "may have to run out by itself: no answer\n" in caplog.text
 
 
 def test_what_was_noted_of_it_is_handed_back_once(dead: Dead) -> None:

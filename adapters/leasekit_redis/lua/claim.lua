@@ -1,7 +1,7 @@
 -- Hand out tasks that are due: the most urgent first, then the longest due, then in the order in which they came.
 -- Takes {kind, worker, claim_id, limit, seed, waited, waiter?, wait, recall, latest?, jumped?}, gives {now, waited, tasks,
 -- next?, is_repeat?}: `next` is in how many milliseconds there may be something. With the limit 0 the claim is over:
--- whatever comes later in its name is answered like this, and granted nothing.
+-- whatever comes later in its name is granted nothing; this answer has no values of users, as its tasks are released.
 
 local ANSWER = 8 * 1024 * 1024 -- bytes of users' values in one answer, about: at least one task fits
 local OVER = 24 * 3600 * 1000 -- milliseconds for which an ended claim is kept: no request is under way for so long
@@ -11,7 +11,10 @@ local tasks, room = {}, ANSWER
 
 -- What its holder is told of a task; the length of its values is taken off the room that is left.
 local function show(id, s, token)
-  local stored, progress = redis.call('HGET', TASK, id), redis.call('HGET', PROGRESS, id)
+  local stored, progress = '{"payload":null}', nil
+  if ARGUMENT.limit > 0 then
+    stored, progress = redis.call('HGET', TASK, id), redis.call('HGET', PROGRESS, id)
+  end
   room = room - #stored - (progress and #progress or 0)
   local ttl = s.claim_ttl or 300000
   tasks[#tasks + 1] = {id, token, ttl, s.fence, s.attempt, s.priority or 2, stored, progress or 'null'}

@@ -109,5 +109,8 @@ async def test_whatever_the_answer_to_another_request_says_is_an_outage(meet: Me
 
 
 async def test_an_answer_that_names_no_request_is_judged_by_what_it_says(meet: Meet) -> None:
-    async with meet(lambda stranger: stranger.answer(STATS)) as backend:
+    async def answer(stranger: Any) -> None:
+        await stranger.answer(STATS)
+
+    async with meet(answer) as backend:
         assert await backend.stats() == {"kinds": {}}

@@ -9,7 +9,7 @@ NAME = "leasekit-request"
 VALUE = "~9f aB-17!"
 
 BODY = b'{"worker":"w","beats":[{"id":"a","token":"t"}]}'
-REQUESTS = [
+REQUESTS: list[tuple[str, str, bytes | None, dict[str, str], int]] = [
     ("POST", "/v1/heartbeats", BODY, {}, 200),
     ("POST", "/v1/claims", b'{"worker":"w","kinds":["none"],"claim_id":"c"}', {}, 200),
     ("GET", "/v1/tasks", None, {}, 200),

@@ -46,6 +46,7 @@ def create_app(engine: Engine, *, body_timeout: float = BODY_TIMEOUT, any_host: 
     127.0.0.1 is refused.
     """
     polls, metrics, sending = Polls(), Metrics(engine), Sending()
+    engine.check_room = sending.check_room
     return Litestar(
         route_handlers=[*OPTIONS, *ROUTES, openapi_json],
         request_class=ApiRequest,

@@ -77,6 +77,8 @@ class Engine:
         self._store = store
         self._long_polls = LongPolls(self._attempt, self._clock)
         self.feed = Feed()
+        self.check_room: Callable[[], None] = lambda: None
+        """Raises `Throttled` where there is no room for more tasks that are granted: called before any is."""
         self._cramped: str | None = None  # why no new task is taken
         self._commit = writer(
             store,
@@ -282,6 +284,8 @@ class Engine:
         return await self._write(_RELEASE if gives_back else _RESULTS, settlements, size=size)
 
     def _attempt(self, asked: claims.Asked, done: Done) -> None:
+        if asked.limit:
+            self.check_room()
         self._commit.submit(_CLAIM, asked, size=1 + len(asked.kinds) // _KINDS, done=done)
 
     async def _read(self, look: Callable[[View], _T]) -> _T:

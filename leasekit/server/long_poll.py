@@ -145,9 +145,12 @@ class LongPolls:
         self._unpark(poll)
         try:
             self._attempt(poll.asked, lambda answer: self._tried(poll, answer))
-        except Throttled:
-            self._park(poll)
+        except Throttled as error:
             self._missed.update(poll.asked.kinds)
+            if poll.has_time:
+                self._park(poll)
+            else:
+                self._finish(poll, error)
 
     def _tried(self, poll: _Poll, answer: Answer | BaseException) -> None:
         if not (isinstance(answer, Answer) and answer.again):  # its turn did not come, not even to be looked up

@@ -92,7 +92,7 @@ def _text(description: str, media_type: str) -> dict[int, ResponseSpec]:
 _ALWAYS = {403: "The `Host` header names another host than this one."}
 _ENGINE = _ALWAYS | {
     429: (
-        "Overloaded: nothing was applied, except that a claim may have been granted: its repeat is told. "
+        "Overloaded: nothing was applied, except where two answers to the same claim are still being sent. "
         "Ask again after `Retry-After` seconds."
     ),
     503: "The store does not answer: whether the request was applied is unknown. It may be repeated.",

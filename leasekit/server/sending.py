@@ -2,8 +2,10 @@
 
 Rule 1: a claim has two answers under way at most. A client that asks again has given up the connection before, and
 that one may not have noticed yet; more repeats get nothing out of the store.
-Rule 2: the bytes of all answers under way are bounded: what is not read stays in memory.
-Rule 3: what is refused has lost nothing: the claim is repeated, and its answer is the same.
+Rule 2: the bytes of all answers under way are bounded: what is not read stays in memory. Where they are too many,
+nothing is granted; what has been granted is sent. So there may be more, by the answers of claims that pass together.
+Rule 3: what is refused has lost nothing: nothing was granted, or two answers with it are on their way.
+Rule 4: the answer to a claim that is ended is small, and asks for no room: tasks would lie with nobody.
 """
 
 import asyncio
@@ -40,26 +42,33 @@ class Sending:
         """Bytes of all of them."""
 
     async def wait(self, key: _Key) -> None:
-        """Wait a moment where this claim has as many answers under way as it may have; then raise `Throttled`.
+        """Wait a moment where there is no room for an answer to this claim; then raise `Throttled`.
 
         Refused at once, clients that do not wait themselves would take the event loop's time with refusals.
         """
-        if self._of_claim[key] >= _OF_ONE_CLAIM:
+        if self._of_claim[key] >= _OF_ONE_CLAIM or self.size >= _TOGETHER:
             await asyncio.sleep(_PAUSE * (0.5 + random.random()))  # noqa: S311  so that not all come back at once
             self._check(key)
+            self.check_room()
+
+    def check_room(self) -> None:
+        """Raise `Throttled` where too many bytes are under way: to be called before anything is granted."""
+        if self.size >= _TOGETHER:
+            raise Throttled("too many bytes of answers are still being sent", retry_after=_PAUSE)
 
     def _check(self, key: _Key) -> None:
         if self._of_claim[key] >= _OF_ONE_CLAIM:
             raise Throttled("this claim was repeated, and its answers are still being sent", retry_after=_PAUSE)
 
     def begin(self, key: _Key, claimed: Claimed) -> "ClaimResponse":
-        """The answer to this claim, which counts until it was sent. Raises `Throttled`."""
+        """The answer to this claim, which counts until it was sent.
+
+        Raises `Throttled` where two answers to the same claim are under way.
+        """
         response = ClaimResponse(ClaimAnswer(waited=claimed.waited or 0.0, tasks=claimed.tasks))
         size = sum(map(_size, claimed.tasks))
         if size > _BIG:
             self._check(key)
-            if self.size and self.size + size > _TOGETHER:
-                raise Throttled("too many bytes of answers are still being sent", retry_after=_PAUSE)
             response.place = _Place(self, key, size)
         return response
 

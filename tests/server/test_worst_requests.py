@@ -342,8 +342,9 @@ class Connections:
         self.size = 0
         self.may_go = asyncio.Event()
 
-    async def claim(self, claim_id: str = "c") -> None:
-        body = msgspec.json.encode({"worker": "w", "kinds": ["k"], "limit": MAX_BATCH, "claim_id": claim_id})
+    async def claim(self, claim_id: str = "c", **options: Any) -> None:
+        asked = {"worker": "w", "kinds": ["k"], "limit": MAX_BATCH, "claim_id": claim_id} | options
+        body = msgspec.json.encode(asked)
         headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
         scope: Any = {
             "type": "http", "method": "POST", "path": "/v1/claims", "raw_path": b"/v1/claims", "query_string": b"",
@@ -351,8 +352,12 @@ class Connections:
             "server": None, "asgi": {"version": "3.0"}, "extensions": {},
         }  # fmt: skip
 
+        arriving = [{"type": "http.request", "body": body, "more_body": False}]
+
         async def receive() -> Any:
-            return {"type": "http.request", "body": body, "more_body": False}
+            if not arriving:
+                await asyncio.Event().wait()  # the client stays
+            return arriving.pop()
 
         async def send(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -393,19 +398,54 @@ async def test_of_one_claim_that_is_repeated_at_will_two_answers_are_under_way_a
 async def test_bytes_of_answers_to_different_claims_are_bounded_together(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending, "_TOGETHER", 3 * BIG)
-    monkeypatch.setattr(claiming, "_ANSWER", BIG)
-    monkeypatch.setattr(claiming, "_ALWAYS_FIT", 1)
+    monkeypatch.setattr(sending, "_PAUSE", 0.01)
+    little_room(monkeypatch)
     await bench.schedule(*({"kind": "k", "payload": "x" * (BIG - 2000)} for _ in range(5)))
     connections = Connections(bench.engine)
-    polls = [asyncio.create_task(connections.claim(f"c{n}")) for n in range(5)]
-    await until(lambda: len(connections.statuses) == 5)
-    assert sorted(connections.statuses) == [200, 200, 200, 429, 429]
+    polls: list[asyncio.Task[None]] = []
+    for n in range(5):
+        polls.append(asyncio.create_task(connections.claim(f"c{n}")))
+        await until(lambda n=n: len(connections.statuses) > n)  # type: ignore[misc]
+    assert connections.statuses == [200, 200, 200, 429, 429]
+    assert (await bench.engine.stats())["kinds"]["k"] == {"claimed": 3, "new": 2}, "what is refused was not granted"
+    before = connections.sending.size
+    polls.append(asyncio.create_task(connections.claim("c0", limit=0)))
+    await until(lambda: len(connections.statuses) == 6)
+    assert connections.statuses[-1] == 200, "a claim can always be ended"
+    assert connections.sending.size == before
     connections.may_go.set()
     await asyncio.gather(*polls)
-    for n in range(5):
+    for n in range(3, 5):
         await connections.claim(f"c{n}")
-    assert connections.statuses[5:] == [200] * 5, "what was refused was not lost"
+    assert connections.statuses[6:] == [200] * 2
+
+
+async def test_claims_that_wait_are_granted_nothing_while_there_is_no_room_for_the_answers(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All have passed while there was room: they must not be granted more than fits, or what they are is lost."""
+    little_room(monkeypatch)
+    count = 20
+    connections = Connections(bench.engine)
+    polls = [asyncio.create_task(connections.claim(f"c{n}", wait=60)) for n in range(count)]
+    await until(lambda: len(bench.engine._long_polls) == count)
+    await bench.schedule(*({"kind": "k", "payload": "x" * (BIG - 2000)} for _ in range(count)))
+    await until(lambda: connections.sending.size >= 3 * BIG - 10_000)
+    await bench.engine.tick()
+    assert len(connections.statuses) < count / 2
+    assert (await bench.engine.stats())["kinds"]["k"]["claimed"] == len(connections.statuses)
+    connections.may_go.set()
+    while len(connections.statuses) < count:
+        await bench.engine.tick()
+    await asyncio.gather(*polls)
+    assert connections.statuses == [200] * count
+
+
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For three answers, each with one task of about `BIG` bytes."""
+    monkeypatch.setattr(sending, "_TOGETHER", 3 * BIG - 10_000)
+    monkeypatch.setattr(claiming, "_ANSWER", BIG)
+    monkeypatch.setattr(claiming, "_ALWAYS_FIT", 1)
 
 
 async def test_an_answer_whose_client_has_gone_takes_up_nothing(bench: Bench) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -27,7 +28,7 @@ def operations(document: Any) -> dict[tuple[str, str], Any]:
 
 
 def test_every_route_is_documented_and_every_documented_route_exists(document: Any) -> None:
-    app = create_app(None)  # type: ignore[arg-type]  # nothing is called
+    app = create_app(Mock())  # nothing is called
     routes = {
         (method, re.sub(r":\w+}", "}", route.path))
         for route in app.routes

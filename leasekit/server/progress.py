@@ -16,30 +16,29 @@ class Progress:
     """The checkpoints of one batch.
 
     One without a number is taken as it comes: its holder says nothing of an order, or has reported it with its result,
-    after all others.
+    after all others. It has the number of the one that it replaces: what is older than that is older than it, too.
     """
 
     def __init__(self) -> None:
-        self._latest: dict[int, Checkpoint] = {}
-        self._numbered: set[int] = set()
+        self._reported: dict[int, list[tuple[int, int | None, bytes]]] = {}  # seq → fence, number, value
 
     def report(self, row: Trigger, item: Beat | Settlement) -> None:
         """Take what the holder of this task says, if it says something of its progress."""
-        if item.progress is UNSET:
-            return
-        checkpoint = Checkpoint(to_bytes(item.progress), row.fence, item.progress_seq or 0)
-        if item.progress_seq is None:
-            self._numbered.discard(row.seq)
-        elif row.seq in self._latest and checkpoint.mark < self._latest[row.seq].mark:
-            return
-        else:
-            self._numbered.add(row.seq)
-        self._latest[row.seq] = checkpoint
+        if item.progress is not UNSET:
+            said = (row.fence, item.progress_seq, to_bytes(item.progress))
+            self._reported.setdefault(row.seq, []).append(said)
 
     def save(self, tx: Tx) -> None:
-        """Keep them, but for those that are older than what is kept."""
-        if not self._latest:
+        """Keep the last of each task, but for those that are older than what is kept."""
+        if not self._reported:
             return
-        known = tx.progress_marks(self._numbered) if self._numbered else {}
-        late = {seq for seq in self._numbered if seq in known and self._latest[seq].mark < known[seq]}
-        tx.set_progress({seq: checkpoint for seq, checkpoint in self._latest.items() if seq not in late})
+        marks = tx.progress_marks(self._reported)
+        latest: dict[int, Checkpoint] = {}
+        for seq, reports in self._reported.items():
+            mark = marks.get(seq, (0, 0))
+            for fence, number, value in reports:
+                own = (fence, number) if number is not None else max((fence, 0), mark)
+                if own >= mark:
+                    mark = own
+                    latest[seq] = Checkpoint(value, *own)
+        tx.set_progress(latest)

@@ -369,7 +369,9 @@ def _keep_progress(row: _Row, run: _Run, item: BeatItem | SettlementItem) -> Non
     """Unless what is kept was reported later in the same run, and only its request was faster."""
     if item.progress is UNSET or (item.progress_seq is not None and item.progress_seq < run.progress_seq):
         return
-    row.progress, run.progress_seq = item.progress, item.progress_seq or 0
+    row.progress = item.progress
+    if item.progress_seq is not None:
+        run.progress_seq = item.progress_seq
 
 
 def _answer(claim: _Claim, asked: ClaimRequest) -> Claimed:

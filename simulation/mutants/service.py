@@ -313,7 +313,7 @@ SERVICE: Sequence[Mutant] = (
     Mutant(
         name="progress-unordered",
         breaks="A beat that arrives late puts old progress over newer.",
-        edits=[Edit(_PROGRESS, "if seq in known and self._latest[seq].mark < known[seq]", "if seq not in known")],
+        edits=[Edit(_PROGRESS, "if own >= mark:", "if own >= (0, 0):")],
         under="fencing",
         killed_by=["L7"],
     ),

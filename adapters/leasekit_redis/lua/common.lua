@@ -537,7 +537,7 @@ local function keep_progress(id, holding, progress, number)
     return
   end
   put(PROGRESS, id, progress)
-  holding.progress_seq = number
+  holding.progress_seq = number or holding.progress_seq
 end
 
 local function let_go(id, lease)

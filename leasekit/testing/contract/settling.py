@@ -201,6 +201,19 @@ class Settling(Ground):
         if fourth := await self.claim_again(other, task):
             assert fourth.progress == [4]
 
+    @pytest.mark.parametrize("together", [True, False])
+    async def test_progress_without_a_number_is_kept_though_an_overtaken_beat_comes_after_it(
+        self, backend: Backend, other: Backend, kind: str, *, together: bool
+    ) -> None:
+        task = await self.held(backend, kind)
+        await self.beat(backend, task, progress=[5], progress_seq=5)
+        beats = [Beat(id=task.id, token=task.token, progress=[number], progress_seq=number) for number in (None, 3)]
+        for batch in [beats] if together else [[beat] for beat in beats]:
+            await backend.beat(batch)
+        await self.settle(backend, task, "release")
+        if (second := await self.claim_again(other, task)) and backend.traits.progress:
+            assert second.progress == [None]
+
     async def test_progress_is_kept_whatever_it_is_and_however_it_came(
         self, backend: Backend, other: Backend, kind: str
     ) -> None:

@@ -355,7 +355,7 @@ def _l7_progress(lives: Lives, rules: Rules, fresh: float) -> Found:
     """
     for life in lives.tasks.values():
         for lease, after in pairwise(life.known):
-            if not after.granted:
+            if not after.granted or not after.started:  # an ended claim is told its tasks without progress
                 continue
             ended = lives.process(lease.holder).ended if lease.holder else None
             ends = [after.grant.at, *(one.at for one in (*lease.lost, *lease.refused, *lease.closed))]

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 from msgspec import Raw
@@ -432,8 +433,10 @@ async def test_claims_that_wait_are_granted_nothing_while_there_is_no_room_for_t
     await bench.schedule(*({"kind": "k", "payload": "x" * (BIG - 2000)} for _ in range(count)))
     await until(lambda: connections.sending.size >= 3 * BIG - 10_000)
     await bench.engine.tick()
+    with anyio.fail_after(30):  # an answer leaves a moment after its grant
+        while (await bench.engine.stats())["kinds"]["k"]["claimed"] != len(connections.statuses):
+            await bench.engine.tick()
     assert len(connections.statuses) < count / 2
-    assert (await bench.engine.stats())["kinds"]["k"]["claimed"] == len(connections.statuses)
     connections.may_go.set()
     while len(connections.statuses) < count:
         await bench.engine.tick()

@@ -43,19 +43,18 @@ bench: $(VENV)/dev $(VENV)/leasekit ## Measure, beside the raw engine (ARGS=--qu
 
 .PHONY: simulate
 simulate: $(VENV)/dev ## Simulate three thousand hours of faults, and check every promise (ten minutes)
-	@$(BIN)/python -m simulation $(ARGS)
+	@$(BIN)/python -m harness.simulation $(ARGS)
 
 .PHONY: mutants
 mutants: $(VENV)/dev ## Break each rule on purpose, and see the simulation find it
-	@$(BIN)/python -m simulation.mutants $(ARGS)
+	@$(BIN)/python -m harness.simulation.mutants $(ARGS)
 
 .PHONY: chaos
 chaos: $(VENV)/dev $(VENV)/leasekit ## Real processes: every fault, then 20,000 tasks with kill -9 of workers and server
-	@$(BIN)/python -m chaos $(ARGS)
+	@$(BIN)/python -m harness.chaos $(ARGS)
 
 .PHONY: docs
 docs: $(VENV)/docs $(VENV)/dev $(VENV)/leasekit ## Build the documents into site/
-	@$(BIN)/python docs/_generate.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .PHONY: lock
@@ -68,7 +67,7 @@ lock: | $(VENV)/python ## Write requirements/*.txt from pyproject.toml
 .PHONY: clean
 clean: ## Remove the environment and all caches
 	@rm -rf $(VENV) dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	@find leasekit adapters tests simulation chaos examples benchmarks docs -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	@find leasekit adapters tests harness examples benchmarks docs -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # One lock for every Python and platform, without the address of the index that it came from.
 pin = $(BIN)/uv pip compile --quiet $(2) --universal --python-version 3.11 \

@@ -1,7 +1,8 @@
 """Many leases in one process: what a renewal costs its holder, and whether any comes late.
 
-Leases of 30 s, renewed every 10 s by `Beats(ttl=30, cycle=10, rate=20, batch=1000)`, so that one connection can keep
-200,000. Bodies do nothing, as those that wait for something outside do. Embedded, the holder's CPU is the server's too.
+Leases of 30 s, renewed every 10 s by `Heartbeats(ttl=30, cycle=10, rate=20, batch=1000)`, so that one connection can
+keep 200,000. Bodies do nothing, as those that wait for something outside do. Embedded, the holder's CPU is the
+server's too.
 """
 
 import math
@@ -12,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import leasekit
 from _common import Bench, Server, cpu_seconds, memory_bytes, stored_in
+from leasekit._binding import bind
 from leasekit.hooks import Event, Lost, Renewed, Sent
 from leasekit.task import NewTask
 
@@ -48,47 +50,49 @@ def main() -> None:
         for count in (100,) if bench.quick else (1_000, 10_000, 100_000):
             if not bench.wants(case := f"{where} {count}"):
                 continue
-            beats = _beats(quick=bench.quick)
-            seconds = 1.5 * beats.cycle if bench.quick else bench.seconds or 60.0
+            heartbeats = _heartbeats(quick=bench.quick)
+            seconds = 1.5 * heartbeats.cycle if bench.quick else bench.seconds or 60.0
             # A new process for each: memory that an earlier case has freed would be taken again.
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
                 if where == "embedded":
                     with stored_in() as url:
-                        found = fresh.submit(_hold, url, count, beats, seconds).result()
+                        found = fresh.submit(_hold, url, count, heartbeats, seconds).result()
                 else:
                     with Server.running() as server:
-                        found = fresh.submit(_hold, server.url, count, beats, seconds).result()
-            bench.note(case, seconds=seconds, ttl=beats.ttl, cycle=beats.cycle, **found)
+                        found = fresh.submit(_hold, server.url, count, heartbeats, seconds).result()
+            bench.note(case, seconds=seconds, ttl=heartbeats.ttl, cycle=heartbeats.cycle, **found)
     bench.close()
 
 
-def _beats(*, quick: bool) -> leasekit.Beats:
+def _heartbeats(*, quick: bool) -> leasekit.Heartbeats:
     if quick:
-        return leasekit.Beats(rate=20, batch=BATCH).for_ttl(3)
-    return leasekit.Beats(rate=20, batch=BATCH, ttl=30, cycle=10, margin=3, grace=1.5, call_timeout=2.5, retry_wait=0.5)
+        return leasekit.Heartbeats(rate=20, batch=BATCH).for_ttl(3)
+    return leasekit.Heartbeats(
+        rate=20, batch=BATCH, ttl=30, cycle=10, margin=3, grace=1.5, call_timeout=2.5, retry_wait=0.5
+    )
 
 
-def _hold(url: str, count: int, beats: leasekit.Beats, seconds: float) -> dict[str, float]:
+def _hold(url: str, count: int, heartbeats: leasekit.Heartbeats, seconds: float) -> dict[str, float]:
     record = Record()
-    with leasekit.connect(url, beats=beats, hooks=[record]) as client:
+    with leasekit.connect(url, heartbeats=heartbeats, hooks=[record]) as client:
         before = memory_bytes()
-        leases = _take(client, count, beats.ttl)
+        leases = _take(client, count, heartbeats.ttl)
         memory = (memory_bytes() - before) / count
-        time.sleep(beats.cycle)  # until beats are spread over the cycle
+        time.sleep(heartbeats.cycle)  # until beats are spread over the cycle
         record.clear()
         began, cpu = time.clock_gettime(time.CLOCK_BOOTTIME), cpu_seconds()
         time.sleep(seconds)
         cpu, ended = cpu_seconds() - cpu, time.clock_gettime(time.CLOCK_BOOTTIME)
         renewed, lateness = record.renewed[:], record.lateness[:]
         for lease in leases:
-            lease.end(None)
+            lease._finish(None)
     renewals = sum(len(ids) for _, ids in renewed)
     gaps = _gaps(renewed, began, ended)
     return {
         "cpu_us_per_renewal": round(1e6 * cpu / max(renewals, 1), 2),
         "renewals_per_second": round(renewals / (ended - began), 1),
         "longest_gap": round(max(gaps, default=math.nan), 2),
-        "late_beats": sum(gap > _LATE * beats.cycle for gap in gaps),
+        "late_beats": sum(gap > _LATE * heartbeats.cycle for gap in gaps),
         "latest_slot_ms": round(1e3 * max(lateness, default=math.nan), 1),
         "lost": record.lost,
         "bytes_per_lease": round(memory),
@@ -104,8 +108,8 @@ def _take(client: leasekit.Client, count: int, ttl: float) -> list[leasekit.Leas
     connection = client.connection()
     leases: list[leasekit.Lease] = []
     while len(leases) < count:
-        holdings = connection.run(connection.keeper.claim(["held"], limit=BATCH, wait=5, started=True))
-        leases += [leasekit.lease(holding.task.bind(client)).__enter__() for holding in holdings]
+        granted = connection.run(connection.keeper.claim(["held"], limit=BATCH, wait=5, started=True))
+        leases += [leasekit.lease(bind(held.task, client._reserve)).__enter__() for held in granted]
     return leases
 
 

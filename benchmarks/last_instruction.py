@@ -23,16 +23,16 @@ from _bodies import BODIES
 from _common import Bench, percentile
 from leasekit._core.term import Term
 from leasekit._driver.clock import BOOT_CLOCK
-from leasekit._driver.watchdog import Watchdog
-from leasekit.config import Beats
+from leasekit._driver.guarding.watchdog import Watchdog
+from leasekit._worker.process.guarded_process import GuardedProcess
+from leasekit._worker.process.messages import Address, LeaseState, Ready, Run, Setup
+from leasekit.config import Heartbeats
 from leasekit.task import Task
-from leasekit.worker.process.guarded_process import GuardedProcess
-from leasekit.worker.process.messages import Address, Facts, Ready, Run, Setup
 
 _TRUST = 0.25  # seconds from the first instruction to the end of trust
 _HOGS = 16
 _RUNS = 100  # of each case
-_BEATS = Beats().for_ttl(60)
+_BEATS = Heartbeats().for_ttl(60)
 now = BOOT_CLOCK.now
 
 
@@ -159,7 +159,7 @@ class _Guarded:
         self._pair.watchdog.begins(term)
         assert self._pair.guarded()
         task = Task(id="t", kind="k", token="x", ttl=60, payload=self._memory)  # noqa: S106
-        self._pair.send(Run(number=1, task=task, facts=Facts(granted_at=now(), beats=_BEATS)))
+        self._pair.send(Run(number=1, task=task, state=LeaseState(granted_at=now(), heartbeats=_BEATS)))
         return term.trusted_until
 
     def dead(self) -> None:

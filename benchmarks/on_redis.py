@@ -20,8 +20,8 @@ import leasekit_redis
 from _common import HERE, Bench, cpu_of, cpu_seconds
 from leasekit.task import Beat, NewTask, Settlement, Task
 from leasekit_redis.address import parse
+from leasekit_redis.client import Link
 from leasekit_redis.keys import Keys
-from leasekit_redis.link import Link
 from leasekit_redis.records import encode
 from leasekit_redis.scripts import BEAT
 

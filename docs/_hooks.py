@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: make pages of linked files and folders, and refuse pages that fetch from elsewhere."""
+"""Hooks of MkDocs: show linked files and folders and the help of commands, refuse pages that fetch from elsewhere."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,9 @@ from typing import Any
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, InclusionLevel
+from typer.testing import CliRunner
+
+from leasekit.cli.app import COMMANDS, app
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,6 +29,12 @@ def _shown(path: Path) -> str:
         return f"# {path}/\n\n" + "".join(f"- `{name}`\n" for name in names)
     text = (ROOT / path).read_text(encoding="utf-8")
     return text if path.suffix == ".md" else f"# {path}\n\n````{path.suffix[1:] or 'text'}\n{text}````\n"
+
+
+def _help() -> str:
+    """Show the help of each command as it is printed."""
+    shown = {name: CliRunner().invoke(app, [name, "--help"], prog_name="leasekit").stdout for name in COMMANDS}
+    return "\n".join(f"## leasekit {name}\n\n```text\n{text}```\n" for name, text in shown.items())
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -51,6 +60,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             if page.file.src_uri.endswith(".md.md")
             else markdown
         )
+    if page.file.src_uri == "reference/commands.md":
+        markdown += f"\n{_help()}"
     source = Path(page.file.abs_src_path)
     up = "../" * page.file.src_uri.count("/")
 

@@ -16,7 +16,7 @@ terms: list[tuple[str, int]] = []
 
 
 def member(client: leasekit.Client, name: str) -> None:
-    with leasekit.lease(client.named("reports/nightly", wait=30)) as held:
+    with client.named("reports/nightly", wait=30) as held:
         terms.append((name, held.fence))  # only one is in here at a time
         held.progress({"last_leader": name})  # the next one finds it in `held.checkpoint`
         print(f"{name} leads with fence {held.fence}, after {held.checkpoint}")
@@ -30,9 +30,9 @@ def main() -> None:
         for thread in members:
             thread.join()
 
-        with leasekit.lease(client.named("reports/nightly")):
+        with client.named("reports/nightly"):
             try:
-                with leasekit.lease(client.named("reports/nightly", wait=0)):
+                with client.named("reports/nightly", wait=0):
                     raise AssertionError("two led at once")
             except leasekit.NotGranted as refused:
                 print(refused)

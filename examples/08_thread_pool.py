@@ -24,6 +24,6 @@ for number in range(6):
 with client, ThreadPoolExecutor(max_workers=3, thread_name_prefix="pool") as pool:
     # `lease(task)` reserves the task: it is beaten while it waits for a thread, and the loop does not give it back.
     wait([pool.submit(job, task, leasekit.lease(task)) for task in client.tasks("job", until_idle=0.2)])
-    assert all(task.status is leasekit.Status.SUCCESS for task in client.wait_for(*(f"job-{n}" for n in range(6))))
+    assert all(task.status is leasekit.Status.SUCCESS for task in client.wait_tasks(*(f"job-{n}" for n in range(6))))
 
 print("\n".join(done))

@@ -53,7 +53,7 @@ async def main() -> None:
     transport = httpx.ASGITransport(app)
     async with lifespan(app), httpx.AsyncClient(transport=transport, base_url="http://app") as browser:
         ordered = (await browser.post("/reports/ada")).json()["id"]
-        await client.await_for(ordered, timeout=30)
+        await client.await_tasks(ordered, timeout=30)
         answer = (await browser.get(f"/reports/{ordered}")).json()
         print(answer)
         assert answer == {"status": "success", "result": "report for ada"}

@@ -1,7 +1,8 @@
 """The keeper of leases for long-running work."""
 
+from leasekit.claiming import Tasks
 from leasekit.client import Client, connect
-from leasekit.config import Beats
+from leasekit.config import Heartbeats
 from leasekit.errors import (
     AlreadyDone,
     BackendError,
@@ -15,6 +16,7 @@ from leasekit.errors import (
     LeaseEvent,
     LeasekitError,
     LeaseLost,
+    LossReason,
     MissingDependency,
     NotGranted,
     NotHeld,
@@ -29,12 +31,31 @@ from leasekit.errors import (
 )
 from leasekit.idle import Idle
 from leasekit.lease import Lease, lease, leased
-from leasekit.task import NewTask, Status, Task
+from leasekit.named import Named, NamedLease, Once, OnceLease
+from leasekit.task import (
+    Exponential,
+    FixedDelays,
+    HistoryEntry,
+    NewTask,
+    Page,
+    Polynomial,
+    RetryPolicy,
+    Scheduled,
+    Stats,
+    Status,
+    Task,
+    TaskInfo,
+    TaskOptions,
+    Verdict,
+    WorkerInfo,
+)
 from leasekit.worker import Worker
 
 __all__ = [
-    "AlreadyDone", "BackendError", "Beats", "Cancelled", "Client", "Closed", "ConfigError", "Draining", "Fatal", "Idle",
-    "IdleTimeout", "Lease", "LeaseError", "LeaseEvent", "LeaseLost", "LeasekitError", "MissingDependency", "NewTask",
-    "NotGranted", "NotHeld", "ProtocolError", "Refused", "Status", "StoreDamaged", "StoreLocked", "Task", "Throttled",
-    "TooLarge", "Unavailable", "UnknownScheme", "Worker", "connect", "lease", "leased",
+    "AlreadyDone", "BackendError", "Cancelled", "Client", "Closed", "ConfigError", "Draining", "Exponential", "Fatal",
+    "FixedDelays", "Heartbeats", "HistoryEntry", "Idle", "IdleTimeout", "Lease", "LeaseError", "LeaseEvent",
+    "LeaseLost", "LeasekitError", "LossReason", "MissingDependency", "Named", "NamedLease", "NewTask", "NotGranted",
+    "NotHeld", "Once", "OnceLease", "Page", "Polynomial", "ProtocolError", "Refused", "RetryPolicy", "Scheduled",
+    "Stats", "Status", "StoreDamaged", "StoreLocked", "Task", "TaskInfo", "TaskOptions", "Tasks", "Throttled",
+    "TooLarge", "Unavailable", "UnknownScheme", "Verdict", "Worker", "WorkerInfo", "connect", "lease", "leased",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""THE SEAM: what an adapter implements, and nothing more.
+"""The seam: what an adapter implements, and nothing more.
 
 A backend is one service that hands out tasks under leases. It is called from the keeper's event loop (asyncio) only,
 so it needs no locks; a blocking client library is wrapped inside the adapter. It may be opened in one loop and is
@@ -13,37 +13,76 @@ Every call can be repeated: the second answer equals the first.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Status, TaskInfo, Verdict
+from leasekit._lifecycle.validation import check_kinds, check_limit, checked
+from leasekit.task import (
+    Beat,
+    Claimed,
+    NewTask,
+    Outcome,
+    Page,
+    Scheduled,
+    Settlement,
+    Stats,
+    Status,
+    Task,
+    TaskInfo,
+    Verdict,
+    VerdictWord,
+    WorkerInfo,
+)
 
-__all__ = ["Backend", "Intake", "Roster", "Scheduler", "Traits"]
+__all__ = [
+    "Backend", "Beat", "Capabilities", "Claimed", "NewTask", "Outcome", "Page", "Scheduled", "Scheduler", "Settlement",
+    "Stats", "Status", "Task", "TaskInfo", "TaskSink", "Verdict", "VerdictWord", "WorkerDirectory", "WorkerInfo",
+    "check_kinds", "check_limit", "checked",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traits:
-    """What a service can do, declared by its adapter; the contract suite checks the declaration."""
+class Capabilities:
+    """Capabilities of a service, declared by its adapter and checked by the contract suite."""
 
-    max_batch: int = 100  # beats or settlements in one call
-    max_claim: int = 100  # tasks in one claim
-    fences: bool = True  # a number that grows with every claim
-    refuses_stale: bool = True  # a write with the token of an earlier claim is *gone*
-    tells_waited: bool = True  # says how long a claim had waited when it was granted
-    remembers_claims: bool = True  # a repeated claim_id gets the same tasks again; limit 0 ends the claim
-    keeps_claims: bool = False  # what a cancelled claim was granted goes to the adapter's next claim, or back
-    orders: bool = True  # passes on a cancel with a beat's verdict
-    progress: bool = True  # keeps checkpoints for the next holder
-    max_progress: int = 64 * 1024  # bytes of one checkpoint as JSON; 64 KiB at most
-    max_result: int | None = 1024 * 1024  # bytes of a result as JSON; None: results are not kept, of whatever size
-    retries: bool = True  # hands out again what was given back or lost its holder; False: that is for others to do
-    unique_ids: bool = True  # of one id, or live dedupe key, there is one task; named leases stand on that
-    dependencies: bool = False  # a task may be scheduled `after` others, in any order; False: that is refused
+    max_batch: int = 100
+    """Heartbeats or settlements in one call."""
+    max_claim: int = 100
+    """Tasks in one claim."""
+    fences: bool = True
+    """The service grants a number that grows with every claim."""
+    refuses_stale: bool = True
+    """A write with the token of an earlier claim is *gone*."""
+    tells_waited: bool = True
+    """The service says how long a claim had waited when it was granted."""
+    remembers_claims: bool = True
+    """A repeated `claim_id` gets the same tasks again; `limit` 0 ends the claim."""
+    keeps_claims: bool = False
+    """What a cancelled claim was granted goes to the adapter's next claim, or back."""
+    orders: bool = True
+    """A beat's verdict passes on a cancel."""
+    progress: bool = True
+    """The service keeps checkpoints for the next holder."""
+    max_progress: int = 64 * 1024
+    """Bytes of one checkpoint as JSON; 64 KiB at most."""
+    max_result: int | None = 1024 * 1024
+    """Bytes of a result as JSON; None: results are not kept, of whatever size."""
+    retries: bool = True
+    """The service hands out again what was given back or lost its holder; False: others must do that."""
+    unique_ids: bool = True
+    """There is one task for each id, or live dedupe key; named leases depend on that."""
+    dependencies: bool = False
+    """A task may be scheduled `after` others, in any order; False: such a task is refused."""
 
 
 class Backend(Protocol):
-    """A service that hands out tasks under leases."""
+    """A service that hands out tasks under leases.
 
-    traits: Traits
+    Where the URL that a backend was opened by means something else in another working directory, the backend has an
+    attribute `url` that does not: forks and supervisors connect by it.
+    """
+
+    capabilities: Capabilities
+    """What the service can do."""
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
         """Take up to `limit` tasks of these kinds (100 at most); wait up to `wait` seconds for the first.
@@ -72,20 +111,20 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class Intake(Protocol):
+class TaskSink(Protocol):
     """A backend that also accepts work. What has become of one task it may not know: many a queue does not."""
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Accept tasks: when this returns they are durable. The same id, or live dedupe key, makes no second task."""
         ...
 
-    async def stats(self) -> dict[str, Any]:
-        """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`."""
+    async def stats(self) -> Stats:
+        """Count the tasks of each kind in each status."""
         ...
 
 
 @runtime_checkable
-class Scheduler(Intake, Protocol):
+class Scheduler(TaskSink, Protocol):
     """A backend that also accepts work, and knows what has become of it."""
 
     async def get(self, task_id: str) -> TaskInfo | None:
@@ -96,8 +135,7 @@ class Scheduler(Intake, Protocol):
         """Cancel: `cancelled` where it waits, `ordered` where it runs, `gone` where it has ended or is unknown."""
         ...
 
-    # Last in the class: below it, `list` is this method and no longer the type.
-    async def list(
+    async def list_tasks(
         self,
         *,
         kind: str | None = None,
@@ -112,9 +150,9 @@ class Scheduler(Intake, Protocol):
 
 
 @runtime_checkable
-class Roster(Protocol):
+class WorkerDirectory(Protocol):
     """A backend that also knows who works on its tasks. Few services do: it is a protocol of its own."""
 
-    async def workers(self) -> list[dict[str, Any]]:
-        """Workers that hold leases, or were heard of lately: `name`, `last_seen` (RFC 3339, or None), `running`."""
+    async def workers(self) -> list[WorkerInfo]:
+        """List the workers that hold leases, or were heard of lately."""
         ...

@@ -1,16 +1,13 @@
-"""Client.tasks(): a loop over tasks as they become ready, one at a time, with two doors (`for`, `async for`)."""
+"""`Client.tasks()`: iterate over tasks as they become ready, one at a time, with `for` or `async for`."""
 
 import copy
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
+from leasekit._binding import Reserve, bind
 from leasekit._driver.connection import Connection
-from leasekit._driver.holding import Holding
+from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit.errors import Closed
 from leasekit.task import Task
-
-if TYPE_CHECKING:
-    from leasekit.client import Client
 
 __all__ = ["Tasks"]
 
@@ -18,14 +15,17 @@ _POLL = 20.0  # seconds of one long poll
 
 
 class Tasks:
-    """A loop over tasks as they become ready; `Client.tasks` makes it, and closing the client ends it."""
+    """An iterator over tasks as they become ready, made by `Client.tasks`. Closing the client ends it."""
 
-    def __init__(self, client: "Client", kinds: Sequence[str], *, until_idle: float | None) -> None:
-        self._client = client
+    def __init__(
+        self, connect: Callable[[], Connection], reserve: Reserve, kinds: Sequence[str], *, until_idle: float | None
+    ) -> None:
+        self._connect = connect
+        self._reserve = reserve
         self._kinds = kinds
         self._until_idle = until_idle
         self._connection: Connection | None = None
-        self._last: Holding | None = None
+        self._last: HeldLease | None = None
 
     def __iter__(self) -> Iterator[Task]:
         return self
@@ -60,34 +60,34 @@ class Tasks:
         return task
 
     def _connected(self) -> Connection | None:
-        """The connection of this loop; None once its client was closed."""
+        """Return the connection of this iterator; None once its client was closed."""
         if self._connection is None or self._connection.forked:
-            self._connection, self._last = self._client.connection(), None
+            self._connection, self._last = self._connect(), None
         return None if self._connection.closed else self._connection
 
     def _interrupted(self) -> None:
-        """A task may have come at this very moment: nobody will see it."""
+        """Give back a task that may have been granted at this very moment, because the caller will not get it."""
         if self._connection is not None:
             self._connection.driver.call_soon(self._give_back, self._connection)
 
     def _give_back(self, connection: Connection) -> None:
-        """In the driver's loop: the last task, if nobody has made a lease of it."""
+        """Give back the last task, in the driver's loop, unless a lease was made of it."""
         if self._last is not None and not self._last.reserved:
-            connection.keeper.unless_begun(self._last)
+            connection.keeper.release_if_unstarted(self._last)
         self._last = None
 
     async def _next(self, connection: Connection) -> Task | None:
-        """In the driver's loop: the next task, or None when it has been quiet for long enough."""
+        """Return the next task, in the driver's loop, or None when none has come for long enough."""
         keeper, clock = connection.keeper, connection.clock
         self._give_back(connection)
         quiet_since = clock.now()
         while True:
             left = _POLL if self._until_idle is None else self._until_idle - (clock.now() - quiet_since)
-            holdings = await keeper.claim(self._kinds, limit=1, wait=max(0.0, min(_POLL, left)), started=True)
-            if holdings:
-                self._last = holdings[0]
+            leases = await keeper.claim(self._kinds, limit=1, wait=max(0.0, min(_POLL, left)), started=True)
+            if leases:
+                self._last = leases[0]
                 # A copy of its own: when that is garbage, and no lease was made of it, nobody can begin it any more.
-                task = copy.copy(self._last.task).bind(self._client)
+                task = bind(copy.copy(self._last.task), self._reserve)
                 self._last.wanted_by = connection.owner(self._last, task)
                 return task
             if self._until_idle is not None and clock.now() - quiet_since >= self._until_idle:

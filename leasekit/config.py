@@ -1,11 +1,11 @@
-"""How often to beat, and how long to believe: the numbers of a keeper, and the sums that follow from them."""
+"""Settings of heartbeats: how often leases are renewed and for how long they are trusted, with the resulting sums."""
 
 import math
 from dataclasses import dataclass, fields, replace
 
 from leasekit.errors import ConfigError
 
-__all__ = ["DRIFT", "Beats"]
+__all__ = ["DRIFT", "Heartbeats"]
 
 DRIFT = 0.001
 """ρ, the bound on how much faster one clock may run than another: twice NTP's largest slew."""
@@ -16,110 +16,137 @@ _SLOTS_PER_CYCLE = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beats:
-    """The rhythm of heartbeats for leases of one `ttl`. It cannot exist in a contradictory state.
+class Heartbeats:
+    """The rhythm of heartbeats for leases of one `ttl`. Contradictory settings are refused.
 
-    Durations are seconds. `for_ttl` makes the numbers for another ttl; `budget` shows how they add up.
+    Durations are seconds. `for_ttl` computes the settings for another ttl; `budget` shows how they add up.
 
-    Raises `ConfigError` where the numbers contradict one another, with the one to change.
+    Raises `ConfigError` if the settings contradict one another, with the one to change.
     """
 
-    ttl: float = 300.0  # what the service grants; its answer is the truth, this is what to expect
-    cycle: float = 120.0  # every lease beats once in each
-    rate: float = 1.0  # slots a second, at most, for the leases of one ttl: each has a cycle of its own
-    batch: int = 100  # leases in one slot, at most; less where the service takes less
-    in_flight: int = 4  # calls under way at once, likewise for the leases of one ttl
-    margin: float = 15.0  # what may still be on its way when the body is stopped
-    grace: float = 10.0  # how long a body may take to end once it was told to
-    call_timeout: float = 10.0  # one try
-    retry_wait: float = 5.0  # before a failed lease is tried again
+    ttl: float = 300.0
+    """The ttl that the service is expected to grant; the ttl in its answer is what counts."""
+    cycle: float = 120.0
+    """Every lease is renewed once in each cycle."""
+    rate: float = 1.0
+    """Slots a second, at most, for the leases of one ttl: each ttl has a cycle of its own."""
+    batch: int = 100
+    """Leases in one slot, at most; fewer if the service allows fewer."""
+    in_flight: int = 4
+    """Calls in progress at once, for the leases of one ttl."""
+    margin: float = 15.0
+    """Time for operations that are still on their way when the handler is stopped."""
+    grace: float = 10.0
+    """Time that a handler may take to end once it was told to."""
+    call_timeout: float = 10.0
+    """Time that one call may take."""
+    retry_wait: float = 5.0
+    """Time that a lease waits after a failed heartbeat before the next try."""
     retries_per_cycle: int = 3
-    max_failures: int = 3  # strikes: failed beats in a row
-    # Strikes end nothing before this long after the last acknowledged beat; None: until no further try makes sense.
+    """The number of tries after a failed heartbeat before the lease waits for the next cycle."""
+    max_failures: int = 3
+    """Strikes: the number of failed heartbeats in a row that end a lease."""
     strike_after: float | None = None
-    burst: float = 3.0  # after a stall: at most this many times the even pace
+    """Strikes end no lease before this time after its last acknowledged heartbeat; None: while a try is useful."""
+    burst: float = 3.0
+    """After a stall, heartbeats leave at most this many times as fast as the even pace."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{field.name}={value!r} is no number of zero or more: set {field.name}")
+                raise ConfigError(f"{field.name} must be a finite number of 0 or more, got {value!r}: set {field.name}")
         for name in ("cycle", "rate", "call_timeout"):
             if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}=0 would never beat: raise {name}")
+                raise ConfigError(f"{name}=0 would never send a heartbeat: raise {name}")
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)} is below the smallest possible: raise it to {least:g}")
         for name in ("batch", "in_flight", "max_failures", "retries_per_cycle"):
             if not isinstance(getattr(self, name), int):
-                raise ConfigError(f"{name}={getattr(self, name)!r} counts something: set {name} to a whole number")
-        if self.rate * self.cycle < 1:
+                raise ConfigError(f"{name} must be a whole number, got {getattr(self, name)!r}: set {name}")
+        if self.rate * self.cycle < 1 - 1e-9:
             raise ConfigError(f"rate={self.rate:g} has no slot in a cycle: raise rate to {1 / self.cycle:g} or more")
         if self.ttl < 2 * self.cycle:
             raise ConfigError(
                 f"ttl={self.ttl:g} does not cover one whole cycle in any phase: "
-                f"lower cycle from {self.cycle:g} to {self.ttl / 2:g} or less, or use Beats().for_ttl({self.ttl:g})"
+                f"lower cycle from {self.cycle:g} to {self.ttl / 2:g} or less, "
+                f"or use Heartbeats().for_ttl({self.ttl:g})"
             )
-        spent = self.cycle + self.call_timeout + self.margin + self.grace
+        spent = self._spent
         drift = 2 * DRIFT
         if spent >= self.ttl * (1 - drift):
             room = self.ttl * (1 - drift) - spent + self.cycle
-            advice = f"lower cycle below {room:g}" if room > _SHORTEST_CYCLE else f"use Beats().for_ttl({self.ttl:g})"
+            advice = (
+                f"lower cycle below {room:g}" if room > _SHORTEST_CYCLE else f"use Heartbeats().for_ttl({self.ttl:g})"
+            )
             raise ConfigError(
                 f"cycle + call_timeout + margin + grace = {spent:g} leaves nothing of ttl={self.ttl:g}, "
                 f"less {drift:.1%} of drift: {advice}, or raise ttl above {spent / (1 - drift):g}"
             )
 
-    def for_ttl(self, ttl: float) -> "Beats":
-        """The same choices for leases of another ttl: the durations follow it, the counts stay.
+    def for_ttl(self, ttl: float) -> "Heartbeats":
+        """Return the same choices for leases of another ttl: durations follow the ttl, counts stay.
 
-        Raises `ConfigError` below 2 s: no beat could be lost and tried again in time.
+        A duration that is half the default becomes half the default for that ttl. If the sum of all would take a
+        larger part of the ttl than here, `margin`, `grace` and `call_timeout` are cut to fit.
+
+        Raises `ConfigError` below 2 s: no heartbeat could be lost and tried again in time.
         """
         if ttl == self.ttl:
             return self
         if not (math.isfinite(ttl) and ttl >= _SHORTEST_TTL):
-            raise ConfigError(f"ttl={ttl!r} is too short to be kept: raise it to {_SHORTEST_TTL:g} or more")
-        cycle = ttl / 3
+            raise ConfigError(f"ttl={ttl!r} is too short for heartbeats: raise it to {_SHORTEST_TTL:g} or more")
+        here, there = _durations(self.ttl), _durations(ttl)
+        scaled = {name: getattr(self, name) * there[name] / here[name] for name in there}
+        cycle = scaled["cycle"] = max(_SHORTEST_CYCLE, min(scaled["cycle"], ttl / 2))
+        # Neither more of the ttl than was chosen (or 0.6, which leaves enough), nor all of it.
+        part = min(max(self._spent / self.ttl, 0.6), (1 - 2 * DRIFT) * (1 - 1e-9))
+        room, others = part * ttl - cycle, sum(scaled[name] for name in _SPENT)
+        if others > room:
+            scaled |= {name: scaled[name] * room / others for name in _SPENT}
+        slots = min(self.rate * self.cycle, _SLOTS_PER_CYCLE)
         return replace(
             self,
             ttl=ttl,
-            cycle=cycle,
-            rate=max(self.rate, _SLOTS_PER_CYCLE / cycle),
-            margin=max(min(15.0, ttl / 10), ttl / 20),
-            grace=min(10.0, ttl / 20),
-            call_timeout=min(10.0, ttl / 12),
-            retry_wait=min(5.0, ttl / 60),
+            rate=max(self.rate, slots / cycle),
             strike_after=None if self.strike_after is None else self.strike_after * ttl / self.ttl,
+            **scaled,
         )
 
     @property
+    def _spent(self) -> float:
+        """The part of the ttl that one failed heartbeat takes, without `retry_wait`."""
+        return self.cycle + self.margin + self.grace + self.call_timeout
+
+    @property
     def trust(self) -> float:
-        """For how long a grant is believed in, from when its request left: `ttl·(1 − 2ρ) − margin`."""
+        """Seconds for which a grant is trusted, from when its request left: `ttl·(1 − 2ρ) − margin`."""
         return self.ttl * (1 - 2 * DRIFT) - self.margin
 
     @property
     def slack(self) -> float:
-        """From an acknowledged beat to the moment when the body is told to stop: `trust − grace`."""
+        """Seconds from an acknowledged heartbeat until the handler is told to stop: `trust − grace`."""
         return self.trust - self.grace
 
     @property
     def strikes_from(self) -> float:
-        """Seconds after the last acknowledged beat before which strikes end nothing."""
+        """Seconds after the last acknowledged heartbeat before which strikes end no lease."""
         if self.strike_after is not None:
             return min(self.strike_after, self.slack)
         return self.slack - self.call_timeout
 
     @property
     def capacity(self) -> int:
-        """How many leases can be held: `batch` in each of the whole slots of a cycle."""
+        """The number of leases that can be held: `batch` in each of the whole slots of a cycle."""
         return int(self.rate * self.cycle + 1e-6) * self.batch
 
     @property
     def outage_survived(self) -> float:
-        """How long no beat may get through, at any phase, without a lease being lost.
+        """The longest outage, in seconds and at any phase, in which no lease is lost.
 
-        It counts from when the first call left that got no answer (one that was under way, say), until a call is
-        answered again. It holds for up to `capacity` leases, as long as calls that get through are answered within
+        An outage counts from when the first call left that got no answer (a call in progress, say), until a call is
+        answered again. This holds for up to `capacity` leases, as long as calls that get through are answered within
         `in_flight / rate` seconds: slower answers leave less than `rate` slots a second.
         """
         strikes = max(self.strikes_from - self.cycle, (self.max_failures - 1) * self.retry_wait)
@@ -127,19 +154,19 @@ class Beats:
 
     @property
     def _last_try(self) -> float:
-        """The longest outage after which one more try can still be answered in time; negative where there is none."""
+        """The longest outage after which one more try can still be answered in time; negative if no try can."""
         return self.slack - self.call_timeout - max(self.retry_wait, 1 / self.rate) - self.cycle
 
     def budget(self) -> str:
-        """The whole sum, a line each, for people."""
+        """Return the whole sum, one line each, for people."""
         rows = [
             ("ttl", self.ttl, "what the service grants"),
             ("− clock drift", -2 * DRIFT * self.ttl, f"two clocks, each within {DRIFT:.1%}"),
-            ("− margin", -self.margin, "what may be on its way when a body is stopped"),
+            ("− margin", -self.margin, "what may be on its way when a handler is stopped"),
             ("= trust", self.trust, "from when the request left; then the process ends where it is guarded"),
-            ("− grace", -self.grace, "for a body to end by itself"),
-            ("= slack", self.slack, "here the lease is lost and the body told to stop"),
-            ("− cycle", -self.cycle, "between two beats"),
+            ("− grace", -self.grace, "for a handler to end by itself"),
+            ("= slack", self.slack, "here the lease is lost and the handler told to stop"),
+            ("− cycle", -self.cycle, "between two heartbeats"),
             ("− call_timeout", -self.call_timeout, "a try that hangs"),
             ("− retry_wait", -self.retry_wait, "before the try that gets through"),
         ]
@@ -150,7 +177,7 @@ class Beats:
                 (
                     "+ missing",
                     -self._last_try,
-                    "one beat that fails may cost a lease: lower cycle or retry_wait, or raise rate",
+                    "one failed heartbeat may cost a lease: lower cycle or retry_wait, or raise rate",
                 )
             )
         elif self.outage_survived < self._last_try:
@@ -163,4 +190,16 @@ class Beats:
         return "\n".join([*lines, f"{'capacity':<18}{self.capacity:>9,d}    {pace}, {prompt}"])
 
 
+def _durations(ttl: float) -> dict[str, float]:
+    """Return the default durations for leases of one ttl; at 300 s, those of `Heartbeats()`."""
+    return {
+        "cycle": max(ttl / 3, min(120.0, ttl / 2 - 30.0)),
+        "margin": max(min(15.0, ttl / 10), ttl / 20),
+        "grace": min(10.0, ttl / 20),
+        "call_timeout": min(10.0, ttl / 12),
+        "retry_wait": min(5.0, ttl / 60),
+    }
+
+
+_SPENT = ("margin", "grace", "call_timeout")
 _LEAST = {"ttl": _SHORTEST_TTL, "cycle": _SHORTEST_CYCLE, "batch": 1, "in_flight": 1, "max_failures": 1, "burst": 1}

@@ -1,38 +1,41 @@
 """Every exception that leasekit raises, and the two that a body raises itself.
 
-LeasekitError
-├── ConfigError              settings that contradict one another (also a ValueError)
-├── UnknownScheme            no installed backend answers to this URL
-├── MissingDependency        the backend is known, a library that it needs is not installed
-├── Closed                   the client was closed: it stays closed, connect() again
-├── StoreLocked              another server has this store open
-├── StoreDamaged             the file of this store is not whole, or not what it was; says how to recover
-├── BackendError             the service did not do what it was asked
-│   ├── Unavailable          no usable answer: refused, timed out, broken off, 5xx; worth another try
-│   ├── Throttled            it answered "later"; worth another try, not before `retry_after`
-│   ├── ProtocolError        it answered something that is not in the protocol
-│   └── Refused              it will not take this request, now or later; says which item and field
-└── LeaseError
-    ├── LeaseLost            someone else may hold this task now: stop side effects
-    ├── Cancelled            whoever scheduled the task no longer wants it: wind down
-    ├── Draining             the worker stops: end, the task is given back with its progress
-    ├── IdleTimeout          the body reported no progress for its idle_timeout: end, the task is tried again
-    ├── AlreadyDone          of what is to be run once: it was, to its end
-    ├── NotGranted           a named lease is held by another, and the time to wait for it is over
-    └── NotHeld              this lease has ended, or was never begun, in this process
+As a tree:
 
-Fatal                        raised by a body: the task failed for good, do not run it again
-└── TooLarge                 a result, an error or successors are larger than the service takes (a ValueError, too)
+    LeasekitError
+    ├── ConfigError              settings that contradict one another (also a ValueError)
+    ├── UnknownScheme            no installed backend answers to this URL
+    ├── MissingDependency        the backend is known, a library that it needs is not installed
+    ├── Closed                   the client was closed: it stays closed, connect() again
+    ├── StoreLocked              another server has this store open
+    ├── StoreDamaged             the file of this store is not whole, or not what it was; says how to recover
+    ├── BackendError             the service did not do what it was asked
+    │   ├── Unavailable          no usable answer: refused, timed out, broken off, 5xx; worth another try
+    │   │   └── ProtocolError    it answered something that is not in the protocol
+    │   ├── Throttled            it answered "later"; worth another try, not before `retry_after`
+    │   └── Refused              it will not take this request, now or later; says which item and field
+    └── LeaseError
+        ├── LeaseLost            someone else may hold this task now: stop side effects
+        ├── Cancelled            whoever scheduled the task no longer wants it: wind down
+        ├── Draining             the worker stops: end, the task is given back with its progress
+        ├── IdleTimeout          the body reported no progress for its idle_timeout: end, the task is tried again
+        ├── AlreadyDone          of what is to be run once: it was, to its end
+        ├── NotGranted           a named lease is held by another, and the time to wait for it is over
+        └── NotHeld              this lease has ended, or was never begun, in this process
+
+    Fatal                        raised by a body: the task failed for good, do not run it again
+    └── TooLarge                 a result, an error or successors are larger than the service takes (a ValueError, too)
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 __all__ = [
     "AlreadyDone", "BackendError", "Cancelled", "Closed", "ConfigError", "Draining", "Fatal", "IdleTimeout",
-    "LeaseError", "LeaseEvent", "LeaseLost", "LeasekitError", "MissingDependency", "NotGranted", "NotHeld",
-    "ProtocolError", "Refused", "StoreDamaged", "StoreLocked", "Throttled", "TooLarge", "Unavailable", "UnknownScheme",
+    "LeaseError", "LeaseEvent", "LeaseLost", "LeasekitError", "LossReason", "MissingDependency", "NotGranted",
+    "NotHeld", "ProtocolError", "Refused", "StoreDamaged", "StoreLocked", "Throttled", "TooLarge", "Unavailable",
+    "UnknownScheme",
 ]  # fmt: skip
 
 
@@ -79,11 +82,12 @@ class Unavailable(BackendError):
 
 
 class Throttled(BackendError):
-    """The service answered "later". `retry_after` is in seconds, None where it did not say."""
+    """The service answered "later"."""
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        """Seconds to wait; None: the service did not say."""
 
 
 class ProtocolError(Unavailable):
@@ -91,14 +95,12 @@ class ProtocolError(Unavailable):
 
 
 class Refused(BackendError):
-    """The service will not take this request, now or later.
-
-    `errors` names what was wrong, one mapping an entry: `item` (position in the batch), `field`, `detail`.
-    """
+    """The service will not take this request, now or later."""
 
     def __init__(self, message: str, *, errors: Sequence[dict[str, Any]] = ()) -> None:
         super().__init__(message)
         self.errors = list(errors)
+        """What was wrong, one mapping an entry: `item` (position in the batch), `field`, `detail`."""
 
 
 class LeaseError(LeasekitError):
@@ -107,31 +109,47 @@ class LeaseError(LeasekitError):
 
 @dataclass(frozen=True, slots=True)
 class LeaseEvent:
-    """One line of the story of a lease.
-
-    `at` is CLOCK_BOOTTIME in seconds, `what` one of: `sent` (`seconds`: how long after its slot was due); a verdict's
-    word, or `failed` for a call without an answer (`seconds`: the round trip; `detail`: why); `stopped`, `starved`,
-    `blocked`, `suspended` for what befell the process, and `jumped` for its wall clock (`seconds`: how much of it).
-    """
+    """An event in the life of a lease, as the keeper recorded it."""
 
     at: float
+    """CLOCK_BOOTTIME, in seconds."""
     what: str
+    """`sent`, a verdict's word, or `failed` for a call without an answer; `stopped`, `starved`, `blocked` or
+    `suspended` for what befell the process, and `jumped` for its wall clock."""
     seconds: float
+    """With `sent`: how long after its slot was due; with verdicts and `failed`: the round trip; with the others: how
+    much of it."""
     detail: str = ""
+    """With `failed`: why."""
+
+
+LossReason = Literal[
+    "expired", "strikes", "taken", "settled", "cancelled", "unknown", "idle", "unreported", "closed",
+]  # fmt: skip
+"""Why a lease was lost.
+
+- `expired`: no beat was acknowledged in time; `strikes`: too many failed in a row.
+- `taken`, `settled`, `cancelled`: the service says that another holds the task, or that it has ended.
+- `unknown`: the service says that the lease is gone, for no reason of this list.
+- `idle`: the body reported no progress, and did not end when told to.
+- `unreported`: the body has ended, and its result could not be reported while the lease lasted.
+- `closed`: the client was closed while the body ran.
+"""
 
 
 class LeaseLost(LeaseError):
-    """Someone else may hold this task now: stop side effects.
+    """The lease is over, and another process may hold the task: stop side effects. The message says why."""
 
-    `reason` is one word (`expired`, `taken`, `settled`, `unknown`, `strikes`, `idle` …), the message one sentence
-    that says why, `task_id` which task, `events` what happened to the lease before, the oldest first.
-    """
-
-    def __init__(self, message: str, *, task_id: str = "", reason: str = "", events: Sequence[LeaseEvent] = ()) -> None:
+    def __init__(
+        self, message: str, *, task_id: str = "", reason: LossReason = "unknown", events: Sequence[LeaseEvent] = ()
+    ) -> None:
         super().__init__(message)
         self.task_id = task_id
-        self.reason = reason
+        """The id of the task."""
+        self.reason: LossReason = reason
+        """Why, in one word."""
         self.events = events
+        """What happened to the lease before, the oldest first."""
 
 
 class Cancelled(LeaseError):
@@ -147,18 +165,16 @@ class IdleTimeout(LeaseError):
 
 
 class AlreadyDone(LeaseError):
-    """What is to be run once was run to its end before: there is nothing left to do."""
+    """The work of a `once` was run to its end before: there is nothing left to do."""
 
 
 class NotGranted(LeaseError):
-    """A named lease is held by another, and the time to wait for it is over: nothing was begun.
-
-    `ended` is how its task has ended (`cancelled`, `dead` …) where nobody is granted it any more, else None.
-    """
+    """A named lease is held by another, and the time to wait for it is over: nothing was begun."""
 
     def __init__(self, message: str, *, ended: str | None = None) -> None:
         super().__init__(message)
         self.ended = ended
+        """How the name's task has ended (`cancelled`, `dead` …) where nobody is granted it any more, else None."""
 
 
 class NotHeld(LeaseError):

@@ -1,9 +1,9 @@
-"""What happened, as values, for logs, metrics and tests.
+"""Hooks: events of leases as values, for logs, metrics and tests.
 
-A hook is a callable that takes one event. It runs on the keeper's thread: it must be quick, and what it raises is
-logged and dropped. Nobody listening costs nothing: events are only made when there is a hook.
+A hook is a callable that takes one event. It runs on the keeper's thread: it must be quick, and its errors are logged
+and dropped. Without a hook events cost nothing, because they are not made.
 
-What an event shows of itself (its `repr`) is fit for a log: no token, no payload.
+The `repr` of an event is fit for a log: no token, no payload.
 """
 
 import logging
@@ -14,13 +14,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from leasekit.errors import LeaseEvent
+from leasekit.errors import LeaseEvent, LossReason
 from leasekit.task import NewTask, Outcome, Task
 
 __all__ = [
-    "Answered", "AtRisk", "Claimed", "Event", "Hook", "Hooks", "Lost", "Ordered", "Overloaded", "Renewed", "Running",
-    "Sent", "Settled", "Source", "Tracer", "Unreported", "about", "everywhere", "log_events", "nowhere", "show",
-    "sources",
+    "Answered", "AtRisk", "CancelRequested", "CapacityExceeded", "Claimed", "Event", "Hook", "Hooks", "Lost", "Renewed",
+    "ReportDelayed", "Running", "Sent", "Settled", "Source", "Tracer", "add_global_hook", "gauge_sources", "log_events",
+    "log_fields", "register_gauges", "remove_global_hook",
 ]  # fmt: skip
 
 logger = logging.getLogger("leasekit")
@@ -28,72 +28,94 @@ logger = logging.getLogger("leasekit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened to leases; `at` is the keeper's clock (CLOCK_BOOTTIME, seconds)."""
+    """An event in the life of leases."""
 
     at: float
+    """The time of the event, by the keeper's clock (CLOCK_BOOTTIME, seconds)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed(Event):
-    """Tasks were granted to this process, `took` seconds after it had first asked."""
+    """Tasks were granted to this process."""
 
     task_ids: Sequence[str]
+    """The ids of the tasks."""
     waited: float | None
+    """Seconds for which the request had waited at the service; None: the service does not say."""
     took: float = 0.0
+    """Seconds from the first request to the answer."""
     tasks: Sequence[Task] = field(default=(), repr=False)
+    """The tasks themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent(Event):
-    """A batch of beats left; `late` is how long after its slot was due."""
+    """A batch of heartbeats was sent."""
 
     task_ids: Sequence[str]
+    """The ids of the tasks whose leases are to be renewed."""
     late: float
+    """Seconds after the slot was due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewed(Event):
-    """Beats were acknowledged, `round_trip` seconds after they left."""
+    """Heartbeats were acknowledged."""
 
     task_ids: Sequence[str]
+    """The ids of the tasks whose heartbeats were acknowledged."""
     round_trip: float
+    """Seconds from request to answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered(Event):
-    """A batch of beats came back, well or not, `round_trip` seconds after it left; `verdicts` counts each kind."""
+    """A batch of heartbeats was answered, or failed."""
 
     round_trip: float
+    """Seconds from request to answer."""
     verdicts: Mapping[str, int]
+    """The number of heartbeats for each verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtRisk(Event):
-    """The first beat of a lease failed; it is tried again."""
+    """The first heartbeat of a lease failed; it is tried again."""
 
     task_id: str
+    """The id of the task."""
     token: str = field(repr=False)
+    """The token of its claim; not in the `repr`, and never for a log."""
     why: str
+    """The failure, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ordered(Event):
-    """The service wants the body of this lease to wind down."""
+class CancelRequested(Event):
+    """The service asks the code under this lease to wind down."""
 
     task_id: str
+    """The id of the task."""
     token: str = field(repr=False)
+    """The token of its claim; not in the `repr`, and never for a log."""
     order: str
+    """The service's request: `cancel`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost(Event):
-    """A lease is over for this process, and its body is told to stop; `events` is what happened to it before."""
+    """A lease is over for this process, and the code under it is told to stop."""
 
     task_id: str
+    """The id of the task."""
     token: str = field(repr=False)
-    reason: str
+    """The token of its claim; not in the `repr`, and never for a log."""
+    reason: LossReason
+    """The reason, as in `LeaseLost`."""
     why: str
+    """The reason, in one sentence."""
     events: Sequence[LeaseEvent] = field(default=(), repr=False)
+    """Earlier events of the lease, the oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,116 +123,129 @@ class Settled(Event):
     """A settlement was answered: `settled`, or `gone` with a reason."""
 
     task_id: str
+    """The id of the task."""
     token: str = field(repr=False)
+    """The token of its claim; not in the `repr`, and never for a log."""
     outcome: str
+    """The outcome that was reported."""
     verdict: str
+    """`settled` or `gone`."""
     reason: str | None
+    """The reason, if the verdict is `gone`."""
     task: Task | None = field(default=None, repr=False)
+    """The task itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unreported(Event):
+class ReportDelayed(Event):
     """Settlements could not be reported and are kept; they will be reported again."""
 
     task_ids: Sequence[str]
+    """The ids of the tasks whose settlements are kept."""
     why: str
+    """The failure, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overloaded(Event):
-    """More leases are held than can beat in one cycle: raise rate, batch or cycle, or hold fewer."""
+class CapacityExceeded(Event):
+    """More leases are held than can be renewed in one cycle: raise rate, batch or cycle, or hold fewer."""
 
     held: int
+    """The number of leases held."""
     capacity: int
+    """The number of leases that can be renewed in one cycle."""
 
 
 Hook = Callable[[Event], None]
+"""A callable that takes one event."""
 
 
-# What surrounds users' code -----------------------------------------------------------------------------------
+# Around users' code -------------------------------------------------------------------------------------------
 
 
 class Running(ABC):
-    """One body, from when it begins; its methods are called in the body's own thread."""
+    """A run of a task, from its begin; its methods are called in the thread of the handler."""
 
     @abstractmethod
     def enter(self) -> None:
-        """The body's context is the current one: set what the body is to find there."""
+        """Set what the handler must find in its context, which is the current one."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Take it back. Not called where the context is thrown away with the body."""
+        """Undo `enter`. This is not called where the context ends with the handler."""
 
     @abstractmethod
     def end(self, task: Task, outcome: Outcome | None, error: BaseException | None) -> None:
-        """The body has ended so; no outcome: its lease was lost. `task` may be a later claim of the same task."""
+        """Record the end of the run; no outcome: its lease was lost. `task` may be a later claim of the same task."""
 
 
 class Tracer(ABC):
-    """A hook that is also told what its users' own threads do, while they do it: for traces."""
+    """A hook that is also called in users' threads, around their calls and runs: for traces."""
 
     @property
     @abstractmethod
     def listening(self) -> bool:
-        """While this is false, nothing is made for it, events neither."""
+        """Whether anything is recorded. While this is False, nothing is made for this hook, not even events."""
 
     @abstractmethod
     def __call__(self, event: Event) -> None:
-        """As every hook: something happened."""
+        """Take an event, as every hook does."""
 
     @abstractmethod
     def scheduling(self, tasks: Sequence[NewTask]) -> AbstractContextManager[Sequence[NewTask]]:
-        """Around a call that schedules: gives the tasks as they are to be sent."""
+        """Surround a call that schedules: give the tasks as they must be sent."""
 
     @abstractmethod
     def running(self, task: Task) -> Running:
-        """The body of this task begins."""
+        """Record that the run of this task begins."""
 
 
-# Who listens --------------------------------------------------------------------------------------------------
+# Listeners ----------------------------------------------------------------------------------------------------
 
-_everywhere: tuple[Hook, ...] = ()
-
-
-def everywhere(hook: Hook) -> None:
-    """Have this hook hear what happens in all of this process, from now on."""
-    global _everywhere  # noqa: PLW0603 - that is what it says
-    if hook not in _everywhere:
-        _everywhere += (hook,)
+_global_hooks: tuple[Hook, ...] = ()
 
 
-def nowhere(hook: Hook) -> None:
-    """Take back `everywhere`."""
-    global _everywhere  # noqa: PLW0603
-    _everywhere = tuple(one for one in _everywhere if one != hook)
+def add_global_hook(hook: Hook) -> None:
+    """Call this hook with all events of this process, from now on."""
+    global _global_hooks  # noqa: PLW0603 - the name says so
+    if hook not in _global_hooks:
+        _global_hooks += (hook,)
+
+
+def remove_global_hook(hook: Hook) -> None:
+    """Undo `add_global_hook`."""
+    global _global_hooks  # noqa: PLW0603
+    _global_hooks = tuple(one for one in _global_hooks if one != hook)
 
 
 class Hooks:
     """The listeners of one keeper, the log among them.
 
-    False where only the log listens: then events that come with every beat and claim need not be made.
+    `active` is False if only the log listens: then events of every heartbeat and claim need not be made.
     """
 
     def __init__(self, hooks: Sequence[Hook] = ()) -> None:
         self._own = tuple(hooks)
 
     def add(self, hook: Hook) -> None:
-        """Have one more listen, from now on. One that listens already is not told twice."""
+        """Add a hook, from now on. A hook that is there already is not called twice."""
         if hook not in self._own:
             self._own += (hook,)
 
     @property
     def _listeners(self) -> tuple[Hook, ...]:
-        if not _everywhere:
+        if not _global_hooks:
             return self._own
-        return (*self._own, *(hook for hook in _everywhere if hook not in self._own))
+        return (*self._own, *(hook for hook in _global_hooks if hook not in self._own))
 
     def __contains__(self, hook: Hook) -> bool:
-        return hook in self._own or hook in _everywhere
+        return hook in self._own or hook in _global_hooks
 
-    def __bool__(self) -> bool:
-        # The first half is all that there is to it where nobody listens.
-        return bool(self._own or _everywhere) and any(
+    @property
+    def active(self) -> bool:
+        """Whether a hook besides the log listens: only then events are made."""
+        # Without hooks, the first half is all that is evaluated.
+        return bool(self._own or _global_hooks) and any(
             not isinstance(hook, Tracer) or hook.listening for hook in self._listeners
         )
 
@@ -226,41 +261,42 @@ class Hooks:
         return next((hook for hook in self._listeners if isinstance(hook, Tracer) and hook.listening), None)
 
     def scheduling(self, tasks: Sequence[NewTask]) -> AbstractContextManager[Sequence[NewTask]]:
-        """Around a call that schedules: gives the tasks as they are to be sent."""
+        """Surround a call that schedules: give the tasks as they must be sent."""
         tracer = self._tracer
         return nullcontext(tasks) if tracer is None else tracer.scheduling(tasks)
 
     def running(self, task: Task) -> Running | None:
-        """The body of this task begins. None where nobody traces it."""
+        """Record that the run of this task begins; return None if no tracer listens."""
         tracer = self._tracer
         return None if tracer is None else tracer.running(task)
 
 
-# What can be read at any time ---------------------------------------------------------------------------------
+# Gauges -------------------------------------------------------------------------------------------------------
 
 
 class Source(Protocol):
-    """Something with numbers that go up and down: the leases of a connection, the slots of a worker."""
+    """An object with numbers that go up and down: the leases of a connection, the slots of a worker."""
 
     hooks: Hooks
+    """The hooks that may read the numbers."""
 
     def gauges(self) -> Mapping[str, float]:
-        """The numbers as they are now, by name. From any thread."""
+        """Return the current numbers, by name. Any thread."""
         ...
 
 
 _sources: dict[int, weakref.ref[Source]] = {}
 
 
-def show(source: Source) -> None:
-    """Let those who listen to `source.hooks` read its numbers, as long as it lives."""
+def register_gauges(source: Source) -> None:
+    """Let the hooks of `source.hooks` read the numbers of `source`, as long as it lives."""
     key = id(source)
     _sources[key] = weakref.ref(source, lambda _: _sources.pop(key, None))
 
 
-def sources(hook: Hook) -> list[Source]:
-    """All that this hook may read."""
-    # A copy in one step: others come and go in other threads.
+def gauge_sources(hook: Hook) -> list[Source]:
+    """Return all sources that this hook may read."""
+    # A copy in one step, because other threads add and remove sources.
     living = [source() for source in list(_sources.values())]
     return [source for source in living if source is not None and hook in source.hooks]
 
@@ -268,26 +304,26 @@ def sources(hook: Hook) -> list[Source]:
 # The log ------------------------------------------------------------------------------------------------------
 
 
-def about(task_id: str, token: str) -> dict[str, str]:
-    """What a log record about a lease carries beside its text, as `extra`: of the token its first characters only."""
+def log_fields(task_id: str, token: str) -> dict[str, str]:
+    """Return the fields (`extra`) of a log record about a lease, with only the first characters of its token."""
     return {"task_id": task_id, "token_start": token[:6]}
 
 
 def log_events(event: Event) -> None:
-    """The hook that ships switched on: logs *lost* and what precedes it, with the token's first characters only."""
+    """Log lost leases and what precedes a loss, with only the first characters of the token. This hook is always on."""
     match event:
         case Lost():
-            extra = about(event.task_id, event.token)
+            extra = log_fields(event.task_id, event.token)
             logger.warning("lost %s (token %s…): %s", event.task_id, extra["token_start"], event.why, extra=extra)
         case AtRisk():
-            extra = about(event.task_id, event.token)
+            extra = log_fields(event.task_id, event.token)
             logger.info("at risk %s (token %s…): %s", event.task_id, extra["token_start"], event.why, extra=extra)
-        case Ordered():
-            extra = about(event.task_id, event.token)
-            logger.info("ordered to %s: %s (token %s…)", event.order, event.task_id, extra["token_start"], extra=extra)
-        case Unreported():
+        case CancelRequested():
+            extra = log_fields(event.task_id, event.token)
+            logger.info("asked to %s: %s (token %s…)", event.order, event.task_id, extra["token_start"], extra=extra)
+        case ReportDelayed():
             logger.warning("%d results could not be reported, and are kept: %s", len(event.task_ids), event.why)
-        case Overloaded():
+        case CapacityExceeded():
             logger.warning(
                 "%d leases held, %d can beat in a cycle: raise rate, batch or cycle", event.held, event.capacity
             )

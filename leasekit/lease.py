@@ -17,27 +17,25 @@ import logging
 import math
 import os
 import sys
-import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import Any, NoReturn, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 import anyio
 from msgspec import UNSET
 
-from leasekit._driver import encoding
+from leasekit._binding import reserve_of
+from leasekit._blocks import Block, end_of_block
 from leasekit._driver.bridge import call_soon_here, outcome, ring
 from leasekit._driver.connection import Connection
-from leasekit._driver.holding import Holding, Owner
-from leasekit._driver.outbox import Report
+from leasekit._driver.keeping.held_lease import HeldLease, Owner, loss_reason
+from leasekit._driver.reporting import encoding
+from leasekit._driver.reporting.outbox import Report
 from leasekit.errors import Cancelled, Draining, Fatal, LeaseError, LeaseLost, NotHeld, TooLarge
 from leasekit.hooks import Running
 from leasekit.task import NewTask, Outcome, Scheduled, Settlement, Task, TaskInfo, TaskOptions, Verdict
 from leasekit.wire import MAX_ERROR, MAX_PAYLOAD
-
-if TYPE_CHECKING:
-    from leasekit.named import Named
 
 __all__ = ["Lease", "lease", "leased"]
 
@@ -48,54 +46,37 @@ R = TypeVar("R")
 
 _LOOK = 1.0
 _MAX_THEN = 1000  # successors of one task: what a service takes in one batch
-F = TypeVar("F", bound=Callable[..., Any])
 _LAST_WORD = 10.0  # seconds to wait for the answer to a result that is reported after the end of trust
 
 
-def lease(task: "Task | Named", *, idle_timeout: float | None = None) -> "Lease":
+class _Name(Protocol):
+    """A name that can be leased: `client.named(…)` and `client.once(…)`."""
+
+    def _leased(self, idle_timeout: float | None) -> "Lease": ...
+
+
+def lease(task: Task | _Name, *, idle_timeout: float | None = None) -> "Lease":
     """Keep `task` ours while the body of the `with` (or `async with`) runs, and say so when it no longer is.
 
     Of a name (`client.named(…)`): it is acquired where the block begins, and given back where it ends, however it does.
 
-    `idle_timeout`: a body that reports no progress for so many seconds is told to stop, and the task is tried again.
-
     The block raises `LeaseLost` when the lease was lost: side effects must stop then, and nothing is settled. An
     exception of the body settles the task as a retriable failure (`Fatal`: as a fatal one) and goes on its way.
+
+    Args:
+        task: What `client.tasks()` gave, or `client.named(…)`.
+        idle_timeout: A body that reports no progress for so many seconds is told to stop, and the task is tried again.
     """
     if idle_timeout is not None and not 0 < idle_timeout < math.inf:
         raise ValueError(f"idle_timeout={idle_timeout!r} is no time to be idle: give seconds above zero")
     if isinstance(task, Task):
         return Lease(task, idle_timeout=idle_timeout)
-    if not hasattr(task, "lease"):
+    if not hasattr(task, "_leased"):
         what = f"a lease is of a task or of client.named(…), not of {type(task).__name__}"
         if isinstance(task, (NewTask, Scheduled, TaskInfo)):
             raise TypeError(f"{what}: claim the task first, as in `for task in client.tasks(kind)`")
         raise TypeError(f"{what}: what boto3 returned has leasekit_sqs.lease, leasekit_swf.lease, leasekit_sfn.lease")
-    return task.lease(idle_timeout)
-
-
-class _EndOfBlock:
-    """`__exit__` or `__aexit__` of a lease: an object of its own for each block.
-
-    A `with` statement looks it up before it enters, and drops it when the block is over, whatever ended the block: also
-    an exception out of a signal handler in the very moment before the first line of `__exit__`. Nobody else holds it,
-    not even a traceback. So the block is over when it is dead, and the keeper may rely on that.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self.__doc__ = function.__doc__
-
-    def __get__(self, lease: "Lease | None", owner: type | None = None) -> Callable[..., Any]:
-        if lease is None:  # looked up in the class, by an ExitStack: the lease stands for its block
-            return self._function
-        end = functools.partial(self._function, lease)  # C: it shows up in no frame
-        lease._block = weakref.ref(end)  # pyright: ignore[reportPrivateUsage] - a part of the lease, in a class of its own
-        return end
-
-
-def _end_of_block(function: F) -> F:
-    return cast("F", _EndOfBlock(function))
+    return task._leased(idle_timeout)  # pyright: ignore[reportPrivateUsage] - the other half of this door
 
 
 class Lease:
@@ -103,9 +84,10 @@ class Lease:
 
     def __init__(self, task: Task, *, idle_timeout: float | None = None) -> None:
         self.task = task
+        """The task that the lease is of."""
         self._idle_timeout = idle_timeout
         self._connection: Connection | None = None
-        self._holding: Holding | None = None
+        self._record: HeldLease | None = None
         self._scope: anyio.CancelScope | None = None
         self._outcome: Outcome | None = None
         self._result: Any = None
@@ -115,17 +97,18 @@ class Lease:
         self._then_size = 0  # of these, as JSON
         self._ended_at: float | None = None
         self._running: Running | None = None
-        self._block: weakref.ref[Callable[..., Any]] | None = None  # of the `with` statement that is about to enter
+        self._block: Block | None = None  # of the `with` statement that is about to enter
         # It may begin in another thread or task: a loop over tasks must not give it back.
-        self._reserved = None if task.client is None else task.client.reserve(task, self)
+        reserve = reserve_of(task)
+        self._reserved = None if reserve is None else reserve(task, self)
 
     def __repr__(self) -> str:
-        if self._holding is None:
+        if self._record is None:
             state = "not begun"
         elif self._ended_at is not None:
             state = "ended"
         else:
-            state = "lost" if self._holding.lost else "held"
+            state = "lost" if self._record.lost else "held"
         return f"<{type(self).__name__} of {self.task!r}: {state}>"
 
     def __reduce__(self) -> NoReturn:
@@ -145,7 +128,7 @@ class Lease:
 
     @property
     def checkpoint(self) -> Any:
-        """What the last holder reported with `progress`; None where there was none."""
+        """The value that the last holder reported with `progress`; None if there is none."""
         return self.task.progress
 
     def progress(self, value: Any) -> None:
@@ -155,7 +138,7 @@ class Lease:
         after beats that failed, with the next try. A worker's supervisor has it at once, and reports it where the
         worker is killed before.
 
-        Raises what `check` raises, when it is recorded, and ValueError where it is no JSON, above 64 KiB (or less,
+        Raises what `check` raises, when it is recorded, and ValueError where it is not JSON, above 64 KiB (or less,
         where the service takes less: SWF 2,048 bytes), or nested too deep.
         """
         encoded = encoding.progress(value, at_most=None if self._connection is None else self._connection.max_progress)
@@ -187,10 +170,10 @@ class Lease:
         return self._held.lost
 
     @property
-    def _held(self) -> Holding:
-        if self._holding is None:
+    def _held(self) -> HeldLease:
+        if self._record is None:
             raise NotHeld(f"the lease of task {self.task.id} has not begun: use it in a `with` block")
-        return self._holding
+        return self._record
 
     def _over(self) -> NotHeld:
         return NotHeld(f"the lease of task {self.task.id} has ended: what is to be said of it belongs into its block")
@@ -200,7 +183,7 @@ class Lease:
     def complete(self, result: Any = None) -> None:
         """The task succeeded with this result (JSON, up to 1 MiB; less, where the service takes less).
 
-        Sent when the block ends. Raises ValueError where it is no JSON, and `TooLarge`.
+        Sent when the block ends. Raises ValueError where it is not JSON (NaN and infinities are none), and `TooLarge`.
         """
         most = MAX_PAYLOAD if self._connection is None else self._connection.max_result
         self._decide("success", result=encoding.encoded(result, "result", at_most=most))
@@ -228,15 +211,16 @@ class Lease:
 
         Raises what `check` raises, ValueError where no service would take such a task (`Client.schedule` has the
         bounds; up to 1,000 for each task), `TooLarge` where they have more than 6 MiB together, and `LeasekitError`
-        where the backend accepts no work.
+        where the backend accepts no work, or has no dependencies (`after`).
         """
         self.check()
         connection = self._connection
-        assert connection is not None  # noqa: S101 - it came with the holding
+        assert connection is not None  # noqa: S101 - it came with the held
         connection.check_accepts_work()
         if len(self._then) >= _MAX_THEN:
             raise ValueError(f"task {self.task.id} has {_MAX_THEN} successors, the most there can be: schedule a batch")
         task = encoding.successor(NewTask(kind=kind, payload=payload, **options))
+        connection.check_dependencies(task)
         with connection.hooks.scheduling([task]) as traced:
             self._then_size = encoding.size_of_successors(traced, self._then_size)
             self._then += traced
@@ -251,28 +235,28 @@ class Lease:
     ) -> None:
         if self._ended_at is not None:
             raise self._over()
-        if self._holding is not None:
-            self._holding.check_process()
+        if self._record is not None:
+            self._record.check_process()
         self._outcome, self._result, self._error, self._retry_after = outcome, result, error, retry_after
 
     # The doors ----------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        connection, holding = self._take()
+        connection, held = self._take()
         connection.refuse_hooks()
         owner = None
         try:
-            owner = self._own(connection, holding)
-            if holding.confirmed is not None:
-                holding.confirmed.result()
-            self.begin(connection, holding, owner)
-            self.attach()
+            owner = self._own(connection, held)
+            if held.confirmed is not None:
+                held.confirmed.result()
+            self._begin(connection, held, owner)
+            self._attach()
         except BaseException:
-            self._not_entered(connection, holding, owner)
+            self._not_entered(connection, held, owner)
             raise
         return self
 
-    @_end_of_block
+    @end_of_block
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         report = self._end(error)
         if report is None:
@@ -289,31 +273,31 @@ class Lease:
         self._conclude(verdict, error)
 
     async def __aenter__(self) -> Self:
-        connection, holding = self._take()
+        connection, held = self._take()
         owner = None
         try:
-            owner = self._own(connection, holding)
-            if holding.confirmed is not None:
-                await outcome(holding.confirmed, keep=True)
-            self.begin(connection, holding, owner)
-            self.enter(call_soon_here())
+            owner = self._own(connection, held)
+            if held.confirmed is not None:
+                await outcome(held.confirmed, keep=True)
+            self._begin(connection, held, owner)
+            self._enter_scope(call_soon_here())
         except BaseException:
-            self._not_entered(connection, holding, owner)
+            self._not_entered(connection, held, owner)
             raise
         return self
 
-    @_end_of_block
+    @end_of_block
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> Coroutine[Any, Any, None]:
         leaving = self._leaving(error)
-        if self._holding is not None and self._connection is not None and not self._connection.forked:
+        if self._record is not None and self._connection is not None and not self._connection.forked:
             # The block's own end dies where the waiting begins; what is waited for lives until it has ended.
-            self._holding.hand_over(self._connection.owner(self._holding, leaving))
+            self._record.hand_over(self._connection.owner(self._record, leaving))
         return leaving
 
     async def _leaving(self, error: BaseException | None) -> None:
-        ended_by = self.leave(error)
+        ended_by = self._leave_scope(error)
         ours, error = ended_by is not error, ended_by
         report = self._end(error)
         if report is not None:
@@ -332,37 +316,37 @@ class Lease:
                     break
         self._conclude(verdict, error)
 
-    def _take(self) -> tuple[Connection, Holding]:
-        if self._holding is not None:
+    def _take(self) -> tuple[Connection, HeldLease]:
+        if self._record is not None:
             raise NotHeld(f"the lease of task {self.task.id} has been used before: claim the task again")
-        if self.task.client is None:
+        if reserve_of(self.task) is None:
             raise NotHeld(f"task {self.task.id} was not claimed by a client of this process: use client.tasks()")
         if self._reserved is None or self._reserved[0].forked:
             raise NotHeld(f"the lease of task {self.task.id} has ended, or is held by another process: claim it again")
         return self._reserved
 
-    def _own(self, connection: Connection, holding: Holding) -> Owner:
+    def _own(self, connection: Connection, held: HeldLease) -> Owner:
         """The block that enters has the lease from here; without a `with` statement, this object has it."""
         block = None if self._block is None else self._block()
-        owner = connection.owner(holding, block or self)
-        if not holding.begun:
-            holding.wanted_by = owner
+        owner = connection.owner(held, block or self)
+        if not held.begun:
+            held.wanted_by = owner
         return owner
 
-    def _not_entered(self, connection: Connection, holding: Holding, owner: Owner | None) -> None:
-        """Its block never begins: give the task back, unless it was begun by another."""
-        connection.driver.call_soon(connection.keeper.unless_begun, holding)
-        connection.driver.call_soon(connection.keeper.abandoned, holding, owner)
+    def _not_entered(self, connection: Connection, held: HeldLease, owner: Owner | None) -> None:
+        """Release the task, whose block will not begin, unless another lease of it has begun."""
+        connection.driver.call_soon(connection.keeper.release_if_unstarted, held)
+        connection.driver.call_soon(connection.keeper.abandoned, held, owner)
 
-    def begin(self, connection: Connection, holding: Holding, owner: Owner | None = None) -> None:
+    def _begin(self, connection: Connection, held: HeldLease, owner: Owner | None = None) -> None:
         """The first half of a door, for a worker: the body starts."""
-        holding.begin(self._idle_timeout, owner)
-        self._connection, self._holding = connection, holding
-        self._running = self._safely(connection.hooks.running, holding.task)  # not a copy of it: events carry this one
+        held.begin(self._idle_timeout, owner)
+        self._connection, self._record = connection, held
+        self._running = self._safely(connection.hooks.running, held.task)  # not a copy of it: events carry this one
         if self._idle_timeout is not None:
-            connection.driver.call_soon(connection.keeper.watch, holding)
+            connection.driver.call_soon(connection.keeper.watch, held)
 
-    def attach(self) -> None:
+    def _attach(self) -> None:
         """A body starts in this very context: it finds there who traces it."""
         if self._running is not None:
             self._safely(self._running.enter)
@@ -379,19 +363,19 @@ class Lease:
             logger.exception("task %s is not traced as it should be", self.task.id)
             return None
 
-    def enter(self, call_soon: Callable[..., object]) -> None:
+    def _enter_scope(self, call_soon: Callable[..., object]) -> None:
         """An async body starts here: it is cancelled, in the loop of `call_soon`, when it has to end."""
-        self.attach()
+        self._attach()
         scope = self._scope = anyio.CancelScope()
         scope.__enter__()
         self._held.listener = lambda: ring(call_soon, scope.cancel)
         if self._told() is not None:  # before it listened
             scope.cancel()
 
-    def leave(self, error: BaseException | None) -> BaseException | None:
+    def _leave_scope(self, error: BaseException | None) -> BaseException | None:
         """An async body has ended. Returns how: with what it was told, where that is what cancelled it."""
         self._detach()
-        assert self._scope is not None  # noqa: S101 - `enter` has made it
+        assert self._scope is not None  # noqa: S101 - `_enter_scope` has made it
         try:
             ours = self._scope.__exit__(None if error is None else type(error), error, None)
             ours = ours and error is not None  # trio says True also where there was nothing to swallow
@@ -405,18 +389,18 @@ class Lease:
             return rest
         return (self._told() or error) if ours else error
 
-    def move(self, holding: Holding) -> None:
+    def _move(self, held: HeldLease) -> None:
         """The task was delivered again while its body runs: go on under the newest lease.
 
         In the driver's thread, and not after the body was told to end.
         """
         old = self._held
-        holding.watchdog = old.watchdog  # it is the same body
-        holding.begin(self._idle_timeout)
+        held.watchdog = old.watchdog  # it is the same body
+        held.begin(self._idle_timeout)
         if old.progress is not UNSET:
-            holding.report(old.progress)
-        holding.listener, old.listener = old.listener, None
-        self.task, self._holding = holding.task, holding
+            held.report(old.progress)
+        held.listener, old.listener = old.listener, None
+        self.task, self._record = held.task, held
         old.watchdog.ended(old.term)
 
     def _told(self) -> BaseException | None:
@@ -431,33 +415,33 @@ class Lease:
     def _end(self, error: BaseException | None) -> Report | None:
         try:
             self._detach()
-            return self.end(error)
+            return self._finish(error)
         except BaseException:  # also an interrupt: where the end is not on its way by now, the keeper makes one
             if self._connection is not None and not self._connection.forked:
                 held = self._held
                 self._connection.driver.call_soon(self._connection.keeper.abandoned, held, held.owner)
             raise
 
-    def end(self, error: BaseException | None) -> Report | None:
+    def _finish(self, error: BaseException | None) -> Report | None:
         """The second half of a door, which does not wait: None where there is nothing to be reported.
 
         Raises `LeaseLost` where the lease was lost, unless that (or an interruption) is on its way already.
         """
-        holding, connection = self._held, self._connection
-        assert connection is not None  # noqa: S101 - it came with the holding
+        held, connection = self._held, self._connection
+        assert connection is not None  # noqa: S101 - it came with the held
         if connection.forked:  # a child leaves the block of its parent: the lease is not the child's to end
             return None
-        settlement = self.ended(error)
-        if settlement is None or not holding.reportable(connection.backend.traits):
-            connection.driver.call_soon(connection.keeper.finish, holding)
+        settlement = self._ended(error)
+        if settlement is None or not held.reportable(connection.backend.capabilities):
+            connection.driver.call_soon(connection.keeper.finish, held)
             if error is None or (isinstance(error, Exception) and not self._is_our_loss(error)):
-                raise holding.loss() from error
+                raise held.loss() from error
             return None
-        report = holding.report_due = Report(settlement)
-        connection.driver.call_soon(connection.keeper.settle, holding, report)
+        report = held.report_due = Report(settlement)
+        connection.driver.call_soon(connection.keeper.settle, held, report)
         return report
 
-    def ended(self, error: BaseException | None, *, interrupted: Outcome = "release") -> Settlement | None:
+    def _ended(self, error: BaseException | None, *, interrupted: Outcome = "release") -> Settlement | None:
         """The second half, for a worker: the body has ended so. None where it was stopped because the lease was lost.
 
         `interrupted` is what an exception means that is no `Exception`.
@@ -468,12 +452,12 @@ class Lease:
         self._traced(settlement, error)
         return settlement
 
-    def over(self, settlement: Settlement | None, error: BaseException | None) -> None:
+    def _ended_elsewhere(self, settlement: Settlement | None, error: BaseException | None) -> None:
         """The second half, for a worker whose body ran in another process, and has said there how it ended."""
         self._closed()
         self._traced(settlement, error)
 
-    def _closed(self) -> Holding:
+    def _closed(self) -> HeldLease:
         held = self._held
         held.listener = None
         self._ended_at = held.clock.now()
@@ -524,8 +508,8 @@ class Lease:
     def _patience(self) -> float:
         """Seconds to wait for the answer before looking again; none when it is no use any more."""
         held = self._held
-        assert self._ended_at is not None  # noqa: S101 - `ended` was called
-        # Beats may move the end of trust meanwhile, and a suspended machine brings it nearer.
+        assert self._ended_at is not None  # noqa: S101 - `_ended` was called
+        # Heartbeats may move the end of trust meanwhile, and a suspended machine brings it nearer.
         return min(max(held.term.trusted_until, self._ended_at + _LAST_WORD) - held.clock.now(), _LOOK)
 
     def _conclude(self, verdict: Verdict | None, error: BaseException | None) -> None:
@@ -533,15 +517,16 @@ class Lease:
         if error is not None or (verdict is not None and verdict.verdict != "gone"):
             return
         if verdict is None:
-            why, reason = "its result could not be reported while the lease lasted", "unreported"
+            why, word = "its result could not be reported while the lease lasted", "unreported"
         else:
-            reason = verdict.reason or "unknown"
-            why = f"the service refused its result: {reason}"
+            word = verdict.reason or "unknown"
+            why = f"the service refused its result: {word}"
         story = self._held.explained if self._held.lost else None
         if story is not None:
             why = f"{why}; {story.why}"
         events = () if story is None else story.events
-        raise LeaseLost(f"lost task {self.task.id}: {why}", task_id=self.task.id, reason=reason, events=events)
+        message = f"lost task {self.task.id}: {why}"
+        raise LeaseLost(message, task_id=self.task.id, reason=loss_reason(word), events=events)
 
 
 @overload

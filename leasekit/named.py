@@ -1,37 +1,56 @@
 """Leases of names: one holder at a time (`Client.named`), and one run to the end (`Client.once`).
 
-A name is a task of a kind of its own. That of a named lease nobody ever settles: whoever leaves the block gives it
-back, and whoever waits for it is granted it next. That of a once is settled by the first block that ends well. So
-neither needs anything of a service that tasks do not need, and whatever keeps their leases keeps these: trust, beats,
-the fence, the watchdog, the checkpoint that one holder leaves to the next.
+A name is a task of a kind of its own. The task of a named lease is never settled: leaving the block releases it, and
+the next waiting process is granted it. The task of a once is settled by the first block that succeeds. So neither needs
+anything of a service that tasks do not need, and all that keeps tasks' leases keeps these: trust, heartbeats, the
+fence, the watchdog, the checkpoint that one holder leaves to the next.
 """
 
+# pyright: reportPrivateUsage=false
+# A name and the leases of it are halves of one thing; users see neither half.
+
 import math
-from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
+import threading
+from collections.abc import Coroutine, Sequence
+from types import TracebackType
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar, Unpack
 from urllib.parse import quote
 
+from leasekit._binding import Reserve, bind
+from leasekit._blocks import Block, end_of_block
 from leasekit._driver.connection import Connection
-from leasekit._driver.holding import Holding
-from leasekit.errors import AlreadyDone, LeasekitError, NotGranted
+from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit.errors import AlreadyDone, LeasekitError, NotGranted, NotHeld
 from leasekit.lease import Lease
 from leasekit.task import NewTask, Outcome, Scheduled, Status, Task, TaskOptions
 
-if TYPE_CHECKING:
-    from leasekit.client import Client
+__all__ = ["PREFIXES", "Named", "NamedLease", "Once", "OnceLease"]
 
-__all__ = ["Named", "NamedLease", "Once", "OnceLease"]
+PREFIXES = ("named:", "once:")
+"""What the kinds of tasks begin with that stand for a name."""
 
-_LONGEST = 128  # what an id may have
-_MANY = 1_000_000  # deaths of holders; a name survives all of them
+_LONGEST = 128  # the length of an id
+_MANY = 1_000_000  # crashes of holders; a name must survive all of them
 _POLL = 20.0  # seconds of one long poll
 
 
-class Named:
-    """A name to be leased; `Client.named` makes it. `lease(…)` of it may be asked for as often as wanted."""
+class _Service(Protocol):
+    """The part of a client that a name needs."""
 
-    prefix = "named:"
+    def schedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]: ...
 
-    def __init__(self, client: "Client", name: str, *, wait: float | None, ttl: float) -> None:
+    async def aschedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]: ...
+
+    def connection(self) -> Connection: ...
+
+
+class _Name:
+    """A name, and how a lease of it is acquired."""
+
+    prefix = PREFIXES[0]
+    """How the kinds and ids of its tasks begin."""
+
+    def __init__(self, service: _Service, reserve: Reserve, name: str, *, wait: float | None, ttl: float) -> None:
         said = self.prefix + quote(name, safe=" !#$&'()*+,:;=?@[]")
         if not name or len(said) > _LONGEST:
             raise ValueError(
@@ -41,89 +60,78 @@ class Named:
         if wait is not None and not 0 <= wait < math.inf:
             raise ValueError(f"wait={wait!r} is no time to wait: give seconds, 0 to try once, or None to wait for ever")
         self.name = name
-        self.client = client
+        self.reserve = reserve
+        self._service = service
         self._wait = wait
         self._new = NewTask(kind=said, id=said, max_crashes=_MANY, claim_timeout=ttl, heartbeat_timeout=ttl)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r})"
-
-    def lease(self, idle_timeout: float | None) -> "_Acquiring":
-        """What `lease(…)` gives."""
-        return NamedLease(self, idle_timeout=idle_timeout)
-
     @property
     def task(self) -> Task:
-        """What stands for the task that is granted, until it is."""
+        """The task that stands for the granted one, until it is granted."""
         return Task(id=self._new.kind, kind=self._new.kind, token="", ttl=self._new.heartbeat_timeout)
 
     def acquire(self, lease: "_Acquiring") -> None:
-        """Wait until it is granted to this lease. Raises `NotGranted`, and `AlreadyDone` for a once."""
+        """Wait until the name is granted to `lease`. Raises `NotGranted`, and `AlreadyDone` for a once."""
         self._check_service()
-        self._look(self.client.schedule_all([self._new])[0])
-        connection = self.client.connection()
+        self._look(self._service.schedule_all([self._new])[0])
+        connection = self._service.connection()
         try:
             is_granted = connection.run(self._granted(connection, lease))
         except BaseException:
-            lease.let_go(connection)  # it may have been granted at this very moment
+            lease._give_up(connection)  # it may have been granted at this very moment
             raise
         if not is_granted:
-            self._look(self.client.schedule_all([self._new])[0])
+            self._look(self._service.schedule_all([self._new])[0])
             raise self._elsewhere()
 
     async def aacquire(self, lease: "_Acquiring") -> None:
-        """`acquire`, from an event loop."""
+        """Do what `acquire` does, from an event loop."""
         self._check_service()
-        self._look((await self.client.aschedule_all([self._new]))[0])
-        connection = self.client.connection()
+        self._look((await self._service.aschedule_all([self._new]))[0])
+        connection = self._service.connection()
         try:
             is_granted = await connection.arun(self._granted(connection, lease))
         except BaseException:
-            lease.let_go(connection)
+            lease._give_up(connection)
             raise
         if not is_granted:
-            self._look((await self.client.aschedule_all([self._new]))[0])
+            self._look((await self._service.aschedule_all([self._new]))[0])
             raise self._elsewhere()
 
     def _check_service(self) -> None:
         """Raise `LeasekitError` where the service makes several tasks of one id: each would have a holder."""
-        backend = self.client.connection().backend
-        if not backend.traits.unique_ids:
+        backend = self._service.connection().backend
+        if not backend.capabilities.unique_ids:
             what = f"{type(backend).__name__} may hold several tasks of one id, so {self.name!r} could have two holders"
             raise LeasekitError(f"{what}: keep names in another service, such as redis:// or http://")
 
     def _look(self, scheduled: Scheduled) -> None:
-        """Whether waiting for it makes sense."""
+        """Raise `NotGranted` if waiting makes no sense, because the task of the name has ended."""
         if scheduled.status.ended:
-            why = f"the lease of {self.name!r} is granted to nobody any more: it is {scheduled.status}"
+            why = f"the lease of {self.name!r} can no longer be granted: its task is {scheduled.status}"
             raise NotGranted(why, ended=scheduled.status)
 
     def _elsewhere(self) -> NotGranted:
-        return NotGranted(f"the lease of {self.name!r} is held by another; waited for {self._wait:g} s")
+        return NotGranted(f"the lease of {self.name!r} is held by another process; waited for {self._wait:g} s")
 
     async def _granted(self, connection: Connection, lease: "_Acquiring") -> bool:
-        """In the driver's loop: false where it was not granted in time."""
+        """Claim the name, in the driver's loop. Return False if it was not granted in time."""
         clock, keeper = connection.clock, connection.keeper
         until = math.inf if self._wait is None else clock.now() + self._wait
-        while not lease.given_up:
+        while not lease._given_up:
             left = max(0.0, until - clock.now())
-            holdings = await keeper.claim([self._new.kind], limit=1, wait=min(_POLL, left), started=True)
-            if holdings:
-                lease.granted(connection, holdings[0])
+            leases = await keeper.claim([self._new.kind], limit=1, wait=min(_POLL, left), started=True)
+            if leases:
+                lease._take_grant(connection, leases[0])
                 return True
             if clock.now() >= until:
                 return False
         return False
 
 
-class Once(Named):
-    """Something to be run to its end once; `Client.once` makes it."""
-
-    prefix = "once:"
-
-    def lease(self, idle_timeout: float | None) -> "_Acquiring":
-        """What `lease(…)` gives."""
-        return OnceLease(self, idle_timeout=idle_timeout)
+class _OnceName(_Name):
+    prefix = PREFIXES[1]
+    """How the kinds and ids of its tasks begin."""
 
     def _look(self, scheduled: Scheduled) -> None:
         if scheduled.status in (Status.SUCCESS, Status.FATAL_FAILURE):
@@ -134,58 +142,59 @@ class Once(Named):
 class _Acquiring(Lease):
     """A lease that is acquired where its block begins."""
 
-    def __init__(self, named: Named, *, idle_timeout: float | None = None) -> None:
+    def __init__(self, named: _Name, *, idle_timeout: float | None = None, block: Block | None = None) -> None:
         super().__init__(named.task, idle_timeout=idle_timeout)
         self._named = named
-        self.given_up = False  # nobody waits for it any more
-        self._reserved: tuple[Connection, Holding] | None = None  # what was granted
+        self._block = block
+        self._given_up = False  # nobody waits for it any more
+        self._reserved: tuple[Connection, HeldLease] | None = None  # what was granted
 
     def __enter__(self) -> Self:
-        if self._holding is None:
+        if self._record is None:
             self._named.acquire(self)
         return super().__enter__()
 
     async def __aenter__(self) -> Self:
-        if self._holding is None:
+        if self._record is None:
             await self._named.aacquire(self)
         return await super().__aenter__()
 
-    def granted(self, connection: Connection, holding: Holding) -> None:
-        """It is ours, in the driver's loop: whoever waits for that may be interrupted before he knows."""
-        self.task = holding.task.bind(self._named.client)
-        holding.reserved = True
-        self._reserved = connection, holding
-        self._own(connection, holding)
+    def _take_grant(self, connection: Connection, held: HeldLease) -> None:
+        """Record a grant, in the driver's loop: the thread that waits for it may be interrupted before it knows."""
+        self.task = bind(held.task, self._named.reserve)
+        held.reserved = True
+        self._reserved = connection, held
+        self._own(connection, held)
 
-    def let_go(self, connection: Connection) -> None:
-        """Nobody begins it: give it back if it was granted, and wait for it no longer."""
-        self.given_up = True
+    def _give_up(self, connection: Connection) -> None:
+        """Give the lease back if it was granted, and stop waiting: its block will not begin."""
+        self._given_up = True
         connection.driver.call_soon(self._let_go)
 
     def _let_go(self) -> None:
         if self._reserved is not None:
-            connection, holding = self._reserved
-            connection.keeper.unless_begun(holding)
+            connection, held = self._reserved
+            connection.keeper.release_if_unstarted(held)
 
 
 class NamedLease(_Acquiring):
-    """The right to a name, in this process, for as long as it lasts. It has no result: it is given back."""
+    """The right to a name, in this process, as long as the lease lasts. It has no result: it is released."""
 
     def complete(self, result: Any = None) -> NoReturn:
-        """Not of a name: there is nothing to be completed."""
+        """Raise `LeasekitError`: a name has no result."""
         raise self._no_task()
 
     def fail(self, error: Any, *, retry: bool | float = True) -> NoReturn:
-        """Not of a name: there is nothing to fail."""
+        """Raise `LeasekitError`: a name cannot fail."""
         raise self._no_task()
 
     def then(self, kind: str, payload: Any = None, **options: Unpack[TaskOptions]) -> NoReturn:
-        """Not of a name: nothing is ever settled that it could follow."""
+        """Raise `LeasekitError`: a name is never settled, so no task can follow."""
         raise self._no_task()
 
     def _no_task(self) -> LeasekitError:
         return LeasekitError(
-            f"{self._named.name!r} is a name, not a task: leaving the block gives it back, that is all"
+            f"{self._named.name!r} is a name, not a task: it has no outcome, leave the block to release it"
         )
 
     def _outcome_of(self, error: BaseException | None, interrupted: Outcome) -> Outcome:
@@ -193,8 +202,101 @@ class NamedLease(_Acquiring):
 
 
 class OnceLease(_Acquiring):
-    """The right to run something to its end. A block that fails gives it back: whoever delivered it tries again."""
+    """The right to run code to its end. A block that fails releases it, and a later caller tries again."""
 
     def _outcome_of(self, error: BaseException | None, interrupted: Outcome) -> Outcome:
         outcome = super()._outcome_of(error, interrupted)
         return "release" if outcome == "retry" else outcome
+
+
+L = TypeVar("L", bound=_Acquiring)
+
+
+class _Entered(Generic[L]):
+    """A name whose lease is acquired where a `with` block of it begins, or one of `lease(…)` of it."""
+
+    _name_type: ClassVar[type[_Name]] = _Name
+    _lease_type: type[L]
+
+    def __init__(self, service: _Service, reserve: Reserve, name: str, *, wait: float | None, ttl: float) -> None:
+        self._name = self._name_type(service, reserve, name, wait=wait, ttl=ttl)
+        self._entered = threading.Lock()  # never waited for
+        self._blocks: dict[int, Block] = {}  # by thread: of the `with` statement that is about to enter
+        self._lease: L | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    @property
+    def name(self) -> str:
+        """The name that is leased."""
+        return self._name.name
+
+    def _leased(self, idle_timeout: float | None) -> L:
+        """Return a lease of this name, for the block of `with lease(…)`."""
+        return self._lease_type(self._name, idle_timeout=idle_timeout)
+
+    @property
+    def _block(self) -> Block | None:
+        return self._blocks.pop(threading.get_ident(), None)
+
+    @_block.setter
+    def _block(self, block: Block | None) -> None:
+        if block is not None:
+            self._blocks[threading.get_ident()] = block
+
+    def _enter(self) -> L:
+        block = self._block
+        if not self._entered.acquire(blocking=False):
+            raise NotHeld(f"{self!r} is entered already: ask the client for another one, for each block at a time")
+        self._lease = self._lease_type(self._name, block=block)
+        return self._lease
+
+    def _left(self) -> L:
+        assert self._lease is not None  # noqa: S101 - `_enter` has made it
+        return self._lease
+
+    def __enter__(self) -> L:
+        held = self._enter()
+        try:
+            return held.__enter__()
+        except BaseException:
+            self._entered.release()
+            raise
+
+    @end_of_block
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        held = self._left()
+        try:
+            type(held).__exit__(held, kind, error, tb)
+        finally:
+            self._entered.release()
+
+    async def __aenter__(self) -> L:
+        held = self._enter()
+        try:
+            return await held.__aenter__()
+        except BaseException:
+            self._entered.release()
+            raise
+
+    @end_of_block
+    def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> Coroutine[Any, Any, None]:
+        held = self._left()
+        self._entered.release()
+        return type(held).__aexit__(held, kind, error, tb)
+
+
+class Named(_Entered[NamedLease]):
+    """A name to be leased, one block at a time; `Client.named` makes it."""
+
+    _lease_type = NamedLease
+
+
+class Once(_Entered[OnceLease]):
+    """Something to be run to its end once, one block at a time; `Client.once` makes it."""
+
+    _name_type = _OnceName
+    _lease_type = OnceLease

@@ -1,8 +1,8 @@
-"""URL scheme → backend: those that are registered in this process, then those that are installed.
+"""Registry: URL scheme → backend, first the backends registered in this process, then the installed ones.
 
-An installed backend is an entry point of the group `leasekit.backends`, named for its scheme. Either is a callable
-`connect(url: str, *, worker: str) -> Backend`: it opens nothing yet, but refuses a URL that it does not understand with
-`ConfigError`. `worker` is the name under which this process claims.
+An installed backend is an entry point of the group `leasekit.backends`, named for its scheme. Both kinds are a callable
+`connect(url: str, *, worker: str) -> Backend`, which opens no connection yet, but raises `ConfigError` for a URL that
+it does not understand. `worker` is the name under which this process claims.
 """
 
 import re
@@ -15,12 +15,13 @@ from leasekit.errors import ConfigError, MissingDependency, UnknownScheme
 __all__ = ["GROUP", "open_backend", "register", "schemes"]
 
 GROUP = "leasekit.backends"
+"""The group of entry points by which backends are installed."""
 
 _EXTRAS = {
     "http": "http", "https": "http", "redis": "redis", "redis+cluster": "redis", "rediss": "redis", "sfn": "sfn",
     "sqlite": "server", "sqs": "sqs", "swf": "swf",
 }  # fmt: skip
-"""Scheme → the extra of leasekit that installs what its backend needs."""
+"""Scheme → the extra of leasekit that installs the libraries of its backend."""
 
 _registered: dict[str, Callable[..., Backend]] = {}
 
@@ -28,7 +29,7 @@ _registered: dict[str, Callable[..., Backend]] = {}
 def register(scheme: str, connect: Callable[..., Backend]) -> None:
     """Open URLs of this scheme with `connect(url, worker=…)` in this process, in place of an installed backend.
 
-    The latest registration of a scheme counts. Raises `ConfigError` where this is no scheme (RFC 3986, section 3.1).
+    The latest registration of a scheme counts. Raises `ConfigError` for an invalid scheme (RFC 3986, section 3.1).
     """
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme):
         raise ConfigError(f"scheme must be lower-case letters, digits, '+', '-' and '.', got {scheme!r}")
@@ -36,15 +37,15 @@ def register(scheme: str, connect: Callable[..., Backend]) -> None:
 
 
 def schemes() -> list[str]:
-    """The schemes that are installed or registered, sorted."""
+    """Return the schemes that are installed or registered, sorted."""
     return sorted({*_registered, *(entry.name for entry in entry_points(group=GROUP))})
 
 
 def open_backend(url: str, *, worker: str) -> Backend:
-    """The backend that answers to this URL.
+    """Open the backend for this URL.
 
-    Raises `UnknownScheme` (nothing answers to it), `MissingDependency` (a library of it is not installed) and
-    `ConfigError` (several installed packages answer to it).
+    Raises `UnknownScheme` (no backend has this scheme), `MissingDependency` (a library of it is not installed) and
+    `ConfigError` (several installed packages have this scheme).
     """
     scheme = url.partition("://")[0].lower() if "://" in url else ""
     if scheme in _registered:
@@ -55,7 +56,7 @@ def open_backend(url: str, *, worker: str) -> Backend:
         raise ConfigError(f"{scheme}:// is answered by {several}: uninstall one, or register() the one that you mean")
     for entry in installed.values():
         return _load(entry)(url, worker=worker)
-    # The URL itself may carry a password: only its scheme is repeated.
+    # The URL itself may contain a password: only its scheme is repeated.
     what = repr(scheme + "://") if scheme else "a URL without a scheme (write it as in http://127.0.0.1:8077)"
     raise UnknownScheme(f"no backend answers to {what}: installed are {', '.join(schemes())}")
 

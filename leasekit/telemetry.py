@@ -1,9 +1,9 @@
-"""Traces and metrics of leases, told to OpenTelemetry: one line turns them on.
+"""Telemetry: traces and metrics of leases for OpenTelemetry, turned on by one line.
 
     leasekit.telemetry.instrument()            # all of this process; or of one client or worker: instrument(client)
 
-This needs the API of OpenTelemetry only (`pip install 'leasekit[otel]'`). Where its records go is the business of the
-application, that sets up the SDK, before or after. While it has not, nothing is recorded and hardly anything done.
+This needs the API of OpenTelemetry only (`pip install 'leasekit[otel]'`). The application sets up the SDK, before or
+after, and decides where its records go. Until then nothing is recorded, at almost no cost.
 
 Spans, by the semantic conventions of messaging, with the kind of a task as the destination and its id as the message's:
 
@@ -11,8 +11,8 @@ Spans, by the semantic conventions of messaging, with the kind of a task as the 
          ▲                             │ link: claim, and the span in which the block was entered
          └─────────── link ─────── claim (CLIENT)
 
-The context of *schedule* travels with the task as its `traceparent`. *run* is the body: it is the current span inside
-of handlers and `with lease(task)` blocks. Whatever is recorded holds no payload, no result, and no token.
+The context of *schedule* travels with the task as its `traceparent`. *run* is the handler's run: it is the current span
+inside of handlers and `with lease(task)` blocks. No record holds a payload, a result, or a token.
 """
 
 import contextlib
@@ -34,14 +34,14 @@ from leasekit.hooks import (
     Event,
     Hook,
     Lost,
+    ReportDelayed,
     Running,
     Sent,
     Settled,
     Tracer,
-    Unreported,
-    everywhere,
-    nowhere,
-    sources,
+    add_global_hook,
+    gauge_sources,
+    remove_global_hook,
 )
 from leasekit.task import NewTask, Outcome, Task
 from leasekit.wire import traceparent
@@ -56,10 +56,10 @@ except ImportError as error:
 
 __all__ = ["Listening", "Telemetry", "hook", "instrument", "uninstrument"]
 
-_LOOK = 0.05  # seconds between two looks for providers, while there are none
+_LOOK = 0.05  # seconds between two checks for providers, while there are none
 _SCHEMA = "https://opentelemetry.io/schemas/1.30.0"
 _SYSTEM = {"messaging.system": "leasekit"}
-_NAMED = ("named:", "once:")  # how the kinds of `Client.named` and `Client.once` begin
+_NAMED = ("named:", "once:")  # prefixes of the kinds of `Client.named` and `Client.once`
 _FAST = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
 _LONG = [0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 14400]
 _W3C = TraceContextTextMapPropagator()
@@ -67,10 +67,10 @@ _FAILED: frozenset[Outcome] = frozenset({"retry", "fatal", "crash"})
 
 
 class Listening(Protocol):
-    """A client or a worker."""
+    """A client or a worker, as far as hooks can be added to it."""
 
     def listen(self, hook: Hook) -> None:
-        """Have one more hook hear what happens."""
+        """Add a hook."""
         ...
 
 
@@ -80,24 +80,24 @@ def instrument(
     tracer_provider: TracerProvider | None = None,
     meter_provider: MeterProvider | None = None,
 ) -> None:
-    """Record what a client or worker does, or all of them in this process; to do so twice is the same as once.
+    """Record a client or worker, or all of this process. Repeated calls have no effect.
 
     The providers are the global ones, unless others are given; it does not matter whether they are set up yet.
     """
     telemetry = hook(tracer_provider=tracer_provider, meter_provider=meter_provider)
     if client_or_worker is None:
-        everywhere(telemetry)
+        add_global_hook(telemetry)
     else:
         client_or_worker.listen(telemetry)
 
 
 def uninstrument(*, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None) -> None:
-    """Take back `instrument()`. A client or worker of its own goes on being recorded."""
-    nowhere(hook(tracer_provider=tracer_provider, meter_provider=meter_provider))
+    """Undo `instrument()`. A client or worker that is instrumented by itself goes on being recorded."""
+    remove_global_hook(hook(tracer_provider=tracer_provider, meter_provider=meter_provider))
 
 
 def hook(*, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None) -> "Telemetry":
-    """The same as a value: for `connect(url, hooks=[telemetry.hook()])`. One for each pair of providers."""
+    """Return the hook, for `connect(url, hooks=[telemetry.hook()])`. There is one for each pair of providers."""
     return _made(tracer_provider, meter_provider)
 
 
@@ -119,12 +119,12 @@ class Telemetry(Tracer):
         self._metrics = _Metrics(
             metrics.get_meter("leasekit", release, meter_provider, schema_url=_SCHEMA), self._gauges
         )
-        self._key = f"telemetry-{id(self)}"  # of what is remembered with a task
+        self._key = f"telemetry-{id(self)}"  # of the entry that is kept with a task
 
     @property
     def listening(self) -> bool:
-        """Whether anybody records. That providers have been set up is noticed after a twentieth of a second at most."""
-        # To ask costs more than all the rest of a beat. Once there are providers, they stay.
+        """Whether a provider records. A provider that was set up is noticed after a twentieth of a second at most."""
+        # This check costs more than the rest of a heartbeat. Once there are providers, they stay.
         if not self._records and (now := time.monotonic()) >= self._look_at:
             self._look_at = now + _LOOK
             self._records = _records(self._tracer_provider or trace.get_tracer_provider()) or _records(
@@ -147,7 +147,7 @@ class Telemetry(Tracer):
 
     @contextlib.contextmanager
     def scheduling(self, tasks: Sequence[NewTask]) -> Generator[Sequence[NewTask]]:
-        """A span around the call, whose context goes with the tasks; a valid one that they have is theirs to keep."""
+        """Record a span around the call. Its context goes with tasks that have no valid context of their own."""
         kinds = {task.kind for task in tasks}
         attributes = _attributes("send", "schedule", kinds)
         if len(tasks) == 1 and tasks[0].id is not None:
@@ -172,7 +172,7 @@ class Telemetry(Tracer):
     # Claims -------------------------------------------------------------------------------------------------------
 
     def _claimed(self, event: Claimed) -> None:
-        """A span for a claim that was granted something; those that come back empty would only be noise."""
+        """Record a span for a claim that was granted tasks; empty claims would only be noise."""
         now = time.time_ns()
         kinds = {task.kind for task in event.tasks}
         attributes = _attributes("receive", "claim", kinds)
@@ -185,7 +185,7 @@ class Telemetry(Tracer):
         origins = [origin for task in event.tasks if (origin := _origin(task)) is not None]
         span = self._tracer.start_span(
             _name("claim", kinds),
-            context.Context(),  # it is nobody's part: what it brings was scheduled by many
+            context.Context(),  # without a parent: its tasks were scheduled by many
             SpanKind.CLIENT,
             attributes,
             [Link(origin) for origin in origins],
@@ -199,10 +199,10 @@ class Telemetry(Tracer):
             count = sum(task.kind == kind for task in event.tasks)
             self._metrics.consumed.add(count, _series(_attributes("receive", "claim", {kind})))
 
-    # Bodies -------------------------------------------------------------------------------------------------------
+    # Runs ---------------------------------------------------------------------------------------------------------
 
     def running(self, task: Task) -> Running:
-        """The span of a body: a part of what scheduled it, linked with its claim and with what it runs in."""
+        """Start the span of a run, a child of the span that scheduled it, linked with its claim and current span."""
         known = self._known(task)
         attributes = _attributes("process", "run", {task.kind})
         if known is not None:
@@ -233,13 +233,13 @@ class Telemetry(Tracer):
     # Settlements --------------------------------------------------------------------------------------------------
 
     def _settled(self, event: Settled) -> None:
-        """From the end of the body until its report was answered, as a part of *run*."""
+        """Record a span from the end of the run until its report was answered, as a child of *run*."""
         self._metrics.settled.add(
             1, {**_SYSTEM, "leasekit.outcome": event.outcome, "leasekit.verdict": event.reason or event.verdict}
         )
         task = event.task
         if task is None or (known := self._known(task)) is None or known.ended_at is None:
-            return  # it was given back before it began
+            return  # the task was given back before it began
         attributes = _attributes("settle", "settle", {task.kind})
         attributes["messaging.message.id"] = task.id
         attributes["leasekit.outcome"] = event.outcome
@@ -260,18 +260,18 @@ class Telemetry(Tracer):
         return vars(task).get(self._key)
 
     def _gauges(self, name: str) -> float | None:
-        """The sum over all who are listened to and know of it."""
-        values = [gauges[name] for source in sources(self) if name in (gauges := source.gauges())]
+        """Return the sum over all sources that have this gauge; None if none has."""
+        values = [gauges[name] for source in gauge_sources(self) if name in (gauges := source.gauges())]
         return sum(values) if values else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is remembered with a task, as long as somebody has it: its latest span, and when that was."""
+    """The latest span of a task and its time, kept with the task object."""
 
     claimed_at: float  # by time.monotonic
     span: SpanContext
-    ended_at: int | None = None  # the body, by time.time_ns
+    ended_at: int | None = None  # of the run, by time.time_ns
 
 
 _current: ContextVar["_Run | None"] = ContextVar("leasekit-run", default=None)
@@ -292,7 +292,7 @@ class _Run(Running):
         ours, theirs = self._tokens
         try:
             _current.reset(ours)
-        except (ValueError, RuntimeError):  # a block that is left in another context: this one has nothing of ours
+        except (ValueError, RuntimeError):  # a block that is left in another context: this context has nothing to reset
             return
         context.detach(theirs)
 
@@ -301,7 +301,7 @@ class _Run(Running):
         span.set_attribute("leasekit.outcome", outcome or "lost")
         if error is not None and (outcome is None or outcome in _FAILED):
             _blame(span, error)
-        elif outcome in _FAILED:  # the body said so itself
+        elif outcome in _FAILED:  # the handler reported the failure itself
             span.set_attribute("error.type", str(outcome))
             span.set_status(StatusCode.ERROR)
         span.end()
@@ -309,7 +309,7 @@ class _Run(Running):
 
 
 class _Metrics:
-    """The instruments."""
+    """The instruments of one meter."""
 
     def __init__(self, meter: metrics.Meter, gauge: Callable[[str], float | None]) -> None:
         seconds = functools.partial(meter.create_histogram, unit="s")
@@ -333,7 +333,9 @@ class _Metrics:
             description="How long after their time beats were sent.",
             explicit_bucket_boundaries_advisory=_FAST,
         )
-        self._verdicts = meter.create_counter("leasekit.beat.verdicts", "{beat}", "Beats, by how they were answered.")
+        self._verdicts = meter.create_counter(
+            "leasekit.beat.verdicts", "{beat}", "Heartbeats, by how they were answered."
+        )
         self._strikes = meter.create_counter("leasekit.lease.strikes", "{lease}", "Leases whose beats began to fail.")
         self._lost = meter.create_counter("leasekit.lease.lost", "{lease}", "Leases that were lost, by reason.")
         self.settled = meter.create_counter("leasekit.settlements", "{task}", "Runs reported, by outcome and verdict.")
@@ -344,7 +346,7 @@ class _Metrics:
             meter.create_observable_gauge(name, [_observe(name, gauge)], unit, description)
 
     def count(self, event: Event) -> None:
-        """What needs no span."""
+        """Count an event that needs no span."""
         match event:
             case Sent():
                 self._lateness.record(event.late, _SYSTEM)
@@ -356,7 +358,7 @@ class _Metrics:
                 self._strikes.add(1, _SYSTEM)
             case Lost():
                 self._lost.add(1, {**_SYSTEM, "leasekit.reason": event.reason})
-            case Unreported():
+            case ReportDelayed():
                 self._unreported.add(len(event.task_ids), _SYSTEM)
             case _:
                 pass
@@ -389,7 +391,7 @@ def _name(verb: str, kinds: set[str]) -> str:
 
 
 def _attributes(operation: str, name: str, kinds: set[str]) -> dict[str, Any]:
-    """What a span says of it."""
+    """Return the attributes of a span."""
     attributes = {**_SYSTEM, "messaging.operation.type": operation, "messaging.operation.name": name}
     if len(kinds) == 1:
         (kind,) = kinds
@@ -400,19 +402,19 @@ def _attributes(operation: str, name: str, kinds: set[str]) -> dict[str, Any]:
 
 
 def _series(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The same for a metric, in which each value is a series of its own: without names that have no end."""
+    """Return the attributes for a metric, without unbounded names, because each value is a series of its own."""
     if "messaging.destination.template" not in attributes:
         return attributes
     return {key: value for key, value in attributes.items() if key != "messaging.destination.name"}
 
 
 def _template(kind: str) -> str | None:
-    """What stands for the kinds of named leases, of which there may be one for each message."""
+    """Return the template for the kinds of named leases, because each name is a kind of its own."""
     return next((prefix + "{name}" for prefix in _NAMED if kind.startswith(prefix)), None)
 
 
 def _origin(task: Task) -> SpanContext | None:
-    """The span that scheduled this task; None where there was none, or what it says of itself makes no sense."""
+    """Return the span that scheduled this task; None if there is none, or its context is invalid."""
     if traceparent(task.traceparent) is None:
         return None
     carrier = {"traceparent": task.traceparent}
@@ -431,5 +433,5 @@ def _blame(span: Span, error: BaseException) -> None:
 
 
 def _records(provider: object) -> bool:
-    # Those of the API itself stand in for one that has not been set up.
+    # Providers of the API itself stand in until the application sets up its own.
     return not type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))

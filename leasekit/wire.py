@@ -1,17 +1,15 @@
-"""The HTTP messages of `/v1`, shared by the server and the HTTP adapter.
+"""HTTP messages of `/v1`, shared by the server and the HTTP adapter.
 
-Items are the values of `leasekit.task`; here are the envelopes around them. The server decodes into the classes
-whose name ends in *Request*; there JSON values of users stay the bytes that came (`Raw`), so that nothing is decoded
-and encoded twice.
+Items are the values of `leasekit.task`; this module has the envelopes around them. The server decodes into the classes
+whose name ends in *Request*. In these, JSON values of users stay the bytes that came (`Raw`), so that they are not
+decoded and encoded again.
 """
 
 import re
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from leasekit.errors import Refused
 from leasekit.task import Beat, Name, NewTask, Scheduled, Seconds, Settlement, Task, Verdict
 
 __all__ = [
@@ -19,14 +17,14 @@ __all__ = [
     "MAX_NODES_TOGETHER", "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT", "REQUEST_HEADER",
     "BeatItem", "BeatsRequest", "CancelRequest", "ClaimAnswer", "ClaimRequest", "ItemError", "NewTaskItem", "Problem",
     "ProblemType", "ResultsRequest", "ScheduleAnswer", "ScheduleRequest", "SettlementItem", "VerdictsAnswer",
-    "brackets", "check_kinds", "structural_fault", "traceparent",
+    "traceparent",
 ]  # fmt: skip
 
 MAX_BODY = 8 * 1024 * 1024
 MAX_PAYLOAD = 1024 * 1024  # payload and result
 MAX_PROGRESS = 64 * 1024
 MAX_ERROR = 64 * 1024
-MAX_NAMES = 256 * 1024  # a request, or an item of one, without payloads, results, errors, progress and successors
+MAX_NAMES = 256 * 1024  # of a request, or of an item, without payloads, results, errors, progress and successors
 MAX_THEN = 6 * 1024 * 1024  # all successors of one task: with its result they fit into one request, `MAX_BODY`
 MAX_BATCH = 1000
 MAX_KINDS = 100  # in one claim
@@ -35,11 +33,11 @@ MAX_WAIT = 60.0
 MAX_NESTING = 64
 MAX_NODES = 100_000  # arrays and objects in one value
 MAX_NODES_TOGETHER = 250_000  # in all values of a request
-REQUEST_HEADER = "leasekit-request"  # new for each try of a client; the answer has the same
+REQUEST_HEADER = "leasekit-request"  # new for each try of a client; the answer has the same value
 
 
 def _null() -> Raw:
-    # A factory, not a value: msgspec draws a schema with a default only from what it can turn into JSON.
+    # A factory, not a value, because msgspec derives a schema only from defaults that it can turn into JSON.
     return _NULL
 
 
@@ -74,10 +72,15 @@ class ScheduleAnswer(Struct, frozen=True, kw_only=True):
 
 class ClaimRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     worker: Name
+    """The name of the claiming worker."""
     kinds: Annotated[list[Name], Meta(min_length=1, max_length=MAX_KINDS)]
+    """The kinds of tasks that the worker can run."""
     limit: Annotated[int, Meta(ge=0, le=MAX_BATCH)] = 1
-    wait: Seconds = 0.0  # more than MAX_WAIT is cut
+    """Tasks, at most; 0 ends the claim: no task is granted to it from then on."""
+    wait: Seconds = 0.0
+    """Seconds to wait for the first task; more than `MAX_WAIT` is cut."""
     claim_id: Name
+    """A new id for each claim; a repeated claim has the same id."""
 
 
 class ClaimAnswer(Struct, frozen=True, kw_only=True):
@@ -95,7 +98,7 @@ class ResultsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     results: Annotated[list[SettlementItem], _Batch]
 
     def __post_init__(self) -> None:
-        # Raised here, so that it is refused by everything that reads a request: each service, and each adapter.
+        # Raised here, so that every service and every adapter that reads a request refuses it.
         successors = sum(len(result.then) for result in self.results)
         if successors > MAX_SUCCESSORS:
             raise ValueError(
@@ -113,7 +116,7 @@ class VerdictsAnswer(Struct, frozen=True, kw_only=True):
 
 
 class ItemError(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is wrong with one item of a refused request."""
+    """The fault of one item of a refused request."""
 
     detail: str
     field: str | None = None
@@ -121,14 +124,14 @@ class ItemError(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 ProblemType = Literal[
-    "urn:leasekit:problem:refused",  # what the request holds does not fit, now or later
+    "urn:leasekit:problem:refused",  # the content of the request does not fit, now or later
     "urn:leasekit:problem:no-such-task",
-    "urn:leasekit:problem:malformed",  # the body is not JSON: as it was sent, or because of what happened on its way
-    "urn:leasekit:problem:misdirected",  # nothing here answers such a request: its path, method, host, content type
+    "urn:leasekit:problem:malformed",  # the body is not JSON: as sent, or damaged on its way
+    "urn:leasekit:problem:misdirected",  # the server has no such path, method, host or content type
     "urn:leasekit:problem:later",  # overloaded, failed, or too slow: the request may be repeated
 ]
-"""What a refusal means. No document of anybody else has such a type, so these tell a leasekit server's answers apart
-from those of an ingress or a firewall in front of it, which must never end a task."""
+"""The meaning of a refusal. Only leasekit uses these types, so they tell a leasekit server's answers apart from those
+of an ingress or a firewall in front of it, which must never end a task."""
 
 
 class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -141,49 +144,12 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     errors: list[ItemError] | None = None
 
 
-def check_kinds(kinds: Sequence[str]) -> None:
-    """Raise `Refused` where a claim names no kind, or more than any service takes."""
-    if not 1 <= len(kinds) <= MAX_KINDS:
-        detail = f"a claim of {len(kinds):,} kinds: name 1 to {MAX_KINDS}, and make more claims for more"
-        raise Refused(detail, errors=[{"field": "kinds", "detail": detail}])
-
-
 _TRACEPARENT = re.compile(
     r"(?!ff)([0-9a-f]{2})-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?P<more>-.*)?", re.ASCII
 )
 
 
 def traceparent(value: str | None) -> str | None:
-    """A W3C `traceparent` as it is; None where it is none, for tracing must never fail a request."""
+    """Return a W3C `traceparent` unchanged; None if it is invalid, because tracing must never fail a request."""
     match = None if value is None else _TRACEPARENT.fullmatch(value)
     return None if match is None or (match[1] == "00" and match["more"]) else value
-
-
-_BRACKETS = bytes.maketrans(b"{}", b"[]")
-_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
-
-
-def brackets(value: bytes) -> bytes:
-    """The brackets of a JSON value outside of its strings, all as square ones; none where there are only a few.
-
-    Nothing is decoded for it: a megabyte of brackets would make half a million objects.
-    """
-    if value.count(b"[") + value.count(b"{") <= MAX_NESTING:  # also counts those in strings
-        return b""
-    return _without_strings(value).translate(_BRACKETS, _NO_BRACKETS)
-
-
-def structural_fault(value: bytes) -> str | None:
-    """Say why the arrays and objects of a JSON value are too many or too deep; None where they are not."""
-    left = brackets(value)
-    nodes = left.count(b"[")
-    if nodes > MAX_NODES:
-        return f"has {nodes:,} arrays and objects: {MAX_NODES:,} at most"
-    for _ in range(MAX_NESTING):
-        left = left.replace(b"[]", b"")  # the innermost
-    return f"is nested too deep: {MAX_NESTING} levels at most" if left else None
-
-
-def _without_strings(value: bytes) -> bytes:
-    # Escaped quotes go first; then every other part between quotes is inside of a string.
-    return b"".join(value.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2]) if b'"' in value else value

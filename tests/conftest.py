@@ -27,7 +27,7 @@ from tests.waiting import eventually
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Simulation and chaos kit are imported from the tree; last in the path, so that leasekit itself is the installed one.
+# The harness is imported from the tree; last in the path, so that leasekit itself is the installed one.
 sys.path.append(str(Path(__file__).parents[1]))
 
 # Timings never decide. CI repeats the same examples, so that what turns red there is the change; developers explore.

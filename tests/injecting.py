@@ -71,15 +71,15 @@ def _looks_after(code: CodeType) -> frozenset[int]:
     """Offsets of the instructions before which CPython may run a signal handler.
 
     "Before a call" stands for a function in C that waits and looks for signals meanwhile. The call that ends a `with`
-    statement is no such place: what ends one in C is a lock, whose release does not wait. A lock that is left held
-    because of an interrupt that cannot happen would stop every test that follows.
+    statement is no such place, nor is that of `release`: what ends one in C is a lock, whose release does not wait. A
+    lock that is left held because of an interrupt that cannot happen would stop every test that follows.
     """
     found: set[int] = set()
     steps = [step for step in dis.get_instructions(code) if step.opname != "PRECALL"]
     for number, step in enumerate(steps):
         before = steps[number - 1].opname if number else ""
         ends_with = number >= 3 and all(one.argrepr == "None" for one in steps[number - 3 : number])
-        may_wait = step.opname.startswith("CALL") and not ends_with
+        may_wait = step.opname.startswith("CALL") and not ends_with and steps[number - 1].argval != "release"
         if may_wait or before.startswith(("CALL", "RESUME", "JUMP_BACKWARD", "SEND")):
             found.add(step.offset)
     return frozenset(found)

@@ -19,10 +19,10 @@ import pytest
 import leasekit
 from leasekit import Client, ConfigError, LeaseLost, NewTask, Refused, Task, Throttled, Unavailable
 from leasekit._driver.thread import NAME
-from leasekit.backend import Traits
+from leasekit.backend import Capabilities
 from leasekit.errors import Closed, LeasekitError
-from leasekit.hooks import Claimed, Event, Lost, Overloaded, Renewed
-from leasekit.task import Status
+from leasekit.hooks import CapacityExceeded, Claimed, Event, Lost, Renewed
+from leasekit.task import Stats, Status
 from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Call, Fault, Faulty, Gate
@@ -149,7 +149,7 @@ def test_a_claim_whose_answer_was_lost_is_repeated_under_its_id_with_trust_from_
     assert len({call.options["claim_id"] for call in claims}) == 1
     assert task.fence == 1
     with leasekit.lease(task) as held:
-        assert held.remaining() == pytest.approx(client.beats.slack - 100)
+        assert held.remaining() == pytest.approx(client.heartbeats.slack - 100)
 
 
 def test_every_claim_has_an_id_of_its_own(client: Client, faulty: Faulty) -> None:
@@ -193,7 +193,7 @@ def test_a_service_that_lies_about_its_wait_buys_no_trust(client: Client, faulty
     client.schedule("k")
     faulty.script("claim", Fault("lie", lie))
     with leasekit.lease(next(client.tasks("k"))) as held:
-        assert held.remaining() == pytest.approx(client.beats.slack)
+        assert held.remaining() == pytest.approx(client.heartbeats.slack)
 
 
 def test_ctrl_c_while_waiting_for_a_task_ends_the_wait(client: Client, faulty: Faulty) -> None:
@@ -235,7 +235,7 @@ def test_a_service_that_forgets_claims_is_asked_to_the_end_by_an_interrupted_one
 ) -> None:
     """Only the call that was granted the tasks can say which they were."""
     faulty = Faulty(MemoryBackend(service, worker="w"), sleep=clock.sleep)
-    faulty.traits = Traits(remembers_claims=False)
+    faulty.capabilities = Capabilities(remembers_claims=False)
     with Client(faulty, clock=clock) as client:
         task = client.schedule("k").id
         answered = Gate()
@@ -252,7 +252,7 @@ def test_an_adapter_that_keeps_what_a_claim_was_granted_is_not_asked_to_the_end(
     asked, cancelled = threading.Event(), threading.Event()
 
     class Patient(MemoryBackend):
-        traits = Traits(remembers_claims=False, keeps_claims=True)
+        capabilities = Capabilities(remembers_claims=False, keeps_claims=True)
 
         async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Any:
             asked.set()
@@ -300,11 +300,13 @@ def test_a_task_whose_ttl_is_too_short_to_be_kept_is_left_alone(client: Client, 
 def test_more_leases_than_can_beat_are_told_of(clock: FakeClock, service: MemoryService) -> None:
     """Capacity is a number, and going beyond it an event."""
     events: list[Event] = []
-    beats = leasekit.Beats(ttl=300, cycle=3, rate=1, batch=1)
-    with Client(MemoryBackend(service, worker="w"), clock=clock, beats=beats, hooks=[events.append]) as client:
+    heartbeats = leasekit.Heartbeats(ttl=300, cycle=3, rate=1, batch=1)
+    with Client(
+        MemoryBackend(service, worker="w"), clock=clock, heartbeats=heartbeats, hooks=[events.append]
+    ) as client:
         client.schedule_all([NewTask(kind="k") for _ in range(5)])
         leases = [leasekit.lease(next(client.tasks("k"))) for _ in range(5)]
-        told = [event for event in events if isinstance(event, Overloaded)]
+        told = [event for event in events if isinstance(event, CapacityExceeded)]
         assert [(event.held, event.capacity) for event in told] == [(4, 3)]
         del leases
 
@@ -316,7 +318,7 @@ def test_scheduling_is_repeated_under_the_same_id_while_the_service_is_away(clie
     faulty.script("schedule", faults.lose_answer, faults.refuse, faults.throttle())
     scheduled = client.schedule("k")
     assert not scheduled.created  # the first, whose answer was lost, has made it
-    assert len(client.list().tasks) == 1
+    assert len(client.list_tasks().tasks) == 1
 
 
 def test_a_refusal_is_not_repeated(client: Client, faulty: Faulty) -> None:
@@ -326,7 +328,7 @@ def test_a_refusal_is_not_repeated(client: Client, faulty: Faulty) -> None:
 
 
 def test_a_service_that_stays_away_is_given_up(client: Client, faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leasekit.client._PATIENCE", 0.05)
+    monkeypatch.setattr("leasekit.client._RETRY_FOR", 0.05)
     faulty.always("schedule", faults.refuse)
     with pytest.raises(Unavailable):
         client.schedule("k")
@@ -336,7 +338,7 @@ def test_a_service_that_stays_away_is_given_up(client: Client, faulty: Faulty, m
 
 
 def test_a_service_that_hangs_is_given_up(client: Client, faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leasekit.client._PATIENCE", 0.05)
+    monkeypatch.setattr("leasekit.client._RETRY_FOR", 0.05)
     faulty.always("get", faults.hang)
     with pytest.raises(Unavailable, match="no answer"):
         client.get("t")
@@ -344,7 +346,7 @@ def test_a_service_that_hangs_is_given_up(client: Client, faulty: Faulty, monkey
 
 def test_a_backend_that_accepts_no_work_says_so(service: MemoryService) -> None:
     class Hands:
-        traits = Traits()
+        capabilities = Capabilities()
         claim = beat = settle = aclose = MemoryBackend.aclose
 
     with Client(Hands()) as client, pytest.raises(LeasekitError, match="schedule at the service"):  # type: ignore[arg-type]
@@ -356,18 +358,18 @@ async def test_every_method_has_two_doors(service: MemoryService) -> None:
     async with Client(MemoryBackend(service, worker="w")) as client:
         task = (await client.aschedule("k", 1)).id
         assert (await client.aget(task)).payload == 1  # type: ignore[union-attr]
-        assert [found.id for found in (await client.alist(kind="k")).tasks] == [task]
-        assert await client.astats() == {"kinds": {"k": {"new": 1}}}
+        assert [found.id for found in (await client.alist_tasks(kind="k")).tasks] == [task]
+        assert await client.astats() == Stats(kinds={"k": {"new": 1}})
         assert [verdict.verdict for verdict in await client.acancel(task)] == ["cancelled"]
     doors = {name for name in vars(Client) if not name.startswith("_")}
-    both = {"schedule", "schedule_all", "get", "cancel", "wait_for", "stats", "workers", "list", "close"}
+    both = {"schedule", "schedule_all", "get", "cancel", "wait_tasks", "stats", "workers", "list_tasks", "close"}
     assert both | {f"a{name}" for name in both} <= doors
 
 
-def test_wait_for_returns_once_all_have_ended(service: MemoryService) -> None:
+def test_wait_tasks_returns_once_all_have_ended(service: MemoryService) -> None:
     with Client(MemoryBackend(service, worker="w")) as client, ThreadPoolExecutor(1) as others:
         first, second = client.schedule("k").id, client.schedule("other").id
-        waiting = others.submit(client.wait_for, second, first)
+        waiting = others.submit(client.wait_tasks, second, first)
         with leasekit.lease(next(client.tasks("k"))) as held:
             held.complete("done")
         assert not waiting.done()
@@ -377,19 +379,19 @@ def test_wait_for_returns_once_all_have_ended(service: MemoryService) -> None:
     assert infos[1].result == "done"
 
 
-def test_wait_for_names_who_has_not_ended_and_who_is_unknown(service: MemoryService) -> None:
+def test_wait_tasks_names_who_has_not_ended_and_who_is_unknown(service: MemoryService) -> None:
     with Client(MemoryBackend(service, worker="w")) as client:
         task = client.schedule("k").id
         with pytest.raises(TimeoutError, match=task):
-            client.wait_for(task, timeout=0)
+            client.wait_tasks(task, timeout=0)
         with pytest.raises(LeasekitError, match="no task 'typo'"):
-            client.wait_for(task, "typo")
+            client.wait_tasks(task, "typo")
 
 
 def test_closing_the_client_ends_the_wait_also_where_another_goes_on(service: MemoryService, faulty: Faulty) -> None:
     with Client(MemoryBackend(service, worker="another")) as another, ThreadPoolExecutor(1) as others:
         client = Client(faulty)
-        waiting = others.submit(client.wait_for, another.schedule("k").id, timeout=60)
+        waiting = others.submit(client.wait_tasks, another.schedule("k").id, timeout=60)
         reaches(2, lambda: faulty.calls["get"])
         client.close()
         with pytest.raises(Closed):
@@ -401,10 +403,10 @@ async def test_await_for_is_the_other_door_and_can_be_cancelled(service: MemoryS
     async with Client(MemoryBackend(service, worker="w")) as client:
         task = (await client.aschedule("k")).id
         with anyio.move_on_after(0.01) as scope:
-            await client.await_for(task)
+            await client.await_tasks(task)
         assert scope.cancelled_caught
         await client.acancel(task)
-        assert [info.status for info in await client.await_for(task)] == [Status.CANCELLED]
+        assert [info.status for info in await client.await_tasks(task)] == [Status.CANCELLED]
 
 
 def test_threads_that_use_a_client_at_once_share_one_connection(service: MemoryService) -> None:
@@ -555,7 +557,7 @@ def test_closing_waits_for_reports_under_way(client: Client, faulty: Faulty, ser
 def test_closing_a_client_whose_service_hangs_ends(
     client: Client, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasekit._driver.keeper._SETTLE_TIMEOUT", 0.1)
+    monkeypatch.setattr("leasekit._driver.keeping.keeper._SETTLE_TIMEOUT", 0.1)
     client.schedule("k")
     next(client.tasks("k"))
     faulty.always("*", faults.hang)

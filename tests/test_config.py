@@ -3,14 +3,14 @@
 import contextlib
 import math
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from leasekit.config import DRIFT, Beats
+from leasekit.config import DRIFT, Heartbeats
 from leasekit.errors import ConfigError
 
 WEEK = 7 * 86400.0
@@ -31,7 +31,7 @@ choices = st.fixed_dictionaries(
 
 def refusal(**numbers: Any) -> str:
     with pytest.raises(ConfigError) as refused:
-        Beats(**numbers)
+        Heartbeats(**numbers)
     return str(refused.value)
 
 
@@ -43,7 +43,7 @@ def test_a_cycle_of_180_in_300_is_refused() -> None:
 
 
 def test_a_cycle_of_half_the_ttl_is_accepted() -> None:
-    assert Beats(cycle=150).cycle == 150
+    assert Heartbeats(cycle=150).cycle == 150
 
 
 def test_what_a_lease_has_to_pay_for_must_be_less_than_its_ttl() -> None:
@@ -71,12 +71,12 @@ def test_what_is_too_small_is_refused_with_the_smallest_possible(name: str, leas
 
 @pytest.mark.parametrize("name", ["cycle", "rate", "call_timeout"])
 def test_what_would_never_beat_is_refused(name: str) -> None:
-    assert refusal(**{name: 0}) == f"{name}=0 would never beat: raise {name}"
+    assert refusal(**{name: 0}) == f"{name}=0 would never send a heartbeat: raise {name}"
 
 
 @pytest.mark.parametrize("name", ["batch", "in_flight", "max_failures", "retries_per_cycle"])
 def test_what_counts_something_is_a_whole_number(name: str) -> None:
-    assert refusal(**{name: 1.5}) == f"{name}=1.5 counts something: set {name} to a whole number"
+    assert refusal(**{name: 1.5}) == f"{name} must be a whole number, got 1.5: set {name}"
 
 
 def test_a_cycle_has_at_least_one_slot() -> None:
@@ -91,7 +91,7 @@ def test_a_config_error_is_a_value_error() -> None:
 def test_following_the_advice_of_each_refusal_leads_to_numbers_that_fit(numbers: dict[str, Any]) -> None:
     for _ in range(12):
         try:
-            Beats(**numbers)
+            Heartbeats(**numbers)
         except ConfigError as refused:
             numbers = follow(str(refused), numbers)
         else:
@@ -101,7 +101,7 @@ def test_following_the_advice_of_each_refusal_leads_to_numbers_that_fit(numbers:
 
 def follow(message: str, numbers: dict[str, Any]) -> dict[str, Any]:
     """Do what a message says, and no more."""
-    if found := re.search(r"(\w+)=0(?:\.0)? would never beat", message):
+    if found := re.search(r"(\w+)=0(?:\.0)? would never send a heartbeat", message):
         return {**numbers, found[1]: 1.0}
     if found := re.search(r"(\w+)=\S+ is below the smallest possible: raise it to (\S+)", message):
         return {**numbers, found[1]: float(found[2]) if found[1] == "cycle" else int(found[2])}
@@ -119,13 +119,13 @@ def follow(message: str, numbers: dict[str, Any]) -> dict[str, Any]:
 @given(choices)
 def test_what_exists_does_not_contradict_itself(numbers: dict[str, Any]) -> None:
     with contextlib.suppress(ConfigError):
-        check(Beats(**numbers))
+        check(Heartbeats(**numbers))
 
 
-def check(beats: Beats) -> None:
-    assert beats.ttl >= 2 * beats.cycle
-    assert beats.cycle + beats.call_timeout + beats.margin + beats.grace < beats.ttl
-    assert beats.outage_survived >= 0
+def check(heartbeats: Heartbeats) -> None:
+    assert heartbeats.ttl >= 2 * heartbeats.cycle
+    assert heartbeats.cycle + heartbeats.call_timeout + heartbeats.margin + heartbeats.grace < heartbeats.ttl
+    assert heartbeats.outage_survived >= 0
 
 
 # The same choices for another ttl ---------------------------------------------------------------------------------
@@ -133,9 +133,9 @@ def check(beats: Beats) -> None:
 
 @given(st.floats(2, WEEK))
 def test_for_ttl_gives_numbers_that_fit_for_any_ttl_up_to_a_week(ttl: float) -> None:
-    beats = Beats().for_ttl(ttl)
-    assert beats.ttl == ttl
-    assert beats.outage_survived > ttl / 3
+    heartbeats = Heartbeats().for_ttl(ttl)
+    assert heartbeats.ttl == ttl
+    assert heartbeats.outage_survived > ttl / 3
 
 
 @given(
@@ -156,16 +156,55 @@ def test_for_ttl_keeps_what_the_user_chose(
         "retries_per_cycle": retries,
         "burst": burst,
     }
-    beats = Beats(**chosen).for_ttl(ttl)  # type: ignore[arg-type]
-    assert {name: getattr(beats, name) for name in chosen} == chosen
+    heartbeats = Heartbeats(**chosen).for_ttl(ttl)  # type: ignore[arg-type]
+    assert {name: getattr(heartbeats, name) for name in chosen} == chosen
 
 
 @given(ttl=st.floats(2, WEEK), rate=st.floats(0.01, 100))
-def test_for_ttl_has_at_least_12_slots_a_cycle_and_never_a_lower_rate(ttl: float, rate: float) -> None:
-    assume(ttl != 300)
-    beats = Beats(rate=rate).for_ttl(ttl)
-    assert beats.rate * beats.cycle >= 12 - 1e-9
-    assert beats.rate >= rate
+def test_for_ttl_has_12_slots_a_cycle_or_as_many_as_were_chosen_and_never_a_lower_rate(ttl: float, rate: float) -> None:
+    heartbeats = Heartbeats(rate=rate).for_ttl(ttl)
+    assert heartbeats.rate * heartbeats.cycle >= min(12, rate * 120) - 1e-9
+    assert heartbeats.rate >= rate
+
+
+@st.composite
+def chosen_heartbeats(draw: st.DrawFn) -> Heartbeats:
+    """Numbers that fit, for any ttl up to a day, with durations that somebody may have chosen."""
+    ttl = draw(st.floats(2, 86400))
+    cycle = ttl * draw(st.floats(0.01, 0.5))
+    rest = (ttl * (1 - 2 * DRIFT) - cycle) * 0.999
+    margin, grace = rest * draw(st.floats(0, 0.5)), rest * draw(st.floats(0, 0.4))
+    call_timeout = rest * draw(st.floats(0.001, 0.1))
+    rate = draw(st.floats(1, 100)) / cycle
+    return Heartbeats(ttl=ttl, cycle=cycle, margin=margin, grace=grace, call_timeout=call_timeout, rate=rate)
+
+
+NUMBERS = [field.name for field in fields(Heartbeats) if field.name != "strike_after"]
+
+
+@given(chosen_heartbeats(), st.floats(2, WEEK))
+def test_for_ttl_of_whatever_was_chosen_gives_numbers_that_fit(heartbeats: Heartbeats, ttl: float) -> None:
+    check(heartbeats.for_ttl(ttl))
+
+
+@given(chosen_heartbeats(), st.floats(2, WEEK))
+def test_for_ttl_makes_no_jump(heartbeats: Heartbeats, ttl: float) -> None:
+    for near in (ttl, heartbeats.ttl):
+        before, after = heartbeats.for_ttl(near), heartbeats.for_ttl(near * (1 + 1e-7))
+        for name in NUMBERS:
+            assert getattr(after, name) == pytest.approx(getattr(before, name), rel=1e-3, abs=1e-9), name
+
+
+@given(st.floats(2, WEEK), st.sampled_from(["cycle", "margin", "grace", "call_timeout", "retry_wait"]))
+def test_for_ttl_scales_a_duration_that_was_chosen(ttl: float, name: str) -> None:
+    default = getattr(Heartbeats(), name)
+    chosen = getattr(Heartbeats(**{name: 0.5 * default}).for_ttl(ttl), name)
+    assert chosen == pytest.approx(0.5 * getattr(Heartbeats().for_ttl(ttl), name))
+
+
+@pytest.mark.parametrize("ttl", [59, 60, 61, 299, 301])
+def test_a_longer_cycle_stays_longer_for_another_ttl(ttl: float) -> None:
+    assert Heartbeats(cycle=140).for_ttl(ttl).cycle > Heartbeats().for_ttl(ttl).cycle
 
 
 @pytest.mark.parametrize(
@@ -175,130 +214,130 @@ def test_for_ttl_has_at_least_12_slots_a_cycle_and_never_a_lower_rate(ttl: float
 def test_for_ttl_follows_the_table(
     ttl: float, cycle: float, margin: float, grace: float, call_timeout: float, retry_wait: float
 ) -> None:
-    beats = Beats().for_ttl(ttl)
-    found = (beats.cycle, beats.margin, beats.grace, beats.call_timeout, beats.retry_wait)
+    heartbeats = Heartbeats().for_ttl(ttl)
+    found = (heartbeats.cycle, heartbeats.margin, heartbeats.grace, heartbeats.call_timeout, heartbeats.retry_wait)
     assert found == pytest.approx((cycle, margin, grace, call_timeout, retry_wait))
 
 
 def test_for_the_ttl_that_they_are_made_for_nothing_changes() -> None:
-    beats = Beats(cycle=100, margin=20)
-    assert beats.for_ttl(300) is beats
+    heartbeats = Heartbeats(cycle=100, margin=20)
+    assert heartbeats.for_ttl(300) is heartbeats
 
 
 def test_strike_after_follows_the_ttl() -> None:
-    assert Beats(strike_after=150).for_ttl(60).strike_after == pytest.approx(30)
+    assert Heartbeats(strike_after=150).for_ttl(60).strike_after == pytest.approx(30)
 
 
 def test_strike_after_that_was_not_set_stays_so() -> None:
-    assert Beats().for_ttl(60).strike_after is None
+    assert Heartbeats().for_ttl(60).strike_after is None
 
 
 @pytest.mark.parametrize("ttl", [0, 1, 1.99, -5, math.nan, math.inf])
 def test_a_ttl_that_cannot_be_kept_is_refused_with_the_smallest_possible(ttl: float) -> None:
     with pytest.raises(ConfigError, match="raise it to 2 or more"):
-        Beats().for_ttl(ttl)
+        Heartbeats().for_ttl(ttl)
 
 
 # Sums -------------------------------------------------------------------------------------------------------------
 
 
 def test_trust_is_the_ttl_less_drift_and_margin() -> None:
-    assert Beats().trust == pytest.approx(300 * (1 - 2 * DRIFT) - 15)
-    assert Beats().trust == pytest.approx(284.4)
+    assert Heartbeats().trust == pytest.approx(300 * (1 - 2 * DRIFT) - 15)
+    assert Heartbeats().trust == pytest.approx(284.4)
 
 
 def test_slack_is_trust_less_grace() -> None:
-    assert Beats().slack == pytest.approx(274.4)
+    assert Heartbeats().slack == pytest.approx(274.4)
 
 
 def test_strikes_count_from_when_no_further_try_could_be_answered_in_time() -> None:
-    assert Beats().strikes_from == pytest.approx(264.4)
+    assert Heartbeats().strikes_from == pytest.approx(264.4)
 
 
 def test_strikes_count_from_strike_after_where_it_is_set() -> None:
-    assert Beats(strike_after=0).strikes_from == 0
-    assert Beats(strike_after=100).strikes_from == 100
+    assert Heartbeats(strike_after=0).strikes_from == 0
+    assert Heartbeats(strike_after=100).strikes_from == 100
 
 
 def test_strikes_never_count_from_after_the_end() -> None:
-    assert Beats(strike_after=1000).strikes_from == Beats().slack
+    assert Heartbeats(strike_after=1000).strikes_from == Heartbeats().slack
 
 
 def test_the_default_survives_an_outage_of_139_s() -> None:
-    assert Beats().outage_survived == pytest.approx(139.4)
+    assert Heartbeats().outage_survived == pytest.approx(139.4)
 
 
 def test_an_early_exit_shortens_the_outage_survived() -> None:
-    assert Beats(strike_after=200).outage_survived == pytest.approx(80)
+    assert Heartbeats(strike_after=200).outage_survived == pytest.approx(80)
 
 
 def test_three_strikes_at_once_survive_two_waits() -> None:
-    assert Beats(strike_after=0).outage_survived == pytest.approx(10)
+    assert Heartbeats(strike_after=0).outage_survived == pytest.approx(10)
 
 
 @pytest.mark.parametrize(("batch", "capacity"), [(1, 120), (100, 12_000), (500, 60_000)])
 def test_capacity_is_rate_times_batch_times_cycle(batch: int, capacity: int) -> None:
-    assert Beats(batch=batch).capacity == capacity
+    assert Heartbeats(batch=batch).capacity == capacity
 
 
 def test_capacity_counts_whole_slots_only() -> None:
-    assert Beats(rate=0.0199, batch=10).capacity == 20
+    assert Heartbeats(rate=0.0199, batch=10).capacity == 20
 
 
 def test_numbers_that_fit_only_without_the_drift_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"lower cycle below 49\.7,"):
-        Beats(ttl=100, cycle=49.8, call_timeout=0.1, margin=50, grace=0)
+        Heartbeats(ttl=100, cycle=49.8, call_timeout=0.1, margin=50, grace=0)
 
 
 def test_a_slot_that_is_further_away_than_a_retry_shortens_the_outage_survived() -> None:
-    beats = Beats(rate=0.1)
-    assert beats.outage_survived == pytest.approx(134.4)
-    assert "− 1 / rate            -10.0 s" in beats.budget()
+    heartbeats = Heartbeats(rate=0.1)
+    assert heartbeats.outage_survived == pytest.approx(134.4)
+    assert "− 1 / rate            -10.0 s" in heartbeats.budget()
 
 
 def test_capacity_is_not_one_short_for_a_rate_that_floats_cannot_hold() -> None:
-    assert Beats(rate=0.1, batch=1).capacity == 12
-    assert Beats(rate=0.7, batch=10, cycle=100).capacity == 700
+    assert Heartbeats(rate=0.1, batch=1).capacity == 12
+    assert Heartbeats(rate=0.7, batch=10, cycle=100).capacity == 700
 
 
 @pytest.mark.parametrize(
-    "beats",
+    "heartbeats",
     [
-        Beats(),
-        Beats(batch=1),
-        Beats(strike_after=0),
-        Beats(strike_after=200),
-        Beats(cycle=150),
-        Beats(retry_wait=1000),
-        Beats().for_ttl(6),
-        Beats().for_ttl(WEEK),
+        Heartbeats(),
+        Heartbeats(batch=1),
+        Heartbeats(strike_after=0),
+        Heartbeats(strike_after=200),
+        Heartbeats(cycle=150),
+        Heartbeats(retry_wait=1000),
+        Heartbeats().for_ttl(6),
+        Heartbeats().for_ttl(WEEK),
     ],
     ids=["default", "batch 1", "strikes at once", "strikes later", "long cycle", "nothing survived", "6 s", "a week"],
 )
-def test_the_lines_of_the_budget_add_up(beats: Beats) -> None:
+def test_the_lines_of_the_budget_add_up(heartbeats: Heartbeats) -> None:
     total, summed = 0.0, 0
-    for line in beats.budget().splitlines()[:-1]:
+    for line in heartbeats.budget().splitlines()[:-1]:
         name, value = re.fullmatch(r"(.{18})\s*(-?[\d.]+) s  .*", line).groups()  # type: ignore[union-attr]
         if name.startswith("="):
             assert float(value) == pytest.approx(total, abs=0.05 * (summed + 1) + 1e-9), line
             total, summed = float(value), 1
         else:
             total, summed = total + float(value), summed + 1
-    assert total == pytest.approx(beats.outage_survived, abs=0.051)
+    assert total == pytest.approx(heartbeats.outage_survived, abs=0.051)
 
 
 def test_the_budget_ends_with_the_capacity() -> None:
     assert re.search(
         r"^capacity +12,000 +1 slots/s × 100 leases × 120 s, if answers take 4 s at most$",
-        Beats().budget().splitlines()[-1],
+        Heartbeats().budget().splitlines()[-1],
     )
 
 
 def test_the_budget_says_what_an_early_exit_costs() -> None:
-    assert "strike" in Beats(strike_after=0).budget()
-    assert "strike" not in Beats().budget()
+    assert "strike" in Heartbeats(strike_after=0).budget()
+    assert "strike" not in Heartbeats().budget()
 
 
 def test_beats_are_values() -> None:
-    assert Beats() == Beats()
-    assert replace(Beats(), batch=1) == Beats(batch=1)
+    assert Heartbeats() == Heartbeats()
+    assert replace(Heartbeats(), batch=1) == Heartbeats(batch=1)

@@ -1,135 +1,133 @@
-"""The reference has an entry for whatever users may set, call, catch or hear of; what is generated is up to date."""
+"""The reference has whatever users may set, call, catch or hear of, and it has something to say of it."""
 
+import ast
 import dataclasses
-import importlib
+import functools
 import inspect
+import pkgutil
 import re
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import msgspec
 import pytest
 
 import leasekit
-from leasekit import backend, errors, hooks
-from leasekit.cli import app
-from leasekit.task import Exponential, NewTask, Status, TaskOptions, Waits
+from leasekit import backend, config, errors, hooks, registry, task, telemetry
+from leasekit.registry import open_backend
+from leasekit.task import Status
+from leasekit.testing import clock, contract, effects, faults, memory
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+PAGES = {path: path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md")}
+SHOWN = [name for text in PAGES.values() for name in re.findall(r"^::: (leasekit\.[\w.]+)$", text, re.M)]
+PUBLIC = [
+    leasekit, backend, config, errors, hooks, registry, task, telemetry, clock, contract, effects, faults, memory,
+]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def generate() -> ModuleType:
-    sys.path.insert(0, str(DOCS))
-    try:
-        return importlib.import_module("_generate")
-    finally:
-        sys.path.remove(str(DOCS))
+def shown() -> Iterator[Any]:
+    """All that the reference has an entry for: what a page names, and of a module all that is public."""
+    for thing in map(pkgutil.resolve_name, SHOWN):
+        if isinstance(thing, ModuleType):
+            yield from (getattr(thing, name) for name in thing.__all__)
+        else:
+            yield thing
 
 
-def section(page: str, heading: str) -> str:
-    """What stands below a heading, up to the next one as high."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^#{{1,2}} |\Z)", text, re.M | re.S)
-    assert found is not None, f"{page} says nothing of {heading}"
-    return found[2]
+# The options of a task have their meanings in `NewTask`, the fields of a history's events say what they are, and a
+# contract is tests.
+CLASSES = sorted(
+    {
+        thing
+        for thing in shown()
+        if inspect.isclass(thing)
+        and thing is not task.TaskOptions
+        and thing.__module__.partition("leasekit.testing.")[2] not in {"contract.base", "contract.suites"}
+    },
+    key=lambda cls: cls.__qualname__,
+)
+TOLD_ELSEWHERE = {"capabilities", *dir(backend.Backend), *dir(backend.Scheduler)}  # what every backend has
 
 
-def rows(text: str) -> dict[str, str]:
-    """Name in the first cell → the last cell."""
-    return {
-        cells[0].strip("`* "): cells[-1]
-        for line in text.splitlines()
-        if line.startswith("| `") and (cells := [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
-    }
+@functools.cache
+def definition(cls: type) -> ast.ClassDef:
+    tree = ast.parse(Path(inspect.getfile(cls)).read_text(encoding="utf-8"))
+    return next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
 
 
-def said(page: str, heading: str, names: Iterable[str]) -> None:
-    shown = rows(section(page, heading))
-    assert [name for name in names if not shown.get(name)] == [], f"{page}, {heading}: run `make docs`"
+def told(node: ast.stmt, after: ast.stmt | None) -> bool:
+    """Whether a definition has a docstring: a field has the string below it."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        # An overload has that of its function.
+        return ast.get_docstring(node) is not None or any("overload" in ast.unparse(d) for d in node.decorator_list)
+    return isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
 
 
-def test_what_is_generated_is_up_to_date(generate: ModuleType) -> None:
-    files: dict[Path, str] = generate.generated()
-    stale = [str(path.relative_to(ROOT)) for path, text in files.items() if path.read_text(encoding="utf-8") != text]
-    assert stale == [], "run `make docs`"
+def name_of(node: ast.stmt) -> str:
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return name
+        case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+            return name
+        case _:
+            return "_"
 
 
-def test_nothing_in_the_reference_is_left_over_from_what_is_no_more(generate: ModuleType) -> None:
-    files: dict[Path, str] = generate.generated()
-    there = {*(DOCS / "reference").glob("*"), *(DOCS / "pictures").glob("*")}
-    assert there - files.keys() == set()
+def test_a_page_names_nothing_twice() -> None:
+    assert len(set(SHOWN)) == len(SHOWN)
 
 
-def test_every_setting_of_beats_has_its_entry() -> None:
-    said("reference/settings.md", "Beats", [field.name for field in dataclasses.fields(leasekit.Beats)])
+@pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)
+def test_every_public_name_is_in_the_reference(module: ModuleType) -> None:
+    known = list(shown())
+    missing = [name for name in module.__all__ if not any(getattr(module, name) is thing for thing in known)]
+    assert missing == [], "add `::: module.name` to a page of docs/reference"
 
 
-def test_every_option_of_a_task_has_its_entry() -> None:
-    said("reference/settings.md", "A task", {*NewTask.__struct_fields__, *TaskOptions.__annotations__})
-
-
-@pytest.mark.parametrize("policy", [Exponential, Waits])
-def test_every_setting_of_a_retry_policy_has_its_entry(policy: type[msgspec.Struct]) -> None:
-    said("reference/settings.md", policy.__name__, policy.__struct_fields__)
+# What has none is left out of the pages.
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__qualname__)
+def test_every_public_member_of_a_class_has_a_docstring(cls: type) -> None:
+    body = definition(cls).body
+    without = {name_of(node) for node, after in zip(body, [*body[1:], None], strict=True) if not told(node, after)}
+    assert {name for name in without if not name.startswith("_")} - TOLD_ELSEWHERE == set()
 
 
 @pytest.mark.parametrize(
-    ("heading", "function"),
-    [
-        ("connect", leasekit.connect),
-        ("lease", leasekit.lease),
-        ("Client.tasks", leasekit.Client.tasks),
-        ("Worker", leasekit.Worker),
-        ("Worker.handler", leasekit.Worker.handler),
-        ("Worker.run", leasekit.Worker.run),
-    ],
+    "function",
+    [leasekit.connect, leasekit.lease, leasekit.Client.tasks, leasekit.Worker, leasekit.Worker.handler],
+    ids=lambda function: function.__qualname__,
 )
-def test_every_parameter_has_its_entry(heading: str, function: Any) -> None:
-    said("reference/settings.md", heading, inspect.signature(function).parameters.keys() - {"self"})
+def test_every_parameter_is_told_of(function: Any) -> None:
+    told = re.findall(r"^    (\w+): ", (inspect.getdoc(function) or "").partition("\nArgs:\n")[2], re.M)
+    assert told == [name for name in inspect.signature(function).parameters if name != "self"]
 
 
-@pytest.mark.parametrize("name", app.COMMANDS)
-def test_every_option_of_a_command_has_its_entry(name: str) -> None:
-    text = section("reference/commands.md", f"leasekit {name}")
-    options = [option for one in app.load(name).params for option in one.opts if option.startswith("--")]
-    assert [option for option in options if f"`{option}`" not in text and option != "--help"] == []
+URLS = (
+    "http://host", "sqlite:///file.db", "redis://host", "redis+cluster://host", "sqs://queue?region=x",
+    "swf://domain/list?region=x", "sfn://arn:aws:states:x:123456789012:activity:a?region=x", "memory://",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", errors.__all__)
-def test_every_error_has_its_entry(name: str) -> None:
-    assert section("reference/errors.md", name).strip()
+def cell(value: int | None) -> str:
+    if value is None:
+        return "any"
+    return ("yes" if value else "no") if isinstance(value, bool) else f"{value:,}"
 
 
-@pytest.mark.parametrize(
-    "event", [one for one in vars(hooks).values() if inspect.isclass(one) and issubclass(one, hooks.Event)]
-)
-def test_every_event_and_what_is_in_it_has_its_entry(event: Any) -> None:
-    own = inspect.get_annotations(event).keys()
-    assert own
-    said("reference/hooks.md", event.__name__, own)
-
-
-def test_every_trait_has_its_entry() -> None:
-    said("reference/backends.md", "Traits", [field.name for field in dataclasses.fields(backend.Traits)])
-
-
-@pytest.mark.parametrize("name", [name for name in backend.__all__ if name != "Traits"])
-def test_every_method_of_the_seam_has_its_entry(name: str) -> None:
-    text = (DOCS / "reference/backends.md").read_text(encoding="utf-8")
-    protocol: type = getattr(backend, name)
-    methods = [method for method in vars(protocol) if not method.startswith("_") and method != "traits"]
-    assert [method for method in methods if f"### {name}.{method}\n" not in text] == []
-
-
-@pytest.mark.parametrize("name", leasekit.__all__)
-def test_every_public_name_is_told_of(name: str) -> None:
-    pages = "\n".join(path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md"))
-    assert re.search(rf"^#+ {name}\n|`{name}\b", pages, re.M)
+def test_the_table_of_backends_has_what_each_declares() -> None:
+    ours = {url.partition("://")[0]: open_backend(url, worker="docs") for url in URLS}  # opens nothing
+    capabilities = [field.name for field in dataclasses.fields(backend.Capabilities)]
+    protocols = (backend.TaskSink, backend.Scheduler, backend.WorkerDirectory)
+    rows = [
+        ["", *ours],
+        *([name, *(cell(getattr(one.capabilities, name)) for one in ours.values())] for name in capabilities),
+    ]
+    rows += [[cls.__name__, *(cell(isinstance(one, cls)) for one in ours.values())] for cls in protocols]
+    lines = [line for line in PAGES[DOCS / "reference/backends.md"].splitlines() if line.startswith("| ")]
+    assert [[text.strip(" `") for text in line.split("|")[1:-1]] for line in lines] == rows
 
 
 def test_every_status_is_in_the_life_of_a_task() -> None:

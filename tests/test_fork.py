@@ -12,6 +12,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from leasekit import Client, ConfigError, NotHeld
 from leasekit._driver import thread
 from leasekit._driver.thread import NAME
 from leasekit.hooks import Event, Renewed
-from leasekit.task import Status
+from leasekit.task import Stats, Status
 from leasekit.testing.memory import MemoryBackend, MemoryService
 
 
@@ -115,7 +116,27 @@ def test_a_fork_gets_a_connection_of_its_own(client: Client) -> None:
         return found and found.status.value, client.worker != parent, len(drivers)
 
     assert in_child(use) == "('success', True, 0)"
-    assert client.stats()["kinds"] == {"k": {"new": 1}}
+    assert client.stats().kinds == {"k": {"new": 1}}
+
+
+def test_a_fork_that_changes_its_directory_uses_the_same_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with leasekit.connect("sqlite:///t.db", retry_for=0.5) as client:
+        client.schedule("k", id="there")
+
+        def use() -> Any:
+            os.chdir("elsewhere")
+            return client.get("there")
+
+        assert "StoreLocked" in in_child(use)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_url_means_the_same_store_in_every_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with leasekit.connect("sqlite:///t.db") as client:
+        assert client.url == f"sqlite:///{tmp_path.resolve() / 't.db'}"
 
 
 def test_a_backend_object_does_not_cross_a_fork() -> None:
@@ -130,7 +151,7 @@ def test_a_backend_object_does_not_cross_a_fork() -> None:
 def test_a_client_that_was_not_used_yet_may_be_used_on_both_sides() -> None:
     with leasekit.connect("memory://") as client:
         assert in_child(lambda: client.schedule("k").created) == "True"
-        assert client.stats() == {"kinds": {}}
+        assert client.stats() == Stats(kinds={})
 
 
 def test_closing_in_a_fork_closes_nothing_of_the_parent(client: Client) -> None:

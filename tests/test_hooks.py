@@ -8,15 +8,15 @@ import pytest
 
 from leasekit.hooks import (
     AtRisk,
+    CancelRequested,
+    CapacityExceeded,
     Claimed,
     Event,
     Hooks,
     Lost,
-    Ordered,
-    Overloaded,
     Renewed,
+    ReportDelayed,
     Sent,
-    Unreported,
     log_events,
 )
 
@@ -40,11 +40,11 @@ def test_a_lost_lease_is_logged_where_nobody_else_listens(caplog: pytest.LogCapt
 
 
 def test_hooks_without_a_listener_are_false() -> None:
-    assert not Hooks()
+    assert not Hooks().active
 
 
 def test_hooks_with_a_listener_are_true() -> None:
-    assert Hooks([broken])
+    assert Hooks([broken]).active
 
 
 def test_every_listener_hears_each_event_in_their_order() -> None:
@@ -81,7 +81,7 @@ def test_the_listeners_are_those_that_were_given_at_first() -> None:
     given = [broken]
     hooks = Hooks(given)
     given.clear()
-    assert hooks
+    assert hooks.active
 
 
 def test_a_lost_lease_is_logged_as_a_warning_that_says_why(caplog: pytest.LogCaptureFixture) -> None:
@@ -95,7 +95,7 @@ def test_a_lost_lease_is_logged_as_a_warning_that_says_why(caplog: pytest.LogCap
     [
         LOST,
         AtRisk(at=1.0, task_id="a", token=TOKEN, why="500"),
-        Ordered(at=1.0, task_id="a", token=TOKEN, order="cancel"),
+        CancelRequested(at=1.0, task_id="a", token=TOKEN, order="cancel"),
     ],
     ids=lambda event: type(event).__name__,
 )
@@ -109,9 +109,9 @@ def test_of_a_token_only_six_characters_are_logged(event: Event, caplog: pytest.
     ("event", "level", "said"),
     [
         (AtRisk(at=1.0, task_id="a", token=TOKEN, why="500"), logging.INFO, "500"),
-        (Ordered(at=1.0, task_id="a", token=TOKEN, order="cancel"), logging.INFO, "ordered to cancel: a"),
-        (Unreported(at=1.0, task_ids=["a", "b"], why="refused"), logging.WARNING, "2 results"),
-        (Overloaded(at=1.0, held=200, capacity=120), logging.WARNING, "200 leases held, 120 can beat"),
+        (CancelRequested(at=1.0, task_id="a", token=TOKEN, order="cancel"), logging.INFO, "asked to cancel: a"),
+        (ReportDelayed(at=1.0, task_ids=["a", "b"], why="refused"), logging.WARNING, "2 results"),
+        (CapacityExceeded(at=1.0, held=200, capacity=120), logging.WARNING, "200 leases held, 120 can beat"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Event) else "",
 )

@@ -11,12 +11,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from random import Random
 from types import FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import leasekit
+import leasekit.client
 from leasekit import Client, Task
 from leasekit._driver import thread
+from leasekit._driver.guarding.watchdog import Watchdog
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from tests.injecting import Interrupt, Place, interrupts
 from tests.waiting import eventually
@@ -121,7 +124,7 @@ def is_over(client: Client, where: str | None, error: BaseException | None, *, a
     connection.driver.submit(nothing()).result(_ENDED)
     keeper = connection.keeper
     if at_once:
-        eventually(lambda: not any(one.begun for one in list(keeper._holdings.values())), f"{where}", within=_ENDED)
+        eventually(lambda: not any(one.begun for one in list(keeper._leases.values())), f"{where}", within=_ENDED)
     if error is not None:
         error.__traceback__ = error.__context__ = error.__cause__ = None
     gc.collect()  # an event loop that was interrupted leaves rings
@@ -184,6 +187,33 @@ def test_an_interrupt_while_the_driver_is_let_go_of_holds_up_no_other(client: Cl
             break
         number += 1
     assert number > 0
+
+
+class EnteredInVain:
+    """A lock in Python 3.14, at worst: the handler comes between the call of `__enter__` and the block of a `with`."""
+
+    def __init__(self, lock: Any) -> None:
+        self.acquire, self.release = lock.acquire, lock.release
+
+    def __enter__(self) -> None:
+        self.acquire()
+        raise Interrupt
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def test_an_interrupt_between_a_lock_and_its_block_leaves_it_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, clients, timer = threading.Lock(), threading.Lock(), threading.Lock()
+    monkeypatch.setattr(thread, "_lock", EnteredInVain(driver))
+    monkeypatch.setattr(leasekit.client, "_connecting", EnteredInVain(clients))
+    watchdog = Watchdog("off", timer=Mock())
+    watchdog._lock = EnteredInVain(timer)  # type: ignore[assignment]
+    client = Client(MemoryBackend(MemoryService(), worker="w"))
+    for use in (client.connection, client.close, watchdog.close):
+        with suppress(Interrupt):
+            use()
+        assert not any(lock.locked() for lock in (driver, clients, timer)), use
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,8 @@ FILES = sorted(path for top in ("leasekit", "adapters") for path in (ROOT / top)
 VALUES = {"task", "errors", "config"}
 SEAM = {"backend", "wire", "hooks", "registry", "ids"}
 HANDLES = {"client", "claiming", "lease", "named", "idle", "worker", "telemetry"}
-INSIDE = {"_core", "_driver", "_arguments"}
+INSIDE = {"_core", "_driver", "_arguments", "_binding", "_blocks"}
+SERVICE = {"server.embedded", "server.roles", "server.store", "server.unit_of_work"}  # what `memory://` is made of
 PUBLIC = {"__init__"} | VALUES | SEAM | HANDLES
 
 
@@ -31,30 +33,35 @@ LAYERS = {
     "errors": Layer(VALUES, {"msgspec"}),
     "config": Layer(VALUES, {"msgspec"}),
     "_core": Layer(VALUES | {"_core"}, {"msgspec"}),
-    "backend": Layer({"task", "errors"}, {"msgspec"}),
+    "_lifecycle": Layer({"task", "errors", "wire", "_lifecycle"}, {"msgspec"}),
+    "backend": Layer({"task", "errors", "_lifecycle"}, {"msgspec"}),
     "wire": Layer({"task", "errors"}, {"msgspec"}),
     "hooks": Layer({"task", "errors"}, {"msgspec"}),
     "registry": Layer({"task", "errors", "backend"}, set()),
     "ids": Layer(set(), set()),
     "_arguments": Layer(VALUES, set()),
-    "_driver": Layer(VALUES | INSIDE | {"backend", "hooks", "wire"}, {"anyio", "msgspec", "tenacity"}),
+    "_binding": Layer({"task", "_driver"}, set()),
+    "_blocks": Layer(set(), set()),
+    "_driver": Layer(VALUES | INSIDE | {"_lifecycle", "backend", "hooks", "wire"}, {"anyio", "msgspec", "tenacity"}),
     "claiming": Layer(VALUES | INSIDE, set()),
     "client": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
     "lease": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
     "named": Layer(VALUES | INSIDE | {"lease"}, set()),
     "idle": Layer(INSIDE, set()),
-    "worker": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
+    "_worker": Layer(VALUES | INSIDE | SEAM | HANDLES | {"_worker"}, {"anyio", "msgspec", "tenacity"}),
+    "worker": Layer({"_worker"}, set()),
     "telemetry": Layer(VALUES | SEAM, {"msgspec", "opentelemetry"}),
     "__init__": Layer(PUBLIC, set()),
     "__main__": Layer({"cli"}, set()),
     "adapters": Layer(PUBLIC, None),
     "leasekit_pytest": Layer(PUBLIC | {"testing"}, {"pytest"}),
-    "server": Layer(PUBLIC | {"server"}, None),
-    "testing": Layer(PUBLIC | {"testing"}, {"anyio", "msgspec", "pytest"}),
-    "cli": Layer(PUBLIC | {"cli", "server", "testing"}, None),
+    "server": Layer(PUBLIC | {"_lifecycle", "server"}, None),
+    "testing": Layer(PUBLIC | SERVICE | {"testing"}, {"anyio", "msgspec", "pytest"}),
+    "cli": Layer(PUBLIC | {"_worker", "cli", "server", "testing"}, None),
 }
 
-# `_core` has no clock, chance, thread, socket or logger; `now` is an argument.
+# What decides has no clock, chance, thread, socket or logger; `now` is an argument.
+SANS_IO = {"_core", "_lifecycle"}
 IMPURE = {
     "asyncio", "datetime", "logging", "multiprocessing", "os", "queue", "random", "sched", "secrets", "select",
     "selectors", "signal", "socket", "ssl", "subprocess", "threading", "time", "uuid",
@@ -90,9 +97,12 @@ def is_allowed(layer: str, dotted: str) -> bool:
         part = part_of(dotted)
         _, _, inner = dotted.removeprefix("leasekit.").partition(".")
         is_private = any(word.startswith("_") for word in inner.split("."))
-        return part in may.parts and (part == layer or not is_private)
+        is_named = any(dotted.startswith(f"leasekit.{path}.") for path in may.parts if "." in path)
+        return (part in may.parts or is_named) and (part == layer or not is_private)
+    if top == "harness":
+        return False
     if top in sys.stdlib_module_names:
-        return layer != "_core" or top not in IMPURE
+        return layer not in SANS_IO or top not in IMPURE
     return may.libraries is None or top in may.libraries
 
 
@@ -122,12 +132,68 @@ def test_a_module_imports_what_its_layer_may(path: Path) -> None:
         ("adapters", "leasekit.client._Keeper"),
         ("adapters", "leasekit.server"),
         ("server", "leasekit._driver"),
-        ("testing", "leasekit.server.states.NEXT"),
+        ("testing", "harness.history.Log"),
+        ("adapters", "harness.proxy.Proxy"),
+        ("_lifecycle", "random"),
+        ("_lifecycle", "leasekit.server.store.Trigger"),
+        ("adapters", "leasekit._lifecycle.validation.checked"),
+        ("testing", "leasekit._lifecycle.states.NEXT"),
+        ("testing", "leasekit.server.http.app.serve"),
         ("task", "leasekit.Task"),
     ],
 )
 def test_the_table_refuses(layer: str, dotted: str) -> None:
     assert not is_allowed(layer, dotted)
+
+
+# Circles ----------------------------------------------------------------------------------------------------------
+
+
+def module(path: Path) -> str:
+    """The dotted name under which a file is imported."""
+    names = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(names[names[0] == "adapters" :]).removesuffix(".__init__")
+
+
+def imported(code: str, modules: Container[str]) -> set[str]:
+    """Which of these modules some code imports, wherever it does: in a function, or for type checkers alone."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Import(names=names):
+                found |= {alias.name for alias in names if alias.name in modules}
+            case ast.ImportFrom(module=str(package), names=names):
+                inner = {name for alias in names if (name := f"{package}.{alias.name}") in modules}
+                found |= inner or ({package} if package in modules else set())
+            case _:
+                pass
+    return found
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    files = {module(path): path for path in [*FILES, *(ROOT / "harness").rglob("*.py")]}
+    graph = {name: imported(path.read_text(encoding="utf-8"), files) for name, path in files.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" ← ".join(error.args[1]))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import a.b",
+        "from a import b",
+        "from a.b import c",
+        "def f():\n    from a.b import c",
+        "if TYPE_CHECKING:\n    from a.b import C",
+    ],
+)
+def test_an_import_is_seen_wherever_it_stands(code: str) -> None:
+    assert imported(code, {"a", "a.b"}) == {"a.b"}
+
+
+# What is loaded ---------------------------------------------------------------------------------------------------
 
 
 def test_the_core_stays_small() -> None:
@@ -138,10 +204,16 @@ def test_the_core_stays_small() -> None:
     assert sum(lines.values()) < 606, lines
 
 
+def loaded(module: str) -> set[str]:
+    code = f"import sys, {module}; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
 def test_importing_leasekit_loads_no_adapter_no_server_and_nothing_that_only_they_need() -> None:
     heavy = {"httpx", "leasekit_http", "leasekit.server", "leasekit.cli", "litestar", "rich", "sqlalchemy", "typer"}
-    shown = subprocess.run(
-        [sys.executable, "-c", "import sys, leasekit; print(*sys.modules)"], capture_output=True, text=True, check=True
-    )
-    loaded = heavy & set(shown.stdout.split())
-    assert not loaded
+    assert not heavy & loaded("leasekit")
+
+
+@pytest.mark.parametrize("module", ["leasekit.testing.memory", "leasekit.server.engine"])
+def test_what_memory_is_made_of_needs_only_what_leasekit_itself_needs(module: str) -> None:
+    assert not {"alembic", "httpx", "litestar", "sqlalchemy", "uvicorn"} & loaded(module)

@@ -14,7 +14,7 @@ import anyio.to_thread
 import pytest
 
 import leasekit
-from leasekit import Beats, Cancelled, Client, Fatal, IdleTimeout, LeaseLost, NotHeld, Task
+from leasekit import Cancelled, Client, Fatal, Heartbeats, IdleTimeout, LeaseLost, NotHeld, Task
 from leasekit.hooks import Event, Lost
 from leasekit.task import NewTask, Status, TaskInfo
 from leasekit.testing import faults
@@ -167,7 +167,7 @@ async def test_a_body_is_cancelled_when_its_lease_is_lost_and_the_block_says_why
     with pytest.raises(LeaseLost, match="no beat was sent for 274 s because") as caught, anyio.fail_after(20):
         async with leasekit.lease(task):
             faulty.always("beat", faults.hang)
-            clock.advance(Beats().slack)
+            clock.advance(Heartbeats().slack)
             try:
                 await anyio.sleep_forever()
             except anyio.get_cancelled_exc_class():
@@ -288,9 +288,9 @@ async def test_an_order_that_came_before_the_body_began_cancels_it(
     task = await beaten(client, faulty)
     await client.acancel(task.id)
     clock.advance(120)
-    holding = client.connection().keeper.get(task)
-    assert holding is not None
-    await until(lambda: holding.stop is Cancelled)
+    held = client.connection().keeper.get(task)
+    assert held is not None
+    await until(lambda: held.stop is Cancelled)
     with pytest.raises(Cancelled), anyio.fail_after(20):
         async with leasekit.lease(task):
             await anyio.sleep_forever()
@@ -350,9 +350,9 @@ async def test_cancelled_from_outside_and_told_at_once_is_cancelled_from_outside
             await client.acancel(task.id)
             clock.advance(120)
             with anyio.CancelScope(shield=True):
-                holding = client.connection().keeper.get(task)
-                assert holding is not None
-                await until(lambda: holding.stop is Cancelled)
+                record = client.connection().keeper.get(task)
+                assert record is not None
+                await until(lambda: record.stop is Cancelled)
             outside.cancel()
             await anyio.sleep_forever()
         pytest.fail(f"not reached, {held}")

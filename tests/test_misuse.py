@@ -24,8 +24,8 @@ def task(client: Client) -> Task:
     [
         ({"url": 8077}, "int"),
         ({"url": ["memory://"]}, "list"),
-        ({"beats": 30}, "beats"),
-        ({"beats": {"ttl": 30}}, "beats"),
+        ({"heartbeats": 30}, "heartbeats"),
+        ({"heartbeats": {"ttl": 30}}, "heartbeats"),
         ({"hooks": print}, "hooks"),
         ({"hooks": ["print"]}, "hooks"),
     ],
@@ -37,10 +37,10 @@ def test_a_wrong_type_is_refused_where_it_is_given(make: Any, arguments: dict[st
         make(arguments.pop("url"), **arguments)
 
 
-@pytest.mark.parametrize("patience", ["30", -1, [30]])
-def test_patience_is_a_number_of_seconds(patience: Any) -> None:
-    with pytest.raises(ConfigError, match="patience must be seconds"):
-        leasekit.connect("memory://misuse", patience=patience)
+@pytest.mark.parametrize("retry_for", ["30", -1, [30]])
+def test_retry_for_is_a_number_of_seconds(retry_for: Any) -> None:
+    with pytest.raises(ConfigError, match="retry_for must be seconds"):
+        leasekit.connect("memory://misuse", retry_for=retry_for)
 
 
 def test_what_is_not_claimed_is_to_be_claimed_first(client: Client) -> None:

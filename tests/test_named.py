@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import leasekit
-from leasekit import AlreadyDone, Client, Fatal, LeasekitError, LeaseLost, NotGranted
-from leasekit._driver.holding import Holding
-from leasekit.backend import Traits
+from leasekit import AlreadyDone, Client, Fatal, LeasekitError, LeaseLost, NotGranted, NotHeld
+from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit.backend import Capabilities
 from leasekit.testing.memory import MemoryBackend, MemoryService
 
 
@@ -68,6 +68,82 @@ def test_a_name_has_one_holder_at_a_time(client: Client) -> None:
         leasekit.lease(client.named("reports/nightly", wait=0)),
     ):
         pytest.fail("two held it")
+
+
+def test_a_name_is_entered_as_such(client: Client) -> None:
+    with client.named("x") as held, pytest.raises(NotGranted), client.named("x", wait=0):
+        pytest.fail("two held it")
+    assert held.fence == 1
+    with client.once("y") as once:
+        once.complete("done")
+    with pytest.raises(AlreadyDone), client.once("y"):
+        pytest.fail("it ran twice")
+
+
+@pytest.mark.anyio
+async def test_a_name_is_entered_as_such_from_an_event_loop(client: Client) -> None:
+    async with client.named("x") as held:
+        assert not held.lost
+        with pytest.raises(NotGranted):
+            async with client.named("x", wait=0):
+                pytest.fail("two held it")
+    async with client.named("x", wait=0) as held:
+        pass
+    assert held.fence == 2
+
+
+@pytest.mark.anyio
+async def test_a_name_that_is_entered_twice_says_so(client: Client) -> None:
+    named = client.named("x")
+    with named as held:
+        with pytest.raises(NotHeld, match=r"Named\('x'\) is entered already"), named:
+            pytest.fail("entered twice")
+        with pytest.raises(NotHeld, match="is entered already"):
+            async with named:
+                pytest.fail("entered twice")
+        held.check()
+    with named:  # one block after the other
+        pass
+
+
+def test_threads_that_enter_a_name_at_once_do_not_end_the_block_of_another(client: Client) -> None:
+    named = client.named("x")
+    held_in: list[str] = []
+    in_block, refused = threading.Event(), threading.Event()
+
+    def enter() -> None:
+        in_block.wait(30)
+        with pytest.raises(NotHeld), named:
+            held_in.append("second")
+        refused.set()
+
+    other = threading.Thread(target=enter)
+    other.start()
+    with named as held:
+        in_block.set()
+        assert refused.wait(30)
+        connection = client.connection()
+        connection.run(_turn())  # whatever the end of the other block has asked of the driver is done
+        held.check()
+        assert connection.keeper.get(held.task) is not None
+    other.join(30)
+    assert held_in == []
+
+
+async def _turn() -> None:
+    """Nothing, in the driver's loop."""
+
+
+def test_a_name_that_was_not_granted_may_be_entered_again(client: Client) -> None:
+    named = client.named("x", wait=0)
+    with client.named("x"), pytest.raises(NotGranted), named:
+        pytest.fail("two held it")
+    with named as held:
+        assert held.fence == 2
+
+
+def test_a_name_has_no_public_door_besides(client: Client) -> None:
+    assert [name for name in dir(client.named("x")) if not name.startswith("_")] == ["name"]
 
 
 def test_other_names_are_other_leases(client: Client) -> None:
@@ -159,7 +235,7 @@ def test_whoever_is_interrupted_when_it_is_granted_gives_it_back(
 
     def interrupted(work: Any) -> Any:
         granted = run(work)
-        if granted is True or isinstance(granted, Holding):
+        if granted is True or isinstance(granted, HeldLease):
             raise KeyboardInterrupt
         return granted
 
@@ -177,7 +253,7 @@ def test_a_holder_that_died_loses_it_to_the_next() -> None:
     with Client(MemoryBackend(service, worker="a")) as dead, Client(MemoryBackend(service, worker="b")) as living:
         held = leasekit.lease(dead.named("n", ttl=2)).__enter__()
         connection = dead.connection()
-        connection.driver.call_soon(connection.keeper.forget, held._holding)  # it beats no more
+        connection.driver.call_soon(connection.keeper.drop, held._record)  # it beats no more
         with leasekit.lease(living.named("n", wait=30)) as next_one:
             assert next_one.fence > held.fence
         with pytest.raises(LeaseLost):
@@ -273,7 +349,7 @@ async def test_the_async_door_runs_it_once_too(client: Client) -> None:
 
 def test_a_service_that_accepts_no_work_has_no_names() -> None:
     class HandsOut:
-        traits = Traits()
+        capabilities = Capabilities()
 
         async def aclose(self) -> None: ...
 

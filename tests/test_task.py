@@ -1,15 +1,14 @@
 """The values that everyone exchanges: how long to wait for the next attempt, what a name is, what is compared."""
 
 import random
-from typing import cast
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasekit.client import Client
-from leasekit.task import Beat, Exponential, Name, NewTask, Polynomial, RetryPolicy, Status, Task, Waits
+from leasekit._binding import bind, reserve_of
+from leasekit.task import Beat, Exponential, FixedDelays, Name, NewTask, Polynomial, RetryPolicy, Status, Task
 
 tries = st.integers(1, 1_000_000)
 
@@ -84,7 +83,7 @@ def test_a_polynomial_wait_stays_within_four_years(n: int) -> None:
 
 
 def test_a_list_gives_its_waits_in_order_and_its_last_for_ever() -> None:
-    policy = Waits(waits=[1, 5, 30])
+    policy = FixedDelays(waits=[1, 5, 30])
     assert [policy.wait(n, MOST) for n in (1, 2, 3, 4, 1000)] == [1, 5, 30, 30, 30]
 
 
@@ -97,7 +96,7 @@ def test_a_list_gives_its_waits_in_order_and_its_last_for_ever() -> None:
         ('{"policy":"exponential","first":1,"factor":2,"max":3600,"jitter":0.5}', Exponential()),
         ('{"policy":"exponential"}', Exponential()),
         ('{"policy":"polynomial"}', Polynomial()),
-        ('{"policy":"list","waits":[1,5]}', Waits(waits=[1, 5])),
+        ('{"policy":"list","waits":[1,5]}', FixedDelays(waits=[1, 5])),
     ],
 )
 def test_a_retry_policy_is_told_by_its_name(text: str, policy: RetryPolicy) -> None:
@@ -159,13 +158,14 @@ def task() -> Task:
 
 
 def test_a_task_has_no_client_until_it_is_bound() -> None:
-    assert task().client is None
+    assert reserve_of(task()) is None
 
 
 def test_the_client_of_a_task_is_neither_compared_nor_serialised() -> None:
-    client = cast("Client", object())
-    bound = task().bind(client)
-    assert bound.client is client
+    def reserve(task: Task, lease: object) -> None: ...
+
+    bound = bind(task(), reserve)
+    assert reserve_of(bound) is reserve
     assert bound == task()
     assert msgspec.json.encode(bound) == msgspec.json.encode(task())
 

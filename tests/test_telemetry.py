@@ -29,9 +29,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 import leasekit
 from leasekit import telemetry
 from leasekit.client import Client
-from leasekit.hooks import Answered, AtRisk, Claimed, Event, Hook, Hooks, Lost, Sent, Unreported
-from leasekit.server.app import create_app
+from leasekit.hooks import Answered, AtRisk, Claimed, Event, Hook, Hooks, Lost, ReportDelayed, Sent
 from leasekit.server.engine import Engine, open_store
+from leasekit.server.http.app import create_app
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
@@ -429,11 +429,11 @@ def test_a_worker_is_instrumented_from_its_next_run_on(recorder: Recorder) -> No
 
 
 def test_while_no_provider_is_set_up_nobody_listens() -> None:
-    assert not Hooks([telemetry.hook()])
+    assert not Hooks([telemetry.hook()]).active
 
 
 def test_a_provider_of_its_own_is_listened_for(recorder: Recorder) -> None:
-    assert Hooks([recorder.hook])
+    assert Hooks([recorder.hook]).active
 
 
 def test_a_provider_that_is_set_up_later_is_noticed() -> None:
@@ -541,7 +541,7 @@ def test_the_slots_of_a_worker_are_shown(client: Client, recorder: Recorder) -> 
     [
         (AtRisk(at=0, task_id="a", token="t", why="500"), "leasekit.lease.strikes", {}),
         (Lost(at=0, task_id="a", token="t", reason="taken", why=""), "leasekit.lease.lost", {"reason": "taken"}),
-        (Unreported(at=0, task_ids=["a"], why=""), "leasekit.settlements.put_off", {}),
+        (ReportDelayed(at=0, task_ids=["a"], why=""), "leasekit.settlements.put_off", {}),
         (Sent(at=0, task_ids=["a"], late=0.5), "leasekit.beat.lateness", {}),
         (Answered(at=0, round_trip=0.1, verdicts={"gone": 1}), "leasekit.beat.verdicts", {"verdict": "gone"}),
     ],

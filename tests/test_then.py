@@ -29,7 +29,7 @@ def claimed(client: Client, kind: str = "first") -> Task:
 
 
 def successors(client: Client) -> list[TaskInfo]:
-    return client.list(kind="next").tasks
+    return client.list_tasks(kind="next").tasks
 
 
 def test_a_success_schedules_what_follows(client: Client) -> None:
@@ -101,6 +101,7 @@ def test_the_payload_is_that_of_the_moment(client: Client) -> None:
         (None, {"priority": 9}),
         (None, {"at": datetime(2030, 1, 1)}),  # noqa: DTZ001 - without a zone it is no moment
         (None, {"id": "a/b"}),
+        (None, {"id": "itself", "after": ["itself"]}),
     ],
 )
 def test_what_no_service_would_take_is_refused_at_once_and_the_result_is_kept(
@@ -108,7 +109,7 @@ def test_what_no_service_would_take_is_refused_at_once_and_the_result_is_kept(
 ) -> None:
     task = claimed(client)
     with leasekit.lease(task) as held:
-        with pytest.raises(ValueError, match=r"payload|can be scheduled so"):
+        with pytest.raises(ValueError, match=r"payload|cannot be scheduled|names itself"):
             held.then("next", payload, **options)
         held.complete("done")
     info = client.get(task.id)
@@ -117,13 +118,24 @@ def test_what_no_service_would_take_is_refused_at_once_and_the_result_is_kept(
     assert successors(client) == []
 
 
+def test_dependencies_that_a_service_does_not_have_are_refused_at_once(client: Client) -> None:
+    task = claimed(client)
+    with leasekit.lease(task) as held:
+        with pytest.raises(LeasekitError, match="has no dependencies"):
+            held.then("next", after=["other"])
+        held.complete("done")
+    info = client.get(task.id)
+    assert info is not None
+    assert info.result == "done"
+
+
 def test_there_are_no_more_than_a_service_takes(client: Client) -> None:
     with leasekit.lease(claimed(client)) as held:
         for _ in range(1000):
             held.then("next")
         with pytest.raises(ValueError, match="1000 successors"):
             held.then("next")
-    assert client.stats()["kinds"]["next"]["new"] == 1000
+    assert client.stats().kinds["next"]["new"] == 1000
 
 
 def test_successors_are_said_within_the_block(client: Client) -> None:
@@ -154,7 +166,7 @@ def test_a_backend_that_accepts_no_work_is_named() -> None:
 
         def __init__(self) -> None:
             backend = MemoryBackend(service, worker="w")
-            self.traits, self.claim, self.beat = backend.traits, backend.claim, backend.beat
+            self.capabilities, self.claim, self.beat = backend.capabilities, backend.claim, backend.beat
             self.settle, self.aclose = backend.settle, backend.aclose
 
     with Client(MemoryBackend(service, worker="submitter")) as submitter, Client(HandsOut()) as client:
@@ -171,7 +183,7 @@ async def test_async_blocks_have_successors_too(client: Client) -> None:
     await client.aschedule("first")
     async with leasekit.lease(await anext(client.tasks("first"))) as held:
         held.then("next")
-    assert len((await client.alist(kind="next")).tasks) == 1
+    assert len((await client.alist_tasks(kind="next")).tasks) == 1
 
 
 @pytest.mark.parametrize(("fails", "expected"), [(False, 1), (True, 0)])

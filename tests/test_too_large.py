@@ -11,7 +11,7 @@ import pytest
 
 import leasekit
 from leasekit import Client, Fatal, TooLarge, Worker
-from leasekit.backend import Traits
+from leasekit.backend import Capabilities
 from leasekit.task import Settlement, Status, TaskInfo, Verdict
 from leasekit.testing.memory import MemoryBackend, MemoryService
 
@@ -40,7 +40,7 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
 
 
 def count(client: Client, kind: str) -> int:
-    return sum(client.stats()["kinds"].get(kind, {}).values())
+    return sum(client.stats().kinds.get(kind, {}).values())
 
 
 def announce(held: leasekit.Lease, kind: str, size: int) -> None:
@@ -76,7 +76,7 @@ def test_it_is_a_fatal_failure_that_says_so_and_the_worker_ends(client: Client, 
     task_id = client.schedule(f"large-{what}").id
     thread = threading.Thread(target=worker.run, daemon=True)
     thread.start()
-    (info,) = client.wait_for(task_id, timeout=60)
+    (info,) = client.wait_tasks(task_id, timeout=60)
     worker.stop()
     thread.join(60)
     assert not thread.is_alive()
@@ -117,7 +117,7 @@ def test_all_that_may_be_said_of_one_task_gets_there(client: Client) -> None:
 class Narrow(MemoryBackend):
     """A service that keeps results of ten bytes."""
 
-    traits = Traits(max_result=10)
+    capabilities = Capabilities(max_result=10)
 
 
 def test_the_bound_is_that_of_the_service() -> None:

@@ -1,4 +1,4 @@
-"""What the adapters of Amazon's services share: boto3 in threads, its errors, long polls that may be given up."""
+"""The shared part of the AWS adapters: boto3 in threads, its errors, long polls that outlive their claims."""
 
 from leasekit_aws.addresses import Options, options
 from leasekit_aws.backend import AwsBackend

@@ -1,4 +1,4 @@
-"""What the URLs of the adapters have in common: `?region=…&endpoint=…&ttl=…`."""
+"""The options that the URLs of the AWS adapters share: `?region=…&endpoint=…&ttl=…`."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _SHORTEST, _LONGEST = 2.0, 365 * 86400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Where a service is, and what its leases last. None: as boto3 finds out (environment, `~/.aws/config`)."""
+    """The place of a service and the ttl of its leases. None: boto3 finds the value (environment, `~/.aws/config`)."""
 
     region: str | None = None
     endpoint: str | None = None
@@ -22,21 +22,21 @@ class Options:
 
 
 def options(query: str) -> Options:
-    """The options in the query of a URL.
+    """Parse the options in the query of a URL.
 
-    Raises `ConfigError` for one that is unknown, said twice or makes no sense; the message does not repeat its value.
+    Raises `ConfigError` for an option that is unknown, given twice or invalid; the message never contains its value.
     """
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=10)
     except ValueError:
-        raise ConfigError(f"the query of this URL is not name=value&…: it may have {', '.join(_KNOWN)}") from None
+        raise ConfigError(f"the query of the URL must be name=value&…, with {', '.join(_KNOWN)}") from None
     found = dict(pairs)
     if unknown := sorted(set(found) - set(_KNOWN)):
-        raise ConfigError(f"this URL has no option {unknown[0]!r}: there are {', '.join(_KNOWN)}")
+        raise ConfigError(f"unknown option {unknown[0]!r} in the URL: known are {', '.join(_KNOWN)}")
     if len(found) != len(pairs):
-        raise ConfigError("an option is in this URL twice")
+        raise ConfigError("an option of the URL is given twice: give each option once")
     if not all(found.values()):
-        raise ConfigError("an option of this URL is empty: leave it out")
+        raise ConfigError("an option of the URL is empty: leave it out, or give it a value")
     return Options(region=found.get("region"), endpoint=_endpoint(found.get("endpoint")), ttl=_ttl(found.get("ttl")))
 
 
@@ -49,7 +49,7 @@ def _endpoint(url: str | None) -> str | None:
     except ValueError:
         is_address = False
     if not is_address:
-        raise ConfigError("the endpoint is an address of its own: endpoint=http://host:port or https://host")
+        raise ConfigError("endpoint must be an address: endpoint=http://host:port or endpoint=https://host")
     return url
 
 
@@ -59,5 +59,5 @@ def _ttl(text: str | None) -> float:
     except ValueError:
         ttl = math.nan
     if not _SHORTEST <= ttl <= _LONGEST:
-        raise ConfigError(f"ttl is the heartbeat timeout that the task has: seconds, {_SHORTEST:g} or more")
+        raise ConfigError(f"ttl must be the heartbeat timeout of the task: seconds, {_SHORTEST:g} or more")
     return ttl

@@ -1,7 +1,7 @@
-"""`AwsBackend`: the seam over a service of Amazon's that knows one task a call.
+"""`AwsBackend`: the backend interface over an AWS service whose calls concern one task each.
 
-A heartbeat is a request of its own, so `max_batch` is 1: the keeper spreads them evenly, at most `rate` a second,
-where a batch would only make them burst.
+Each heartbeat is a request of its own, so `max_batch` is 1: the keeper spreads the requests evenly, at most `rate` a
+second, while a batch would send them in bursts.
 """
 
 import asyncio
@@ -11,10 +11,9 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from leasekit.backend import Traits
+from leasekit.backend import Capabilities, check_kinds
 from leasekit.errors import BackendError, Refused, Throttled
 from leasekit.task import Beat, Claimed, Settlement, Verdict
-from leasekit.wire import check_kinds
 from leasekit_aws.clients import Call, Clients
 from leasekit_aws.errors import Answered, Forbidden, Unreached
 from leasekit_aws.polls import Polls
@@ -25,19 +24,19 @@ __all__ = ["AwsBackend"]
 
 logger = logging.getLogger("leasekit")
 
-_AT_ONCE = 10  # calls of one connection
-_LONGEST_KEEP = 30.0  # a task that came too late for its claim waits so long for the next one
+_AT_ONCE = 10  # calls of one connection at the same time
+_LONGEST_KEEP = 30.0  # seconds, at most, for which a task that came too late for its claim is kept for the next one
 _LONGEST_TOKEN = 2048
 _CLOSING = 5.0
 
 
 class AwsBackend:
-    """Leases of one service."""
+    """Claim, renew and settle the tasks of one service."""
 
-    traits: Traits
+    capabilities: Capabilities
 
     def __init__(self, service: Service, clients: Clients) -> None:
-        self.traits = service.traits
+        self.capabilities = service.capabilities
         self._service = service
         self._clients = clients
         self._at_once = asyncio.Semaphore(_AT_ONCE)
@@ -52,9 +51,10 @@ class AwsBackend:
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
         """Take one task of these kinds; wait up to `wait` seconds for it.
 
-        The service does not know claims by id. A claim that is given up leaves its poll to the next one. The service
-        does not say how long a claim had waited either: it had not waited at all, at least (trust counts from when it
-        left). What an earlier claim's poll brings was granted nobody knows when: its first beat decides.
+        The service does not know claims by id. A claim that is given up leaves its poll to the next claim. The service
+        does not say how long a claim had waited, so it counts as not having waited (trust counts from when the request
+        left). The time of a grant to an earlier claim's poll is unknown: that lease is trusted from its first
+        heartbeat.
         """
         check_kinds(kinds)
         sources = [kind for kind in self._service.polls if kind is None or kind in kinds]
@@ -73,15 +73,15 @@ class AwsBackend:
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
         """Renew leases: `renewed`, `gone`, `throttled` or `failed` for each, in order."""
         calls = [self._service.beat(beat, item=item) for item, beat in enumerate(beats)]
-        return await asyncio.gather(*(self._renew(*one) for one in zip(beats, calls, strict=True)))
+        return await asyncio.gather(*(self._renew(*pair) for pair in zip(beats, calls, strict=True)))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
         """End leases: `settled`, `gone`, `throttled` or `failed` for each, in order."""
-        calls = [self._service.settle(said, item=item) for item, said in enumerate(settlements)]
-        return await asyncio.gather(*(self._end(*one) for one in zip(settlements, calls, strict=True)))
+        calls = [self._service.settle(settlement, item=item) for item, settlement in enumerate(settlements)]
+        return await asyncio.gather(*(self._end(*pair) for pair in zip(settlements, calls, strict=True)))
 
     async def aclose(self) -> None:
-        """Give back what was claimed for nobody, and let go of connections. Leases are not touched."""
+        """Release the tasks that no claim has taken, and close the connections. Leases are not touched."""
         await self._polls.aclose(within=_CLOSING)
         self._clients.close()
 
@@ -99,7 +99,7 @@ class AwsBackend:
         return Verdict(id=beat.id, verdict="renewed", ttl=self._service.ttl, order=order)
 
     async def _end(self, settlement: Settlement, call: Call) -> Verdict:
-        """One settlement. The service knows none that it has taken; we do: its repeat is *settled* as well."""
+        """Send a settlement. The service answers a repeat with an error; `_said` knows repeats: these are *settled*."""
         said = (settlement.id, call)
         is_repeat = self._said.before(settlement.token, said)
         try:
@@ -118,23 +118,24 @@ class AwsBackend:
         return Verdict(id=settlement.id, verdict="settled")
 
     def _over(self, error: BackendError) -> str | None:
-        """Why the lease is gone, where that is what the service has answered."""
+        """Return the reason why the lease is gone if the service has answered so, else None."""
         return self._service.gone(error.code, str(error)) if isinstance(error, Answered) else None
 
     def _give_back(self, answer: Mapping[str, Any]) -> None:
-        """Blocking. A courtesy: where it fails, the lease runs out by itself."""
+        """Release the task in an answer. Blocks. A failure does no harm: the lease expires by itself."""
         token = answer.get("taskToken")
         if isinstance(token, str) and 0 < len(token) <= _LONGEST_TOKEN:
             try:
                 self._clients.send(self._service.settle(Settlement(id="", token=token, outcome="release"), item=0))
             except BackendError as error:
-                logger.debug("a task that came for nobody could not be given back: %s", error)
+                logger.debug("a task that no claim has taken could not be released: %s", error)
 
 
 class _Said:
-    """What was said last of each lease at its end: the latest ten thousand.
+    """The last settlement of each lease, for the latest ten thousand leases.
 
-    It is noted before it is sent, because its answer may be lost; and taken back where it certainly was not applied.
+    A settlement is noted before it is sent, because its answer may be lost; the note is removed if the settlement was
+    certainly not applied.
     """
 
     _MOST = 10_000
@@ -143,7 +144,7 @@ class _Said:
         self._digests: OrderedDict[bytes, bytes] = OrderedDict()
 
     def before(self, token: str, said: object) -> bool:
-        """Note a settlement that is about to be sent. True where it was sent before."""
+        """Note a settlement that is about to be sent. Return whether it was sent before."""
         key, digest = _digest(token), _digest(said)
         known = self._digests.get(key)
         if known is None:
@@ -153,12 +154,12 @@ class _Said:
         return known == digest
 
     def taken_back(self, token: str, said: object) -> None:
-        """It was certainly not applied."""
+        """Forget a settlement that was certainly not applied."""
         if self._digests.get(_digest(token)) == _digest(said):
             del self._digests[_digest(token)]
 
     def ended(self, token: str) -> bool:
-        """Whether the end of this lease has been reported from here."""
+        """Return whether this backend has settled this lease."""
         return _digest(token) in self._digests
 
 

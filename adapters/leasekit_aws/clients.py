@@ -1,6 +1,7 @@
-"""boto3's clients of one service, and one call of them.
+"""The boto3 clients of one service, and calls of them.
 
-Two clients: a long poll outlasts botocore's usual time-out (60 s), and a heartbeat must not wait nearly as long.
+There are two clients, because a long poll outlasts botocore's usual timeout (60 s), and a heartbeat must not wait
+nearly as long.
 """
 
 import threading
@@ -17,7 +18,7 @@ from leasekit_aws.errors import meaning
 
 __all__ = ["Call", "Clients", "credentials_of"]
 
-# One try each: the cycle is a beat's retry, the keeper's outbox a settlement's.
+# One try each: the cycle repeats heartbeats, the keeper's outbox repeats settlements.
 _ONE_TRY = Config(
     connect_timeout=3,
     read_timeout=8,
@@ -30,16 +31,16 @@ _POLLS = _ONE_TRY.merge(Config(read_timeout=75))
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request, as a value: the method of boto3's client, and what it is given."""
+    """A request as a value: the method of the boto3 client, and its arguments."""
 
     operation: str
     params: Mapping[str, Any]
 
 
 class Clients:
-    """The clients of one service, made by the first call that needs them, in its thread (it takes a tenth of a second).
+    """The clients of one service. The first call makes them in its thread, which takes a tenth of a second.
 
-    `like` is a client of the user's own, whose credentials, endpoint and settings (but for time-outs and retries) are
+    `like` is a client of the user's own, whose credentials, endpoint and settings (except timeouts and retries) are
     used.
     """
 
@@ -55,18 +56,18 @@ class Clients:
         self._making = threading.Lock()
 
     def send(self, call: Call, *, is_poll: bool = False) -> dict[str, Any]:
-        """The service's answer to one call. Blocks; raises `BackendError` and nothing else."""
+        """Make a call and return the service's answer. Blocks; raises `BackendError` and nothing else."""
         try:
             client = self._client(is_poll=is_poll)
             answer: object = getattr(client, call.operation)(**call.params)
-        except Exception as error:  # botocore lets out much: of sockets, and of answers that surprise it
+        except Exception as error:  # botocore also lets errors of sockets and of its own parsing through
             raise meaning(error) from error
         if not isinstance(answer, dict) or not _is_of_aws(cast("dict[str, Any]", answer)):
-            raise ProtocolError(f"{call.operation} was answered by somebody in between: it has no request id of AWS")
+            raise ProtocolError(f"{call.operation}: the answer is not of AWS (no request id): is a proxy in between?")
         return cast("dict[str, Any]", answer)
 
     def close(self) -> None:
-        """Let go of connections that are not in use; a later call opens others."""
+        """Close connections that are not in use; a later call opens new ones."""
         with self._making:
             for client in self._made.values():
                 client.close()
@@ -82,13 +83,13 @@ class Clients:
         if self._like is not None:
             region, endpoint = self._like.meta.region_name, self._like.meta.endpoint_url
             config = self._like.meta.config.merge(config)
-        # A session of its own: boto3's default one is not safe among threads.
+        # A session of its own, because boto3's default session is not safe among threads.
         self._session = self._session or (boto3.session.Session() if self._like is None else _session_of(self._like))
         return self._session.client(self._service, region_name=region, endpoint_url=endpoint, config=config)
 
 
 def credentials_of(client: Any) -> Any:
-    """The credentials that a client signs with: the object itself, which refreshes them."""
+    """Return the credentials object that a client signs with, which refreshes the credentials itself."""
     return client._request_signer._credentials  # boto3 has no other way to ask
 
 
@@ -103,7 +104,7 @@ class _Resolver(Protocol):
 
 
 class _These(_Resolver):
-    """Credentials that are there already, where botocore expects somebody who looks for them."""
+    """A credential resolver that returns given credentials."""
 
     def __init__(self, credentials: Any) -> None:
         self._credentials = credentials
@@ -113,6 +114,6 @@ class _These(_Resolver):
 
 
 def _is_of_aws(answer: Mapping[str, Any]) -> bool:
-    """Whether AWS has answered. An answer without content would look the same from any proxy's or portal's page."""
+    """Return whether the answer is from AWS: the page of a proxy or portal may parse as an answer without content."""
     metadata = answer.get("ResponseMetadata")
     return isinstance(metadata, Mapping) and bool(cast("Mapping[str, Any]", metadata).get("RequestId"))

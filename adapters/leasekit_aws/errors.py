@@ -1,14 +1,15 @@
-"""What an error of boto3 means, in leasekit's words.
+"""Map errors of boto3 to leasekit's errors.
 
-    never got there        EndpointConnectionError, a connect time-out …       Unreached (Unavailable)
-    nobody knows           a read time-out, a broken connection, 5xx           Unavailable
-    who asks is not known  no, expired or insufficient credentials             Forbidden (Unavailable)
-    later                  ThrottlingException, LimitExceededFault, 429 …      Throttled
-    no                     any other error that the service itself answers     Answered (Refused), with its code
-    no answer at all       what cannot be parsed; a page of somebody else      ProtocolError
+    not applied            EndpointConnectionError, a connect timeout …        Unreached (Unavailable)
+    unknown                a read timeout, a broken connection, 5xx            Unavailable
+    not authorised         no, expired or insufficient credentials             Forbidden (Unavailable)
+    try later              ThrottlingException, LimitExceededFault, 429 …      Throttled
+    refused                any other error that the service itself answers     Answered (Refused), with its code
+    not an answer          an unreadable answer, the page of a proxy           ProtocolError
 
-Credentials are told apart because they come back: a rotated key, an instance role that answers again. A result is not
-thrown away because of them. A claim, where nothing is at stake, raises them at once (`refusing`).
+Errors of credentials are a class of their own because they are often temporary: a rotated key, an instance role that
+answers again. A result must not be lost because of them. A claim has nothing to lose, and raises them at once
+(`refusing`).
 """
 
 from collections.abc import Mapping
@@ -22,14 +23,14 @@ __all__ = ["Answered", "Forbidden", "Unreached", "meaning"]
 
 
 class Unreached(Unavailable):
-    """The request did not get there: it was certainly not applied."""
+    """The request did not reach the service: it was certainly not applied."""
 
 
 class Forbidden(Unavailable):
     """The credentials are missing, expired or not sufficient; nothing was applied."""
 
     def refusing(self) -> Refused:
-        """The same, not to be tried again."""
+        """Return this error as `Refused`, which is not tried again."""
         return Refused(str(self))
 
 
@@ -42,15 +43,16 @@ class Answered(Refused):
 
     @property
     def is_about_content(self) -> bool:
-        """True where the service says that it will never take what the call holds.
+        """Whether the service says that it will never accept the content of the call.
 
-        Any other code says nothing of a result: it may be of a proxy, of a policy, of a later version of the service.
+        Any other code says nothing about a result: a proxy, a policy or a later version of the service may be its
+        cause.
         """
         return self.code in _CONTENT
 
 
 def meaning(error: Exception) -> BackendError:
-    """The error of a call, as what it means for whoever asked."""
+    """Return the `BackendError` for an error of a call."""
     says = f"{type(error).__name__}: {str(error)[:_LONGEST]}"
     if isinstance(error, BackendError):
         return error
@@ -64,7 +66,7 @@ def meaning(error: Exception) -> BackendError:
         return Refused(says)
     if isinstance(error, (boto.BotoCoreError, OSError)) and not isinstance(error, boto.ParamValidationError):
         return Unavailable(says)
-    # Also what botocore itself stumbles over: it does not expect, say, a number where an error's code should be.
+    # Also errors inside botocore, which does not expect, for example, a number as an error's code.
     return Refused(says) if isinstance(error, boto.ParamValidationError) else ProtocolError(says)
 
 
@@ -79,7 +81,7 @@ def _answered(error: boto.ClientError) -> BackendError:
     if not isinstance(status, int) or status >= 500 or code in _AWAY:
         return Unavailable(says)
     if not metadata.get("RequestId"):
-        return ProtocolError(f"this is no answer of AWS, but status {status} of somebody in between")
+        return ProtocolError(f"status {status} is not an answer of AWS (no request id): is there a proxy in between?")
     if code in _WHO:
         return Forbidden(f"AWS does not accept these credentials: {says}")
     return Answered(says, code=code)

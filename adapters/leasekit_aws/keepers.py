@@ -1,6 +1,6 @@
-"""Keepers for loops of the user's own: one for all clients of boto3's that ask the same endpoint as the same caller.
+"""Keepers for receive loops of the user's own: one for all boto3 clients with the same endpoint and credentials.
 
-A keeper has clients of its own, made like the user's: with time-outs that suit heartbeats.
+A keeper has clients of its own, made like the user's client but with timeouts that suit heartbeats.
 """
 
 import atexit
@@ -14,7 +14,7 @@ from weakref import WeakSet
 from botocore.credentials import Credentials
 
 import leasekit
-from leasekit import Beats, Client
+from leasekit import Client, Heartbeats
 from leasekit.backend import Backend
 from leasekit_aws.clients import Clients, credentials_of
 
@@ -24,30 +24,30 @@ B = TypeVar("B", bound=Backend)
 
 
 class Keepers(Generic[B]):
-    """The keepers of one adapter. They are closed at the end of the process; a forked child begins with none."""
+    """The keepers of one adapter. They are closed at the end of the process; a forked child begins without keepers."""
 
-    def __init__(self, beats: Beats) -> None:
-        self._beats = beats
+    def __init__(self, heartbeats: Heartbeats) -> None:
+        self._heartbeats = heartbeats
         self.forget()
         _all.add(self)
 
     def of(self, client: Any, service: str, make: Callable[[Clients], B], *more: Hashable) -> tuple[Client, B]:
-        """The keeper for this client of a service, and its backend; `make` makes that where there is none yet.
+        """Return the keeper for this client of a service, and its backend, which `make` makes at the first call.
 
-        `more` is what else keeps two of them apart.
+        `more` adds to the key by which keepers are told apart.
         """
         credentials = credentials_of(client)
         key = (service, client.meta.region_name, client.meta.endpoint_url, _who(credentials), *more)
         with self._making:
             if key not in self._kept:
                 backend = make(Clients(service, like=client))
-                # The credentials are kept too, so that no others can come to have their id.
-                self._kept[key] = leasekit.connect(backend, beats=self._beats), backend, credentials
+                # The credentials are kept too, so that no other object can get their `id()`.
+                self._kept[key] = leasekit.connect(backend, heartbeats=self._heartbeats), backend, credentials
             keeper, backend, _ = self._kept[key]
             return keeper, backend
 
     def close(self) -> None:
-        """Close them all: their last reports are waited for."""
+        """Close all keepers, and wait for their last reports."""
         with self._making:
             closing = [keeper for keeper, _, _ in self._kept.values()]
             self._kept.clear()
@@ -55,15 +55,15 @@ class Keepers(Generic[B]):
             keeper.close()
 
     def forget(self) -> None:
-        """In a forked child the lock may be held by a thread that is not here, and the keepers are the parent's."""
+        """Begin anew in a forked child: a missing thread may hold the lock, and the keepers belong to the parent."""
         self._making = threading.Lock()
         self._kept: dict[Hashable, tuple[Client, B, Any]] = {}
 
 
 def _who(credentials: Any) -> Hashable:
-    """The same for who signs alike: a session for each thread, or for each message, is no other caller.
+    """Return a key for credentials: equal keys share a keeper, even if each thread or message has its own session.
 
-    What can change (roles are assumed anew, files are read again) is told apart by the object.
+    Credentials that can change (assumed roles, files that are read again) are told apart by their object.
     """
     if type(credentials) is not Credentials:
         return id(credentials)

@@ -1,16 +1,15 @@
-"""Long polls that outlive whoever waits.
+"""Long polls that outlive the claims that wait for them.
 
-A service's long poll takes up to a minute and cannot be taken back: it may bring a task after its claim has given up.
-Such a task must not lie about until its lease has run out.
+A service's long poll takes up to a minute and cannot be cancelled: it may bring a task after its claim was given up.
+Such a task must not wait until its lease expires.
 
-Rule 1: a poll goes on when its claim has ended, and the next claim waits for it instead of starting another.
-Rule 2: what a poll brings and nobody waits for is kept for the next claim of its kind for `keep` seconds; then it is
-        given back.
-Rule 3: what comes after closing is given back by the thread that it came to.
-Rule 4: a poll that began after its claim was granted what it brings after that, too: its claim may count from there.
-        Of any other poll nobody can say when it was granted.
+Rule 1: a poll goes on when its claim has ended, and the next claim waits for that poll instead of starting another.
+Rule 2: a task that no claim waits for is kept for `keep` seconds for the next claim of its kind, and then released.
+Rule 3: a task that comes after closing is released by the thread that received it.
+Rule 4: if a poll began after the claim that takes its task, then so did the lease, and trust may count from the claim.
+        When the task of an earlier poll was granted is unknown.
 
-Not covered: a process that ends while a poll is under way. What that poll is granted waits for its time-out.
+Not covered: a process that ends while a poll is under way. A task that is granted to that poll waits for its timeout.
 """
 
 import asyncio
@@ -30,13 +29,13 @@ logger = logging.getLogger("leasekit")
 
 Answer = Mapping[str, Any]
 
-_GLANCE = 1.0  # what a claim that does not wait gives the service to answer
+_GLANCE = 1.0  # seconds that the service has to answer a claim that does not wait
 _MOST_KEPT = 10
-_HASTY = 0.2  # a long poll that is over sooner than this would be repeated without end
+_HASTY = 0.2  # seconds that a long poll takes at least, so that empty answers are not repeated in a busy loop
 
 
 class _Kept(NamedTuple):
-    """A task that has come, and nobody has taken yet."""
+    """A task that has come and that no claim has taken yet."""
 
     task: Task
     answer: Answer
@@ -45,10 +44,10 @@ class _Kept(NamedTuple):
 
 
 class Polls:
-    """The polls of one connection; to be used in one event loop.
+    """The polls of one connection, for use in one event loop.
 
-    `ask` is a blocking long poll of a source, `read` the task in its answer, `give_back` a blocking call that returns
-    the task of an answer to the service; it raises nothing.
+    `ask` makes a blocking long poll of a source, `read` returns the task in its answer, `give_back` blocks while it
+    releases the task in an answer, and raises nothing.
     """
 
     def __init__(
@@ -71,9 +70,9 @@ class Polls:
     async def take(
         self, kinds: Collection[str], sources: Collection[str | None], *, wait: float
     ) -> tuple[Task, bool] | None:
-        """One task of these kinds, as soon as there is one within `wait` seconds, and whether it was granted since.
+        """Wait up to `wait` seconds for a task of these kinds; return it, and whether it was granted since the call.
 
-        Raises what a poll raises.
+        Raises the errors of polls.
         """
         loop = asyncio.get_running_loop()
         began_at = loop.time()
@@ -94,7 +93,7 @@ class Polls:
                 done, _ = await asyncio.wait(polls, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 for poll in done:
                     poll.result()
-                if done and not wait and not self._has(kinds):  # it has answered: nothing there
+                if done and not wait and not self._has(kinds):  # the answer has no task
                     return None
         finally:
             for source in sources:
@@ -111,9 +110,10 @@ class Polls:
         return None
 
     def _polling(self, source: str | None) -> Iterable[asyncio.Task[None]]:
-        """The polls of a source: one for each claim that waits for it, and those that are left of earlier ones.
+        """Return the polls of a source: one for each claim that waits for it, and those of earlier claims.
 
-        None is begun while much is kept: a worker that does not know the kinds of its tasks must not drain their queue.
+        No poll is begun while many tasks are kept: a worker that does not know the kinds of the tasks must not drain
+        their queue.
         """
         running = self._running.setdefault(source, set())
         while len(running) < self._waiting[source] and len(self._kept) < _MOST_KEPT:
@@ -130,7 +130,7 @@ class Polls:
         try:
             answer = await asyncio.wrap_future(call)
         except asyncio.CancelledError:
-            if not call.cancel() and call.exception() is None:  # it was answered at this very moment
+            if not call.cancel() and call.exception() is None:  # the answer came at the same moment
                 self._return(call.result())
             raise
         try:
@@ -148,7 +148,7 @@ class Polls:
 
     def _unwanted(self, token: str) -> None:
         task, answer, _, _ = self._kept.pop(token)
-        logger.warning("task %s is given back: nobody here has claimed kind %s", task.id, task.kind)
+        logger.warning("task %s is released: this process has not claimed kind %s", task.id, task.kind)
         self._return(answer)
 
     def _return(self, answer: Answer) -> None:
@@ -157,7 +157,7 @@ class Polls:
         returning.add_done_callback(self._returning.discard)
 
     async def aclose(self, *, within: float) -> None:
-        """End all polls. What is kept is given back, in so many seconds; what still comes is given back as it does."""
+        """End all polls; release the kept tasks within `within` seconds, and later tasks when they come."""
         polls = [poll for running in self._running.values() for poll in running]
         for poll in polls:
             poll.cancel()
@@ -170,6 +170,6 @@ class Polls:
 
 
 def _heard(poll: asyncio.Task[None]) -> None:
-    """An error of a poll that nobody waits for any more is nobody's."""
+    """Retrieve the error of a poll that no claim waits for, so that asyncio does not log it."""
     with contextlib.suppress(asyncio.CancelledError):
         poll.exception()

@@ -1,9 +1,9 @@
-"""What one service of Amazon's says of itself, so that `AwsBackend` can keep its leases: values, no input or output."""
+"""`Service`: what `AwsBackend` needs to know about an AWS service. Values only, without input or output."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
-from leasekit.backend import Traits
+from leasekit.backend import Capabilities
 from leasekit.task import Beat, Settlement, Task
 from leasekit_aws.clients import Call
 
@@ -11,37 +11,37 @@ __all__ = ["Service"]
 
 
 class Service(Protocol):
-    """One service: how its tasks are asked for, kept and ended, one at a time."""
+    """An AWS service: the calls that poll for, renew and settle its tasks, one task at a time."""
 
     @property
-    def traits(self) -> Traits: ...
+    def capabilities(self) -> Capabilities: ...
 
     @property
     def ttl(self) -> float | None:
-        """What every lease is granted; None where only each task knows."""
+        """The ttl of every lease; None if each task has its own."""
         ...
 
     @property
     def polls(self) -> Mapping[str | None, Call]:
-        """The long polls that bring tasks, by the kind that each brings; None: of any kind."""
+        """The long polls that bring tasks, by the kind that each brings; None stands for any kind."""
         ...
 
     def read(self, kind: str | None, answer: Mapping[str, Any]) -> Task | None:
-        """The task in the answer to a poll, None where it brought none. Raises `ProtocolError`."""
+        """Return the task in the answer to a poll, None if the answer has none. Raises `ProtocolError`."""
         ...
 
     def beat(self, beat: Beat, *, item: int) -> Call:
-        """How a lease is renewed. Raises `Refused` with the `item` where its progress cannot be sent."""
+        """Return the call that renews a lease. Raises `Refused` with the `item` if its progress cannot be sent."""
         ...
 
     def order(self, answer: Mapping[str, Any]) -> Literal["cancel"] | None:
-        """What a heartbeat's answer asks for. Raises `ProtocolError` where it is none."""
+        """Return the order in a heartbeat's answer, None without one. Raises `ProtocolError` if it is malformed."""
         ...
 
     def gone(self, code: str, message: str) -> str | None:
-        """Why a lease is over, where this error of a heartbeat or an end says that it is: the verdict's reason."""
+        """Return why the lease is gone if this error of a heartbeat or settlement says so, else None."""
         ...
 
     def settle(self, settlement: Settlement, *, item: int) -> Call:
-        """How a lease is ended. Raises `Refused` with the `item` where its result cannot be sent."""
+        """Return the call that settles a lease. Raises `Refused` with the `item` if its result cannot be sent."""
         ...

@@ -1,7 +1,7 @@
 """Blocking calls in threads of their own.
 
-Daemon threads: a poll may take a minute, and no process is to wait for one at its end (an executor's threads would be
-joined there). Whoever makes calls bounds how many there are.
+The threads are daemons: a poll may take a minute, and the end of the process must not wait for a poll (it would join
+the threads of a `ThreadPoolExecutor`). The callers bound the number of threads.
 """
 
 import contextlib
@@ -16,17 +16,17 @@ T = TypeVar("T")
 
 
 def in_thread(call: Callable[[], T], *, missed: Callable[[T], object] | None = None) -> "Future[T]":
-    """What `call` returns or raises, as a future.
+    """Run `call` in a thread; return a future for its result or error.
 
-    It is given up by cancelling the future. The call itself goes on: what it returns after all is given to `missed`, in
-    its thread. Either the future has the result or `missed` gets it, never both and never neither.
+    Cancelling the future gives up the result, but the call goes on: its result is then passed to `missed`, in the
+    thread of the call. Either the future or `missed` gets the result, never both and never neither.
     """
     future: Future[T] = Future()
 
     def run() -> None:
         try:
             result = call()
-        except BaseException as error:  # noqa: BLE001 - it goes to whoever waits
+        except BaseException as error:  # noqa: BLE001 - the future carries any error
             with contextlib.suppress(InvalidStateError):
                 future.set_exception(error)
             return

@@ -1,4 +1,4 @@
-"""Values on their way into and out of strings that a service bounds."""
+"""Values as strings of bounded length, and strings as values."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -14,14 +14,14 @@ _SHORT = 1000
 
 
 def payload(text: object) -> Any:
-    """The input of a task: JSON as its value, anything else as the string that it is; None where there is none.
+    """Return the input of a task: the value of JSON text, other text as a string, None without input.
 
-    Raises `ProtocolError` for what is no string, or one that no service carries.
+    Raises `ProtocolError` if the input is not a string, or longer than any service carries.
     """
     if text is None:
         return None
     if not isinstance(text, str) or len(text) > _LONGEST_INPUT:
-        raise ProtocolError(f"the input of a task is no string of at most {_LONGEST_INPUT:,} characters")
+        raise ProtocolError(f"the input of a task must be a string of at most {_LONGEST_INPUT:,} characters")
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -29,7 +29,7 @@ def payload(text: object) -> Any:
 
 
 def json_text(value: Any, field: str, *, at_most: int, item: int = 0, unit: str = "characters") -> str:
-    """A value as JSON. Raises `Refused`, naming the field, where it is none, or more than the service takes."""
+    """Return a value as JSON. Raises `Refused`, which names the field, if that is impossible or too long."""
     try:
         text = msgspec.json.encode(value).decode()
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -41,32 +41,32 @@ def json_text(value: Any, field: str, *, at_most: int, item: int = 0, unit: str 
 
 
 def error_json(error: Any, *, at_most: int, **more: Any) -> str:
-    """`{"error": …}` as JSON, with what else is known. Too long, it is cut: no task shall fail to end because of that.
+    """Return `{"error": …}` with the fields `more` as JSON, cut to fit: the end of a task must not fail by its length.
 
-    The traceback goes first, then all but the beginning of the message, then what else is known.
+    The traceback is cut first, then all but the beginning of the message, then the fields `more`.
     """
     known = {name: value for name, value in more.items() if value is not None}
     try:
         whole: Any = msgspec.json.decode(msgspec.json.encode(error))
     except (TypeError, ValueError, OverflowError, RecursionError) as failure:
-        whole = f"the error is no JSON: {failure}"
+        whole = f"the error cannot be sent as JSON: {failure}"
     fields = cast("dict[str, Any]", whole) if isinstance(whole, dict) else {}
     untraced = {name: value for name, value in fields.items() if name != "traceback"}
     brief = str(fields.get("message", cast("object", whole)))[:_SHORT]
-    for said in (cast("object", whole), untraced or brief, brief):
-        text = msgspec.json.encode({"error": said, **known}).decode()
+    for shown in (cast("object", whole), untraced or brief, brief):
+        text = msgspec.json.encode({"error": shown, **known}).decode()
         if len(text.encode()) <= at_most:
             return text
     return msgspec.json.encode({"error": brief}).decode()
 
 
 def text_of(answer: Mapping[str, Any], *path: str, at_most: int) -> str:
-    """A string of an answer. Raises `ProtocolError` where it is not there, empty, or longer than it can be."""
+    """Return a string in an answer. Raises `ProtocolError` if it is missing, empty or too long."""
     value: Any = answer
     for name in path:
         value = cast("Mapping[str, Any]", value).get(name) if isinstance(value, Mapping) else None
     if not isinstance(value, str) or not 0 < len(value) <= at_most:
-        raise ProtocolError(f"a task came whose {'.'.join(path)} is no string of 1-{at_most} characters")
+        raise ProtocolError(f"the {'.'.join(path)} of a task must be a string of 1 to {at_most} characters")
     return value
 
 

@@ -2,11 +2,12 @@
 
     broker.add_middleware(leasekit_dramatiq.Leases("redis://localhost/1"))       # this line
 
-A broker delivers a message again when it believes that its worker has died: a stalled process, a lost connection, a
-long pause; its first run may be alive. With this line each message runs under the lease of its id: one that comes again
-while the first run is alive is put off; once the first run has died, it runs; once it has ended well, the message is
-acknowledged without running. Retries run as ever: a run that failed gives its lease back. A run has ended when all
-other middleware has done what follows from it. A message whose lease somebody has cancelled is a dead letter.
+A broker delivers a message again when its worker seems to have died (a stalled process, a lost connection, a long
+pause), but the first run may be alive. With this line each message runs under the lease of its id. A message that is
+delivered again while the first run is alive is put off; if the first run has died, the message runs; if it has
+succeeded, the message is acknowledged without running. Retries work as before, because a failed run releases its lease.
+A run has ended when all other middleware has finished its work on it. A message whose lease was cancelled becomes a
+dead letter.
 """
 
 from leasekit_dramatiq.middleware import Leases

@@ -1,46 +1,52 @@
-"""The middleware: a lease is entered before a message is processed, and left before its acknowledgement, in its thread.
+"""The middleware: enter a lease before a message is processed, and leave it before the acknowledgement, in one thread.
 
-A run that ended well stays held until the other middleware has done what follows from it: results are stored, pipelines
-and groups go on. Who dies before that runs it again; who dies after it was settled has the message acknowledged without
-running. One that failed gives its lease back at once: a retry may be there at any moment.
+A run that succeeded stays under its lease until the other middleware has finished its work: results are stored,
+pipelines and groups go on. If the worker dies before that, the message runs again; if it dies after the settlement, the
+message is acknowledged without running. A failed run releases its lease at once, because a retry may come at any
+moment.
 """
 
 import logging
 import threading
+from functools import partial
 from hashlib import sha256
 from typing import Any, cast
 from urllib.parse import quote
 
 from dramatiq import Broker, MessageProxy, Middleware
-from dramatiq.middleware import SkipMessage
+from dramatiq.middleware import MiddlewareError, SkipMessage
 
 import leasekit
-from leasekit import AlreadyDone, Lease, LeaseLost, NotGranted
+from leasekit import AlreadyDone, ConfigError, Lease, LeaseLost, NotGranted
 
 __all__ = ["Leases"]
 
 logger = logging.getLogger("leasekit.dramatiq")
 
-_LONGEST = 100  # characters of an id, as a name has them
+_LONGEST = 100  # characters of an id that fit into the name of a lease
 
 
 class Leases(Middleware):
-    """Every message of the broker runs under the lease of its id, kept by the service at `url`.
+    """Run every message of the broker under the lease of its id, at the service at `url`.
 
-    `ttl`: after how many seconds without a beat a run counts as dead. `again_in`: in how many seconds a message whose
-    first run is alive is looked at again.
+    `ttl`: seconds without a heartbeat after which a run counts as dead. `again_in`: seconds until a message whose first
+    run is alive is tried again.
 
     Raises `UnknownScheme`, `MissingDependency`, `ConfigError`.
     """
 
     def __init__(self, url: str, *, ttl: float = 60.0, again_in: float = 15.0) -> None:
-        self._client = leasekit.connect(url, beats=leasekit.Beats().for_ttl(ttl))
+        self._connect = partial(leasekit.connect, url, heartbeats=leasekit.Heartbeats().for_ttl(ttl))
+        self._client = self._connect()
+        self._is_closed = False
+        self._workers: set[Any] = set()  # workers that have booted and share the client
+        self._booting = threading.Lock()
         self._again_in = again_in
         self._here = threading.local()  # the lease of the message that this thread processes
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        """Enter its lease; where there is none to be had, skip the message: it is acknowledged without running."""
-        if message.failed:  # another middleware will not have it run
+        """Enter the message's lease; if it is not granted, skip the message: it is acknowledged without running."""
+        if message.failed:  # another middleware has already rejected the message
             return
         lease = leasekit.lease(self._client.once(_name(message.message_id)))
         try:
@@ -52,23 +58,23 @@ class Leases(Middleware):
         except NotGranted as refused:
             if refused.ended is not None:
                 logger.warning("message %s is rejected, and never runs: %s", message.message_id, refused)
-                message.fail()  # a dead letter; who waits for its result is told
+                message.fail()  # makes it a dead letter, and tells callers that wait for its result
                 raise SkipMessage(str(refused)) from None
             logger.info("message %s was delivered again while it runs", message.message_id)
             self._put_off(broker, message)
             raise SkipMessage(f"message {message.message_id} is being processed") from None
         except Exception as error:
-            # Not run without a lease, and not lost: Dramatiq goes on with a message whose middleware fails.
-            logger.warning("message %s is looked at again: its lease cannot be had: %s", message.message_id, error)
+            # Put off here, because Dramatiq runs a message even if its middleware fails: without a lease.
+            logger.warning("message %s is put off: its lease cannot be obtained: %s", message.message_id, error)
             self._put_off(broker, message)
-            raise SkipMessage(f"the lease of message {message.message_id} cannot be had") from error
+            raise SkipMessage(f"the lease of message {message.message_id} cannot be obtained") from error
         self._here.lease = lease
 
     def _put_off(self, broker: Broker, message: MessageProxy) -> None:
-        """A copy of it comes later; this one is about to be acknowledged. Where that fails, it is a dead letter."""
+        """Send a copy of a message for later, because this one is acknowledged; if that fails, it is a dead letter."""
         try:
             cast("Any", broker).enqueue(message.copy(), delay=round(1000 * self._again_in))  # its types are incomplete
-        except Exception as error:  # noqa: BLE001 - Dramatiq would go on, and run it
+        except Exception as error:  # noqa: BLE001 - otherwise Dramatiq would run the message
             logger.error("message %s cannot be put off, and is rejected: %s", message.message_id, error)
             message.fail()
         else:
@@ -77,22 +83,22 @@ class Leases(Middleware):
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        """Leave its lease where the run failed: that gives it back, and Dramatiq's own retries decide what follows."""
-        if exception is None and message.failed:  # another middleware would not have it run
+        """Leave the lease of a failed run, which releases it; Dramatiq's retries decide whether it runs again."""
+        if exception is None and message.failed:  # another middleware has rejected the message
             self.after_skip_message(broker, message)
         elif exception is not None:
             self._leave(message, exception)
 
     def before_ack(self, broker: Broker, message: MessageProxy) -> None:
-        """Leave its lease: all other middleware has done what follows from a run that ended well."""
+        """Leave the lease of a run that succeeded, after all other middleware has finished its work on it."""
         self._leave(message, None)
 
     def before_nack(self, broker: Broker, message: MessageProxy) -> None:
-        """Give its lease back: another middleware has made a dead letter of it, though it had ended well."""
+        """Release the lease: another middleware has made the message a dead letter although its run succeeded."""
         self.after_skip_message(broker, message)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        """Give its lease back where another middleware has it skipped: it has not run."""
+        """Release the lease of a message that another middleware has skipped, because it has not run."""
         if (lease := self._lease) is not None:
             lease.release()
         self._leave(message, None)
@@ -110,16 +116,34 @@ class Leases(Middleware):
         except LeaseLost as lost:
             logger.warning("message %s may run again: %s", message.message_id, lost)
 
+    def before_worker_boot(self, broker: Broker, worker: Any) -> None:
+        """Connect again if the workers before this one have all been shut down.
+
+        Raises `MiddlewareError`, so that the worker does not start, if gevent has patched its process.
+        """
+        try:
+            self._client.check_process()
+        except ConfigError as error:
+            raise MiddlewareError(str(error)) from error
+        with self._booting:
+            if self._is_closed:
+                self._client, self._is_closed = self._connect(), False
+            self._workers.add(worker)
+
     def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:
-        """Let go of the service."""
-        self._client.close()
+        """Close the client with the last worker of this broker."""
+        with self._booting:
+            self._workers.discard(worker)
+            if not self._workers:
+                self._is_closed = True
+                self._client.close()
 
 
 def _name(message_id: str) -> str:
-    """Of a lease: it has room for a hundred plain characters; what is longer stands there as its digest."""
+    """Return the name of a message's lease: an id of more than a hundred plain characters is replaced by its digest."""
     return f"dramatiq:{message_id if len(quote(message_id)) <= _LONGEST else sha256(message_id.encode()).hexdigest()}"
 
 
 def _keep_result(message: MessageProxy) -> None:
-    """Dramatiq stores None as the result of what is skipped; here another run has stored its own, or will."""
+    """Stop Dramatiq from storing None as the result of a skipped message, whose other run stores a result itself."""
     message.options["store_results"] = False

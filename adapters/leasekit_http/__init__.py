@@ -1,4 +1,4 @@
-"""The HTTP backend: `http://` and `https://` URLs, spoken to a leasekit server."""
+"""The HTTP backend: `http://` and `https://` URLs of a leasekit server."""
 
 from leasekit_http.backend import HttpBackend, connect
 

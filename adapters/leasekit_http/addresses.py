@@ -8,13 +8,13 @@ from leasekit.errors import ConfigError
 __all__ = ["addresses"]
 
 _PARTS = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<authority>[^/?#]*)(?P<rest>.*)", re.DOTALL)
-_FORM = "an address of a server is http://host:port or https://host:port; of several, http://host:port,host:port"
+_FORM = "the URL of a server must be http://host:port or https://host:port; of several, http://host:port,host:port"
 
 
 def addresses(url: str) -> list[str]:
-    """Each address of a service as a URL of its own, without a slash at its end: `http://a:1,b:2/p` has two.
+    """Return each address in a URL as a URL of its own, without a slash at its end: `http://a:1,b:2/p` has two.
 
-    Raises `ConfigError` where one is none. Its message does not repeat the URL, which may hold a password.
+    Raises `ConfigError` if an address is wrong. Its message never contains the URL, which may hold a password.
     """
     parts = _PARTS.fullmatch(url)
     if parts is None:
@@ -22,9 +22,9 @@ def addresses(url: str) -> list[str]:
     authority = parts["authority"]
     if "@" in authority:
         host = authority.rpartition("@")[2]
-        raise ConfigError(f"the URL of {host} holds a user or password: they are not part of an address")
-    found = [_address(f"{parts['scheme']}://{one}{parts['rest']}") for one in authority.split(",")]
-    return list(dict.fromkeys(found))
+        raise ConfigError(f"the URL of {host} holds a user or password: leave them out")
+    urls = [_address(f"{parts['scheme']}://{host}{parts['rest']}") for host in authority.split(",")]
+    return list(dict.fromkeys(urls))
 
 
 def _address(url: str) -> str:
@@ -32,11 +32,11 @@ def _address(url: str) -> str:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise ConfigError(f"this is no URL: {error}") from None
+        raise ConfigError(f"an address in the URL is wrong: {error}") from None
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ConfigError(_FORM)
     if parts.query or parts.fragment:
-        raise ConfigError(f"the URL of {parts.hostname} has a query or fragment: an address has neither")
+        raise ConfigError(f"the URL of {parts.hostname} has a query or fragment: leave it out")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     authority = host if port is None else f"{host}:{port}"
     return f"{parts.scheme}://{authority}{parts.path.rstrip('/')}"

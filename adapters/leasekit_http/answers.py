@@ -1,75 +1,75 @@
-"""Answers of a server, judged before anyone believes them.
+"""Validation of a server's answers.
 
-What is no answer to the question raises `ProtocolError`. A single verdict that makes no sense is *failed*: its
-neighbours count.
+An answer that does not fit its request raises `ProtocolError`. A single invalid verdict becomes *failed*; the other
+verdicts of the answer count.
 """
 
 import math
 import operator
 from collections.abc import Sequence
-from typing import TypedDict, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from leasekit.errors import ProtocolError
-from leasekit.task import Claimed, Scheduled, Verdict, VerdictWord
+from leasekit.task import Claimed, Scheduled, Stats, Verdict, VerdictWord, WorkerInfo
 from leasekit.wire import ClaimAnswer, ScheduleAnswer, VerdictsAnswer
 
 __all__ = ["STATS", "WORKERS", "claimed", "decode", "scheduled", "verdicts"]
 
 T = TypeVar("T")
 
-LONGEST_TTL = 365 * 86400.0  # the longest that a task can ask for
+LONGEST_TTL = 365 * 86400.0  # the longest ttl that a task can ask for
 
 
 def decode(raw: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
-    """The answer as what `decoder` is for."""
+    """Decode an answer with `decoder`. Raises `ProtocolError`."""
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"the answer makes no sense: {error}") from error
+        raise ProtocolError(f"the answer cannot be read: {error}") from error
 
 
 def claimed(raw: bytes, *, kinds: Sequence[str], limit: int) -> Claimed:
-    """The tasks that were granted: not more than were asked for, of no other kind, for a time that can be."""
+    """Decode the answer to a claim; check the number of tasks, their kinds and their leases."""
     answer = decode(raw, _CLAIM)
     if len(answer.tasks) > limit:
-        raise ProtocolError(f"{limit} tasks were asked for, {len(answer.tasks)} came")
+        raise ProtocolError(f"the claim asked for {limit} tasks and was granted {len(answer.tasks)}")
     asked = frozenset(kinds)
     for task in answer.tasks:
         if task.kind not in asked:
-            raise ProtocolError(f"a task of kind {task.kind!r} came, which was not asked for")
+            raise ProtocolError(f"the claim was granted a task of kind {task.kind!r}, which it did not ask for")
         if not (_is_ttl(task.ttl) and task.id and task.token):
-            raise ProtocolError(f"task {task.id!r} came without a lease that can be kept")
+            raise ProtocolError(f"task {task.id!r} was granted without a valid id, token or ttl")
     if not 0 <= answer.waited < math.inf:
-        raise ProtocolError(f"the claim is said to have waited {answer.waited} s")
+        raise ProtocolError(f"the claim's waited is not a valid number of seconds: {answer.waited}")
     return Claimed(tasks=answer.tasks, waited=answer.waited)
 
 
 def scheduled(raw: bytes, *, count: int) -> list[Scheduled]:
-    """One answer for each task, in order."""
+    """Decode the answer to scheduled tasks; check that it has one item for each task."""
     answer = decode(raw, _SCHEDULE)
     if len(answer.tasks) != count:
-        raise ProtocolError(f"{count} tasks were scheduled, {len(answer.tasks)} answered")
+        raise ProtocolError(f"the server answered {len(answer.tasks)} tasks of the {count} that were scheduled")
     return answer.tasks
 
 
 def verdicts(raw: bytes, *, ids: Sequence[str], words: frozenset[VerdictWord]) -> list[Verdict]:
-    """One verdict for each id, in order; *failed* where the word is none of `words`."""
+    """Decode one verdict for each id, in order; a verdict whose word is not in `words` becomes *failed*."""
     try:
         found = decode(raw, _VERDICTS).verdicts
     except ProtocolError:
-        # Perhaps only a word is new, or one item wrong: then the others still count.
+        # Perhaps only a word is new, or one item invalid: then the other verdicts still count.
         found = [_known(verdict) for verdict in decode(raw, _RAW_VERDICTS).verdicts]
     if [verdict.id for verdict in found] != list(ids):
-        raise ProtocolError(f"the {len(found)} verdicts are not those on the {len(ids)} items that were sent")
-    # A thousand verdicts say a handful of things: each of these is judged once.
+        raise ProtocolError(f"the {len(found)} verdicts have other ids than the {len(ids)} items that were sent")
+    # A thousand verdicts have only a few distinct contents: each of these is validated once.
     odd = {gist for gist in set(map(_gist, found)) if not _is_possible(*gist, words)}
     return [_failed(v.id, v.verdict) if _gist(v) in odd else v for v in found] if odd else found
 
 
 class _AnyVerdict(msgspec.Struct):
-    """A verdict of a server that knows more words than we do."""
+    """A verdict of a server that may know more words than this client."""
 
     id: str
     verdict: str
@@ -79,21 +79,11 @@ class _RawVerdicts(msgspec.Struct):
     verdicts: list[msgspec.Raw]
 
 
-class _Worker(TypedDict):
-    name: str
-    last_seen: str | None
-    running: int
-
-
 class _WorkersAnswer(msgspec.Struct):
-    workers: list[_Worker]
+    workers: list[WorkerInfo]
 
 
-class _StatsAnswer(msgspec.Struct):
-    kinds: dict[str, dict[str, int]]
-
-
-STATS = msgspec.json.Decoder(_StatsAnswer)
+STATS = msgspec.json.Decoder(Stats)
 WORKERS = msgspec.json.Decoder(_WorkersAnswer)
 _CLAIM = msgspec.json.Decoder(ClaimAnswer)
 _SCHEDULE = msgspec.json.Decoder(ScheduleAnswer)
@@ -112,10 +102,10 @@ def _known(raw: msgspec.Raw) -> Verdict:
 
 
 def _failed(task_id: str, word: str) -> Verdict:
-    return Verdict(id=task_id, verdict="failed", reason=f"the server's verdict makes no sense: {word:.50}")
+    return Verdict(id=task_id, verdict="failed", reason=f"the server's verdict is invalid: {word:.50}")
 
 
-_gist = operator.attrgetter("verdict", "ttl", "retry_after")  # what is to be judged of a verdict
+_gist = operator.attrgetter("verdict", "ttl", "retry_after")  # the parts of a verdict that are validated
 
 
 def _is_possible(word: str, ttl: float | None, retry_after: float | None, words: frozenset[VerdictWord]) -> bool:

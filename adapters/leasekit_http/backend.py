@@ -1,7 +1,7 @@
-"""`HttpBackend`: each method of the seam is one request.
+"""`HttpBackend`: the backend interface over HTTP. Each method is one request.
 
-A body that would be too big for the server goes in halves; apart from that nothing is tried twice at an address: the
-cycle is the retry of a beat, and the client's the one of everything else.
+A body that is too large for the server is sent in halves. Apart from that nothing is tried twice at one address:
+heartbeats are repeated by the cycle, other requests by the client.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,9 +11,22 @@ from urllib.parse import quote
 
 import msgspec
 
-from leasekit.backend import Traits
+from leasekit.backend import Capabilities
 from leasekit.errors import Refused
-from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Status, TaskInfo, Verdict, VerdictWord
+from leasekit.task import (
+    Beat,
+    Claimed,
+    NewTask,
+    Page,
+    Scheduled,
+    Settlement,
+    Stats,
+    Status,
+    TaskInfo,
+    Verdict,
+    VerdictWord,
+    WorkerInfo,
+)
 from leasekit.wire import MAX_BATCH, MAX_BODY, MAX_PAYLOAD, MAX_PROGRESS, MAX_WAIT
 from leasekit_http import answers
 from leasekit_http.addresses import addresses
@@ -34,22 +47,22 @@ _CANCEL: frozenset[VerdictWord] = frozenset({"cancelled", "ordered", "gone", "th
 
 
 def connect(url: str, *, worker: str) -> "HttpBackend":
-    """The backend of the service at this URL; a path is kept as a prefix. Nothing is opened yet.
+    """Return the backend for the service at this URL; a path is kept as a prefix. Nothing is opened yet.
 
-    `http://a:8077,b:8077/prefix` names two addresses of the same service: while one does not answer, the other is
-    asked. Raises `ConfigError` where the URL is none: the message does not repeat it, for it may hold a password.
+    `http://a:8077,b:8077/prefix` names two addresses of the same service: while one does not answer, requests go to the
+    other. Raises `ConfigError` if the URL is wrong; the message never contains the URL, which may hold a password.
     """
     return HttpBackend(*addresses(url), worker=worker)
 
 
 class HttpBackend:
-    """A leasekit service, at one address or several. `timeout` is for one request, beyond the wait of a claim.
+    """A leasekit service at one or several addresses. `timeout` is for one request, in addition to the wait of a claim.
 
-    What one address leaves unanswered is asked at the next, and the last that answered is asked first. A beat is one
-    try: where it fails, the next one goes to the next address.
+    A request that one address leaves unanswered goes to the next one, and the address that answered last is asked
+    first. A heartbeat is tried once: after a failure the next heartbeat goes to the next address.
     """
 
-    traits = Traits(max_batch=MAX_BATCH, max_claim=MAX_BATCH)
+    capabilities = Capabilities(max_batch=MAX_BATCH, max_claim=MAX_BATCH)
 
     def __init__(self, base_url: str, *others: str, worker: str, timeout: float = 10.0) -> None:
         self.url = base_url
@@ -60,7 +73,7 @@ class HttpBackend:
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
         """Take up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
         wait = min(wait, MAX_WAIT)
-        most = limit or MAX_BATCH  # who ends a claim gets what it was granted before
+        most = limit or MAX_BATCH  # limit 0 ends a claim: its answer has the tasks that the claim was granted before
         body = {"worker": self._worker, "kinds": kinds, "limit": limit, "wait": wait, "claim_id": claim_id}
         return await self._transport.post(
             "/v1/claims",
@@ -68,7 +81,7 @@ class HttpBackend:
             partial(answers.claimed, kinds=kinds, limit=most),
             timeout=wait + self._timeout,
             owed_after=wait,
-            # Refusing tasks that were granted would lose them: the answer may be as big as what was asked for.
+            # An answer that is rejected would lose its tasks, so it may be as large as the largest tasks allow.
             at_most=MAX_ANSWER + most * (MAX_PAYLOAD + MAX_PROGRESS),
         )
 
@@ -81,7 +94,7 @@ class HttpBackend:
         return await self._verdicts("/v1/results", "results", settlements, [s.id for s in settlements], _SETTLE)
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
-        """Cancel: `cancelled` where it waits, `ordered` where it runs, `gone` where it has ended or is unknown."""
+        """Cancel tasks: `cancelled` if a task waits, `ordered` if it runs, `gone` if it has ended or is unknown."""
         return await self._verdicts("/v1/tasks/cancel", "ids", task_ids, task_ids, _CANCEL)
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
@@ -93,22 +106,22 @@ class HttpBackend:
         return await self._batch("/v1/tasks", {}, "tasks", tasks, read)
 
     async def get(self, task_id: str) -> TaskInfo | None:
-        """Everything about one task, None where there is none of that id."""
+        """Return everything about one task, None for an unknown id."""
         try:
             return await self._get(f"/v1/tasks/{_segment(task_id)}", _TASK)
         except NotThere:
             return None
 
-    async def stats(self) -> dict[str, Any]:
-        """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`."""
-        return {"kinds": (await self._get("/v1/stats", answers.STATS)).kinds}
+    async def stats(self) -> Stats:
+        """Count the tasks of each kind in each status."""
+        return await self._get("/v1/stats", answers.STATS)
 
-    async def workers(self) -> list[dict[str, Any]]:
-        """Workers that hold leases, or were heard of lately: `name`, `last_seen` (RFC 3339, or None), `running`."""
-        return [{**worker} for worker in (await self._get("/v1/workers", answers.WORKERS)).workers]
+    async def workers(self) -> list[WorkerInfo]:
+        """List the workers that hold leases, or were heard of lately."""
+        return (await self._get("/v1/workers", answers.WORKERS)).workers
 
     async def aclose(self) -> None:
-        """Let go of connections. Leases are not touched."""
+        """Close the connections. Leases are not touched."""
         await self._transport.aclose()
 
     async def _get(self, path: str, decoder: msgspec.json.Decoder[T]) -> T:
@@ -132,7 +145,7 @@ class HttpBackend:
         read: Callable[[bytes, slice], list[T]],
         first: int = 0,
     ) -> list[T]:
-        """One request; two with half of the items each where the server would refuse its size, and so on."""
+        """Send items in one request; halve the items, repeatedly, if the server would refuse its size."""
         if not items:
             return []
         body = _encoded({**head, name: items})
@@ -150,8 +163,7 @@ class HttpBackend:
         except Refused as refused:
             raise _moved(refused, by=first) from None
 
-    # Last in the class: below it, `list` is this method and no longer the type.
-    async def list(
+    async def list_tasks(
         self,
         *,
         kind: str | None = None,
@@ -161,7 +173,7 @@ class HttpBackend:
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
-        """Tasks that match all that is given, oldest first; `cursor` is where an earlier page ended."""
+        """Return tasks that match all given fields, oldest first; `cursor` is where an earlier page ended."""
         asked = {"kind": kind, "status": status, "collection": collection, "worker": worker, "cursor": cursor}
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in asked.items() if value is not None)
         return await self._get(f"/v1/tasks?limit={limit}&{query}".rstrip("&"), _PAGE)
@@ -171,26 +183,26 @@ def _encoded(body: dict[str, Any]) -> bytes:
     try:
         return _encode(body)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        # Not worth another try, so no `Unavailable`.
+        # `Refused`, not `Unavailable`, because another try would fail too.
         raise Refused(f"a value cannot be sent as JSON: {error}") from error
 
 
 def _too_large(item: Any, size: int, position: int) -> Refused:
-    """The refusal of an item that no request can hold: the server would break off, and never say why."""
+    """Return the refusal of an item that no request can hold: the server would break off without a reason."""
     fields = msgspec.json.decode(_encode(item), type=dict[str, msgspec.Raw])
     most, field = max((len(bytes(value)), name) for name, value in fields.items())
-    detail = f"has {most:,} bytes as JSON, and a request {size:,} for it alone: {MAX_BODY:,} at most"
+    detail = f"has {most:,} bytes as JSON, and a request for this item alone {size:,}: at most {MAX_BODY:,} are allowed"
     return Refused(f"item {position}: {field} {detail}", errors=[{"item": position, "field": field, "detail": detail}])
 
 
 def _moved(refused: Refused, *, by: int) -> Refused:
-    """The same refusal, with the items' positions in the whole batch."""
+    """Return a refusal with the positions of its items in the whole batch."""
     errors = [{**error, "item": error["item"] + by} if "item" in error else error for error in refused.errors]
     return Refused(str(refused), errors=errors)
 
 
 def _segment(task_id: str) -> str:
-    """An id as one segment of a path. Dots too: `..` would be resolved before it is sent."""
+    """Return an id as one segment of a path. Dots are quoted too, because `..` would be resolved before sending."""
     if not task_id:
-        raise Refused("a task's id is not empty")
+        raise Refused("a task's id must not be empty")
     return quote(task_id, safe="").replace(".", "%2E")

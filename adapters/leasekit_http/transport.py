@@ -1,10 +1,11 @@
-"""One HTTP request: bytes in, a value out, or a typed error.
+"""HTTP requests: send bytes, return a value or raise a typed error.
 
-Rule 1: whoever answers is a stranger. Answers are bounded in size and time, and no redirect is followed.
-Rule 2: only a problem document of a leasekit server, about what the request holds, refuses. Any other status, type or
-shape (of an ingress without a backend, a firewall, a captive portal) is an outage, so that no task ends because of it.
-Rule 3: an answer counts for the request that it names. One that a middlebox delivers twice on a connection that is kept
-would otherwise be read as the answer to the next request, and acknowledge a heartbeat that never arrived.
+Rule 1: the other side is not trusted. Answers are bounded in size and time, and no redirect is followed.
+Rule 2: only a problem document of a leasekit server, about the content of the request, counts as a refusal. Any other
+status, type or shape (of an ingress without a backend, a firewall, a captive portal) counts as an outage, so that no
+task ends because of it.
+Rule 3: an answer counts only for the request that it names. An answer that a middlebox delivers twice on a kept
+connection would otherwise be read as the answer to the next request, and acknowledge a heartbeat that never arrived.
 """
 
 import asyncio
@@ -35,18 +36,18 @@ MAX_RETRY_AFTER = 300.0  # seconds: a server cannot put its clients to sleep for
 # Connections are kept for less than servers keep theirs (75 s), so that a request seldom meets one that is closing.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=30)
 _HEADERS = {"accept": "application/json", "accept-encoding": "identity", "user-agent": "leasekit"}
-_NO_TIMEOUT = httpx.Timeout(None)  # of single reads and writes: a deadline for the whole is around them
+_NO_TIMEOUT = httpx.Timeout(None)  # for single reads and writes: one deadline bounds the whole request
 _JSON = {"content-type": "application/json"}
 
 
 class NotThere(Refused):
-    """A leasekit server said that there is no such task."""
+    """A leasekit server answered that the task does not exist."""
 
 
 class Transport:
-    """Connections to one service, opened by the first request in the loop that makes it.
+    """The connections to one service; the first request in an event loop opens them.
 
-    Of several addresses the one that answered last is asked first; one that does not answer goes to the end.
+    Of several addresses the one that answered last is asked first; an address that does not answer goes to the end.
     """
 
     def __init__(self, *base_urls: str) -> None:
@@ -66,20 +67,20 @@ class Transport:
         owed_after: float = 0.0,
         is_one_try: bool = False,
     ) -> T:
-        """What `read` makes of the answer to a POST; it raises `ProtocolError` where that is none.
+        """Send a POST and return its answer as decoded by `read`, which raises `ProtocolError` for an invalid answer.
 
-        `timeout` bounds the answer as a whole at each address, however slowly it drips. `is_one_try`: no other address
-        is asked. Who gives up after `owed_after` seconds gives up on the address.
+        `timeout` bounds the whole answer at each address, however slowly its bytes come. `is_one_try`: no other address
+        is asked. If the caller is cancelled after `owed_after` seconds, the address counts as one that does not answer.
         """
         ask = functools.partial(self._once, "POST", path, read, body=body, timeout=timeout, at_most=at_most)
         return await self._answer(ask, owed_after=owed_after, is_one_try=is_one_try)
 
     async def get(self, path: str, read: Callable[[bytes], T], *, timeout: float) -> T:
-        """What `read` makes of the answer to a GET. Raises `NotThere` where the server knows no such task."""
+        """Send a GET and return its answer as decoded by `read`. Raises `NotThere` if the server has no such task."""
         return await self._answer(functools.partial(self._once, "GET", path, read, timeout=timeout))
 
     async def aclose(self) -> None:
-        """Close what is open; a later request opens again."""
+        """Close the connections; a later request opens new ones."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
@@ -87,7 +88,7 @@ class Transport:
     async def _answer(
         self, ask: Callable[[str], Awaitable[T]], *, owed_after: float = 0.0, is_one_try: bool = False
     ) -> T:
-        """What the first address says that has an answer; the last one's failure where none has."""
+        """Return the answer of the first address that has one; raise the last address's error if none has."""
         *first, last = [self._urls[0]] if is_one_try else self._urls
         for url in first:
             with contextlib.suppress(Unavailable):
@@ -95,7 +96,7 @@ class Transport:
         return await self._asked(ask, last, owed_after)
 
     async def _asked(self, ask: Callable[[str], Awaitable[T]], url: str, owed_after: float) -> T:
-        """What this address answers. A refusal is an answer as well; silence that somebody gives up on is none."""
+        """Ask one address and note whether it answered: a refusal is an answer, a long wait in vain is not."""
         began_at = time.monotonic()
         try:
             answer = await ask(url)
@@ -113,7 +114,7 @@ class Transport:
         return answer
 
     def _pass_over(self, url: str) -> None:
-        # Only if nobody has done so before: requests that fail together pass over one address, not two.
+        # Only if no other request has done so: requests that fail together must skip one address, not two.
         if self._urls[0] == url:
             self._urls.rotate(-1)
 
@@ -154,26 +155,26 @@ class Transport:
             raise ProtocolError(f"{_told(response, raw)}: {error}") from error
 
     def _opened(self) -> httpx.AsyncClient:
-        # A forked child has another loop: its parent's connections are not its own, and stay untouched.
+        # A forked child has another loop. The connections belong to its parent, so the child leaves them untouched.
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
             self._loop = loop
             self._tries = _values()  # new for a forked child too, whose requests would have its parent's values
-            # No proxy, no .netrc: the address that was given is the one that is spoken to.
+            # No proxy and no .netrc, so that requests go to the given address itself.
             self._client = httpx.AsyncClient(headers=_HEADERS, limits=_LIMITS, timeout=_NO_TIMEOUT, trust_env=False)
         return self._client
 
 
 def _values() -> Iterator[str]:
-    """Name requests, each as no other request of any client."""
+    """Generate names of requests that no other request of any client has."""
     prefix = secrets.token_hex(8)
     return (f"{prefix}-{number}" for number in itertools.count())
 
 
 def _check_request(response: httpx.Response, request: str) -> None:
-    """Raise `ProtocolError` where an answer names another request; not every server names one.
+    """Raise `ProtocolError` if an answer names another request; not every server names a request.
 
-    To be called before the body is read: the connection of an answer that was not read is closed, with all stale bytes.
+    Call this before the body is read: the connection of an unread answer is closed, and its stale bytes with it.
     """
     if response.headers.get(REQUEST_HEADER, request) != request:
         raise ProtocolError(
@@ -194,7 +195,7 @@ async def _received(response: httpx.Response, at_most: int) -> bytes:
 
 
 def failure(response: httpx.Response, raw: bytes, *, request: bytes | None) -> BackendError:
-    """What an answer means that has not the status 200."""
+    """Return the error for an answer whose status is not 200."""
     status, problem = response.status_code, _problem(response, raw)
     says = f"the server answered {status}: {problem.detail}" if problem else _told(response, raw)
     if status == 429:
@@ -214,16 +215,16 @@ def failure(response: httpx.Response, raw: bytes, *, request: bytes | None) -> B
 
 
 def _told(response: httpx.Response, raw: bytes | None = None) -> str:
-    """Who answered, with what status, and how the answer begins, without anything that may be a secret."""
+    """Return the URL, the status and the beginning of an answer for messages, without possible secrets."""
     says = f"{str(response.url)[:_LONGEST]} answered {response.status_code}"
     if raw is None:
         return says
     begins = " ".join(_SECRET.sub(r"\1…", raw[:4096].decode(errors="replace")).split())[:_LONGEST]
-    return f"{says}, which is no answer of a leasekit server: {begins!r}"
+    return f"{says}, which is not an answer of a leasekit server: {begins!r}"
 
 
 _LONGEST = 120
-# Whatever looks like a token, of ours (an answer may repeat the request) or of others: long, and with a digit in it.
+# Anything that looks like a token: long, and with a digit in it. An answer may repeat the request's own tokens.
 _SECRET = re.compile(r"([\w+/=-]{4})(?=[\w+/=-]*\d)[\w+/=-]{8,}", re.ASCII)
 
 
@@ -236,7 +237,7 @@ def _is_json(body: bytes) -> bool:
 
 
 def _problem(response: httpx.Response, raw: bytes) -> Problem | None:
-    """The problem document of a leasekit server; None for anything else, also for somebody else's document."""
+    """Return the problem document of a leasekit server; None for anything else, even a foreign problem document."""
     if not response.headers.get("content-type", "").startswith("application/problem+json"):
         return None
     try:
@@ -250,7 +251,7 @@ _decode_problem = msgspec.json.Decoder(Problem).decode
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds, at most `MAX_RETRY_AFTER`; None for what is no plain number of them."""
+    """Return the seconds in a header, at most `MAX_RETRY_AFTER`; None if it is not a plain number."""
     if value is None or not value.isascii() or not value.isdigit():
         return None
     return MAX_RETRY_AFTER if len(value) > 9 else min(float(value), MAX_RETRY_AFTER)

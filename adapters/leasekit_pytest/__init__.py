@@ -1,12 +1,10 @@
-"""The pytest plugin: fixtures for tests of code that holds leases. All of them begin with `leasekit_`.
+"""The pytest plugin: fixtures for tests of code that holds leases. Their names begin with `leasekit_`.
 
-A package of its own, because pytest loads plugins in every run of whoever has leasekit installed: it imports leasekit
-only when a test asks for a fixture.
+The plugin is a package of its own, because pytest loads plugins in every run where leasekit is installed: leasekit is
+imported only when a test asks for a fixture.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,14 +14,13 @@ if TYPE_CHECKING:
     from leasekit.testing.clock import FakeClock
     from leasekit.testing.effects import Effects
     from leasekit.testing.faults import Faulty
-    from leasekit.testing.proxy import Proxy
 
-__all__ = ["leasekit_client", "leasekit_clock", "leasekit_effects", "leasekit_proxy", "leasekit_service"]
+__all__ = ["leasekit_client", "leasekit_clock", "leasekit_effects", "leasekit_service"]
 
 
 @pytest.fixture
 def leasekit_clock() -> "FakeClock":
-    """A clock that moves by hand. With it in a test, it is the time of `leasekit_service`."""
+    """A clock that the test moves by hand. In a test that uses this fixture, `leasekit_service` goes by it."""
     from leasekit.testing.clock import FakeClock
 
     return FakeClock()
@@ -31,7 +28,7 @@ def leasekit_clock() -> "FakeClock":
 
 @pytest.fixture
 def leasekit_service(request: pytest.FixtureRequest) -> "Faulty":
-    """A service in memory with faults on demand: `leasekit_service.script("beat", faults.steal)`."""
+    """An in-memory service with faults on demand: `leasekit_service.script("beat", faults.steal)`."""
     from leasekit.testing.faults import Faulty
     from leasekit.testing.memory import MemoryBackend, MemoryService
 
@@ -42,7 +39,7 @@ def leasekit_service(request: pytest.FixtureRequest) -> "Faulty":
 
 @pytest.fixture
 def leasekit_client(leasekit_service: "Faulty", leasekit_effects: "Effects") -> "Iterator[Client]":
-    """A client of `leasekit_service`, whose leases `leasekit_effects` knows of; closed after the test."""
+    """A client of `leasekit_service` whose leases `leasekit_effects` observes; closed after the test."""
     import leasekit
 
     with leasekit.connect(leasekit_service, hooks=[leasekit_effects]) as client:
@@ -50,19 +47,8 @@ def leasekit_client(leasekit_service: "Faulty", leasekit_effects: "Effects") -> 
 
 
 @pytest.fixture
-def leasekit_effects(tmp_path: Path) -> "Iterator[Effects]":
-    """Side effects: `record(held)` beside each, and `assert_none_after_loss()` at the end. Kept in `effects.jsonl`."""
+def leasekit_effects() -> "Effects":
+    """A record of side effects: call `record(held)` beside each, and `assert_none_after_loss()` at the end."""
     from leasekit.testing.effects import Effects
-    from leasekit.testing.history import Log
 
-    with Log(tmp_path / "effects.jsonl", who="test") as log:
-        yield Effects(log)
-
-
-@pytest.fixture
-def leasekit_proxy() -> "Iterator[Callable[[str], Proxy]]":
-    """`leasekit_proxy("http://127.0.0.1:8077")` is a proxy with faults before that service, until the test is over."""
-    from leasekit.testing.proxy import Proxy
-
-    with ExitStack() as opened:
-        yield lambda target: opened.enter_context(Proxy(target))
+    return Effects()

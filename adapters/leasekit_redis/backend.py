@@ -1,33 +1,45 @@
-"""`RedisBackend`: the seam. Each method is a script for each kind that it concerns."""
+"""`RedisBackend`: the backend interface on Redis. Each method runs one script for each kind that it concerns."""
 
 import asyncio
 import contextlib
 import random
 import secrets
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import date
-from typing import Any
+from typing import ParamSpec
 
 from msgspec import msgpack
 
-from leasekit.backend import Traits
+from leasekit.backend import Capabilities, check_limit, checked
 from leasekit.errors import BackendError, Refused
-from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Status, TaskInfo, Verdict
-from leasekit.wire import MAX_BATCH, CancelRequest, ClaimRequest
-from leasekit_redis import answers, bounds
+from leasekit.task import (
+    Beat,
+    Claimed,
+    NewTask,
+    Page,
+    Scheduled,
+    Settlement,
+    Stats,
+    Status,
+    TaskInfo,
+    Verdict,
+    WorkerInfo,
+)
+from leasekit.wire import MAX_BATCH, BeatsRequest, CancelRequest, ClaimRequest, ResultsRequest, ScheduleRequest
+from leasekit_redis import decoding
 from leasekit_redis.address import Address, parse
 from leasekit_redis.claiming import Claims
+from leasekit_redis.client import Link
 from leasekit_redis.clocks import Clocks
 from leasekit_redis.dependencies import Dependencies
-from leasekit_redis.faults import bearing
-from leasekit_redis.holding import Holding
+from leasekit_redis.errors import bearing
+from leasekit_redis.id_index import IdIndex
 from leasekit_redis.intake import Intake
 from leasekit_redis.keys import Keys
-from leasekit_redis.link import Link
-from leasekit_redis.mover import Mover
+from leasekit_redis.maintenance import Maintenance
 from leasekit_redis.reading import Reading
 from leasekit_redis.records import Cancelled, decode, encode
-from leasekit_redis.register import Register
+from leasekit_redis.renewing import Renewing
 from leasekit_redis.scripts import CANCEL, DROP, REDRIVE
 from leasekit_redis.waiting import Wakes
 
@@ -36,39 +48,41 @@ __all__ = ["RedisBackend", "connect"]
 _CANCELLED = msgpack.Decoder(Cancelled)
 _IDS = msgpack.Decoder(dict[str, list[str]])
 
+P = ParamSpec("P")
+
 
 def connect(url: str, *, worker: str) -> "RedisBackend":
-    """The backend of the Redis at this URL (`leasekit_redis.address` says what it may hold). Nothing is opened yet.
+    """Return the backend for the Redis at this URL (see `leasekit_redis.address`). Nothing is opened yet.
 
-    Raises `ConfigError` where the URL is none: the message does not repeat it, for it may hold a password.
+    Raises `ConfigError` if the URL is wrong; the message never contains the URL, which may hold a password.
     """
     return RedisBackend(parse(url), worker=worker)
 
 
 class RedisBackend:
-    """Tasks in a Redis, or a Redis cluster: a `Backend`, a `Scheduler` and a `Roster`, without a server of ours."""
+    """Tasks in a Redis or Redis cluster, without a leasekit server: `Backend`, `Scheduler` and `WorkerDirectory`."""
 
-    traits = Traits(max_batch=MAX_BATCH, max_claim=MAX_BATCH, dependencies=True)
+    capabilities = Capabilities(max_batch=MAX_BATCH, max_claim=MAX_BATCH, dependencies=True)
 
     def __init__(self, address: Address, *, worker: str, chance: random.Random | None = None) -> None:
         self._worker = worker
         self._link = link = Link(address)
         self._keys = keys = Keys(address.prefix)
-        self._clocks = clocks = Clocks(is_one=not address.is_cluster)
+        self._clocks = clocks = Clocks(is_one=not address.is_cluster, stepped=self._tell_of_step)
         name = secrets.token_hex(8)
         self._wakes = Wakes(link, keys.channel(name), self._pass_on)
-        self._register = register = Register(link, keys)
+        self._register = register = IdIndex(link, keys)
         self._dependencies = dependencies = Dependencies(link, keys, register)
         self._intake = Intake(link, keys, register, dependencies)
         self._claims = Claims(link, keys, clocks, self._wakes, give_back=self._give_back)
-        self._mover = Mover(link, keys, clocks, register, self._intake, dependencies, name=name)
-        self._holding = Holding(
+        self._maintenance = Maintenance(link, keys, clocks, register, self._intake, dependencies, name=name)
+        self._renewing = Renewing(
             link,
             keys,
             clocks,
             register,
             worker=worker,
-            deliver=self._mover.deliver,
+            deliver=self._maintenance.deliver,
             dependencies=dependencies,
             chance=chance or random.SystemRandom(),
         )
@@ -79,69 +93,78 @@ class RedisBackend:
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
         """Take up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
         fields = {"worker": self._worker, "kinds": list(kinds), "limit": limit, "wait": wait, "claim_id": claim_id}
-        asked = bounds.checked(ClaimRequest, fields)
+        asked = checked(ClaimRequest, fields)
         self._keep_moving()
-        return await self._claims.claim(asked)
+        claimed = await self._claims.claim(asked)
+        if unnoted := self._register.not_noted(task.kind for task in claimed.tasks):
+            self._send(self._register.note, unnoted)  # maintenance of a quiet kind is rare, and is needed soon now
+        return claimed
 
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
         """Renew leases: `renewed`, `gone` or `failed` for each, in order."""
+        if not beats:
+            return []
+        items = checked(BeatsRequest, {"worker": self._worker, "beats": beats}).beats
         with bearing():
-            return await self._holding.beat(beats, bounds.progress_texts(beats)) if beats else []
+            return await self._renewing.beat(items)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
         """End leases: `settled`, `gone` or `failed` for each, in order."""
+        if not settlements:
+            return []
+        items = checked(ResultsRequest, {"worker": self._worker, "results": settlements}, dependencies=True).results
         with bearing():
-            return await self._holding.settle(bounds.settlements(settlements, self._worker)) if settlements else []
+            return await self._renewing.settle(items)
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Accept tasks. The same id, or live dedupe key, makes no second task.
 
-        When this returns they are as durable as this Redis makes anything (see the package's docstring).
+        When this returns, the tasks are as durable as anything in this Redis (see the package's docstring).
         """
         if not tasks:
             return []
-        items = bounds.new_tasks(tasks)
+        items = checked(ScheduleRequest, {"tasks": tasks}, dependencies=True).tasks
         self._keep_moving()
         return await self._intake.schedule(items)
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
-        """Cancel: `cancelled` where it waits, `ordered` where it runs, `gone` where it has ended or is unknown."""
+        """Cancel tasks: `cancelled` if a task waits, `ordered` if it runs, `gone` if it has ended or is unknown."""
         if not task_ids:
             return []
-        ids = bounds.checked(CancelRequest, {"ids": list(task_ids)}).ids
+        ids = checked(CancelRequest, {"ids": list(task_ids)}).ids
         kinds = await self._register.find(ids)
         verdicts = [Verdict(id=task_id, verdict="gone", reason="unknown") for task_id in ids]
         for kind in dict.fromkeys(kind for kind in kinds if kind is not None):
-            positions = [at for at, one in enumerate(kinds) if one == kind]
+            positions = [at for at, other in enumerate(kinds) if other == kind]
             some = [ids[at] for at in positions]
             argument = encode({"ids": some, **self._clocks.known(kind)})
             raw = await self._link.run(CANCEL, self._keys.of_kind(kind), argument)
-            found: Cancelled = decode(raw, _CANCELLED)
-            for at, verdict in zip(positions, answers.cancelled(some, found.words), strict=True):
+            answer: Cancelled = decode(raw, _CANCELLED)
+            for at, verdict in zip(positions, decoding.cancelled(some, answer.words), strict=True):
                 verdicts[at] = verdict
-            with contextlib.suppress(BackendError):  # what fails here is left to the movers
-                await self._dependencies.release(kind, found.ending)
+            with contextlib.suppress(BackendError):  # maintenance repeats what fails here
+                await self._dependencies.release(kind, answer.ending)
         return verdicts
 
     async def redrive(self, kind: str, task_ids: Sequence[str] | None = None, *, limit: int = 100) -> list[str]:
-        """Make dead tasks ready again, their failures and crashes forgotten: these, or those dead for the longest.
+        """Make dead tasks ready again and forget their failures and crashes: these tasks, or the longest dead.
 
-        Returns the ids of those that were dead.
+        Returns the ids of the tasks that were dead.
         """
-        bounds.check_limit("limit", limit)
+        check_limit("limit", limit)
         if task_ids is not None:
-            bounds.check_limit("task_ids", len(task_ids))
+            check_limit("task_ids", len(task_ids))
         argument = encode({"ids": None if task_ids is None else list(task_ids), "limit": limit})
         await self._register.note([kind])
         answer: dict[str, list[str]] = decode(await self._link.run(REDRIVE, self._keys.of_kind(kind), argument), _IDS)
         return answer["ids"]
 
     async def discard(self, kind: str, task_ids: Sequence[str]) -> int:
-        """Throw away what is left of tasks that were set aside because they were damaged, and free their ids.
+        """Delete tasks that were set aside because they were damaged, and free their ids.
 
-        Returns how many of these were.
+        Returns how many of the given tasks were set aside.
         """
-        bounds.check_limit("task_ids", len(task_ids))
+        check_limit("task_ids", len(task_ids))
         scores = await self._link.command("ZMSCORE", self._keys.one(kind, "damaged"), *task_ids)
         ids = [task_id for task_id, score in zip(task_ids, scores, strict=True) if score is not None]
         if ids:
@@ -150,32 +173,32 @@ class RedisBackend:
             await self._link.run(DROP, self._keys.of_kind(kind), argument)
         return len(ids)
 
-    async def tend(self) -> None:
-        """Do at once what every client does now and then (`leasekit_redis.mover`)."""
-        await self._mover.once()
+    async def maintain(self) -> None:
+        """Run now the maintenance that every client runs at intervals (`leasekit_redis.maintenance`)."""
+        await self._maintenance.once()
 
     async def get(self, task_id: str) -> TaskInfo | None:
-        """Everything about one task, None where there is none of that id."""
+        """Return everything about one task, None for an unknown id."""
         try:
-            bounds.checked(CancelRequest, {"ids": [task_id]})
+            checked(CancelRequest, {"ids": [task_id]})
         except Refused:  # no task can have such an id
             return None
         return await self._reading.get(task_id)
 
     async def ended_on(self, kind: str, day: date, *, status: Status | None = None) -> list[TaskInfo]:
-        """Tasks of a kind that ended on a day (UTC), as long as they are kept; in the order in which they ended."""
+        """Return the kept tasks of a kind that ended on a day (UTC), in the order in which they ended."""
         return await self._reading.ended_on(kind, day, status)
 
-    async def stats(self) -> dict[str, Any]:
-        """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`, and `damaged`."""
+    async def stats(self) -> Stats:
+        """Count the tasks of each kind by status (`kinds`), and the damaged tasks of each kind (`damaged`)."""
         return await self._reading.stats()
 
-    async def workers(self) -> list[dict[str, Any]]:
-        """Workers that hold leases, or were heard of lately: `name`, `last_seen` (RFC 3339, or None), `running`."""
+    async def workers(self) -> list[WorkerInfo]:
+        """List the workers that hold leases, or were heard of lately."""
         return await self._reading.workers()
 
     async def aclose(self) -> None:
-        """Let go of connections. Leases are not touched."""
+        """Close the connections. Leases are not touched."""
         moving, self._moving = self._moving, None
         errands = [*self._errands, *([moving] if moving else [])]
         for task in errands:
@@ -187,35 +210,38 @@ class RedisBackend:
 
     def _keep_moving(self) -> None:
         if self._moving is None or self._moving.done():
-            self._moving = asyncio.get_running_loop().create_task(self._mover.run())
+            self._moving = asyncio.get_running_loop().create_task(self._maintenance.run())
 
     def _pass_on(self, meta_key: str) -> None:
-        """Something is ready, and the claim that was told waits no more: have another one told."""
+        """Wake another claim for a ready task, because the claim that was woken for it has ended."""
         kind = self._claims.kind_of(meta_key)
         if kind is not None:
-            self._send(self._mover.tend(kind))  # where it fails: claims that wait look again by themselves
+            self._send(self._maintenance.maintain, kind)  # if it fails, waiting claims look again by themselves
+
+    def _tell_of_step(self, kind: str) -> None:
+        """Prolong the leases of a kind before a client that does not know of the clock step expires them."""
+        self._send(self._maintenance.maintain, kind)
 
     def _give_back(self, kind: str, claim_id: str) -> None:
-        """What a claim was granted without hearing of it is made ready again."""
-        self._send(self._recall(kind, claim_id))  # where it fails: the leases run out by themselves
+        """Release the tasks that a claim was granted in an answer that was lost."""
+        self._send(self._recall, kind, claim_id)  # if it fails, the leases expire by themselves
 
     async def _recall(self, kind: str, claim_id: str) -> None:
         tasks = await self._claims.recall(self._worker, kind, claim_id)
         await self.settle([Settlement(id=task.id, token=task.token, outcome="release") for task in tasks])
 
-    def _send(self, work: Coroutine[Any, Any, object]) -> None:
-        """Do it beside the calls that are made; it may fail."""
+    def _send(self, work: Callable[P, Awaitable[object]], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Run `work` in the background; a `BackendError` is ignored."""
 
         async def run() -> None:
             with contextlib.suppress(BackendError):
-                await work
+                await work(*args, **kwargs)
 
         errand = asyncio.get_running_loop().create_task(run())
         self._errands.add(errand)
         errand.add_done_callback(self._errands.discard)
 
-    # Last in the class: below it, `list` is this method and no longer the type.
-    async def list(
+    async def list_tasks(
         self,
         *,
         kind: str | None = None,
@@ -225,8 +251,8 @@ class RedisBackend:
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
-        """Tasks that match all that is given, oldest first; `cursor` is where an earlier page ended."""
-        bounds.check_limit("limit", limit)
+        """Return tasks that match all given fields, oldest first; `cursor` is where an earlier page ended."""
+        check_limit("limit", limit)
         asked = {"status": status, "collection": collection, "worker": worker}
         wanted = {name: str(value) for name, value in asked.items() if value is not None}
         return await self._reading.page(wanted, kind=kind, cursor=cursor, limit=limit)

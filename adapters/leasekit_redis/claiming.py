@@ -1,5 +1,6 @@
-"""Claims: one script for each kind, asked again when something is ready, or may be."""
+"""Claims: one script for each kind, run again when tasks are ready, or may be."""
 
+import asyncio
 import logging
 import random
 import secrets
@@ -12,11 +13,11 @@ from msgspec import Raw, msgpack
 from leasekit.errors import ProtocolError, Unavailable
 from leasekit.task import Claimed, Task
 from leasekit.wire import MAX_WAIT, ClaimRequest
-from leasekit_redis import answers
+from leasekit_redis import decoding
+from leasekit_redis.client import Link
 from leasekit_redis.clocks import Clocks
 from leasekit_redis.keys import Keys
-from leasekit_redis.link import Link
-from leasekit_redis.recent import Recent
+from leasekit_redis.lru import LRU
 from leasekit_redis.records import Grants, decode, encode
 from leasekit_redis.scripts import ASIDE, CLAIM
 from leasekit_redis.waiting import Wakes
@@ -25,29 +26,85 @@ __all__ = ["Claims"]
 
 logger = logging.getLogger("leasekit")
 
-_LOOK = 5.0  # seconds until a claim that waits looks again though nobody told it, about
+_LOOK = 5.0  # seconds, roughly, until a waiting claim looks again without having been woken
 _SOONEST = 0.001
-_REMEMBERED = 10_000  # claims that this client remembers to have asked
+_REMEMBERED = 10_000  # claims that this client remembers to have sent
 _AWAY = 5.0  # seconds until a shard that failed is asked again while another serves
-_UNHEARD = 100  # claims of one kind that are asked what they were granted, when its shard answers again
+_UNHEARD = 100  # unanswered claims of one kind that are recalled when its shard answers again
 _GRANTS = msgpack.Decoder(Grants)
 _FIELDS = msgpack.Decoder(list[Raw])
 _ANY = msgpack.Decoder()
-_NOTHING = {"limit": 0, "seed": "", "waited": 0, "waiter": None, "wait": 0}  # what a recall asks for besides
+_NOTHING = {"limit": 0, "seed": "", "waited": 0, "waiter": None, "wait": 0}  # the other fields of a recall
 
 
 class _Found(NamedTuple):
     tasks: list[Task]
     waited: float
     next: float  # seconds until there may be something
-    is_repeat: bool  # the claim was answered before: what of it is live is all that it gets
+    is_repeat: bool  # the claim was answered before: it gets its leases that are still live, and no others
+
+    @property
+    def claimed(self) -> Claimed:
+        return Claimed(tasks=self.tasks, waited=self.waited)
+
+
+class _Look:
+    """A pass of a claim over several kinds: the tasks granted so far, and the kinds and shards that failed."""
+
+    def __init__(self, asked: ClaimRequest, began_at: float, deadline: float, *, recall: bool = False) -> None:
+        self.asked = asked
+        self.recall = recall
+        self._began_at = began_at
+        self._deadline = deadline
+        self._tasks: list[Task] = []
+        self._waited: list[float] = []
+        self._next = _LOOK
+        self._is_repeat = False
+        self.has_answer = False
+        self.failed: dict[str, Unavailable] = {}  # shards
+        self.damaged: dict[str, ProtocolError] = {}  # kinds
+
+    @property
+    def is_full(self) -> bool:
+        return 0 < self.asked.limit <= len(self._tasks)
+
+    @property
+    def error(self) -> Unavailable:
+        """The first error of a shard, else of a kind."""
+        return next(iter([*self.failed.values(), *self.damaged.values()]))
+
+    def request(self, now: float) -> dict[str, Any]:
+        """Return the fields of the request that are the same for every kind."""
+        return {
+            "worker": self.asked.worker,
+            "claim_id": self.asked.claim_id,
+            "limit": self.asked.limit and self.asked.limit - len(self._tasks),
+            "seed": secrets.token_hex(16),
+            "waited": now - self._began_at,
+            "wait": max(0, round(1000 * (self._deadline - now))),
+            "recall": self.recall,
+        }
+
+    def add(self, grants: Grants, tasks: list[Task]) -> None:
+        """Add the answer of one kind."""
+        self.has_answer = True
+        self._tasks += tasks
+        self._is_repeat = self._is_repeat or grants.is_repeat
+        if grants.tasks:
+            self._waited.append(grants.waited)
+        if grants.next is not None:
+            self._next = min(self._next, grants.next / 1000)
+
+    def found(self) -> _Found:
+        waited = min(self._waited, default=time.monotonic() - self._began_at)
+        return _Found(self._tasks, waited, self._next, self._is_repeat)
 
 
 class Claims:
     """The claims of one client.
 
-    `give_back(kind, claim_id)` is called when a kind answers again that a claim which has ended did not hear: what it
-    was granted there lies with nobody.
+    `give_back(kind, claim_id)` is called when a kind answers again whose answer to an ended claim was lost: no worker
+    runs the tasks that this claim may have been granted there.
     """
 
     def __init__(
@@ -59,22 +116,21 @@ class Claims:
         self._wakes = wakes
         self._asked: dict[str, set[str]] = {}  # claim → kinds that have failed to answer it
         self._turn = 0
-        self._said: Recent[None] = Recent()  # kinds that were said to be damaged
-        self._told_as: Recent[str] = Recent()  # how messages name a kind → the kind
+        self._said: LRU[None] = LRU()  # kinds that were logged as damaged
+        self._told_as: LRU[str] = LRU()  # how messages name a kind → the kind
         self._give_back = give_back
         self._away: dict[str, float] = {}  # shards that failed last, and when they are asked again
-        self._unheard: Recent[dict[str, None]] = Recent()  # kind → claims that ended without its answer
+        self._unheard: LRU[dict[str, None]] = LRU()  # kind → claims that ended without its answer
 
     async def claim(self, asked: ClaimRequest) -> Claimed:
-        """Tasks, or none once `wait` seconds are over.
+        """Claim tasks; return none once `wait` seconds are over.
 
-        `waited` counts up to when the request that was granted left: so not a moment of trust is given away, or won.
-        With the limit 0 the claim ends, at each of the kinds.
+        `waited` counts up to when the granted request left, so trust begins exactly there. With the limit 0 the claim
+        is ended at each of its kinds.
         """
-        began_at = time.monotonic()
         if not asked.limit:
-            found = await self._look(asked, list(dict.fromkeys(asked.kinds)), began_at, began_at)
-            return Claimed(tasks=found.tasks, waited=found.waited)
+            return await self._end(asked)
+        began_at = time.monotonic()
         deadline = began_at + min(asked.wait, MAX_WAIT)
         if asked.wait > 0:
             await self._wakes.subscribe()
@@ -94,102 +150,115 @@ class Claims:
                     return self._answered(asked, found)
                 pause = min(found.next, _LOOK * (0.5 + random.random()))  # noqa: S311 - not in step with others
                 told = await waiter.wait(min(max(pause, _SOONEST), max(deadline - time.monotonic(), 0.0)))
-                looked_at = [kind for kind in kinds if kind in {self._told_as.get(one) for one in told}] or kinds
+                looked_at = [kind for kind in kinds if kind in {self._told_as.get(key) for key in told}] or kinds
 
     def _answered(self, asked: ClaimRequest, found: _Found) -> Claimed:
         for kind in self._asked.get(asked.claim_id, ()):
-            claims = self._unheard.setdefault(kind, {})
-            if len(claims) < _UNHEARD:
-                claims[asked.claim_id] = None
-        return Claimed(tasks=found.tasks, waited=found.waited)
+            self._unheard_by(kind, asked.claim_id)
+        return found.claimed
+
+    def _unheard_by(self, kind: str, claim_id: str) -> None:
+        """Remember to end this claim at a kind when the kind answers again."""
+        claims = self._unheard.setdefault(kind, {})
+        if len(claims) < _UNHEARD:
+            claims[claim_id] = None
 
     async def recall(self, worker: str, kind: str, claim_id: str) -> list[Task]:
-        """What a claim was granted of a kind, as far as it is still live."""
+        """End a claim at a kind; return the tasks that it was granted there whose leases are still live."""
         request = {**_NOTHING, "kind": kind, "worker": worker, "claim_id": claim_id, "recall": True}
-        grants: Grants = decode(await self._link.run(CLAIM, self._keys.of_kind(kind), encode(request)), _GRANTS)
+        try:
+            grants: Grants = decode(await self._link.run(CLAIM, self._keys.of_kind(kind), encode(request)), _GRANTS)
+        except Unavailable:
+            self._unheard_by(kind, claim_id)
+            raise
         return await self._readable(grants.tasks, kind)
+
+    async def _end(self, asked: ClaimRequest) -> Claimed:
+        """End the claim at each of its kinds.
+
+        Raises if a kind does not answer, because a request under way could be granted tasks there. A repeat gets the
+        same answers from the other kinds. Without a repeat, the claim is ended there when the kind answers another
+        claim of this client.
+        """
+        began_at = time.monotonic()
+        look = _Look(asked, began_at, began_at)
+        kinds = list(dict.fromkeys(asked.kinds))
+        for kind in kinds:
+            self._unheard_by(kind, asked.claim_id)
+        shards = await self._shards(kinds)
+        await asyncio.gather(*(self._end_at(look, shard, shards) for shard in dict.fromkeys(shards.values())))
+        if look.failed or not look.has_answer:
+            raise look.error
+        self._say(look.damaged)
+        return look.found().claimed
+
+    async def _end_at(self, look: "_Look", shard: str, shards: dict[str, str]) -> None:
+        for kind in (kind for kind, place in shards.items() if place == shard):
+            if shard not in look.failed:
+                await self._ask(look, kind, shard)
 
     async def _look(
         self, asked: ClaimRequest, kinds: Sequence[str], began_at: float, deadline: float, *, recall: bool = False
     ) -> _Found:
-        """What the kinds have, in this order, up to the limit.
+        """Claim from the kinds, in this order, up to the limit.
 
-        A kind whose keys are damaged, or whose shard does not answer, is passed over, as long as another kind answers.
-        Raises what one of them raised where none does: a repeat gets it all.
+        A kind whose keys are damaged, or whose shard does not answer, is skipped as long as another kind answers. If no
+        kind answers, raises the first error: a repeat of the claim loses nothing.
         """
-        tasks: list[Task] = []
-        waited: list[float] = []
-        soonest = _LOOK
-        is_repeat = False
-        damaged: dict[str, ProtocolError] = {}
+        look = _Look(asked, began_at, deadline, recall=recall)
         shards = await self._shards(kinds)
-        failed: dict[str, Unavailable] = {}  # shards
-        unheard = self._asked.setdefault(asked.claim_id, set())
-        has_answer = False
         for kind in self._present(kinds, shards):
-            now = time.monotonic()
-            if shards[kind] in failed:
-                continue
-            request = {
-                "kind": kind,
-                "worker": asked.worker,
-                "claim_id": asked.claim_id,
-                "limit": asked.limit and asked.limit - len(tasks),
-                "seed": secrets.token_hex(16),
-                "waited": now - began_at,
-                "waiter": self._wakes.name(asked.claim_id) if asked.wait > 0 else None,
-                "wait": max(0, round(1000 * (deadline - now))),
-                "recall": recall,
-                **self._clocks.known(kind),
-            }
-            try:
-                raw = await self._link.run(CLAIM, self._keys.of_kind(kind), encode(request))
-                grants: Grants = decode(raw, _GRANTS)
-            except ProtocolError as error:
-                damaged[kind] = error
-                continue
-            except Unavailable as error:
-                failed[shards[kind]] = error
-                unheard.add(kind)
-                continue
-            has_answer = True
-            unheard.discard(kind)
-            self._heard(kind, shards[kind], asked.claim_id)
-            if not (grants.is_repeat or recall):  # else the script has not looked whether the clock has jumped
-                self._clocks.told(kind, grants.now, asked_at=now)
-            tasks += await self._readable(grants.tasks, kind)
-            is_repeat = is_repeat or grants.is_repeat
-            if grants.tasks:
-                waited.append(grants.waited)
-            if grants.next is not None:
-                soonest = min(soonest, grants.next / 1000)
-            if 0 < asked.limit <= len(tasks):
+            if shards[kind] not in look.failed:
+                await self._ask(look, kind, shards[kind])
+            if look.is_full:
                 break
-        if not has_answer:
-            raise next(iter([*failed.values(), *damaged.values()]))
-        self._pass_over(failed)
-        self._say(damaged)
-        since = min(waited, default=time.monotonic() - began_at)
-        return _Found(tasks, since, soonest, is_repeat)
+        if not look.has_answer:
+            raise look.error
+        self._pass_over(look.failed)
+        self._say(look.damaged)
+        return look.found()
+
+    async def _ask(self, look: "_Look", kind: str, shard: str) -> None:
+        """Add the answer of one kind to `look`, or the error why the kind did not answer."""
+        claim_id = look.asked.claim_id
+        unheard = self._asked.setdefault(claim_id, set())
+        now = time.monotonic()
+        waiter = self._wakes.name(claim_id) if look.asked.wait > 0 else None
+        request = {**look.request(now), "kind": kind, "waiter": waiter, **self._clocks.known(kind)}
+        try:
+            raw = await self._link.run(CLAIM, self._keys.of_kind(kind), encode(request))
+            grants: Grants = decode(raw, _GRANTS)
+        except ProtocolError as error:
+            look.damaged[kind] = error
+            return
+        except Unavailable as error:
+            look.failed[shard] = error
+            unheard.add(kind)
+            return
+        unheard.discard(kind)
+        self._heard(kind, shard, claim_id)
+        if not (grants.is_repeat or look.recall):  # in these cases the script does not check for a jump of the clock
+            self._clocks.told(kind, grants.now, asked_at=now)
+        look.add(grants, await self._readable(grants.tasks, kind))
 
     async def _shards(self, kinds: Sequence[str]) -> dict[str, str]:
-        """Where each kind is kept."""
+        """Return the shard of each kind."""
         found = await self._link.shards([self._keys.of_kind(kind)[0] for kind in kinds])
         return dict(zip(kinds, found, strict=True))
 
     def _present(self, kinds: Sequence[str], shards: dict[str, str]) -> Sequence[str]:
-        """The kinds whose shards have not failed just now; all, where each has."""
+        """Return the kinds whose shards have not failed lately; all kinds if every shard has."""
         now = time.monotonic()
         return [kind for kind in kinds if self._away.get(shards[kind], now) <= now] or kinds
 
     def _pass_over(self, failed: dict[str, Unavailable]) -> None:
         for shard, error in failed.items():
             if shard not in self._away:
-                logger.warning("claims pass over the kinds that are kept at %s until it answers: %s", shard, error)
+                logger.warning("claims skip the kinds that are kept at %s until it answers: %s", shard, error)
             self._away[shard] = time.monotonic() + _AWAY
 
     def _heard(self, kind: str, shard: str, claim_id: str) -> None:
-        """A kind answers this claim; others may have ended without its answer."""
+        """Note that a kind has answered this claim; give back what other claims may hold that missed its answer."""
         self._away.pop(shard, None)
         self._said.pop(kind, None)
         for unheard in self._unheard.pop(kind, ()):
@@ -197,14 +266,14 @@ class Claims:
                 self._give_back(kind, unheard)
 
     async def _readable(self, granted: Sequence[Raw], kind: str) -> list[Task]:
-        """The tasks that were granted. What cannot be read is set aside, so that nobody is granted it again."""
+        """Decode the granted tasks. A task that cannot be decoded is set aside, so that it is never granted again."""
         tasks: list[Task] = []
         aside: list[tuple[Any, Any, str]] = []
-        for one in granted:
+        for raw in granted:
             try:
-                tasks.append(answers.task(one, kind))
+                tasks.append(decoding.task(raw, kind))
             except ProtocolError as error:
-                task_id, token = (_ANY.decode(field) for field in _FIELDS.decode(one)[:2])
+                task_id, token = (_ANY.decode(field) for field in _FIELDS.decode(raw)[:2])
                 aside.append((task_id, token, str(error)))
         if aside:
             await self._link.run(ASIDE, self._keys.of_kind(kind), encode({"tasks": aside, "successors": []}))
@@ -213,15 +282,15 @@ class Claims:
     def _say(self, damaged: dict[str, ProtocolError]) -> None:
         for kind, error in damaged.items():
             if kind not in self._said:
-                logger.error("nothing of kind %r can be claimed, other kinds can: %s", kind, error)
+                logger.error("tasks of kind %r cannot be claimed, other kinds can: %s", kind, error)
                 self._said[kind] = None
 
     def kind_of(self, meta_key: str) -> str | None:
-        """Which kind a message is about, of those that were asked for lately."""
+        """Return the kind that a message names by its key; None if this client has not claimed that kind lately."""
         return self._told_as.get(meta_key)
 
     def _in_turn(self, kinds: Sequence[str]) -> list[str]:
-        """Another kind first each time: none is passed over for good while the others have enough to do."""
+        """Return the kinds, another one first each time, so that no kind starves while the others have enough tasks."""
         distinct = list(dict.fromkeys(kinds))
         self._turn += 1
         first = self._turn % len(distinct)

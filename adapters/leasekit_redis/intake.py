@@ -1,4 +1,4 @@
-"""Tasks on their way in: ids registered, then one script for each kind."""
+"""Scheduling of tasks: register their ids, then run one script for each kind."""
 
 import asyncio
 import contextlib
@@ -13,11 +13,11 @@ from leasekit.errors import BackendError, ProtocolError, Unavailable
 from leasekit.ids import uuid7s
 from leasekit.task import Exponential, Scheduled, Status
 from leasekit.wire import MAX_BODY, NewTaskItem, traceparent
+from leasekit_redis.client import Link
 from leasekit_redis.dependencies import Dependencies, Wait
-from leasekit_redis.keys import Keys
-from leasekit_redis.link import Link
+from leasekit_redis.id_index import IdIndex
+from leasekit_redis.keys import Keys, is_name
 from leasekit_redis.records import Added, NewRecord, Stored, decode, encode, json_text, status_of
-from leasekit_redis.register import Register
 from leasekit_redis.scripts import SCHEDULE
 
 __all__ = ["Intake"]
@@ -27,26 +27,26 @@ _LATEST = 253402214400000  # the end of the year 9999, less a day: expressible i
 
 
 class Intake:
-    """Accepts tasks, each once: the same id, or a live dedupe key, makes no second one."""
+    """Accept tasks, each once: the same id, or a live dedupe key, makes no second task."""
 
-    def __init__(self, link: Link, keys: Keys, register: Register, dependencies: Dependencies) -> None:
+    def __init__(self, link: Link, keys: Keys, register: IdIndex, dependencies: Dependencies) -> None:
         self._link = link
         self._keys = keys
         self._register = register
         self._dependencies = dependencies
 
     async def schedule(self, tasks: Sequence[NewTaskItem]) -> list[Scheduled]:
-        """One answer for each, in order; when this returns they are kept as well as Redis keeps anything."""
+        """Schedule tasks; return an answer for each, in order. They are then as durable as anything in this Redis."""
         made_up = iter(uuid7s(sum(task.id is None for task in tasks), time.time()))
         records = [_record(task, task.id or next(made_up)) for task in tasks]
         kinds = [task.kind for task in tasks]
         answers: list[Scheduled | None] = [None] * len(tasks)
-        # First, so that what is there already takes no place in the register.
+        # First, so that a repeat with a dedupe key takes no place in the register.
         await self._ask(records, kinds, [at for at, one in enumerate(records) if one.dedupe], answers, peek=True)
         wanted: list[int] = []
         try:
             wanted = await self._add(records, kinds, answers)
-        except Unavailable:  # memory is full, say: what is there already needs no room
+        except Unavailable:  # memory may be full: tasks that exist already need no room
             await self._ask(
                 records, kinds, [at for at, known in enumerate(answers) if known is None], answers, peek=True
             )
@@ -59,7 +59,7 @@ class Intake:
     async def _add(
         self, records: Sequence[NewRecord], kinds: Sequence[str], answers: list[Scheduled | None]
     ) -> list[int]:
-        """Answer those that have no answer yet. Returns the positions of those that others wait for already."""
+        """Add the tasks that have no answer yet. Returns the positions of those that other tasks already wait for."""
         new = [at for at, known in enumerate(answers) if known is None]
         if not new:
             return []
@@ -68,7 +68,7 @@ class Intake:
         strangers = [(at, owner.kind) for at, owner in zip(new, owners, strict=True) if owner.kind != kinds[at]]
         others = {at for at, _ in strangers}
         await self._ask(records, kinds, [at for at in new if at not in others], answers, peek=False)
-        if strangers:  # last: the owner of an id may be of this very batch, and is there by now
+        if strangers:  # last: the owner of an id may be in this same batch, and exists by now
             for at, owner in strangers:
                 answers[at] = await self._conflict(records[at], kinds[at], owner)
             await self._ask(records, kinds, [at for at, _ in strangers if answers[at] is None], answers, peek=False)
@@ -77,10 +77,10 @@ class Intake:
     async def _introduce(
         self, records: Sequence[NewRecord], kinds: Sequence[str], wanted: Sequence[int], scheduled: Sequence[Scheduled]
     ) -> None:
-        """Who waits for one of these, and for whom they wait, learn of one another: also of a repeat, for the first
-        may have died before.
+        """Connect new tasks with the tasks that wait for them, and with those that they wait for.
 
-        They are accepted, so what fails here is left to the movers.
+        Repeats are connected too, because the first submitter may have died before it did so. The tasks are accepted,
+        so maintenance repeats what fails here.
         """
         known = [at for at in wanted if scheduled[at].id == records[at].id]
         waits = [
@@ -109,25 +109,26 @@ class Intake:
 
         async def ask(kind: str, some: Sequence[int]) -> None:
             argument = encode({"tasks": [records[at] for at in some], "peek": peek})
-            if len(argument) > MAX_BODY and len(some) > 1:  # nobody else is served meanwhile
+            if len(argument) > MAX_BODY and len(some) > 1:  # Redis serves no other client while a script runs
                 half = len(some) // 2
                 await ask(kind, some[:half])
                 await ask(kind, some[half:])
                 return
-            found = decode(await self._link.run(SCHEDULE, self._keys.of_kind(kind), argument), _ANSWERS)
-            if len(found) != len(some):
-                raise ProtocolError(f"Redis gave {len(found)} answers on {len(some)} tasks")
-            for at, added in zip(some, found, strict=True):
+            added_tasks = decode(await self._link.run(SCHEDULE, self._keys.of_kind(kind), argument), _ANSWERS)
+            if len(added_tasks) != len(some):
+                raise ProtocolError(f"Redis gave {len(added_tasks)} answers for {len(some)} tasks")
+            for at, added in zip(some, added_tasks, strict=True):
                 if isinstance(added, Added):
                     answers[at] = _scheduled(added)
 
         await asyncio.gather(*(ask(kind, some) for kind, some in groups.items()))
 
     async def _conflict(self, record: NewRecord, kind: str, owner: str) -> Scheduled | None:
-        """The id is registered for another kind. None: that kind does not have the task, and this one gets the id.
+        """Answer for a task whose id belongs to another kind; None if that kind lacks the task: `kind` gets the id.
 
-        A submitter may have died between registering and making. (One that is just between them loses its id: two kinds
-        under one id, submitted in the same millisecond, are a mistake that is not told then.)
+        A submitter may have died between the registration of an id and the making of its task. (A submitter that is
+        just between the two loses its id: two kinds under one id, submitted in the same millisecond, are a mistake that
+        is then not reported.)
         """
         raw = await self._link.command("HGET", self._keys.one(owner, "state"), record.id)
         if raw is None and await self._register.take_over(record.id, kind, owner) == kind:
@@ -140,7 +141,7 @@ def _scheduled(added: Added) -> Scheduled:
     try:
         status = Status(added.status)
     except ValueError:
-        raise ProtocolError(f"what Redis keeps of task {added.id!r} makes no sense") from None
+        raise ProtocolError(f"task {added.id!r} has an unknown status in Redis: {added.status!r}") from None
     return Scheduled(id=added.id, created=added.created, status=status, conflict=added.conflict)
 
 
@@ -165,6 +166,7 @@ def _record(task: NewTaskItem, task_id: str) -> NewRecord:
         beat_ttl=_ms(task.heartbeat_timeout),
         retry=None if task.retry == _DEFAULT_POLICY else task.retry,
         after=list(dict.fromkeys(task.after)) or None,
+        is_name=task_id == task.kind and is_name(task.kind),
     )
 
 

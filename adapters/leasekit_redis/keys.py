@@ -1,18 +1,19 @@
 """The names of the keys.
 
-All that belongs to one kind has one hash tag, so that a cluster keeps it in one slot and a script may change it at
-once. Which kind an id belongs to is in a register of its own, in parts that are spread over the cluster.
+All keys of one kind have one hash tag, so that a cluster keeps them in one slot and one script can change them. The
+kind of each id is in a register of its own, in parts that are spread over the cluster.
 """
 
 from functools import cached_property
 from zlib import crc32
 
-from leasekit_redis.recent import Recent
+from leasekit.named import PREFIXES
+from leasekit_redis.lru import LRU
 
-__all__ = ["PARTS", "Keys"]
+__all__ = ["PARTS", "Keys", "is_name"]
 
 PARTS = 32
-"""Parts of the register of ids."""
+"""The number of parts of the register of ids."""
 
 # In the order in which common.lua unpacks them.
 _OF_A_KIND = (
@@ -22,8 +23,13 @@ _OF_A_KIND = (
     "gated", "awaited", "ending", "damaged",
 )  # fmt: skip
 
-# What would end a hash tag early, or make an empty one.
+# Characters that would end a hash tag early, or make an empty one.
 _ESCAPED = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D"})
+
+
+def is_name(kind: str) -> bool:
+    """Return whether a kind stands for a name: its one task has the same id, and exists only to be leased."""
+    return kind.startswith(PREFIXES)
 
 
 class Keys:
@@ -31,10 +37,10 @@ class Keys:
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        self._known: Recent[tuple[bytes, ...]] = Recent()
+        self._known: LRU[tuple[bytes, ...]] = LRU()
 
     def of_kind(self, kind: str) -> tuple[bytes, ...]:
-        """All keys of a kind, in the order in which its scripts take them."""
+        """Return all keys of a kind, in the order in which its scripts take them."""
         known = self._known.get(kind)
         if known is None:
             known = tuple(self.one(kind, name) for name in _OF_A_KIND)
@@ -42,11 +48,11 @@ class Keys:
         return known
 
     def one(self, kind: str, name: str) -> bytes:
-        """One key of a kind."""
+        """Return one key of a kind."""
         return f"{self._prefix}:{{{kind.translate(_ESCAPED)}}}:{name}".encode()
 
     def part(self, task_id: str) -> int:
-        """Which part of the register has this id."""
+        """Return the part of the register that has this id."""
         return crc32(task_id.encode(errors="replace")) % PARTS
 
     @cached_property
@@ -56,19 +62,19 @@ class Keys:
 
     @cached_property
     def wanted(self) -> tuple[bytes, ...]:
-        """Beside the parts of the register: who waits for ids that are in none of them yet."""
+        """Sorted sets beside the parts of the register: waits for ids that are not registered yet."""
         return tuple(f"{self._prefix}:wanted:{{{part}}}".encode() for part in range(PARTS))
 
     @cached_property
     def kinds(self) -> bytes:
-        """A sorted set: the kinds that there are, by when a mover is to visit them."""
+        """A sorted set: all kinds, by when they are due for maintenance."""
         return f"{self._prefix}:kinds".encode()
 
     @cached_property
     def clients(self) -> bytes:
-        """A sorted set: the clients, by when they are counted no more."""
+        """A sorted set: the clients, by when they are no longer counted."""
         return f"{self._prefix}:clients".encode()
 
     def channel(self, name: str) -> str:
-        """On which a client is told that something is ready."""
+        """Return the channel on which a client receives wake-ups for its claims."""
         return f"{self._prefix}:wake:{name}"

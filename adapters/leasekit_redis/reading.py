@@ -1,21 +1,21 @@
-"""What is there: tasks, counts, workers."""
+"""Read access: tasks, listings, counts and workers."""
 
 import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec import msgpack
 
 from leasekit.errors import ProtocolError, Refused
-from leasekit.task import Page, Status, TaskInfo
-from leasekit_redis import answers
+from leasekit.task import Page, Stats, Status, TaskInfo, WorkerInfo
+from leasekit_redis import decoding
+from leasekit_redis.client import Link
+from leasekit_redis.id_index import IdIndex
 from leasekit_redis.keys import Keys
-from leasekit_redis.link import Link
 from leasekit_redis.records import Row, Rows, decode, encode
-from leasekit_redis.register import Register
 from leasekit_redis.scripts import PAGE, READ
 
 __all__ = ["Reading"]
@@ -38,15 +38,15 @@ class _Place(NamedTuple):
 
 
 class Reading:
-    """Looks at what one service keeps."""
+    """Read the tasks, counts and workers of one service."""
 
-    def __init__(self, link: Link, keys: Keys, register: Register) -> None:
+    def __init__(self, link: Link, keys: Keys, register: IdIndex) -> None:
         self._link = link
         self._keys = keys
         self._register = register
 
     async def get(self, task_id: str) -> TaskInfo | None:
-        """Everything about one task."""
+        """Return everything about one task, None for an unknown id."""
         (kind,) = await self._register.find([task_id])
         return None if kind is None else await self._get(kind, task_id)
 
@@ -60,24 +60,24 @@ class Reading:
         except ProtocolError as error:
             raise ProtocolError(f"task {task_id!r} of kind {kind!r}: {error}") from None
         if isinstance(row, str):
-            raise ProtocolError(answers.damage(task_id, kind, row))
-        return answers.info(row, kind)
+            raise ProtocolError(decoding.damage(task_id, kind, row))
+        return decoding.info(row, kind)
 
     async def page(self, wanted: dict[str, str], *, kind: str | None, cursor: str | None, limit: int) -> Page:
-        """Tasks that match, oldest first, without their history; fewer where their values are big, or damaged."""
+        """Return tasks that match, oldest first, without history; fewer if their values are large, or damaged."""
         place = _place(cursor)
         kinds = await self._register.kinds() if kind is None else [kind]
         shown: list[tuple[_Place, Row]] = []
-        for one in kinds:
-            # No more is kept in memory than may be shown, however many kinds there are.
+        for name in kinds:
+            # Only as many rows as may be shown are kept in memory, however many kinds there are.
             try:
-                found = [(_Place(row.state.seq, one), row) async for row in self._rows(one, wanted, place, limit + 1)]
+                rows = [(_Place(row.state.seq, name), row) async for row in self._rows(name, wanted, place, limit + 1)]
             except ProtocolError as error:
                 if kind is not None:
                     raise
-                logger.error("kind %r is left out of a listing: %s", one, error)
+                logger.error("kind %r is left out of a listing: %s", name, error)
                 continue
-            shown = sorted(shown + found, key=lambda entry: entry[0])[: limit + 1]
+            shown = sorted(shown + rows, key=lambda entry: entry[0])[: limit + 1]
         tasks = [info for at, row in shown[:limit] for info in self._readable(row, at.kind)]
         for task in tasks:
             task.history.clear()
@@ -87,7 +87,7 @@ class Reading:
     async def _rows(self, kind: str, wanted: dict[str, str], place: _Place | None, limit: int) -> AsyncIterator[Row]:
         after: str | None = "-inf"
         if place is not None:
-            # Of two tasks with one number that of the kind that sorts first is shown first.
+            # Of two tasks with the same number, the one whose kind sorts first is shown first.
             after = f"{'' if kind > place.kind else '('}{place.seq}"
         while after is not None and limit > 0:
             argument = encode({**wanted, "after": after, "limit": limit})
@@ -103,13 +103,13 @@ class Reading:
     @staticmethod
     def _readable(row: Row, kind: str) -> list[TaskInfo]:
         try:
-            return [answers.info(row, kind)]
+            return [decoding.info(row, kind)]
         except ProtocolError as error:
             logger.error("a task of kind %r is left out of a listing: %s", kind, error)
             return []
 
     async def ended_on(self, kind: str, day: date, status: Status | None) -> list[TaskInfo]:
-        """Tasks of a kind that ended on a day (UTC), in the order in which they did."""
+        """Return the tasks of a kind that ended on a day (UTC), in the order in which they ended."""
         first = datetime(day.year, day.month, day.day, tzinfo=UTC)
         bounds = [round(1000 * at.timestamp()) for at in (first, first + timedelta(days=1))]
         ids = await self._link.command("ZRANGEBYSCORE", self._keys.one(kind, "ended"), bounds[0], f"({bounds[1]}")
@@ -121,19 +121,19 @@ class Reading:
                 logger.error("a task of kind %r is left out of a listing: %s", kind, error)
         return [info for info in infos if info is not None and status in (None, info.status)]
 
-    async def stats(self) -> dict[str, Any]:
-        """How many tasks of each kind are in which status; and how many are damaged, where any are."""
+    async def stats(self) -> Stats:
+        """Count the tasks of each kind by status, and the damaged tasks."""
         kinds = await self._register.kinds()
-        found = await self._hashes(kinds, "counts")
-        counts = [{status: count for status, count in one.items() if count} for one in found]
-        stats: dict[str, Any] = {}
+        hashes = await self._hashes(kinds, "counts")
+        counts = [{status: count for status, count in fields.items() if count} for fields in hashes]
         damaged = {kind: count.pop("damaged", 0) for kind, count in zip(kinds, counts, strict=True)}
-        if any(damaged.values()):
-            stats["damaged"] = {kind: count for kind, count in damaged.items() if count}
-        return {"kinds": {kind: count for kind, count in zip(kinds, counts, strict=True) if count}, **stats}
+        return Stats(
+            kinds={kind: count for kind, count in zip(kinds, counts, strict=True) if count},
+            damaged={kind: count for kind, count in damaged.items() if count},
+        )
 
-    async def workers(self) -> list[dict[str, Any]]:
-        """Who works, over all kinds."""
+    async def workers(self) -> list[WorkerInfo]:
+        """List the workers that hold leases or were heard of lately, over all kinds."""
         kinds = await self._register.kinds()
         last_seen: dict[str, int] = {}
         running: dict[str, int] = {}
@@ -144,21 +144,21 @@ class Reading:
             for worker, count in holders.items():
                 running[worker] = running.get(worker, 0) + count
         return [
-            {
-                "name": name,
-                "last_seen": answers.moment(last_seen[name]).isoformat() if name in last_seen else None,
-                "running": running.get(name, 0),
-            }
+            WorkerInfo(
+                name=name,
+                last_seen=decoding.moment(last_seen[name]) if name in last_seen else None,
+                running=running.get(name, 0),
+            )
             for name in sorted(last_seen.keys() | running.keys())
         ]
 
     async def _hashes(self, kinds: Sequence[str], name: str) -> list[dict[str, int]]:
-        async def one(kind: str) -> dict[str, int]:
-            found = await self._link.command("HGETALL", self._keys.one(kind, name))
-            # What is no number is left out: the next script that counts begins anew.
-            return {field.decode(errors="replace"): int(n) for field, n in found.items() if _NUMBER.fullmatch(n)}
+        async def read(kind: str) -> dict[str, int]:
+            fields = await self._link.command("HGETALL", self._keys.one(kind, name))
+            # Values that are not numbers are left out: the next script that counts begins anew.
+            return {field.decode(errors="replace"): int(n) for field, n in fields.items() if _NUMBER.fullmatch(n)}
 
-        return await asyncio.gather(*(one(kind) for kind in kinds))
+        return await asyncio.gather(*(read(kind) for kind in kinds))
 
 
 def _place(cursor: str | None) -> _Place | None:
@@ -167,6 +167,7 @@ def _place(cursor: str | None) -> _Place | None:
     match = _CURSOR.fullmatch(cursor)
     if match is None:
         raise Refused(
-            "cursor is none that a page gave", errors=[{"field": "cursor", "detail": "is none that a page gave"}]
+            "cursor must be the cursor of an earlier page",
+            errors=[{"field": "cursor", "detail": "must be the cursor of an earlier page"}],
         )
     return _Place(int(match[1]), match[2])

@@ -1,6 +1,6 @@
-"""What goes to the scripts and comes back, as msgpack: the same names as in Lua.
+"""Arguments and answers of the scripts, as msgpack: the same names as in Lua.
 
-Times are milliseconds by Redis's clock; values of users are JSON texts, which no script looks into.
+Times are milliseconds by the clock of Redis; values of users are JSON texts, which no script parses.
 """
 
 from typing import Any
@@ -11,8 +11,8 @@ from leasekit.errors import ProtocolError, Refused
 from leasekit.task import RetryPolicy, Status
 
 __all__ = [
-    "Added", "Cancelled", "Damaged", "Gated", "Granted", "Grants", "Heard", "NewRecord", "Past", "Result", "Row",
-    "Rows", "State", "Stored", "Tended", "Visit", "decode", "encode", "json_text", "status_of",
+    "Added", "Cancelled", "Damaged", "DueKinds", "Gated", "Granted", "Grants", "Heard", "MaintenanceWork", "NewRecord",
+    "Past", "Result", "Row", "Rows", "State", "Stored", "decode", "encode", "json_text", "status_of",
 ]  # fmt: skip
 
 _encode = msgpack.Encoder().encode
@@ -21,7 +21,7 @@ _PLAIN = msgpack.Decoder()
 
 
 class Stored(Struct, omit_defaults=True):
-    """What a task is; written once, as JSON."""
+    """The fixed part of a task; written once, as JSON."""
 
     payload: Raw
     collection: str | None = None
@@ -29,11 +29,11 @@ class Stored(Struct, omit_defaults=True):
 
 
 class NewRecord(Struct, omit_defaults=True):
-    """A task on its way in; what is the default is not kept."""
+    """A task to be scheduled; fields with default values are not stored."""
 
     id: str
     stored: str
-    digest: str  # of kind and payload: the same id with another one is a conflict
+    digest: str  # of the payload: the same id with another digest is a conflict
     due: int | None = None
     priority: int = 2
     collection: str | None = None
@@ -46,10 +46,11 @@ class NewRecord(Struct, omit_defaults=True):
     beat_ttl: int = 300_000
     retry: RetryPolicy | None = None
     after: list[str] | None = None
+    is_name: bool = False
 
 
 class Added(Struct, array_like=True):
-    """What became of a task that was scheduled."""
+    """The answer for one scheduled task."""
 
     id: str
     created: bool
@@ -71,7 +72,7 @@ class Granted(Struct, array_like=True):
 
 
 class Grants(Struct):
-    """The answer to a claim. `next`: in how many milliseconds there may be more; `is_repeat`: it had one before."""
+    """The answer to a claim. `next`: milliseconds until there may be a task; `is_repeat`: it was answered before."""
 
     now: int
     waited: float
@@ -81,7 +82,7 @@ class Grants(Struct):
 
 
 class Result(Struct, omit_defaults=True):
-    """How a run ended."""
+    """The result of a run, as a holder settles it."""
 
     id: str
     token: str
@@ -97,7 +98,7 @@ class Result(Struct, omit_defaults=True):
 
 
 class State(Struct):
-    """Where a task stands."""
+    """The changing part of a task."""
 
     status: str
     seq: int
@@ -110,11 +111,11 @@ class State(Struct):
     worker: str | None = None
     reason: str | None = None
     digest: str = ""
-    after: list[str] = []  # what it waits for
+    after: list[str] = []  # ids of the tasks that this task waits for
 
 
 class Past(Struct):
-    """One run of a task, as it ended."""
+    """A past run of a task."""
 
     fence: int
     attempt: int
@@ -126,7 +127,7 @@ class Past(Struct):
 
 
 class Row(Struct):
-    """All about one task."""
+    """The records of one task."""
 
     id: str
     state: State
@@ -136,28 +137,28 @@ class Row(Struct):
 
 
 class Rows(Struct):
-    """Some tasks of a listing, and after which number it goes on."""
+    """A part of a listing, and the number after which the listing goes on."""
 
     tasks: list[Raw]  # each a `Row`, if it can be read
     after: str | None = None
 
 
 class Heard(Struct):
-    """What became of beats or results, a verdict for each as a script says it; and what time it was."""
+    """The answer to heartbeats or results: the time in Redis, and the script's verdict on each."""
 
     now: int
     words: list[int | str | list[int]]
 
 
 class Cancelled(Struct):
-    """What became of wishes to cancel. `ending`: those by which others wait no more."""
+    """The answer to a cancel request. `ending`: cancelled tasks that other tasks wait for."""
 
     words: list[str]
     ending: list[str]
 
 
 class Gated(Struct):
-    """A task that waits for others, and for how many milliseconds it has."""
+    """A task that waits for others; `age` is the milliseconds since it was scheduled."""
 
     id: str
     after: list[str]
@@ -165,14 +166,14 @@ class Gated(Struct):
 
 
 class Damaged(Struct):
-    """A task that was set aside, and what is wrong with it."""
+    """A task that was set aside, and what is damaged."""
 
     id: str
     damage: str
 
 
-class Tended(Struct):
-    """What a mover has to do outside of a kind's slot."""
+class MaintenanceWork(Struct):
+    """The work of maintenance outside of a kind's slot."""
 
     now: int
     outbox: list[str]
@@ -181,35 +182,36 @@ class Tended(Struct):
     old: list[str]
     unmet: list[Gated]
     damaged: list[Damaged]
+    is_free: bool
     is_done: bool
     next: int | None = None
 
 
-class Visit(Struct):
-    """Kinds to be visited, by whom asked, until when they are."""
+class DueKinds(Struct):
+    """The kinds that are due for maintenance, given to one client until `own_until`."""
 
     own_until: int
     kinds: list[str]
 
 
 def encode(argument: object) -> bytes:
-    """A script's argument. Raises `Refused` for what is no text."""
+    """Encode a script's argument. Raises `Refused` for text that is not valid Unicode."""
     try:
         return _encode(argument)
     except ValueError as error:
-        raise Refused(f"this cannot be sent: {error}") from None
+        raise Refused(f"a value cannot be encoded for Redis: {error}") from None
 
 
 def decode(raw: bytes | Raw | None, decoder: msgpack.Decoder[Any]) -> Any:
-    """A script's answer as what `decoder` is for. Raises `ProtocolError`."""
+    """Decode a script's answer with `decoder`. Raises `ProtocolError`."""
     try:
         return decoder.decode(raw or b"")
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"what Redis keeps makes no sense: {error}") from None
+        raise ProtocolError(f"a record in Redis cannot be read: {error}") from None
 
 
 def status_of(state: bytes | None) -> Status | None:
-    """The status that a state says, None where there is none, or none that can be read."""
+    """Return the status in a state record; None if there is no record, or its status cannot be read."""
     try:
         return Status(_PLAIN.decode(state or b"")["status"])
     except (ValueError, KeyError, TypeError):
@@ -217,5 +219,5 @@ def status_of(state: bytes | None) -> Status | None:
 
 
 def json_text(value: object) -> str:
-    """A value as JSON."""
+    """Encode a value as JSON text."""
     return _json(value).decode()

@@ -1,6 +1,6 @@
-"""The Lua scripts, as they are sent: each is one move, and one round trip.
+"""The Lua scripts, as they are sent: each script makes one change, in one round trip.
 
-Redis keeps a script by the SHA-1 of its text, until it is restarted or told to forget it.
+Redis keeps a script by the SHA-1 of its text, until Redis is restarted or told to flush its scripts.
 """
 
 from dataclasses import dataclass
@@ -8,8 +8,9 @@ from hashlib import sha1
 from importlib.resources import files
 
 __all__ = [
-    "AGENDA", "ASIDE", "AWAIT", "BEAT", "CANCEL", "CENSUS", "CLAIM", "DROP", "MEET", "PAGE", "READ", "REDRIVE",
-    "REGISTER", "SCHEDULE", "SETTLE", "TEND", "VISIT", "WANT", "Script",
+    "ASIDE", "AWAIT_TASK", "AWAIT_UNKNOWN_ID", "BEAT", "CANCEL", "CLAIM", "COUNT_CLIENTS", "DROP", "DUE_KINDS",
+    "MAINTAIN", "PAGE", "READ", "REDRIVE", "REGISTER", "RESCHEDULE_KIND", "RESOLVE_DEPENDENCY", "SCHEDULE", "SETTLE",
+    "Script",
 ]  # fmt: skip
 
 _LUA = files("leasekit_redis") / "lua"
@@ -17,7 +18,7 @@ _LUA = files("leasekit_redis") / "lua"
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One script."""
+    """A Lua script: its text, and the SHA-1 by which Redis knows it."""
 
     text: str
     sha: str
@@ -34,15 +35,15 @@ BEAT = _script("common", "beat")
 SETTLE = _script("common", "settle")
 CANCEL = _script("common", "cancel")
 ASIDE = _script("common", "aside")
-AWAIT = _script("common", "await")
-MEET = _script("common", "meet")
-TEND = _script("common", "tend")
+AWAIT_TASK = _script("common", "await_task")
+RESOLVE_DEPENDENCY = _script("common", "resolve_dependency")
+MAINTAIN = _script("common", "maintain")
 DROP = _script("common", "drop")
 REDRIVE = _script("common", "redrive")
 READ = _script("common", "read")
 PAGE = _script("common", "page")
 REGISTER = _script("register")
-WANT = _script("want")
-CENSUS = _script("census")
-AGENDA = _script("agenda")
-VISIT = _script("visit")
+AWAIT_UNKNOWN_ID = _script("await_unknown_id")
+COUNT_CLIENTS = _script("count_clients")
+RESCHEDULE_KIND = _script("reschedule_kind")
+DUE_KINDS = _script("due_kinds")

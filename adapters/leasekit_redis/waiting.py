@@ -1,8 +1,8 @@
-"""Claims that wait, and the subscription on which they are woken.
+"""Waiting claims, and the subscription that wakes them.
 
-A claim that finds nothing leaves its name in Redis, in the same script; whoever makes a task ready takes one name out
-and tells its client. What is lost on the way (a client that died, a subscription that broke) is made up for by looking
-again now and then.
+A claim that finds no task leaves its name in Redis, in the same script; the script that makes a task ready takes a name
+out and publishes a message to its client. Messages can be lost (a client died, a subscription broke), so waiting claims
+also look again at intervals.
 """
 
 import asyncio
@@ -12,31 +12,31 @@ import random
 from collections.abc import Callable, Generator
 
 from leasekit.errors import BackendError, Unavailable
-from leasekit_redis.link import Link, PubSub
+from leasekit_redis.client import Link, PubSub
 
 __all__ = ["Waiter", "Wakes"]
 
 logger = logging.getLogger("leasekit")
 
-_PATIENCE = 2.0  # seconds that Redis has to confirm a subscription; then a claim goes without
+_PATIENCE = 2.0  # seconds that Redis has to confirm a subscription; then a claim goes on without it
 _QUIET = 20.0  # seconds of silence after which Redis is asked whether it is still there
-_PAUSE = 0.5  # seconds until a subscription that broke is tried again, about
+_PAUSE = 0.5  # seconds, roughly, until a broken subscription is tried again
 
 
 class Waiter:
-    """One claim that waits: of which kinds it was told, by the names of their keys."""
+    """A waiting claim, and the keys of the kinds for which it was woken."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
         self._event = asyncio.Event()
 
     def tell(self, what: str) -> None:
-        """Something is ready there; the empty name says: anywhere."""
+        """Wake the claim because a task may be ready at the kind of this key; an empty key stands for any kind."""
         self._told.add(what)
         self._event.set()
 
     async def wait(self, seconds: float) -> set[str]:
-        """What it was told since the last time, as soon as it was; nothing after so many seconds."""
+        """Wait until the claim is woken, or `seconds` are over; return the keys for which it was woken since."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._event.wait()
@@ -46,7 +46,7 @@ class Waiter:
 
 
 class Wakes:
-    """The claims of one client that wait. `pass_on(what)` is told what came for a claim that waits no more."""
+    """The waiting claims of one client. `pass_on(key)` is called when a message came for a claim that has ended."""
 
     def __init__(self, link: Link, channel: str, pass_on: Callable[[str], None]) -> None:
         self._link = link
@@ -57,12 +57,12 @@ class Wakes:
         self._subscribed = asyncio.Event()
 
     def name(self, claim_id: str) -> str:
-        """Under which a claim is known in Redis."""
+        """Return the name of a claim in Redis."""
         return f"{self._channel}/{claim_id}"
 
     @contextlib.contextmanager
     def waiting(self, claim_id: str) -> Generator[Waiter]:
-        """A waiter, until the block ends."""
+        """Register a waiter until the block ends."""
         waiter = Waiter()
         self._waiters.setdefault(claim_id, set()).add(waiter)
         try:
@@ -74,7 +74,7 @@ class Wakes:
                 del self._waiters[claim_id]
 
     async def subscribe(self) -> None:
-        """Listen, if nobody does yet; returns once Redis has confirmed it, or without that after a while."""
+        """Start the subscription if it does not run; return once Redis has confirmed it, or after a bounded wait."""
         if self._listening is None or self._listening.done():
             self._listening = asyncio.create_task(self._listen())
         with contextlib.suppress(TimeoutError):
@@ -93,7 +93,7 @@ class Wakes:
                 async with self._link.subscription() as pubsub:
                     await self._hear(pubsub)
             except BackendError as error:
-                logger.debug("the subscription to what is ready broke, and is tried again: %s", error)
+                logger.debug("the subscription for waiting claims broke and is tried again: %s", error)
             finally:
                 self._subscribed.clear()
             await asyncio.sleep(_PAUSE * (0.5 + random.random()))  # noqa: S311 - not in step with others
@@ -113,7 +113,7 @@ class Wakes:
             is_asked = False
             if message["type"] == "subscribe":
                 self._subscribed.set()
-                self._tell_all()  # what was said while nobody listened is not said again
+                self._tell_all()  # messages that were published before the subscription are lost
             elif message["type"] == "message":
                 self._tell(message["data"].decode())
 

@@ -1,4 +1,4 @@
-"""AWS Step Functions: `sfn://activity-arn` URLs; `lease` and `task` for a poller of your own."""
+"""AWS Step Functions: `sfn://activity-arn` URLs; `lease` and `task` for a poll loop of your own."""
 
 from leasekit_sfn.backend import connect, lease, task
 from leasekit_sfn.service import SfnService

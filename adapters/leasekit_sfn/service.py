@@ -1,15 +1,15 @@
-"""Activities of AWS Step Functions, as values: what each call says, and what its answer means.
+"""Activities of AWS Step Functions as values: the content of each call, and the meaning of its answer.
 
     outcome             call                error          cause
-    success             SendTaskSuccess                    (output: what the body returned, as JSON)
+    success             SendTaskSuccess                    (output: the handler's return value, as JSON)
     retry               SendTaskFailure     retry          {"error": …, "retry_after": …, "progress": …}
     fatal               SendTaskFailure     fatal          {"error": …, "progress": …}
     release             SendTaskFailure     released       {"retry_after": …, "progress": …}
     crash               SendTaskFailure     crashed        {"error": …, "progress": …}
     cancelled           SendTaskFailure     cancelled      {"error": …, "progress": …}
 
-Step Functions hands out a task once. Whether the state is tried again, and when, is said by its `Retry` field, whose
-`ErrorEquals` matches these words.
+Step Functions hands out a task once. The `Retry` field of the state, whose `ErrorEquals` matches the error, decides
+whether and when the state is tried again.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from typing import Any, Literal
 from msgspec import UNSET
 
 from leasekit import Task
-from leasekit.backend import Traits
+from leasekit.backend import Capabilities
 from leasekit.task import Beat, Settlement
 from leasekit_aws import Call, error_json, json_text, payload
 from leasekit_aws.values import text_of
@@ -37,9 +37,9 @@ _ARN = re.compile(
 
 
 class SfnService:
-    """Activities, by the kind of task that each is; without them, tasks that somebody else has polled for."""
+    """Activities by the kind of their tasks; without any, tasks that the user's own code has polled for."""
 
-    traits = Traits(
+    capabilities = Capabilities(
         max_batch=1,
         max_claim=1,
         fences=False,
@@ -61,30 +61,30 @@ class SfnService:
         }
 
     def read(self, kind: str | None, answer: Mapping[str, Any]) -> Task | None:
-        """The task in the answer to a poll, None where it brought none."""
+        """Return the task in the answer to a poll, None if the answer has none. Raises `ProtocolError`."""
         return self.task(answer, kind=kind or "activity", ttl=self.ttl or 300.0)
 
     def task(self, answer: Mapping[str, Any], *, kind: str, ttl: float) -> Task | None:
-        """The task in the answer to a poll, None where it brought none. Raises `ProtocolError`."""
+        """Return the task in the answer to a poll, None if the answer has none. Raises `ProtocolError`."""
         if not answer.get("taskToken"):
             return None
         token = text_of(answer, "taskToken", at_most=2048)
         return Task(id=task_id(token), kind=kind, token=token, ttl=ttl, payload=payload(answer.get("input")))
 
     def beat(self, beat: Beat, *, item: int) -> Call:
-        """A heartbeat; it carries nothing: progress stays here."""
+        """Return a heartbeat. It cannot carry progress."""
         return Call("send_task_heartbeat", {"taskToken": beat.token})
 
     def order(self, answer: Mapping[str, Any]) -> Literal["cancel"] | None:
-        """Never an order: an execution that is stopped answers heartbeats with *gone*."""
+        """Return None: Step Functions has no orders, and answers heartbeats of a stopped execution with *gone*."""
         return None
 
     def gone(self, code: str, message: str) -> str | None:
-        """Why a lease is over. A task that has ended, or whose execution has, is one that timed out, too."""
+        """Return why a lease is gone: Step Functions also calls a task timed out if it, or its execution, ended."""
         return _GONE.get(code)
 
     def settle(self, settlement: Settlement, *, item: int) -> Call:
-        """The end of an activity, by its outcome."""
+        """Return the call that ends an activity, by its outcome."""
         token = settlement.token
         if settlement.outcome == "success":
             output = json_text(settlement.result, "result", at_most=_MAX_OUTPUT, item=item, unit="bytes")
@@ -97,17 +97,17 @@ class SfnService:
 
 
 def task_id(token: str) -> str:
-    """An id for a task: Step Functions gives it none but its token, which is a secret."""
+    """Return an id for a task: Step Functions gives tasks no id but their token, which is a secret."""
     return f"sfn-{hashlib.sha256(token.encode()).hexdigest()[:40]}"
 
 
 def kind_of(arn: str) -> str | None:
-    """The name of the activity, None where this is no activity's ARN."""
-    found = _ARN.fullmatch(arn)
-    return found["kind"] if found else None
+    """Return the name of the activity in an ARN, None if the ARN is not an activity's."""
+    match = _ARN.fullmatch(arn)
+    return match["kind"] if match else None
 
 
 def region_of(arn: str) -> str:
-    """The region in an activity's ARN."""
-    found = _ARN.fullmatch(arn)
-    return found["region"] if found else ""
+    """Return the region in an activity's ARN."""
+    match = _ARN.fullmatch(arn)
+    return match["region"] if match else ""

@@ -1,4 +1,4 @@
-"""The SQS backend: `sqs://queue?region=…`, and `lease` and `task` for a loop of your own."""
+"""The SQS backend: `sqs://queue?region=…`, and `lease` and `task` for a receive loop of your own."""
 
 from leasekit_sqs.address import Address
 from leasekit_sqs.backend import SqsBackend, connect

@@ -1,7 +1,8 @@
-"""When messages came to a loop of the user's own, which does not say it: its client of boto3's is listened to.
+"""Arrival times of messages in a user's own receive loop, taken from events of its boto3 client.
 
-Of ten messages that came at once the last may have run out before its turn comes, and a standard queue says *done* to
-who extends it then. Of what a client has received before it was first seen here nothing is known.
+If ten messages arrive at once, the lease of the last may have ended before its turn comes, and a standard queue answers
+success to a call that extends it then. The arrival times of messages that a client received before it was first seen
+here are unknown.
 """
 
 from collections import OrderedDict
@@ -11,11 +12,11 @@ from weakref import WeakSet
 
 __all__ = ["Arrivals"]
 
-_MOST = 1_000  # messages that came and were not taken yet
+_MOST = 1_000  # messages that arrived and were not looked up yet
 
 
 class Arrivals:
-    """The arrivals at all clients that were shown here. Any thread."""
+    """The arrival times at all clients that were passed to `at`. Any thread may call it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -23,7 +24,7 @@ class Arrivals:
         self._at: OrderedDict[str, float] = OrderedDict()
 
     def at(self, client: Any, handle: str) -> float:
-        """When the message with this receipt handle came; now, where that is not known."""
+        """Return when the message with this receipt handle arrived; the present time if that is unknown."""
         if client not in self._clients:
             self._clients.add(client)
             client.meta.events.register("after-call.sqs.ReceiveMessage", self._came)

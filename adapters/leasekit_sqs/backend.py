@@ -1,7 +1,7 @@
 """`SqsBackend`: the messages of a queue as tasks under leases. A lease is a message's invisibility.
 
-What SQS does not do is said in `traits`: no fences, no checkpoints, no orders, and a standard queue takes what is
-written with the handle of an earlier receive. So a lease that may have ended is not touched any more (`receipts`).
+`capabilities` says what SQS cannot do: no fences, no checkpoints, no orders. A standard queue also accepts writes with
+the handle of an earlier receive, so this backend does not write to a lease that may have ended (`receipts`).
 """
 
 import asyncio
@@ -9,14 +9,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
-from leasekit.backend import Traits
+from leasekit.backend import Capabilities, check_kinds
 from leasekit.errors import BackendError, Refused, Throttled, Unavailable
-from leasekit.hooks import about
+from leasekit.hooks import log_fields
 from leasekit.ids import uuid7s
-from leasekit.task import Beat, Claimed, Exponential, NewTask, Scheduled, Settlement, Status, Task, Verdict
-from leasekit.wire import check_kinds
+from leasekit.task import Beat, Claimed, Exponential, NewTask, Scheduled, Settlement, Stats, Status, Task, Verdict
 from leasekit_aws.clients import Clients
 from leasekit_sqs.address import LONGEST_TTL, Address, address
 from leasekit_sqs.batches import Item, in_batches
@@ -31,28 +29,28 @@ __all__ = ["SqsBackend", "boot_time", "connect"]
 
 logger = logging.getLogger("leasekit")
 
-_SOON = 900.0  # seconds before the end of the twelve hours: time to say so
-_SENT = 10_000  # ids that are remembered as sent
+_SOON = 900.0  # seconds before the end of the twelve hours at which a warning is logged
+_SENT = 10_000  # ids of sent messages that are remembered
 
 
 def boot_time() -> float:
-    """Seconds that also pass while the machine is suspended: SQS does not wait for it."""
+    """Return the seconds of a clock that also runs while the machine is suspended, as the clock of SQS does."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def connect(url: str, *, worker: str) -> "SqsBackend":
-    """The backend of the queue, or queues, at this URL (`Address` says what may be in it). Nothing is opened yet.
+    """Return the backend for the queue or queues at this URL (see `Address`). Nothing is opened yet.
 
-    Credentials, and the region where the URL has none, are found as boto3 does. Raises `ConfigError`; the message does
-    not repeat the URL.
+    boto3 finds the credentials, and the region if the URL has none. Raises `ConfigError`; its message never contains
+    the URL.
     """
     return SqsBackend(address(url))
 
 
 class SqsBackend:
-    """Messages of one queue, or of a queue for each kind."""
+    """Tasks as the messages of one queue, or of one queue for each kind."""
 
-    traits = Traits(
+    capabilities = Capabilities(
         max_batch=100,  # ten to a call; more than ten are calls at the same time
         max_claim=100,
         fences=False,
@@ -62,7 +60,7 @@ class SqsBackend:
         orders=False,
         progress=False,
         max_result=None,
-        unique_ids=False,  # FIFO queues forget an id after five minutes, others never know it
+        unique_ids=False,  # FIFO queues forget an id after five minutes, standard queues never know it
     )
 
     def __init__(
@@ -76,13 +74,13 @@ class SqsBackend:
         self._receiver = Receiver(self._calls, self._queues, self.receipts, address, clock)
         self._endings = Endings(self._calls, self._queues, clock)
         self._sent: dict[str, None] = {}
-        self._seen_dead: dict[str, float] = {}  # tokens of who ended, by when that was first heard of
+        self._crashed_since: dict[str, float] = {}  # tokens of crashed holders → when each crash was first reported
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
         """Take up to `limit` messages of these kinds; wait up to `wait` seconds for the first, and at most `?wait=`.
 
-        Several queues are looked at in turn. SQS does not know claims by id; a FIFO queue knows a receive that is tried
-        again. What a cancelled claim gets goes to the next one, or back.
+        Several queues are read in turn. SQS does not know claims by id, but a FIFO queue recognises a repeated receive.
+        Messages that arrive for a cancelled claim go to the next claim, or are released.
         """
         check_kinds(kinds)
         began_at = self._clock()
@@ -91,12 +89,12 @@ class SqsBackend:
         return Claimed(tasks=tasks, waited=self._waited(tasks, began_at))
 
     def _waited(self, tasks: Sequence[Task], began_at: float) -> float | None:
-        """How long the claim had waited when the first of these was granted, at least; None where that was before it.
+        """Return for how long, at least, the claim had waited at the first grant; None if the grant came earlier.
 
-        SQS does not say when it has granted them, but it cannot have been before the receive was asked for.
+        SQS does not say when it granted a message, but it cannot have been before the receive was sent.
         """
         receipts = (self.receipts.find(task.id, task.token) for task in tasks)
-        earliest = min((one.received_at or 0.0 for one in receipts if one is not None), default=began_at)
+        earliest = min((receipt.received_at or 0.0 for receipt in receipts if receipt is not None), default=began_at)
         return earliest - began_at if earliest >= began_at else None
 
     # Beating ------------------------------------------------------------------------------------------------------
@@ -104,7 +102,7 @@ class SqsBackend:
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
         """Extend the invisibility: `renewed`, `gone`, `throttled` or `failed` for each, in order.
 
-        In the last `ttl` seconds of the twelve hours for which SQS lets a message be held, what is left is granted.
+        SQS lets a message be held for twelve hours. In the last `ttl` seconds of these, the rest is granted.
         """
         now, ttl = self._clock(), self.address.ttl
         verdicts: dict[int, Verdict] = {}
@@ -129,7 +127,7 @@ class SqsBackend:
     def _beaten(self, receipt: Receipt, grant: int, asked_at: float, error: BackendError | None) -> Verdict:
         if error is not None:
             return _no(receipt.id, error)
-        # SQS says *done* also of what had become visible before the request came, and hides nothing.
+        # SQS answers success too if the message had become visible before the request came, and hides nothing.
         if self._clock() >= receipt.until:
             return _gone(receipt.id, "expired")
         receipt.hidden(asked_at, grant)
@@ -141,11 +139,11 @@ class SqsBackend:
             receipt.warned = True
             logger.warning(
                 "task %s (token %s…) can be held for 12 h in all; %.0f min are left: split the work, or save what is "
-                "done and release it",
+                "done and release the task",
                 receipt.id,
                 receipt.handle[:6],
                 left / 60,
-                extra=about(receipt.id, receipt.handle),
+                extra=log_fields(receipt.id, receipt.handle),
             )
 
     # Settling -----------------------------------------------------------------------------------------------------
@@ -153,26 +151,26 @@ class SqsBackend:
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
         """End leases: `settled`, `gone`, `throttled` or `failed` for each, in order.
 
-        What is missing, results and progress, SQS does not keep.
+        SQS keeps no results and no progress, so these are not sent.
         """
         verdicts: dict[int, Verdict] = {}
         endings: list[Ending] = []
         positions: list[int] = []
-        for position, said in enumerate(settlements):
-            if said.then:
-                detail = "SQS cannot send a message and delete another in one transaction: schedule what follows"
+        for position, settlement in enumerate(settlements):
+            if settlement.then:
+                detail = "SQS cannot send a message and delete another in one transaction: call schedule() instead"
                 raise Refused(detail, errors=[{"item": position, "field": "then", "detail": detail}])
-            receipt = self.receipts.find(said.id, said.token) or await self._of_the_dead(said)
+            receipt = self.receipts.find(settlement.id, settlement.token) or await self._receipt_of_crashed(settlement)
             if receipt is None:
-                verdicts[position] = _gone(said.id, "unknown")
+                verdicts[position] = _gone(settlement.id, "unknown")
             elif receipt.outcome is not None:
-                is_repeat = receipt.outcome == said.outcome
-                verdicts[position] = _settled(said.id) if is_repeat else _gone(said.id, "settled")
+                is_repeat = receipt.outcome == settlement.outcome
+                verdicts[position] = _settled(settlement.id) if is_repeat else _gone(settlement.id, "settled")
             elif not receipt.settles:
-                self.receipts.settled(receipt, said.outcome)
-                verdicts[position] = _settled(said.id)
+                self.receipts.settled(receipt, settlement.outcome)
+                verdicts[position] = _settled(settlement.id)
             else:
-                endings.append(Ending(receipt, said))
+                endings.append(Ending(receipt, settlement))
                 positions.append(position)
         errors = await self._endings.end(endings)
         for position, ending, error in zip(positions, endings, errors, strict=True):
@@ -181,18 +179,26 @@ class SqsBackend:
             verdicts[position] = _settled(ending.said.id) if error is None else _no(ending.said.id, error)
         return [verdicts[position] for position in range(len(settlements))]
 
-    async def _of_the_dead(self, said: Settlement) -> Receipt | None:
-        """What a process has held that was seen to end: its supervisor has nothing but id and token."""
+    async def _receipt_of_crashed(self, said: Settlement) -> Receipt | None:
+        """Make a receipt for a task of a process that crashed: its supervisor knows only the task's id and token."""
         if said.outcome != "crash" or self.address.is_template or said.token in self.receipts:
             return None
-        seen_at = self._seen_dead.setdefault(said.token, self._clock())  # also where the queue is not found at first
+        # Before the queue is looked up: a repeat after a failed look-up keeps the instant of the first report.
+        seen_at = self._crashed_since.setdefault(said.token, self._clock())
         url = await self._queues.of("")
         receipt = Receipt(
-            id=said.id, handle=said.token, url=url, message={}, attempt=1, group=None, retry=Exponential()
+            id=said.id,
+            handle=said.token,
+            url=url,
+            message={},
+            attempt=1,
+            group=None,
+            retry=Exponential(),
+            polled_for=self.address.longest_poll + 1 if self.address.longest_poll else 0,
         )
-        receipt.left_by_the_dead(seen_at, self.address.ttl)
+        receipt.assume_held_until(seen_at, self.address.ttl)
         self.receipts.add(receipt)
-        self._seen_dead.pop(said.token, None)
+        self._crashed_since.pop(said.token, None)
         return receipt
 
     # Scheduling ---------------------------------------------------------------------------------------------------
@@ -200,9 +206,9 @@ class SqsBackend:
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Send messages: when this returns they are durable.
 
-        A standard queue knows no ids: what is sent again after an answer was lost may be there twice. Raises `Refused`,
-        which names item and field, before anything is sent; what SQS itself refuses of a batch leaves the others sent,
-        and sending that batch again sends only what is missing.
+        A standard queue knows no ids: a message that is sent again after a lost answer may be there twice. Raises
+        `Refused`, which names item and field, before anything is sent. If SQS itself refuses messages of a batch, the
+        others are sent, and a repeat of the batch sends only the missing ones.
         """
         now = datetime.now(UTC)
         is_fifo = self.address.is_fifo
@@ -212,7 +218,8 @@ class SqsBackend:
         sent = {n: message(tasks[n], task_id, item=n, is_fifo=is_fifo, now=now) for task_id, n in first.items()}
         async with refusing():
             items = {
-                n: Item(await self._queues.of(tasks[n].kind), one.entry, one.size) for n, one in sorted(sent.items())
+                n: Item(await self._queues.of(tasks[n].kind), entry.entry, entry.size)
+                for n, entry in sorted(sent.items())
             }
             errors = await in_batches(self._calls, "send_message_batch", list(items.values()))
             failed = {n: error for n, error in zip(items, errors, strict=True) if error is not None}
@@ -226,35 +233,35 @@ class SqsBackend:
         while len(self._sent) > _SENT:
             del self._sent[next(iter(self._sent))]
 
-    async def stats(self) -> dict[str, Any]:
-        """About how many messages are in which status, by kind: `new` (delayed), `enqueued`, `processing` (in flight).
+    async def stats(self) -> Stats:
+        """Count the messages of each kind, roughly: `new` (delayed), `enqueued` and `processing` (in flight).
 
-        A queue without `?kind=` counts as a kind of its own name; of a template, the kinds that were used from here.
+        A queue without `?kind=` counts as a kind with the queue's name. For a template, the kinds that this backend has
+        used are counted.
         """
         async with refusing():
-            return {
-                "kinds": {kind: await self._queues.counts(url) for kind, url in (await self._queues.known()).items()}
-            }
+            kinds = await self._queues.known()
+            return Stats(kinds={kind: await self._queues.counts(url) for kind, url in kinds.items()})
 
     async def redrive(self, kind: str | None = None, *, rate: int | None = None) -> str:
         """Have SQS move the dead letters back into the queue (of this kind), at most `rate` a second.
 
-        Returns the handle of that move, by which SQS can be asked to cancel it. Raises `Refused` where the queue has no
-        queue for its dead letters.
+        Returns the handle by which SQS can be asked to cancel the move. Raises `Refused` if the queue has no
+        dead-letter queue.
         """
         async with refusing():
             url = await self._queues.of(kind or "")
-            source = await self._queues.grave_arn(url)
+            source = await self._queues.dead_letter_queue_arn(url)
             if source is None:
-                raise Refused("this queue has no RedrivePolicy, so there are no dead letters to be moved")
-            # To where they are wanted: those that we have put there are not from any queue, for SQS.
+                raise Refused("this queue has no RedrivePolicy, so it has no dead letters to move")
+            # With a destination, because for SQS the dead letters that leasekit has sent have no source queue.
             more = {} if rate is None else {"MaxNumberOfMessagesPerSecond": rate}
             arn = await self._queues.arn(url)
             answer = await self._calls("start_message_move_task", SourceArn=source, DestinationArn=arn, **more)
         return str(answer.get("TaskHandle", ""))
 
     async def aclose(self) -> None:
-        """Give back what came for nobody, and let go of connections. Leases are not touched."""
+        """Release the messages that no claim has taken, and close the connections. Leases are not touched."""
         await self._receiver.aclose()
         self._calls.close()
 
@@ -289,7 +296,7 @@ def _no(task_id: str, error: BackendError) -> Verdict:
 
 
 def _unsent(failed: dict[int, BackendError]) -> BackendError:
-    """The error of a batch of which these were not sent. What may still work outweighs what never will."""
+    """Return the error of a batch whose messages `failed` were not sent; an error worth a repeat takes precedence."""
     refused = [
         {"item": n, "field": "payload", "detail": str(error)}
         for n, error in failed.items()

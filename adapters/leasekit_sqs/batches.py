@@ -1,4 +1,4 @@
-"""Many items in few calls: SQS takes ten of one queue at once, and says of each what became of it."""
+"""Many items in few calls: SQS takes ten items of one queue at once, and answers for each."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,9 +17,9 @@ _MOST = 10
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One entry of a batch call, without the id that it has there."""
+    """An entry of a batch call, without its id in the batch."""
 
-    url: str  # of its queue
+    url: str  # of the queue
     entry: dict[str, Any]
     size: int = 0  # bytes that are sent
     receipt: Receipt | None = None
@@ -31,9 +31,9 @@ Started = Callable[[Item, "asyncio.Future[Answer]"], None]
 async def in_batches(
     calls: Calls, operation: str, items: Sequence[Item], *, started: Started | None = None
 ) -> list[BackendError | None]:
-    """What became of each item, in order: None where it was done. Raises nothing.
+    """Send items in batches; return None or the error for each item, in order. Raises nothing.
 
-    `started` hears of each item's call, which may go on after this was cancelled.
+    `started` is called with each item and its call, which may go on after this coroutine was cancelled.
     """
     parts = list(_parts(items))
     ended = await asyncio.gather(*(_one(calls, operation, [items[n] for n in part], started) for part in parts))
@@ -45,7 +45,7 @@ async def in_batches(
 
 
 def _parts(items: Sequence[Item]) -> Iterable[list[int]]:
-    """Positions that may go in one call: of one queue, up to ten, and not too much to send."""
+    """Group the positions of items into calls: of one queue, up to ten items, and not too large."""
     open_parts: dict[str, tuple[list[int], int]] = {}
     for position, item in enumerate(items):
         part, size = open_parts.get(item.url, ([], 0))
@@ -69,12 +69,12 @@ async def _one(
         answer = await asyncio.shield(call)
     except BackendError as error:
         return [error] * len(items)
-    done = {str(one.get("Id")) for one in mappings(answer, "Successful")}
-    failed = {str(one.get("Id")): one for one in mappings(answer, "Failed")}
+    done = {str(entry.get("Id")) for entry in mappings(answer, "Successful")}
+    failed = {str(entry.get("Id")): entry for entry in mappings(answer, "Failed")}
     return [_of(str(n), done, failed) for n in range(len(items))]
 
 
 def _of(entry_id: str, done: set[str], failed: Mapping[str, Mapping[str, Any]]) -> BackendError | None:
     if entry_id in failed:
         return of_entry(failed[entry_id])
-    return None if entry_id in done else ProtocolError("SQS has not said what became of this message")
+    return None if entry_id in done else ProtocolError("SQS has answered without a verdict on this message")

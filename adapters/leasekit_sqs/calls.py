@@ -1,7 +1,7 @@
-"""Calls of SQS, in threads, and what their errors mean here.
+"""Calls of SQS in threads, and the meaning of their errors.
 
-Errors come as `leasekit_aws.errors` has them; what SQS says in its own way is told apart here. No text that leaves this
-file holds a receipt handle: SQS repeats them in its messages, and who has one can delete the message.
+`leasekit_aws.errors` maps the errors; errors that are special to SQS are mapped here. No text that leaves this module
+contains a receipt handle: SQS repeats handles in its messages, and a handle is enough to delete the message.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _NO_HANDLE = re.compile(r"parameter ReceiptHandle is invalid|Message does not ex
 
 
 class Gone(Refused):
-    """The message is not ours any more: `reason` is the one of a verdict."""
+    """The lease of the message has ended: `reason` is that of a verdict."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class Gone(Refused):
 
 
 class Calls:
-    """The calls of one connection; to be used in one event loop."""
+    """The calls of one connection, for use in one event loop."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -49,10 +49,10 @@ class Calls:
     def start(
         self, operation: str, *, is_poll: bool = False, missed: Callable[[Answer], object] | None = None, **params: Any
     ) -> "asyncio.Future[Answer]":
-        """One call, under way: the future ends when its thread does.
+        """Start a call; the future ends when its thread does.
 
-        Raises `BackendError`. Whoever may be cancelled while waiting shields it, or says in `missed` what to do with an
-        answer that comes after that: it is called in the thread.
+        The future raises `BackendError`. A caller that may be cancelled while it waits shields the future, or passes
+        `missed`, which is called in the thread with an answer that comes after the cancellation.
         """
         call = Call(operation, params)
         future = asyncio.wrap_future(in_thread(lambda: self._send(call, is_poll=is_poll), missed=missed))
@@ -60,11 +60,11 @@ class Calls:
         return future
 
     async def __call__(self, operation: str, **params: Any) -> Answer:
-        """What SQS answers. Raises `BackendError`."""
+        """Make a call and return the answer of SQS. Raises `BackendError`."""
         return await asyncio.shield(self.start(operation, **params))
 
     def now(self, operation: str, **params: Any) -> Answer:
-        """The same for who is in a thread already: it blocks."""
+        """Make a call in the calling thread, which blocks. Raises `BackendError`."""
         return self._send(Call(operation, params), is_poll=False)
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class Calls:
 
 @asynccontextmanager
 async def refusing() -> AsyncGenerator[None]:
-    """Where nothing is at stake, credentials that AWS does not accept are no reason to try again."""
+    """Raise `Forbidden` as `Refused`, so that calls without a lease at stake are not repeated."""
     try:
         yield
     except Forbidden as error:
@@ -87,11 +87,11 @@ async def refusing() -> AsyncGenerator[None]:
 
 
 def of_entry(failure: Mapping[str, Any]) -> BackendError:
-    """What became of one entry of a batch that failed, in the words for a call of its own."""
+    """Return the error of an entry of a batch, as a call for that entry alone would have raised it."""
     code, says = str(failure.get("Code", "")), str(failure.get("Message", ""))
     response: Any = {
         "Error": {"Code": code, "Message": _cut(says)},
-        # As a call of its own would have been answered; the id marks it as an answer of AWS.
+        # As AWS would have answered a call for this entry alone; the id marks it as an answer of AWS.
         "ResponseMetadata": {"HTTPStatusCode": 400 if failure.get("SenderFault") else 500, "RequestId": "entry"},
     }
     error = meaning(ClientError(response, "batch"))
@@ -102,14 +102,14 @@ def of_entry(failure: Mapping[str, Any]) -> BackendError:
 
 
 def mappings(answer: Answer, name: str) -> list[Mapping[str, Any]]:
-    """What an answer lists under this name; what is none of it is left out."""
-    found: object = answer.get(name)
-    listed = cast("list[object]", found) if isinstance(found, list) else []
-    return [cast("Mapping[str, Any]", one) for one in listed if isinstance(one, Mapping)]
+    """Return the mappings in the list under this name in an answer; anything else is left out."""
+    value: object = answer.get(name)
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    return [cast("Mapping[str, Any]", item) for item in items if isinstance(item, Mapping)]
 
 
 def is_certain(error: BackendError) -> bool:
-    """True where the request was certainly not applied."""
+    """Return whether the request was certainly not applied."""
     return isinstance(error, (Forbidden, Refused, Throttled, Unreached))
 
 
@@ -117,7 +117,7 @@ def _in_our_words(error: BackendError) -> BackendError:
     says = _cut(str(error))
     code = error.code if isinstance(error, Answered) else ""
     if code in _NO_QUEUE:
-        return Answered(f"there is no such queue in this region and account: {says}", code=code)
+        return Answered(f"the queue does not exist in this region and account: {says}", code=code)
     if code in ("OverLimit", "AWS.SimpleQueueService.OverLimit"):
         return Throttled(f"too many messages of this queue are in flight: {says}")
     if _status(error) == 503 or "hrottl" in code:
@@ -135,11 +135,11 @@ def _status(error: BackendError) -> object:
 
 
 def _cut(text: str) -> str:
-    """The text without whole receipt handles: of each its first six characters."""
+    """Return the text with each receipt handle cut to its first six characters."""
     return _HANDLE.sub(lambda found: found[0][:6] + "…", text)
 
 
 def _heard(future: "asyncio.Future[Answer]") -> None:
-    """An error that nobody waits for any more is nobody's."""
+    """Retrieve the error of a call that no caller waits for, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()

@@ -1,12 +1,15 @@
-"""Messages that are done with.
+"""The ends of messages, by the outcome of their tasks.
 
     success, cancelled         deleted
-    fatal                      copied to the queue of dead letters, where the queue has one; then deleted
+    fatal                      copied to the dead-letter queue, if the queue has one; then deleted
     retry, release, crash      visible again: after the wait, or at once
+    crash of a whole process   visible again when the longest poll is over: before that, SQS may give the message to the
+                               poll that the dead process has left open, and then hide it for its whole ttl
 
-Rule 1: a give-back leaves only while nobody else can have the message when it arrives. SQS lets an old handle hide or
-        show a message that another holds; so after an answer that was lost, what was given back at once is left alone.
-Rule 2: a give-back waits for the beat that is under way: one that arrived later would take the message back again.
+Rule 1: a give-back is sent only while no other receiver can have the message when the call arrives, because SQS lets an
+        old handle hide or show a message that another receiver holds. So a give-back without delay whose answer was
+        lost is not repeated.
+Rule 2: a give-back waits for the heartbeat under way, because a heartbeat that arrived later would hide the message.
 """
 
 import asyncio
@@ -18,7 +21,7 @@ from hashlib import sha256
 
 from leasekit.config import DRIFT
 from leasekit.errors import BackendError
-from leasekit.hooks import about
+from leasekit.hooks import log_fields
 from leasekit.task import Settlement
 from leasekit_sqs.batches import Item, in_batches
 from leasekit_sqs.calls import Calls, Gone, is_certain
@@ -33,14 +36,14 @@ logger = logging.getLogger("leasekit")
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How one message is to end."""
+    """A message and the settlement that ends it."""
 
     receipt: Receipt
     said: Settlement
 
 
 class Endings:
-    """How the messages of one connection end."""
+    """End the messages of one connection."""
 
     def __init__(self, calls: Calls, queues: Queues, clock: Callable[[], float]) -> None:
         self._calls = calls
@@ -48,12 +51,12 @@ class Endings:
         self._clock = clock
 
     async def end(self, endings: Sequence[Ending]) -> list[BackendError | None]:
-        """What became of each, in order: None where it has ended so. Raises nothing."""
+        """End messages; return None or the error for each, in order. Raises nothing."""
         returned = [one for one in endings if one.said.outcome in ("retry", "release", "crash")]
-        buried = [one for one in endings if one.said.outcome == "fatal"]
+        in_dlq = [one for one in endings if one.said.outcome == "fatal"]
         deleted = [one for one in endings if one.said.outcome in ("success", "cancelled")]
-        parts = (returned, buried, deleted)
-        found = await asyncio.gather(self._give_back(returned), self._bury(buried), self._delete(deleted))
+        parts = (returned, in_dlq, deleted)
+        found = await asyncio.gather(self._give_back(returned), self._dead_letter(in_dlq), self._delete(deleted))
         became = {
             id(one): error
             for part, errors in zip(parts, found, strict=True)
@@ -79,11 +82,11 @@ class Endings:
             wait = receipt.wait(said.outcome, said.retry_after, now)
             if receipt.returned_until is not None:
                 wait = math.ceil(receipt.returned_until - now)
-                if wait <= 0:  # it comes again by itself, at the latest when its time has run out
+                if wait <= 0:  # the message becomes visible by itself, at the latest at the end of its lease
                     became[n] = None
                     continue
             if now >= receipt.returns_until:
-                became[n] = Gone("its time has run out, or does before SQS hears of it", reason="expired")
+                became[n] = Gone("the lease has ended, or ends before a call can reach SQS", reason="expired")
             else:
                 entry = {"ReceiptHandle": receipt.handle, "VisibilityTimeout": wait}
                 items.append((n, Item(receipt.url, entry), wait))
@@ -94,56 +97,58 @@ class Endings:
 
     def _given_back(self, receipt: Receipt, now: float, wait: int, error: BackendError | None) -> BackendError | None:
         if isinstance(error, Gone) and receipt.returned_until is not None:
-            return None  # the first try got there
+            return None  # the first try was applied
         if error is not None and not is_certain(error) and receipt.returned_until is None:
-            # By then SQS may show it to others: as it was asked to, or because its time has run out.
+            # From then on SQS may show the message to others: because it was asked to, or at the end of its lease.
             receipt.returned_until = min(now + wait * (1 - 2 * DRIFT), receipt.until)
         return error
 
-    # Burying ------------------------------------------------------------------------------------------------------
+    # Dead letters -------------------------------------------------------------------------------------------------
 
-    async def _bury(self, endings: Sequence[Ending]) -> list[BackendError | None]:
+    async def _dead_letter(self, endings: Sequence[Ending]) -> list[BackendError | None]:
         became = dict(enumerate(await self._copy(endings)))
         copied = [n for n, error in became.items() if error is None]
         became.update(zip(copied, await self._delete([endings[n] for n in copied]), strict=True))
         return [became[n] for n in range(len(endings))]
 
     async def _copy(self, endings: Sequence[Ending]) -> list[BackendError | None]:
-        """Into the queue of dead letters, once each."""
+        """Copy messages to the dead-letter queue, each once."""
         became: dict[int, BackendError | None] = {}
         items: list[tuple[int, Item]] = []
         for n, one in enumerate(endings):
             try:
-                grave = None if one.receipt.buried else await self._queues.grave(one.receipt.url)
+                dead_letter_queue = (
+                    None if one.receipt.in_dlq else await self._queues.dead_letter_queue(one.receipt.url)
+                )
             except BackendError as failure:
                 became[n] = failure
                 continue
-            if grave is not None and one.receipt.message is not None:
-                items.append((n, _copy_of(one, grave)))
+            if dead_letter_queue is not None and one.receipt.message is not None:
+                items.append((n, _copy_of(one, dead_letter_queue)))
             else:
                 became[n] = None
-                self._say_that_it_is_thrown_away(one)
+                self._warn_of_deletion(one)
         errors = await in_batches(self._calls, "send_message_batch", [item for _, item in items])
         for (n, _), error in zip(items, errors, strict=True):
-            endings[n].receipt.buried = error is None
+            endings[n].receipt.in_dlq = error is None
             became[n] = error
         return [became[n] for n in range(len(endings))]
 
-    def _say_that_it_is_thrown_away(self, ending: Ending) -> None:
+    def _warn_of_deletion(self, ending: Ending) -> None:
         receipt = ending.receipt
-        if not receipt.buried:
+        if not receipt.in_dlq:
             logger.warning(
-                "task %s failed for good and is deleted: no RedrivePolicy of its queue names one for dead letters",
+                "task %s failed for good and is deleted: its queue has no RedrivePolicy that names a dead-letter queue",
                 receipt.id,
-                extra=about(receipt.id, receipt.handle),
+                extra=log_fields(receipt.id, receipt.handle),
             )
-            receipt.buried = True
+            receipt.in_dlq = True
 
 
-def _copy_of(ending: Ending, grave: str) -> Item:
+def _copy_of(ending: Ending, dead_letter_queue: str) -> Item:
     receipt = ending.receipt
     entry = sent_on(receipt.message or {}, receipt.id, ending.said.error)
-    if grave.endswith(".fifo"):
+    if dead_letter_queue.endswith(".fifo"):
         entry["MessageGroupId"] = receipt.group or plain_id(receipt.id)
         entry["MessageDeduplicationId"] = sha256(receipt.handle.encode()).hexdigest()
-    return Item(grave, entry, size=size_of(entry))
+    return Item(dead_letter_queue, entry, size=size_of(entry))

@@ -1,7 +1,8 @@
 """Tasks as messages, and messages as tasks. No input or output.
 
-A message of ours has JSON as its body, and as attributes what the body has no room for: `leasekit.id`, `leasekit.kind`,
-`leasekit.retry`, `traceparent`. A stranger's has none of them: its id is SQS's own, its kind that of the queue.
+A message that leasekit sends has the payload as JSON in its body, and the other fields as attributes: `leasekit.id`,
+`leasekit.kind`, `leasekit.retry`, `traceparent`. A message of another sender has none of these attributes: its id is
+that of SQS, its kind that of the queue.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from leasekit_sqs.receipts import Receipt
 
 __all__ = ["ID", "KIND", "MOST_BYTES", "RETRY", "TRACE", "Received", "attribute", "plain_id", "sent_on", "size_of"]
 
-MOST_BYTES = 1024 * 1024  # of one message, and of all that are sent in one call
+MOST_BYTES = 1024 * 1024  # of one message, and of all messages in one call
 ID, KIND, RETRY, TRACE = "leasekit.id", "leasekit.kind", "leasekit.retry", "traceparent"
 _ERROR = "leasekit.error"
 _LONGEST_HANDLE = 8192
@@ -27,19 +28,19 @@ _LONGEST_ERROR = 1000
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One message, as boto3 returns it, judged before anyone believes it."""
+    """A message as boto3 returns it, validated."""
 
     message: Mapping[str, Any]
     id: str
     handle: str
-    kind: str | None  # that it names
+    kind: str | None  # the kind that the message names
     attempt: int
     group: str | None
     retry: RetryPolicy
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> "Received":
-        """Raises `ProtocolError` where it is none."""
+        """Validate a message. Raises `ProtocolError` if it is malformed."""
         own_id = _attribute(message, ID)
         about = _mapping(message.get("Attributes"))
         return cls(
@@ -53,7 +54,7 @@ class Received:
         )
 
     def task(self, *, kind: str, ttl: float) -> Task:
-        """The task that it is. Raises `ProtocolError` for a body that no service carries."""
+        """Return the message as a task. Raises `ProtocolError` for a body that is too large, or not a string."""
         trace = _attribute(self.message, TRACE)
         return Task(
             id=self.id,
@@ -67,7 +68,7 @@ class Received:
         )
 
     def receipt(self, url: str) -> Receipt:
-        """What is to be remembered of it; `url` is its queue's."""
+        """Return the receipt that keeps track of this message; `url` is that of its queue."""
         return Receipt(
             id=self.id,
             handle=self.handle,
@@ -80,17 +81,17 @@ class Received:
 
 
 def plain_id(text: str) -> str:
-    """An id that SQS takes as one: without spaces, and not too long."""
+    """Return an id that SQS accepts: `text`, or its digest if `text` has spaces or is too long."""
     return text if len(text) <= 128 and " " not in text and text.isascii() else sha256(text.encode()).hexdigest()
 
 
 def attribute(text: str) -> dict[str, str]:
-    """A string as an attribute of a message."""
+    """Return a string as an attribute of a message."""
     return {"DataType": "String", "StringValue": text}
 
 
 def size_of(entry: Mapping[str, Any]) -> int:
-    """Bytes of a message that count for SQS: its body, and names, types and values of its attributes."""
+    """Return the size of a message as SQS counts it: its body, and names, types and values of its attributes."""
     size = len(str(entry["MessageBody"]).encode())
     for name, value in _mapping(entry.get("MessageAttributes")).items():
         held = value.get("BinaryValue", value.get("StringValue", ""))
@@ -103,10 +104,10 @@ def size_of(entry: Mapping[str, Any]) -> int:
 
 
 def sent_on(message: Mapping[str, Any], task_id: str, error: Any) -> dict[str, Any]:
-    """Body and attributes of a message, for another queue: with its id and, where there is room for it, why."""
+    """Return body and attributes of a message for the dead-letter queue, with its id and, if they fit, its error."""
     kept = {
-        name: {key: value for key, value in _mapping(one).items() if key in ("DataType", "StringValue", "BinaryValue")}
-        for name, one in _mapping(message.get("MessageAttributes")).items()
+        name: {key: value for key, value in _mapping(held).items() if key in ("DataType", "StringValue", "BinaryValue")}
+        for name, held in _mapping(message.get("MessageAttributes")).items()
     }
     entry: dict[str, Any] = {"MessageBody": message.get("Body"), "MessageAttributes": kept}
     for name, text in {ID: task_id, _ERROR: _short(error)}.items():
@@ -117,8 +118,8 @@ def sent_on(message: Mapping[str, Any], task_id: str, error: Any) -> dict[str, A
 
 
 def _short(error: Any) -> str:
-    """An error in one line of characters that SQS takes."""
-    error = msgspec.json.decode(msgspec.json.encode(error))  # it may be there as JSON already
+    """Return an error as one line of characters that SQS accepts."""
+    error = msgspec.json.decode(msgspec.json.encode(error))  # the error may be encoded JSON already
     if isinstance(error, Mapping):
         about = cast("Mapping[str, Any]", error)
         error = f"{about.get('type', '')}: {about.get('message', '')}"

@@ -1,4 +1,4 @@
-"""Queues by name: where they are, and where their dead letters go. Asked once, then remembered."""
+"""Queues by name: their URLs and dead-letter queues, looked up once and then remembered."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,10 @@ class Queues:
         self._address = address
         self._urls: dict[str, str] = {}
         self._kinds: dict[str, str] = {}
-        self._graves: dict[str, str] = {}
+        self._dead_letter_urls: dict[str, str] = {}
 
     async def of(self, kind: str) -> str:
-        """The URL of the queue that tasks of this kind are in. Raises `Refused` where there is none."""
+        """Return the URL of the queue for tasks of this kind. Raises `Refused` if it does not exist."""
         name = self._address.queue_of(kind)
         if name not in self._urls:
             self._urls[name] = await self._find(name, self._address.account)
@@ -37,23 +37,23 @@ class Queues:
         return self._urls[name]
 
     async def known(self) -> dict[str, str]:
-        """The URLs of queues, by kind: of a template, those that were used from here."""
+        """Return the URLs of queues by kind; for a template, of the kinds that this connection has used."""
         if not self._address.is_template:
             return {self._address.kind or self._address.queue: await self.of("")}
         return {kind: self._urls[name] for kind, name in self._kinds.items()}
 
-    async def grave(self, url: str) -> str | None:
-        """The URL of the queue that takes this one's dead letters, None where it has none."""
-        if url not in self._graves:
-            arn = await self.grave_arn(url)
-            if arn is None:  # not remembered: who is told that there is none will set one up
+    async def dead_letter_queue(self, url: str) -> str | None:
+        """Return the URL of the dead-letter queue of a queue, None if it has none."""
+        if url not in self._dead_letter_urls:
+            arn = await self.dead_letter_queue_arn(url)
+            if arn is None:  # not remembered, because an operator who reads the warning may set one up
                 return None
             *_, account, name = arn.split(":")
-            self._graves[url] = await self._find(name, account)
-        return self._graves[url]
+            self._dead_letter_urls[url] = await self._find(name, account)
+        return self._dead_letter_urls[url]
 
-    async def grave_arn(self, url: str) -> str | None:
-        """The ARN of that queue."""
+    async def dead_letter_queue_arn(self, url: str) -> str | None:
+        """Return the ARN of the dead-letter queue of a queue, None if it has none."""
         policy = (await self._attributes(url, ["RedrivePolicy"])).get("RedrivePolicy")
         if policy is None:
             return None
@@ -62,18 +62,18 @@ class Queues:
         except (ValueError, KeyError, TypeError):
             arn = None
         if not isinstance(arn, str) or arn.count(":") != 5:
-            raise ProtocolError("the RedrivePolicy of this queue names no queue for its dead letters")
+            raise ProtocolError("the RedrivePolicy of this queue names no dead-letter queue")
         return arn
 
     async def arn(self, url: str) -> str:
-        """The ARN of a queue."""
+        """Return the ARN of a queue."""
         arn = (await self._attributes(url, ["QueueArn"])).get("QueueArn")
         if not isinstance(arn, str):
-            raise ProtocolError("this queue has no ARN")
+            raise ProtocolError("SQS has answered without the ARN of the queue")
         return arn
 
     async def counts(self, url: str) -> dict[str, int]:
-        """How many messages are in which status, about: SQS counts roughly."""
+        """Count the messages of a queue by status; SQS counts roughly."""
         found = await self._attributes(url, list(_COUNTS.values()))
         return {status: _number(found.get(name)) for status, name in _COUNTS.items()}
 
@@ -89,7 +89,7 @@ class Queues:
         except Refused as error:
             raise Refused(f"queue {name!r}: {error}") from error
         if not isinstance(url, str) or not url:
-            raise ProtocolError(f"SQS has not said where queue {name!r} is")
+            raise ProtocolError(f"SQS has answered without the URL of queue {name!r}")
         return url
 
 

@@ -1,8 +1,8 @@
-"""What this process knows of each message that it was given: until when it is ours, and how that ended.
+"""Receipts: until when this process holds each message that it received, and how that ended.
 
-SQS answers *renewed* to who extends a message of a standard queue that has become visible again, and does nothing: a
-success says nothing after the end. So the end is kept here, and a beat or a give-back that would come after it never
-leaves.
+If the invisibility of a message of a standard queue has ended, SQS answers success to a call that extends it, and does
+nothing: after the end of a lease, a success means nothing. So the end is kept here, and a heartbeat or a give-back that
+would arrive after the end is never sent.
 """
 
 import math
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from random import SystemRandom
 from typing import Any
 
-from leasekit.config import DRIFT, Beats
+from leasekit.config import DRIFT, Heartbeats
 from leasekit.task import Outcome, RetryPolicy
 from leasekit_sqs.address import LONGEST_TTL
 
@@ -19,22 +19,37 @@ __all__ = ["SHORTEST", "Receipt", "Receipts"]
 
 SHORTEST = 2  # seconds: a lease cannot be kept for less
 
-# What two clocks may disagree about in twelve hours: to ask for more than is left would be refused altogether.
+# By how much two clocks may differ after twelve hours: SQS refuses a call that asks for more than is left.
 _SPARE = 1.5 * DRIFT * LONGEST_TTL
 _REMEMBERED = 10_000  # settled receipts, for reports that are repeated
 _SWEEP_EVERY = 1_000
 _chance = SystemRandom()
-_TRAVEL = 1 / 20  # of the time that it is hidden; up to …
-_LONGEST_TRAVEL = 5.0  # … seconds: a call that leaves later may arrive when another has it
-_OVER_FOR = 3600.0  # seconds after its end, nobody asks for a lost receipt any more
+_TRAVEL = 1 / 20  # part of the lease before whose end a give-back must leave, so that it arrives in time; at most …
+_LONGEST_TRAVEL = 5.0  # … seconds
+_OVER_FOR = 3600.0  # seconds after its end for which the receipt of a lost lease is kept
 
 
 class Receipt:
-    """One message, as it was received: `handle` is the token of its lease."""
+    """A received message: `handle` is the token of its lease."""
 
     __slots__ = (
-        "attempt", "buried", "group", "handle", "id", "message", "outcome", "received_at", "retry", "returned_until",
-        "returns_until", "settles", "under_way", "until", "url", "warned",
+        "attempt",
+        "group",
+        "handle",
+        "id",
+        "in_dlq",
+        "message",
+        "outcome",
+        "polled_for",
+        "received_at",
+        "retry",
+        "returned_until",
+        "returns_until",
+        "settles",
+        "under_way",
+        "until",
+        "url",
+        "warned",
     )  # fmt: skip
 
     def __init__(
@@ -47,52 +62,57 @@ class Receipt:
         attempt: int,
         group: str | None,
         retry: RetryPolicy,
+        polled_for: int = 0,
     ) -> None:
         self.id = id
         self.handle = handle
         self.url = url  # of its queue
-        self.received_at: float | None = None  # or earlier: it may be held for twelve hours from here
-        self.until = 0.0  # it is invisible to others
-        self.returns_until = 0.0  # it may be given back
-        self.message: Mapping[str, Any] | None = message  # until it is settled
+        self.received_at: float | None = None  # at the earliest; SQS lets it be held for twelve hours from its receive
+        self.until = 0.0  # until when the message is invisible to other receivers
+        self.returns_until = 0.0  # until when a give-back may be sent
+        self.message: Mapping[str, Any] | None = message  # None once it is settled
         self.attempt = attempt
-        self.group = group  # of a FIFO queue, whose order it keeps
+        self.group = group  # the message group, within which a FIFO queue keeps order
         self.retry = retry
-        self.settles = True  # False: its holder ends it himself
-        self.outcome: Outcome | None = None  # once it is settled
-        self.buried = False  # there is a copy of it in the dead-letter queue
-        self.returned_until: float | None = None  # it may have been given back: nobody else can have it before
-        self.under_way: Future[Any] | None = None  # the last beat
+        self.polled_for = polled_for  # seconds for which a holder that died may have left a long poll open
+        self.settles = True  # False: the user's code deletes the message
+        self.outcome: Outcome | None = None  # set once it is settled
+        self.in_dlq = False  # a copy of it is in the dead-letter queue
+        # Set if a give-back may have been applied: no other receiver can have the message before this instant.
+        self.returned_until: float | None = None
+        self.under_way: Future[Any] | None = None  # the call of the last heartbeat
         self.warned = False
 
     def hidden(self, asked_at: float, seconds: float) -> None:
-        """SQS was asked at this moment, or later, to hide it for so long: by its clock, which may be the faster one."""
+        """Record that SQS, asked at `asked_at`, hides the message for `seconds` by its clock, which may be faster."""
         if self.received_at is None:
             self.received_at = asked_at
         self.until = asked_at + seconds * (1 - 2 * DRIFT)
         self.returns_until = self.until - min(_TRAVEL * seconds, _LONGEST_TRAVEL)
 
-    def left_by_the_dead(self, seen_at: float, ttl: int) -> None:
-        """Its holder was seen to have ended: it ended `margin` before the message came back, or earlier.
+    def assume_held_until(self, seen_at: float, ttl: int) -> None:
+        """Assume that the lease ends `margin` after its holder was seen to have ended: holders stop that early.
 
-        Half of that is for having noticed it, and for the way to SQS.
+        Half of the margin is for the delay until the end was noticed, and for the way to SQS.
         """
-        margin = Beats().for_ttl(ttl).margin
+        margin = Heartbeats().for_ttl(ttl).margin
         self.until = seen_at + margin
         self.returns_until = seen_at + margin / 2
 
     def left(self, now: float) -> float:
-        """Seconds for which SQS lets it be held in all."""
+        """Return the seconds that are left of the twelve hours for which SQS lets a message be held."""
         return max(0.0, (self.received_at or 0.0) + LONGEST_TTL - _SPARE - now)
 
     def grant(self, ttl: int, now: float) -> int:
-        """Seconds that a beat may ask for: `ttl`, or what is left of the twelve hours; 0 where that is too little."""
+        """Return the seconds that a heartbeat may ask for: `ttl`, or the rest of the twelve hours; 0 if too short."""
         most = min(ttl, math.floor(self.left(now)))
         return most if most >= SHORTEST else 0
 
     def wait(self, outcome: Outcome, retry_after: float | None, now: float) -> int:
-        """Seconds that it stays invisible after it was given back, as far as the twelve hours reach."""
-        if outcome == "crash" or (outcome == "release" and retry_after is None):
+        """Return the seconds for which the message stays invisible after a give-back, within the twelve hours."""
+        if outcome == "crash":
+            return self.polled_for
+        if outcome == "release" and retry_after is None:
             return 0
         seconds = self.retry.wait(self.attempt, _chance) if retry_after is None else retry_after
         return min(math.ceil(seconds), math.floor(self.left(now)))
@@ -104,7 +124,7 @@ class Receipts:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._all: dict[str, Receipt] = {}
-        self._settled: dict[str, None] = {}  # their handles, oldest first
+        self._settled: dict[str, None] = {}  # handles of settled receipts, oldest first
         self._added = 0
 
     def __len__(self) -> int:
@@ -114,7 +134,7 @@ class Receipts:
         return token in self._all
 
     def add(self, receipt: Receipt) -> None:
-        """From now on it is known. Any thread."""
+        """Add a receipt. Any thread may call this."""
         self._all[receipt.handle] = receipt
         self._added += 1
         if self._added % _SWEEP_EVERY == 0:
@@ -124,12 +144,12 @@ class Receipts:
                     self._all.pop(handle, None)
 
     def find(self, task_id: str, token: str) -> Receipt | None:
-        """The receipt of this token, where it is that task's."""
+        """Return the receipt with this token if it belongs to the task, else None."""
         receipt = self._all.get(token)
         return receipt if receipt is not None and receipt.id == task_id else None
 
     def settled(self, receipt: Receipt, outcome: Outcome) -> None:
-        """It is over, in this way; remembered for a while, for reports that are repeated."""
+        """Record how a task was settled; the receipt is kept for a while, for repeated reports."""
         receipt.outcome, receipt.message = outcome, None
         self._settled[receipt.handle] = None
         while len(self._settled) > _REMEMBERED:

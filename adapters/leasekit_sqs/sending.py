@@ -1,4 +1,4 @@
-"""Tasks that are scheduled, as messages: what SQS can do, and what it cannot."""
+"""Scheduled tasks as messages: which fields SQS can carry, and which it cannot."""
 
 import math
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from leasekit_sqs.messages import ID, KIND, MOST_BYTES, RETRY, TRACE, attribute,
 __all__ = ["Message", "message", "refuse_what_cannot_be"]
 
 _LONGEST_DELAY = 900
-_WINDOW = 300.0  # for which a FIFO queue knows a deduplication id
-_READER = "who receives decides how long a message is hidden: say ttl=… in the URL"
+_WINDOW = 300.0  # seconds for which a FIFO queue remembers a deduplication id
+_READER = "the receiver decides how long a message is hidden: set ttl=… in the URL of the workers"
 _NOT_HERE = {
-    "priority": "SQS has no priorities: use a queue for each",
+    "priority": "SQS has no priorities: use a queue for each priority",
     "max_attempts": "the queue decides how often a message is received: maxReceiveCount in its RedrivePolicy",
     "max_crashes": "the queue decides how often a message is received: maxReceiveCount in its RedrivePolicy",
-    "max_runtime": "SQS lets every message be held for 12 hours: end the body itself",
+    "max_runtime": "SQS lets every message be held for 12 hours: limit the time in the handler itself",
     "enqueue_timeout": "a message waits in its queue for as long as the queue's MessageRetentionPeriod says",
     "claim_timeout": _READER,
     "heartbeat_timeout": _READER,
@@ -32,14 +32,14 @@ _DEFAULTS = {field.encode_name: field.default for field in msgspec.structs.field
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """An entry of a batch, and how much of it is sent."""
+    """An entry of a batch, and its size in bytes."""
 
     entry: dict[str, Any]
     size: int
 
 
 def refuse_what_cannot_be(tasks: Sequence[NewTask], *, is_fifo: bool, now: datetime) -> None:
-    """Raises `Refused` that names every item and field that SQS cannot do: then nothing is sent."""
+    """Raise `Refused`, which names every item and field that SQS cannot carry; then nothing is sent."""
     errors = [
         {"item": item, "field": field, "detail": detail}
         for item, task in enumerate(tasks)
@@ -58,25 +58,25 @@ def _complaints(task: NewTask, *, is_fifo: bool, now: datetime) -> list[tuple[st
         except msgspec.ValidationError as error:
             found.append((field, str(error)))
     if task.after:
-        found.append(("after", "SQS knows no dependencies: have the task before schedule this one"))
+        found.append(("after", "SQS knows no dependencies: schedule this task when the task before it has ended"))
     if task.collection is not None and " " in task.collection:
-        found.append(("collection", "it becomes the MessageGroupId, which has no spaces"))
+        found.append(("collection", "a collection becomes the MessageGroupId, which must not contain spaces"))
     if task.dedupe_key is not None and not is_fifo:
-        found.append(("dedupe_key", "a standard queue knows no duplicates: use a FIFO queue"))
+        found.append(("dedupe_key", "a standard queue does not detect duplicates: use a FIFO queue"))
     elif (task.dedupe_key is not None or task.dedupe_window is not None) and task.dedupe_window != _WINDOW:
-        found.append(("dedupe_window", f"a FIFO queue knows a key for {_WINDOW:.0f} s: say dedupe_window={_WINDOW:g}"))
+        found.append(("dedupe_window", f"a FIFO queue knows a key for {_WINDOW:.0f} s: set dedupe_window={_WINDOW:g}"))
     delay = _delay(task, now)
     if delay and is_fifo:
-        found.append(("at", "a FIFO queue delays no single message"))
+        found.append(("at", "a FIFO queue cannot delay a single message"))
     elif delay > _LONGEST_DELAY:
         found.append(("at", f"SQS delays a message by {_LONGEST_DELAY} s at most: schedule it later"))
     return found
 
 
 def message(task: NewTask, task_id: str, *, item: int, is_fifo: bool, now: datetime) -> Message:
-    """The message that this task becomes. Raises `Refused` where it is too big, or no JSON."""
+    """Return a task as a message. Raises `Refused` if it is too large, or cannot be encoded as JSON."""
     body = json_text(task.payload, "payload", at_most=MOST_BYTES, item=item, unit="bytes")
-    # In XML's set of characters, which SQS has, these two are missing; in JSON they are within strings only.
+    # SQS takes the characters of XML, which lacks these two; in JSON they occur within strings only.
     body = body.replace("\ufffe", "\\ufffe").replace("\uffff", "\\uffff")
     attributes = {ID: task_id, KIND: task.kind}
     if task.traceparent is not None:
@@ -88,16 +88,16 @@ def message(task: NewTask, task_id: str, *, item: int, is_fifo: bool, now: datet
         "MessageAttributes": {name: attribute(text) for name, text in attributes.items()},
     }
     if is_fifo:
-        # Nobody asked for an order where there is no collection: then each is a group of its own.
+        # Without a collection no order was asked for: then each message is a group of its own.
         entry["MessageGroupId"] = task.collection or plain_id(task_id)
         entry["MessageDeduplicationId"] = plain_id(f"{task.kind}/{task.dedupe_key}" if task.dedupe_key else task_id)
     elif task.collection is not None:
-        entry["MessageGroupId"] = task.collection  # on a standard queue: none of them is starved by another
+        entry["MessageGroupId"] = task.collection  # on a standard queue, SQS keeps groups from starving each other
     if delay := _delay(task, now):
         entry["DelaySeconds"] = delay
     size = size_of(entry)
     if size > MOST_BYTES:
-        detail = f"with its attributes it has {size:,} bytes, SQS takes {MOST_BYTES:,}"
+        detail = f"the message has {size:,} bytes with its attributes, SQS takes {MOST_BYTES:,}: send less"
         raise Refused(detail, errors=[{"item": item, "field": "payload", "detail": detail}])
     return Message(entry, size)
 

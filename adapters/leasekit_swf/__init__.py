@@ -1,4 +1,4 @@
-"""Amazon SWF: `swf://domain/task-list` URLs; `lease` and `task` for a poller of your own."""
+"""Amazon SWF: `swf://domain/task-list` URLs; `lease` and `task` for a poll loop of your own."""
 
 from leasekit_swf.backend import connect, lease, task
 from leasekit_swf.service import SwfService

@@ -1,4 +1,4 @@
-"""`connect` for URLs; `task` for what a poller of the user's own has received."""
+"""`connect` for URLs; `task` and `lease` for tasks that a poll loop of the user's own has received."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,20 +12,20 @@ from leasekit_swf.service import SwfService
 
 __all__ = ["connect", "lease", "task"]
 
-_FORM = "a URL of SWF is swf://domain/task-list?region=…&endpoint=…&ttl=300"
+_FORM = "the URL of SWF must be swf://domain/task-list?region=…&endpoint=…&ttl=300"
 
 
 def connect(url: str, *, worker: str) -> AwsBackend:
-    """The backend for one task list of a domain. Nothing is opened yet.
+    """Return the backend for one task list of a domain. Nothing is opened yet.
 
-    `ttl` has to be the heartbeat timeout of its activities, which SWF does not tell their workers; default 300 s.
+    `ttl` must be the heartbeat timeout of the activities, which SWF does not tell their workers; default 300 s.
 
-    Raises `ConfigError` where the URL is none of SWF's.
+    Raises `ConfigError` if the URL is wrong.
     """
     parts = urlsplit(url)
     domain, task_list = unquote(parts.netloc), unquote(parts.path.removeprefix("/"))
     if "@" in parts.netloc:
-        raise ConfigError("a URL of SWF holds no credentials: boto3 finds them (environment, ~/.aws, instance role)")
+        raise ConfigError("leave credentials out of the URL: boto3 finds them (environment, ~/.aws, instance role)")
     if parts.fragment or not (_is_name(domain) and _is_name(task_list)):
         raise ConfigError(_FORM)
     found = options(parts.query)
@@ -34,21 +34,21 @@ def connect(url: str, *, worker: str) -> AwsBackend:
 
 
 def task(response: Mapping[str, Any], *, client: Any, ttl: float = 300.0) -> Task:
-    """The task in what `client.poll_for_activity_task` has returned, for `with leasekit.lease(task):`.
+    """Return the task in an answer of `client.poll_for_activity_task`, for `with leasekit.lease(task):`.
 
-    `client` is that boto3 client: heartbeats go out with its credentials, region and endpoint. `ttl` has to be the
+    `client` is that boto3 client: heartbeats are sent with its credentials, region and endpoint. `ttl` must be the
     heartbeat timeout of the activity, which SWF does not tell its workers.
 
-    Raises `ProtocolError` where there is no task in it.
+    Raises `ProtocolError` if the answer has no task.
     """
     found = _PLAIN.task(response, ttl=ttl)
     if found is None:
-        raise ProtocolError("this poll has brought no task: look at its taskToken first")
+        raise ProtocolError("the answer of this poll has no task: check its taskToken first")
     return adopt(found, service=_PLAIN, name="swf", client=client)
 
 
 def lease(response: Mapping[str, Any], *, client: Any, ttl: float = 300.0, idle_timeout: float | None = None) -> Lease:
-    """`leasekit.lease(task(response, …))`: for `with lease(response, client=client, ttl=300) as held:`."""
+    """Return `leasekit.lease(task(response, …))`, for `with lease(response, client=client, ttl=300) as held:`."""
     return leasekit.lease(task(response, client=client, ttl=ttl), idle_timeout=idle_timeout)
 
 
@@ -56,5 +56,5 @@ _PLAIN = SwfService()
 
 
 def _is_name(name: str) -> bool:
-    """What SWF allows: 1-256 characters, none of which is `:`, `/`, `|` or a control character."""
+    """Return whether SWF allows a name: 1-256 characters without `:`, `/`, `|` and control characters."""
     return 0 < len(name) <= 256 and not any(sign in ":/|" or not sign.isprintable() for sign in name)

@@ -1,15 +1,15 @@
-"""Amazon SWF's activity tasks, as values: what each call says, and what its answer means.
+"""Amazon SWF's activity tasks as values: the content of each call, and the meaning of its answer.
 
     outcome             call                           reason         details
-    success             RespondActivityTaskCompleted                  (result: what the body returned, as JSON)
+    success             RespondActivityTaskCompleted                  (result: the handler's return value, as JSON)
     retry               RespondActivityTaskFailed      retry          {"error": …, "retry_after": …, "progress": …}
     fatal               RespondActivityTaskFailed      fatal          {"error": …, "progress": …}
     release             RespondActivityTaskFailed      released       {"retry_after": …, "progress": …}
     crash               RespondActivityTaskFailed      crashed        {"error": …, "progress": …}
     cancelled           RespondActivityTaskCanceled                   {"error": …, "progress": …}
 
-SWF hands out a task once. Whether it is scheduled again, and when, is for the decider to say, which reads this in the
-workflow's history.
+SWF hands out a task once. The decider, which reads the reason and the details in the workflow's history, decides
+whether and when the task is scheduled again.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from typing import Any, Literal
 from msgspec import UNSET
 
 from leasekit import Task
-from leasekit.backend import Traits
+from leasekit.backend import Capabilities
 from leasekit.errors import ProtocolError
 from leasekit.task import Beat, Settlement
 from leasekit_aws import Call, error_json, json_text, payload
@@ -29,15 +29,15 @@ from leasekit_aws.values import text_of
 __all__ = ["SwfService", "task_id"]
 
 _MAX_DETAILS = 2048  # of a heartbeat
-_MAX_RESULT = 32768  # and of the details of a failure
+_MAX_RESULT = 32768  # of a result, and of the details of a failure
 _UNKNOWN = {"Unknown activity": "expired", "Unknown execution": "cancelled"}
 _REASONS = {"retry": "retry", "fatal": "fatal", "release": "released", "crash": "crashed"}
 
 
 class SwfService:
-    """One task list of a domain; without them, tasks that somebody else has polled for."""
+    """The task list of a domain; without these, tasks that the user's own code has polled for."""
 
-    traits = Traits(
+    capabilities = Capabilities(
         max_batch=1,
         max_claim=1,
         remembers_claims=False,
@@ -54,16 +54,16 @@ class SwfService:
         self.polls: Mapping[str | None, Call] = {None: Call("poll_for_activity_task", asked)} if domain else {}
 
     def read(self, kind: str | None, answer: Mapping[str, Any]) -> Task | None:
-        """The task in the answer to a poll, None where it brought none."""
+        """Return the task in the answer to a poll, None if the answer has none. Raises `ProtocolError`."""
         return self.task(answer, ttl=self.ttl or 300.0)
 
     def task(self, answer: Mapping[str, Any], *, ttl: float) -> Task | None:
-        """The task in the answer to a poll, None where it brought none. Raises `ProtocolError`."""
+        """Return the task in the answer to a poll, None if the answer has none. Raises `ProtocolError`."""
         if not answer.get("taskToken"):
             return None
         started = answer.get("startedEventId")
         if not isinstance(started, int) or isinstance(started, bool) or not 0 < started < 2**63:
-            raise ProtocolError("a task came whose startedEventId is no number of an event")
+            raise ProtocolError("the startedEventId of a task must be a positive integer")
         return Task(
             id=task_id(
                 text_of(answer, "workflowExecution", "workflowId", at_most=256),
@@ -79,27 +79,27 @@ class SwfService:
         )
 
     def beat(self, beat: Beat, *, item: int) -> Call:
-        """A heartbeat; the progress goes as its details. SWF shows the last ones to the decider, on a time-out."""
+        """Return a heartbeat with the progress as details: on a timeout SWF shows the last details to the decider."""
         params: dict[str, Any] = {"taskToken": beat.token}
         if beat.progress is not UNSET:
             params["details"] = json_text(beat.progress, "progress", at_most=_MAX_DETAILS, item=item)
         return Call("record_activity_task_heartbeat", params)
 
     def order(self, answer: Mapping[str, Any]) -> Literal["cancel"] | None:
-        """The order to wind down, where the decider has asked for a cancellation."""
+        """Return the order to cancel if the decider has requested it, else None. Raises `ProtocolError`."""
         asked = answer.get("cancelRequested")
         if not isinstance(asked, bool):
-            raise ProtocolError("the answer to a heartbeat does not say whether it is cancelled")
+            raise ProtocolError("the answer to a heartbeat has no cancelRequested")
         return "cancel" if asked else None
 
     def gone(self, code: str, message: str) -> str | None:
-        """Why a lease is over: SWF says of all that has ended that it is unknown, and in its message what that is."""
+        """Return why a lease is gone: SWF calls everything that has ended unknown, and its message names the thing."""
         if code != "UnknownResourceFault":
             return None
         return next((reason for what, reason in _UNKNOWN.items() if what in message), "unknown")
 
     def settle(self, settlement: Settlement, *, item: int) -> Call:
-        """The end of an activity, by its outcome."""
+        """Return the call that ends an activity, by its outcome."""
         token = settlement.token
         if settlement.outcome == "success":
             result = json_text(settlement.result, "result", at_most=_MAX_RESULT, item=item)
@@ -114,7 +114,7 @@ class SwfService:
 
 
 def task_id(workflow: str, run: str, activity: str) -> str:
-    """An id that names this activity of this run, whoever works on it and however often; a digest where it is no name.
+    """Return an id for this activity of this run, the same for each attempt; a digest if it is not a valid id.
 
     leasekit's ids are 1-128 printable ASCII characters without `/`.
     """

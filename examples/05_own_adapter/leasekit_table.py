@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from leasekit import ConfigError, Task, Unavailable
-from leasekit.backend import Traits
+from leasekit.backend import Capabilities
 from leasekit.task import Beat, Claimed, Settlement, Verdict
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class TableBackend:
     """Jobs of one SQLite file."""
 
     # What the service cannot do is said here: the keeper makes up for it where it can.
-    traits = Traits(remembers_claims=False, orders=False, progress=False, max_result=None)
+    capabilities = Capabilities(remembers_claims=False, orders=False, progress=False, max_result=None)
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""How long to wait before the service is asked again."""
+"""Backoff: how long to wait before the service is asked again."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ __all__ = ["Backoff"]
 
 
 class Backoff:
-    """Waits that double from `first` up to `most`, each shortened at random by up to a half, so that fleets spread.
+    """Compute waits that double from `first` up to `most`, each shortened at random by up to a half to spread fleets.
 
     `random` gives numbers in [0, 1).
     """
@@ -20,11 +20,11 @@ class Backoff:
         self._random = random
 
     def wait(self) -> float:
-        """Seconds to wait this time; the next wait is longer."""
+        """Return the seconds to wait this time; the next wait is longer."""
         wait = self._next * (1 - self._random() / 2)
         self._next = min(self._most, self._next * 2)
         return wait
 
     def reset(self) -> None:
-        """Something went well: begin again with the first."""
+        """Begin again with the first wait, after a call that succeeded."""
         self._next = self._first

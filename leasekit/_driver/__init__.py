@@ -1,1 +1,1 @@
-"""Impure and small: turns effects into awaits and deadlines into sleeps."""
+"""The driver: perform what the core decides. Effects become calls of a backend, deadlines become sleeps."""

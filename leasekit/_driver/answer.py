@@ -1,9 +1,9 @@
-"""An answer from the driver's thread to any other.
+"""Answer: a value or an error that the driver's thread delivers to another thread.
 
-Rule 1: no method that the driver's thread calls waits for a lock. A thread of users may be interrupted at any bytecode
-(an exception out of a signal handler), and leaves behind whatever it held: the lock of a `concurrent.futures.Future`,
+Rule 1: no method that the driver's thread calls waits for a lock. A user's thread may be interrupted at any bytecode
+(by an exception out of a signal handler) and then leaves its locks held: the lock of a `concurrent.futures.Future`,
 for example, whose `set_result` then blocks for ever.
-Rule 2: everything that two threads write is one call into C, which no signal handler interrupts.
+Rule 2: every write that two threads make is one call into C, which no signal handler interrupts.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ class Answer(Generic[T]):
     __slots__ = ("_callbacks", "_outcomes", "on_cancel")
 
     def __init__(self) -> None:
-        self._outcomes: list[tuple[T | None, BaseException | None]] = []  # the first one counts
+        self._outcomes: list[tuple[T | None, BaseException | None]] = []  # the first outcome counts
         self._callbacks: list[Callable[[Answer[T]], object]] = []
-        self.on_cancel: Callable[[], object] | None = None  # ends the work that the answer would come from
+        self.on_cancel: Callable[[], object] | None = None  # ends the work that produces the answer
 
     def done(self) -> bool:
-        """Return True once the value, the error or a cancellation is there."""
+        """Return whether a value, an error or a cancellation was delivered."""
         return bool(self._outcomes)
 
     def cancelled(self) -> bool:
-        """Return True if a cancellation came first."""
+        """Return whether a cancellation was delivered first."""
         return self.done() and isinstance(self._outcomes[0][1], CancelledError)
 
     def set_result(self, value: T) -> None:
@@ -52,11 +52,11 @@ class Answer(Generic[T]):
     def _deliver(self, value: T | None, error: BaseException | None) -> None:
         self._outcomes.append((value, error))
         while self._callbacks:
-            with contextlib.suppress(IndexError):  # `add_done_callback` took the last one itself
+            with contextlib.suppress(IndexError):  # `add_done_callback` took the last callback itself
                 self._callbacks.pop()(self)
 
     def add_done_callback(self, call: "Callable[[Answer[T]], object]") -> None:
-        """Call once with this answer when it is there: in the thread that delivers it, or at once in this one."""
+        """Call `call(answer)` once, after delivery: in the thread that delivers, or at once if delivered already."""
         self._callbacks.append(call)
         if self.done():
             with contextlib.suppress(ValueError):  # the thread that delivers has called, or is about to
@@ -74,9 +74,9 @@ class Answer(Generic[T]):
             error = None  # or its traceback would hold this frame, and this frame the error
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the error; None where a value came. Raises TimeoutError."""
+        """Wait for the outcome and return its error, or None if it is a value. Raises TimeoutError."""
         if not self.done():
-            # One for each call: it is released once, by the thread that delivers, which never waits for it.
+            # Each call has a lock of its own, which the delivering thread releases once and never waits for.
             gate = threading.Lock()
             gate.acquire()
             self.add_done_callback(lambda _: gate.release())

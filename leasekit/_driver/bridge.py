@@ -1,4 +1,4 @@
-"""From the driver's thread back into whichever event loop the user has: asyncio or trio."""
+"""Bridge from the driver's thread back into the user's event loop, asyncio or trio."""
 
 import asyncio
 import contextlib
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 def call_soon_here() -> Callable[..., object]:
-    """A function that any thread may call to have something called soon in the event loop that runs here.
+    """Return a function by which any thread can schedule a call in the event loop that runs in this thread.
 
-    Raises `RuntimeError` where none runs.
+    Raises `RuntimeError` where no event loop runs.
     """
     try:
         return asyncio.get_running_loop().call_soon_threadsafe
@@ -30,7 +30,7 @@ def call_soon_here() -> Callable[..., object]:
 
 
 async def outcome(answer: Answer[T], *, keep: bool = False) -> T:
-    """Wait for an answer of another thread. Being cancelled meanwhile cancels its work, unless `keep`."""
+    """Wait for an answer from another thread. Cancelling this coroutine cancels the answer's work, unless `keep`."""
     done = anyio.Event()
     call_soon = call_soon_here()
     answer.add_done_callback(lambda _: ring(call_soon, done.set))
@@ -44,6 +44,6 @@ async def outcome(answer: Answer[T], *, keep: bool = False) -> T:
 
 
 def ring(call_soon: Callable[..., object], call: Callable[[], Any]) -> None:
-    """Have something called in another loop, which may have ended."""
-    with contextlib.suppress(RuntimeError):  # that loop has ended: nobody waits any more
+    """Schedule `call` in another event loop; do nothing if that loop has ended."""
+    with contextlib.suppress(RuntimeError):  # the loop has ended, and with it all code that waits for the call
         call_soon(call)

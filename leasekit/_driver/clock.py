@@ -1,4 +1,4 @@
-"""The clock of leases, and sleeping by it."""
+"""The clock by which leases are counted, and sleeping by that clock."""
 
 import asyncio
 import time
@@ -8,10 +8,10 @@ __all__ = ["BOOT_CLOCK", "BootClock", "Clock"]
 
 
 class Clock(Protocol):
-    """What the driver needs of time. Seconds, from an arbitrary origin."""
+    """The time as the driver needs it, in seconds from an arbitrary origin."""
 
     def now(self) -> float:
-        """The time, never going back, and going on while the machine is suspended."""
+        """Return the time, which never goes back and goes on while the machine is suspended."""
         ...
 
     async def wait(self, wake: asyncio.Event, until: float) -> None:
@@ -19,21 +19,21 @@ class Clock(Protocol):
         ...
 
 
-# CLOCK_MONOTONIC stands still in suspend: a laptop or VM would wake up believing in leases long gone.
+# CLOCK_MONOTONIC stands still in suspend: a resumed laptop or VM would still trust leases that ended long ago.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-# The event loop's timers stand still in suspend too: look again at least this often.
+# The event loop's timers stand still in suspend too: compare with the clock at least this often.
 _LONGEST_SLEEP = 1.0
 
 
 class BootClock:
-    """CLOCK_BOOTTIME."""
+    """CLOCK_BOOTTIME, or CLOCK_MONOTONIC where the system has no boot clock."""
 
     def now(self) -> float:
         return time.clock_gettime(_CLOCK)
 
     async def wait(self, wake: asyncio.Event, until: float) -> None:
-        await asyncio.sleep(0)  # also where there is nothing to wait for: whoever shares the loop gets a turn
+        await asyncio.sleep(0)  # even with nothing to wait for: other tasks of the loop get a turn
         while not wake.is_set() and (left := until - self.now()) > 0:
             try:
                 async with asyncio.timeout(min(left, _LONGEST_SLEEP)):

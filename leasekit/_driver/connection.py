@@ -1,4 +1,4 @@
-"""A backend, the keeper of its leases, and the thread that both live in: one for each client and process."""
+"""Connection: a backend, the keeper of its leases, and the driver's thread, one per client and process."""
 
 import os
 import random
@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 from leasekit._driver import thread
 from leasekit._driver.bridge import outcome
 from leasekit._driver.clock import Clock
-from leasekit._driver.holding import Holding, Owner
-from leasekit._driver.keeper import Keeper
-from leasekit._driver.watchdog import Mode, Watchdog
-from leasekit.backend import Backend, Intake, Scheduler
-from leasekit.config import Beats
+from leasekit._driver.guarding.watchdog import Mode, Watchdog
+from leasekit._driver.keeping.held_lease import HeldLease, Owner
+from leasekit._driver.keeping.keeper import Keeper
+from leasekit.backend import Backend, Scheduler, TaskSink
+from leasekit.config import Heartbeats
 from leasekit.errors import Closed, LeasekitError
-from leasekit.hooks import Hooks, show
+from leasekit.hooks import Hooks, register_gauges
+from leasekit.task import NewTask
 
 __all__ = ["Connection"]
 
@@ -24,12 +25,12 @@ T = TypeVar("T")
 
 
 class Connection:
-    """What a client has in this process. The work that it is given is awaited in the driver's loop."""
+    """Connect one client with the driver in this process. Work that `run` and `arun` get runs in the driver's loop."""
 
     def __init__(
         self,
         backend: Backend,
-        beats: Beats,
+        heartbeats: Heartbeats,
         *,
         clock: Clock,
         hooks: Hooks,
@@ -44,7 +45,7 @@ class Connection:
         self.watchdog = Watchdog(watchdog, now=clock.now)
         self.keeper = Keeper(
             backend,
-            beats,
+            heartbeats,
             clock=clock,
             hooks=hooks,
             chance=random.SystemRandom(),
@@ -55,44 +56,50 @@ class Connection:
         self.keeper.loop_monitor = self.driver.loop_monitor
         self.keeper.call_soon = self.driver.call_soon
         self._loop = self.driver.submit(self.keeper.run())
-        show(self)
+        register_gauges(self)
 
     @property
     def forked(self) -> bool:
-        """True in a child of the process that this connection belongs to."""
+        """Whether this process is a fork of the process that made this connection."""
         return self.pid != os.getpid()
 
     @property
     def max_progress(self) -> int:
-        """Bytes of JSON that a checkpoint may have here."""
-        return self.backend.traits.max_progress
+        """The largest checkpoint that this service takes, in bytes of JSON."""
+        return self.backend.capabilities.max_progress
 
     @property
     def max_result(self) -> int | None:
-        """Bytes of JSON that a result may have here; None: as many as it likes."""
-        return self.backend.traits.max_result
+        """The largest result that this service takes, in bytes of JSON; None: unlimited."""
+        return self.backend.capabilities.max_result
 
-    def owner(self, holding: Holding, owner: object) -> Owner:
-        """A reference to what is to live for this lease to be kept: the keeper hears of its end."""
+    def owner(self, held: HeldLease, owner: object) -> Owner:
+        """Return a weak reference to `owner`, whose end makes the keeper abandon the lease `held`."""
 
         def dead(reference: Owner) -> None:
-            if not holding.settling and not self.forked:
-                self.driver.call_soon(self.keeper.abandoned, holding, reference)
+            if not held.settling and not self.forked:
+                self.driver.call_soon(self.keeper.abandoned, held, reference)
 
         return weakref.ref(owner, dead)
 
     def check_accepts_work(self) -> None:
-        """Raise `LeasekitError` where no successor can be scheduled with a settlement."""
+        """Raise `LeasekitError` if the backend cannot schedule a successor with a settlement."""
         name = type(self.backend).__name__
         if isinstance(self.backend, Scheduler):
             return
-        if isinstance(self.backend, Intake):
+        if isinstance(self.backend, TaskSink):
             what = f"{name} cannot settle a task and schedule another in one transaction"
             raise LeasekitError(f"{what}: call client.schedule(…) in the block, and expect a second one after a crash")
         raise LeasekitError(f"{name} accepts no work: schedule what follows elsewhere")
 
+    def check_dependencies(self, task: NewTask) -> None:
+        """Raise `LeasekitError` if `task` has dependencies (`after`) and the backend does not support them."""
+        if task.after and not self.backend.capabilities.dependencies:
+            name = type(self.backend).__name__
+            raise LeasekitError(f"{name} has no dependencies (`after`): have the task before schedule this one")
+
     def gauges(self) -> Mapping[str, float]:
-        """How many leases are held of how many that can be, and how many settlements wait for an answer."""
+        """Return the values of the gauges: leases held, capacity for leases, settlements without an answer."""
         if self.forked or self.closed:
             return {}
         keeper = self.keeper
@@ -103,7 +110,7 @@ class Connection:
         }
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The blocking door. Raises `Closed` where the work was ended by closing."""
+        """Run `work` in the driver's loop and block until its result. Raises `Closed` if closing ended the work."""
         try:
             self.refuse_hooks()
         except LeasekitError:
@@ -115,23 +122,23 @@ class Connection:
         except CancelledError:
             raise Closed from None
         except BaseException:
-            answer.cancel()  # interrupted: what was claimed meanwhile is given back
+            answer.cancel()  # interrupted: tasks that were claimed meanwhile are given back
             raise
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
-        """The other door, from asyncio or trio."""
+        """Run `work` in the driver's loop and await its result, from asyncio or trio. Raises `Closed` as `run` does."""
         try:
             return await outcome(self.driver.submit(work))
         except CancelledError:
             raise Closed from None
 
     def refuse_hooks(self) -> None:
-        """To be called before waiting for the driver's thread: it must not wait for itself."""
+        """Raise `LeasekitError` on the driver's own thread, which must not wait for itself."""
         if self.driver.here:
             raise LeasekitError("a hook must not call a blocking method: it would wait for its own thread")
 
     async def aclose(self) -> None:
-        """To be awaited in the driver's loop; `release` then lets go of the thread."""
+        """Close the keeper and the backend. Await this in the driver's loop; `release` then lets go of the thread."""
         self.closed = True
         try:
             await self.keeper.aclose()

@@ -1,6 +1,6 @@
-"""One call of a backend, and calls that are repeated until they are answered: claim, settle, schedule.
+"""Call a backend once, or repeat a call until it is answered (claim, settle, schedule).
 
-Never a beat: the cycle is its retry.
+Heartbeats are never repeated here: the cycle retries them.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ _jittered = tenacity.wait_random_exponential(multiplier=0.2, max=_LONGEST_WAIT)
 
 
 async def call_once(call: Callable[[], Awaitable[T]], *, within: float) -> T:
-    """What a call of a backend returns within so many seconds; whatever escapes from it becomes a `BackendError`."""
+    """Return the result of a backend's call within `within` seconds; any error becomes a `BackendError`."""
     try:
         async with asyncio.timeout(within):
             return await call()
-    except BackendError:
+    except (BackendError, GeneratorExit):  # the latter: nobody waits for this call any more, and its loop may be gone
         raise
     except TimeoutError as error:
         raise Unavailable(f"no answer within {within:g} s") from error
     except BaseException as error:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            raise  # it is we who are cancelled, not something inside of the adapter
+            raise  # this task is cancelled, not a task inside of the adapter
         raise Unavailable(f"{type(error).__name__}: {error}") from error
 
 
@@ -43,9 +43,9 @@ def _wait(state: tenacity.RetryCallState) -> float:
 async def call_until(
     call: Callable[[], Awaitable[T]], *, for_at_most: float, failing: Callable[[BaseException], None] | None = None
 ) -> T:
-    """What `call` returns, as soon as the service is there, within `for_at_most` seconds; then its last error.
+    """Repeat `call` until the service answers, for at most `for_at_most` seconds; then raise the last error.
 
-    Only what may be repeated is to be called so. *Refused* is not tried again. `failing` hears of each failure that is.
+    Use this only for calls that may be repeated. `Refused` is not retried. `failing` gets each retried error.
     """
 
     def before_sleep(state: tenacity.RetryCallState) -> None:

@@ -1,7 +1,7 @@
-"""One daemon thread for each process, with an event loop of its own: nothing on the user's side can hold it up.
+"""Driver's thread: one daemon thread per process, with an event loop of its own, which user code cannot hold up.
 
-It is started by the first client that needs it and stopped by the last one that is closed. A forked child begins
-with none: threads do not survive a fork, and neither does the right to a lease.
+The first client that needs the thread starts it, and the last client that is closed stops it. A forked child begins
+without one: threads do not survive a fork, and neither does the right to a lease.
 """
 
 import asyncio
@@ -17,24 +17,28 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from leasekit._driver.answer import Answer
-from leasekit._driver.loop_monitor import LoopMonitor
+from leasekit._driver.explaining.loop_monitor import LoopMonitor
+from leasekit._driver.locks import taken
 from leasekit.errors import Closed, ConfigError
 
-__all__ = ["NAME", "Driver", "acquire", "spawn"]
+__all__ = ["NAME", "Driver", "acquire", "check_process", "spawn"]
 
 logger = logging.getLogger("leasekit")
 
 P = ParamSpec("P")
 T = TypeVar("T")
 NAME = "leasekit-driver"
-_LAST_CALLS = 5.0  # seconds for calls that were cancelled at the end to notice it
+_GEVENT = ("threading", "socket", "selectors", "ssl", "queue", "subprocess")
+_OTHER_THAN = "thread=False, socket=False, select=False, ssl=False, queue=False, subprocess=False"
+_EVENTLET = ("thread", "socket", "select")
+_LAST_CALLS = 5.0  # seconds that cancelled calls have to end
 
 
 class _Threads(ThreadPoolExecutor):
-    """What the loop resolves names in: a thread for each call.
+    """The loop's executor, for resolving host names: one thread per call.
 
-    The pool that it would make takes nothing any more once the main thread has ended. Bodies in other threads may go on
-    for long after that, and their beats must be able to connect anew.
+    asyncio's default pool accepts no calls once the main thread has ended. Handlers in other threads may go on for long
+    after that, and their heartbeats must be able to reconnect.
     """
 
     def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -45,45 +49,49 @@ class _Threads(ThreadPoolExecutor):
                 return
             try:
                 future.set_result(call(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            except BaseException as error:  # noqa: BLE001 - the waiting caller gets it
                 future.set_exception(error)
 
         threading.Thread(target=run, name=f"{NAME}-call", daemon=True).start()
         return future
 
 
-def _check_threads() -> None:
-    """Raise `ConfigError` if gevent or eventlet has replaced threads: a busy greenlet would hold up all heartbeats."""
+def check_process() -> None:
+    """Raise `ConfigError` if gevent or eventlet has replaced a module that the driver's thread needs.
+
+    With greenlets for threads, a busy greenlet would hold up all heartbeats. The sockets, selectors and queues of
+    greenlets do not work between threads.
+    """
     gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
-    if gevent is not None and gevent.is_module_patched("threading"):
-        library, instead = "gevent", "gevent.monkey.patch_all(thread=False)"
-    elif eventlet is not None and eventlet.is_monkey_patched("thread"):
-        library, instead = "eventlet", "eventlet.monkey_patch(thread=False)"
+    if gevent is not None and (replaced := list(filter(gevent.is_module_patched, _GEVENT))):
+        library, instead = "gevent", f"gevent.monkey.patch_all({_OTHER_THAN})"
+    elif eventlet is not None and (replaced := list(filter(eventlet.is_monkey_patched, _EVENTLET))):
+        library, instead = "eventlet", "eventlet.monkey_patch(time=True)"
     else:
         return
     raise ConfigError(
-        f"{library} has replaced the threads of this process, so a busy greenlet would hold up all heartbeats: "
-        f"patch with {instead}, or run tasks in a process that is not patched"
+        f"{library} has replaced {', '.join(replaced)} in this process, so leases could not be kept while a greenlet "
+        "is busy: run tasks in a process that is not patched (Celery: -P prefork or threads; Dramatiq: not "
+        f"dramatiq-gevent), or patch with {instead}"
     )
 
 
 class Driver:
-    """The thread and its loop. `acquire` gives it, `release` lets go of it.
+    """The driver's thread and its loop. `acquire` returns the driver, `release` lets go of it.
 
-    What runs in it has a context of its own: context variables of users say that trio runs here (anyio and httpx
-    believe that), or belong to a request that will have ended long before a lease.
+    Work runs in a context of its own: a user's context variables may say that trio runs here (anyio and httpx would
+    believe that), or belong to a request that ends long before a lease.
     """
 
     def __init__(self) -> None:
-        _check_threads()
         self.pid = os.getpid()
         self.users = 0
         self.loop_monitor = LoopMonitor()
         self.loop = asyncio.SelectorEventLoop(self.loop_monitor)
         self.loop.set_default_executor(_Threads())
         self._ending = False
-        # Whoever hands in work writes here and then looks whether the thread is ending; the thread looks here after
-        # that is written down. So one of the two sees the other, and no lock is needed that a user could leave held.
+        # A caller writes its work here and then checks `_ending`; the thread reads this dict after `_ending` is set. So
+        # one of the two sees the other's write, without a lock that an interrupted user thread could leave held.
         self._owed: dict[Answer[Any], Coroutine[Any, Any, Any] | None] = {}  # None: the work has begun
         # A daemon: it must not keep alive a process whose main thread has ended.
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
@@ -96,7 +104,7 @@ class Driver:
                 try:
                     self.loop.run_forever()
                 except BaseException:
-                    # A SystemExit in a callback leaves the loop: no reason for leases to end.
+                    # A SystemExit in a callback leaves the loop; leases must not end for that.
                     logger.exception("something tried to end the driver's thread; it goes on")
             self.loop.run_until_complete(self._cancel_all())
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
@@ -105,7 +113,7 @@ class Driver:
             self.loop.close()
 
     def _refuse_the_rest(self) -> None:
-        """Cancel all work that has not ended: work that has not begun, and tasks that did not end when told to."""
+        """Cancel all work that has not ended: work that has not begun, and tasks that did not end when cancelled."""
         while self._owed:
             answer, work = self._owed.popitem()
             if work is not None:
@@ -114,7 +122,7 @@ class Driver:
             answer.cancel()
 
     async def _cancel_all(self) -> None:
-        """Whoever waits for one of these tasks gets to know; one that does not end when told to is left behind."""
+        """Cancel all tasks, so that their callers are told; a task that does not end in time is left behind."""
         until = self.loop.time() + _LAST_CALLS
         while (left := asyncio.all_tasks() - {asyncio.current_task()}) and self.loop.time() < until:
             for task in left:
@@ -123,13 +131,13 @@ class Driver:
 
     @property
     def here(self) -> bool:
-        """True on the driver's own thread, which must never wait for itself."""
+        """Whether this is the driver's own thread, which must never wait for itself."""
         return threading.current_thread() is self._thread
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Answer[T]:
-        """Run `work` in the driver's loop; the answer is for any thread.
+        """Run `work` in the driver's loop; any thread may wait for the answer.
 
-        Raises `Closed` where the thread has been let go of, which may happen while somebody is about to use it.
+        Raises `Closed` after the last `release`, which may happen while a caller is about to use the driver.
         """
         answer: Answer[T] = Answer()
         self._owed[answer] = work
@@ -166,19 +174,23 @@ class Driver:
             answer.set_result(task.result())
 
     def call_soon(self, call: Callable[..., object], *args: Any) -> None:
-        """Call it in the driver's loop. After the loop has ended that is a no-op: nobody is kept there any more."""
+        """Call `call(*args)` in the driver's loop. Do nothing after the loop has ended: it keeps no lease then."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(call, *args, context=Context())
 
     def release(self) -> None:
-        """One user less; the last one ends the thread."""
-        global _driver  # noqa: PLW0603 - one for each process
-        with _lock:
-            self.users -= 1
-            if self.users or self.pid != os.getpid():
-                return
-            if _driver is self:
-                _driver = None
+        """Let go of the driver; the last user's call ends the thread."""
+        global _driver  # noqa: PLW0603 - one per process
+        lock = _lock
+        for _ in taken(lock):
+            try:
+                self.users -= 1
+                if self.users or self.pid != os.getpid():
+                    return
+                if _driver is self:
+                    _driver = None
+            finally:
+                lock.release()
         self._ending = True
         self.call_soon(self.loop.stop)
         if not self.here:
@@ -197,18 +209,23 @@ _driver: Driver | None = None
 
 
 def acquire() -> Driver:
-    """This process's driver, started if need be. Each call wants one `release`."""
-    global _driver  # noqa: PLW0603 - one for each process
-    with _lock:
-        if _driver is None:
-            _driver = Driver()
-        _driver.users += 1
-        return _driver
+    """Return this process's driver, and start it if needed. Each call needs one `release`."""
+    global _driver  # noqa: PLW0603 - one per process
+    lock = _lock
+    for _ in taken(lock):
+        try:
+            if _driver is None:
+                _driver = Driver()
+            _driver.users += 1
+            return _driver
+        finally:
+            lock.release()
+    raise AssertionError  # the loop runs once and returns
 
 
 def _forget() -> None:
-    """In a forked child: the parent's thread is not here, and its lock may have been held by a thread that is not."""
-    global _driver, _lock  # noqa: PLW0603 - one for each process
+    """Start afresh in a forked child: the driver's thread is not there, and a missing thread may have held the lock."""
+    global _driver, _lock  # noqa: PLW0603 - one per process
     _lock = threading.Lock()
     _driver = None
 

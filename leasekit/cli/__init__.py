@@ -1,4 +1,4 @@
-"""The command line: `leasekit …`. One file a command; `app` puts them together."""
+"""Command line `leasekit …`. Each command has a file of its own; `app` puts them together."""
 
 import os
 import sys
@@ -20,10 +20,10 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        drop_stdout()  # nobody reads on, as after `| head`
+        drop_stdout()  # the reader of the pipe has ended, as after `| head`
         sys.exit(1)
 
 
 def drop_stdout() -> None:
-    """Send what is still in its buffer nowhere: the interpreter must not fail at that at its end."""
+    """Discard what is still in the buffer of stdout: writing it must not fail at the interpreter's end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

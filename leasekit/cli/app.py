@@ -1,4 +1,4 @@
-"""All commands, put together. A command's module is imported when that command runs, so that `--help` is quick."""
+"""App: all commands, put together. A command's module is imported when that command runs, so that `--help` is quick."""
 
 import importlib
 from importlib.metadata import version
@@ -15,7 +15,7 @@ COMMANDS = {
     "work": "Run the handlers of a worker until SIGTERM or Ctrl-C.",
     "dev": "Run a server and a worker that restarts when code changes.",
     "schedule": "Schedule a task and print its id.",
-    "status": "Show one task, or what is where.",
+    "status": "Show one task, or an overview of all.",
     "tasks": "List tasks, or follow them as they change.",
     "cancel": "Cancel tasks, whether they wait or run.",
     "workers": "List the workers that hold tasks, or were lately heard of.",
@@ -23,7 +23,7 @@ COMMANDS = {
     "budget": "Print how the seconds of a lease add up.",
     "demo": "See long work survive a killed worker.",
 }
-"""Name → summary. The command `x` is the function `x` of `leasekit.cli.x`; `examples` there are shown by its help."""
+"""Name → summary. The command `x` is the function `x` of `leasekit.cli.x`; its help shows `examples` of that module."""
 
 _EXIT_CODES = """
 Exit codes: 0 done; 1 refused, failed or not found, and stderr says why in a sentence; 2 wrong usage; 130 Ctrl-C.
@@ -37,7 +37,7 @@ Example:
 
 
 class _Commands(typer.core.TyperGroup):
-    """Commands that are summaries until one is chosen."""
+    """A group whose commands are only summaries until one is chosen."""
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
@@ -57,7 +57,7 @@ app = typer.Typer(
 
 
 def load(name: str) -> Any:
-    """The command of this name, with all its options."""
+    """Load the command `name`, with all its options."""
     module = importlib.import_module(f"leasekit.cli.{name}")
     alone = typer.Typer(
         add_completion=False,
@@ -69,7 +69,7 @@ def load(name: str) -> Any:
     return typer.main.get_command(alone)
 
 
-def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it so
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer's signature
     if wanted:
         typer.echo(f"leasekit {version('leasekit')}")
         raise typer.Exit
@@ -85,7 +85,7 @@ def _root(
 
 
 def _summary() -> None:
-    """Stands for a command that is not loaded: it is never run."""
+    """Take the place of a command that is not loaded; this function is never called."""
 
 
 for _name, _help in COMMANDS.items():

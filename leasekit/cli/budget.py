@@ -27,13 +27,13 @@ def budget(
 ) -> None:
     """Print how the seconds of a lease add up.
 
-    That is: how long it may be believed in, how many can be held, and which outage they survive. What is not given
-    follows from the rest; without any option it is leasekit's default. Numbers that contradict one another are
-    refused, with the one to change.
+    That is: how long it may be relied on, how many can be held, and which outage they survive. Options that are not
+    given follow from the others; without any option leasekit's defaults are shown. Numbers that contradict one another
+    are refused, with the one to change.
     """
-    beats = options.beats(ttl=ttl, cycle=cycle, rate=rate, batch=batch)
+    heartbeats = options.heartbeats(ttl=ttl, cycle=cycle, rate=rate, batch=batch)
     if as_json:
-        sums = {name: getattr(beats, name) for name in ("trust", "slack", "capacity", "outage_survived")}
-        output.print_json(asdict(beats) | sums)
+        sums = {name: getattr(heartbeats, name) for name in ("trust", "slack", "capacity", "outage_survived")}
+        output.print_json(asdict(heartbeats) | sums)
     else:
-        typer.echo(beats.budget())
+        typer.echo(heartbeats.budget())

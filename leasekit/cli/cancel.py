@@ -1,4 +1,4 @@
-"""`leasekit cancel`: tasks that nobody wants any more."""
+"""`leasekit cancel`: cancel tasks that are no longer wanted."""
 
 from typing import Annotated
 
@@ -11,12 +11,12 @@ from leasekit.task import Verdict
 
 __all__ = ["EXAMPLES", "cancel"]
 
-_BATCH = 1000  # a backend's largest
+_BATCH = 1000  # the largest batch of a backend
 
 EXAMPLES = """\b
-A line for each: id, verdict, reason. Verdicts: cancelled; ordered, where it
-runs and its holder is told; gone, where it has ended or there is none.
-Exit code 1 if any of them could not be cancelled.
+Prints a line for each task: id, verdict, reason. Verdicts: cancelled;
+ordered, if it runs and was told to stop; gone, if it has ended or is unknown.
+Exit code 1 if a task could not be cancelled.
 
 \b
 Examples:
@@ -33,7 +33,7 @@ def cancel(
 ) -> None:
     """Cancel tasks, whether they wait or run.
 
-    One that waits is cancelled at once. One that runs is when its body has wound down, or its lease ends.
+    A task that waits is cancelled at once. A task that runs is cancelled when its handler has ended, or its lease has.
     """
     verdicts: list[Verdict] = []
     with connected(backend) as client:
@@ -46,4 +46,4 @@ def cancel(
             output.print_line([verdict.id, verdict.verdict, *([verdict.reason] if verdict.reason else [])])
     if gone := [verdict.id for verdict in verdicts if verdict.verdict not in {"cancelled", "ordered"}]:
         shown = output.plain(gone[0]) + (f" and {len(gone) - 1} more" if len(gone) > 1 else "")
-        fail("cancel", f"{shown} cannot be cancelled: ended before, or not there")
+        fail("cancel", f"{shown} cannot be cancelled: ended before, or unknown")

@@ -1,4 +1,4 @@
-"""`leasekit demo`: long work that survives a killed worker, on real files, and verified."""
+"""`leasekit demo`: show that long work survives a killed worker, on real files, and verify the results."""
 
 import sysconfig
 import tempfile
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import leasekit
-from leasekit.cli.demo_check import Finding, check, read_log
+from leasekit.cli.demo_check import Finding, check, read_log, under_way
 from leasekit.cli.demo_fleet import Fleet
 from leasekit.cli.errors import spoken
 from leasekit.task import NewTask, Status, TaskInfo
@@ -28,8 +28,8 @@ Examples:
   leasekit demo ~/pictures --workers 5
 """
 
-_TTL = 5.0  # short, so that nobody waits long for what a killed worker held
-_SLOTS = 6  # of each worker, as demo_handlers has it
+_TTL = 5.0  # short, so that the tasks of a killed worker do not wait for long
+_SLOTS = 6  # of each worker, as in demo_handlers
 _AIM = 10.0  # seconds that all runs together should take
 _PATIENCE = 120.0
 _NOT_OURS = {"site-packages", "test", "tests", "__pycache__", "idlelib", "lib2to3", "turtledemo"}
@@ -45,11 +45,11 @@ def demo(
 ) -> None:
     """See long work survive a killed worker.
 
-    Digests every file of a directory under leases, kills a worker in the middle, and verifies what came out.
+    Digests every file of a directory under leases, kills a worker in the middle, and verifies the results.
 
     Starts a server on an embedded store and worker processes, schedules one task a file, kills one worker with SIGKILL,
     and checks every digest, that every task was settled once, and that no two runs of a task overlapped.
-    Exit code 1 if any of it is not so.
+    Exit code 1 if a check fails.
     """
     console = Console()
     files = _files(directory)
@@ -62,7 +62,7 @@ def demo(
             console.print(f"{len(files)} tasks scheduled at {fleet.url}, {workers} workers, leases of {_TTL:g} s")
             killed_at = _watch(console, client, fleet, log, total=len(files))
             tasks = _all(client)
-        findings = check(tasks, read_log(log), killed_at=killed_at)
+        findings = check(tasks, read_log(log), killed_at=killed_at, ended=fleet.ended)
         if len(tasks) != len(files) or not all(task.status is Status.SUCCESS for task in tasks):
             findings.insert(
                 0, Finding(what="tasks that ended well", count=len(tasks), wrong=["not all did", fleet.log()])
@@ -94,7 +94,7 @@ def _schedule(client: leasekit.Client, files: Sequence[Path], log: Path, *, seco
 
 
 def _watch(console: Console, client: leasekit.Client, fleet: Fleet, log: Path, *, total: int) -> dict[int, float]:
-    """Show who holds what until all is done, and kill one worker on the way. Returns when which process was gone."""
+    """Show each worker's tasks until all are done, and kill a worker meanwhile. Returns when each process was gone."""
     killed_at: dict[int, float] = {}
     until = time.monotonic() + _PATIENCE
     bar = Progress(TextColumn("digests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
@@ -102,14 +102,11 @@ def _watch(console: Console, client: leasekit.Client, fleet: Fleet, log: Path, *
     with Live(console=console, refresh_per_second=8, transient=True) as live:
         while time.monotonic() < until:
             held = _held(client)
-            done = client.stats()["kinds"]["digest"].get("success", 0)
-            if not killed_at and done >= total / 4 and held:
-                victim = max(fleet.workers, key=lambda worker: len(held[worker.pid]))
-                fleet.kill(victim)
-                killed_at[victim.pid] = time.monotonic()
-                console.print(
-                    f"worker {victim.pid} was killed (SIGKILL) with {len(held[victim.pid])} tasks in its hands"
-                )
+            done = client.stats().kinds["digest"].get("success", 0)
+            if not killed_at and done >= total / 4 and (killed := _kill_one(fleet, log)) is not None:
+                pid, runs = killed
+                killed_at[pid] = time.monotonic()
+                console.print(f"worker {pid} was killed (SIGKILL) in the middle of {runs} runs")
             bar.update(progress, completed=done)
             live.update(Group(_table(fleet, held, log, killed_at), bar))
             if not console.is_terminal and time.monotonic() - told > 2:
@@ -121,11 +118,28 @@ def _watch(console: Console, client: leasekit.Client, fleet: Fleet, log: Path, *
     return killed_at
 
 
+def _kill_one(fleet: Fleet, log: Path) -> tuple[int, int] | None:
+    """Kill the worker with the most runs in progress. Returns its pid and their number; None: no worker was killed.
+
+    The worker is paused while its runs are counted, so that none of them ends before the process does.
+    """
+    runs = under_way(read_log(log))
+    busy = [worker for worker in fleet.workers if runs[worker.pid] and worker.poll() is None]
+    victim = max(busy, key=lambda worker: len(runs[worker.pid]), default=None)
+    if victim is None or not fleet.pause(victim):
+        return None
+    if not (left := under_way(read_log(log))[victim.pid]):
+        fleet.resume(victim)
+        return None
+    fleet.kill(victim)
+    return victim.pid, len(left)
+
+
 def _held(client: leasekit.Client) -> dict[int, list[TaskInfo]]:
-    """The tasks that run now, by the process that holds them."""
+    """Return the running tasks, by the process that holds them."""
     held: dict[int, list[TaskInfo]] = defaultdict(list)
     for status in (Status.CLAIMED, Status.PROCESSING):
-        for task in client.list(kind="digest", status=status, limit=200).tasks:
+        for task in client.list_tasks(kind="digest", status=status, limit=200).tasks:
             if task.worker is not None:
                 held[int(task.worker.split(":")[1])].append(task)
     return held
@@ -142,11 +156,11 @@ def _table(fleet: Fleet, held: dict[int, list[TaskInfo]], log: Path, killed_at: 
 
 
 def _all(client: leasekit.Client) -> list[TaskInfo]:
-    """Every task, with its history."""
+    """Return every task, with its history."""
     ids: list[str] = []
     cursor: str | None = None
     while True:
-        page = client.list(kind="digest", cursor=cursor, limit=500)
+        page = client.list_tasks(kind="digest", cursor=cursor, limit=500)
         ids += [task.id for task in page.tasks]
         cursor = page.cursor
         if cursor is None:

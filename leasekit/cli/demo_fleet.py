@@ -1,5 +1,6 @@
-"""The processes of `leasekit demo`: a server and some workers, each started by its own command."""
+"""Processes of `leasekit demo`: a server and some workers, each started by its own command."""
 
+import os
 import re
 import signal
 import subprocess
@@ -17,7 +18,7 @@ _STOP_WITHIN = 15.0
 
 
 class Fleet:
-    """A server on a store of its own, and workers. Leaving the block ends all of them."""
+    """A server with a store of its own, and workers. Leaving the block ends all of them."""
 
     def __init__(self, home: Path, workers: int) -> None:
         self._home = home
@@ -33,7 +34,7 @@ class Fleet:
             server = self._start("server", "serve", "--port", "0", "--store", store, stdout=subprocess.PIPE)
             self.url = _address(server)
             for number in range(self._count):
-                # Nobody hands back what a killed one holds: its leases run out, as when its whole machine is lost.
+                # Unsupervised: the leases of a killed worker expire, as when its whole machine is lost.
                 command = ("work", "leasekit.cli.demo_handlers:worker", "--backend", self.url, "--no-supervise")
                 self.workers.append(self._start(f"worker-{number}", *command))
         except BaseException:
@@ -44,18 +45,32 @@ class Fleet:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._open.close()
 
+    def pause(self, worker: "subprocess.Popen[str]") -> bool:
+        """Stop the worker (SIGSTOP), and wait until it stands still. Return False if it has ended."""
+        worker.send_signal(signal.SIGSTOP)
+        return worker.poll() is None and os.WIFSTOPPED(os.waitpid(worker.pid, os.WUNTRACED)[1])
+
+    def resume(self, worker: "subprocess.Popen[str]") -> None:
+        """Let a paused worker go on (SIGCONT)."""
+        worker.send_signal(signal.SIGCONT)
+
     def kill(self, worker: "subprocess.Popen[str]") -> None:
-        """SIGKILL, and wait until the process is gone: from here nothing of it runs."""
+        """Kill the worker (SIGKILL), and wait until it is gone: from here none of its code runs."""
         worker.kill()
         worker.wait()
 
+    @property
+    def ended(self) -> set[int]:
+        """The pids of the workers that are gone, killed or not."""
+        return {worker.pid for worker in self.workers if worker.poll() is not None}
+
     def log(self) -> str:
-        """What the processes had to say."""
+        """Return the output of all processes."""
         return "\n".join(f"--- {path.stem}\n{path.read_text()}" for path in sorted(self._home.glob("*.log")))
 
     def _start(self, name: str, *command: str, stdout: int | None = None) -> "subprocess.Popen[str]":
         log: IO[str] = self._open.enter_context((self._home / f"{name}.log").open("w"))
-        process = subprocess.Popen(  # noqa: S603 - our own commands
+        process = subprocess.Popen(  # noqa: S603 - leasekit's own commands
             [sys.executable, "-m", "leasekit", *command],
             stdout=log if stdout is None else stdout,
             stderr=log,

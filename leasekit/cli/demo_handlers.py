@@ -1,4 +1,4 @@
-"""What the workers of `leasekit demo` run: digests of files, slowly, with every run in a log."""
+"""Handlers of `leasekit demo`: digest files, slowly, with every run in a log."""
 
 import os
 import time
@@ -15,7 +15,7 @@ _CHUNKS = 8
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
-    """One task: a file, the seconds that its run takes, and the log that its runs are written to."""
+    """The payload of a task: a file, the seconds that its run takes, and the log of all runs."""
 
     path: str
     seconds: float
@@ -27,11 +27,12 @@ worker = leasekit.Worker(concurrency=6)
 
 @worker.handler("digest", run="thread")
 def digest(file: File, held: leasekit.Lease) -> dict[str, object]:
-    """The file's digest and compressed size, in as much time as a long activity would take."""
+    """Return the file's digest and compressed size, after as much time as a long activity would take."""
     _log(file, held, "start")
     try:
         for chunk in range(_CHUNKS):
             held.check()
+            _log(file, held, "step")
             held.progress({"chunk": chunk})
             time.sleep(file.seconds / _CHUNKS)  # the activity is long: that is what leases are for
         return measured(Path(file.path).read_bytes())

@@ -1,4 +1,4 @@
-"""`leasekit dev`: a server, a worker and a store for who writes handlers; the worker follows the code."""
+"""`leasekit dev`: a server, a worker and a store for developing handlers; the worker restarts when code changes."""
 
 import signal
 import threading
@@ -8,11 +8,11 @@ from typing import Annotated, Self
 
 import typer
 
+from leasekit._worker.worker import LOST_EXIT_CODE
 from leasekit.cli.dev_processes import Child, say
 from leasekit.cli.dev_sources import Sources
 from leasekit.cli.errors import FAILED, fail, spoken
 from leasekit.cli.target import Target, parts
-from leasekit.worker.worker import LOST_EXIT_CODE
 
 __all__ = ["EXAMPLES", "dev"]
 
@@ -20,8 +20,8 @@ _SERVER_GRACE = 10.0
 
 EXAMPLES = """\b
 When a .py file changes, the worker is told to stop, ends what it runs, and
-begins anew with the new code. Tasks and the server stay. A worker that fails
-begins anew at the next change.
+starts anew with the new code. Tasks and the server stay. A worker that fails
+starts anew at the next change.
 
 \b
 Examples:
@@ -41,21 +41,21 @@ def dev(
         int | None, typer.Option(min=1, help="Slots for async handlers, and as many threads for the others.")
     ] = None,
     grace: Annotated[
-        float, typer.Option(min=0, help="Seconds for the worker to end what it runs, before it is ended at once.")
+        float, typer.Option(min=0, help="Seconds for the worker to end what it runs, before it is killed.")
     ] = 30.0,
-    interval: Annotated[float, typer.Option(min=0.05, max=60, help="Seconds between two looks at the files.")] = 0.5,
+    interval: Annotated[float, typer.Option(min=0.05, max=60, help="Seconds between two checks of the files.")] = 0.5,
 ) -> None:
     """Run a server and a worker that restarts when code changes.
 
-    Everything is in one tree of processes, until Ctrl-C. What is looked at are the .py files below the working
-    directory, without hidden directories and virtual environments.
+    All processes are in one tree, until Ctrl-C. Watched are the .py files below the working directory, without hidden
+    directories and virtual environments.
     """
-    parts(target)  # what no change of the code would mend is said before anything is started
+    parts(target)  # a wrong target is refused before anything is started, because no change of the code would mend it
     command = ["work", target, "--concurrency", str(concurrency)] if concurrency else ["work", target]
     with _Signals() as signals, Child("serve", "--port", str(port), "--store", store, grace=_SERVER_GRACE) as server:
         url = server.address()
         if url is None:
-            fail("dev", "the server did not start: it has said why")
+            fail("dev", "the server did not start: its message is above")
         say(f"the server is at {url}")
         watched = _Dev([*command, "--backend", url], server, Sources(Path.cwd()), signals, grace=grace)
         code = watched.run(interval)
@@ -63,7 +63,7 @@ def dev(
 
 
 class _Signals:
-    """Hears SIGINT and SIGTERM: the first asks for the end, the second for the end at once."""
+    """Handle SIGINT and SIGTERM: the first asks for the end, the second for the end at once."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
@@ -82,7 +82,7 @@ class _Signals:
 
 
 class _Dev:
-    """The worker's lives: begun, ended when files change, begun again."""
+    """Restart the worker whenever files change."""
 
     def __init__(self, command: list[str], server: Child, sources: Sources, signals: _Signals, *, grace: float) -> None:
         self._command = command
@@ -92,7 +92,7 @@ class _Dev:
         self._grace = grace
 
     def run(self, interval: float) -> int:
-        """Until a signal: exit code 0; or until the server ends by itself: 1."""
+        """Run until a signal (returns exit code 0), or until the server ends by itself (1)."""
         while True:
             with Child(*self._command, grace=self._grace, at_once=self._signals.at_once) as worker:
                 say(f"the worker is process {worker.pid}; {len(self._sources)} files are watched")
@@ -100,11 +100,11 @@ class _Dev:
                     return code
 
     def _until_next(self, worker: Child, interval: float) -> int | None:
-        """Until there is to be another worker: None; or until all is to end: an exit code."""
+        """Wait until the worker must be restarted (returns None), or until all ends (returns an exit code)."""
         told = False
         while not self._signals.stop.wait(interval):
             if self._server.code is not None:
-                say("the server has ended, so everything does")
+                say("the server has ended: ending the worker too")
                 return FAILED
             if changed := self._sources.changed():
                 say(
@@ -116,6 +116,6 @@ class _Dev:
             if worker.code == LOST_EXIT_CODE:  # as after a suspend of the machine: no change of the code is needed
                 return None
             if worker.code is not None and not told:
-                say(f"the worker has ended with exit code {worker.code}: it begins anew when a file changes")
+                say(f"the worker has ended with exit code {worker.code}: it starts anew when a file changes")
                 told = True
         return 0

@@ -1,4 +1,4 @@
-"""The processes of `leasekit dev`: each in a group of its own, so that Ctrl-C reaches them in our order."""
+"""Processes of `leasekit dev`: each in a group of its own, so that Ctrl-C reaches them in the intended order."""
 
 import ctypes
 import os
@@ -15,29 +15,29 @@ import typer
 __all__ = ["Child", "say"]
 
 _PR_SET_PDEATHSIG = 1
-_SILENCE = 1.0  # seconds of waiting before something is said about it
-_LAST = 5.0  # seconds for a process to end that was told to do so at once
+_SILENCE = 1.0  # seconds of waiting before a message
+_LAST = 5.0  # seconds for a process to end that was told to end at once
 
 
 class Child:
-    """A command of ours as a process. Leaving the block asks it to end, and sees that it does.
+    """A leasekit command as a process. Leaving the block asks it to end, and waits until it has.
 
-    It has `grace` seconds, or until `at_once` is set; then it is told once more, which ends it at once.
+    The process has `grace` seconds, or until `at_once` is set; then a second signal ends it at once.
     """
 
     def __init__(self, *command: str, grace: float, at_once: threading.Event | None = None) -> None:
         self._name = command[0]
         self._grace = grace
         self._at_once = at_once or threading.Event()
-        self._process = subprocess.Popen(  # noqa: S603 - our own commands
+        self._process = subprocess.Popen(  # noqa: S603 - leasekit's own commands
             [sys.executable, "-m", "leasekit", *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if self._name == "serve" else None,
             text=True,
             process_group=0,
-            # Bytecode is judged by seconds and size: a quick edit of one character would not be seen.
+            # Python compares bytecode with its source by seconds and size: it would miss a quick edit of one character.
             env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
-            preexec_fn=_end_with_parent,  # noqa: PLW1509 - there are no threads here whose locks a child could inherit
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - no threads exist here whose locks a child could inherit
         )
 
     def __enter__(self) -> Self:
@@ -54,12 +54,12 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """The exit code; None while the process runs."""
         return self._process.poll()
 
     def address(self) -> str | None:
-        """Where the server listens, as soon as it says so; None where it ends instead."""
-        assert self._process.stdout is not None  # noqa: S101 - of a server it is a pipe
+        """Return the server's URL, as soon as the server prints it; None if the server ends instead."""
+        assert self._process.stdout is not None  # noqa: S101 - a server's is a pipe
         found = re.search(r"https?://\S+", self._process.stdout.readline())
         return None if found is None else found[0]
 
@@ -85,15 +85,15 @@ class Child:
 
 
 def say(what: str) -> None:
-    """A word to whoever sits before it, on stderr."""
+    """Print a message for the user to stderr."""
     typer.echo(f"leasekit dev: {what}", err=True)
 
 
-# Looked up before the fork: a child of a fork imports nothing.
+# Looked up before the fork: a forked child must not import.
 _prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
 
 def _end_with_parent() -> None:
-    """In the child: where the kernel can, it ends the child too when we are killed."""
+    """Have the kernel, if it can, end this child when its parent is killed."""
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Which .py files there are below a directory, and which have changed: by their times and sizes, without a library."""
+"""Sources: the .py files below a directory, and which of them have changed, by times and sizes."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ _NOT_CODE = {"__pycache__", "node_modules"}
 
 
 class Sources:
-    """The .py files below a directory, but for hidden directories and virtual environments."""
+    """The .py files below a directory, without hidden directories and virtual environments."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -20,7 +20,7 @@ class Sources:
         return len(self._seen)
 
     def changed(self) -> list[str]:
-        """The files that were changed, added or removed since the last call, sorted, relative to the directory."""
+        """Return the files changed, added or removed since the last call, sorted, relative to the directory."""
         now = dict(_stamps(self._root))
         both = self._seen.items() ^ now.items()
         self._seen = now
@@ -28,10 +28,10 @@ class Sources:
 
 
 def _stamps(directory: Path | str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Each file's path, and what changes when it is written."""
+    """Yield each file's path, and its time and size, which change when the file is written."""
     try:
         entries = list(os.scandir(directory))
-    except OSError:  # removed while we looked, or not ours to read
+    except OSError:  # removed meanwhile, or not readable
         return
     if any(entry.name == "pyvenv.cfg" for entry in entries):
         return
@@ -44,5 +44,5 @@ def _stamps(directory: Path | str) -> Iterator[tuple[str, tuple[int, int]]]:
             elif entry.name.endswith(".py"):
                 stat = entry.stat()
                 yield entry.path, (stat.st_mtime_ns, stat.st_size)
-        except OSError:  # a link to nothing, as editors make for locks
+        except OSError:  # a broken link, as editors make for locks
             continue

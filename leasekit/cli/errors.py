@@ -1,4 +1,4 @@
-"""How a command fails: one sentence on stderr, and an exit code that means something."""
+"""Errors of a command: one sentence on stderr, and an exit code with a meaning."""
 
 import functools
 from collections.abc import Callable
@@ -12,14 +12,14 @@ __all__ = ["DAMAGED", "FAILED", "INTERRUPTED", "WRONG_USAGE", "fail", "sentence"
 
 FAILED = 1
 WRONG_USAGE = 2
-DAMAGED = 65  # EX_DATAERR: to start it again is of no use
+DAMAGED = 65  # EX_DATAERR: starting it again does not help
 INTERRUPTED = 130
 
 P = ParamSpec("P")
 
 
 def spoken(command: Callable[P, None]) -> Callable[P, None]:
-    """The command, with leasekit's errors said in one sentence instead of raised, and Ctrl-C without a word."""
+    """Wrap a command: leasekit's errors are printed as one sentence instead of raised, and Ctrl-C ends it silently."""
 
     @functools.wraps(command)
     def speaking(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -36,13 +36,13 @@ def spoken(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def fail(command: str, what: str, code: int = FAILED) -> NoReturn:
-    """Say what went wrong and end with this exit code."""
+    """Print what went wrong, and end with exit code `code`."""
     typer.echo(f"leasekit {command}: {what}", err=True)
     raise typer.Exit(code)
 
 
 def sentence(error: LeasekitError) -> str:
-    """What an error says, in one line; of a refusal also which fields were wrong."""
+    """Return an error's message in one line, with the wrong fields if a request was refused."""
     said = " ".join(str(error).split())
     if isinstance(error, Refused) and error.errors:
         faults = [(wrong["field"], wrong["detail"]) for wrong in error.errors if wrong.get("field")]

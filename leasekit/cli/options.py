@@ -1,13 +1,15 @@
-"""Options that several commands share, and what they mean."""
+"""Options that several commands share, and their meaning."""
 
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from leasekit.config import Beats
+from leasekit.config import Heartbeats
 
-__all__ = ["DEFAULT_URL", "Backend", "Batch", "Cycle", "Interval", "Json", "Rate", "Ttl", "Watch", "beats", "rhythm"]
+__all__ = [
+    "DEFAULT_URL", "Backend", "Batch", "Cycle", "Interval", "Json", "Rate", "Ttl", "Watch", "heartbeats", "rhythm",
+]  # fmt: skip
 
 DEFAULT_URL = "http://127.0.0.1:8077"
 
@@ -15,22 +17,22 @@ Backend = Annotated[
     str, typer.Option("--backend", "-b", envvar="LEASEKIT_URL", help="URL of the service that has the tasks.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, and show what changes.")]
-Interval = Annotated[float, typer.Option(min=0.05, max=3600, help="Seconds between two looks.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Check again and again, and show what changes.")]
+Interval = Annotated[float, typer.Option(min=0.05, max=3600, help="Seconds between two checks.")]
 Ttl = Annotated[float | None, typer.Option(help="Seconds for which the service grants a lease.")]
-Cycle = Annotated[float | None, typer.Option(help="Seconds in which every lease beats once.")]
-Rate = Annotated[float | None, typer.Option(help="Calls for heartbeats a second, at most.")]
+Cycle = Annotated[float | None, typer.Option(help="Seconds in which every lease is renewed once.")]
+Rate = Annotated[float | None, typer.Option(help="Heartbeat calls a second, at most.")]
 Batch = Annotated[int | None, typer.Option(help="Leases in one such call, at most.")]
 
 
-def beats(*, ttl: float | None, cycle: float | None, rate: float | None, batch: int | None) -> Beats:
-    """The rhythm that these options ask for. Raises `ConfigError` where they contradict one another."""
+def heartbeats(*, ttl: float | None, cycle: float | None, rate: float | None, batch: int | None) -> Heartbeats:
+    """Return the heartbeat settings of these options. Raises `ConfigError` if they contradict one another."""
     asked = {name: value for name, value in (("cycle", cycle), ("rate", rate), ("batch", batch)) if value is not None}
-    return replace(Beats() if ttl is None else Beats().for_ttl(ttl), **asked)  # type: ignore[arg-type]
+    return replace(Heartbeats() if ttl is None else Heartbeats().for_ttl(ttl), **asked)  # type: ignore[arg-type]
 
 
-def rhythm(*, ttl: float | None, cycle: float | None, rate: float | None, batch: int | None) -> Beats | None:
-    """`beats`, or None where none of the options is given."""
+def rhythm(*, ttl: float | None, cycle: float | None, rate: float | None, batch: int | None) -> Heartbeats | None:
+    """Return what `heartbeats` returns, or None if none of the options is given."""
     if ttl is cycle is rate is batch is None:
         return None
-    return beats(ttl=ttl, cycle=cycle, rate=rate, batch=batch)
+    return heartbeats(ttl=ttl, cycle=cycle, rate=rate, batch=batch)

@@ -1,7 +1,7 @@
-"""What commands print: tables for people, lines for pipes, JSON for scripts.
+"""Output of commands: tables for people, lines for pipes, JSON for scripts.
 
 Rule 1: on a terminal a table or a live view, elsewhere lines whose fields are separated by tabs.
-Rule 2: whatever others wrote (payloads, errors, names) reaches a terminal without control characters.
+Rule 2: text that others wrote (payloads, errors, names) reaches a terminal without control characters.
 """
 
 import sys
@@ -46,27 +46,27 @@ class View(Protocol):
 
 
 def on_terminal() -> bool:
-    """Whether a person looks at stdout."""
+    """Return whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 
 def plain(value: object) -> str:
-    """The value as text of one line: control characters do not reach the terminal."""
+    """Return a value as one line of text, without control characters."""
     return "".join(character if character.isprintable() else "�" for character in str(value))
 
 
 def compact(value: Any) -> str:
-    """A user's value as JSON, nothing where there is none."""
+    """Return a user's value as JSON, or an empty string for None."""
     return "" if value is None else plain(msgspec.json.encode(value).decode())
 
 
 def moment(at: datetime | None) -> str:
-    """A point in time for lines: RFC 3339 in UTC."""
+    """Return a point in time for lines: RFC 3339 in UTC."""
     return "-" if at is None else at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def ago(at: datetime, now: datetime | None = None) -> str:
-    """A point in time for people: how far it is from now."""
+    """Return a point in time for people: its distance from now."""
     seconds = ((now or datetime.now(UTC)) - at).total_seconds()
     size, unit = next((n, u) for n, u in _UNITS if abs(seconds) >= n or n == 1)
     text = f"{int(abs(seconds) / size)} {unit}"
@@ -77,12 +77,12 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON."""
+    """Print one line of JSON."""
     _print(msgspec.json.encode(value).decode())
 
 
 def print_line(fields: Iterable[object]) -> None:
-    """One line of fields; `-` where one is empty, so that their number is always the same."""
+    """Print one line of fields, with `-` for an empty one, so that their number is always the same."""
     _print("\t".join(plain(field) or "-" for field in fields))
 
 
@@ -94,11 +94,11 @@ def _print(line: str) -> None:
         raise
     except OSError as error:
         drop_stdout()
-        raise LeasekitError(f"stdout does not take what is printed: {error.strerror}") from error
+        raise LeasekitError(f"the output cannot be written to stdout: {error.strerror}") from error
 
 
 def task_fields(task: TaskInfo) -> list[object]:
-    """A task as one line."""
+    """Return a task as the fields of one line."""
     return [task.id, task.kind, task.status, task.attempt, moment(task.at), task.worker or ""]
 
 
@@ -106,14 +106,14 @@ def task_fields(task: TaskInfo) -> list[object]:
 
 
 def console() -> "Console":
-    """Standard output, as rich writes it."""
+    """Return standard output as a console of rich."""
     from rich.console import Console
 
     return Console(highlight=False)
 
 
 def table(*columns: str, title: str | None = None) -> "Table":
-    """An empty table."""
+    """Return an empty table."""
     from rich import box
     from rich.table import Table
 
@@ -124,7 +124,7 @@ def table(*columns: str, title: str | None = None) -> "Table":
 
 
 def styled(value: object, style: str = "") -> "Text":
-    """Text that is no markup."""
+    """Return text that rich does not read as markup."""
     from rich.text import Text
 
     return Text(plain(value), style=style)
@@ -132,9 +132,9 @@ def styled(value: object, style: str = "") -> "Text":
 
 @contextmanager
 def live() -> Generator[View]:
-    """A view that is replaced in place, and whose last state stays."""
+    """Give a view that is replaced in place, and whose last state stays."""
     from rich.live import Live
 
-    # No thread that refreshes: what is shown changes when we say so.
+    # No thread that refreshes: the content changes only when `update` is called.
     with Live(console=console(), auto_refresh=False, vertical_overflow="crop") as view:
         yield view

@@ -1,4 +1,4 @@
-"""`leasekit schedule`: hand in one task, and wait for it if asked to."""
+"""`leasekit schedule`: schedule one task, and wait for it if asked to."""
 
 import sys
 import time
@@ -21,8 +21,8 @@ __all__ = ["EXAMPLES", "schedule"]
 
 EXAMPLES = """\b
 Prints the task's id; with --wait its result as JSON, and the id on stderr.
-With --json, the whole answer. Exit code 1 if it was refused, or, with --wait,
-ended in another way than success.
+With --json, the whole answer. Exit code 1 if the task was refused, or, with
+--wait, did not end as a success.
 
 \b
 Examples:
@@ -36,7 +36,7 @@ def _moment(text: str) -> datetime:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no RFC 3339 time: write 2026-12-24T18:00:00Z") from None
+        raise typer.BadParameter(f"{text!r} is not an RFC 3339 time: write 2026-12-24T18:00:00Z") from None
     if at.tzinfo is None:
         raise typer.BadParameter(f"{text!r} has no time zone: add Z, or an offset such as +01:00")
     return at
@@ -44,7 +44,7 @@ def _moment(text: str) -> datetime:
 
 @spoken
 def schedule(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="What to run.", show_default=False)],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="Kind of the task.", show_default=False)],
     payload: Annotated[
         str, typer.Argument(metavar="PAYLOAD", help="JSON for the handler; - reads it from stdin.")
     ] = "null",
@@ -57,18 +57,18 @@ def schedule(
     ] = None,
     delay: Annotated[
         float | None,
-        typer.Option("--in", min=0, max=3650 * 86400, help="Not before so many seconds from now."),
+        typer.Option("--in", min=0, max=3650 * 86400, help="Not before this number of seconds from now."),
     ] = None,
     after: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID", help="Not before the task of this id has succeeded; may be given several times."),
+        typer.Option(metavar="ID", help="Not before the task with this id has succeeded; may be given several times."),
     ] = None,
     dedupe_key: Annotated[str | None, typer.Option(help="One task for each kind and key.")] = None,
-    collection: Annotated[str | None, typer.Option(help="A name under which it can be listed.")] = None,
+    collection: Annotated[str | None, typer.Option(help="A name under which the task can be listed.")] = None,
     max_attempts: Annotated[int | None, typer.Option(min=1, help="Attempts that may fail. Default: no limit.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended, and print its result.")] = False,  # noqa: FBT002 - a flag
     timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most; the task goes on.")] = None,
-    patience: Annotated[float, typer.Option(min=0, help="Seconds to go on trying while nobody answers.")] = 0,
+    retry_for: Annotated[float, typer.Option(min=0, help="Seconds to go on trying while the service is away.")] = 0,
     as_json: options.Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Schedule a task and print its id.
@@ -78,7 +78,7 @@ def schedule(
     if at is not None and delay is not None:
         raise typer.BadParameter("--at and --in both say when: give one of them", param_hint="--in")
     if timeout is not None and not wait:
-        raise typer.BadParameter("it bounds --wait, which is not given", param_hint="--timeout")
+        raise typer.BadParameter("it limits --wait, which is not given", param_hint="--timeout")
     if delay:
         at = datetime.now(UTC) + timedelta(seconds=delay)
     given = {
@@ -88,7 +88,7 @@ def schedule(
     chosen: TaskOptions = {"priority": priority}
     chosen.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
     value = _parsed(payload)
-    with connected(backend, patience=patience) as client:
+    with connected(backend, retry_for=retry_for) as client:
         scheduled = client.schedule(kind, value, **chosen)
         _tell(scheduled, wait=wait, as_json=as_json)
         if wait:
@@ -101,15 +101,15 @@ def _parsed(payload: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        hint = "; a text is written with quotes, '\"so\"'" if payload != "-" else ""
-        raise typer.BadParameter(f"the payload is no JSON: {error}{hint}", param_hint="PAYLOAD") from error
+        hint = "; a text is written with quotes, '\"text\"'" if payload != "-" else ""
+        raise typer.BadParameter(f"the payload is not JSON: {error}{hint}", param_hint="PAYLOAD") from error
 
 
 def _tell(scheduled: Scheduled, *, wait: bool, as_json: bool) -> None:
     if scheduled.conflict:
-        fail("schedule", f"{scheduled.id} is another task already: choose another id, or leave it out")
+        fail("schedule", f"{scheduled.id} is the id of another task: choose another id, or leave it out")
     if not scheduled.created:
-        typer.echo(f"it was there already: {scheduled.status}", err=True)
+        typer.echo(f"the task exists already: {scheduled.status}", err=True)
     if wait:
         typer.echo(scheduled.id, err=True)
     elif as_json:
@@ -122,12 +122,12 @@ def _tell(scheduled: Scheduled, *, wait: bool, as_json: bool) -> None:
 
 
 def _ended(client: Client, task_id: str, *, within: float | None) -> TaskInfo:
-    """The task when it has ended; until then a line on the terminal says where it is."""
+    """Return the task when it has ended; until then show its state on the terminal."""
     until = None if within is None else time.monotonic() + within
 
     def look() -> TaskInfo:
         if (task := client.get(task_id)) is None:
-            raise LeasekitError(f"there is no task {task_id!r} any more: it was not kept after its end")
+            raise LeasekitError(f"task {task_id!r} no longer exists: it was not kept after its end")
         return task
 
     with ExitStack() as stack:
@@ -143,7 +143,7 @@ def _ended(client: Client, task_id: str, *, within: float | None) -> TaskInfo:
 
 
 def _line(stack: ExitStack) -> Callable[[str], None]:
-    """What replaces a line on the terminal."""
+    """Return a function that replaces a line on the terminal."""
     from rich.console import Console
 
     spinner = stack.enter_context(Console(stderr=True, highlight=False).status("scheduled"))

@@ -1,4 +1,4 @@
-"""`leasekit serve`: the companion server as a process."""
+"""`leasekit serve`: run the companion server."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ __all__ = ["EXAMPLES", "serve"]
 
 EXAMPLES = """\b
 Prints its address when it is ready.
-Exit code 1 if the address or the store cannot be had,
+Exit code 1 if the address or the store cannot be opened,
 65 if the store is damaged.
 
 \b
@@ -27,15 +27,15 @@ def serve(
     store: Annotated[
         str, typer.Option(help="Where tasks are kept: sqlite:///file.db, sqlite:////path/file.db, or memory:.")
     ] = "sqlite:///leasekit.db",
-    insecure: Annotated[  # noqa: FBT002 - a flag to typer, a keyword to others
+    insecure: Annotated[  # noqa: FBT002 - a flag for typer, a keyword for other callers
         bool, typer.Option("--insecure", help="Serve other machines too, without authentication or TLS.")
     ] = False,
-    check: Annotated[float, typer.Option(min=0, help="Seconds to look whether the store is whole; 0: do not.")] = 10,
+    check: Annotated[float, typer.Option(min=0, help="Seconds to check that the store is whole; 0: no check.")] = 10,
 ) -> None:
     """Serve tasks over HTTP until SIGTERM or Ctrl-C."""
     try:
-        # Here, not above: the other commands need neither the server nor its libraries.
-        from leasekit.server import app
+        # Imported here, because the other commands need neither the server nor its libraries.
+        from leasekit.server.http import app
     except ModuleNotFoundError as error:
         fail("serve", f"the server needs {error.name!r}: pip install 'leasekit[server]'")
     try:

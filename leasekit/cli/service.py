@@ -1,4 +1,4 @@
-"""The service that a command asks: at once or not at all, except where it watches."""
+"""Service: connect a command to its service, without retries except where the command watches."""
 
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 
 @contextmanager
-def connected(url: str, *, patience: float = 0) -> Generator[Client]:
-    """A client whose calls are not repeated, or only for `patience` seconds: a person waits for the answer.
+def connected(url: str, *, retry_for: float = 0) -> Generator[Client]:
+    """Give a client whose calls are not repeated, or only for `retry_for` seconds: a person waits for the answer.
 
-    Where nobody answers, the error says what to do about it.
+    If the service does not answer, the error says what to do about it.
     """
-    with leasekit.connect(url, patience=patience) as client:
+    with leasekit.connect(url, retry_for=retry_for) as client:
         try:
             yield client
         except Unavailable as error:
@@ -33,9 +33,9 @@ def connected(url: str, *, patience: float = 0) -> Generator[Client]:
 
 
 def looks(look: Callable[[], T], *, every: float) -> Iterator[T]:
-    """What `look` sees, now and every so many seconds.
+    """Yield what `look` returns, now and every `every` seconds.
 
-    The first look may fail. After it an outage is waited out, with a word on stderr when it begins and when it ends.
+    An error of the first call is raised. Later outages are waited out, with a message at their begin and end.
     """
     yield look()
     away = False
@@ -49,6 +49,6 @@ def looks(look: Callable[[], T], *, every: float) -> Iterator[T]:
             away = True
             continue
         if away:
-            typer.echo("leasekit: it answers again", err=True)
+            typer.echo("leasekit: the service answers again", err=True)
         away = False
         yield seen

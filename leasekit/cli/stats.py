@@ -1,4 +1,4 @@
-"""`leasekit stats`: counts, for scripts and for people."""
+"""`leasekit stats`: count tasks, for scripts and for people."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ def stats(
     """Count the tasks of each kind in each status."""
     with connected(backend) as client:
         found = client.stats()
-    kinds: dict[str, dict[str, int]] = found["kinds"]
+    kinds = found.kinds
     if as_json:
         output.print_json(found)
     elif output.on_terminal():
@@ -44,7 +44,7 @@ def stats(
 
 
 def counts_table(kinds: dict[str, dict[str, int]]) -> "Table":
-    """Kinds down, statuses across; only those that occur."""
+    """Return a table with kinds down and statuses across; only those that occur."""
     statuses = [status for status in Status if any(counts.get(status) for counts in kinds.values())]
     shown = output.table("kind")
     for status in statuses:

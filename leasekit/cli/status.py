@@ -11,7 +11,7 @@ from leasekit.cli.stats import counts_table
 from leasekit.cli.workers import workers_table
 from leasekit.client import Client
 from leasekit.errors import BackendError, LeasekitError
-from leasekit.task import Status, TaskInfo
+from leasekit.task import Stats, Status, TaskInfo, WorkerInfo
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,9 +20,9 @@ __all__ = ["EXAMPLES", "status"]
 
 EXAMPLES = """\b
 With --watch, one task is watched until it has ended: exit code 1 if it did
-not end as a success. In a pipe, a task is lines of name and value, and one
-for each run; without an id, a line for each kind: kind, tasks, ended and
-running ones.
+not end as a success. In a pipe, a task is printed as lines of name and value,
+and one line for each run; without an id, a line for each kind: kind, tasks,
+ended and running ones.
 With --json, one document; with --watch too, a JSON line for each change.
 
 \b
@@ -41,7 +41,7 @@ def status(
     interval: options.Interval = 1.0,
     as_json: options.Json = False,  # noqa: FBT002 - a flag
 ) -> None:
-    """Show one task, or what is where.
+    """Show one task, or an overview of all.
 
     A task is shown with its history; without an id, all are counted by kind and status, beside the workers.
     """
@@ -79,7 +79,7 @@ def _show(view: "_Task | _Overview", *, as_json: bool) -> None:
 
 
 class _Task:
-    """One task."""
+    """View of one task."""
 
     document: TaskInfo
 
@@ -88,7 +88,7 @@ class _Task:
         self._id = task_id
 
     def look(self) -> TaskInfo:
-        """See how it is now."""
+        """Fetch the task's state."""
         if (found := self._client.get(self._id)) is None:
             raise LeasekitError(
                 f"there is no task {self._id!r}: look for it with 'leasekit tasks', or at another --backend"
@@ -98,12 +98,12 @@ class _Task:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing follows."""
+        """Whether the task can no longer change."""
         return self.document.status.ended
 
     @property
     def failed(self) -> bool:
-        """Whether it ended in another way than success."""
+        """Whether the task ended in another way than success."""
         return self.is_over and self.document.status is not Status.SUCCESS
 
     def _facts(self) -> dict[str, object]:
@@ -118,7 +118,7 @@ class _Task:
         return {name: value for name, value in facts.items() if value not in (None, "")}
 
     def lines(self) -> list[list[object]]:
-        """Name and value, then the runs that have ended."""
+        """Return names and values, then the runs that have ended."""
         runs: list[list[object]] = [
             ["run", run.fence, run.attempt, run.outcome, output.moment(run.at), run.worker or ""]
             for run in self.document.history
@@ -126,7 +126,7 @@ class _Task:
         return [*([name, value] for name, value in self._facts().items()), *runs]
 
     def picture(self) -> "RenderableType":
-        """The same, for people."""
+        """Return the same, for people."""
         from rich.console import Group
         from rich.table import Table
 
@@ -150,22 +150,27 @@ class _Task:
         return Group(facts, runs)
 
 
-class _Overview:
-    """Counts of all tasks, and who works."""
+class _Counts(Stats, frozen=True, kw_only=True):
+    workers: list[WorkerInfo] | None
 
-    document: dict[str, Any]
+
+class _Overview:
+    """View of the counts of all tasks, and the workers."""
+
+    document: _Counts
     is_over = False
     failed = False
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def look(self) -> dict[str, Any]:
-        """See how things are now. `workers` is None where the backend does not tell."""
-        self.document = self._client.stats() | {"workers": self._workers()}
+    def look(self) -> _Counts:
+        """Fetch the counts. `workers` is None if the backend cannot list them."""
+        found = self._client.stats()
+        self.document = _Counts(kinds=found.kinds, damaged=found.damaged, workers=self._workers())
         return self.document
 
-    def _workers(self) -> list[dict[str, Any]] | None:
+    def _workers(self) -> list[WorkerInfo] | None:
         try:
             return self._client.workers()
         except BackendError:
@@ -174,15 +179,15 @@ class _Overview:
             return None
 
     def lines(self) -> list[list[object]]:
-        """A line for each kind."""
-        return [[kind, *_sums(counts)] for kind, counts in sorted(self.document["kinds"].items())]
+        """Return a line for each kind."""
+        return [[kind, *_sums(counts)] for kind, counts in sorted(self.document.kinds.items())]
 
     def picture(self) -> "RenderableType":
-        """The same, for people."""
+        """Return the same, for people."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
 
-        kinds, workers = self.document["kinds"], self.document["workers"]
+        kinds, workers = self.document.kinds, self.document.workers
         if not kinds:
             return "no tasks"
         total, ended, running = (sum(column) for column in zip(*map(_sums, kinds.values()), strict=True))
@@ -194,7 +199,7 @@ class _Overview:
 
 
 def _sums(counts: dict[str, int]) -> tuple[int, int, int]:
-    """All tasks, those that have ended, those that are claimed or run."""
+    """Return the numbers of all tasks, of ended tasks, and of tasks that are claimed or run."""
     ended = sum(number for name, number in counts.items() if name in _ENDED)
     running = sum(counts.get(name, 0) for name in (Status.CLAIMED, Status.PROCESSING))
     return sum(counts.values()), ended, running

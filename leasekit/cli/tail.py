@@ -1,4 +1,4 @@
-"""What is new in a listing since the last look, without reading again what can no longer change."""
+"""Tail: what has changed in a listing since the last look, without reading pages that can no longer change."""
 
 from collections.abc import Callable
 
@@ -10,10 +10,10 @@ _State = tuple[Status, int, int, str | None]
 
 
 class Tail:
-    """A listing, oldest first, that is read again and again; `pages(cursor)` reads one page of it.
+    """A listing, oldest first, that is read repeatedly; `pages(cursor)` reads one page of it.
 
-    A task that has ended never changes again. So the pages at the beginning in which all have ended are not read a
-    second time, and nothing is remembered of them.
+    A task that has ended never changes again. So pages at the beginning in which all tasks have ended are not read
+    again, and their tasks are not remembered.
     """
 
     def __init__(self, pages: Callable[[str | None], Page]) -> None:
@@ -22,9 +22,9 @@ class Tail:
         self._seen: dict[str, _State] = {}
 
     def look(self) -> list[TaskInfo]:
-        """The tasks that have come, or have another status, attempt or holder than at the last look.
+        """Return the tasks that are new, or have another status, attempt or holder than at the last look.
 
-        Where a page cannot be read, the next look finds what this one would have.
+        If a page cannot be read, the next look returns what this one would have returned.
         """
         read: list[TaskInfo] = []
         begin, cursor, all_ended = self._begin, self._begin, True

@@ -1,4 +1,4 @@
-"""MODULE:WORKER, as commands take it, and the worker that it names."""
+"""Target: the argument MODULE:WORKER, and the worker that it names."""
 
 import importlib
 import os
@@ -22,17 +22,17 @@ Target = Annotated[
 
 
 def parts(target: str) -> tuple[str, str]:
-    """Module and attribute. Raises `ConfigError` where it is not of this form."""
+    """Return module and attribute. Raises `ConfigError` for a target of another form."""
     module_name, _, path = target.partition(":")
     if not module_name or not path:
-        raise ConfigError(f"{target!r} names no worker: write module:attribute, as in app.tasks:worker")
+        raise ConfigError(f"{target!r} does not name a worker: write module:attribute, as in app.tasks:worker")
     return module_name, path
 
 
 def load(target: str) -> Worker:
-    """The worker that `module:attribute` names.
+    """Return the worker that `module:attribute` names.
 
-    Raises `ConfigError` where there is none, and `LeasekitError` where the module fails, whose traceback is on stderr.
+    Raises `ConfigError` if there is none, and `LeasekitError` if the module fails, with its traceback on stderr.
     """
     module_name, path = parts(target)
     if (here := str(os.getcwd())) not in sys.path:  # noqa: PTH109 - sys.path wants strings
@@ -44,7 +44,7 @@ def load(target: str) -> Worker:
         except AttributeError as error:
             raise ConfigError(f"there is no {name!r} in {target.removesuffix(name).rstrip(':.')!r}") from error
     if not isinstance(found, Worker):
-        raise ConfigError(f"{target!r} is no leasekit.Worker, but of type {type(found).__qualname__}")
+        raise ConfigError(f"{target!r} is not a leasekit.Worker, but of type {type(found).__qualname__}")
     return found
 
 
@@ -52,7 +52,7 @@ def _imported(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        # Only where it is this module that is missing, not one that it needs.
+        # Only if this module is missing, not a module that it imports.
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             hint = ": a module is named without .py" if name.endswith(".py") else ""
             raise ConfigError(f"there is no module {error.name!r} in {Path.cwd()} or on the path{hint}") from error
@@ -60,9 +60,9 @@ def _imported(name: str) -> ModuleType:
         while own is not None and _is_machinery(own.tb_frame.f_code.co_filename):
             own = own.tb_next
         traceback.print_exception(error.with_traceback(own))
-        raise LeasekitError(f"the module {name!r} cannot be imported: what it raised stands above") from error
+        raise LeasekitError(f"the module {name!r} cannot be imported: its error is above") from error
 
 
 def _is_machinery(filename: str) -> bool:
-    """Whether a frame stands between the command and the module: it says nothing of what is wrong."""
+    """Return whether a frame is between the command and the module, so that it does not help to find the error."""
     return filename in {__file__, importlib.__file__} or filename.startswith("<frozen importlib")

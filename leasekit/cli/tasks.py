@@ -1,4 +1,4 @@
-"""`leasekit tasks`: which tasks there are, and what becomes of them."""
+"""`leasekit tasks`: list tasks, and follow their changes."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -23,8 +23,8 @@ _PAGE = 500
 _WIDE = 100  # columns of a terminal that has room for worker and progress
 
 EXAMPLES = """\b
-In a pipe, a line for each: id, kind, status, attempt, when due, worker;
-- stands for nothing. With --json, a JSON line for each, with payload,
+In a pipe, a line for each task: id, kind, status, attempt, when due, worker;
+- for an empty field. With --json, a JSON line for each, with payload,
 progress, result and error.
 
 \b
@@ -44,16 +44,16 @@ def tasks(
     status: Annotated[Status | None, typer.Option("--status", "-s", help="Only tasks in this status.")] = None,
     collection: Annotated[str | None, typer.Option(help="Only tasks of this collection.")] = None,
     worker: Annotated[str | None, typer.Option(help="Only tasks that this worker holds, or held last.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most so many; 0: all.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this number; 0: all.")] = 100,
     follow: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--follow", "-f", help="Show the newest, then every one that comes or changes its status.")
+        bool, typer.Option("--follow", "-f", help="Show the newest, then each task that is new or changes its status.")
     ] = False,
     interval: options.Interval = 1.0,
     as_json: options.Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """List tasks, or follow them as they change.
 
-    Oldest first. With --follow it goes on until Ctrl-C, and the limit is for what is there already.
+    Oldest first. With --follow the command goes on until Ctrl-C, and the limit is for the tasks that exist already.
     """
     with connected(backend) as client:
         if follow:
@@ -61,7 +61,7 @@ def tasks(
             return
 
         def pages(cursor: str | None, size: int) -> Page:
-            return client.list(
+            return client.list_tasks(
                 kind=kind, status=status, collection=collection, worker=worker, cursor=cursor, limit=size
             )
 
@@ -92,13 +92,13 @@ def _print(found: Iterator[TaskInfo], *, as_json: bool) -> None:
 
 
 def tasks_table(found: Iterable[TaskInfo], *, width: int) -> "Table":
-    """The tasks, for people: where a terminal is narrow, ids and statuses are what is cut last."""
+    """Return the tasks as a table; in a narrow terminal, ids and statuses are shortened last."""
     names = ["id", "kind", "status", "try", "due"]
     names, cut = ([*names, "worker", "progress"], [5, 6]) if width >= _WIDE else (names, [1])
     shown = output.table(*names)
     shown.columns[0].overflow = "fold"
     for column in cut:
-        shown.columns[column].no_wrap = False  # to rich: it is made narrower before others are; its cells do not wrap
+        shown.columns[column].no_wrap = False  # rich makes this column narrower before others; its cells do not wrap
     for task in found:
         cells = _cells(task)[: len(names)]
         for column in cut:
@@ -126,7 +126,7 @@ def _cells(task: TaskInfo) -> "list[Text]":
 
 
 def _filter(status: Status | None, worker: str | None) -> Callable[[TaskInfo], bool]:
-    """Here, not by the service: what a task no longer is must be seen too, to know that it has changed."""
+    """Filter here, not in the service: a task that no longer matches must be seen too, to know that it has changed."""
     return lambda task: status in (None, task.status) and worker in (None, task.worker)
 
 
@@ -140,7 +140,7 @@ def _follow(
     every: float,
     as_json: bool,
 ) -> None:
-    tail = Tail(lambda cursor: client.list(kind=kind, collection=collection, cursor=cursor, limit=_PAGE))
+    tail = Tail(lambda cursor: client.list_tasks(kind=kind, collection=collection, cursor=cursor, limit=_PAGE))
     shown = False
     for changed in looks(tail.look, every=every):
         matching = [task for task in changed if wanted(task)]

@@ -9,20 +9,20 @@ from typing import Annotated
 
 import typer
 
+from leasekit._worker.linux import can_supervise
+from leasekit._worker.supervisor import Supervisor
+from leasekit._worker.supervisor_link import attach
 from leasekit.cli import options
 from leasekit.cli.errors import spoken
 from leasekit.cli.target import Target, load
 from leasekit.errors import ConfigError
-from leasekit.worker.linux import can_supervise
-from leasekit.worker.supervisor import Supervisor
-from leasekit.worker.supervisor_link import attach
 
 __all__ = ["EXAMPLES", "work"]
 
 EXAMPLES = """\b
 Exit codes: 0 stopped by a signal; 1 the module failed, or the worker did;
-2 wrong usage; 130, 143 ended at once, by a second signal or because bodies
-did not end in time; 137 killed. 75, only without a supervisor: a body
+2 wrong usage; 130, 143 ended at once, by a second signal or because handlers
+did not end in time; 137 killed. 75, only without a supervisor: a handler
 outlived its lease, so the process ended: start it again.
 
 \b
@@ -47,19 +47,19 @@ DrainGrace = Annotated[
     float | None,
     typer.Option(
         min=0,
-        help="Seconds after a signal in which bodies may end by themselves; then they are told to, and their tasks "
-        "given back with their progress. Default: 20; 'inf' waits for ever.",
+        help="Seconds after a signal in which handlers may end by themselves; then they are told to end, and their "
+        "tasks are given back with their progress. Default: 20; 'inf' waits for ever.",
     ),
 ]
 DrainTimeout = Annotated[
     float | None,
-    typer.Option(min=0, help="Seconds after a signal in which the process ends, whatever runs in it. Default: 25."),
+    typer.Option(min=0, help="Seconds after a signal in which the process ends, whatever code runs. Default: 25."),
 ]
 Spool = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        help="Where results survive that could not be reported. Default: the worker's own, or else "
+        help="Directory for results that could not be reported. Default: the worker's own, or else "
         "$XDG_STATE_HOME/leasekit; '' keeps them in memory only.",
     ),
 ]
@@ -68,7 +68,7 @@ Supervise = Annotated[
     typer.Option(
         "--supervise/--no-supervise",
         help="Have a small process above the worker that hands its leases back and starts it again when it dies. "
-        "Default: where the system is Linux.",
+        "Default: on Linux.",
     ),
 ]
 
@@ -89,43 +89,43 @@ def work(
 ) -> None:
     """Run the handlers of a worker until SIGTERM or Ctrl-C.
 
-    Then (after SIGHUP too) it claims no more, gives back what has not begun, and lets bodies end; a second signal ends
-    it at once.
+    Then (after SIGHUP too) it claims no more, gives back tasks that have not begun, and lets handlers end; a second
+    signal ends it at once.
 
-    A worker that dies (kill -9, out of memory, a lease outlived) is started again, and what it held is handed back at
-    once: a task whose body had begun counts a crash.
+    A worker that dies (kill -9, out of memory, a lease outlived) is started again, and its tasks are handed back at
+    once: a task whose handler had begun counts a crash.
 
-    The module is looked for in the working directory too. What is not given is as the worker was made;
+    The module is searched in the working directory too. Options that are not given are as in the worker's code;
     'leasekit budget' shows what the numbers mean.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would say every request
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every request
     if not attach() and _is_wanted(supervise):
         raise typer.Exit(Supervisor([sys.executable, *sys.orig_argv[1:]]).run())
     if backend is not None:
         os.environ["LEASEKIT_URL"] = backend  # for clients that the module makes by itself
-    beats = options.rhythm(ttl=ttl, cycle=cycle, rate=rate, batch=batch)
+    heartbeats = options.rhythm(ttl=ttl, cycle=cycle, rate=rate, batch=batch)
     worker = load(target)
-    gc.freeze()  # what is loaded by now stays: to look through it for garbage would stop everything, again and again
+    gc.freeze()  # what is loaded by now stays: scanning it for garbage would stop all threads, again and again
     if spool is not None or worker.spool is None:
         worker.spool = _spool(spool)
     worker.run(
         url=backend,
-        beats=beats,
+        heartbeats=heartbeats,
         concurrency=concurrency,
         drain_grace=drain_grace,
         drain_timeout=drain_timeout,
     )
 
 
-def _is_wanted(supervise: bool | None) -> bool:  # noqa: FBT001 - as the option is
+def _is_wanted(supervise: bool | None) -> bool:  # noqa: FBT001 - the option's value
     if supervise and not can_supervise():
-        raise ConfigError("--supervise needs Linux: elsewhere nobody can say that nothing of a worker runs any more")
+        raise ConfigError("--supervise needs Linux: elsewhere a worker's leftover processes cannot be found")
     return can_supervise() if supervise is None else supervise
 
 
 def _spool(asked: str | None) -> Path | None:
-    """The directory for results, made if need be. Raises `ConfigError` where one that was asked for cannot be used."""
+    """Return the directory for results, created if needed. Raises `ConfigError` if the one asked for cannot be used."""
     if asked == "":
         return None
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
@@ -133,13 +133,13 @@ def _spool(asked: str | None) -> Path | None:
         directory = Path(asked or f"{state}/leasekit").expanduser()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK):
-            raise PermissionError(f"{directory} is not ours to write to")
-    except (OSError, RuntimeError) as error:  # no home
+            raise PermissionError(f"{directory} cannot be written to")
+    except (OSError, RuntimeError) as error:  # there is no home directory
         if asked is not None:
             why = getattr(error, "strerror", None) or error
             raise ConfigError(
                 f"--spool {asked} cannot be used ({why}): name a directory that can be written to"
             ) from error
-        logging.getLogger("leasekit").info("results are kept in memory only, there is no place for a spool: %s", error)
+        logging.getLogger("leasekit").info("results are kept in memory only, no directory for a spool: %s", error)
         return None
     return directory

@@ -1,11 +1,11 @@
-"""`leasekit workers`: who holds tasks."""
+"""`leasekit workers`: list the workers that hold tasks."""
 
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leasekit.cli import options, output
 from leasekit.cli.errors import spoken
 from leasekit.cli.service import connected, looks
+from leasekit.task import WorkerInfo
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["EXAMPLES", "print_workers", "workers", "workers_table"]
 
 EXAMPLES = """\b
-In a pipe, a line for each: name, tasks held, last seen.
+In a pipe, a line for each worker: name, tasks held, last seen.
 With --json, a JSON line for each.
 
 \b
@@ -32,13 +32,13 @@ def workers(
 ) -> None:
     """List the workers that hold tasks, or were lately heard of.
 
-    Not every backend can tell; a leasekit server can.
+    Not every backend can list workers; a leasekit server can.
     """
     with connected(backend) as client:
         if not watch:
             print_workers(client.workers(), as_json=as_json)
         elif as_json or not output.on_terminal():
-            before: list[dict[str, Any]] = []
+            before: list[WorkerInfo] = []
             for now in looks(client.workers, every=interval):
                 print_workers([worker for worker in now if worker not in before], as_json=as_json)
                 before = now
@@ -48,8 +48,8 @@ def workers(
                     view.update(workers_table(now), refresh=True)
 
 
-def print_workers(found: list[dict[str, Any]], *, as_json: bool) -> None:
-    """All of them, as it is asked for or as the place where they are printed wants it."""
+def print_workers(found: list[WorkerInfo], *, as_json: bool) -> None:
+    """Print the workers in the format that was asked for, or that suits stdout."""
     if not as_json and output.on_terminal():
         output.console().print(workers_table(found) if found else "no workers")
         return
@@ -57,14 +57,13 @@ def print_workers(found: list[dict[str, Any]], *, as_json: bool) -> None:
         if as_json:
             output.print_json(worker)
         else:
-            output.print_line([worker["name"], worker["running"], worker["last_seen"] or "-"])
+            output.print_line([worker.name, worker.running, output.moment(worker.last_seen)])
 
 
-def workers_table(found: list[dict[str, Any]]) -> "Table":
-    """The workers, for people."""
+def workers_table(found: list[WorkerInfo]) -> "Table":
+    """Return the workers as a table for people."""
     shown = output.table("worker", "holds", "last seen")
     for worker in found:
-        seen = worker["last_seen"]
-        when = output.ago(datetime.fromisoformat(seen)) if seen else "not since the server started"
-        shown.add_row(output.styled(worker["name"]), str(worker["running"]), when)
+        when = output.ago(worker.last_seen) if worker.last_seen else "not since the server started"
+        shown.add_row(output.styled(worker.name), str(worker.running), when)
     return shown

@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 
 from leasekit.errors import Throttled, Unavailable
 from leasekit.server.clock import StoreClock
-from leasekit.server.events import Feed
 from leasekit.server.histogram import Histogram
+from leasekit.server.http.events import Feed
 from leasekit.server.store import Store
-from leasekit.server.turn import Happened, Readied, Turn
+from leasekit.server.unit_of_work import NewlyDue, TaskEvent, UnitOfWork
 
-__all__ = ["Done", "GroupCommit", "Rank"]
+__all__ = ["Done", "GroupCommit", "RequestClass"]
 
 logger = logging.getLogger("leasekit.server")
 
@@ -44,18 +44,18 @@ Done = Callable[[Any], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rank:
+class RequestClass:
     """A class of requests: how a batch of them is applied, and how many items may wait."""
 
     name: str
-    apply: Callable[[Turn, Sequence[Any]], Sequence[Any]]  # requests → answers, by position
+    apply: Callable[[UnitOfWork, Sequence[Any]], Sequence[Any]]  # requests → answers, by position
     capacity: int
     is_last: bool = False  # applied after the others of its transaction, whatever its place in the order of survival
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    rank: Rank
+    rank: RequestClass
     request: Any
     size: int
     done: Done
@@ -63,8 +63,8 @@ class _Job:
 
 class _Outcome(NamedTuple):
     answered: list[tuple[_Job, Any]]
-    readied: dict[str, Readied]
-    happened: Sequence[Happened] = ()
+    readied: dict[str, NewlyDue]
+    happened: Sequence[TaskEvent] = ()
 
 
 class GroupCommit:
@@ -80,18 +80,18 @@ class GroupCommit:
     def __init__(
         self,
         store: Store,
-        ranks: Sequence[Rank],
+        ranks: Sequence[RequestClass],
         *,
         clock: StoreClock,
         random: _random.Random,
-        on_ready: Callable[[Mapping[str, Readied]], None],
-        on_gap: Callable[[Turn, float | None], None],
+        on_ready: Callable[[Mapping[str, NewlyDue]], None],
+        on_gap: Callable[[UnitOfWork, float | None], None],
         feed: Feed | None = None,
     ) -> None:
         self._store = store
-        self._queues: dict[Rank, deque[_Job]] = {rank: deque() for rank in ranks}
+        self._queues: dict[RequestClass, deque[_Job]] = {rank: deque() for rank in ranks}
         self._applied = sorted(ranks, key=lambda rank: rank.is_last)
-        self._waiting: dict[Rank, int] = dict.fromkeys(ranks, 0)
+        self._waiting: dict[RequestClass, int] = dict.fromkeys(ranks, 0)
         self._clock = clock
         self._random = random
         self._on_ready = on_ready
@@ -136,7 +136,7 @@ class GroupCommit:
         await asyncio.shield(self._ended)
         self._thread.join()
 
-    def room(self, rank: Rank) -> float:
+    def room(self, rank: RequestClass) -> float:
         """For how many items there is room now; whoever comes first, to an empty queue, is never too big for it."""
         waiting = self._waiting[rank]
         return rank.capacity - waiting if waiting else math.inf
@@ -145,7 +145,7 @@ class GroupCommit:
         """In how many seconds those may come again for whom there is no room: not all of them at once."""
         return 0.5 + self._random.random()
 
-    def submit(self, rank: Rank, request: Any, *, size: int, done: Done) -> None:
+    def submit(self, rank: RequestClass, request: Any, *, size: int, done: Done) -> None:
         """Have a request of `size` items written, and `done` told.
 
         Raises `Throttled` where the queue of its class is full, and `Unavailable` where the writer has ended.
@@ -159,11 +159,11 @@ class GroupCommit:
             self._waiting[rank] += size
             self._wake.notify()
 
-    async def ask(self, rank: Rank, request: Any, *, size: int) -> Any:
+    async def ask(self, rank: RequestClass, request: Any, *, size: int) -> Any:
         """Have a request of `size` items written, and say its answer. Raises like `submit`."""
         return await self.begin(rank, request, size=size)
 
-    def begin(self, rank: Rank, request: Any, *, size: int) -> "asyncio.Future[Any]":
+    def begin(self, rank: RequestClass, request: Any, *, size: int) -> "asyncio.Future[Any]":
         """`ask`, for who does not wait at once."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.submit(rank, request, size=size, done=lambda result: _settle(answer, result))
@@ -264,7 +264,7 @@ class GroupCommit:
                     moment = self._clock.not_before(tx.latest())
                     shift = self._clock.shift(tx.anchor(), moment.instant)
                 tx.set_anchor(self._clock.anchor(moment.instant))
-                turn = Turn(
+                turn = UnitOfWork(
                     tx, now=moment.now, instant=moment.instant, random=self._random, is_repeated=self._is_repeated
                 )
                 if self._feed is not None and self._feed.wanted:
@@ -300,7 +300,7 @@ class GroupCommit:
 
 
 def _merged(outcomes: Sequence[_Outcome]) -> _Outcome:
-    readied: dict[str, Readied] = {}
+    readied: dict[str, NewlyDue] = {}
     for outcome in outcomes:
         for kind, more in outcome.readied.items():
             readied[kind] = readied[kind] + more if kind in readied else more

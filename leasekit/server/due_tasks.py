@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
 from leasekit.server.store import Lane, Trigger
-from leasekit.server.turn import Turn
+from leasekit.server.unit_of_work import UnitOfWork
 
 __all__ = ["DueTasks"]
 
@@ -17,7 +17,7 @@ _LEAST = 8
 class DueTasks:
     """The due tasks of some kinds; each is given out once. `wanted` is how many may be asked for, to read ahead."""
 
-    def __init__(self, turn: Turn, kinds: Collection[str], *, wanted: int) -> None:
+    def __init__(self, turn: UnitOfWork, kinds: Collection[str], *, wanted: int) -> None:
         due = [lane for lane in turn.tx.lanes(kinds) if lane.due_at <= turn.now]
         chunk = max(_LEAST, min(wanted, _MOST) // max(1, len(due)))
         self._readers: dict[str, list[_LaneReader]] = {}
@@ -45,7 +45,7 @@ class DueTasks:
 class _LaneReader:
     """The due tasks of one lane, the longest due first."""
 
-    def __init__(self, turn: Turn, lane: Lane, chunk: int) -> None:
+    def __init__(self, turn: UnitOfWork, lane: Lane, chunk: int) -> None:
         self.priority = lane.priority
         self._turn = turn
         self._lane = lane

@@ -5,18 +5,33 @@ errors. Users' values leave as plain values.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from leasekit.backend import Traits
-from leasekit.errors import ProtocolError, Refused, Unavailable
-from leasekit.server.bounds import check_beats, check_new_tasks, check_settlements, refusal
-from leasekit.task import Beat, Claimed, HistoryEntry, NewTask, Page, Scheduled, Settlement, Status, TaskInfo, Verdict
+from leasekit._lifecycle.validation import check_limit, checked
+from leasekit.backend import Capabilities
+from leasekit.errors import ProtocolError, Unavailable
+from leasekit.server.engine import Engine, open_store
+from leasekit.task import (
+    Beat,
+    Claimed,
+    HistoryEntry,
+    NewTask,
+    Page,
+    Scheduled,
+    Settlement,
+    Stats,
+    Status,
+    Task,
+    TaskInfo,
+    Verdict,
+    WorkerInfo,
+)
 from leasekit.wire import (
     MAX_BATCH,
     BeatsRequest,
@@ -26,104 +41,72 @@ from leasekit.wire import (
     ScheduleRequest,
 )
 
-if TYPE_CHECKING:
-    from leasekit.server.engine import Engine
-
-__all__ = ["EmbeddedBackend"]
-
-_R = TypeVar("_R")
+__all__ = ["DirectBackend", "EmbeddedBackend", "connect", "plain", "plain_info"]
 
 
-class EmbeddedBackend:
-    """A `Backend`, `Scheduler` and `Roster` over an engine that is opened by the first call, in its event loop."""
+class DirectBackend:
+    """A `Backend`, `Scheduler` and `WorkerDirectory` over what has an engine's methods."""
 
-    traits = Traits(max_batch=MAX_BATCH, max_claim=MAX_BATCH)
+    capabilities = Capabilities(max_batch=MAX_BATCH, max_claim=MAX_BATCH)
 
-    def __init__(self, make: "Callable[[], AbstractAsyncContextManager[Engine]]", *, worker: str) -> None:
-        self._make = make
-        self._worker = worker
-        self._opening = asyncio.Lock()
-        self._opened: tuple[AbstractAsyncContextManager[Engine], Engine] | None = None
-        self._is_closed = False
+    def __init__(self, *, worker: str) -> None:
+        self.worker = worker
+
+    async def _engine(self) -> Engine:
+        raise NotImplementedError
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
         """Take up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
-        asked = _through(
-            ClaimRequest,
-            {"worker": self._worker, "kinds": kinds, "limit": limit, "wait": wait, "claim_id": claim_id},
-        )
+        fields = {"worker": self.worker, "kinds": kinds, "limit": limit, "wait": wait, "claim_id": claim_id}
+        asked = checked(ClaimRequest, fields)
         engine = await self._engine()
         claimed = await engine.claim(
-            worker=self._worker, kinds=asked.kinds, limit=asked.limit, wait=asked.wait, claim_id=asked.claim_id
+            worker=self.worker, kinds=asked.kinds, limit=asked.limit, wait=asked.wait, claim_id=asked.claim_id
         )
-        tasks = [replace(task, payload=_plain(task.payload), progress=_plain(task.progress)) for task in claimed.tasks]
-        return Claimed(tasks=tasks, waited=claimed.waited)
+        return Claimed(tasks=[plain(task) for task in claimed.tasks], waited=claimed.waited)
 
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
         """Renew leases: `renewed` or `gone` for each, in order."""
         if not beats:
             return []
-        items = _through(BeatsRequest, {"worker": self._worker, "beats": beats}).beats
-        check_beats(items)
-        return await (await self._engine()).heartbeat(self._worker, items)
+        items = checked(BeatsRequest, {"worker": self.worker, "beats": beats}).beats
+        return await (await self._engine()).heartbeat(self.worker, items)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
         """End leases: `settled` or `gone` for each, in order."""
         if not settlements:
             return []
-        items = _through(ResultsRequest, {"worker": self._worker, "results": settlements}).results
-        check_settlements(items)
-        return await (await self._engine()).results(self._worker, items)
+        items = checked(ResultsRequest, {"worker": self.worker, "results": settlements}).results
+        return await (await self._engine()).results(self.worker, items)
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Accept tasks: when this returns they are durable. The same id, or live dedupe key, makes no second task."""
         if not tasks:
             return []
-        items = _through(ScheduleRequest, {"tasks": tasks}).tasks
-        check_new_tasks(items)
+        items = checked(ScheduleRequest, {"tasks": tasks}).tasks
         return await (await self._engine()).schedule(items)
 
     async def get(self, task_id: str) -> TaskInfo | None:
         """Everything about one task, None where there is none of that id."""
         info = await (await self._engine()).get(task_id)
-        return None if info is None else _decoded(info)
+        return None if info is None else plain_info(info)
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
         """Cancel: `cancelled` where it waits, `ordered` where it runs, `gone` where it has ended or is unknown."""
         if not task_ids:
             return []
-        ids = _through(CancelRequest, {"ids": task_ids}).ids
+        ids = checked(CancelRequest, {"ids": task_ids}).ids
         return await (await self._engine()).cancel(ids)
 
-    async def stats(self) -> dict[str, Any]:
-        """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`."""
+    async def stats(self) -> Stats:
+        """Count the tasks of each kind in each status."""
         return await (await self._engine()).stats()
 
-    async def workers(self) -> list[dict[str, Any]]:
-        """Workers that hold leases, or were heard of lately: `name`, `last_seen` (RFC 3339, or None), `running`."""
+    async def workers(self) -> list[WorkerInfo]:
+        """List the workers that hold leases, or were heard of lately."""
         return await (await self._engine()).workers()
 
-    async def aclose(self) -> None:
-        """Close the engine. Leases are not touched."""
-        async with self._opening:
-            self._is_closed = True
-            opened, self._opened = self._opened, None
-            if opened is not None:
-                await opened[0].__aexit__(None, None, None)
-
-    async def _engine(self) -> "Engine":
-        if self._opened is not None:
-            return self._opened[1]
-        async with self._opening:
-            if self._is_closed:
-                raise Unavailable("this backend was closed")
-            if self._opened is None:
-                manager = self._make()
-                self._opened = (manager, await manager.__aenter__())
-            return self._opened[1]
-
-    # Last in the class: below it, `list` is this method and no longer the type.
-    async def list(
+    async def list_tasks(
         self,
         *,
         kind: str | None = None,
@@ -134,43 +117,55 @@ class EmbeddedBackend:
         limit: int = 100,
     ) -> Page:
         """Tasks that match all that is given, oldest first; `cursor` is where an earlier page ended."""
-        if not 1 <= limit <= MAX_BATCH:
-            detail = f"is not between 1 and {MAX_BATCH}"
-            raise Refused(f"limit {detail}", errors=[{"field": "limit", "detail": detail}])
+        check_limit("limit", limit)
         engine = await self._engine()
-        page = await engine.list(
+        page = await engine.list_tasks(
             kind=kind, status=status, collection=collection, worker=worker, cursor=cursor, limit=limit
         )
-        return Page(tasks=[_decoded(info) for info in page.tasks], cursor=page.cursor)
+        return Page(tasks=[plain_info(info) for info in page.tasks], cursor=page.cursor)
 
 
-def _through(request: type[_R], body: Mapping[str, Any]) -> _R:
-    """The request as the server would read it from the wire: checked, and users' values as bytes."""
-    try:
-        return msgspec.json.decode(msgspec.json.encode(body), type=request)
-    except msgspec.ValidationError as error:
-        raise refusal(error) from None
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
-        raise _unspeakable(body, error) from None
+class EmbeddedBackend(DirectBackend):
+    """A backend over an engine that is opened by the first call, in its event loop."""
+
+    def __init__(
+        self, make: Callable[[], AbstractAsyncContextManager[Engine]], *, worker: str, url: str | None = None
+    ) -> None:
+        super().__init__(worker=worker)
+        self.url = url
+        """The URL of the store, from any working directory."""
+        self._make = make
+        self._opening = asyncio.Lock()
+        self._opened: tuple[AbstractAsyncContextManager[Engine], Engine] | None = None
+        self._is_closed = False
+
+    async def aclose(self) -> None:
+        """Close the engine. Leases are not touched."""
+        async with self._opening:
+            self._is_closed = True
+            opened, self._opened = self._opened, None
+            if opened is not None:
+                await opened[0].__aexit__(None, None, None)
+
+    async def _engine(self) -> Engine:
+        if self._opened is not None:
+            return self._opened[1]
+        async with self._opening:
+            if self._is_closed:
+                raise Unavailable("this backend was closed")
+            if self._opened is None:
+                manager = self._make()
+                self._opened = (manager, await manager.__aenter__())
+            return self._opened[1]
 
 
-def _unspeakable(body: Mapping[str, Any], error: Exception) -> Refused:
-    """Which item is it that cannot be written as JSON?"""
-    for field, items in body.items():
-        if type(items) not in (list, tuple):
-            continue
-        for position, item in enumerate(items):
-            try:
-                msgspec.json.encode(item)
-            except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as own:
-                detail = f"is no JSON: {own}"
-                return Refused(
-                    f"item {position} {detail}", errors=[{"item": position, "field": field, "detail": detail}]
-                )
-    return Refused(f"the request is no JSON: {error}", errors=[{"detail": f"is no JSON: {error}"}])
+def plain(task: Task) -> Task:
+    """A task with users' values decoded: nobody shares an object with the service."""
+    return replace(task, payload=_plain(task.payload), progress=_plain(task.progress))
 
 
-def _decoded(info: TaskInfo) -> TaskInfo:
+def plain_info(info: TaskInfo) -> TaskInfo:
+    """The same of all that is known of a task."""
     return replace(
         info,
         payload=_plain(info.payload),
@@ -190,3 +185,13 @@ def _plain(value: Any) -> Any:
         return msgspec.json.decode(value) if isinstance(value, Raw) else value
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"what the store keeps makes no sense: {error}") from None
+
+
+def connect(url: str, *, worker: str) -> EmbeddedBackend:
+    """Return a backend over an engine of its own in this process, opened by the first call.
+
+    Its `url` has the absolute path of the file: a fork or a supervisor that reconnects must find the same store,
+    whatever directory it has changed to. Raises `ConfigError` for a URL that names no store.
+    """
+    store = open_store(url)
+    return EmbeddedBackend(lambda: Engine(store), worker=worker, url=store.url or url)

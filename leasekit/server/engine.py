@@ -18,21 +18,31 @@ from typing import Any, TypeVar
 from msgspec import Raw
 
 from leasekit.errors import BackendError, ConfigError, Throttled, Unavailable
-from leasekit.server import claims, consumer, frontend, hsc
 from leasekit.server.clock import StoreClock
-from leasekit.server.commit import Done, GroupCommit, Rank
-from leasekit.server.embedded import EmbeddedBackend
-from leasekit.server.events import Feed
+from leasekit.server.commit import Done, GroupCommit, RequestClass
 from leasekit.server.histogram import Histogram
+from leasekit.server.http.events import Feed
 from leasekit.server.long_poll import LongPolls
+from leasekit.server.roles import claims, consumer, frontend, hsc
 from leasekit.server.store import Filter, Store, View
 from leasekit.server.store.memory import MemoryStore
-from leasekit.server.store.sql import CHECK, SqlStore
-from leasekit.server.turn import Happened, Turn
-from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Status, TaskInfo, Verdict
+from leasekit.server.unit_of_work import TaskEvent, UnitOfWork
+from leasekit.task import (
+    Beat,
+    Claimed,
+    NewTask,
+    Page,
+    Scheduled,
+    Settlement,
+    Stats,
+    Status,
+    TaskInfo,
+    Verdict,
+    WorkerInfo,
+)
 from leasekit.wire import MAX_WAIT
 
-__all__ = ["Engine", "connect", "open_store"]
+__all__ = ["Engine", "open_store"]
 
 logger = logging.getLogger("leasekit.server")
 
@@ -185,15 +195,12 @@ class Engine:
 
     # For those who watch
 
-    async def stats(self) -> dict[str, Any]:
-        """How many tasks of each kind are in which status: `{"kinds": {kind: {status: count}}}`."""
-        return {"kinds": await self._read(lambda view: view.counts())}
+    async def stats(self) -> Stats:
+        """Count the tasks of each kind in each status."""
+        return Stats(kinds=await self._read(lambda view: view.counts()))
 
-    async def workers(self) -> list[dict[str, Any]]:
-        """Workers that hold leases, or were heard of lately: `name`, `last_seen`, `running`.
-
-        `last_seen` is a time as RFC 3339 has it; None: not since the start.
-        """
+    async def workers(self) -> list[WorkerInfo]:
+        """List the workers that hold leases, or were heard of lately."""
         running = await self._read(lambda view: view.holders())
         names = sorted(self._seen.keys() | running.keys())
         return [self._worker(name, running.get(name, 0)) for name in names]
@@ -275,7 +282,7 @@ class Engine:
             except Exception:
                 logger.exception("the consumer could not do its work, and tries again")
 
-    async def _write(self, rank: Rank, items: Sequence[Any], *, size: int | None = None) -> list[Any]:
+    async def _write(self, rank: RequestClass, items: Sequence[Any], *, size: int | None = None) -> list[Any]:
         return await self._commit.ask(rank, items, size=len(items) if size is None else size) if items else []
 
     async def _end(self, settlements: Sequence[Settlement]) -> list[Verdict]:
@@ -310,7 +317,7 @@ class Engine:
 
     def _tell_of(self, worker: str, event: str) -> None:
         if self.feed.wanted:
-            self.feed.publish([Happened(event=event, at=frontend.moment(self._clock.peek()), worker=worker)])
+            self.feed.publish([TaskEvent(event=event, at=frontend.moment(self._clock.peek()), worker=worker)])
 
     def _forget_workers(self) -> None:
         since = self._clock.peek() - _SEEN_FOR
@@ -318,12 +325,11 @@ class Engine:
             del self._seen[worker]
             self._tell_of(worker, "left")
 
-    def _worker(self, name: str, running: int) -> dict[str, Any]:
+    def _worker(self, name: str, running: int) -> WorkerInfo:
         at = self._seen.get(name)
-        return {"name": name, "last_seen": None if at is None else frontend.moment(at).isoformat(), "running": running}
+        return WorkerInfo(name=name, last_seen=None if at is None else frontend.moment(at), running=running)
 
-    # Last in the class: below it, `list` is this method and no longer the type.
-    async def list(
+    async def list_tasks(
         self,
         *,
         kind: str | None = None,
@@ -359,10 +365,12 @@ def _blocks(value: Any) -> int:
 # What the writer does -----------------------------------------------------------------------------------------
 
 
-def _itemwise(role: Callable[[Turn, Sequence[_T]], list[_V]]) -> Callable[[Turn, Sequence[Any]], Sequence[Any]]:
+def _itemwise(
+    role: Callable[[UnitOfWork, Sequence[_T]], list[_V]],
+) -> Callable[[UnitOfWork, Sequence[Any]], Sequence[Any]]:
     """Requests that are batches, applied as one batch."""
 
-    def apply(turn: Turn, requests: Sequence[Sequence[_T]]) -> list[list[_V]]:
+    def apply(turn: UnitOfWork, requests: Sequence[Sequence[_T]]) -> list[list[_V]]:
         if len(requests) == 1:
             return [role(turn, requests[0])]
         answers = iter(role(turn, [item for request in requests for item in request]))
@@ -371,20 +379,22 @@ def _itemwise(role: Callable[[Turn, Sequence[_T]], list[_V]]) -> Callable[[Turn,
     return apply
 
 
-def _each(role: Callable[[Turn], _V]) -> Callable[[Turn, Sequence[Any]], Sequence[Any]]:
+def _each(role: Callable[[UnitOfWork], _V]) -> Callable[[UnitOfWork, Sequence[Any]], Sequence[Any]]:
     """Requests that say nothing: each is the same again."""
     return lambda turn, requests: [role(turn) for _ in requests]
 
 
-_HEARTBEAT = Rank("heartbeats", _itemwise(hsc.heartbeat), 100_000)
-_RELEASE = Rank("releases", _itemwise(hsc.results), 100_000)
-_RESULTS = Rank("results", _itemwise(hsc.results), 50_000)
-_REAP = Rank("reapings", _each(consumer.reap), 10)
-_CANCEL = Rank("cancels", _itemwise(frontend.cancel), 10_000)
-_CLAIM = Rank("claims", claims.claim, 20_000, is_last=True)  # what the others leave ready can be handed out at once
-_SCHEDULE = Rank("schedules", _itemwise(frontend.schedule), 20_000)
-_FORGET = Rank("forgettings", _each(consumer.forget), 10)
-_PROBE = Rank("probes", _each(lambda _: None), 100)
+_HEARTBEAT = RequestClass("heartbeats", _itemwise(hsc.heartbeat), 100_000)
+_RELEASE = RequestClass("releases", _itemwise(hsc.results), 100_000)
+_RESULTS = RequestClass("results", _itemwise(hsc.results), 50_000)
+_REAP = RequestClass("reapings", _each(consumer.reap), 10)
+_CANCEL = RequestClass("cancels", _itemwise(frontend.cancel), 10_000)
+_CLAIM = RequestClass(
+    "claims", claims.claim, 20_000, is_last=True
+)  # what the others leave ready can be handed out at once
+_SCHEDULE = RequestClass("schedules", _itemwise(frontend.schedule), 20_000)
+_FORGET = RequestClass("forgettings", _each(consumer.forget), 10)
+_PROBE = RequestClass("probes", _each(lambda _: None), 100)
 
 _SURVIVAL = (_HEARTBEAT, _RELEASE, _RESULTS, _REAP, _CANCEL, _CLAIM, _SCHEDULE, _FORGET, _PROBE)
 """Under load, heartbeats and releases go first, then results, then claims, then schedules."""
@@ -393,8 +403,9 @@ _SURVIVAL = (_HEARTBEAT, _RELEASE, _RESULTS, _REAP, _CANCEL, _CLAIM, _SCHEDULE, 
 # Doors --------------------------------------------------------------------------------------------------------
 
 
-def open_store(url: str, *, check: float = CHECK) -> Store:
-    """The store that a URL names; it is opened by its engine, which checks a file for up to `check` seconds.
+def open_store(url: str, *, check: float | None = None) -> Store:
+    """The store that a URL names; it is opened by its engine, which checks a file for up to `check` seconds
+    (None: as long as is usual).
 
     `sqlite:///tasks.db` is a file here, `sqlite:////var/lib/tasks.db` one anywhere, `memory:` is gone with the process.
     Raises `ConfigError` for anything else, and where the directory of the file does not exist.
@@ -406,13 +417,6 @@ def open_store(url: str, *, check: float = CHECK) -> Store:
         # The URL itself may carry a password: only its scheme is repeated.
         what = repr(url.partition(":")[0] + ":") if ":" in url else "a URL without a scheme"
         raise ConfigError(f"{what} names no store: use sqlite:///file.db, sqlite:////path/file.db or memory:")
-    return SqlStore(Path(path), check=check)
+    from leasekit.server.store.sql import SqlStore
 
-
-def connect(url: str, *, worker: str) -> EmbeddedBackend:
-    """A backend over an engine of its own in this process, opened by the first call.
-
-    Raises `ConfigError` for a URL that names no store.
-    """
-    store = open_store(url)
-    return EmbeddedBackend(lambda: Engine(store), worker=worker)
+    return SqlStore(Path(path)) if check is None else SqlStore(Path(path), check=check)

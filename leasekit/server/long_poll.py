@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from leasekit.errors import Throttled
-from leasekit.server.claims import Answer, Asked
 from leasekit.server.clock import StoreClock
 from leasekit.server.commit import Done
-from leasekit.server.turn import Readied
+from leasekit.server.roles.claims import Answer, Asked
+from leasekit.server.unit_of_work import NewlyDue
 from leasekit.task import Claimed
 
 __all__ = ["LongPolls"]
@@ -95,7 +95,7 @@ class LongPolls:
             if not poll.callers and not poll.answer.done():
                 self._give_up(poll)
 
-    def ready(self, readied: Mapping[str, Readied]) -> None:
+    def ready(self, readied: Mapping[str, NewlyDue]) -> None:
         """Tasks have become ready, or will be: have as many tried again as there are tasks."""
         for kind, what in readied.items():
             self._wake(kind, what.number)

@@ -6,7 +6,7 @@ Two beats of a lease may be under way at once, one that timed out and the next, 
 from msgspec import UNSET
 
 from leasekit.server.store import Checkpoint, Trigger, Tx
-from leasekit.server.turn import to_bytes
+from leasekit.server.unit_of_work import to_bytes
 from leasekit.task import Beat, Settlement
 
 __all__ = ["Progress"]

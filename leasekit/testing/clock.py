@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from leasekit.testing._bell import Bell
+from leasekit.testing._notify import Notifier
 
 __all__ = ["FakeClock"]
 
@@ -33,7 +33,7 @@ class FakeClock:
         self._now = start
         self._sleepers: list[_Sleeper] = []
         self._lock = threading.Lock()
-        self._bell = Bell()
+        self._bell = Notifier()
 
     def now(self) -> float:
         """What time it is, in seconds."""

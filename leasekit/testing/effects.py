@@ -1,95 +1,131 @@
 """Side effects, and whether any of them came after its lease was lost.
 
-    effects = Effects(Log("effects.jsonl", who="test"))
+    effects = Effects()
     client = leasekit.connect(service, hooks=[effects])
     ...
     held.check()
-    effects.record(held)                 # beside the write itself, in the body that is tested
+    effects.record(held)                 # beside the write itself, in the handler that is tested
     ...
     effects.assert_none_after_loss()
 
 The fixture `leasekit_effects` of the pytest plugin is one of these.
 """
 
+import math
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from leasekit import hooks
+from leasekit.config import DRIFT
 from leasekit.lease import Lease
-from leasekit.testing.checker import Rules, Violation, check
-from leasekit.testing.history import Effect, Event, Granted, Log, Lost, Renewed
 
-__all__ = ["Effects"]
+__all__ = ["Effects", "SideEffect"]
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has the first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideEffect:
+    """One act of a handler under a lease."""
+
+    task_id: str
+    """The task whose handler acted."""
+    fence: int
+    """The fence of the lease."""
+    at: float
+    """Seconds, by the clock of the leases (CLOCK_BOOTTIME)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Life:
+    """What became of one lease, as its holder heard of it."""
+
+    ttl: float
+    expires_at: float  # at the latest, by the service's clock
+    lost_at: float = math.inf
+    lost_why: str = ""
+    superseded_at: float = math.inf  # by another grant of the task
+
+    def problem(self, effect: SideEffect) -> str | None:
+        """Say what is wrong with a side effect under this lease; None: nothing."""
+        ends = (
+            (self.lost_at, f"its lease was lost ({self.lost_why})"),
+            (self.superseded_at, "its task was granted again"),
+            (self.expires_at, "its lease had expired"),
+        )
+        for at, what in ends:
+            if effect.at > at:
+                return f"task {effect.task_id}, fence {effect.fence}: a side effect {effect.at - at:.3f} s after {what}"
+        return None
 
 
 class Effects:
-    """What bodies did, and what became of their leases: a hook, to be given to the client that they run on.
+    """Record what handlers do and what becomes of their leases: a hook of the client that they run on.
 
-    `log` keeps it all, in the format of `leasekit.testing.history`.
+    `recorded` is what they did and `lost` which leases were lost, each in that order. `now` is the clock of the leases,
+    where a test turns it by hand.
     """
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
+    def __init__(self, *, now: Callable[[], float] = lambda: time.clock_gettime(_CLOCK)) -> None:
+        self._now = now
+        self._lives: dict[tuple[str, int], _Life] = {}  # by task and fence
         self._fences: dict[tuple[str, str], int] = {}  # by task and token
         self._newest: dict[str, int] = {}  # by task
-        self.events: list[Event] = []
-        self._more = threading.Condition()
+        self._heard = threading.Condition()
+        self.recorded: list[SideEffect] = []
+        """What handlers did, in that order."""
+        self.lost: list[hooks.Lost] = []
+        """Which leases were lost, in that order."""
 
-    def record(self, held: Lease, *, progress: bool = False) -> None:
-        """A body makes a side effect now, under this lease. Raises nothing, whatever has become of the lease."""
-        self._add(Effect, task=held.task.id, fence=held.fence, progress=progress)
+    def record(self, held: Lease) -> None:
+        """Record a side effect of now, under this lease. Raises nothing, whatever has become of the lease."""
+        self.recorded.append(SideEffect(task_id=held.task.id, fence=held.fence, at=self._now()))
 
     def __call__(self, event: hooks.Event) -> None:
         """Hear what happens to leases."""
         match event:
             case hooks.Claimed():
                 for task in event.tasks:
+                    if (before := self._life(task.id)) is not None and self._newest[task.id] != task.fence:
+                        before.superseded_at = event.at
                     self._fences[task.id, task.token] = self._newest[task.id] = task.fence
-                    self._add(
-                        Granted, at=event.at, asked_at=event.at - event.took, task=task.id, fence=task.fence,
-                        token=task.token, attempt=task.attempt, ttl=task.ttl, kind=task.kind, priority=task.priority,
-                    )  # fmt: skip
+                    life = _Life(ttl=task.ttl, expires_at=event.at + task.ttl * (1 + DRIFT))
+                    self._lives.setdefault((task.id, task.fence), life)
             case hooks.Renewed():
-                for task_id in event.task_ids:
-                    asked_at = event.at - event.round_trip
-                    self._add(Renewed, at=event.at, asked_at=asked_at, task=task_id, fence=self._newest[task_id])
+                for life in filter(None, map(self._life, event.task_ids)):
+                    life.expires_at = max(life.expires_at, event.at + life.ttl * (1 + DRIFT))
             case hooks.Lost() if (fence := self._fences.get((event.task_id, event.token))) is not None:
-                self._add(Lost, at=event.at, task=event.task_id, fence=fence, reason=event.reason)
+                life = self._lives[event.task_id, fence]
+                life.lost_at, life.lost_why = event.at, event.why
+                with self._heard:
+                    self.lost.append(event)
+                    self._heard.notify_all()
             case _:
                 pass
 
-    def of(self, kind: type[Event]) -> list[Event]:
-        """All events of one kind, in the order in which they were made."""
-        return [event for event in self.events if isinstance(event, kind)]
-
     def assert_none_after_loss(self, *, lost: int = 1, within: float = 5.0) -> None:
-        """Fail where a side effect carries a fence whose lease was lost, or had run out, or is another's by now.
+        """Fail where a side effect carries a fence whose lease was lost, had expired, or is another's by now.
 
-        Fails too where fewer than `lost` leases were lost, or nothing was recorded: then nothing is proved. A body may
-        hear of its loss before this does: it waits for that, `within` so many seconds.
+        Fails too where fewer than `lost` leases were lost, or nothing was recorded: then nothing is proved. A handler
+        may hear of its loss before this does: wait for that, `within` so many seconds.
         """
         __tracebackhide__ = True
-        with self._more:
-            self._more.wait_for(lambda: len(self.of(Lost)) >= lost, within)
-        losses, deeds = len(self.of(Lost)), len(self.of(Effect))
-        if losses < lost or not deeds:
+        with self._heard:
+            self._heard.wait_for(lambda: len(self.lost) >= lost, within)
+        losses, effects = len(self.lost), len(self.recorded)
+        if losses < lost or not effects:
             raise AssertionError(
-                f"{losses} leases were lost, of at least {lost}, and {deeds} side effects recorded: nothing is proved"
+                f"{losses} leases were lost, of at least {lost}, and {effects} side effects recorded: nothing is proved"
             )
         if problems := self.problems():
-            raise AssertionError("\n".join(map(str, problems)))
+            raise AssertionError("\n".join(problems))
 
-    def problems(self) -> list[Violation]:
-        """The side effects that came too late, and whatever else of what happened breaks S1, S2 or S9."""
-        ordered = sorted(self.events, key=lambda event: event.at)
-        found = [one for one in check(ordered, Rules(least_settled=0)) if one.rule in {"S1", "S2", "S9"}]
-        lost = {(one.task, one.fence): one for one in ordered if isinstance(one, Lost)}
-        for deed in ordered:
-            if isinstance(deed, Effect) and (loss := lost.get((deed.task, deed.fence))) and deed.at > loss.at:
-                why = f"fence {deed.fence} made a side effect {deed.at - loss.at:.3f} s after its lease was lost"
-                found.append(Violation(rule="S2", task=deed.task, why=why, events=[loss, deed]))
-        return found
+    def problems(self) -> list[str]:
+        """Say of each side effect that came too late how late it was, and after what."""
+        lives = ((effect, self._lives.get((effect.task_id, effect.fence))) for effect in list(self.recorded))
+        return [said for effect, life in lives if life is not None and (said := life.problem(effect)) is not None]
 
-    def _add(self, kind: type[Event], /, **fields: object) -> None:
-        with self._more:
-            self.events.append(self._log.add(kind, **fields))
-            self._more.notify_all()
+    def _life(self, task_id: str) -> _Life | None:
+        return self._lives.get((task_id, self._newest.get(task_id, 0)))

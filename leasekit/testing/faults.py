@@ -24,7 +24,7 @@ from msgspec import structs
 
 from leasekit.errors import ProtocolError, Throttled, Unavailable
 from leasekit.task import Verdict, VerdictWord
-from leasekit.testing.faulty import Call, Fault, Faulty, Gate, ok
+from leasekit.testing._faulty_backend import Call, Fault, Faulty, Gate, ok
 
 __all__ = [
     "Call", "Fault", "Faulty", "Gate", "delay", "delay_answer", "drop", "fail_items", "garble", "hang", "late",
@@ -188,7 +188,7 @@ def _spoil(name: str, word: VerdictWord, which: float | Sequence[int], **more: A
 
 async def _garble(call: Call) -> Any:
     await call.send()
-    raise ProtocolError(f"{call.kind}: the answer is no JSON")
+    raise ProtocolError(f"{call.kind}: the answer is not JSON")
 
 
 async def _shorten(call: Call) -> Any:

@@ -1,40 +1,56 @@
-"""`memory://`: a lease service in this process, for tests.
+"""`memory://`: the server's rules over its store in memory, in this process, for tests.
 
-`MemoryBackend` is one connection to a `MemoryService`. What passes it has been JSON, within the bounds of
-`leasekit.wire`, so that it refuses what a service across a network would.
+Rule 1: a request is one transaction in the thread that makes it, under one lock; any thread and any loop may call.
+Rule 2: the time is what the clock says, and never steps back. What is due is judged when somebody asks, and a waiting
+        claim asks when the next task is due, or the next lease ends.
 """
 
-import re
-from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+import asyncio
+import itertools
+import math
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from random import Random, SystemRandom
+from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-from msgspec import UNSET, Raw, Struct, structs
-
-from leasekit.backend import Traits
-from leasekit.errors import ConfigError, Refused
-from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Status, TaskInfo, Verdict
-from leasekit.testing.service import MemoryService
-from leasekit.wire import (
-    MAX_BATCH,
-    MAX_ERROR,
-    MAX_PAYLOAD,
-    MAX_PROGRESS,
-    MAX_THEN,
-    BeatsRequest,
-    CancelRequest,
-    ClaimRequest,
-    NewTaskItem,
-    ResultsRequest,
-    ScheduleRequest,
-    SettlementItem,
-    structural_fault,
+from leasekit.errors import ConfigError
+from leasekit.server.embedded import DirectBackend, plain, plain_info
+from leasekit.server.roles import claims, consumer, frontend, hsc
+from leasekit.server.store import Filter, View
+from leasekit.server.store.memory import MemoryStore
+from leasekit.server.unit_of_work import UnitOfWork
+from leasekit.task import (
+    Beat,
+    Claimed,
+    NewTask,
+    Page,
+    Scheduled,
+    Settlement,
+    Stats,
+    Task,
+    TaskInfo,
+    Verdict,
+    WorkerInfo,
 )
+from leasekit.testing._notify import Notifier
+from leasekit.testing.clock import FakeClock
+from leasekit.wire import MAX_WAIT
 
 __all__ = ["MemoryBackend", "MemoryService", "connect"]
 
-_shared: dict[str, MemoryService] = {}
+_STARTED_AT = time.time() - time.monotonic()
+
+Wait = Callable[[asyncio.Event, float], Awaitable[None]]
+
+
+def _unix_now() -> float:
+    """Unix time that does not step: the wall clock is read once, at import."""
+    return _STARTED_AT + time.monotonic()
 
 
 def connect(url: str, *, worker: str) -> "MemoryBackend":
@@ -50,44 +66,180 @@ def connect(url: str, *, worker: str) -> "MemoryBackend":
     return MemoryBackend(_shared.setdefault(name, MemoryService()) if name else MemoryService(), worker=worker)
 
 
-class MemoryBackend:
-    """One worker's connection to a `MemoryService`: a `Backend` and a `Scheduler`."""
+@dataclass(slots=True)
+class _Poll:
+    """A claim that is under way: since when, and how many calls ask for it."""
 
-    traits = Traits(max_batch=MAX_BATCH, max_claim=MAX_BATCH)
+    arrived_at: float
+    callers: int = 0
 
-    def __init__(self, service: MemoryService, *, worker: str) -> None:
-        self.service = service
-        self.worker = worker
 
-    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
-        fields = {"worker": self.worker, "kinds": kinds, "limit": limit, "wait": wait, "claim_id": claim_id}
-        return await self.service.claim(_checked(ClaimRequest, fields))
+class MemoryService:
+    """A lease service whose time is `now()`, in seconds and taken for Unix time.
 
-    async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
-        if not beats:
-            return []
-        return self.service.beat(_checked(BeatsRequest, {"worker": self.worker, "beats": beats}).beats)
+    `wait(wake, until)` is how a waiting claim sleeps until `wake` is set or `now()` reaches `until`; where `now` is a
+    `FakeClock`, it is that clock's. `random` makes tokens, ids and jitter: seed it, and a history repeats.
+    """
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
-        if not settlements:
-            return []
-        return self.service.settle(_checked(ResultsRequest, {"worker": self.worker, "results": settlements}).results)
+    def __init__(
+        self, *, now: Callable[[], float] = _unix_now, wait: Wait | None = None, random: Random | None = None
+    ) -> None:
+        self._clock = now
+        self._wait = wait or (now.wait if isinstance(now, FakeClock) else self._wait_really)
+        self._random = random or SystemRandom()
+        self._store = MemoryStore()
+        self._lock = threading.Lock()
+        self._latest = -math.inf
+        self._bell = Notifier()  # rung when a task may have become ready, or something is due earlier
+        self._polls: dict[tuple[str, str], _Poll] = {}
+        self._numbers = itertools.count()
+        self._seen: dict[str, float] = {}  # worker → when it was last heard of
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
-        if not tasks:
-            return []
-        return self.service.schedule(_checked(ScheduleRequest, {"tasks": tasks}).tasks)
+        """Accept tasks: one answer for each, in order."""
+        with self._turn() as turn:
+            answers = frontend.schedule(turn, tasks)
+        self._bell.ring()
+        return answers
 
-    async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
-        if not task_ids:
-            return []
-        return self.service.cancel(_checked(CancelRequest, {"ids": task_ids}).ids)
+    async def cancel(self, ids: Sequence[str]) -> list[Verdict]:
+        """Cancel tasks: one verdict for each, in order."""
+        with self._turn() as turn:
+            return frontend.cancel(turn, ids)
+
+    async def claim(self, *, worker: str, kinds: Sequence[str], limit: int, wait: float, claim_id: str) -> Claimed:
+        """Grant up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
+        kinds = tuple(dict.fromkeys(kinds))
+        with self._bell.listen() as rung, self._asking((worker, claim_id)) as (arrived_at, now):
+            self._seen[worker] = now
+            asked = claims.Asked(next(self._numbers), worker, claim_id, kinds, limit, arrived_at)
+            deadline = now + min(wait, MAX_WAIT)
+            while True:
+                rung.clear()
+                with self._turn() as turn:
+                    (answer,) = claims.claim(turn, [asked])
+                    until = min(deadline, _next_due(turn, kinds))
+                if answer.claimed is not None:
+                    self._bell.ring()  # what was granted ends earlier, maybe, than anything that others wait for
+                    return answer.claimed
+                if turn.now >= deadline:
+                    return Claimed(tasks=[], waited=turn.now - arrived_at)
+                await self._wait(rung, until)
+
+    def steal(self, task_id: str, *, token: str | None = None, thief: str = "thief") -> Task | None:
+        """Let the lease of a task run out now, and grant the task to another worker at once: what that one was given.
+
+        None, and nothing is changed, where nobody holds it, or not by this `token`.
+        """
+        with self._turn() as turn:
+            row = turn.tx.triggers([task_id]).get(task_id)
+            if row is None or row.owner is None or token not in (None, row.token):
+                return None
+            lapsed = consumer.lapse(turn, [row])
+            turn.tx.save(lapsed)
+            if lapsed[0].status.ended:  # that was one crash too many
+                return None
+            stolen = claims.grant_all(turn, lapsed, thief)
+            turn.tx.save(stolen)
+            return plain(claims.tasks_of(stolen, turn.tx.contents([row.seq]))[0])
+
+    async def heartbeat(self, worker: str, beats: Sequence[Beat]) -> list[Verdict]:
+        """Renew leases: one verdict for each, in order."""
+        with self._turn() as turn:
+            self._seen[worker] = turn.now
+            return hsc.heartbeat(turn, beats)
+
+    async def results(self, worker: str, settlements: Sequence[Settlement]) -> list[Verdict]:
+        """End leases: one verdict for each, in order."""
+        with self._turn() as turn:
+            self._seen[worker] = turn.now
+            verdicts = hsc.results(turn, settlements)
+        self._bell.ring()
+        return verdicts
+
+    def get(self, task_id: str) -> TaskInfo | None:
+        """Return everything about one task; None if no task has that id."""
+        with self._view() as view:
+            info = frontend.get(view, task_id)
+        return None if info is None else plain_info(info)
+
+    async def stats(self) -> Stats:
+        """Count the tasks of each kind in each status."""
+        with self._view() as view:
+            return Stats(kinds=view.counts())
+
+    async def workers(self) -> list[WorkerInfo]:
+        """List the workers that have called so far."""
+        with self._view() as view:
+            running = view.holders()
+        return [
+            WorkerInfo(name=name, last_seen=frontend.moment(at), running=running.get(name, 0))
+            for name, at in sorted(self._seen.items())
+        ]
+
+    @contextmanager
+    def _turn(self) -> Generator[UnitOfWork]:
+        """One transaction, with all leases that have ended by now taken back."""
+        with self._lock, self._store.transaction() as tx:
+            now = self._latest = max(self._latest, self._clock())
+            turn = UnitOfWork(tx, now=now, instant=now, random=self._random)
+            consumer.reap(turn, limit=sys.maxsize)
+            yield turn
+        if any(due.number for due in turn.readied().values()):
+            self._bell.ring()
+
+    @contextmanager
+    def _view(self) -> Generator[View]:
+        with self._turn():
+            pass
+        with self._store.view() as view:
+            yield view
+
+    @contextmanager
+    def _asking(self, key: tuple[str, str]) -> Generator[tuple[float, float]]:
+        """When the first of the calls under way with this claim arrived, and this one."""
+        with self._turn() as turn:
+            poll = self._polls.setdefault(key, _Poll(turn.now))
+            poll.callers += 1
+        try:
+            yield poll.arrived_at, turn.now
+        finally:
+            with self._lock:
+                poll.callers -= 1
+                if not poll.callers:
+                    del self._polls[key]
+
+    async def _wait_really(self, wake: asyncio.Event, until: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(until - self._clock()):
+                await wake.wait()
+
+    async def list_tasks(self, *, cursor: str | None, limit: int, **wanted: Any) -> Page:
+        """Return the tasks that match all that is given, oldest first."""
+        with self._view() as view:
+            return frontend.page(view, Filter(**wanted), cursor=cursor, limit=limit)
+
+
+def _next_due(turn: UnitOfWork, kinds: Sequence[str]) -> float:
+    """When a task of these kinds is due next, or a lease ends."""
+    lanes = [lane.due_at for lane in turn.tx.lanes(kinds)]
+    ends = [row.next_trigger_at or math.inf for row in turn.tx.expired(now=math.inf, limit=1)]
+    return min([*lanes, *ends], default=math.inf)
+
+
+class MemoryBackend(DirectBackend):
+    """One worker's connection to a `MemoryService`: a `Backend` and a `Scheduler`."""
+
+    def __init__(self, service: MemoryService, *, worker: str) -> None:
+        super().__init__(worker=worker)
+        self.service = service
+
+    async def _engine(self) -> Any:
+        return self.service
 
     async def get(self, task_id: str) -> TaskInfo | None:
+        """Everything about one task, None where there is none of that id."""
         return self.service.get(task_id)
-
-    async def stats(self) -> dict[str, Any]:
-        return self.service.stats()
 
     def steal(self, task_id: str, token: str) -> None:
         """Have this lease run out, and somebody else be granted the task: `MemoryService.steal`."""
@@ -96,101 +248,5 @@ class MemoryBackend:
     async def aclose(self) -> None:
         """There is nothing to let go of."""
 
-    async def list(
-        self,
-        *,
-        kind: str | None = None,
-        status: Status | None = None,
-        collection: str | None = None,
-        worker: str | None = None,
-        cursor: str | None = None,
-        limit: int = 100,
-    ) -> Page:
-        if cursor is not None and not cursor.isdecimal():
-            _refuse([{"field": "cursor", "detail": "no earlier page ended there"}])
-        if not 1 <= limit <= MAX_BATCH:
-            _refuse([{"field": "limit", "detail": f"give 1 to {MAX_BATCH}"}])
-        wanted = {"kind": kind, "status": status, "collection": collection, "worker": worker}
-        given = {name: value for name, value in wanted.items() if value is not None}
-        return self.service.page(
-            lambda info: all(getattr(info, name) == value for name, value in given.items()),
-            after=-1 if cursor is None else int(cursor),
-            limit=limit,
-        )
 
-
-# What passes a connection -------------------------------------------------------------------------------------
-
-_Request = TypeVar("_Request", bound=Struct)
-_PLACE = re.compile(r"`\$\.(?P<envelope>\w+)(?:\[(?P<item>\d+)\])?(?:\.(?P<field>[\w.\[\]]+))?`$")
-_NO_JSON = (TypeError, ValueError, OverflowError, RecursionError)
-_BOUNDS = {"payload": MAX_PAYLOAD, "result": MAX_PAYLOAD, "error": MAX_ERROR, "progress": MAX_PROGRESS}
-
-
-def _checked(kind: type[_Request], fields: dict[str, Any]) -> _Request:
-    """The request as a service reads it; raises `Refused` for what a service would not take."""
-    try:
-        request = msgspec.json.decode(_encoded(fields), type=kind)
-    except (msgspec.ValidationError, RecursionError) as error:
-        _refuse([_problem_of(error)])
-    if problems := [problem for n, item in _items(structs.asdict(request)) for problem in _problems(n, item)]:
-        _refuse(problems)
-    return request
-
-
-def _encoded(fields: dict[str, Any]) -> bytes:
-    try:
-        return msgspec.json.encode(fields)
-    except _NO_JSON as error:
-        _refuse([{"item": _culprit(fields), "detail": f"is no JSON: {error}"}])
-
-
-def _culprit(fields: dict[str, Any]) -> int | None:
-    """Which item it was, where one of them alone is no JSON either."""
-    for position, item in _items(fields):
-        try:
-            msgspec.json.encode(item)
-        except _NO_JSON:
-            return position
-    return None
-
-
-def _items(fields: dict[str, Any]) -> Iterator[tuple[int, Any]]:
-    for batch in fields.values():
-        if not isinstance(batch, str | int | float):
-            yield from enumerate(batch)
-
-
-def _problem_of(error: Exception) -> dict[str, Any]:
-    detail, _, place = str(error).rpartition(" - at ")
-    match = _PLACE.search(place)
-    if match is None:
-        return {"detail": str(error)}
-    item = match["item"]
-    # Of an item its field; of the envelope the envelope's.
-    return {"item": None if item is None else int(item), "field": match["field"] or match["envelope"], "detail": detail}
-
-
-def _problems(position: int, item: object) -> Iterator[dict[str, Any]]:
-    """What is wrong with an item that its schema cannot say."""
-    for name, most in _BOUNDS.items():
-        raw = getattr(item, name, UNSET)
-        if isinstance(raw, Raw) and len(bytes(raw)) > most:
-            yield {"item": position, "field": name, "detail": f"{len(bytes(raw))} bytes: at most {most}"}
-        elif isinstance(raw, Raw) and (fault := structural_fault(bytes(raw))) is not None:
-            yield {"item": position, "field": name, "detail": fault}
-    if isinstance(item, NewTaskItem) and item.after:
-        yield {"item": position, "field": "after", "detail": "there are no dependencies here: use `then`"}
-    if isinstance(item, SettlementItem):
-        if item.then and item.outcome not in ("success", "fatal"):
-            yield {"item": position, "field": "then", "detail": "goes with success and fatal only"}
-        if item.then and (size := len(msgspec.json.encode(item.then))) > MAX_THEN:
-            yield {"item": position, "field": "then", "detail": f"has {size:,} bytes together: at most {MAX_THEN:,}"}
-        for successor in item.then:
-            yield from _problems(position, successor)
-
-
-def _refuse(problems: list[dict[str, Any]]) -> NoReturn:
-    errors = [{name: value for name, value in problem.items() if value is not None} for problem in problems]
-    said = ": ".join(errors[0][name] for name in ("field", "detail") if name in errors[0])
-    raise Refused(f"refused: {said}", errors=errors)
+_shared: dict[str, MemoryService] = {}

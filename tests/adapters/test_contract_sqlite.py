@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from leasekit.backend import Backend
-from leasekit.server.engine import connect
+from leasekit.server.embedded import connect
 from leasekit.task import Task
 from leasekit.testing.contract import SchedulerContract
 

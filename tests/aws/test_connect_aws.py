@@ -11,7 +11,7 @@ import pytest
 import leasekit
 import leasekit_sfn
 import leasekit_swf
-from leasekit import Beats, ConfigError
+from leasekit import ConfigError, Heartbeats
 from leasekit.registry import open_backend
 from leasekit.task import Name
 from leasekit_aws import AwsBackend, Clients, options
@@ -127,7 +127,7 @@ def test_options_are_where_a_service_is_and_how_long_its_leases_last() -> None:
 def test_heartbeats_are_one_a_slot_so_capacity_is_rate_times_cycle(aws: Any, rate: float, capacity: int) -> None:
     """120 at one a second and 120 s; nothing bursts."""
     url = f"swf://media/render?endpoint={aws.url}"
-    with leasekit.connect(url, beats=Beats(rate=rate)) as client:
+    with leasekit.connect(url, heartbeats=Heartbeats(rate=rate)) as client:
         assert client.connection().keeper.capacity == capacity
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import leasekit
-from leasekit import Beats, Cancelled, Lease, LeaseLost, Worker
+from leasekit import Cancelled, Heartbeats, Lease, LeaseLost, Worker
 
 ARN = "arn:aws:states:eu-central-1:123456789012:activity:resize"
 
@@ -87,8 +87,8 @@ def test_a_cancellation_of_the_decider_reaches_the_handler(aws: Any) -> None:
 
 def test_a_lease_that_step_functions_gave_away_is_lost_to_its_body(aws: Any) -> None:
     work = aws.schedule(ARN, "resize")
-    beats = Beats().for_ttl(3)
-    with leasekit.connect(f"sfn://{ARN}?endpoint={aws.url}&ttl=3", beats=beats) as client:
+    heartbeats = Heartbeats().for_ttl(3)
+    with leasekit.connect(f"sfn://{ARN}?endpoint={aws.url}&ttl=3", heartbeats=heartbeats) as client:
         task = next(client.tasks("resize"))
         held = leasekit.lease(task)
         with pytest.raises(LeaseLost, match="expired"), held:

@@ -2,14 +2,18 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from leasekit.cli.demo import _kill_one
 from leasekit.cli.demo_check import Entry, Finding, check, measured
+from leasekit.cli.demo_fleet import Fleet
 from leasekit.task import HistoryEntry, Status, TaskInfo
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -103,7 +107,7 @@ def test_a_task_that_was_settled_twice_is_found(file: Path) -> None:
 
 
 def test_two_runs_beside_one_another_are_found(file: Path) -> None:
-    assert "beside" in wrong(check([task(file)], [*run(1, 0, 7), *run(2, 6, 8)], killed_at={}))[0]
+    assert "beside" in wrong(check([task(file)], [*run(1, 0, 7), *run(2, 6, 8)], killed_at={}))[-1]
 
 
 def test_a_run_that_began_before_the_killed_process_was_gone_is_found(file: Path) -> None:
@@ -112,3 +116,81 @@ def test_a_run_that_began_before_the_killed_process_was_gone_is_found(file: Path
 
 def test_a_demo_in_which_nothing_was_taken_over_has_shown_nothing(file: Path) -> None:
     assert "taken over" in wrong(check([task(file)], run(1, 0, 1), killed_at={}))[0]
+
+
+def test_a_run_that_ended_and_was_repeated_was_not_taken_over_from_a_killed_worker(file: Path) -> None:
+    assert "taken over" in wrong(check([task(file)], [*run(1, 0, 1, pid=7), *run(2, 6, 8)], killed_at={7: 3.0}))[0]
+
+
+def test_a_killed_run_that_no_other_followed_is_found(file: Path) -> None:
+    assert "taken over" in wrong(check([task(file)], run(1, 0, None, pid=7), killed_at={7: 3.0}))[0]
+
+
+def test_a_worker_that_ended_by_itself_is_known_by_the_last_line_of_its_run(file: Path) -> None:
+    step = Entry(task="t", fence=1, event="step", at=4, pid=7)
+    log = [*TAKEN_OVER[:1], step, *run(2, 6, 7, pid=8)[:1], *run(3, 9, 10)]
+    assert not wrong(check([task(file)], log, killed_at={8: 7.0}, ended={7, 8}))
+    assert "beside" in wrong(check([task(file)], log, killed_at={8: 7.0}))[0]
+    late = replace(step, at=6.5)
+    assert "beside" in wrong(check([task(file)], [*log, late], killed_at={8: 7.0}, ended={7, 8}))[0]
+
+
+# Which worker it kills --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path, 2)
+    fleet.workers = [
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True) for _ in "12"
+    ]
+    try:
+        yield fleet
+    finally:
+        for worker in fleet.workers:
+            worker.kill()
+            worker.communicate()
+
+
+def wrote(log: Path, *entries: Entry) -> Path:
+    with log.open("ab") as file:
+        file.writelines(msgspec.json.encode(entry) + b"\n" for entry in entries)
+    return log
+
+
+def test_a_worker_in_the_middle_of_a_run_is_killed(fleet: Fleet, tmp_path: Path) -> None:
+    idle, busy = fleet.workers
+    log = wrote(tmp_path / "log", *run(1, 0, 1, pid=idle.pid), *run(2, 2, None, pid=busy.pid))
+    assert _kill_one(fleet, log) == (busy.pid, 1)
+    assert busy.returncode == -9
+    assert idle.poll() is None
+
+
+def test_no_worker_is_killed_before_a_run_has_begun(fleet: Fleet, tmp_path: Path) -> None:
+    assert _kill_one(fleet, tmp_path / "log") is None
+    assert [worker.poll() for worker in fleet.workers] == [None, None]
+
+
+def test_a_worker_whose_last_run_ends_just_before_it_stands_still_goes_on(fleet: Fleet, tmp_path: Path) -> None:
+    _, busy = fleet.workers
+    start, end = run(1, 0, 1, pid=busy.pid)
+    log = wrote(tmp_path / "log", start)
+    pause = fleet.pause
+
+    def paused(worker: "subprocess.Popen[str]") -> bool:
+        wrote(log, end)
+        return pause(worker)
+
+    fleet.pause = paused  # type: ignore[method-assign]
+    assert _kill_one(fleet, log) is None
+    assert busy.stdin is not None
+    busy.stdin.write("\n")
+    busy.stdin.close()
+    assert busy.wait(30) == 0  # it runs again
+
+
+def test_a_worker_that_has_ended_by_itself_is_not_said_to_be_killed(fleet: Fleet, tmp_path: Path) -> None:
+    worker, _ = fleet.workers
+    log = wrote(tmp_path / "log", *run(1, 0, None, pid=worker.pid))
+    worker.communicate("\n")
+    assert _kill_one(fleet, log) is None

@@ -169,7 +169,7 @@ def test_a_signal_ends_the_whole_tree_with_exit_code_0(
     running.until("at work on")
     assert running.stop(number) == 0
     assert [pid for pid in running.pids() if is_there(pid)] == []
-    with leasekit.connect(running.url, patience=0) as client, pytest.raises(leasekit.Unavailable):
+    with leasekit.connect(running.url, retry_for=0) as client, pytest.raises(leasekit.Unavailable):
         client.stats()
 
 
@@ -216,7 +216,7 @@ def test_what_names_no_worker_is_refused_before_anything_is_started(tmp_path: Pa
         check=False,
     )
     assert done.returncode == 2
-    assert re.fullmatch(r"leasekit dev: 'app' names no worker: .*\n", done.stderr)
+    assert re.fullmatch(r"leasekit dev: 'app' does not name a worker: .*\n", done.stderr)
 
 
 # Which files --------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def test_workers_are_told_of_with_what_they_hold(server: Any) -> None:
         with leasekit.lease(task):
             plain = server.command("workers")
             document = server.command("workers", "--json")
-            assert [worker["name"] for worker in client.workers()] == ["busy"]
+            assert [worker.name for worker in client.workers()] == ["busy"]
     name, running, _ = plain.stdout.strip().split("\t")
     assert (plain.returncode, name, running) == (0, "busy", "1")
     assert json.loads(document.stdout)["running"] == 1
@@ -43,7 +43,7 @@ def test_an_embedded_server_tells_of_its_workers(tmp_path: Any) -> None:
     with leasekit.connect(f"sqlite:///{tmp_path / 'tasks.db'}", worker="busy") as client:
         client.schedule("held")
         with leasekit.lease(next(client.tasks("held"))):
-            assert [(worker["name"], worker["running"]) for worker in client.workers()] == [("busy", 1)]
+            assert [(worker.name, worker.running) for worker in client.workers()] == [("busy", 1)]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk here that is always full")
@@ -61,7 +61,9 @@ def test_what_stdout_does_not_take_is_said_in_one_sentence(server: Any, command:
             check=False,
         )
     assert done.returncode == 1
-    assert re.fullmatch(rf"leasekit {command[0]}: stdout does not take .*: No space left on device\n", done.stderr)
+    assert re.fullmatch(
+        rf"leasekit {command[0]}: the output cannot be written to stdout: No space left on device\n", done.stderr
+    )
 
 
 def test_followed_tasks_are_lines_as_they_change(server: Any) -> None:

@@ -55,8 +55,8 @@ def test_at_is_a_time_with_its_zone(run: Run, client: Client) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["k", "so"], "no JSON"),
-        (["k", "--at", "tomorrow"], "no RFC 3339 time"),
+        (["k", "so"], "not JSON"),
+        (["k", "--at", "tomorrow"], "not an RFC 3339 time"),
         (["k", "--at", "2100-12-24T18:00:00"], "no time zone"),
         (["k", "--at", "2100-12-24T18:00:00Z", "--in", "5"], "give one of them"),
         (["k", "--timeout", "5"], "--wait"),
@@ -74,14 +74,14 @@ def test_wrong_usage_is_exit_code_2(run: Run, arguments: list[str], says: str) -
 def test_the_same_id_again_is_done_and_says_so(run: Run) -> None:
     run("schedule", "k", "1", "--id", "mine")
     again = run("schedule", "k", "1", "--id", "mine")
-    assert (again.exit_code, again.stdout, again.stderr) == (0, "mine\n", "it was there already: new\n")
+    assert (again.exit_code, again.stdout, again.stderr) == (0, "mine\n", "the task exists already: new\n")
 
 
 def test_an_id_that_is_another_task_is_refused(run: Run) -> None:
     run("schedule", "k", "1", "--id", "mine")
     other = run("schedule", "k", "2", "--id", "mine")
     assert (other.exit_code, other.stdout) == (1, "")
-    assert other.stderr.startswith("leasekit schedule: mine is another task already")
+    assert other.stderr.startswith("leasekit schedule: mine is the id of another task")
 
 
 def test_what_the_service_refuses_is_one_sentence_that_names_the_field(run: Run) -> None:

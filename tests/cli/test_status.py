@@ -9,6 +9,8 @@ import pytest
 import leasekit
 from leasekit import Client, NewTask, Unavailable
 from leasekit.cli import service
+from leasekit.testing import memory
+from leasekit.testing.memory import MemoryBackend
 
 Run = Callable[..., Any]
 
@@ -52,7 +54,13 @@ def test_the_overview_is_a_line_for_each_kind(run: Run) -> None:
     assert run("status").stdout == "k\t2\t2\t0\nl\t1\t0\t0\n"
 
 
-@pytest.mark.usefixtures("done")
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend does not tell who works."""
+    monkeypatch.setattr(memory, "MemoryBackend", type("MemoryBackend", (MemoryBackend,), {"workers": None}))
+
+
+@pytest.mark.usefixtures("done", "silent")
 def test_the_overview_as_json_has_counts_and_no_workers_where_the_backend_does_not_tell(run: Run) -> None:
     document = json.loads(run("status", "--json").stdout)
     assert document == {"kinds": {"k": {"success": 1, "cancelled": 1}, "l": {"new": 1}}, "workers": None}
@@ -79,6 +87,7 @@ def test_stats_as_json_are_one_document(run: Run) -> None:
     assert json.loads(run("stats", "--json").stdout)["kinds"]["l"] == {"new": 1}
 
 
+@pytest.mark.usefixtures("silent")
 def test_a_backend_that_does_not_tell_who_works_says_so(run: Run) -> None:
     done = run("workers")
     assert done.exit_code == 1
@@ -103,7 +112,7 @@ def test_the_budget_is_printed_in_words_and_as_json(run: Run) -> None:
     assert "outage survived" in run("budget").stdout
     document = json.loads(run("budget", "--ttl", "30", "--json").stdout)
     assert (document["ttl"], document["cycle"]) == (30, 10)
-    assert document["outage_survived"] == leasekit.Beats().for_ttl(30).outage_survived
+    assert document["outage_survived"] == leasekit.Heartbeats().for_ttl(30).outage_survived
 
 
 def test_a_budget_that_contradicts_itself_is_wrong_usage_and_says_what_to_change(run: Run) -> None:
@@ -131,7 +140,7 @@ def answers(*said: object) -> Callable[[], object]:
 def test_an_outage_is_waited_out_with_a_word_when_it_begins_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
     seen = service.looks(answers(1, Unavailable("away"), Unavailable("away"), 2, 3), every=0)
     assert [next(seen) for _ in range(3)] == [1, 2, 3]
-    assert capsys.readouterr().err == "leasekit: away; trying again\nleasekit: it answers again\n"
+    assert capsys.readouterr().err == "leasekit: away; trying again\nleasekit: the service answers again\n"
 
 
 def test_the_first_look_fails_at_once() -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import leasekit
+from harness.proxy import Exchange, Proxy
 from leasekit import Status
 from leasekit.task import TaskInfo
-from leasekit.testing.proxy import Exchange, Proxy
 from tests.waiting import eventually
 
 LEASEKIT = [sys.executable, "-m", "leasekit"]
@@ -260,7 +260,7 @@ def client(place: Place) -> Iterator[leasekit.Client]:
 
 
 def ended(client: leasekit.Client, task_id: str) -> TaskInfo:
-    return client.wait_for(task_id, timeout=PATIENCE)[0]
+    return client.wait_tasks(task_id, timeout=PATIENCE)[0]
 
 
 def outcomes(info: TaskInfo) -> list[str]:
@@ -313,7 +313,7 @@ def test_a_task_is_processing_and_its_progress_with_the_service_long_before_its_
         return info is not None and info.status is Status.PROCESSING and info.progress == {"page": 7}
 
     eventually(seen, "the progress")
-    assert time.monotonic() - before < leasekit.Beats().cycle / 3
+    assert time.monotonic() - before < leasekit.Heartbeats().cycle / 3
     worker.process.kill()
 
 
@@ -594,7 +594,7 @@ def test_a_result_that_another_worker_on_the_same_spool_has_taken_up_is_no_crash
     eventually(lambda: is_gone(pid), "the worker's end")
     os.kill(second.pid, signal.SIGKILL)
     second.at_work(2)
-    eventually(lambda: "could not report are reported now" in second.log, "the result to be taken up")
+    eventually(lambda: "that earlier processes could not report" in second.log, "the result to be taken up")
     os.kill(second.pid, signal.SIGSTOP)
     server.start()
     first.process.send_signal(signal.SIGCONT)

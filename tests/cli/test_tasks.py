@@ -152,7 +152,7 @@ def test_one_that_cannot_be_cancelled_is_exit_code_1(run: Run, client: Client) -
     done = run("cancel", "a", "nope", "--json")
     assert done.exit_code == 1
     assert [json.loads(line)["verdict"] for line in done.stdout.splitlines()] == ["cancelled", "gone"]
-    assert done.stderr == "leasekit cancel: nope cannot be cancelled: ended before, or not there\n"
+    assert done.stderr == "leasekit cancel: nope cannot be cancelled: ended before, or unknown\n"
 
 
 def test_more_than_a_batch_can_be_cancelled(run: Run, client: Client) -> None:

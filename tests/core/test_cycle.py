@@ -9,33 +9,33 @@ from collections.abc import Sequence
 
 import pytest
 
-from leasekit._core.cycle import AtRisk, Confirmed, Cycle, Early, Effect, Lost, Ordered, Regranted, Send
+from leasekit._core.cycle import AtRisk, CancelRequested, Confirmed, Cycle, Early, Effect, Lost, Regranted, Send
 from leasekit._core.term import Term
-from leasekit.config import Beats
+from leasekit.config import Heartbeats
 from leasekit.task import Verdict
 
 RENEWED = Verdict(id="", verdict="renewed")
 FAILED = Verdict(id="", verdict="failed", reason="500")
 THROTTLED = Verdict(id="", verdict="throttled")
 TAKEN = Verdict(id="", verdict="gone", reason="taken")
-ONE_BY_ONE = Beats(rate=1, batch=1)
+ONE_BY_ONE = Heartbeats(rate=1, batch=1)
 
 
-def cycle_of(beats: Beats = ONE_BY_ONE) -> Cycle:
+def cycle_of(heartbeats: Heartbeats = ONE_BY_ONE) -> Cycle:
     """One that begins at 0, and whose backoff is cut by a quarter."""
-    return Cycle(beats, now=0.0, random=lambda: 0.5)
+    return Cycle(heartbeats, now=0.0, random=lambda: 0.5)
 
 
 def add(cycle: Cycle, *keys: object, now: float = 0.0, granted_at: float | None = None) -> list[Term]:
     granted = now if granted_at is None else granted_at
-    terms = [Term(key, cycle.beats, granted_at=granted) for key in keys]
+    terms = [Term(key, cycle.heartbeats, granted_at=granted) for key in keys]
     for term in terms:
         cycle.add(term, now)
     return terms
 
 
 def unconfirmed(cycle: Cycle, *, now: float = 0.0, granted_at: float | None = None) -> Term:
-    term = Term("?", cycle.beats, granted_at=now if granted_at is None else granted_at, confirmed=False)
+    term = Term("?", cycle.heartbeats, granted_at=now if granted_at is None else granted_at, confirmed=False)
     cycle.add(term, now)
     return term
 
@@ -107,7 +107,7 @@ def test_a_slot_that_an_added_lease_wants_keeps_to_the_pace_of_retries() -> None
     add(cycle, "a")
     answer(cycle, send_at(cycle, 0.0), RENEWED, asked_at=0.0)
     add(cycle, "b", now=1.0)
-    assert cycle.wake_at == cycle.beats.retry_wait
+    assert cycle.wake_at == cycle.heartbeats.retry_wait
 
 
 def test_an_added_lease_goes_to_the_back_of_main() -> None:
@@ -142,13 +142,13 @@ def test_an_empty_cycle_has_nothing_to_do_however_late_it_is() -> None:
 
 
 def test_a_slot_takes_no_more_than_a_batch_from_the_front() -> None:
-    cycle = cycle_of(Beats(batch=2))
+    cycle = cycle_of(Heartbeats(batch=2))
     add(cycle, "a", "b", "c")
     assert keys(send_at(cycle, 0.0).terms) == ["a", "b"]
 
 
 def test_a_slot_takes_what_is_there_where_that_is_less_than_a_batch() -> None:
-    cycle = cycle_of(Beats(batch=5))
+    cycle = cycle_of(Heartbeats(batch=5))
     add(cycle, "a", "b")
     assert keys(send_at(cycle, 0.0).terms) == ["a", "b"]
 
@@ -170,14 +170,14 @@ def test_no_second_slot_takes_a_lease_in_flight() -> None:
 
 
 def test_no_more_calls_are_under_way_than_in_flight_allows() -> None:
-    cycle = cycle_of(Beats(rate=1, batch=1, in_flight=2))
+    cycle = cycle_of(Heartbeats(rate=1, batch=1, in_flight=2))
     add(cycle, "a", "b", "c")
     order_of(cycle, 2)
     assert not any(isinstance(effect, Send) for now in range(100) for effect in cycle.step(float(now)))
 
 
 def test_an_answer_makes_room_for_the_next_call() -> None:
-    cycle = cycle_of(Beats(rate=1, batch=1, in_flight=1))
+    cycle = cycle_of(Heartbeats(rate=1, batch=1, in_flight=1))
     add(cycle, "a", "b")
     send = send_at(cycle, 0.0)
     answer(cycle, send, RENEWED, asked_at=0.0, now=120.0)
@@ -185,7 +185,7 @@ def test_an_answer_makes_room_for_the_next_call() -> None:
 
 
 def test_the_slots_of_a_cycle_are_spread_evenly_over_it() -> None:
-    cycle = cycle_of(Beats(batch=100))
+    cycle = cycle_of(Heartbeats(batch=100))
     for claim in range(8):  # a slot each, of which the first is at once
         add(cycle, *range(100 * claim, 100 * claim + 100))
     slots: list[float] = []
@@ -209,7 +209,7 @@ def test_a_single_lease_beats_once_a_cycle() -> None:
 
 @pytest.mark.parametrize("rate", [0.5, 1.0, 8.0])
 def test_slots_are_never_closer_than_the_rate_allows(rate: float) -> None:
-    cycle = cycle_of(Beats(rate=rate, batch=1, in_flight=1000))
+    cycle = cycle_of(Heartbeats(rate=rate, batch=1, in_flight=1000))
     add(cycle, *range(300), granted_at=-119.0)
     slots = [next_send(cycle)[1] for _ in range(60)]
     assert min(b - a for a, b in itertools.pairwise(slots)) >= 1 / rate - 1e-9
@@ -303,28 +303,28 @@ def test_a_lease_that_is_granted_for_the_same_ttl_stays() -> None:
 
 def test_a_lease_restored_from_another_cycle_beats_within_a_cycle_and_not_at_once() -> None:
     cycle = cycle_of()
-    cycle.restore(Term("a", cycle.beats, granted_at=49.0), 50.0)
+    cycle.restore(Term("a", cycle.heartbeats, granted_at=49.0), 50.0)
     assert len(cycle) == 1
     _, at = next_send(cycle)
-    assert at == pytest.approx(49.0 + cycle.beats.cycle)
+    assert at == pytest.approx(49.0 + cycle.heartbeats.cycle)
 
 
 def test_leases_restored_in_a_crowd_are_spread_over_the_cycle() -> None:
-    cycle = cycle_of(Beats(batch=1))
+    cycle = cycle_of(Heartbeats(batch=1))
     for i in range(12):
-        cycle.restore(Term(i, cycle.beats, granted_at=50.0 + i / 100), 50.0 + i / 100)
+        cycle.restore(Term(i, cycle.heartbeats, granted_at=50.0 + i / 100), 50.0 + i / 100)
     sends: list[float] = []
     for _ in range(12):
         send, at = next_send(cycle)
         answer(cycle, send, RENEWED, asked_at=at)
         sends.append(at)
     assert min(b - a for a, b in itertools.pairwise(sends)) > 9.0
-    assert sends[-1] <= 50.0 + cycle.beats.cycle
+    assert sends[-1] <= 50.0 + cycle.heartbeats.cycle
 
 
 def test_a_lease_restored_with_little_of_its_grant_left_has_to_beat_again() -> None:
     cycle = cycle_of()
-    cycle.restore(term := Term("a", cycle.beats, granted_at=-200.0), 50.0)
+    cycle.restore(term := Term("a", cycle.heartbeats, granted_at=-200.0), 50.0)
     assert term.place is cycle._main
 
 
@@ -364,7 +364,7 @@ def test_an_ordered_lease_is_kept_while_its_body_winds_down() -> None:
     cycle = cycle_of()
     [term] = add(cycle, "a")
     verdict = Verdict(id="", verdict="renewed", order="cancel")
-    assert answer(cycle, send_at(cycle, 0.0), verdict, asked_at=0.0) == [Ordered(term, "cancel")]
+    assert answer(cycle, send_at(cycle, 0.0), verdict, asked_at=0.0) == [CancelRequested(term, "cancel")]
     assert len(cycle) == 1
     assert term.place is cycle._backup
 
@@ -373,7 +373,7 @@ def test_an_ordered_lease_is_kept_while_its_body_winds_down() -> None:
 
 
 def test_throttled_leases_go_back_to_the_front_in_their_order() -> None:
-    cycle = cycle_of(Beats(batch=2))
+    cycle = cycle_of(Heartbeats(batch=2))
     add(cycle, "a", "b", "c", "d")
     answer(cycle, send_at(cycle, 0.0), THROTTLED, asked_at=0.0)
     assert order_of(cycle, 4) == ["a", "b", "c", "d"]
@@ -404,7 +404,7 @@ def test_a_service_cannot_ask_for_a_pause_that_takes_much_of_the_trust(retry_aft
 
 @pytest.mark.parametrize("retry_after", [None, 0.0, -1.0])
 def test_without_a_pause_that_makes_sense_the_backoff_decides(retry_after: float | None) -> None:
-    cycle = cycle_of(Beats(rate=8, batch=1))
+    cycle = cycle_of(Heartbeats(rate=8, batch=1))
     add(cycle, "a")
     answer(cycle, send_at(cycle, 0.0), Verdict(id="", verdict="throttled", retry_after=retry_after), asked_at=0.0)
     first = next_send(cycle)
@@ -414,7 +414,7 @@ def test_without_a_pause_that_makes_sense_the_backoff_decides(retry_after: float
 
 
 def test_a_renewal_resets_the_backoff() -> None:
-    cycle = cycle_of(Beats(rate=8, batch=1))
+    cycle = cycle_of(Heartbeats(rate=8, batch=1))
     add(cycle, "a", "b")
     for _ in range(3):
         send, now = next_send(cycle)
@@ -427,7 +427,7 @@ def test_a_renewal_resets_the_backoff() -> None:
 
 
 def test_throttling_is_no_strike() -> None:
-    cycle = cycle_of(Beats(batch=1, strike_after=0, max_failures=1))
+    cycle = cycle_of(Heartbeats(batch=1, strike_after=0, max_failures=1))
     [term] = add(cycle, "a")
     for _ in range(5):
         send, now = next_send(cycle)
@@ -463,7 +463,7 @@ def test_every_eligible_lease_goes_before_one_that_failed() -> None:
 
 
 def test_a_failed_lease_keeps_its_age() -> None:
-    cycle = cycle_of(Beats(rate=1, batch=1, in_flight=1))
+    cycle = cycle_of(Heartbeats(rate=1, batch=1, in_flight=1))
     [old] = add(cycle, "old", now=0.0)
     answer(cycle, send_at(cycle, 0.0), FAILED, asked_at=0.0, now=3.0)
     add(cycle, "young", "younger", now=3.0)
@@ -475,7 +475,7 @@ def test_a_failed_lease_keeps_its_age() -> None:
 
 
 def test_failed_leases_come_back_in_the_order_of_their_age() -> None:
-    cycle = cycle_of(Beats(rate=1, batch=1, in_flight=3))
+    cycle = cycle_of(Heartbeats(rate=1, batch=1, in_flight=3))
     add(cycle, "a", now=0.0)
     add(cycle, "b", now=1.0)
     add(cycle, "c", now=2.0)
@@ -487,7 +487,7 @@ def test_failed_leases_come_back_in_the_order_of_their_age() -> None:
 
 
 def test_only_the_failed_part_of_a_call_is_tried_again() -> None:
-    cycle = cycle_of(Beats(batch=3))
+    cycle = cycle_of(Heartbeats(batch=3))
     add(cycle, "a", "b", "c")
     answer(cycle, send_at(cycle, 0.0), RENEWED, FAILED, RENEWED, asked_at=0.0)
     assert keys(next_send(cycle)[0].terms) == ["b"]
@@ -526,7 +526,7 @@ def test_a_lease_whose_trust_just_outlasts_the_next_cycle_rests() -> None:
 def test_retries_are_counted_in_each_cycle_anew() -> None:
     places: list[tuple[str, int]] = []
     for place in ("waiting", "main", "in flight"):
-        cycle = cycle_of(Beats(rate=1, batch=1, in_flight=1))
+        cycle = cycle_of(Heartbeats(rate=1, batch=1, in_flight=1))
         [term] = add(cycle, "a", now=100.0)
         term.retries = 3
         send = send_at(cycle, 100.0) if place != "main" else None
@@ -541,7 +541,7 @@ def test_retries_are_counted_in_each_cycle_anew() -> None:
 
 
 def test_at_the_turn_everything_in_backup_goes_to_the_back_of_main_in_order() -> None:
-    cycle = cycle_of(Beats(batch=3))
+    cycle = cycle_of(Heartbeats(batch=3))
     add(cycle, "a", "b", "c")
     answer(cycle, send_at(cycle, 0.0), RENEWED, asked_at=0.0)
     add(cycle, "d", now=50.0)
@@ -552,7 +552,7 @@ def test_at_the_turn_everything_in_backup_goes_to_the_back_of_main_in_order() ->
 
 
 def test_at_the_turn_a_lease_that_has_not_beaten_goes_before_a_younger_one_that_has() -> None:
-    cycle = cycle_of(Beats(rate=1, batch=1, in_flight=1))
+    cycle = cycle_of(Heartbeats(rate=1, batch=1, in_flight=1))
     [beaten] = add(cycle, "beaten")
     answer(cycle, send_at(cycle, 0.0), RENEWED, asked_at=30.0, now=30.0)
     add(cycle, "first in flight", "main", now=31.0, granted_at=20.0)
@@ -613,7 +613,7 @@ def test_a_failed_call_does_not_bring_the_rested_back() -> None:
 
 
 def test_missed_slots_are_made_up_at_no_more_than_burst_times_the_even_pace() -> None:
-    cycle = cycle_of(Beats(batch=10, in_flight=100))
+    cycle = cycle_of(Heartbeats(batch=10, in_flight=100))
     for claim in range(10):  # an even pace of 12 s
         add(cycle, *range(10), granted_at=-float(claim))
     sends = [next_send(cycle) for _ in range(10)]
@@ -629,7 +629,7 @@ def test_missed_slots_are_made_up_at_no_more_than_burst_times_the_even_pace() ->
 
 
 def test_after_a_stall_the_oldest_acknowledged_beats_first() -> None:
-    cycle = cycle_of(Beats(rate=1, batch=1, in_flight=9))
+    cycle = cycle_of(Heartbeats(rate=1, batch=1, in_flight=9))
     add(cycle, "a", "b", "c")
     sends = [next_send(cycle) for _ in range(3)]
     for (send, _), asked_at in zip(sends, (90.0, 80.0, 100.0), strict=True):
@@ -673,7 +673,7 @@ def test_removing_what_is_not_held_is_no_error() -> None:
 
 @pytest.mark.parametrize("place", ["main", "in flight", "waiting", "rested"])
 def test_a_lease_is_lost_when_its_trust_but_for_grace_is_over_wherever_it_is(place: str) -> None:
-    cycle = cycle_of(Beats(rate=1, batch=1, in_flight=1))
+    cycle = cycle_of(Heartbeats(rate=1, batch=1, in_flight=1))
     if place == "main":
         add(cycle, "blocks the only call", now=0.0)
         send_at(cycle, 0.0)
@@ -774,7 +774,7 @@ def test_a_grant_that_is_over_when_its_answer_arrives_confirms_nothing() -> None
 
 @pytest.mark.parametrize("place", ["urgent", "in flight", "waiting"])
 def test_an_unconfirmed_lease_is_not_lost_by_expiry(place: str) -> None:
-    cycle = cycle_of(Beats(rate=1, batch=1, in_flight=1))
+    cycle = cycle_of(Heartbeats(rate=1, batch=1, in_flight=1))
     if place == "urgent":
         add(cycle, "blocks the only call", now=0.0)
         send_at(cycle, 0.0)
@@ -787,7 +787,7 @@ def test_an_unconfirmed_lease_is_not_lost_by_expiry(place: str) -> None:
 
 
 def test_an_unconfirmed_lease_outlives_a_confirmed_one_that_waits_beside_it() -> None:
-    cycle = cycle_of(Beats(batch=2))
+    cycle = cycle_of(Heartbeats(batch=2))
     [confirmed] = add(cycle, "a", granted_at=-270.0)
     waits = unconfirmed(cycle, granted_at=-1000.0)
     answer(cycle, send_at(cycle, 0.0), FAILED, asked_at=0.0)
@@ -812,7 +812,7 @@ def test_an_unconfirmed_lease_is_given_up_after_max_failures_however_young_it_is
 
 
 def test_an_unconfirmed_lease_does_not_rest() -> None:
-    cycle = cycle_of(Beats(batch=1, retries_per_cycle=0))
+    cycle = cycle_of(Heartbeats(batch=1, retries_per_cycle=0))
     term = unconfirmed(cycle)
     fail(cycle, 2)
     assert term.place is cycle._waiting
@@ -839,7 +839,7 @@ def test_strikes_end_a_lease_when_no_further_try_could_be_answered_in_time() -> 
 
 
 def test_with_strike_after_zero_the_third_failed_beat_in_a_row_ends_a_lease() -> None:
-    cycle = cycle_of(Beats(batch=1, strike_after=0))
+    cycle = cycle_of(Heartbeats(batch=1, strike_after=0))
     add(cycle, "a")
     effects, now = fail(cycle, 3)
     assert isinstance(effects[-1], Lost)
@@ -847,7 +847,7 @@ def test_with_strike_after_zero_the_third_failed_beat_in_a_row_ends_a_lease() ->
 
 
 def test_a_renewal_between_failures_starts_the_count_again() -> None:
-    cycle = cycle_of(Beats(batch=1, strike_after=0))
+    cycle = cycle_of(Heartbeats(batch=1, strike_after=0))
     add(cycle, "a")
     fail(cycle, 2)
     send, now = next_send(cycle)
@@ -856,7 +856,7 @@ def test_a_renewal_between_failures_starts_the_count_again() -> None:
 
 
 def test_an_answer_needs_a_verdict_for_each_lease() -> None:
-    cycle = cycle_of(Beats(batch=2))
+    cycle = cycle_of(Heartbeats(batch=2))
     add(cycle, "a", "b")
     with pytest.raises(ValueError, match="shorter"):
         cycle.answered(send_at(cycle, 0.0), [RENEWED], asked_at=0.0, now=0.0)
@@ -865,9 +865,11 @@ def test_an_answer_needs_a_verdict_for_each_lease() -> None:
 # Early beats ------------------------------------------------------------------------------------------------------
 
 
-def settled(count: int = 1, beats: Beats = ONE_BY_ONE, early: Early | None = None) -> tuple[Cycle, list[Term], float]:
+def settled(
+    count: int = 1, heartbeats: Heartbeats = ONE_BY_ONE, early: Early | None = None
+) -> tuple[Cycle, list[Term], float]:
     """Leases that have all beaten, and the moment when the last had."""
-    cycle = Cycle(beats, now=0.0, random=lambda: 0.5, early=early)
+    cycle = Cycle(heartbeats, now=0.0, random=lambda: 0.5, early=early)
     terms, now = add(cycle, *range(count)), 0.0
     while any(term.place is not cycle._backup for term in terms):
         send, now = next_send(cycle)
@@ -883,7 +885,7 @@ def test_news_brings_a_beat_within_a_second() -> None:
 
 
 def test_all_news_of_a_second_goes_in_one_call() -> None:
-    cycle, terms, now = settled(40, Beats(batch=30))
+    cycle, terms, now = settled(40, Heartbeats(batch=30))
     for term in terms[:20]:
         cycle.hasten(term, now + 10.0)
     send, at = next_send(cycle)
@@ -896,7 +898,7 @@ def test_all_news_of_a_second_goes_in_one_call() -> None:
 
 
 def test_who_reports_all_the_time_has_one_beat_a_second() -> None:
-    cycle, [term], now = settled(beats=Beats(rate=10))
+    cycle, [term], now = settled(heartbeats=Heartbeats(rate=10))
     sends: list[float] = []
     while now < 60.0:
         cycle.hasten(term, now)
@@ -942,7 +944,7 @@ def test_an_early_beat_that_fails_is_tried_again_like_any_other() -> None:
     answer(cycle, send_at(cycle, now + 10.0), FAILED, asked_at=now + 10.0)
     cycle.hasten(term, now + 11.0)
     _, at = next_send(cycle)
-    assert at == now + 10.0 + cycle.beats.retry_wait
+    assert at == now + 10.0 + cycle.heartbeats.retry_wait
 
 
 def test_news_of_a_lease_that_ended_brings_nothing() -> None:
@@ -956,18 +958,18 @@ def test_news_of_a_lease_that_ended_brings_nothing() -> None:
 
 
 def test_early_beats_make_nobody_late_at_full_capacity() -> None:
-    beats = Beats(batch=2, cycle=30, ttl=90, margin=5, grace=5)
-    cycle = Cycle(beats, now=0.0, random=lambda: 0.5)
-    terms = add(cycle, *range(beats.capacity))
+    heartbeats = Heartbeats(batch=2, cycle=30, ttl=90, margin=5, grace=5)
+    cycle = Cycle(heartbeats, now=0.0, random=lambda: 0.5)
+    terms = add(cycle, *range(heartbeats.capacity))
     chatty, now, longest, sends = terms[:10], 0.0, 0.0, [-1.0]
     while now < 300.0:
         for effect in cycle.step(now):
             if isinstance(effect, Send):
-                assert now - sends[-1] >= 1 / beats.rate - 1e-6
+                assert now - sends[-1] >= 1 / heartbeats.rate - 1e-6
                 sends.append(now)
                 longest = max(longest, *(now - term.granted_at for term in effect.terms))
                 answer(cycle, effect, RENEWED, asked_at=now)
         for term in chatty:
             cycle.hasten(term, now)
         now += 0.25
-    assert longest <= beats.cycle + 1 / beats.rate
+    assert longest <= heartbeats.cycle + 1 / heartbeats.rate

@@ -22,18 +22,18 @@ from hypothesis.stateful import (
     rule,
 )
 
-from leasekit._core.cycle import AtRisk, Confirmed, Cycle, Effect, Lost, Ordered, Regranted, Send
+from leasekit._core.cycle import AtRisk, CancelRequested, Confirmed, Cycle, Effect, Lost, Regranted, Send
 from leasekit._core.term import Term
-from leasekit.config import Beats
+from leasekit.config import Heartbeats
 from leasekit.task import Verdict, VerdictWord
 
 # Each has a limit of its own that is reached within a few events.
 RHYTHMS = (
-    Beats(rate=1, batch=1, in_flight=2),
-    Beats(batch=3, in_flight=2),
-    Beats(batch=3, in_flight=3, strike_after=0, retries_per_cycle=1),
-    Beats(batch=2, strike_after=150, max_failures=2, retries_per_cycle=0),
-    Beats(batch=2, in_flight=3).for_ttl(6),
+    Heartbeats(rate=1, batch=1, in_flight=2),
+    Heartbeats(batch=3, in_flight=2),
+    Heartbeats(batch=3, in_flight=3, strike_after=0, retries_per_cycle=1),
+    Heartbeats(batch=2, strike_after=150, max_failures=2, retries_per_cycle=0),
+    Heartbeats(batch=2, in_flight=3).for_ttl(6),
 )
 ANSWERS = (
     Verdict(id="", verdict="renewed"),
@@ -59,10 +59,10 @@ ages = st.one_of(st.just(0.0), st.floats(0, 30), st.floats(0, 400))
 class CycleMachine(RuleBasedStateMachine):
     """The keeper's side, as a model: what is held, what is on its way, and what was heard of each lease."""
 
-    @initialize(beats=st.sampled_from(RHYTHMS), now=st.floats(0, 1e6), seed=st.integers(0, 9))
-    def begin(self, beats: Beats, now: float, seed: int) -> None:
-        self.beats, self.began, self.now = beats, now, now
-        self.cycle = Cycle(beats, now=now, random=random.Random(seed).random)
+    @initialize(heartbeats=st.sampled_from(RHYTHMS), now=st.floats(0, 1e6), seed=st.integers(0, 9))
+    def begin(self, heartbeats: Heartbeats, now: float, seed: int) -> None:
+        self.heartbeats, self.began, self.now = heartbeats, now, now
+        self.cycle = Cycle(heartbeats, now=now, random=random.Random(seed).random)
         self.keys = itertools.count()
         self.held: dict[Term, None] = {}
         self.open: dict[Send, float] = {}  # → asked_at
@@ -78,7 +78,7 @@ class CycleMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 8), age=ages, confirmed=st.booleans())
     def add(self, count: int, age: float, confirmed: bool) -> None:  # noqa: FBT001
         for _ in range(count):
-            term = Term(next(self.keys), self.beats, granted_at=self.now - age, confirmed=confirmed)
+            term = Term(next(self.keys), self.heartbeats, granted_at=self.now - age, confirmed=confirmed)
             self.cycle.add(term, self.now)
             self.held[term] = None
             self.granted[term] = self.now - age
@@ -156,7 +156,7 @@ class CycleMachine(RuleBasedStateMachine):
     def perform_step(self) -> None:
         woken_for = self.cycle.wake_at
         effects = self.cycle.step(self.now)
-        self.turns = math.floor((self.now - self.began) / self.beats.cycle + 1e-9)
+        self.turns = math.floor((self.now - self.began) / self.heartbeats.cycle + 1e-9)
         for effect in effects:
             self.perform(effect)
         assert effects or self.cycle.wake_at > woken_for or self.now < woken_for, "a busy loop"
@@ -182,10 +182,10 @@ class CycleMachine(RuleBasedStateMachine):
         mine = [effect for effect in effects if not isinstance(effect, Send) and effect.term is term]
         expected: list[type] = []
         match verdict.verdict:
-            case "renewed" if not was_confirmed and asked_at + self.beats.slack <= self.now:
+            case "renewed" if not was_confirmed and asked_at + self.heartbeats.slack <= self.now:
                 pass  # over again before anybody could rely on it
             case "renewed":
-                expected += [Confirmed] * (not was_confirmed) + [Ordered] * (verdict.order is not None)
+                expected += [Confirmed] * (not was_confirmed) + [CancelRequested] * (verdict.order is not None)
                 expected += [Regranted] * (verdict.ttl is not None)
                 self.strikes[term] = 0
                 self.granted[term] = max(self.granted[term], asked_at)
@@ -194,8 +194,8 @@ class CycleMachine(RuleBasedStateMachine):
                 expected.append(Lost)
             case "failed":
                 self.strikes[term] += 1
-                silent = asked_at - self.granted[term] >= self.beats.strikes_from
-                if self.strikes[term] >= self.beats.max_failures and (silent or not was_confirmed):
+                silent = asked_at - self.granted[term] >= self.heartbeats.strikes_from
+                if self.strikes[term] >= self.heartbeats.max_failures and (silent or not was_confirmed):
                     expected.append(Lost)
                 elif self.strikes[term] == 1:
                     expected.append(AtRisk)
@@ -206,18 +206,18 @@ class CycleMachine(RuleBasedStateMachine):
     def check_once_a_cycle(self, term: Term) -> None:
         assert self.renewed_in.get(term) != self.turns, "renewed twice in one cycle"
         # Where a cycle since the beat is over before the first slot after the next turn, another beat comes before.
-        cycle = self.beats.cycle
-        if term.granted_at + cycle > self.began + (self.turns + 1) * cycle + 1 / self.beats.rate:
+        cycle = self.heartbeats.cycle
+        if term.granted_at + cycle > self.began + (self.turns + 1) * cycle + 1 / self.heartbeats.rate:
             self.renewed_in[term] = self.turns
 
     def perform(self, effect: Effect) -> None:
         match effect:
             case Send(terms, late):
-                assert 0 < len(terms) <= self.beats.batch
+                assert 0 < len(terms) <= self.heartbeats.batch
                 assert len(set(terms)) == len(terms), "twice in one call"
                 assert all(term in self.held for term in terms), "sent for what is not held"
                 assert not set(terms) & {term for send in self.open for term in send.terms if term.place is send}
-                assert self.now - self.last_slot >= 1 / self.beats.rate - EPSILON, "two slots too close"
+                assert self.now - self.last_slot >= 1 / self.heartbeats.rate - EPSILON, "two slots too close"
                 assert late >= 0
                 self.last_slot = self.now
                 self.open[effect] = self.now
@@ -228,7 +228,7 @@ class CycleMachine(RuleBasedStateMachine):
                 self.forget(term)
             case Regranted(term):
                 self.forget(term)
-            case AtRisk(term) | Confirmed(term) | Ordered(term):
+            case AtRisk(term) | Confirmed(term) | CancelRequested(term):
                 assert term in self.held
 
     def forget(self, term: Term) -> None:
@@ -254,7 +254,7 @@ class CycleMachine(RuleBasedStateMachine):
 
     @invariant()
     def calls_are_bounded(self) -> None:
-        assert len(self.open) <= self.beats.in_flight
+        assert len(self.open) <= self.heartbeats.in_flight
         assert set(self.cycle._calls) == set(self.open)
 
     @invariant()
@@ -289,7 +289,7 @@ TestCycle = CycleMachine.TestCase
 def test_a_call_is_never_empty_when_it_is_joined_by_who_is_far_behind() -> None:
     """Nobody could answer it, and one of the calls that may be in flight would be lost for good."""
     state = CycleMachine()
-    state.begin(beats=Beats(batch=2, strike_after=150, max_failures=2, retries_per_cycle=0), now=0.0, seed=0)
+    state.begin(heartbeats=Heartbeats(batch=2, strike_after=150, max_failures=2, retries_per_cycle=0), now=0.0, seed=0)
     state.add(age=0.0, confirmed=True, count=1)
     state.sleep_until_wake_at(times=4)
     state.take(next(iter(state.open)), [Verdict(id="", verdict="renewed")])

@@ -1,4 +1,4 @@
-"""An outage as long as `Beats.outage_survived` loses no lease: with settings that are all drawn independently.
+"""An outage as long as `Heartbeats.outage_survived` loses no lease: with settings that are all drawn independently.
 
 What is drawn is in `Case`: the numbers of the rhythm, how many leases there are and when they came, how long answers
 take, whether calls of the outage are refused or hang, whether the service grants other ttls on the way, and how often
@@ -18,7 +18,7 @@ import pytest
 
 from leasekit._core.cycle import Cycle, Early, Effect, Lost, Regranted, Send
 from leasekit._core.term import Term
-from leasekit.config import Beats
+from leasekit.config import Heartbeats
 from leasekit.errors import ConfigError
 from leasekit.task import Verdict
 
@@ -34,7 +34,7 @@ class Case:
     """One set of settings, and what happens under them."""
 
     seed: int
-    beats: Beats
+    heartbeats: Heartbeats
     count: int
     arrival: str
     spread: float
@@ -52,13 +52,13 @@ class Case:
     """Seconds between two reports of progress, each of a lease at random; 0: none."""
 
     @property
-    def rhythms(self) -> list[Beats]:
-        return [self.beats.for_ttl(ttl) for ttl in self.ttls]
+    def rhythms(self) -> list[Heartbeats]:
+        return [self.heartbeats.for_ttl(ttl) for ttl in self.ttls]
 
     @property
     def length(self) -> float:
         """Of the outage. The time that the first answer after it takes belongs to it."""
-        return min(beats.outage_survived for beats in self.rhythms) - self.slow_after
+        return min(heartbeats.outage_survived for heartbeats in self.rhythms) - self.slow_after
 
 
 def drawn(seed: int) -> Case:
@@ -69,7 +69,10 @@ def drawn(seed: int) -> Case:
             case = _drawn(chance, seed)
         except ConfigError:
             continue
-        slots = sum(3 * beats.outage_survived + 4 * beats.cycle for beats in case.rhythms) * case.beats.rate
+        slots = (
+            sum(3 * heartbeats.outage_survived + 4 * heartbeats.cycle for heartbeats in case.rhythms)
+            * case.heartbeats.rate
+        )
         if case.length > 0 and min(slots, case.count * 30) <= _MOST_SLOTS:
             return case
 
@@ -77,7 +80,7 @@ def drawn(seed: int) -> Case:
 def _drawn(chance: random.Random, seed: int) -> Case:
     ttl = 10 ** chance.uniform(math.log10(2), 3.5)
     cycle = ttl * chance.choice([chance.uniform(0.01, 0.5), 0.4, 1 / 3])
-    beats = Beats(
+    heartbeats = Heartbeats(
         ttl=ttl,
         cycle=cycle,
         rate=max(1 / cycle, min(20.0, 10 ** chance.uniform(-1, 2.5) / cycle)),
@@ -95,7 +98,7 @@ def _drawn(chance: random.Random, seed: int) -> Case:
     ttls: tuple[float, ...] = (ttl,)
     if chance.random() < 0.3:
         ttls = tuple(max(2.0, ttl * chance.choice([0.3, 0.5, 1.0, 2.0, 3.0])) for _ in range(chance.randint(2, 5)))
-    rhythms = [beats.for_ttl(other) for other in ttls]
+    rhythms = [heartbeats.for_ttl(other) for other in ttls]
     most = min(400, *(rhythm.capacity for rhythm in rhythms))
     prompt = min(min(rhythm.call_timeout, rhythm.in_flight / rhythm.rate) for rhythm in rhythms)
     least = min(rhythm.outage_survived for rhythm in rhythms)
@@ -103,13 +106,13 @@ def _drawn(chance: random.Random, seed: int) -> Case:
     spread = longest * chance.choice([0.0, chance.random(), chance.uniform(0, 2)])
     return Case(
         seed=seed,
-        beats=beats,
+        heartbeats=heartbeats,
         count=chance.choice([1, 2, most, chance.randint(1, most)]) if most > 1 else 1,
         arrival=chance.choice(["at once", "one by one", "in claims"]),
         spread=spread,
         ttls=ttls,
         began=spread + longest * chance.choice([chance.uniform(0, 0.2), chance.uniform(0, 4)]),
-        hang=chance.choice([0.0, beats.call_timeout, chance.uniform(0, beats.call_timeout)]),
+        hang=chance.choice([0.0, heartbeats.call_timeout, chance.uniform(0, heartbeats.call_timeout)]),
         hangs_alike=chance.random() < 0.7,
         slow_before=chance.choice([0.0, chance.uniform(0, prompt)]),
         slow_after=chance.choice([0.0, chance.uniform(0, min(prompt, least))]),
@@ -155,20 +158,20 @@ class World:
             self.at(start + case.news_every, self._report)
 
     def _add(self) -> None:
-        beats = self.case.rhythms[0]
-        self._terms.append(term := Term(None, beats, granted_at=self.now))
-        self.cycle(beats).add(term, self.now)
+        heartbeats = self.case.rhythms[0]
+        self._terms.append(term := Term(None, heartbeats, granted_at=self.now))
+        self.cycle(heartbeats).add(term, self.now)
 
     def _report(self) -> None:
         if self._terms:
             term = self.chance.choice(self._terms)
-            self.cycle(term.beats).hasten(term, self.now)
+            self.cycle(term.heartbeats).hasten(term, self.now)
         self.at(self.now + self.case.news_every, self._report)
 
-    def cycle(self, beats: Beats) -> Cycle:
-        if beats.ttl not in self.cycles:
-            self.cycles[beats.ttl] = Cycle(beats, now=self.now, random=self.chance.random, early=self._early)
-        return self.cycles[beats.ttl]
+    def cycle(self, heartbeats: Heartbeats) -> Cycle:
+        if heartbeats.ttl not in self.cycles:
+            self.cycles[heartbeats.ttl] = Cycle(heartbeats, now=self.now, random=self.chance.random, early=self._early)
+        return self.cycles[heartbeats.ttl]
 
     def run(self, until: float) -> None:
         while not self.lost:
@@ -190,8 +193,8 @@ class World:
                 case Send():
                     self._send(cycle, effect)
                 case Regranted():
-                    effect.term.beats = self.case.beats.for_ttl(effect.ttl)
-                    self.cycle(effect.term.beats).restore(effect.term, self.now)
+                    effect.term.heartbeats = self.case.heartbeats.for_ttl(effect.ttl)
+                    self.cycle(effect.term.heartbeats).restore(effect.term, self.now)
                 case _:
                     pass
 
@@ -199,7 +202,7 @@ class World:
         asked_at, case = self.now, self.case
         if self.began <= asked_at < self.over:
             hang = case.hang if case.hangs_alike else case.hang * self.chance.random()
-            took, word = min(hang, cycle.beats.call_timeout), "failed"
+            took, word = min(hang, cycle.heartbeats.call_timeout), "failed"
         else:
             took, word = (case.slow_before if asked_at < self.began else case.slow_after), "renewed"
         self.at(asked_at + took, lambda: self._answered(cycle, send, word, asked_at))
@@ -219,7 +222,7 @@ class World:
 def survive(case: Case) -> World:
     world = World(case)
     world.arrive()
-    world.run(world.over + 3 * max(beats.cycle for beats in case.rhythms))
+    world.run(world.over + 3 * max(heartbeats.cycle for heartbeats in case.rhythms))
     assert not world.lost, f"{case}, at {world.lost[0][0] - world.began:.3f} s of {case.length:.3f} s"
     return world
 
@@ -236,7 +239,7 @@ def test_an_outage_of_outage_survived_loses_no_lease_whatever_the_settings_are(b
 def test_a_hundred_thousand_leases_survive_it(count: int, ttls: tuple[float, ...]) -> None:
     case = Case(
         seed=1,
-        beats=Beats(batch=2500),
+        heartbeats=Heartbeats(batch=2500),
         count=count,
         arrival="in claims",
         spread=100.0,

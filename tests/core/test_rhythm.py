@@ -13,7 +13,7 @@ import pytest
 
 from leasekit._core.cycle import Cycle, Lost, Send
 from leasekit._core.term import Term
-from leasekit.config import Beats
+from leasekit.config import Heartbeats
 from leasekit.task import Verdict
 
 Answer = Callable[[float, Sequence[Term]], tuple[float, Sequence[str]]]
@@ -37,7 +37,7 @@ def outage(start: float, length: float, *, hang: float) -> Answer:
 class Run:
     """One keeper's loop, without a keeper: step, perform, sleep until `wake_at`, on a heap of simulated time."""
 
-    beats: Beats
+    heartbeats: Heartbeats
     answer: Answer = healthy
     now: float = 1000.0
     slots: list[float] = field(default_factory=list[float])
@@ -46,7 +46,7 @@ class Run:
     renewals: dict[Term, list[float]] = field(default_factory=dict[Term, list[float]])
 
     def __post_init__(self) -> None:
-        self.cycle = Cycle(self.beats, now=self.now, random=random.Random(7).random)
+        self.cycle = Cycle(self.heartbeats, now=self.now, random=random.Random(7).random)
         self._turns_at = self.now
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()
@@ -56,7 +56,7 @@ class Run:
         heapq.heappush(self._events, (when, next(self._order), do))
 
     def add(self, count: int = 1) -> list[Term]:
-        terms = [Term(i, self.beats, granted_at=self.now) for i in range(count)]
+        terms = [Term(i, self.heartbeats, granted_at=self.now) for i in range(count)]
         for term in terms:
             self.cycle.add(term, self.now)
             self._acked[term] = self.now
@@ -97,16 +97,20 @@ class Run:
             self._perform(effect)
 
 
-def crowds() -> Iterator[tuple[int, Beats]]:
-    yield from ((count, Beats(rate=1, batch=1)) for count in (1, 10, 120))
-    yield from ((count, Beats(batch=500)) for count in (1_000, 10_000))
+def crowds() -> Iterator[tuple[int, Heartbeats]]:
+    yield from ((count, Heartbeats(rate=1, batch=1)) for count in (1, 10, 120))
+    yield from ((count, Heartbeats(batch=500)) for count in (1_000, 10_000))
 
 
-@pytest.mark.parametrize(("count", "beats"), list(crowds()), ids=lambda value: value if isinstance(value, int) else "")
+@pytest.mark.parametrize(
+    ("count", "heartbeats"), list(crowds()), ids=lambda value: value if isinstance(value, int) else ""
+)
 @pytest.mark.parametrize("arrival", ["at once", "one by one", "in claims", "over hours"])
 @pytest.mark.parametrize("phase", [0.0, 1.0, 59.5, 113.0, 119.0, 119.99])
-def test_nobody_waits_longer_than_a_cycle_and_a_tenth(count: int, beats: Beats, arrival: str, phase: float) -> None:
-    run = Run(beats)
+def test_nobody_waits_longer_than_a_cycle_and_a_tenth(
+    count: int, heartbeats: Heartbeats, arrival: str, phase: float
+) -> None:
+    run = Run(heartbeats)
     start = run.now + phase
     spread = {"at once": 0.0, "one by one": 100.0 / count, "in claims": 0.0, "over hours": 1000.0 / count}[arrival]
     for i in range(count) if spread else ():
@@ -116,20 +120,20 @@ def test_nobody_waits_longer_than_a_cycle_and_a_tenth(count: int, beats: Beats, 
     if arrival == "in claims":
         for i in range(10):
             run.at(start + i, partial(run.add, count // 10 + (i < count % 10)))
-    run.run(start + 1000 + 10 * beats.cycle)
+    run.run(start + 1000 + 10 * heartbeats.cycle)
     assert len(run.gaps) == count
-    assert max(run.gaps.values()) <= 1.1 * beats.cycle
+    assert max(run.gaps.values()) <= 1.1 * heartbeats.cycle
     assert not run.lost
 
 
 def test_nobody_is_renewed_twice_in_a_cycle() -> None:
-    run = Run(Beats(batch=3))
+    run = Run(Heartbeats(batch=3))
     start = run.now
     for i in range(30):
         run.at(start + 17.0 * i, run.add)
     run.run(start + 1200)
     for renewals in run.renewals.values():
-        cycles = [math.floor((at - start) / run.beats.cycle) for at in renewals]
+        cycles = [math.floor((at - start) / run.heartbeats.cycle) for at in renewals]
         assert len(cycles) == len(set(cycles))
 
 
@@ -138,72 +142,72 @@ def test_nobody_is_renewed_twice_in_a_cycle() -> None:
 @pytest.mark.parametrize("phase", [*range(0, 120, 17), 119.9])
 @pytest.mark.parametrize("arrival", ["at once", "over a cycle", "in claims"])
 def test_an_outage_of_130_s_loses_no_lease(count: int, hang: float, phase: float, arrival: str) -> None:
-    beats = Beats()
-    run = Run(beats)
+    heartbeats = Heartbeats()
+    run = Run(heartbeats)
     start = run.now
     if arrival == "at once":
         run.at(start + 3, lambda: run.add(count))
     elif arrival == "over a cycle":
         for i in range(count):
-            run.at(start + i * beats.cycle / count, run.add)
+            run.at(start + i * heartbeats.cycle / count, run.add)
     else:
         for i in range(10):
             run.at(start + 3 + i, partial(run.add, count // 10 + (i < count % 10)))
-    began = start + 2 * beats.cycle + phase
+    began = start + 2 * heartbeats.cycle + phase
     run.answer = outage(began, 130, hang=hang)
-    run.run(began + 130 + 4 * beats.cycle)
+    run.run(began + 130 + 4 * heartbeats.cycle)
     assert not run.lost
     assert len(run.gaps) == count
-    assert max(run.gaps.values()) <= beats.slack
+    assert max(run.gaps.values()) <= heartbeats.slack
 
     # The pace is that of the slots within any quarter of a cycle. A few leases make an even pace slower than the
     # retries of one: then `retry_wait` bounds it.
-    even = beats.cycle / math.ceil(count / beats.batch)
-    nearest = max(1 / beats.rate, min(even / beats.burst, beats.retry_wait))
-    window = beats.cycle / 4
+    even = heartbeats.cycle / math.ceil(count / heartbeats.batch)
+    nearest = max(1 / heartbeats.rate, min(even / heartbeats.burst, heartbeats.retry_wait))
+    window = heartbeats.cycle / 4
     after = [slot for slot in run.slots if slot >= began + 130]
     most = max((bisect.bisect_left(after, slot + window) - i for i, slot in enumerate(after)), default=0)
     assert most <= math.ceil(window / nearest) + 1
 
 
 SURVIVORS = {
-    "default": Beats(),
-    "of one's own": Beats(ttl=600, cycle=150, batch=20, call_timeout=20, retry_wait=8, grace=20, margin=30),
-    "6 s": Beats().for_ttl(6),
-    "60 s": Beats().for_ttl(60),
-    "strikes at once": Beats(strike_after=0),
-    "strikes after 60 s": Beats(strike_after=60),
-    "strikes after 200 s": Beats(strike_after=200),
+    "default": Heartbeats(),
+    "of one's own": Heartbeats(ttl=600, cycle=150, batch=20, call_timeout=20, retry_wait=8, grace=20, margin=30),
+    "6 s": Heartbeats().for_ttl(6),
+    "60 s": Heartbeats().for_ttl(60),
+    "strikes at once": Heartbeats(strike_after=0),
+    "strikes after 60 s": Heartbeats(strike_after=60),
+    "strikes after 200 s": Heartbeats(strike_after=200),
 }
 
 
-@pytest.mark.parametrize("beats", SURVIVORS.values(), ids=SURVIVORS)
+@pytest.mark.parametrize("heartbeats", SURVIVORS.values(), ids=SURVIVORS)
 @pytest.mark.parametrize("load", [0.0, 0.1, 0.8], ids=["one lease", "a tenth", "nearly full"])
 @pytest.mark.parametrize("hanging", [False, True], ids=["refused", "hanging"])
 def test_an_outage_as_long_as_outage_survived_says_loses_no_lease_at_any_phase(
-    beats: Beats,
+    heartbeats: Heartbeats,
     load: float,
     hanging: bool,  # noqa: FBT001
 ) -> None:
-    count = max(1, int(load * beats.capacity))
-    length = beats.outage_survived - beats.cycle / 1000
+    count = max(1, int(load * heartbeats.capacity))
+    length = heartbeats.outage_survived - heartbeats.cycle / 1000
     for phase in range(7):
-        run = Run(beats)
-        run.at(run.now + beats.cycle / 40, partial(run.add, count))
-        began = run.now + beats.cycle * (2 + (phase + 0.001) / 7)
-        run.answer = outage(began, length, hang=beats.call_timeout if hanging else 0.0)
-        run.run(began + length + 2 * beats.cycle)
+        run = Run(heartbeats)
+        run.at(run.now + heartbeats.cycle / 40, partial(run.add, count))
+        began = run.now + heartbeats.cycle * (2 + (phase + 0.001) / 7)
+        run.answer = outage(began, length, hang=heartbeats.call_timeout if hanging else 0.0)
+        run.run(began + length + 2 * heartbeats.cycle)
         assert not run.lost, f"at phase {phase} of 7"
 
 
 def test_an_outage_of_much_more_than_outage_survived_loses_a_lease() -> None:
-    beats = Beats()
-    run = Run(beats)
+    heartbeats = Heartbeats()
+    run = Run(heartbeats)
     run.add()
-    began = run.now + 2 * beats.cycle - 1
-    length = beats.outage_survived + 2 * beats.call_timeout
-    run.answer = outage(began, length, hang=beats.call_timeout)
-    run.run(began + length + beats.cycle)
+    began = run.now + 2 * heartbeats.cycle - 1
+    length = heartbeats.outage_survived + 2 * heartbeats.call_timeout
+    run.answer = outage(began, length, hang=heartbeats.call_timeout)
+    run.run(began + length + heartbeats.cycle)
     assert len(run.lost) == 1
 
 
@@ -211,7 +215,7 @@ def test_an_outage_of_much_more_than_outage_survived_loses_a_lease() -> None:
 @pytest.mark.parametrize("whole", [True, False], ids=["whole calls", "single leases"])
 def test_leases_are_kept_while_nine_in_ten_are_throttled_for_600_s(seed: int, whole: bool) -> None:  # noqa: FBT001
     chance = random.Random(seed)
-    run = Run(Beats())
+    run = Run(Heartbeats())
 
     def answer(asked_at: float, terms: Sequence[Term]) -> tuple[float, Sequence[str]]:
         if not 1200 <= asked_at < 1800:

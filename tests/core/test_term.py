@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasekit._core.term import Term, granted_at
-from leasekit.config import DRIFT, Beats
+from leasekit.config import DRIFT, Heartbeats
 
 seconds = st.floats(0, 1e6)
 
 
-def term_at(granted: float = 0.0, *, beats: Beats | None = None, confirmed: bool = True) -> Term:
-    return Term("a", beats or Beats(), granted_at=granted, confirmed=confirmed)
+def term_at(granted: float = 0.0, *, heartbeats: Heartbeats | None = None, confirmed: bool = True) -> Term:
+    return Term("a", heartbeats or Heartbeats(), granted_at=granted, confirmed=confirmed)
 
 
 def fails(term: Term, *asked_at: float) -> list[bool]:
@@ -29,7 +29,7 @@ def test_trust_ends_before_the_service_may_grant_the_lease_again() -> None:
 
 def test_a_body_is_told_to_stop_a_grace_before_the_end() -> None:
     term = term_at(1000.0)
-    assert term.trusted_until - term.lost_at == pytest.approx(term.beats.grace)
+    assert term.trusted_until - term.lost_at == pytest.approx(term.heartbeats.grace)
 
 
 def test_trust_counts_from_when_the_request_left() -> None:
@@ -88,18 +88,18 @@ def test_less_than_max_failures_end_nothing_however_late_they_are() -> None:
 
 @pytest.mark.parametrize("max_failures", [1, 2, 3, 5])
 def test_with_strike_after_zero_the_strikes_alone_decide(max_failures: int) -> None:
-    term = term_at(beats=Beats(strike_after=0, max_failures=max_failures))
+    term = term_at(heartbeats=Heartbeats(strike_after=0, max_failures=max_failures))
     assert fails(term, *[0.0] * max_failures) == [False] * (max_failures - 1) + [True]
 
 
 def test_strike_after_counts_from_the_last_acknowledged_beat() -> None:
-    term = term_at(beats=Beats(strike_after=100))
+    term = term_at(heartbeats=Heartbeats(strike_after=100))
     term.renewed(50.0)
     assert fails(term, 60.0, 70.0, 149.0, 150.0) == [False, False, False, True]
 
 
 def test_strike_after_is_judged_by_when_the_failed_request_left() -> None:
-    term = term_at(beats=Beats(strike_after=100))
+    term = term_at(heartbeats=Heartbeats(strike_after=100))
     assert fails(term, 97.0, 98.0, 99.9) == [False] * 3
 
 

@@ -8,11 +8,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from leasekit._driver.claims import Claims
 from leasekit._driver.clock import BOOT_CLOCK
-from leasekit._driver.ledger import Asked, Ledger, SharedMemory
-from leasekit._driver.outbox import Delivery
-from leasekit.backend import Traits
+from leasekit._driver.keeping.claims import Claims
+from leasekit._driver.reporting.ledger import Asked, Ledger, SharedMemory
+from leasekit._driver.reporting.outbox import Delivery
+from leasekit.backend import Capabilities
 from leasekit.errors import Closed, Refused, Unavailable
 from leasekit.task import Claimed, Settlement, Task
 from leasekit.wire import MAX_KINDS
@@ -26,7 +26,7 @@ TASK = Task(id="t", kind="k", token="x", ttl=30, fence=1, attempt=1)
 class LongPoll:
     """Its first answer takes longer than the patience for repeats, and is lost."""
 
-    traits = Traits()
+    capabilities = Capabilities()
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -125,7 +125,7 @@ class Late:
     """A service that answers each claim once it is let, and then with the same task."""
 
     def __init__(self, *, remembers_claims: bool = True) -> None:
-        self.traits = Traits(remembers_claims=remembers_claims)
+        self.capabilities = Capabilities(remembers_claims=remembers_claims)
         self.asked: list[tuple[str, int]] = []
         self.began = asyncio.Event()
         self.answers = asyncio.Event()
@@ -241,6 +241,33 @@ async def test_a_claim_that_found_nothing_after_a_try_without_an_answer_is_ended
     [(claim_id, _), again, ended] = under.service.asked
     assert (again, ended) == ((claim_id, 1), (claim_id, 0))
     assert under.back.settlements == [RELEASED]
+
+
+class Shards(Late):
+    """A service of which one server is away; the other tells for whatever kind what the claim was granted."""
+
+    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
+        if limit == 0 and "away" in kinds:
+            raise Unavailable("it is away")
+        return await super().claim(kinds, limit=limit, wait=wait, claim_id=claim_id)
+
+
+async def test_what_a_server_says_is_given_back_though_another_of_the_claims_servers_is_away() -> None:
+    """It stays noted: a supervisor tries again."""
+    memory, service = SharedMemory(), Shards()
+    asking = claims(service)
+    asking._outbox = back = Back()  # type: ignore[assignment]
+    asking.ledger = Ledger(memory.fd)
+    claim = asyncio.create_task(asking.claim(["k", "away", "l"], limit=1, wait=60))
+    await service.began.wait()
+    claim.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await claim
+    service.answers.set()
+    await asking.abandon()
+    assert back.settlements == [RELEASED]
+    assert memory.read().asked == [Asked(service.asked[0][0], ["k", "away", "l"])]
+    memory.close()
 
 
 async def test_a_claim_that_found_nothing_at_the_first_try_costs_no_second_call() -> None:

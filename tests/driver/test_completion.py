@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from leasekit._driver.completion import all_ended
+from leasekit._driver.reporting.completion import all_ended
 from leasekit.errors import LeasekitError
 from leasekit.task import Status, TaskInfo
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from leasekit._driver.deadlines import DeadlineSet
+from leasekit._driver.guarding.deadlines import DeadlineSet
 
 KEYS = range(12)
 keys = st.sampled_from(KEYS)

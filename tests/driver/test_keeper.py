@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from leasekit import Beats
+from leasekit import Heartbeats
 from leasekit._driver.clock import Clock
-from leasekit._driver.holding import Holding
-from leasekit._driver.keeper import Keeper
-from leasekit._driver.outbox import Report
-from leasekit._driver.recorder import Story
-from leasekit._driver.watchdog import UNGUARDED, Watchdog
-from leasekit.backend import Backend, Traits
+from leasekit._driver.explaining.recorder import Story
+from leasekit._driver.guarding.watchdog import UNGUARDED, Watchdog
+from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit._driver.keeping.keeper import Keeper
+from leasekit._driver.reporting.outbox import Report
+from leasekit.backend import Backend, Capabilities
 from leasekit.errors import LeaseLost, NotHeld
-from leasekit.hooks import Event, Hooks, Lost, Overloaded, Renewed, Sent
+from leasekit.hooks import CapacityExceeded, Event, Hooks, Lost, Renewed, Sent
 from leasekit.task import Beat, NewTask, Settlement, Status, Task, Verdict
 from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
@@ -36,14 +36,14 @@ class Rig:
         self,
         backend: Backend,
         clock: Clock,
-        beats: Beats,
+        heartbeats: Heartbeats,
         last_resort: Callable[[], None] | None,
         watchdog: Watchdog = UNGUARDED,
     ) -> None:
         self.events: list[Event] = []
         self.keeper = Keeper(
             backend,
-            beats,
+            heartbeats,
             clock=clock,
             hooks=Hooks([self.events.append]),
             chance=random.Random(1),
@@ -69,12 +69,12 @@ async def start(faulty: Faulty, clock: FakeClock) -> AsyncIterator[Start]:
     rigs: list[Rig] = []
 
     def start(
-        beats: Beats | None = None,
+        heartbeats: Heartbeats | None = None,
         last_resort: Callable[[], None] | None = None,
         backend: Backend | None = None,
         watchdog: Watchdog = UNGUARDED,
     ) -> Rig:
-        rigs.append(Rig(backend or faulty, clock, beats or Beats(), last_resort, watchdog))
+        rigs.append(Rig(backend or faulty, clock, heartbeats or Heartbeats(), last_resort, watchdog))
         return rigs[-1]
 
     yield start
@@ -92,35 +92,35 @@ async def let_pass(clock: FakeClock, seconds: float, step: float = 1) -> None:
             await asyncio.sleep(0)
 
 
-async def held(rig: Rig, backend: Any, count: int = 1, **options: Any) -> list[Holding]:
+async def take(rig: Rig, backend: Any, count: int = 1, **options: Any) -> list[HeldLease]:
     """So many leases whose bodies run."""
     await backend.schedule([NewTask(kind="k", **options) for _ in range(count)])
-    holdings = await rig.keeper.claim(["k"], limit=count, wait=0, started=True)
-    for holding in holdings:
-        holding.begin(None)
-    return holdings
+    leases = await rig.keeper.claim(["k"], limit=count, wait=0, started=True)
+    for held in leases:
+        held.begin(None)
+    return leases
 
 
-def end(rig: Rig, holding: Holding, outcome: Any = "success", **said: Any) -> Report:
-    report = Report(Settlement(id=holding.task.id, token=holding.task.token, outcome=outcome, **said))
-    rig.keeper.settle(holding, report)
+def end(rig: Rig, held: HeldLease, outcome: Any = "success", **said: Any) -> Report:
+    report = Report(Settlement(id=held.task.id, token=held.task.token, outcome=outcome, **said))
+    rig.keeper.settle(held, report)
     return report
 
 
-# Beats
+# Heartbeats
 
 
 async def test_every_lease_beats_once_in_a_cycle(start: Start, faulty: Faulty, clock: FakeClock) -> None:
     rig = start()
-    holdings = await held(rig, faulty, 250)
+    leases = await take(rig, faulty, 250)
     await let_pass(clock, 600)
     beats: dict[str, int] = {}
     for call in faulty.log:
         if call.kind == "beat":
             for beat in call.items:
                 beats[beat.id] = beats.get(beat.id, 0) + 1
-    assert {beats[holding.task.id] for holding in holdings} <= {5, 6}
-    assert not any(holding.lost for holding in holdings)
+    assert {beats[held.task.id] for held in leases} <= {5, 6}
+    assert not any(held.lost for held in leases)
 
 
 async def test_ten_thousand_leases_are_kept(
@@ -146,16 +146,16 @@ async def test_ten_thousand_leases_are_kept(
         if isinstance(event, Renewed):
             renewed += len(event.task_ids)
 
-    beats = Beats(batch=1000).for_ttl(6)
-    keeper = Keeper(backend, beats, clock=clock, hooks=Hooks([count]), chance=random.Random(1))
+    heartbeats = Heartbeats(batch=1000).for_ttl(6)
+    keeper = Keeper(backend, heartbeats, clock=clock, hooks=Hooks([count]), chance=random.Random(1))
     running = asyncio.create_task(keeper.run())
     began = time.process_time()
     await backend.schedule([NewTask(kind="k", claim_timeout=6, heartbeat_timeout=6) for _ in range(1000)])
-    holdings: list[Holding] = []
-    while len(holdings) < 10_000:
-        if holdings:
+    leases: list[HeldLease] = []
+    while len(leases) < 10_000:
+        if leases:
             await backend.schedule([NewTask(kind="k", claim_timeout=6, heartbeat_timeout=6) for _ in range(1000)])
-        holdings += await keeper.claim(["k"], limit=1000, wait=0, started=True)
+        leases += await keeper.claim(["k"], limit=1000, wait=0, started=True)
     added = time.process_time() - began
     spent, renewed, began = 0.0, 0, time.process_time()
     for _ in range(5 * 24):  # ten seconds: five cycles
@@ -164,7 +164,7 @@ async def test_ten_thousand_leases_are_kept(
             await asyncio.sleep(0)
     ours = time.process_time() - began - spent
     assert len(keeper) == 10_000
-    assert not any(holding.lost for holding in holdings)
+    assert not any(held.lost for held in leases)
     assert renewed >= 4 * 10_000
     record_property("microseconds_per_renewal", round(ours / renewed * 1e6, 2))
     record_property("microseconds_per_claim", round(added / 10_000 * 1e6, 2))
@@ -175,12 +175,12 @@ async def test_ten_thousand_leases_are_kept(
 
 
 async def test_a_call_that_hangs_delays_nobody_elses_beats(start: Start, faulty: Faulty, clock: FakeClock) -> None:
-    rig = start(Beats(batch=1))
-    holdings = await held(rig, faulty, 3)
+    rig = start(Heartbeats(batch=1))
+    leases = await take(rig, faulty, 3)
     await let_pass(clock, 5)
     faulty.script("beat", faults.hang)
     await let_pass(clock, 130)
-    late = [holding for holding in holdings if clock.now() - holding.term.granted_at > 60]
+    late = [held for held in leases if clock.now() - held.term.granted_at > 60]
     assert len(late) == 1
 
 
@@ -198,15 +198,15 @@ async def test_whatever_an_adapter_does_to_a_beat_is_one_failed_try(
     async def nonsense(call: Call) -> Any:
         return object()
 
-    rig = start(Beats(in_flight=1))
-    [holding] = await held(rig, faulty)
+    rig = start(Heartbeats(in_flight=1))
+    [held] = await take(rig, faulty)
     await let_pass(clock, 1)
     strange = [asyncio.CancelledError(), SystemExit(), KeyboardInterrupt(), RuntimeError(), pytest.fail.Exception("no")]
     for fault in [*map(raising, strange), Fault("nonsense", nonsense), faults.shorten, faults.shuffle, faults.misspell]:
         faulty.script("beat", fault)
         await let_pass(clock, 140)
-        assert not holding.lost, fault.name
-    assert holding.clock.now() - holding.term.granted_at < 140
+        assert not held.lost, fault.name
+    assert held.clock.now() - held.term.granted_at < 140
 
 
 async def test_a_verdict_that_names_another_task_is_not_believed(
@@ -217,13 +217,13 @@ async def test_a_verdict_that_names_another_task_is_not_believed(
         return [Verdict(id=second.id, verdict="gone", reason="taken"), Verdict(id=first.id, verdict="renewed")]
 
     rig = start()
-    holdings = await held(rig, faulty, 2)
+    leases = await take(rig, faulty, 2)
     await let_pass(clock, 1)
     faulty.script("beat", Fault("swapped", swapped))
-    before = [holding.term.granted_at for holding in holdings]
+    before = [held.term.granted_at for held in leases]
     await let_pass(clock, 140)
-    assert not any(holding.lost for holding in holdings)
-    assert all(holding.term.granted_at > at for holding, at in zip(holdings, before, strict=True))  # the next try's
+    assert not any(held.lost for held in leases)
+    assert all(held.term.granted_at > at for held, at in zip(leases, before, strict=True))  # the next try's
 
 
 @pytest.mark.parametrize("ttl", [float("nan"), float("inf"), -1.0, 0.5])
@@ -234,22 +234,22 @@ async def test_a_ttl_that_makes_no_sense_is_one_failed_try(
         return [Verdict(id=beat.id, verdict="renewed", ttl=ttl) for beat in call.items]
 
     rig = start()
-    [holding] = await held(rig, faulty)
+    [held] = await take(rig, faulty)
     await let_pass(clock, 1)
     faulty.script("beat", Fault("senseless", senseless))
     await let_pass(clock, 130)
-    assert holding.term.beats.ttl == 300
-    assert not holding.lost
+    assert held.term.heartbeats.ttl == 300
+    assert not held.lost
 
 
 async def test_the_rhythm_follows_the_ttl_that_is_granted(start: Start, faulty: Faulty, clock: FakeClock) -> None:
     rig = start()
-    [holding] = await held(rig, faulty, claim_timeout=300, heartbeat_timeout=30)
+    [held] = await take(rig, faulty, claim_timeout=300, heartbeat_timeout=30)
     await let_pass(clock, 120, 0.5)
-    assert holding.term.beats.ttl == 30
-    assert not holding.lost
+    assert held.term.heartbeats.ttl == 30
+    assert not held.lost
     assert 9 <= faulty.calls["beat"] <= 16
-    end(rig, holding)
+    end(rig, held)
     await let_pass(clock, 2)
     assert not rig.keeper._cycles
 
@@ -259,10 +259,10 @@ async def test_a_keeper_that_had_nothing_to_do_goes_on_with_the_next_lease(
 ) -> None:
     rig = start()
     for _ in range(3):
-        [holding] = await held(rig, faulty)
+        [held] = await take(rig, faulty)
         await let_pass(clock, 130)
-        assert clock.now() - holding.term.granted_at < 120
-        end(rig, holding)
+        assert clock.now() - held.term.granted_at < 120
+        end(rig, held)
         await let_pass(clock, 1000, 10)
         assert not len(rig.keeper)
 
@@ -271,7 +271,7 @@ async def test_a_keeper_that_stumbles_goes_on(
     start: Start, faulty: Faulty, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = start()
-    [holding] = await held(rig, faulty)
+    [held] = await take(rig, faulty)
     stumbling = True
     once = Keeper._once
 
@@ -284,13 +284,13 @@ async def test_a_keeper_that_stumbles_goes_on(
     await let_pass(clock, 100)
     stumbling = False
     await let_pass(clock, 130)
-    assert not holding.lost
-    assert "stumbled" in caplog.text
+    assert not held.lost
+    assert "error in the keeper's loop" in caplog.text
 
 
 async def test_retries_are_bounded_however_many_leases_fail(start: Start, faulty: Faulty, clock: FakeClock) -> None:
-    rig = start(Beats(batch=10))
-    await held(rig, faulty, 100)
+    rig = start(Heartbeats(batch=10))
+    await take(rig, faulty, 100)
     await let_pass(clock, 120)
     faulty.always("beat", faults.refuse)
     before = faulty.calls["beat"]
@@ -301,7 +301,7 @@ async def test_retries_are_bounded_however_many_leases_fail(start: Start, faulty
 async def test_two_claims_of_one_task_are_two_leases(start: Start, faulty: Faulty, clock: FakeClock) -> None:
     """The token is that of the claim, not of the task or the process."""
     rig = start()
-    [old] = await held(rig, faulty)
+    [old] = await take(rig, faulty)
     faulty.always("beat", faults.hang)
     clock.advance(301)
     [new] = await rig.keeper.claim(["k"], limit=1, wait=0, started=True)
@@ -321,7 +321,7 @@ async def test_progress_that_the_service_refuses_is_left_out_and_harms_nobody(
     start: Start, faulty: Faulty, clock: FakeClock
 ) -> None:
     rig = start()
-    good, bad = await held(rig, faulty, 2)
+    good, bad = await take(rig, faulty, 2)
     await let_pass(clock, 2)
     good.report("kept")
     bad.report("x" * 70_000)
@@ -334,22 +334,27 @@ async def test_progress_that_the_service_refuses_is_left_out_and_harms_nobody(
 
 
 async def test_no_progress_slips_between_an_acknowledgement_and_the_next_beat() -> None:
-    holding = Holding(
-        Task(id="t", kind="k", token="x", ttl=300), Beats(), FakeClock(), granted_at=0, confirmed=True, started=True
+    held = HeldLease(
+        Task(id="t", kind="k", token="x", ttl=300),
+        Heartbeats(),
+        FakeClock(),
+        granted_at=0,
+        confirmed=True,
+        started=True,
     )
-    holding.begin(None)
-    assert holding.beat == Beat(id="t", token="x")
-    holding.report("old")
-    sent = holding.beat
-    holding.report("new")
-    holding.reported(sent)
-    assert holding.beat.progress == "new"
+    held.begin(None)
+    assert held.beat == Beat(id="t", token="x")
+    held.report("old")
+    sent = held.beat
+    held.report("new")
+    held.reported(sent)
+    assert held.beat.progress == "new"
     assert sent.progress_seq is not None
-    assert holding.beat.progress_seq == sent.progress_seq + 1
-    holding.reported(holding.beat)
-    assert holding.beat == Beat(id="t", token="x")
-    holding.reported(Beat(id="t", token="x"))
-    assert holding.beat == Beat(id="t", token="x")
+    assert held.beat.progress_seq == sent.progress_seq + 1
+    held.reported(held.beat)
+    assert held.beat == Beat(id="t", token="x")
+    held.reported(Beat(id="t", token="x"))
+    assert held.beat == Beat(id="t", token="x")
 
 
 # Endings
@@ -357,8 +362,8 @@ async def test_no_progress_slips_between_an_acknowledgement_and_the_next_beat() 
 
 async def test_a_settled_lease_leaves_nothing_behind(start: Start, faulty: Faulty, clock: FakeClock) -> None:
     rig = start()
-    for holding in await held(rig, faulty, 50):
-        end(rig, holding)
+    for held in await take(rig, faulty, 50):
+        end(rig, held)
     await let_pass(clock, 2)
     assert not len(rig.keeper)
     assert not rig.keeper._cycles
@@ -371,10 +376,10 @@ async def test_bodies_that_ended_are_not_kept_for_their_idle_time(
     rig = start()
     for _ in range(4):
         await faulty.schedule([NewTask(kind="k") for _ in range(100)])
-        for holding in await rig.keeper.claim(["k"], limit=100, wait=0, started=True):
-            holding.begin(3600)
-            rig.keeper.watch(holding)
-            end(rig, holding)
+        for held in await rig.keeper.claim(["k"], limit=100, wait=0, started=True):
+            held.begin(3600)
+            rig.keeper.watch(held)
+            end(rig, held)
         await until(lambda: not len(rig.keeper))
     assert len(rig.keeper._idle_watch._heap) < 250
 
@@ -382,9 +387,9 @@ async def test_bodies_that_ended_are_not_kept_for_their_idle_time(
 async def test_what_is_given_back_is_beaten_no_more_where_a_late_beat_would_take_it_again(
     start: Start, faulty: Faulty, clock: FakeClock
 ) -> None:
-    faulty.traits = Traits(refuses_stale=False)
+    faulty.capabilities = Capabilities(refuses_stale=False)
     rig = start()
-    back, done = await held(rig, faulty, 2)
+    back, done = await take(rig, faulty, 2)
     await let_pass(clock, 2)
     faulty.always("settle", faults.refuse)
     end(rig, back, "release", retry_after=60)
@@ -403,11 +408,11 @@ async def test_a_loser_and_a_beginner_at_the_same_moment_do_not_miss_one_another
 ) -> None:
     rig = start()
     await faulty.schedule([NewTask(kind="k")])
-    [holding] = await rig.keeper.claim(["k"], limit=1, wait=0, started=True)
-    holding.lose("taken", Story("somebody has it"), clock.now())
+    [held] = await rig.keeper.claim(["k"], limit=1, wait=0, started=True)
+    held.lose("taken", Story("somebody has it"), clock.now())
     with pytest.raises(LeaseLost, match="somebody has it"):
-        holding.begin(None)
-    assert not holding.body_runs
+        held.begin(None)
+    assert not held.body_runs
 
 
 async def test_a_body_does_not_begin_when_its_lease_is_over_by_the_clock_alone(
@@ -415,63 +420,63 @@ async def test_a_body_does_not_begin_when_its_lease_is_over_by_the_clock_alone(
 ) -> None:
     rig = start()
     await faulty.schedule([NewTask(kind="k")])
-    [holding] = await rig.keeper.claim(["k"], limit=1, wait=0, started=False)
-    clock.advance(Beats().slack + 1)  # the keeper has not had its turn
+    [held] = await rig.keeper.claim(["k"], limit=1, wait=0, started=False)
+    clock.advance(Heartbeats().slack + 1)  # the keeper has not had its turn
     with pytest.raises(LeaseLost):
-        holding.begin(None)
-    assert not holding.body_runs
+        held.begin(None)
+    assert not held.body_runs
 
 
 async def test_who_was_given_back_cannot_begin(start: Start, faulty: Faulty) -> None:
     rig = start()
     await faulty.schedule([NewTask(kind="k")])
-    [holding] = await rig.keeper.claim(["k"], limit=1, wait=0, started=True)
-    rig.keeper.unless_begun(holding)
+    [held] = await rig.keeper.claim(["k"], limit=1, wait=0, started=True)
+    rig.keeper.release_if_unstarted(held)
     with pytest.raises(NotHeld):
-        holding.begin(None)
+        held.begin(None)
     await until(lambda: not len(rig.keeper))
 
 
 async def test_what_has_begun_is_not_given_back(start: Start, faulty: Faulty) -> None:
     rig = start()
-    [holding] = await held(rig, faulty)
-    rig.keeper.unless_begun(holding)
-    assert not holding.settling
+    [held] = await take(rig, faulty)
+    rig.keeper.release_if_unstarted(held)
+    assert not held.settling
     assert not faulty.calls["settle"]
 
 
 async def test_a_claim_asks_for_no_more_than_the_service_gives(start: Start, faulty: Faulty) -> None:
-    faulty.traits = Traits(max_claim=3)
+    faulty.capabilities = Capabilities(max_claim=3)
     rig = start()
     await faulty.schedule([NewTask(kind="k") for _ in range(5)])
     assert len(await rig.keeper.claim(["k"], limit=5, wait=0, started=True)) == 3
 
 
 async def test_who_is_over_capacity_is_told_once(start: Start, faulty: Faulty) -> None:
-    rig = start(Beats(ttl=300, cycle=3, rate=1, batch=1))
-    await held(rig, faulty, 6)
-    assert [event.held for event in rig.of(Overloaded)] == [4]
+    rig = start(Heartbeats(ttl=300, cycle=3, rate=1, batch=1))
+    await take(rig, faulty, 6)
+    assert [event.held for event in rig.of(CapacityExceeded)] == [4]
 
 
 async def test_an_overload_ends_with_the_leases_that_were_too_many(start: Start, faulty: Faulty) -> None:
-    rig = start(Beats(ttl=300, cycle=3, rate=1, batch=1))
-    holdings = await held(rig, faulty, 4)
-    rig.keeper.forget(holdings[0])
-    await held(rig, faulty, 1)
-    assert [event.held for event in rig.of(Overloaded)] == [4, 4]
+    rig = start(Heartbeats(ttl=300, cycle=3, rate=1, batch=1))
+    leases = await take(rig, faulty, 4)
+    rig.keeper.drop(leases[0])
+    await take(rig, faulty, 1)
+    assert [event.held for event in rig.of(CapacityExceeded)] == [4, 4]
 
 
 async def test_a_buffered_task_says_so_until_its_body_begins(start: Start, faulty: Faulty, clock: FakeClock) -> None:
     rig = start()
     await faulty.schedule([NewTask(kind="k")])
-    [holding] = await rig.keeper.claim(["k"], limit=1, wait=0, started=False)
+    [held] = await rig.keeper.claim(["k"], limit=1, wait=0, started=False)
     await let_pass(clock, 2)
-    found = await faulty.get(holding.task.id)
+    found = await faulty.get(held.task.id)
     assert found is not None
     assert found.status is Status.CLAIMED
-    holding.begin(None)
+    held.begin(None)
     await let_pass(clock, 120)
-    found = await faulty.get(holding.task.id)
+    found = await faulty.get(held.task.id)
     assert found is not None
     assert found.status is Status.PROCESSING
 
@@ -486,14 +491,14 @@ async def test_a_body_that_outlives_its_lease_meets_the_last_resort_once(
     order: list[str] = []
     monkeypatch.setattr(faulthandler, "dump_traceback", lambda *_, **__: order.append("stacks"))
     rig = start(last_resort=lambda: order.append("end"))
-    [holding] = await held(rig, faulty)
+    [held] = await take(rig, faulty)
     await let_pass(clock, 1)
     faulty.always("beat", faults.hang)
-    granted = holding.term.granted_at
-    await let_pass(clock, granted + Beats().slack - clock.now() + 0.5)
-    assert holding.lost
+    granted = held.term.granted_at
+    await let_pass(clock, granted + Heartbeats().slack - clock.now() + 0.5)
+    assert held.lost
     assert not order
-    await let_pass(clock, granted + Beats().trust - 0.5 - clock.now(), 0.5)
+    await let_pass(clock, granted + Heartbeats().trust - 0.5 - clock.now(), 0.5)
     assert order == ["stacks"]
     await let_pass(clock, 30, 0.5)
     assert order == ["stacks", "end"]
@@ -505,12 +510,12 @@ async def test_a_body_that_ends_in_time_meets_no_last_resort(
     order: list[str] = []
     monkeypatch.setattr(faulthandler, "dump_traceback", lambda *_, **__: order.append("stacks"))
     rig = start(last_resort=lambda: order.append("end"))
-    [holding] = await held(rig, faulty)
+    [held] = await take(rig, faulty)
     await let_pass(clock, 1)
     faulty.always("beat", faults.hang)
-    await let_pass(clock, holding.term.granted_at + Beats().slack - clock.now() + 0.5)
+    await let_pass(clock, held.term.granted_at + Heartbeats().slack - clock.now() + 0.5)
     assert [event.reason for event in rig.of(Lost)] == ["expired"]
-    rig.keeper.finish(holding)
+    rig.keeper.finish(held)
     await let_pass(clock, 60)
     assert not order
     assert not len(rig.keeper)
@@ -522,7 +527,7 @@ async def test_stacks_that_cannot_be_dumped_stop_nothing(
     monkeypatch.setattr("sys.__stderr__", object())
     order: list[str] = []
     rig = start(last_resort=lambda: order.append("end"))
-    await held(rig, faulty)
+    await take(rig, faulty)
     await let_pass(clock, 1)
     faulty.always("beat", faults.hang)
     await let_pass(clock, 300)
@@ -551,23 +556,23 @@ def timer() -> Timer:
     return Timer()
 
 
-Guarded = Callable[..., Awaitable[tuple[Rig, Holding]]]
+Guarded = Callable[..., Awaitable[tuple[Rig, HeldLease]]]
 
 
 @pytest.fixture(params=["its own", "another"])
 def guarded(start: Start, faulty: Faulty, timer: Timer, request: pytest.FixtureRequest) -> Guarded:
     """A lease whose body runs, in the keeper's process or in another, which `timer` ends."""
 
-    async def guarded(**options: Any) -> tuple[Rig, Holding]:
+    async def guarded(**options: Any) -> tuple[Rig, HeldLease]:
         watchdog = Watchdog("off", timer=timer)
         rig = start(watchdog=watchdog if request.param == "its own" else UNGUARDED)
         await faulty.schedule([NewTask(kind="k", **options)])
-        [holding] = await rig.keeper.claim(["k"], limit=1, wait=0, started=True)
+        [held] = await rig.keeper.claim(["k"], limit=1, wait=0, started=True)
         if request.param == "another":
             rig.keeper.guards_elsewhere = True
-            holding.watchdog = watchdog
-        holding.begin(None)
-        return rig, holding
+            held.watchdog = watchdog
+        held.begin(None)
+        return rig, held
 
     return guarded
 
@@ -575,24 +580,24 @@ def guarded(start: Start, faulty: Faulty, timer: Timer, request: pytest.FixtureR
 async def test_an_acknowledged_beat_moves_the_timer_and_a_failed_one_leaves_it(
     guarded: Guarded, faulty: Faulty, clock: FakeClock, timer: Timer
 ) -> None:
-    rig, holding = await guarded()
+    rig, held = await guarded()
     armed_at = timer.at
     await let_pass(clock, 1)
     assert armed_at is not None
-    assert timer.at == holding.term.trusted_until > armed_at
+    assert timer.at == held.term.trusted_until > armed_at
     armed_at = timer.at
     faulty.always("beat", faults.refuse)
     await let_pass(clock, 200)
     assert faulty.fired["refuse"] > 1
-    assert timer.at == holding.term.trusted_until == armed_at
-    rig.keeper.finish(holding)
+    assert timer.at == held.term.trusted_until == armed_at
+    rig.keeper.finish(held)
 
 
 async def test_a_beat_that_fails_in_a_batch_leaves_its_timer_where_it_was(
     start: Start, faulty: Faulty, clock: FakeClock, timer: Timer
 ) -> None:
     rig = start(watchdog=Watchdog("off", timer=timer))
-    failed, renewed = await held(rig, faulty, 2)
+    failed, renewed = await take(rig, faulty, 2)
     await let_pass(clock, 1)
 
     async def fail_one(call: Call) -> Any:
@@ -610,12 +615,12 @@ async def test_the_timer_follows_a_ttl_that_a_beat_is_granted_shorter(
     guarded: Guarded, clock: FakeClock, timer: Timer
 ) -> None:
     """The trust of the claim was longer: a timer that stays there lets the body run past the end of its lease."""
-    _, holding = await guarded(claim_timeout=300, heartbeat_timeout=30)
+    _, held = await guarded(claim_timeout=300, heartbeat_timeout=30)
     claimed_until = timer.at
     await let_pass(clock, 1, 0.1)
-    assert holding.term.beats.ttl == 30
+    assert held.term.heartbeats.ttl == 30
     assert claimed_until is not None
-    assert timer.at == holding.term.trusted_until < claimed_until
+    assert timer.at == held.term.trusted_until < claimed_until
 
 
 # Suspension
@@ -625,16 +630,16 @@ async def test_after_suspension_a_lease_that_ran_out_is_lost_at_once_and_not_rev
     start: Start, faulty: Faulty, clock: FakeClock
 ) -> None:
     rig = start()
-    [holding] = await held(rig, faulty)
+    [held] = await take(rig, faulty)
     await let_pass(clock, 1)
     sent = len(rig.of(Sent))
     clock.advance(3600)
-    assert holding.lost
+    assert held.lost
     for _ in range(20):
         await asyncio.sleep(0)
     assert [event.reason for event in rig.of(Lost)] == ["expired"]
     assert len(rig.of(Sent)) == sent
-    rig.keeper.finish(holding)
+    rig.keeper.finish(held)
 
 
 # Early beats
@@ -645,19 +650,19 @@ async def test_the_service_soon_hears_that_a_body_has_begun_and_how_far_it_is(
 ) -> None:
     rig = start()
     await faulty.schedule([NewTask(kind="k")])
-    [holding] = await rig.keeper.claim(["k"], limit=1, wait=0, started=False)
+    [held] = await rig.keeper.claim(["k"], limit=1, wait=0, started=False)
     await let_pass(clock, 5)
-    info = await faulty.get(holding.task.id)
+    info = await faulty.get(held.task.id)
     assert info is not None
     assert info.status is Status.CLAIMED
-    holding.begin(None)
+    held.begin(None)
     await let_pass(clock, 2)
-    info = await faulty.get(holding.task.id)
+    info = await faulty.get(held.task.id)
     assert info is not None
     assert info.status is Status.PROCESSING
-    holding.report(7)
+    held.report(7)
     await let_pass(clock, 2)
-    info = await faulty.get(holding.task.id)
+    info = await faulty.get(held.task.id)
     assert info is not None
     assert info.progress == 7
 
@@ -665,22 +670,22 @@ async def test_the_service_soon_hears_that_a_body_has_begun_and_how_far_it_is(
 async def test_bodies_that_report_all_the_time_cost_one_call_a_second(
     start: Start, faulty: Faulty, clock: FakeClock
 ) -> None:
-    rig = start(Beats(rate=50))
-    holdings = await held(rig, faulty, 80)
+    rig = start(Heartbeats(rate=50))
+    leases = await take(rig, faulty, 80)
     await let_pass(clock, 5)
     faulty.log.clear()
     for number in range(600):
-        for holding in holdings:
-            holding.report(number)
+        for held in leases:
+            held.report(number)
         await let_pass(clock, 0.1, step=0.1)
     calls = [call for call in faulty.log if call.kind == "beat"]
     assert 55 <= len(calls) <= 62
-    assert not any(holding.lost for holding in holdings)
+    assert not any(held.lost for held in leases)
 
 
 async def test_a_service_that_keeps_no_progress_has_no_early_beats(clock: FakeClock, service: MemoryService) -> None:
     class Forgetful(MemoryBackend):
-        traits = Traits(progress=False)
+        capabilities = Capabilities(progress=False)
         calls = 0
 
         async def beat(self, beats: Any) -> list[Verdict]:
@@ -688,12 +693,12 @@ async def test_a_service_that_keeps_no_progress_has_no_early_beats(clock: FakeCl
             return await super().beat(beats)
 
     backend = Forgetful(service, worker="w")
-    rig = Rig(backend, clock, Beats(), None)
-    [holding] = await held(rig, backend)
+    rig = Rig(backend, clock, Heartbeats(), None)
+    [held] = await take(rig, backend)
     await let_pass(clock, 5)
     before = backend.calls
     for number in range(30):
-        holding.report(number)
+        held.report(number)
         await let_pass(clock, 1)
     assert backend.calls == before
     await rig.aclose()

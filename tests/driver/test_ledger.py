@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
-from leasekit._driver.ledger import Asked, Holder, Ledger, Left, Past, SharedMemory
+from leasekit._driver.reporting.ledger import Asked, Holder, Ledger, Left, Past, SharedMemory
 from leasekit.task import Settlement
 
 HOLDER = Holder(worker="w", url="http://here", guarded=True, spool="/there")
@@ -54,7 +54,7 @@ def test_what_is_over_is_not_in_it_and_leaves_its_room_to_others(memory: SharedM
 
 
 def test_it_says_what_was_asked_for_until_the_answer_is_noted(memory: SharedMemory, ledger: Ledger) -> None:
-    entry = ledger.asks("claim-1", ["a", "b"])
+    entry = ledger.record_claim("claim-1", ["a", "b"])
     assert memory.read().asked == [Asked("claim-1", ["a", "b"])]
     ledger.remove(entry)
     assert memory.read().is_empty
@@ -106,14 +106,14 @@ def test_it_grows_and_takes_tokens_of_any_length(memory: SharedMemory, ledger: L
 def test_it_says_whose_body_ran_in_another_process(memory: SharedMemory, ledger: Ledger) -> None:
     ledger.begins(ledger.add("a", "t"), elsewhere=True)
     assert memory.read().leases == [Left("a", "t", begun=True, elsewhere=True)]
-    ledger.forgive()
+    ledger.mark_released()
     assert memory.read().leases == [Left("a", "t", begun=False)]
 
 
 def test_bodies_that_are_forgiven_are_as_if_they_had_never_begun(memory: SharedMemory, ledger: Ledger) -> None:
     for n in range(3):
         ledger.begins(ledger.add(f"{n}", "t"))
-    ledger.forgive()
+    ledger.mark_released()
     assert [left.begun for left in memory.read().leases] == [False] * 3
 
 
@@ -121,9 +121,9 @@ def test_a_last_word_takes_the_place_of_the_lease(memory: SharedMemory, ledger: 
     entry = ledger.add("a", "t")
     ledger.begins(entry)
     word = Settlement(id="a", token="t", outcome="release", progress=msgspec.Raw(b'{"page":[1,2]}'))
-    ledger.remove(ledger.say(entry, word))
+    ledger.remove(ledger.record_settlement(entry, word))
     entry = ledger.add("a", "t")
-    ledger.say(entry, word)
+    ledger.record_settlement(entry, word)
     _, leases, said, _ = memory.read()
     assert leases == []
     assert said == [Settlement(id="a", token="t", outcome="release", progress={"page": [1, 2]})]
@@ -151,7 +151,7 @@ def test_a_url_that_is_longer_than_the_ledger_is_refused(memory: SharedMemory, l
 def test_other_memory_is_no_ledger() -> None:
     fd = os.memfd_create("other")
     os.ftruncate(fd, 100_000)
-    with pytest.raises(ValueError, match="no ledger"):
+    with pytest.raises(ValueError, match="not a ledger"):
         Ledger(fd)
     os.close(fd)
 
@@ -192,10 +192,10 @@ def test_where_there_is_no_memory_for_more_the_rest_is_not_noted_and_nothing_is_
         for entry in entries:
             ledger.begins(entry)
         word = Settlement(id="0", token="token", outcome="release", progress="x" * 90_000)
-        assert ledger.say(entries[0], word) == entries[0]
+        assert ledger.record_settlement(entries[0], word) == entries[0]
         for entry in entries[1:]:
             ledger.remove(entry)
-        ledger.remove(ledger.asks("claim", ["k"]))
+        ledger.remove(ledger.record_claim("claim", ["k"]))
         ledger.begins(ledger.add("last", "token"))
 
     in_child(work)

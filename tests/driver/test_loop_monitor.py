@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from leasekit._driver.clock import BOOT_CLOCK
-from leasekit._driver.loop_monitor import LoopMonitor, take_reading
-from leasekit._driver.recorder import HeldUp
+from leasekit._driver.explaining.loop_monitor import LoopMonitor, take_reading
+from leasekit._driver.explaining.recorder import HeldUp
 from leasekit._driver.thread import acquire
 from leasekit.testing.clock import FakeClock
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from leasekit._driver.loss_report import LossFacts, Note, Try, explain
+from leasekit._driver.explaining.loss_report import LossFacts, Note, Try, explain
 
 NOON = 1_767_268_800.0  # 12:00:00 UTC
 FACTS = LossFacts(
@@ -109,8 +109,8 @@ def test_a_lease_whose_turn_never_came_because_the_calls_of_others_hung() -> Non
         ("taken", "the service said that it was taken: another worker claimed it after this lease had expired"),
         ("expired", "the service said that it had expired: no beat came within its ttl"),
         ("settled", "the service said that it was settled: its end has been reported before"),
-        ("cancelled", "the service said that it was cancelled: nobody wants it any more"),
-        ("unknown", "the service said that it knows nothing of it: it was deleted, or is in another store"),
+        ("cancelled", "the service said that it was cancelled"),
+        ("unknown", "the service said that the task is unknown: it was deleted, or is in another store"),
     ],
 )
 def test_what_the_service_said(reason: str, said: str) -> None:

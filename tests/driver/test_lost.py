@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from leasekit import Beats, Client, Lease, lease
-from leasekit._driver import keeper as module
+from leasekit import Client, Heartbeats, Lease, lease
 from leasekit._driver.clock import Clock
-from leasekit._driver.holding import Holding
-from leasekit._driver.keeper import Keeper
-from leasekit._driver.loop_monitor import LoopMonitor
-from leasekit._driver.recorder import HeldUp, Reading
+from leasekit._driver.explaining.loop_monitor import LoopMonitor
+from leasekit._driver.explaining.recorder import HeldUp, Reading
+from leasekit._driver.keeping import keeper as module
+from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit._driver.keeping.keeper import Keeper
 from leasekit.errors import LeaseLost
 from leasekit.hooks import Event, Hooks, Lost, Renewed
 from leasekit.task import NewTask, Verdict
@@ -37,21 +37,21 @@ class Rig:
         self.keeper: Keeper
         self._running: asyncio.Task[None]
 
-    def start(self, beats: Beats | None = None) -> None:
+    def start(self, heartbeats: Heartbeats | None = None) -> None:
         hooks, chance = Hooks([self._hear]), random.Random(1)
-        self.keeper = Keeper(self.faulty, beats or Beats(), clock=self.clock, hooks=hooks, chance=chance)
+        self.keeper = Keeper(self.faulty, heartbeats or Heartbeats(), clock=self.clock, hooks=hooks, chance=chance)
         self._running = asyncio.create_task(self.keeper.run())
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Lost):
             self.losses.append(event)
 
-    async def hold(self, count: int = 1) -> list[Holding]:
+    async def hold(self, count: int = 1) -> list[HeldLease]:
         await self.faulty.schedule([NewTask(kind="k") for _ in range(count)])
-        holdings = await self.keeper.claim(["k"], limit=count, wait=0, started=True)
-        for holding in holdings:
-            holding.begin(None)
-        return holdings
+        leases = await self.keeper.claim(["k"], limit=count, wait=0, started=True)
+        for held in leases:
+            held.begin(None)
+        return leases
 
     async def let_pass(self, seconds: float, step: float = 1.0) -> None:
         end = self.clock.now() + seconds
@@ -74,24 +74,24 @@ async def rig(faulty: Faulty, clock: FakeClock) -> AsyncIterator[Rig]:
     await one.aclose()
 
 
-def said(holding: Holding) -> str:
+def said(held: HeldLease) -> str:
     """What the exception says; that hook and exception agree is a test of its own."""
     with pytest.raises(LeaseLost) as lost:
-        holding.check()
+        held.check()
     return str(lost.value)
 
 
 async def test_the_exception_the_hook_and_the_log_say_the_same(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.start()
-    [holding] = await rig.hold()
+    [held] = await rig.hold()
     await rig.let_pass(1)
     rig.faulty.always("beat", faults.refuse)
     with caplog.at_level(logging.WARNING, logger="leasekit"):
         await rig.let_pass(280)
     [event] = rig.losses
     with pytest.raises(LeaseLost) as lost:
-        holding.check()
-    assert str(lost.value) == f"lost task {holding.task.id}: {event.why}"
+        held.check()
+    assert str(lost.value) == f"lost task {held.task.id}: {event.why}"
     assert lost.value.events == event.events
     assert [one.what for one in event.events[:3]] == ["sent", "renewed", "sent"]
     assert event.events[-1].detail == "Unavailable: beat: the connection was refused"
@@ -100,11 +100,11 @@ async def test_the_exception_the_hook_and_the_log_say_the_same(rig: Rig, caplog:
 
 async def test_a_network_that_is_gone(rig: Rig) -> None:
     rig.start()
-    [holding] = await rig.hold()
+    [held] = await rig.hold()
     await rig.let_pass(1)
     rig.faulty.always("beat", faults.refuse)
     await rig.let_pass(280)
-    why = said(holding)
+    why = said(held)
     assert "beats in a row were not answered (Unavailable: beat: the connection was refused)" in why
     assert "the last acknowledged one left 26" in why
     assert "; trust ended at " in why
@@ -112,11 +112,11 @@ async def test_a_network_that_is_gone(rig: Rig) -> None:
 
 async def test_a_service_that_throttles(rig: Rig) -> None:
     rig.start()
-    [holding] = await rig.hold()
+    [held] = await rig.hold()
     await rig.let_pass(1)
     rig.faulty.always("beat", faults.throttle())
     await rig.let_pass(280)
-    assert "beats in a row were throttled, the last acknowledged one left 275 s ago" in said(holding)
+    assert "beats in a row were throttled, the last acknowledged one left 275 s ago" in said(held)
 
 
 async def test_a_task_that_another_worker_has(rig: Rig) -> None:
@@ -124,14 +124,14 @@ async def test_a_task_that_another_worker_has(rig: Rig) -> None:
         return [Verdict(id=beat.id, verdict="gone", reason="taken") for beat in call.items]
 
     rig.start()
-    [holding] = await rig.hold()
+    [held] = await rig.hold()
     rig.faulty.always("beat", Fault("taken", taken))
     await rig.let_pass(130)
-    assert "the service said that it was taken: another worker claimed it after this lease had expired" in said(holding)
+    assert "the service said that it was taken: another worker claimed it after this lease had expired" in said(held)
 
 
 async def test_more_leases_than_can_beat(rig: Rig) -> None:
-    rig.start(Beats(batch=1))
+    rig.start(Heartbeats(batch=1))
     await rig.hold(400)
     await rig.let_pass(290)
     assert rig.losses
@@ -142,13 +142,13 @@ async def test_more_leases_than_can_beat(rig: Rig) -> None:
 
 async def test_a_process_that_was_stopped(rig: Rig) -> None:
     rig.start()
-    [holding] = await rig.hold()
+    [held] = await rig.hold()
     await rig.let_pass(1)
     rig.clock.advance(280)
-    before = said(holding)
+    before = said(held)
     assert "no beat was sent for 280 s because the process was stopped for 16" in before, "before the keeper is back"
     await rig.let_pass(1)
-    assert "because the process was stopped for 16" in said(holding)
+    assert "because the process was stopped for 16" in said(held)
 
 
 def read(what: Any, suspended: float = 0.0) -> Any:
@@ -173,11 +173,11 @@ def read(what: Any, suspended: float = 0.0) -> Any:
 async def test_a_process_that_was_held_up(rig: Rig, monkeypatch: pytest.MonkeyPatch, take: Any, because: str) -> None:
     monkeypatch.setattr(module, "take_reading", take)
     rig.start()
-    [holding] = await rig.hold()
+    [held] = await rig.hold()
     await rig.let_pass(1)
     rig.clock.advance(280)
     await rig.let_pass(1)
-    assert because in said(holding)
+    assert because in said(held)
 
 
 async def test_a_stall_is_known_even_where_an_answer_comes_back_before_the_keeper(rig: Rig) -> None:
@@ -188,14 +188,14 @@ async def test_a_stall_is_known_even_where_an_answer_comes_back_before_the_keepe
         return [Verdict(id=beat.id, verdict="gone", reason="taken") for beat in call.items]
 
     rig.start()
-    [holding] = await rig.hold()
+    [held] = await rig.hold()
     await rig.let_pass(1)
     rig.faulty.always("beat", Fault("gone", gone))
     await rig.let_pass(120)
     rig.clock.advance(150)  # the call is woken first
     for _ in range(15):
         await asyncio.sleep(0)
-    why = said(holding)
+    why = said(held)
     assert "the service said that it was taken" in why
     assert "because the process was stopped for" in why
 
@@ -215,7 +215,7 @@ def test_a_hook_that_blocks_is_found_out_while_it_does() -> None:
             told.wait(60)
 
     backend = MemoryBackend(MemoryService(), worker="w")
-    with Client(backend, hooks=[block], beats=Beats().for_ttl(2)) as client:
+    with Client(backend, hooks=[block], heartbeats=Heartbeats().for_ttl(2)) as client:
         client.schedule("k", claim_timeout=2, heartbeat_timeout=2)
         try:
             with pytest.raises(LeaseLost) as lost, lease(next(client.tasks("k"))) as held:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from leasekit._driver.outbox import Outbox, Report
+from leasekit._driver.reporting.outbox import Outbox, Report
 from leasekit.errors import Refused, Unavailable
-from leasekit.hooks import Event, Hooks, Unreported
+from leasekit.hooks import Event, Hooks, ReportDelayed
 from leasekit.task import NewTask, Settlement, Status, Verdict
 from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
@@ -89,11 +89,11 @@ async def test_reports_with_too_many_successors_together_are_sent_apart(
     for report in several:
         outbox.put(report)
     assert await answers(clock, several) == ["settled"] * 5
-    assert (await faulty.stats())["kinds"]["next"] == {"new": 2000}
+    assert (await faulty.stats()).kinds["next"] == {"new": 2000}
 
 
 async def test_a_batch_is_no_bigger_than_the_service_takes(faulty: Faulty, clock: FakeClock) -> None:
-    faulty.traits = type(faulty.traits)(max_batch=4)
+    faulty.capabilities = type(faulty.capabilities)(max_batch=4)
     outbox = Outbox(faulty, clock=clock, hooks=Hooks(), random=lambda: 0, call_timeout=1)
     several = await reports(faulty, 10)
     for report in several:
@@ -120,7 +120,7 @@ async def test_whatever_happens_to_a_call_each_report_is_settled_once(
     for report in several:
         outbox.put(report)
     assert await answers(clock, several) == ["settled"] * 3
-    assert any(isinstance(event, Unreported) for event in events)
+    assert any(isinstance(event, ReportDelayed) for event in events)
     for report in several:
         found = await faulty.get(report.settlement.id)
         assert found is not None

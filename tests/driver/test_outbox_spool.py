@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from leasekit._driver.outbox import Delivery, Outbox
-from leasekit._driver.spool import Spool
+from leasekit._driver.reporting.outbox import Delivery, Outbox
+from leasekit._driver.reporting.spool import Spool
 from leasekit.hooks import Hooks
 from leasekit.task import NewTask, Settlement
 from leasekit.testing import faults
@@ -112,6 +112,30 @@ async def test_what_waits_its_turn_while_the_service_is_away_is_on_the_disk_too(
     await outbox.aclose()
 
 
+async def test_what_comes_while_others_wait_is_on_the_disk_within_its_own_second(
+    make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path
+) -> None:
+    outbox = Outbox(faulty, clock=clock, hooks=Hooks(), random=lambda: 0.5, call_timeout=1000)
+    spool = Spool(home, URL)
+    await outbox.use(spool)
+    done = await settlements(faulty, 3)
+    faulty.always("settle", faults.hang)
+    began_at = clock.now()
+    outbox.put(Delivery(done[0]))
+    await clock.asleep()
+    clock.advance(0.4)
+    outbox.put(Delivery(done[1]))
+    clock.advance(0.5)
+    outbox.put(Delivery(done[2]))
+    clock.advance(0.1)
+    await until(lambda: len(spool.unanswered()) == 2)
+    await clock.asleep()
+    assert clock.next_wake - began_at == pytest.approx(1.9)
+    clock.advance(0.9)
+    await until(lambda: len(spool.unanswered()) == 3)
+    await outbox.aclose()
+
+
 async def test_what_is_answered_while_it_is_written_is_marked_as_answered(
     make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +219,7 @@ async def test_a_service_that_takes_stale_results_is_told_none_late(
     spool = Spool(home, URL)
     spool.keep([Settlement(id="a", token="t", outcome="success")])
     spool.close()
-    faulty.traits = replace(faulty.traits, refuses_stale=False)
+    faulty.capabilities = replace(faulty.capabilities, refuses_stale=False)
     outbox = make()
     assert await outbox.use(Spool(home, URL)) == []
     assert not outbox.keeps

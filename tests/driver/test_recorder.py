@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from leasekit import Beats
+from leasekit import Heartbeats
 from leasekit._core.cycle import Lost, Send
 from leasekit._core.term import Term
-from leasekit._driver import recorder as module
-from leasekit._driver.recorder import HeldUp, Reading, Recorder
+from leasekit._driver.explaining import recorder as module
+from leasekit._driver.explaining.recorder import HeldUp, Reading, Recorder
 from leasekit.errors import LeaseEvent
 from leasekit.task import Verdict
 
@@ -23,7 +23,7 @@ def reading(at: float, *, awake: float | None = None, wall: float | None = None,
 
 
 def term(granted_at: float = START) -> Term:
-    return Term(None, Beats(), granted_at=granted_at)
+    return Term(None, Heartbeats(), granted_at=granted_at)
 
 
 def lost(term: Term, reason: str = "expired", why: str = "") -> Lost:
@@ -223,7 +223,7 @@ def test_what_is_older_than_two_ttls_is_forgotten(recorder: Recorder) -> None:
     for n in range(20):
         beaten(recorder, [one], START + 100 * n)
     oldest = recorder._calls[0].asked_at
-    assert START + 1900 - 2 * Beats().ttl <= oldest < START + 1900 - Beats().ttl
+    assert START + 1900 - 2 * Heartbeats().ttl <= oldest < START + 1900 - Heartbeats().ttl
 
 
 def test_it_refers_to_a_few_beats_of_each_lease_that_is_held(

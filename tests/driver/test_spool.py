@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from leasekit._driver.spool import Spool, key_of
+from leasekit._driver.reporting.service_key import key_of
+from leasekit._driver.reporting.spool import Spool
 from leasekit.task import NewTask, Settlement
 
 URL = "http://user:secret@here:8077"
@@ -389,7 +390,7 @@ def test_what_cannot_be_read_is_not_passed_over(home: Path, spool: Spool, monkey
 def test_more_files_than_a_process_should_have_open_are_left_to_the_next(
     home: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("leasekit._driver.spool._MOST_ADOPTED", 2)
+    monkeypatch.setattr("leasekit._driver.reporting.spool._MOST_ADOPTED", 2)
     for name in "abc":
         dies(home, settlement(name))
     assert len(spool.adopt()) == 2
@@ -473,11 +474,36 @@ def test_a_link_to_somewhere_else_is_not_followed(home: Path, tmp_path: Path, sp
     assert target.exists()
 
 
-def test_who_asks_is_no_part_of_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_is_no_part_of_the_service() -> None:
     assert key_of("http://a:b@here:1/x") == key_of("http://here:1/x") == key_of("http://c@here:1/x")
     assert key_of("http://here:1/x@y") != key_of("http://here:1/y")
     assert key_of("redis://h/0?x=1") != key_of("redis://h/0?x=2")
-    absolute, relative = key_of("sqlite:////tasks.db"), key_of("sqlite:///tasks.db")
-    monkeypatch.chdir(tmp_path)
-    assert key_of("sqlite:////tasks.db") == absolute
-    assert key_of("sqlite:///tasks.db") != relative
+
+
+@pytest.mark.parametrize(
+    "spellings",
+    [
+        ["http://here:1", "http://here:1/", "HTTP://Here:1", "http://a:b@here:1"],
+        ["http://here", "http://here:80", "http://here/"],
+        ["https://here", "https://here:443"],
+        ["http://a:1,b:2/p", "http://b:2,a:1/p", "http://B:2,a:1,b:2/p/"],
+        ["redis://h", "redis://h:6379/0", "redis://u:p@H/0?retention=1d", "redis://h/?retention=2d"],
+        ["redis://h/0?prefix=x", "redis://h?retention=1d&prefix=x"],
+        ["redis+cluster://h,i:7/?tls=true&prefix=x", "redis+cluster://i:7,h:6379?prefix=x&tls=true"],
+        ["rediss://h/0", "rediss://h/0?ssl_ca_certs=ca.pem"],
+        ["http://[::1]", "http://[::1]:80"],
+        ["sqs://jobs?region=r&ttl=60", "sqs://jobs?wait=20&region=r"],
+    ],
+)
+def test_spellings_of_one_service_have_one_key(spellings: list[str]) -> None:
+    assert len(set(map(key_of, spellings))) == 1
+
+
+def test_services_that_differ_have_keys_of_their_own() -> None:
+    urls = [
+        "http://here:1", "https://here:1", "http://here:2", "http://there:1", "http://here:1/x", "http://here:1/X",
+        "redis://h/0", "redis://h/1", "rediss://h/0", "redis://h/0?prefix=x", "redis+cluster://h", "sqs://jobs",
+        "sqs://Jobs", "sqs://jobs?region=r", "sqs://jobs?endpoint=http://here", "memory://a", "memory://A",
+        "sqlite:///a.db", "sqlite:////a.db", "no url",
+    ]  # fmt: skip
+    assert len(set(map(key_of, urls))) == len(urls)

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import inspect
+import re
 import subprocess
 import sys
 import threading
@@ -255,13 +256,35 @@ print("done")
     ("library", "patcher", "patch"),
     [("gevent", "gevent.monkey", "patch_all"), ("eventlet", "eventlet", "monkey_patch")],
 )
-def test_threads_that_are_greenlets_are_refused_with_what_to_do(library: str, patcher: str, patch: str) -> None:
+def test_greenlets_are_refused_with_what_to_do(library: str, patcher: str, patch: str) -> None:
     def run(options: str) -> subprocess.CompletedProcess[str]:
         code = GREENLETS.format(library=library, patcher=patcher, patch=patch, options=options)
         command = [sys.executable, "-W", "ignore", "-c", code]
         return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
-    refused, instead = run(""), run("thread=False")
-    assert f"ConfigError: {library} has replaced the threads of this process" in refused.stderr
-    assert f"{patch}(thread=False)" in refused.stderr
+    for options in ("", "thread=False"):
+        refused = run(options)
+        assert f"ConfigError: {library} has replaced " in refused.stderr
+    advice = re.search(rf"patch with .*\b{patch}\((.*)\)", refused.stderr)
+    assert advice is not None
+    instead = run(advice[1])
     assert instead.stdout.endswith("done\n"), instead.stderr
+
+
+GREENLETS_LATER = """
+import gevent.monkey
+import leasekit
+client = leasekit.connect("memory://")
+client.schedule("k")
+gevent.monkey.patch_all()
+try:
+    client.schedule("k")
+finally:
+    client.close()
+"""
+
+
+def test_greenlets_that_come_after_the_first_call_are_refused_too() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", GREENLETS_LATER]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert "ConfigError: gevent has replaced threading, " in refused.stderr

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from leasekit._driver.kill_timer import obstacle
+from leasekit._driver.guarding.kill_timer import obstacle
 
 linux = pytest.mark.skipif(obstacle() is not None, reason=obstacle() or "")
 
@@ -26,8 +26,8 @@ WITHIN = 60.0
 PRELUDE = """
 import ctypes, itertools, mmap, os, re, signal, struct, sys, threading, time
 from leasekit._core.term import Term
-from leasekit._driver.watchdog import Watchdog
-from leasekit.config import Beats
+from leasekit._driver.guarding.watchdog import Watchdog
+from leasekit.config import Heartbeats
 
 def now():
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -41,7 +41,7 @@ def spin(slot=1):
     while True:
         stamp(slot)
 
-beats = Beats().for_ttl(60)
+heartbeats = Heartbeats().for_ttl(60)
 watchdog = Watchdog("required", now=now)
 
 def due(after=0.3):
@@ -54,7 +54,7 @@ def begin(after=0.3):
     "A body that must have ended so many seconds from now."
     at = due(after)
     stamp()
-    term = Term(None, beats, granted_at=at - beats.trust)
+    term = Term(None, heartbeats, granted_at=at - heartbeats.trust)
     watchdog.begins(term)
     return term
 """
@@ -284,7 +284,7 @@ print("undead", file=sys.stderr, flush=True)
 def test_a_timer_is_made_anew_in_a_forked_child_and_stays_armed_in_its_parent(start: Start) -> None:
     victim = start(
         """
-from leasekit._driver.kill_timer import KillTimer
+from leasekit._driver.guarding.kill_timer import KillTimer
 timer = KillTimer()
 timer.arm(now() + 60)
 child = os.fork()

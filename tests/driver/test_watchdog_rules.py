@@ -17,9 +17,9 @@ from typing import cast
 import pytest
 
 from leasekit._core.term import Term
-from leasekit._driver.kill_timer import KillTimer, obstacle
-from leasekit._driver.watchdog import Watchdog
-from leasekit.config import Beats
+from leasekit._driver.guarding.kill_timer import KillTimer, obstacle
+from leasekit._driver.guarding.watchdog import Watchdog
+from leasekit.config import Heartbeats
 
 linux = pytest.mark.skipif(obstacle() is not None, reason=obstacle() or "")
 
@@ -44,8 +44,8 @@ OBSTACLES = {
 UNGUARDED = """
 import logging, os, platform, resource, sys, time
 from leasekit._core.term import Term
-from leasekit._driver.watchdog import Watchdog
-from leasekit.config import Beats
+from leasekit._driver.guarding.watchdog import Watchdog
+from leasekit.config import Heartbeats
 
 def boot_time():
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -79,7 +79,7 @@ def test_required_refuses_with_one_sentence_that_says_why(obstacle: str) -> None
 @linux
 @pytest.mark.parametrize("obstacle", OBSTACLES)
 def test_auto_says_in_one_line_why_it_does_not_guard_and_kills_nobody(obstacle: str) -> None:
-    begin = "watchdog.begins(Term(None, Beats(), granted_at=boot_time() - 1000))"
+    begin = "watchdog.begins(Term(None, Heartbeats(), granted_at=boot_time() - 1000))"
     code, said = unguarded(obstacle, f"watchdog = Watchdog('auto', now=now); {begin}; sys.exit(watchdog.guards + 7)")
     assert code == 7, said
     (line,) = said.splitlines()
@@ -91,14 +91,14 @@ def test_auto_says_in_one_line_why_it_does_not_guard_and_kills_nobody(obstacle: 
 def test_off_and_soft_arm_nothing_and_load_nothing(mode: str) -> None:
     code = f"""
 watchdog = Watchdog({mode!r}, now=now)
-term = Term(None, Beats(), granted_at=boot_time() - 1000)
+term = Term(None, Heartbeats(), granted_at=boot_time() - 1000)
 watchdog.begins(term)
 watchdog.renewed([term], 0.0)
 watchdog.lost(term, 0.0)
 watchdog.ended(term)
 watchdog.close()
 assert not watchdog.guards
-assert not {{"ctypes", "leasekit._driver.kill_timer"}} & set(sys.modules)
+assert not {{"ctypes", "leasekit._driver.guarding.kill_timer"}} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", UNGUARDED + code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -143,8 +143,8 @@ def watchdog(recorder: Recorder) -> Watchdog:
 
 
 def term(until: float) -> Term:
-    beats = Beats()
-    return Term(None, beats, granted_at=until - beats.trust)
+    heartbeats = Heartbeats()
+    return Term(None, heartbeats, granted_at=until - heartbeats.trust)
 
 
 def test_the_kernel_is_not_called_where_the_earliest_end_stays(watchdog: Watchdog, recorder: Recorder) -> None:
@@ -174,7 +174,7 @@ def test_a_body_that_begins_while_it_is_renewed_is_guarded_to_the_new_end(
                 watchdog.begins(one)
             else:
                 watchdog.renewed([one], one.trusted_until)
-        assert recorder.at == one.trusted_until == 100.0 + one.beats.trust
+        assert recorder.at == one.trusted_until == 100.0 + one.heartbeats.trust
         watchdog.ended(one)
 
 

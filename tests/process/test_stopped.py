@@ -19,7 +19,7 @@ def hear(event):
     if isinstance(event, Renewed):
         print("renewed", threading.get_native_id(), flush=True)
 
-with leasekit.connect(sys.argv[1], hooks=[hear], beats=leasekit.Beats().for_ttl({TTL})) as client:
+with leasekit.connect(sys.argv[1], hooks=[hear], heartbeats=leasekit.Heartbeats().for_ttl({TTL})) as client:
     task = next(client.tasks("k"))
     try:
         with leasekit.lease(task) as held:

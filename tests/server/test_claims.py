@@ -12,7 +12,8 @@ import pytest
 from msgspec import Raw
 
 from leasekit.errors import Throttled, Unavailable
-from leasekit.server import claims, long_poll
+from leasekit.server import long_poll
+from leasekit.server.roles import claims
 from leasekit.task import Claimed, NewTask
 
 pytestmark = pytest.mark.anyio

@@ -13,10 +13,10 @@ import pytest
 from leasekit.errors import Throttled, Unavailable
 from leasekit.server import commit as module
 from leasekit.server.clock import StoreClock
-from leasekit.server.commit import GroupCommit, Rank
+from leasekit.server.commit import GroupCommit, RequestClass
 from leasekit.server.store import Dedupe, Store
 from leasekit.server.store.memory import MemoryStore
-from leasekit.server.turn import Readied, Turn
+from leasekit.server.unit_of_work import NewlyDue, UnitOfWork
 from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -28,15 +28,15 @@ class Recorder:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.turns: list[list[str]] = []
-        self.readied: list[dict[str, Readied]] = []
+        self.readied: list[dict[str, NewlyDue]] = []
         self.gaps = 0
         self.clock = StoreClock(None, None)
         self.may_go = threading.Event()
         self.may_go.set()
         self.is_busy = threading.Event()
-        self.first = Rank("firsts", self.apply, 10)
-        self.last = Rank("lasts", self.apply, 10)
-        self._turn: Turn | None = None
+        self.first = RequestClass("firsts", self.apply, 10)
+        self.last = RequestClass("lasts", self.apply, 10)
+        self._turn: UnitOfWork | None = None
 
     @asynccontextmanager
     async def commit(self) -> AsyncIterator[GroupCommit]:
@@ -55,10 +55,10 @@ class Recorder:
             self.may_go.set()
             await commit.stop()
 
-    def gap(self, turn: Turn, shift: float | None) -> None:
+    def gap(self, turn: UnitOfWork, shift: float | None) -> None:
         self.gaps += 1
 
-    def apply(self, turn: Turn, requests: Sequence[str]) -> list[str]:
+    def apply(self, turn: UnitOfWork, requests: Sequence[str]) -> list[str]:
         self.is_busy.set()
         self.may_go.wait(10)
         if turn is not self._turn:
@@ -167,7 +167,7 @@ async def test_what_became_ready_is_told_after_the_commit(recorder: Recorder) ->
     async with recorder.commit() as commit:
         await recorder.together(commit, "ready-a", "ready-b", "bad", "ready-a")
         await commit.ask(recorder.last, "x", size=1)
-    assert recorder.readied == [{"ready-a": Readied(2, None), "ready-b": Readied(1, None)}]
+    assert recorder.readied == [{"ready-a": NewlyDue(2, None), "ready-b": NewlyDue(1, None)}]
 
 
 async def test_what_failed_made_nothing_ready(recorder: Recorder) -> None:
@@ -283,12 +283,12 @@ async def test_a_store_that_does_not_close_keeps_nobody_waiting(caplog: pytest.L
 async def test_who_comes_after_the_writer_has_ended_badly_is_told_at_once(
     recorder: Recorder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def leave(turn: Turn, requests: Sequence[str]) -> list[str]:
+    def leave(turn: UnitOfWork, requests: Sequence[str]) -> list[str]:
         recorder.is_busy.set()
         recorder.may_go.wait(10)
         raise SystemExit
 
-    monkeypatch.setattr(recorder, "first", Rank("firsts", leave, 10))
+    monkeypatch.setattr(recorder, "first", RequestClass("firsts", leave, 10))
     with anyio.fail_after(10):
         async with recorder.commit() as commit:
             ahead = await recorder.held_up(commit)

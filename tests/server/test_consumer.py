@@ -5,12 +5,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from leasekit.server.consumer import REAP_BATCH, reap
-from leasekit.server.turn import Readied, Turn
-from leasekit.task import Beat
+from leasekit.server.roles.consumer import REAP_BATCH, reap, silence
+from leasekit.server.store import Trigger
+from leasekit.server.unit_of_work import NewlyDue, UnitOfWork
+from leasekit.task import Beat, Stats, Status
 
 pytestmark = pytest.mark.anyio
+
+HELD = Trigger(
+    1, "a", "k", 2, 10.0, 20.0, Status.PROCESSING, 7, 3, 1, 1, False, "w", "token", 500.0, None  # noqa: FBT003
+)  # fmt: skip
 
 
 async def test_a_lease_that_ended_goes_back_to_enqueued_and_counts_a_crash(bench: Any) -> None:
@@ -81,7 +87,7 @@ async def test_many_leases_are_taken_back_in_small_batches_and_all_of_them(bench
     await bench.put(*(f"t{n}" for n in range(count)), claim_timeout=10)
     await bench.claim(limit=1000)
     await bench.later(10)
-    assert await bench.engine.stats() == {"kinds": {"k": {"enqueued": count}}}
+    assert await bench.engine.stats() == Stats(kinds={"k": {"enqueued": count}})
 
 
 async def test_reaping_is_limited_per_look(bench: Any) -> None:
@@ -89,9 +95,9 @@ async def test_reaping_is_limited_per_look(bench: Any) -> None:
     for _ in range(2):
         await bench.claim(limit=1000)
     await bench.later(10)
-    assert (await bench.engine.stats())["kinds"]["k"] == {"enqueued": 1000, "claimed": 200}
+    assert (await bench.engine.stats()).kinds["k"] == {"enqueued": 1000, "claimed": 200}
     await bench.later(0)
-    assert (await bench.engine.stats())["kinds"]["k"] == {"enqueued": 1200}
+    assert (await bench.engine.stats()).kinds["k"] == {"enqueued": 1200}
 
 
 async def test_what_is_taken_back_is_told_as_ready(bench: Any) -> None:
@@ -99,9 +105,9 @@ async def test_what_is_taken_back_is_told_as_ready(bench: Any) -> None:
     await bench.put("c", claim_timeout=10, max_crashes=0)
     await bench.claim()
     with bench.engine._store.transaction() as tx:
-        turn = Turn(tx, now=bench.clock.wall + 10, instant=bench.clock.wall + 10, random=Random(1))
+        turn = UnitOfWork(tx, now=bench.clock.wall + 10, instant=bench.clock.wall + 10, random=Random(1))
         assert reap(turn) == 3
-        assert turn.readied() == {"k": Readied(2, None)}
+        assert turn.readied() == {"k": NewlyDue(2, None)}
 
 
 # Restart
@@ -152,7 +158,7 @@ async def test_leases_that_nobody_holds_end_after_a_restart_too(bench: Any) -> N
     await bench.later(10)
     assert len(await bench.ids()) < 50, "their ends are spread"
     await bench.later(1)
-    assert (await bench.engine.stats())["kinds"]["k"].get("enqueued", 0) > 0
+    assert (await bench.engine.stats()).kinds["k"].get("enqueued", 0) > 0
     await bench.later(1)
     info = [await bench.info(f"t{n}") for n in range(50)]
     assert all(one.crashes == 1 for one in info)
@@ -240,3 +246,32 @@ async def test_a_stall_is_not_forgotten_when_its_first_transaction_fails(
     await bench.later(1)
     assert await bench.status("a") == "claimed"
     assert (await bench.beat(task)).verdict == "renewed"
+
+
+# What is known of who vanished
+
+
+def test_a_lease_that_ran_out_says_since_when_nothing_was_heard_and_from_whom() -> None:
+    held = replace(HELD, next_trigger_at=500.0)
+    said = "nothing was heard from worker 'w' since 1970-01-01 00:08:00 UTC, 21 s ago (its ttl is 20 s)"
+    assert silence(held, now=501.0, instant=501.0) == said
+
+
+def test_of_a_buffered_task_it_claims_no_more_than_it_knows() -> None:
+    """It may have been beaten for either of the two ttls: since the later of the two moments nothing was heard."""
+    held = replace(HELD, status=Status.CLAIMED, next_trigger_at=500.0)
+    assert "since 1970-01-01 00:08:10 UTC, 11 s ago (its ttl is 10 s); its body had not begun" in silence(
+        held, now=501.0, instant=501.0
+    )
+
+
+def test_a_body_that_ran_too_long_is_no_silent_worker() -> None:
+    held = replace(HELD, next_trigger_at=500.0, max_runtime=60.0, run_until=490.0)
+    said = silence(held, now=501.0, instant=501.0)
+    assert said.startswith("no beat was accepted from worker 'w' since")
+    assert said.endswith(": its max_runtime of 60 s was over")
+
+
+def test_a_body_that_may_still_run_is_not_said_to_run_too_long() -> None:
+    held = replace(HELD, next_trigger_at=500.0, max_runtime=60.0, run_until=510.0)
+    assert "max_runtime" not in silence(held, now=501.0, instant=501.0)

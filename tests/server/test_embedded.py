@@ -13,9 +13,9 @@ import pytest
 from leasekit.backend import Backend, Scheduler
 from leasekit.errors import ConfigError, Refused, StoreLocked, Unavailable
 from leasekit.registry import open_backend
-from leasekit.server.embedded import EmbeddedBackend
-from leasekit.server.engine import Engine, connect, open_store
-from leasekit.task import Beat, NewTask, Settlement, Status
+from leasekit.server.embedded import EmbeddedBackend, connect
+from leasekit.server.engine import Engine, open_store
+from leasekit.task import Beat, NewTask, Settlement, Stats, Status
 from leasekit.testing.contract import SchedulerContract
 
 pytestmark = pytest.mark.anyio
@@ -122,7 +122,7 @@ async def test_a_door_that_could_not_open_may_open_later(tmp_path: Path) -> None
     with pytest.raises(StoreLocked):
         await second.stats()
     await first.aclose()
-    assert await second.stats() == {"kinds": {}}
+    assert await second.stats() == Stats(kinds={})
     await second.aclose()
 
 
@@ -149,7 +149,7 @@ async def test_values_leave_as_plain_values(door: EmbeddedBackend) -> None:
     assert info is not None
     assert (info.payload, info.result, info.error, info.progress) == ({"n": [1, None]}, [1, 2], None, [3])
     assert info.history[0].result == [1, 2]
-    assert (await door.list(kind="k")).tasks[0].result == [1, 2]
+    assert (await door.list_tasks(kind="k")).tasks[0].result == [1, 2]
 
 
 LOOP: list[Any] = []
@@ -170,9 +170,9 @@ LOOP.append(LOOP)
         (NewTask(kind="k", claim_timeout=1.0), "claim_timeout"),
         (NewTask(kind="k", heartbeat_timeout=float("nan")), "heartbeat_timeout"),
         (NewTask(kind="k", payload="x" * 2**20), "payload"),
-        (NewTask(kind="k", payload=object()), "tasks"),
-        (NewTask(kind="k", payload="\ud800"), "tasks"),
-        (NewTask(kind="k", payload=LOOP), "tasks"),
+        (NewTask(kind="k", payload=object()), "payload"),
+        (NewTask(kind="k", payload="\ud800"), "payload"),
+        (NewTask(kind="k", payload=LOOP), "payload"),
     ],
 )
 async def test_what_the_wire_would_refuse_is_refused_whole(door: EmbeddedBackend, task: NewTask, field: str) -> None:
@@ -181,7 +181,7 @@ async def test_what_the_wire_would_refuse_is_refused_whole(door: EmbeddedBackend
     (error,) = refused.value.errors
     assert (error["item"], error["field"]) == (1, field)
     assert error["detail"]
-    assert await door.stats() == {"kinds": {}}
+    assert await door.stats() == Stats(kinds={})
 
 
 async def test_too_many_at_once_are_refused(door: EmbeddedBackend) -> None:
@@ -219,9 +219,9 @@ async def test_results_and_beats_that_the_wire_would_refuse_are_refused(door: Em
     with pytest.raises(Refused):
         await door.cancel(["a/b"])
     with pytest.raises(Refused):
-        await door.list(limit=0)
+        await door.list_tasks(limit=0)
 
 
 async def test_of_an_unknown_task_there_is_nothing(door: EmbeddedBackend) -> None:
     assert await door.get("nobody") is None
-    assert (await door.list(status=Status.DEAD)).tasks == []
+    assert (await door.list_tasks(status=Status.DEAD)).tasks == []

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 
 from leasekit.errors import StoreLocked, Throttled, Unavailable
 from leasekit.server import engine as module
-from leasekit.server.claims import Answer
 from leasekit.server.engine import Engine, open_store
+from leasekit.server.roles.claims import Answer
 from leasekit.server.store import Store
 from leasekit.server.store.sql import SqlStore
 from leasekit.task import Beat, NewTask, Settlement
@@ -62,13 +61,13 @@ async def test_workers_are_those_who_hold_or_were_heard_of_lately(bench: Any) ->
     bench.clock.advance(500)
     await bench.claim(worker="two")
     one, two = await bench.engine.workers()
-    assert (one["name"], one["running"], two["name"], two["running"]) == ("one", 2, "two", 0)
-    assert datetime.fromisoformat(two["last_seen"]).timestamp() == bench.clock.wall
+    assert (one.name, one.running, two.name, two.running) == ("one", 2, "two", 0)
+    assert two.last_seen.timestamp() == bench.clock.wall
     bench.clock.advance(200)
-    assert [worker["name"] for worker in await bench.engine.workers()] == ["one", "two"]
+    assert [worker.name for worker in await bench.engine.workers()] == ["one", "two"]
     await bench.later(500)
     (one,) = await bench.engine.workers()
-    assert (one["name"], one["last_seen"]) == ("one", None)
+    assert (one.name, one.last_seen) == ("one", None)
 
 
 async def test_an_engine_that_serves_is_ready(bench: Any) -> None:
@@ -181,7 +180,7 @@ async def test_closing_leaves_no_thread_and_no_lock(make_store: Any) -> None:
     for _ in range(2):
         async with Engine(make_store()) as engine:
             await engine.schedule([NewTask(kind="k", id="a")])
-            assert (await engine.stats())["kinds"] == {"k": {"new": 1}}
+            assert (await engine.stats()).kinds == {"k": {"new": 1}}
             assert {"leasekit-writer"} <= threads() - before
     assert threads() == before
 
@@ -205,7 +204,7 @@ async def test_the_consumer_looks_by_itself(make_store: Any, monkeypatch: pytest
         await engine.claim(worker="w", kinds=["k"], limit=1, wait=0, claim_id="c")
         now[0] += 10
         with anyio.fail_after(10):
-            while (await engine.stats())["kinds"]["k"] != {"enqueued": 1}:  # noqa: ASYNC110  a fact of another thread
+            while (await engine.stats()).kinds["k"] != {"enqueued": 1}:  # noqa: ASYNC110  a fact of another thread
                 await asyncio.sleep(0.005)
 
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec import Raw
 
 from leasekit.errors import Refused
-from leasekit.task import Exponential, NewTask, Status
+from leasekit.task import Exponential, NewTask, Stats, Status
 
 pytestmark = pytest.mark.anyio
 
@@ -137,7 +137,7 @@ async def test_a_later_task_is_due_at_its_time(bench: Any) -> None:
 async def test_the_oddest_times_can_be_read_again(bench: Any, moment: datetime) -> None:
     await bench.put("a", at=moment)
     assert (await bench.info("a")).at.tzinfo is UTC
-    assert len((await bench.engine.list()).tasks) == 1
+    assert len((await bench.engine.list_tasks()).tasks) == 1
 
 
 # Cancel
@@ -267,7 +267,7 @@ async def test_a_listing_goes_on_where_it_ended(bench: Any) -> None:
     found: list[str] = []
     cursor = None
     for _ in range(3):
-        page = await bench.engine.list(cursor=cursor, limit=2)
+        page = await bench.engine.list_tasks(cursor=cursor, limit=2)
         found += [info.id for info in page.tasks]
         cursor = page.cursor
     assert found == ids
@@ -276,7 +276,7 @@ async def test_a_listing_goes_on_where_it_ended(bench: Any) -> None:
 
 async def test_a_listing_that_ends_with_the_page_has_no_cursor(bench: Any) -> None:
     await bench.put("a", "b")
-    assert (await bench.engine.list(limit=2)).cursor is None
+    assert (await bench.engine.list_tasks(limit=2)).cursor is None
 
 
 async def test_a_listing_matches_all_that_is_given(bench: Any) -> None:
@@ -293,7 +293,7 @@ async def test_a_listing_matches_all_that_is_given(bench: Any) -> None:
         ({"worker": "nobody"}, []),
     ]
     for wanted, ids in cases:
-        assert [info.id for info in (await bench.engine.list(**wanted)).tasks] == ids, wanted
+        assert [info.id for info in (await bench.engine.list_tasks(**wanted)).tasks] == ids, wanted
 
 
 async def test_a_page_of_big_tasks_is_shorter(bench: Any) -> None:
@@ -303,7 +303,7 @@ async def test_a_page_of_big_tasks_is_shorter(bench: Any) -> None:
     cursor = None
     sizes: list[int] = []
     while cursor is not None or not sizes:
-        page = await bench.engine.list(cursor=cursor)
+        page = await bench.engine.list_tasks(cursor=cursor)
         sizes.append(len(page.tasks))
         found += [info.id for info in page.tasks]
         cursor = page.cursor
@@ -314,7 +314,7 @@ async def test_a_page_of_big_tasks_is_shorter(bench: Any) -> None:
 @pytest.mark.parametrize("cursor", ["", "x", "-1", "1e3", "9" * 100, "²"])
 async def test_a_cursor_that_no_page_gave_is_refused(bench: Any, cursor: str) -> None:
     with pytest.raises(Refused) as refused:
-        await bench.engine.list(cursor=cursor)
+        await bench.engine.list_tasks(cursor=cursor)
     assert refused.value.errors[0]["field"] == "cursor"
 
 
@@ -329,7 +329,7 @@ async def test_the_history_shows_the_latest_runs(bench: Any) -> None:
 async def test_stats_count_by_kind_and_status(bench: Any) -> None:
     await bench.put("a", "b")
     await bench.taken("c", kind="other")
-    assert await bench.engine.stats() == {"kinds": {"k": {"new": 2}, "other": {"claimed": 1}}}
+    assert await bench.engine.stats() == Stats(kinds={"k": {"new": 2}, "other": {"claimed": 1}})
 
 
 async def test_a_policy_is_kept_only_where_it_is_not_the_default(bench: Any) -> None:

@@ -69,7 +69,7 @@ async def test_a_result_with_successors_waits_for_room_and_the_others_do_not_wai
         disk.f_bavail = 2**20
         await engine.tick()
         assert [verdict.verdict for verdict in await engine.results("w", results)] == ["settled"] * 3
-        assert (await engine.stats())["kinds"]["next"] == {"new": 1}
+        assert (await engine.stats()).kinds["next"] == {"new": 1}
 
 
 async def test_when_there_is_room_again_new_tasks_are_taken_again(

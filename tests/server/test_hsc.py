@@ -7,7 +7,7 @@ import pytest
 from msgspec import UNSET, Raw
 
 from leasekit.server.ids import successor_id
-from leasekit.task import Beat, NewTask, Polynomial, Settlement, Waits
+from leasekit.task import Beat, FixedDelays, NewTask, Polynomial, Settlement
 
 pytestmark = pytest.mark.anyio
 
@@ -274,7 +274,7 @@ async def test_an_outcome_says_what_becomes_of_a_task(bench: Any, outcome: Any, 
 
 
 async def test_a_retry_waits_by_its_policy(bench: Any) -> None:
-    task = await bench.taken("a", retry=Waits(waits=[5, 7]))
+    task = await bench.taken("a", retry=FixedDelays(waits=[5, 7]))
     for wait in (5, 7, 7):
         await bench.settle(task, "retry")
         bench.clock.advance(wait - 0.001)
@@ -284,7 +284,7 @@ async def test_a_retry_waits_by_its_policy(bench: Any) -> None:
 
 
 async def test_crashes_do_not_lengthen_the_wait_for_a_retry(bench: Any) -> None:
-    task = await bench.taken("a", retry=Waits(waits=[5, 100]))
+    task = await bench.taken("a", retry=FixedDelays(waits=[5, 100]))
     await bench.settle(task, "crash")
     await bench.settle(await bench.take(), "retry")
     bench.clock.advance(5)
@@ -309,7 +309,7 @@ async def test_a_release_is_ready_at_once_or_when_it_says(bench: Any) -> None:
 
 
 async def test_a_crash_is_ready_at_once(bench: Any) -> None:
-    await bench.settle(await bench.taken("a", retry=Waits(waits=[100])), "crash", retry_after=100.0)
+    await bench.settle(await bench.taken("a", retry=FixedDelays(waits=[100])), "crash", retry_after=100.0)
     assert await bench.ids() == ["a"]
 
 
@@ -322,7 +322,7 @@ async def test_progress_comes_with_a_result_too(bench: Any) -> None:
 
 
 async def test_attempts_count_grants_that_were_not_released_and_the_fence_counts_all(bench: Any) -> None:
-    await bench.put("a", retry=Waits(waits=[0]))
+    await bench.put("a", retry=FixedDelays(waits=[0]))
     seen: list[tuple[int, int]] = []
     outcomes: list[Any] = ["release", "crash", "release", "retry", "success"]
     for outcome in outcomes:
@@ -333,7 +333,7 @@ async def test_attempts_count_grants_that_were_not_released_and_the_fence_counts
 
 
 async def test_max_attempts_bounds_retries_only(bench: Any) -> None:
-    task = await bench.taken("a", max_attempts=2, retry=Waits(waits=[0]))
+    task = await bench.taken("a", max_attempts=2, retry=FixedDelays(waits=[0]))
     outcomes: list[Any] = ["retry", "crash", "release", "retry"]
     for outcome in outcomes:
         await bench.settle(task, outcome, error={"n": 1})
@@ -352,7 +352,7 @@ async def test_one_attempt_may_be_all(bench: Any) -> None:
 
 
 async def test_attempts_are_unlimited_by_default(bench: Any) -> None:
-    task = await bench.taken("a", retry=Waits(waits=[0]))
+    task = await bench.taken("a", retry=FixedDelays(waits=[0]))
     for _ in range(20):
         await bench.settle(task, "retry")
         task = await bench.take()
@@ -426,7 +426,7 @@ async def test_a_result_is_gone_once_another_got_the_task(bench: Any) -> None:
 
 
 async def test_a_repeat_is_told_the_same_and_changes_nothing(bench: Any) -> None:
-    task = await bench.taken("a", retry=Waits(waits=[0]))
+    task = await bench.taken("a", retry=FixedDelays(waits=[0]))
     for _ in range(3):
         assert (await bench.settle(task, "retry", error={"n": 1})).verdict == "settled"
     assert (await bench.take()).attempt == 2
@@ -436,7 +436,7 @@ async def test_a_repeat_is_told_the_same_and_changes_nothing(bench: Any) -> None
 
 
 async def test_a_repeat_is_told_the_same_after_the_end_and_after_a_restart(bench: Any) -> None:
-    task = await bench.taken("a", retry=Waits(waits=[0]))
+    task = await bench.taken("a", retry=FixedDelays(waits=[0]))
     await bench.settle(task, "retry", error=1)
     await bench.settle(await bench.take(), result=2)
     await bench.restart()

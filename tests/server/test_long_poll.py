@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from leasekit.errors import Throttled, Unavailable
-from leasekit.server.claims import Answer, Asked
 from leasekit.server.clock import StoreClock
 from leasekit.server.commit import Done
 from leasekit.server.long_poll import LongPolls
-from leasekit.server.turn import Readied
+from leasekit.server.roles.claims import Answer, Asked
+from leasekit.server.unit_of_work import NewlyDue
 from leasekit.task import Claimed
 from tests.waiting import until
 
@@ -26,7 +26,7 @@ async def test_a_claim_of_two_kinds_that_are_due_at_once_is_tried_and_nothing_st
     waiting = LongPolls(lambda asked, done: tried.put_nowait((asked, done)), StoreClock(lambda: time[0], None))
     claim = asyncio.create_task(waiting.claim(worker="w", claim_id="c", kinds=["a", "b"], limit=1, wait=60))
     (await tried.get())[1](Answer())
-    waiting.ready({"a": Readied(0, 5.0), "b": Readied(0, 5.0)})
+    waiting.ready({"a": NewlyDue(0, 5.0), "b": NewlyDue(0, 5.0)})
     time[0] = 5.0
     (await tried.get())[1](Answer(Claimed(tasks=[])))
     await claim
@@ -71,7 +71,7 @@ async def test_the_turn_of_a_claim_that_failed_goes_to_another_of_its_kinds_with
     claims = [bench.parked("first", "a", "b"), bench.parked("second", "b"), bench.parked("third", "c")]
     await until(lambda: len(bench.tried) == 3)
     bench.answer(Answer())
-    bench.waiting.ready({"a": Readied(1, None)})
+    bench.waiting.ready({"a": NewlyDue(1, None)})
     assert bench.answer(Unavailable("the disk is full")) == ["first"]
     bench.waiting.look()
     assert bench.answer(Answer()) == ["second"], "only who waits for one of those kinds"
@@ -86,7 +86,7 @@ async def test_a_claim_for_which_there_was_no_room_is_tried_with_the_next_look(b
     await until(lambda: bench.tried)
     bench.answer(Answer())
     bench.is_full = True
-    bench.waiting.ready({"a": Readied(1, None)})
+    bench.waiting.ready({"a": NewlyDue(1, None)})
     bench.is_full = False
     bench.waiting.look()
     assert bench.answer(Answer(Claimed(tasks=[]))) == ["first"]
@@ -98,8 +98,8 @@ async def test_what_is_due_after_a_step_of_the_clock_is_found_with_the_next_look
     await until(lambda: len(bench.tried) == 3)
     bench.answer(Answer())
     for _ in range(2000):  # told again and again: the agenda does not grow
-        bench.waiting.ready({f"k{n}": Readied(0, 1000.0 + n) for n in range(3)})
-        bench.waiting.ready({"k2": Readied(1, None)})
+        bench.waiting.ready({f"k{n}": NewlyDue(0, 1000.0 + n) for n in range(3)})
+        bench.waiting.ready({"k2": NewlyDue(1, None)})
         assert bench.answer(Answer()) == ["2"]
     assert len(bench.waiting._agenda) < 1500
     bench.now = 1001.0

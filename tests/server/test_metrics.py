@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from leasekit.errors import Unavailable
 from leasekit.server.engine import Engine
 from leasekit.server.histogram import Histogram
-from leasekit.server.metrics import Metrics
+from leasekit.server.http.metrics import Metrics
 from leasekit.server.store.memory import MemoryStore
 from leasekit.task import NewTask
 

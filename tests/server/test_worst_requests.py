@@ -16,15 +16,17 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from leasekit._lifecycle import validation
 from leasekit.errors import Refused
-from leasekit.server import bounds, frontend, sending
-from leasekit.server import claims as claiming
-from leasekit.server.app import create_app
 from leasekit.server.engine import Engine
-from leasekit.server.sending import Sending
+from leasekit.server.http import sending
+from leasekit.server.http.app import create_app
+from leasekit.server.http.sending import Sending
+from leasekit.server.roles import claims as claiming
+from leasekit.server.roles import frontend
 from leasekit.server.store.sql import SqlStore
 from leasekit.server.store.statements import Statement
-from leasekit.server.turn import Turn
+from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import NewTask, Task
 from leasekit.wire import (
     MAX_BATCH,
@@ -84,7 +86,7 @@ def read(kind: type[Any], body: Any) -> Any:
     """The request as it comes out of the wire."""
     raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
     assert len(raw) <= MAX_BODY
-    return bounds.read(raw, kind)
+    return validation.read(raw, kind)
 
 
 @pytest.fixture
@@ -315,14 +317,14 @@ async def test_big_answers_to_many_claims_and_to_their_repeats_are_read_in_many_
     store.open()
     with store.transaction() as tx:
         tasks = [NewTask(kind=f"k{n}", payload=Raw(b'"%s"' % (b"x" * BIG))) for n in range(count) for _ in range(4)]
-        frontend.schedule(Turn(tx, now=1.0, instant=1.0, random=Random(1)), tasks)
+        frontend.schedule(UnitOfWork(tx, now=1.0, instant=1.0, random=Random(1)), tasks)
     tokens = [set[str](), set[str]()]
     for found in tokens:
         waiting = [asked(n) for n in range(count)]
         while waiting:
             done(bench)
             with store.transaction() as tx:
-                answers = claiming.claim(Turn(tx, now=2.0, instant=2.0, random=Random(len(waiting))), waiting)
+                answers = claiming.claim(UnitOfWork(tx, now=2.0, instant=2.0, random=Random(len(waiting))), waiting)
             assert done(bench).read <= 4 * most
             found.update(task.token for answer in answers if answer.claimed for task in answer.claimed.tasks)
             again = [one for one, answer in zip(waiting, answers, strict=True) if answer.again]
@@ -408,7 +410,7 @@ async def test_bytes_of_answers_to_different_claims_are_bounded_together(
         polls.append(asyncio.create_task(connections.claim(f"c{n}")))
         await until(lambda n=n: len(connections.statuses) > n)  # type: ignore[misc]
     assert connections.statuses == [200, 200, 200, 429, 429]
-    assert (await bench.engine.stats())["kinds"]["k"] == {"claimed": 3, "new": 2}, "what is refused was not granted"
+    assert (await bench.engine.stats()).kinds["k"] == {"claimed": 3, "new": 2}, "what is refused was not granted"
     before = connections.sending.size
     polls.append(asyncio.create_task(connections.claim("c0", limit=0)))
     await until(lambda: len(connections.statuses) == 6)
@@ -434,7 +436,7 @@ async def test_claims_that_wait_are_granted_nothing_while_there_is_no_room_for_t
     await until(lambda: connections.sending.size >= 3 * BIG - 10_000)
     await bench.engine.tick()
     with anyio.fail_after(30):  # an answer leaves a moment after its grant
-        while (await bench.engine.stats())["kinds"]["k"]["claimed"] != len(connections.statuses):
+        while (await bench.engine.stats()).kinds["k"]["claimed"] != len(connections.statuses):
             await bench.engine.tick()
     assert len(connections.statuses) < count / 2
     connections.may_go.set()
@@ -496,9 +498,9 @@ def test_a_list_that_is_too_long_is_refused_before_its_items_are_decoded(
     def decode(_: object) -> None:
         raise AssertionError("its types have seen it")
 
-    monkeypatch.setattr(bounds, "_decoder", decode)
+    monkeypatch.setattr(validation, "_decoder", decode)
     with pytest.raises(Refused, match=r"1,000 at most|more than 262,144 bytes"):
-        bounds.read(body, kind)
+        validation.read(body, kind)
 
 
 @pytest.mark.parametrize("item", [b"[]", b"{}", b'{"":[]}', b"[" * 60 + b"]" * 60])
@@ -511,10 +513,10 @@ def test_a_value_of_too_many_arrays_is_refused_before_it_is_decoded(
     def decode(raw: bytes) -> None:
         assert len(raw) < 10, "it was decoded"
 
-    monkeypatch.setattr(bounds, "_decode", decode)
+    monkeypatch.setattr(validation, "_decode", decode)
     body = place + b",".join([item] * ((MAX_PAYLOAD - 10) // (len(item) + 1))) + b"]}]}"
     with pytest.raises(Refused, match=f"arrays and objects: {MAX_NODES:,} at most"):
-        bounds.read(body, ScheduleRequest)
+        validation.read(body, ScheduleRequest)
 
 
 def test_arrays_of_all_values_together_are_bounded_too() -> None:

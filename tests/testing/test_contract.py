@@ -12,7 +12,9 @@ from typing import Any, cast
 import pytest
 from msgspec import UNSET, structs
 
-from leasekit.backend import Backend, Traits
+from leasekit._lifecycle.rows import Trigger
+from leasekit._lifecycle.states import WAITING
+from leasekit.backend import Backend, Capabilities
 from leasekit.task import Beat, Claimed, NewTask, Settlement, Verdict
 from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.anyio
 class Modest:
     """A service that can do no more than it must, and takes no work by itself."""
 
-    traits = Traits(
+    capabilities = Capabilities(
         max_batch=10,
         max_claim=2,
         fences=False,
@@ -105,7 +107,7 @@ async def test_the_contract_finds(memory: MemoryBackend, clock: FakeClock, kind:
 
 
 @pytest.mark.parametrize(
-    ("trait", "test"),
+    ("capability", "test"),
     [
         ("fences", "test_a_fence_grows_with_every_claim"),
         ("tells_waited", "test_waited_is_told_where_the_trait_says_so"),
@@ -117,11 +119,11 @@ async def test_the_contract_finds(memory: MemoryBackend, clock: FakeClock, kind:
     ],
 )
 async def test_a_trait_that_is_declared_wrongly_is_found(
-    memory: MemoryBackend, clock: FakeClock, trait: str, test: str
+    memory: MemoryBackend, clock: FakeClock, capability: str, test: str
 ) -> None:
     faulty = Faulty(memory)
     await _call(Contract(clock), test, faulty)
-    faulty.traits = replace(memory.traits, **{trait: False})
+    faulty.capabilities = replace(memory.capabilities, **{capability: False})
     with pytest.raises(AssertionError):
         await _call(Contract(clock), test, faulty)
 
@@ -244,6 +246,16 @@ def _service(call: Call) -> MemoryService:
     return cast("MemoryBackend", call.faulty.backend).service
 
 
+def _row(call: Call, task_id: str) -> Trigger:
+    with _service(call)._turn() as turn:
+        return turn.tx.triggers([task_id])[task_id]
+
+
+def _put(call: Call, row: Trigger) -> None:
+    with _service(call)._turn() as turn:
+        turn.tx.save([row])
+
+
 def _asked(change: Callable[[int, Any, Any], Any]) -> _Act:
     """Change each item of a batch before it is sent: by its place, itself, and the batch."""
 
@@ -270,17 +282,17 @@ def _ends_whoever_runs(outcome: str) -> _Act:
     async def act(call: Call) -> Any:
         answer = await call.send()
         for end in call.items:
-            newest = _service(call)._rows[end.id].last_run
+            newest = _row(call, end.id).token
             if newest and end.outcome == outcome:
-                await call.send([structs.replace(end, token=newest.token)])
+                await call.send([structs.replace(end, token=newest)])
         return answer
 
     return act
 
 
 def _is_late(call: Call, end: Any) -> bool:
-    run = _service(call)._rows[end.id].runs.get(end.token)
-    return run is not None and run.outcome == "expired"
+    row = _row(call, end.id)
+    return row.token == end.token and row.status in WAITING
 
 
 def _refuses_late(outcome: str) -> _Act:
@@ -331,19 +343,19 @@ def _counts_each_retry() -> _Act:
 
     async def act(call: Call) -> Any:
         for end in call.items:
-            runs = _service(call)._rows[end.id].runs
-            if end.outcome == "retry" and all(run.outcome for run in runs.values()):
-                runs[f"{end.token}-{len(runs)}"] = replace(runs[end.token], token=f"{end.token}-{len(runs)}")
+            row = _row(call, end.id)
+            if end.outcome == "retry" and row.status in WAITING:
+                _put(call, structs.replace(row, attempt=row.attempt + 1))
         return await call.send()
 
     return act
 
 
 async def _ends_early(call: Call) -> Any:
-    answer, service = await call.send(), _service(call)
+    answer = await call.send()
     for item in answer.tasks if call.kind == "claim" else answer:
-        row = service._rows[item.id]
-        service._move(row, row.status, service._clock() + 0.8 * item.ttl)
+        end = _service(call)._clock() + 0.8 * item.ttl
+        _put(call, structs.replace(_row(call, item.id), next_trigger_at=end))
     return answer
 
 
@@ -365,7 +377,8 @@ def _orders_once() -> _Act:
 
 def _same_fence_after_expiry(call: Call) -> Awaitable[Any]:
     def fence(task: Any) -> int:
-        return 1 + sum(run.outcome not in (None, "expired") for run in _service(call)._rows[task.id].runs.values())
+        info = _service(call).get(task.id)
+        return 1 + sum(run.outcome != "expired" for run in info.history) if info else 1
 
     async def act() -> Any:
         return Claimed(tasks=[structs.replace(task, fence=fence(task)) for task in (await call.send()).tasks])
@@ -375,8 +388,11 @@ def _same_fence_after_expiry(call: Call) -> Awaitable[Any]:
 
 async def _waited_until_now(call: Call) -> Any:
     answer = await call.send()
-    claim = _service(call)._claims.get(("w1", call.options["claim_id"]))
-    return structs.replace(answer, waited=_service(call)._clock() - claim.asked_at) if claim else answer
+    key = ("w1", call.options["claim_id"])
+    with _service(call)._turn() as turn:
+        claim = turn.tx.remembered([key]).get(key)
+        asked_at = claim.granted_at - claim.waited if claim else turn.now
+        return structs.replace(answer, waited=turn.now - asked_at)
 
 
 def _tops_up() -> _Act:

@@ -8,6 +8,7 @@ import pytest
 from leasekit import Client, Lease, Worker
 from leasekit.task import Scheduled
 from leasekit.testing.memory import MemoryBackend, MemoryService
+from leasekit.worker import HandlerFunction
 
 
 class Thumbnail(msgspec.Struct):
@@ -31,6 +32,9 @@ def with_lease(payload: Thumbnail, held: Lease | None = None) -> str:
 @worker.handler("async")
 async def in_loop(payload: list[int]) -> int:
     return sum(payload)
+
+
+declared: HandlerFunction[Thumbnail, [], int] = plain
 
 
 def test_a_call_has_the_parameters_and_the_result_of_the_function() -> None:

@@ -4,24 +4,24 @@ import threading
 from typing import Any
 
 from leasekit._driver.clock import BOOT_CLOCK
-from leasekit._driver.holding import Holding
-from leasekit.config import Beats
+from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit._worker.buffer import Buffer
+from leasekit._worker.claimed_task import ClaimedTask
+from leasekit._worker.handlers import declare
+from leasekit.config import Heartbeats
 from leasekit.task import Task
-from leasekit.worker.buffer import Buffer
-from leasekit.worker.handlers import declare
-from leasekit.worker.work import Work
 
 HANDLER = declare("k", lambda payload: payload, run=None, idle_timeout=None)
 NOWHERE: Any = None
 
 
-def work(name: str, *, priority: int = 2, since: float = 0.0) -> Work:
+def work(name: str, *, priority: int = 2, since: float = 0.0) -> ClaimedTask:
     task = Task(id=name, kind="k", token=name, ttl=300, priority=priority)
-    holding = Holding(task, Beats(), BOOT_CLOCK, granted_at=0, confirmed=True, started=False)
-    return Work(holding, HANDLER, NOWHERE, since=since, ended=lambda work, settlement: None)
+    held = HeldLease(task, Heartbeats(), BOOT_CLOCK, granted_at=0, confirmed=True, started=False)
+    return ClaimedTask(held, HANDLER, NOWHERE, since=since, ended=lambda work, settlement: None)
 
 
-def names(works: list[Work]) -> list[str]:
+def names(works: list[ClaimedTask]) -> list[str]:
     return [work.task_id for work in works]
 
 
@@ -53,7 +53,7 @@ def test_what_has_been_in_it_for_too_long_is_taken_back_and_nothing_else() -> No
 
 def test_who_waits_gets_what_comes() -> None:
     buffer = Buffer()
-    got: list[Work | None] = []
+    got: list[ClaimedTask | None] = []
     waiting = [threading.Thread(target=lambda: got.append(buffer.wait())) for _ in range(2)]
     for thread in waiting:
         thread.start()

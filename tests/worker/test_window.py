@@ -1,6 +1,6 @@
 """How much a worker claims."""
 
-from leasekit.worker.window import Window
+from leasekit._worker.window import Window
 
 
 def moving(window: Window, *, per_second: int, seconds: float = 5.0, now: float = 0.0) -> float:

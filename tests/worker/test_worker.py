@@ -14,7 +14,7 @@ import pytest
 
 import leasekit
 from leasekit import ConfigError, Lease, Worker
-from leasekit._driver.kill_timer import obstacle
+from leasekit._driver.guarding.kill_timer import obstacle
 from leasekit.hooks import Event, Renewed
 from leasekit.testing.faults import Faulty
 
@@ -161,7 +161,7 @@ def test_a_result_that_is_no_json_is_a_failure_that_says_so(
     worker = Worker(faulty)
     handle(worker, "k", mode, lambda payload, held: object())
     with at_work(worker):
-        assert "no JSON" in submitter.when(submitter.schedule("k"), "retriable_failure").error["message"]
+        assert "not JSON" in submitter.when(submitter.schedule("k"), "retriable_failure").error["message"]
 
 
 @pytest.mark.parametrize("mode", ["async", "thread"])
@@ -232,19 +232,20 @@ def test_context_variables_of_one_task_are_not_seen_by_the_next(
             assert submitter.success(submitter.schedule("k")).result == "clean"
 
 
-def test_a_handler_may_schedule_with_the_client_of_its_task(faulty: Faulty, submitter: Any, at_work: Any) -> None:
-    worker = Worker(faulty)
+def test_a_handler_may_schedule_with_the_client_of_its_worker(faulty: Faulty, submitter: Any, at_work: Any) -> None:
+    client = leasekit.Client(faulty)
+    worker = Worker(client)
 
     @worker.handler("first")
-    async def first(payload: Any, held: Lease) -> str:
-        assert held.task.client is not None
-        return (await held.task.client.aschedule("second")).id
+    async def first(payload: Any) -> str:
+        scheduled = await client.aschedule("second")
+        return scheduled.id
 
     @worker.handler("second")
     def second(payload: Any) -> str:
         return "done"
 
-    with at_work(worker):
+    with client, at_work(worker):
         following = submitter.success(submitter.schedule("first")).result
         assert submitter.success(following).result == "done"
 
@@ -420,16 +421,14 @@ def test_a_client_that_has_the_watchdog_that_is_required_is_taken(faulty: Faulty
 
 
 def test_a_client_refuses_a_watchdog_that_nobody_knows() -> None:
-    with pytest.raises(
-        ConfigError, match="watchdog='requierd' is no mode of it: use 'off', 'soft', 'auto', 'required'"
-    ):
+    with pytest.raises(ConfigError, match="watchdog='requierd' is not a mode: use 'off', 'soft', 'auto', 'required'"):
         leasekit.Client("memory://", watchdog="requierd")  # type: ignore[arg-type]
 
 
 def test_beats_of_a_client_are_not_overruled(faulty: Faulty) -> None:
     with leasekit.Client(faulty) as client:
         with pytest.raises(ConfigError, match=r"connect\(\)"):
-            Worker(client, beats=leasekit.Beats())
+            Worker(client, heartbeats=leasekit.Heartbeats())
         worker = Worker(client)
         worker.handler("k")(lambda payload: None)
         with pytest.raises(ConfigError, match="client of its own"):

@@ -1,7 +1,8 @@
--- Renew leases that are still held; the rest is gone, and says why. A lease that has ended is never revived, even where
--- nobody else got the task yet, and none is renewed without its token.
--- Takes {worker, latest?, jumped?, beats: list of {id, token, started, progress?, progress_seq?}}, gives {now, words}: for each its
--- ttl in milliseconds; {ttl}, where its holder is ordered to cancel; or the word why it is gone.
+-- Renew leases that are still held; for the others, say why they are gone. A lease that has ended is never revived,
+-- even if no other worker has got the task yet, and no lease is renewed without its token.
+-- Takes {worker, latest?, earliest?, jumped?, beats: list of {id, token, started, progress?, progress_seq?}}, gives
+-- {now, words}: for each lease its ttl in milliseconds; {ttl} where cancel is requested; or the word why the lease is
+-- gone.
 
 outrank_full_memory()
 notice_jump()
@@ -15,7 +16,7 @@ preload(WORKING, ids)
 local ends = redis.call('ZMSCORE', LEASES, unpack(ids))
 local answers = {}
 
--- The body has begun: from now on its time runs.
+-- Record that the handler has started: `max_runtime` is counted from here.
 local function start(id, lease, s)
   lease.started = true
   if lease.max_runtime then
@@ -26,19 +27,20 @@ local function start(id, lease, s)
   put(STATE, id, s)
 end
 
--- As of now, with what this batch has changed.
+-- The end of a lease, including changes that this batch has made.
 local function end_of(i, id)
   return of(members, LEASES)[id] or tonumber(ends[i])
 end
 
--- What a holder is told stays so: a restart of Redis gives all leases more time, and its clock may be set back.
+-- Whether the lease is still held. A verdict "gone" must stay true: a restart of Redis gives all leases more time, and
+-- its clock may be set back, so an ended lease is expired at once.
 local function is_held(i, id, lease, token)
   if not lease or lease.token ~= token then
     return false
   elseif has_ended(id, lease, end_of(i, id)) then
     expire(id, lease)
     return false
-  elseif lease.ends and lease.ends <= now then -- what was granted is not taken back, but renewed no more
+  elseif lease.ends and lease.ends <= now then -- `max_runtime` is over: the lease is kept to its end, but not renewed
     lease.ends = 0
     put(WORKING, id, lease)
     return false
@@ -63,7 +65,7 @@ for i, beat in ipairs(ARGUMENT.beats) do
     if lease.progress_seq ~= before then
       put(WORKING, id, lease)
     end
-    -- No nearer than it was: a holder that does not hear the answer goes by what it was granted before.
+    -- Never earlier than before: a holder that misses this answer relies on the end that it was granted before.
     place(LEASES, id, math.max(end_of(i, id), now + lease.ttl))
     answers[i] = lease.ordered and {lease.ttl} or lease.ttl
   else

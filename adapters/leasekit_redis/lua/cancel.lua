@@ -1,6 +1,6 @@
--- Cancel: what waits at once, what runs by an order to its holder, which its next beat is told.
--- Takes {ids, latest?, jumped?}, gives {words, ending}: for each the verdict: cancelled, ordered, or why it is gone; and
--- which of them others wait for.
+-- Cancel tasks: a waiting task at once, a running task by an order that its holder gets with its next heartbeat.
+-- Takes {ids, latest?, earliest?, jumped?}, gives {words, ending}: for each task the verdict (cancelled, ordered, or
+-- why it is gone); and the ids of the cancelled tasks that other tasks wait for.
 
 outrank_full_memory()
 notice_jump()
@@ -16,7 +16,7 @@ local function cancel(id)
     broken[id] = 'lease: its end is missing'
     return 'unknown'
   elseif lease and has_ended(id, lease, ends_at) then
-    expire(id, lease) -- there is nobody to give an order to
+    expire(id, lease) -- there is no holder that could get an order
     s, lease = read(STATE, id), nil
   end
   if lease then
@@ -27,7 +27,7 @@ local function cancel(id)
     return 'ordered'
   end
   if s.status == 'cancelled' then
-    return 'cancelled' -- also of a repeat: the second answer equals the first
+    return 'cancelled' -- a repeat gets the same answer as the first request
   elseif score(ENDED, id) then
     return 'settled'
   end

@@ -1,31 +1,31 @@
--- Stands before every script of a kind: its keys, the time, and the moves that several scripts make.
+-- The part that every script of a kind begins with: the keys, the time, and the changes that several scripts make.
 --
--- Rule 1: the time is Redis's own, in milliseconds; no client's clock counts.
--- Rule 2: a task changes together with all that points at it, in one script; all keys of a kind are in one slot.
--- Rule 3: what a holder writes carries the token of its claim, which is compared in here.
+-- Rule 1: the time is that of Redis, in milliseconds; no client's clock counts.
+-- Rule 2: a task changes together with everything that points at it, in one script; all keys of a kind are in one slot.
+-- Rule 3: every write of a holder carries the token of its claim, which is compared in the script.
 -- Rule 4: changes are gathered, and made at the end: a script that fails has changed nothing, and a batch is a few
---         commands. What was gathered is what is read from then on.
--- Rule 5: a record that is damaged concerns its own task only: it reads as if it were not there, and the task is set
---         aside. What is in a record is looked at here, so nothing below meets a field that is missing.
+--         commands. Reads see the gathered changes.
+-- Rule 5: a damaged record affects its own task only: it reads as if it did not exist, and the task is set aside.
+--         Records are checked here when they are read, so the code below never meets a missing field.
 -- Rule 6: scripts take one argument and give one answer, both msgpack.
 
 local META, COUNTS, TASK, STATE, PROGRESS, RUNS, WORKING, LEASES = unpack(KEYS, 1, 8)
-local LANES = {unpack(KEYS, 9, 13)} -- one for each priority: what waits, by when it is due
+local LANES = {unpack(KEYS, 9, 13)} -- one for each priority: waiting tasks, by when they are due
 local ALL, ENDED, DEAD, DEDUPE, CLAIMS, CLAIMED, OUTBOX, WAITING, SEEN, HOLDERS = unpack(KEYS, 14, 23)
-local GATED, AWAITED, ENDING = unpack(KEYS, 24, 26) -- what waits for other tasks, who waits for ours, what to tell them
-local DAMAGED = KEYS[27] -- what was set aside, by when; why is in its state
+local GATED, AWAITED, ENDING = unpack(KEYS, 24, 26) -- waiting tasks; waits for tasks here; ended tasks to report
+local DAMAGED = KEYS[27] -- tasks that were set aside, by when; the reason is in their state
 
-local REAPED = 200 -- leases that are taken back at once: nobody else is served meanwhile
-local KEPT_RUNS = 100 -- of one task, the latest
-local NOTED = 1000 -- milliseconds by which a step is later than what is noted, before it is noted anew
+local REAPED = 200 -- leases that one script expires, because Redis serves no other client meanwhile
+local KEPT_RUNS = 100 -- the latest runs of one task
+local NOTED = 1000 -- milliseconds by which a clock step must be later than the noted one to be noted anew
 
 local ARGUMENT = cmsgpack.unpack(ARGV[1])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local now_in_microseconds = time[1] * 1000000 + time[2]
 
-local known = {} -- key → field → value: what was read; false: it is not there
-local fields, members, outbox = {}, {}, {} -- key → field → value, key → member → score: what is to be; false: is not
+local known = {} -- key → field → value that was read; false: the field does not exist
+local fields, members, outbox = {}, {}, {} -- changes to make; false: remove. key → field → value; key → member → score
 
 -- What a record must have -----------------------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ local function is_policy(value)
     and is_real(value.jitter)
 end
 
-local SHAPES = { -- key → what must be there, what may be
+local SHAPES = { -- key → required fields, optional fields
   [STATE] = {
     {status = function(value) return STATUSES[value] end, seq = is_number, fence = is_number, attempt = is_number,
      due = is_number},
@@ -106,22 +106,22 @@ local function unpacked(raw)
   return is_whole and type(value) == 'table' and value or nil
 end
 
--- The record, or nothing and what is wrong with it.
+-- The record, or nil and a text that says what is wrong with it.
 local function checked(key, raw)
   local value = unpacked(raw)
   if not value then
-    return nil, 'is no record'
+    return nil, 'is not a record'
   elseif value.damaged then
     return nil, value.damaged
   end
   for name, is in pairs(SHAPES[key][1]) do
     if not is(value[name]) then
-      return nil, name .. (value[name] == nil and ' is missing' or ' makes no sense')
+      return nil, name .. (value[name] == nil and ' is missing' or ' is invalid')
     end
   end
   for name, is in pairs(SHAPES[key][2]) do
     if value[name] ~= nil and not is(value[name]) then
-      return nil, name .. ' makes no sense'
+      return nil, name .. ' is invalid'
     end
   end
   return value
@@ -129,15 +129,15 @@ end
 
 -- Reading, and gathering ------------------------------------------------------------------------------------------
 
-local broken = {} -- id → what is wrong: these are set aside
+local broken = {} -- id → what is wrong with the task: `flush` sets these tasks aside
 
 local function of(tables, key)
-  local found = tables[key]
-  if not found then
-    found = {}
-    tables[key] = found
+  local values = tables[key]
+  if not values then
+    values = {}
+    tables[key] = values
   end
-  return found
+  return values
 end
 
 local function take(key, id, raw)
@@ -152,7 +152,7 @@ local function take(key, id, raw)
   return value or false
 end
 
--- Have all of these read at once.
+-- Read the records of many tasks in a few commands.
 local function preload(key, ids)
   for first = 1, #ids, 4000 do
     local last = math.min(first + 3999, #ids)
@@ -173,7 +173,7 @@ local function read(key, id)
   return value
 end
 
--- The state of a task that something points at.
+-- The state of a task that another key points at: if it is missing, the task is damaged.
 local function need(id)
   local s = read(STATE, id)
   if not s and #id > 0 then
@@ -182,7 +182,7 @@ local function need(id)
   return s
 end
 
--- A table, kept as msgpack, or a text, kept as it is.
+-- Set a field: a table is stored as msgpack, a text as it is.
 local function put(key, id, value)
   of(fields, key)[id] = value
 end
@@ -199,7 +199,7 @@ local function place(key, member, value)
   of(members, key)[member] = value
 end
 
--- Many arguments are one command; in pieces, for Lua's stack is bounded.
+-- Write many arguments with one command, in pieces because Lua's stack is bounded.
 local function write(command, key, arguments)
   for first = 1, #arguments, 4000 do
     redis.call(command, key, unpack(arguments, first, math.min(first + 3999, #arguments)))
@@ -222,14 +222,15 @@ local function write_all(changes, add, remove, pair)
   end
 end
 
--- When memory is full Redis refuses a script's first write if it may need more, and lets through what follows a write
--- that cannot. Whatever ends something begins with such a write: beats and results of holders, claims, which empty the
--- queue, and what drops old tasks. Only what is new is refused.
+-- Let this script write even if memory is full. Redis then refuses a script's first write if that may need memory, and
+-- lets through everything after a write that cannot. Scripts that end work call this first: heartbeats and results of
+-- holders, claims, which empty the queue, and deletion of old tasks. Only new tasks are refused.
 local function outrank_full_memory()
   redis.call('HDEL', META, 'nothing')
 end
 
--- What a replica has may be old. Whoever only reads is told so too, and asks again where the address leads by then.
+-- Fail on a replica, whose data may be old: the client then asks again at the server to which the address leads by
+-- then.
 local function refuse_at_replica()
   local refused = redis.pcall('HDEL', META, 'nothing')
   if type(refused) == 'table' and string.find(refused.err, 'READONLY') then
@@ -237,7 +238,7 @@ local function refuse_at_replica()
   end
 end
 
--- A write that cannot be made is found out before any is. (A key of a wrong type is none of ours.)
+-- Fail before the first write if a key has a wrong type, because another program wrote it.
 local function refuse_foreign_keys()
   for key in pairs(fields) do
     redis.call('HLEN', key)
@@ -285,7 +286,7 @@ end
 
 local function count(key, name, by)
   local counter = redis.pcall('HINCRBY', key, name, by)
-  if type(counter) == 'table' then -- what is there is no number
+  if type(counter) == 'table' then -- an error: the field is not a number
     redis.pcall('HDEL', key, name)
   end
   return tonumber(counter) or 0
@@ -297,7 +298,7 @@ end
 
 -- Waiting -------------------------------------------------------------------------------------------------------
 
--- Equals are served in the order in which they came: a lane's members begin with their number.
+-- Tasks that are due at the same time are served in the order in which they came: a lane's members begin with a number.
 local function numbered(id, s)
   return string.format('%016.0f', s.seq) .. id
 end
@@ -306,7 +307,7 @@ local function lane(s)
   return LANES[(s.priority or 2) + 1]
 end
 
--- A task is ready from the moment when it is due: delayed, retried and ready ones are one structure.
+-- Let a task wait until it is due: delayed, retried and ready tasks are in the same lanes.
 local function wait_until(id, s, due)
   s.due = due
   place(lane(s), numbered(id, s), due)
@@ -322,15 +323,22 @@ local function wait_no_longer(id, s)
   end
 end
 
--- Nothing points at it any more, and what is left of it is kept, for people.
+-- Since when a name has been free and not been asked for; nil or false if it is not free.
+local function free_since(id)
+  local s = read(STATE, id)
+  local due = s and not s.awaited and score(lane(s), numbered(id, s))
+  return due and math.max(due, tonumber(redis.call('HGET', META, 'asked')) or 0)
+end
+
+-- Set a damaged task aside: remove everything that points at it, and keep its record for people to look at.
 set_aside = function(id, damage)
   local raw, lease = redis.call('HGET', STATE, id), redis.call('HGET', WORKING, id)
   local s, number = raw and unpacked(raw) or {}, score(ALL, id)
   for _, key in ipairs({LEASES, GATED, ENDED, DEAD, ENDING, ALL}) do
     place(key, id, false)
   end
-  for _, one in ipairs(number and LANES or {}) do
-    place(one, numbered(id, {seq = number}), false)
+  for _, waiting_lane in ipairs(number and LANES or {}) do
+    place(waiting_lane, numbered(id, {seq = number}), false)
   end
   put(WORKING, id, false)
   lease = lease and unpacked(lease)
@@ -357,8 +365,9 @@ local function set_successor_aside(successor, damage)
   place(DAMAGED, id, now)
 end
 
--- As many claims as there are tasks, those first that can wait least. One whose client nobody hears was told in vain:
--- the next is told too. (In a cluster a node knows its own subscribers only; then a few more are told.)
+-- Wake as many waiting claims as there are tasks, those first whose wait ends soonest. A message without a subscriber
+-- does not count, and the next claim is woken too. (A node of a cluster knows its own subscribers only, so a few more
+-- claims are woken there.)
 local function wake(count)
   if count == 0 or redis.call('EXISTS', WAITING) == 0 then
     return
@@ -378,17 +387,17 @@ end
 local function wake_for_all_due()
   if redis.call('EXISTS', WAITING) == 1 then
     local due = 0
-    for _, one in ipairs(LANES) do
-      due = due + redis.call('ZCOUNT', one, '-inf', now)
+    for _, waiting_lane in ipairs(LANES) do
+      due = due + redis.call('ZCOUNT', waiting_lane, '-inf', now)
     end
     wake(due)
   end
 end
 
--- What every script that changes something ends with.
+-- Make the gathered changes and pack the answer: the end of every script that changes something.
 local function answer(value)
   flush()
-  -- It is done: no count, and nobody who waits, makes a failure of it.
+  -- The changes are made: an error in a counter, or in waking a claim, must not make the script fail.
   for status, by in pairs(counted) do
     if by ~= 0 then
       count(COUNTS, status, by)
@@ -407,8 +416,8 @@ end
 
 local DEFAULT_POLICY = {policy = 'exponential', first = 1, factor = 2, max = 3600, jitter = 0.5}
 
--- Milliseconds until the next attempt: the rules of leasekit.task.RetryPolicy (also its polynomial). Scripts have no
--- chance of their own: `chance` comes from the client, 0 to 1.
+-- Milliseconds until the next attempt: the rules of leasekit.task.RetryPolicy (also its polynomial). Scripts cannot
+-- draw random numbers: `chance`, 0 to 1, comes from the client.
 local function retry_wait(s, chance)
   local policy, n = s.retry or DEFAULT_POLICY, s.failures
   local seconds
@@ -428,7 +437,7 @@ local AFTER = {
   release = 'enqueued', crash = 'enqueued', expired = 'enqueued',
 }
 
--- Where a task stands after its run: what is counted, and why it may not run again.
+-- Count how a run ended; return the reason why the task may not run again, if there is one.
 local function counted_end(s, outcome)
   if outcome == 'release' then
     s.attempt = s.attempt - 1
@@ -447,7 +456,8 @@ end
 
 local WOUND_DOWN = {retry = true, release = true, crash = true, expired = true}
 
--- Nothing follows. Who waits for it may be in another slot, and is told by a client: `ending` says so until it was.
+-- The task has ended for good. Tasks that wait for it may be in other slots, where a client resolves their dependency:
+-- ENDING keeps the task until that is done.
 local told_next = {}
 local function has_come_to_its_end(id, s)
   place(ENDED, id, now)
@@ -460,7 +470,7 @@ local function has_come_to_its_end(id, s)
   end
 end
 
--- A task's run has ended so: into its lane again, or among those that have ended. Saves it.
+-- End a run: put the task back into its lane, or among the ended tasks, and save its state.
 local function end_run(id, s, outcome, ordered, options)
   local reason = counted_end(s, outcome)
   local status = AFTER[outcome]
@@ -470,20 +480,20 @@ local function end_run(id, s, outcome, ordered, options)
   elseif reason then
     status = 'dead'
   elseif outcome == 'expired' then
-    s.token = options.token -- its holder may yet report, as long as nobody else got the task
+    s.token = options.token -- its holder may still report, as long as no other worker has got the task
   end
   s.reason = reason
   become(s, status)
   if status == 'enqueued' or status == 'retriable_failure' then
-    local wait = options.retry_after or (outcome == 'retry' and retry_wait(s, options.chance)) or 0
-    wait_until(id, s, now + wait)
+    local wait = (outcome == 'retry' or outcome == 'release') and options.retry_after
+    wait_until(id, s, now + (wait or outcome == 'retry' and retry_wait(s, options.chance) or 0))
   else
     has_come_to_its_end(id, s)
   end
   put(STATE, id, s)
 end
 
--- One entry of a task's history. A later one of the same claim takes its place: a late result revises an expiry.
+-- Write an entry of a task's history. A later entry of the same claim replaces it: a late result revises an expiry.
 local function record(id, s, run)
   run.fence, run.at = s.fence, now
   put(RUNS, id .. '/' .. s.fence, run)
@@ -494,44 +504,59 @@ end
 
 -- Leases --------------------------------------------------------------------------------------------------------
 
--- When the client noticed a step, of the clock of whichever kind: it says how many milliseconds ago.
+-- When the client noticed a clock step, at any kind, by this clock: the client says how many milliseconds ago.
 local function jumped_at()
   return ARGUMENT.jumped and now - ARGUMENT.jumped or 0
 end
 
--- Since when leases count anew: nobody could beat while Redis was away, so after a restart or a failover (another
--- process answers) each has its whole ttl from when that was noticed; the same after the clock has jumped. Asked only
--- where a lease seems to have ended.
+-- Identify the server and its time as a primary: a restart makes a new run_id, a promotion a new replication id. (A
+-- primary that lost its last replica an hour ago makes a new one too: then leases last longer once, without need.)
+local function tenure()
+  local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+  local replication = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+  return run or '', replication or ''
+end
+
+-- The instant from which every lease has its whole ttl. No heartbeat could arrive while Redis was away, and heartbeats
+-- that were not replicated in time are lost, so this is when a restart or failover was noticed; or a jump of the clock.
+-- Called where a lease seems to have ended, and by maintenance.
 local restart
 local function restarted_at()
   if not restart then
-    local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
-    local noted, at = unpack(redis.call('HMGET', META, 'run', 'restarted_at'))
-    restart = math.max(noted == run and tonumber(at) or noted and now or 0, jumped_at())
-    if not (restart <= now) then -- what is yet to come has not been
-      restart = now
+    local run, replication = tenure()
+    local noted = redis.call('HMGET', META, 'run', 'replication', 'restarted_at')
+    -- Earlier versions did not note a replication id.
+    local is_same = noted[1] == run and (not noted[2] or noted[2] == replication)
+    local since = math.max(is_same and tonumber(noted[3]) or noted[1] and now or 0, jumped_at())
+    if not (since <= now) then -- in the future: the clock was set back, or the field is damaged
+      since = now
     end
     put(META, 'run', run)
-    put(META, 'restarted_at', restart)
+    put(META, 'replication', replication)
+    put(META, 'restarted_at', since)
+    restart = since
   end
   return restart
 end
 
--- Whether a lease has ended; one that has only because nobody could beat is moved to where it ends now.
+-- The time by which ends of leases are judged: earlier than `now` where the clock may have stepped.
+local judged_at = now
+
+-- Whether a lease has ended. After a restart or a clock step the end of the lease is moved to its new instant instead.
 local function has_ended(id, lease, ends_at)
-  if ends_at > now then
+  if ends_at > judged_at then
     return false
   end
   local new_end = restarted_at() + (lease.longest or lease.ttl)
-  if new_end <= now then
+  if new_end <= judged_at then
     return true
   end
   place(LEASES, id, new_end)
   return false
 end
 
--- Keep a checkpoint, unless what is kept was reported later under the same token, and only came first. One without a
--- number is taken as it comes. `holding`: the lease, or the state of a task whose lease has ended.
+-- Keep a checkpoint, unless the kept one has a greater number: reports under one token may overtake each other. A
+-- checkpoint without a number is always kept. `holding`: the lease, or the state of a task whose lease has ended.
 local function keep_progress(id, holding, progress, number)
   if not progress or number and number < (holding.progress_seq or 0) then
     return
@@ -552,31 +577,31 @@ local function expire(id, lease)
     return
   end
   let_go(id, lease)
-  s.progress_seq = lease.progress_seq -- its holder may yet report
+  s.progress_seq = lease.progress_seq -- its holder may still report
   record(id, s, {outcome = 'expired', attempt = s.attempt, worker = lease.worker, token = lease.token})
   end_run(id, s, 'expired', lease.ordered, {token = lease.token})
 end
 
--- The client says what time it can be at the latest; by what is later the clock has jumped. To be called before any end
--- of a lease is relied on, by every script that tells a client what time it is.
+-- Check for a jump of the clock. The client sends the latest time that it can be here when its request leaves. If it is
+-- later than that, the clock has jumped or the request was slow. The client finds out which by the answer, and its next
+-- request says how long ago it noticed a jump. Until then leases are judged by the earliest time that it can have been
+-- when the request left. Every script that tells a client the time calls this, before it relies on any end of a lease.
 local function notice_jump()
   if ARGUMENT.latest and now > ARGUMENT.latest then
-    restart = now
-    put(META, 'restarted_at', now)
-    return
+    judged_at = math.min(now, ARGUMENT.earliest)
   end
-  -- Other clients, that have noticed nothing, are to know it too; a kind that has no tasks has no such field.
+  -- Note the jump for clients that have not noticed it; a kind without tasks has no such field.
   local noted = ARGUMENT.jumped and redis.call('HGET', META, 'restarted_at')
   if noted and (tonumber(noted) or 0) + NOTED < jumped_at() then
     restarted_at()
   end
 end
 
--- Take back leases that have ended, the oldest first; whether they have is read in here, so a beat that came before is
--- never overruled.
+-- Expire leases that have ended, the oldest first. Their ends are read in this script, so a heartbeat that came before
+-- is never overruled.
 local function reap()
   notice_jump()
-  local ids = redis.call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, REAPED)
+  local ids = redis.call('ZRANGEBYSCORE', LEASES, '-inf', judged_at, 'LIMIT', 0, REAPED)
   for _, id in ipairs(ids) do
     local lease = read(WORKING, id)
     if not lease then
@@ -586,11 +611,12 @@ local function reap()
     end
   end
   if #ids > 0 then
-    flush() -- what is ready again is found from now on
+    flush() -- tasks that are ready again are in their lanes from here on
   end
 end
 
--- What claims were answered is kept for twice their leases' ttl: who has had no answer by then has no lease left.
+-- Forget old answers to claims. They are kept for twice the ttl of their leases: a client that repeats its claim later
+-- has no lease left.
 local function forget(limit)
   local forgotten = redis.call('ZRANGEBYSCORE', CLAIMED, '-inf', now, 'LIMIT', 0, limit)
   for _, name in ipairs(forgotten) do
@@ -600,14 +626,14 @@ local function forget(limit)
   return #forgotten
 end
 
--- How an earlier claim of a task ended, by its token, which has the fence in it.
+-- How the run of an earlier claim ended, found by its token, which contains the fence.
 local function past_run(id, token)
   local fence = string.match(token, '^%x+%-(%d+)')
   local run = fence and read(RUNS, id .. '/' .. fence)
   return run and run.token == token and run or nil
 end
 
--- Why this token may not write (any more).
+-- The reason why this token may not write (any longer).
 local function why_gone(id, s, token)
   if not s then
     return 'unknown'

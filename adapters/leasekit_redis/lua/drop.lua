@@ -1,13 +1,15 @@
--- Drop tasks that ended long enough ago, with their history.
--- Takes {retention, ids, is_damaged?}, gives how many there were; with `is_damaged` only what was set aside is dropped.
+-- Delete tasks that ended at least `retention` milliseconds ago, with their history.
+-- Takes {retention, ids, is_damaged?, is_name?}, gives the number of deleted tasks. With `is_damaged` only tasks that
+-- were set aside are deleted, with `is_name` also a name that has been free for `retention`.
 
 outrank_full_memory()
 
 local dropped = 0
 for _, id in ipairs(ARGUMENT.ids) do
   local since = score(DAMAGED, id) or not ARGUMENT.is_damaged and score(ENDED, id)
+    or ARGUMENT.is_name and free_since(id)
   if since and since <= now - ARGUMENT.retention then
-    -- Of what is damaged goes as much as can be found.
+    -- Of a damaged task everything that can be found is deleted.
     local s = read(STATE, id) or {fence = KEPT_RUNS, status = score(DAMAGED, id) and 'damaged' or nil}
     broken[id] = nil
     for _, key in ipairs({TASK, STATE, PROGRESS}) do
@@ -22,6 +24,9 @@ for _, id in ipairs(ARGUMENT.ids) do
     local first = s.dedupe and read(DEDUPE, s.dedupe)
     if first and first.id == id then
       put(DEDUPE, s.dedupe, false)
+    end
+    if ARGUMENT.is_name and s.seq then
+      wait_no_longer(id, s)
     end
     become(s, nil)
     dropped = dropped + 1

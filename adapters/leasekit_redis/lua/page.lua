@@ -1,11 +1,11 @@
--- Some tasks that match all that is given, oldest first. Takes {after, limit, status?, collection?, worker?}:
--- `after` is a bound of ZRANGEBYSCORE; gives {tasks, after?}: where to go on, where there may be more. What is damaged is
--- left out: the next script that writes sets it aside.
+-- List tasks that match all given fields, oldest first. Takes {after, limit, status?, collection?, worker?}: `after` is
+-- a lower bound of ZRANGEBYSCORE. Gives {tasks, after?}: `after` is where the next page begins, absent on the last
+-- page. Damaged tasks are left out: the next script that writes sets them aside.
 
 refuse_at_replica()
 
-local LOOKED_AT = 500 -- nobody else is served while a page is looked for
-local SIZE = 4 * 1024 * 1024 -- bytes of values in a page, about
+local LOOKED_AT = 500 -- tasks read by one script, because Redis serves no other client meanwhile
+local SIZE = 4 * 1024 * 1024 -- bytes of values in a page, roughly
 
 local function matches(s)
   if not s then
@@ -30,7 +30,7 @@ for i = 1, #found, 2 do
       break
     end
     local progress = redis.call('HGET', PROGRESS, id)
-    local run = read(RUNS, id .. '/' .. s.fence) or read(RUNS, id .. '/' .. (s.fence - 1)) -- the last that has ended
+    local run = read(RUNS, id .. '/' .. s.fence) or read(RUNS, id .. '/' .. (s.fence - 1)) -- the last ended run
     tasks[#tasks + 1] = {id = id, state = s, stored = stored, progress = progress or nil, runs = {run or nil}}
     size = size + #stored + (progress and #progress or 0) + (run and run.result and #run.result or 0)
   end

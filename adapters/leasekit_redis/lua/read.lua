@@ -1,5 +1,5 @@
--- All about one task. Takes {id, runs}: how many entries of its history, the latest; gives nothing where there is none
--- of that id, else {id, state, stored, progress, runs}, or what is wrong with it.
+-- Read one task. Takes {id, runs}: `runs` is how many of the latest entries of its history to read. Gives nothing for
+-- an unknown id, a text that says what is damaged, or {id, state, stored, progress, runs}.
 
 refuse_at_replica()
 local s = read(STATE, ARGUMENT.id)

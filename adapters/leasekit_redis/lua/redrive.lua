@@ -1,5 +1,6 @@
--- Dead tasks are ready again, with their counts of failures and crashes at none.
--- Takes {ids?, limit}: these, or those that are dead for the longest; gives the ids that were dead.
+-- Make dead tasks ready again, and forget their failures and crashes.
+-- Takes {ids?, limit}; without `ids` the tasks that have been dead for the longest are redriven. Gives the ids of the
+-- tasks that were dead.
 
 local ids = ARGUMENT.ids or redis.call('ZRANGE', DEAD, 0, ARGUMENT.limit - 1)
 local redriven = {}

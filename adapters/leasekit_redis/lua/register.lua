@@ -1,11 +1,12 @@
--- Of which kind is the task of an id? The first to say counts, so that an id stands for one task whatever its kind.
--- Keys: parts of the register; takes a list of {part, id, kind?, instead_of?}, gives for each its kind, false where
--- there is none. `instead_of`: that kind was found not to have the task. A kind that was registered just now and that
--- others wait for (want.lua leaves an empty one) is given with a `/` before it.
+-- Register the kind of an id, or look it up. The first registration counts: an id stands for one task of one kind.
+-- Keys: parts of the register. Takes a list of {part, id, kind?, instead_of?}: without `kind` the id is only looked up;
+-- `instead_of` is a kind that was found not to have the task, and loses the id. Gives for each the kind of the id,
+-- false where there is none. A `/` stands before the kind if the id was registered just now and other tasks wait for it
+-- (await_unknown_id.lua has left an empty kind).
 
 local items = cmsgpack.unpack(ARGV[1])
 
--- A replica does not know what its primary was told since: that an id is of no kind must not come from there.
+-- A replica may lag behind its primary, so a replica must not answer that an id has no kind.
 if not items[1][3] then
   local refused = redis.pcall('HDEL', KEYS[1], '')
   if type(refused) == 'table' and string.find(refused.err, 'READONLY') then
@@ -14,8 +15,8 @@ if not items[1][3] then
 end
 
 local answers = {}
-for i, one in ipairs(items) do
-  local part, id, kind, instead_of = unpack(one, 1, 4)
+for i, item in ipairs(items) do
+  local part, id, kind, instead_of = unpack(item, 1, 4)
   local known = redis.call('HGET', KEYS[part], id)
   local is_wanted = known == ''
   if is_wanted then

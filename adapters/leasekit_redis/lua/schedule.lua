@@ -1,26 +1,28 @@
--- Accept tasks, each once: the same id, or a live dedupe key, makes no second one.
--- Takes {tasks, peek}, gives for each {id, created, status, conflict}; with `peek` nothing is added, and what would
--- be is answered with false.
+-- Accept tasks, each once: the same id, or a live dedupe key, makes no second task.
+-- Takes {tasks, peek}, gives for each {id, created, status, conflict}; with `peek` nothing is added, and a task that
+-- would be added is answered with false.
 
 local last = tonumber(redis.call('HGET', META, 'seq') or 0) or 0
-if not is_number(last) or last < 0 or last >= 2 ^ 52 then -- no script wrote that: tasks with such numbers could not be read
+if not is_number(last) or last < 0 or last >= 2 ^ 52 then -- no script wrote that: such tasks could not be read
   last = 0
 end
 local is_first = last == 0
 local is_any_awaited = redis.call('EXISTS', AWAITED) == 1
-local GRACE = 5000 -- until a mover asks what a new task waits for: whoever schedules it does that at once
+local GRACE = 5000 -- milliseconds until maintenance looks at what a new task waits for: its scheduler does so at once
 
--- Numbers grow with every task, and say when it came: pages of several kinds are merged by them.
+-- Numbers grow with every task and follow the clock: pages of several kinds are merged by these numbers.
 local function next_number()
   last = math.max(last + 1, now_in_microseconds)
   return last
 end
 
 local function add(new)
-  local id, stored, window = new.id, new.stored, new.window
+  local id, stored, window, is_name = new.id, new.stored, new.window, new.is_name
   local s = new
-  s.id, s.stored, s.window = nil, nil, nil
-  s.seq, s.fence, s.attempt = next_number(), 0, 0
+  s.id, s.stored, s.window, s.is_name = nil, nil, nil, nil
+  -- A name that was free for long is forgotten, and its fences must not go back, so they begin with the time: no name
+  -- is leased a thousand times a second for as long as it exists.
+  s.seq, s.fence, s.attempt = next_number(), is_name and now or 0, 0
   put(TASK, id, stored)
   place(ALL, id, s.seq)
   become(s, 'new')
@@ -29,7 +31,7 @@ local function add(new)
   end
   if s.after then
     s.due = s.due or now
-    place(GATED, id, now + GRACE) -- and in no lane: no claim finds it there
+    place(GATED, id, now + GRACE) -- in no lane, so that no claim finds the task
   else
     wait_until(id, s, s.due or now)
   end
@@ -48,7 +50,7 @@ local function was_here(new)
   if s then
     return {new.id, false, s.status, s.digest ~= new.digest}
   elseif broken[new.id] then
-    return {new.id, false, 'dropped', true} -- what it was nobody knows: its id stays taken until it is discarded
+    return {new.id, false, 'dropped', true} -- its record is unreadable: the id stays taken until the task is discarded
   end
   local first = new.dedupe and read(DEDUPE, new.dedupe)
   if first and (not first.ends or first.ends > now) then
@@ -72,11 +74,12 @@ if ARGUMENT.peek then
   return cmsgpack.pack(answers)
 end
 put(META, 'seq', string.format('%.0f', last))
+put(META, 'asked', now)
 if is_first then
   local memory = redis.call('INFO', 'memory')
   if string.match(memory, 'maxmemory_policy:allkeys') and not string.match(memory, 'maxmemory:0%s') then
     return redis.error_reply('EVICTS what it likes')
   end
-  restarted_at() -- so that the first restart is noticed
+  restarted_at() -- note the run of Redis, so that the first restart is noticed
 end
 return answer(answers)

@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from msgspec import Struct
-from msgspec.structs import replace
 
+from leasekit._lifecycle.rows import Limits, Trigger
 from leasekit.task import Status
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "Trigger",
     "Tx",
     "View",
-    "renewed",
     "shifted",
 ]
 
@@ -56,39 +55,6 @@ class Entity(Struct, frozen=True, gc=False):
     traceparent: str | None
     digest: bytes  # of the payload, the same for each way to write the same JSON
     payload: bytes  # last: SQLite reads through a big value to get at what is behind it
-
-
-class Trigger(Struct, frozen=True, array_like=True, gc=False):
-    """Where a task stands. The order of the fields is that of the table's columns."""
-
-    seq: int
-    id: str
-    kind: str
-    priority: int
-    claim_timeout: float
-    heartbeat_timeout: float
-    status: Status = Status.NEW
-    fence: int = 0
-    attempt: int = 0
-    crashes: int = 0
-    failures: int = 0  # runs that ended in *retry*
-    ordered: bool = False  # to be cancelled, while it runs
-    owner: str | None = None  # who holds the lease; None: nobody
-    token: str | None = None  # of the last grant, as long as it may be settled
-    next_trigger_at: float | None = None  # due, or the end of the lease, by its own clock; None: never again
-    reason: str | None = None  # why it is dead
-    max_runtime: float | None = None
-    # By the clock of leases, from when on this one is not renewed; None: there is no bound, or the body has not begun.
-    run_until: float | None = None
-
-
-def renewed(row: Trigger, status: Status, *, now: float) -> Trigger:
-    """Where a task stands whose lease is renewed at `now`.
-
-    Its end is never brought nearer: a holder that has not heard the answer goes by what it was granted before.
-    """
-    until = now + row.heartbeat_timeout
-    return replace(row, status=status, next_trigger_at=max(until, row.next_trigger_at or until))
 
 
 def shifted(run_until: float | None, shift: float | None) -> float | None:
@@ -118,14 +84,6 @@ class Checkpoint(NamedTuple):
     def mark(self) -> tuple[int, int]:
         """Grows with every report on the task."""
         return self.fence, self.number
-
-
-class Limits(NamedTuple):
-    """How often a task may fail, and how long it waits in between."""
-
-    max_attempts: int | None
-    max_crashes: int
-    retry: bytes | None
 
 
 class Run(Struct, frozen=True, gc=False):
@@ -349,6 +307,9 @@ class View(Protocol):
 class Store(Protocol):
     """What keeps the tasks of one engine."""
 
+    url: str | None = None
+    """The URL that names this store in every working directory; None: this process alone has it."""
+
     def open(self) -> None:
         """Make it ready, in the thread that will write. Raises `StoreLocked` where another engine has it open."""
         ...
@@ -361,7 +322,7 @@ class Store(Protocol):
         ...
 
     def view(self) -> AbstractContextManager[View]:
-        """A look at the store; from any thread, and without holding up the writer."""
+        """A look at the store; from any thread, and without held up the writer."""
         ...
 
     def cramped(self) -> str | None:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import fields, replace
 
-from leasekit.server.states import LEASED, WAITING
+from leasekit._lifecycle.states import LEASED, WAITING
 from leasekit.server.store import Content, Run, Trigger
 from leasekit.task import Status
 
@@ -44,9 +44,9 @@ def content_fault(content: Content | None) -> str | None:
     if content is None:
         return "its row of `task` is missing"
     if (fault := json_fault(content.payload)) is not None:
-        return f"its payload is no JSON: {fault}"
+        return f"its payload is not JSON: {fault}"
     if content.progress is not None and (fault := json_fault(content.progress)) is not None:
-        return f"its progress is no JSON: {fault}"
+        return f"its progress is not JSON: {fault}"
     texts: tuple[Any, ...] = (content.collection, content.traceparent)
     is_text = all(isinstance(one, str | None) for one in texts)
     return None if is_text else "its collection or traceparent is no text"

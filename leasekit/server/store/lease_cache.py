@@ -7,7 +7,8 @@ Rule 3: what is not known here is read. Nothing depends on what is.
 
 from collections.abc import Collection, Iterable
 
-from leasekit.server.store import Trigger, renewed
+from leasekit._lifecycle.transitions import renewed
+from leasekit.server.store import Trigger
 from leasekit.task import Status
 
 __all__ = ["LeaseCache"]

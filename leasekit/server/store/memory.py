@@ -1,13 +1,15 @@
-"""A store in memory: for tests and simulations. It keeps to the protocol, and is gone with its process."""
+"""A store in memory: of `memory://`, tests and simulations. It keeps to the protocol, and is gone with its process."""
 
+import bisect
 import threading
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from leasekit.server.states import LEASED, WAITING
+from leasekit._lifecycle.states import LEASED
+from leasekit._lifecycle.transitions import renewed
 from leasekit.server.store import (
     Anchor,
     Checkpoint,
@@ -23,13 +25,13 @@ from leasekit.server.store import (
     Trigger,
     Tx,
     View,
-    renewed,
     shifted,
 )
 from leasekit.task import Status
 
 __all__ = ["MemoryStore"]
 
+_Due = tuple[float, int]  # a next trigger time, and the `seq` of its task
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
@@ -71,12 +73,40 @@ class _Tables:
         self.seqs: dict[str, int] = {}
         self.entities: dict[int, Entity] = {}
         self.triggers: dict[int, Trigger] = {}
-        self.live: dict[int, Trigger] = {}  # those that have a next trigger time
+        # Next trigger times, sorted: what a claim or the reaper looks for is found without a look at all tasks.
+        self.leases: list[_Due] = []
+        self.lanes: dict[str, dict[int, list[_Due]]] = {}  # kind → priority → what waits
         self.progress: dict[int, Checkpoint] = {}
         self.runs: dict[int, dict[int, Run]] = {}
         self.dedupes: dict[tuple[str, str], Dedupe] = {}
         self.claims: dict[tuple[str, str], ClaimMemory] = {}
         self.anchors: dict[None, Anchor] = {}  # one, or none yet
+
+    def place(self, row: Trigger) -> Callable[[], object]:
+        """Keep where a task stands; gives what undoes it."""
+        before = self.triggers.get(row.seq)
+        if before is not None:
+            self._unlist(before)
+        self.triggers[row.seq] = row
+        self._list(row)
+        return (lambda: self._remove(row)) if before is None else (lambda: self.place(before))
+
+    def _remove(self, row: Trigger) -> None:
+        self._unlist(self.triggers.pop(row.seq))
+
+    def _list(self, row: Trigger) -> None:
+        if row.next_trigger_at is not None:
+            bisect.insort(self._of(row), (row.next_trigger_at, row.seq))
+
+    def _unlist(self, row: Trigger) -> None:
+        if row.next_trigger_at is not None:
+            listed = self._of(row)
+            del listed[bisect.bisect_left(listed, (row.next_trigger_at, row.seq))]
+
+    def _of(self, row: Trigger) -> list[_Due]:
+        if row.status in LEASED:
+            return self.leases
+        return self.lanes.setdefault(row.kind, {}).setdefault(row.priority, [])
 
 
 class _MemoryView(View):
@@ -118,10 +148,13 @@ class _MemoryView(View):
 
     def holders(self) -> dict[str, int]:
         found: dict[str, int] = {}
-        for row in self._tables.live.values():
+        for row in self._leased():
             if row.owner is not None:
                 found[row.owner] = found.get(row.owner, 0) + 1
         return found
+
+    def _leased(self) -> list[Trigger]:
+        return [self._tables.triggers[seq] for _, seq in self._tables.leases]
 
 
 class _MemoryTx(_MemoryView, Tx):
@@ -167,11 +200,7 @@ class _MemoryTx(_MemoryView, Tx):
 
     def save(self, triggers: Sequence[Trigger]) -> None:
         for row in triggers:
-            self._put(self._tables.triggers, row.seq, row)
-            if row.next_trigger_at is None:
-                self._drop(self._tables.live, row.seq)
-            else:
-                self._put(self._tables.live, row.seq, row)
+            self._undo.append(self._tables.place(row))
 
     def renew(self, seqs: Collection[int], status: Status, *, now: float) -> None:
         rows = self.triggers_of(seqs).values()
@@ -183,27 +212,28 @@ class _MemoryTx(_MemoryView, Tx):
         self.save([replace(row, next_trigger_at=None, **ended) for row in rows])
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
-        found: dict[tuple[int, str], float] = {}
-        for due_at, row in self._live(leased=False):
-            if row.kind in kinds:
-                key = (row.priority, row.kind)
-                found[key] = min(found.get(key, due_at), due_at)
-        return sorted(Lane(*key, due_at) for key, due_at in found.items())
+        lanes = self._tables.lanes
+        return sorted(
+            Lane(priority, kind, waiting[0][0])
+            for kind in kinds
+            for priority, waiting in lanes.get(kind, {}).items()
+            if waiting
+        )
 
     def ready(self, lane: Lane, *, now: float, after: tuple[float, int], limit: int) -> list[Trigger]:
-        found = [
-            (due_at, row.seq, row)
-            for due_at, row in self._live(leased=False)
-            if (row.priority, row.kind) == (lane.priority, lane.kind) and due_at <= now and (due_at, row.seq) > after
-        ]
-        return [row for _, _, row in sorted(found, key=lambda one: one[:2])[:limit]]
+        waiting = self._tables.lanes.get(lane.kind, {}).get(lane.priority, [])
+        first = bisect.bisect_right(waiting, after)
+        return self._due(waiting, first, first + limit, now=now)
 
     def expired(self, *, now: float, limit: int) -> list[Trigger]:
-        found = [(until, row.seq, row) for until, row in self._live(leased=True) if until <= now]
-        return [row for _, _, row in sorted(found, key=lambda one: one[:2])[:limit]]
+        return self._due(self._tables.leases, 0, limit, now=now)
+
+    def _due(self, listed: Sequence[_Due], first: int, last: int, *, now: float) -> list[Trigger]:
+        triggers = self._tables.triggers
+        return [triggers[seq] for at, seq in listed[first:last] if at <= now]
 
     def rebase(self, *, now: float, shift: float | None) -> None:
-        for _, row in list(self._live(leased=True)):
+        for row in self._leased():
             until = now + max(row.claim_timeout, row.heartbeat_timeout) * (1 + (row.seq % 100) / 1000)
             self.save([replace(row, next_trigger_at=until, run_until=shifted(row.run_until, shift))])
 
@@ -256,17 +286,12 @@ class _MemoryTx(_MemoryView, Tx):
     def latest(self) -> float:
         last = next(reversed(self._tables.entities.values()), None)
         granted_at = max((one.granted_at for one in self._tables.claims.values()), default=0.0)
-        waiting = (seq for seq, one in self._tables.live.items() if one.status in WAITING)
+        waiting = (seq for lanes in self._tables.lanes.values() for lane in lanes.values() for _, seq in lane)
         put_back = (run.at for seq in waiting for run in self._tables.runs.get(seq, {}).values())
         return max(granted_at, 0.0 if last is None else last.created_at, max(put_back, default=0.0))
 
     def touch(self) -> None:
         pass
-
-    def _live(self, *, leased: bool) -> Iterator[tuple[float, Trigger]]:
-        for row in self._tables.live.values():
-            if row.next_trigger_at is not None and (row.status in LEASED) is leased:
-                yield row.next_trigger_at, row
 
     def _put(self, table: dict[_K, _V], key: _K, value: _V) -> None:
         if key in table:

@@ -69,6 +69,7 @@ class SqlStore(Store):
     def __init__(self, path: Path, *, check: float = CHECK) -> None:
         # Without symbolic links: what stands beside the file has one place, and the log one name.
         self._path = path = Path(os.path.realpath(path))
+        self.url = f"sqlite:///{path}"
         if not path.parent.is_dir():
             raise ConfigError(f"the directory of the store {str(path)!r} does not exist: make it, or give another")
         self._check = check

@@ -13,7 +13,7 @@
         async def other(self, service_url): ...                     # yield a second one, with another worker's name
 
 The tests run on asyncio through anyio's pytest plugin (`pip install anyio pytest`). They put tasks of fresh kinds, so
-that they can share a service. A trait that is declared false is held to that: a service without fences grants 0.
+that they can share a service. A capability that is declared false is held to that: a service without fences grants 0.
 
 A service that does not take work by itself subclasses `BackendContract` and says in `put` how a task gets into it.
 """

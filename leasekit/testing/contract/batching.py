@@ -2,12 +2,12 @@
 
 from leasekit.backend import Backend
 from leasekit.task import Beat, Settlement
-from leasekit.testing.contract.ground import Ground
+from leasekit.testing.contract.base import ContractBase
 
 __all__ = ["Batching"]
 
 
-class Batching(Ground):
+class Batching(ContractBase):
     """What `Backend.beat` and `Backend.settle` promise of many at a time."""
 
     async def test_verdicts_come_in_order_with_one_bad_among_good(self, backend: Backend, kind: str) -> None:
@@ -27,7 +27,7 @@ class Batching(Ground):
 
     async def test_each_progress_of_a_batch_goes_to_its_own_task(self, backend: Backend, kind: str) -> None:
         tasks = [await self.held(backend, kind) for _ in range(3)]
-        if not (backend.traits.progress and backend.traits.retries):
+        if not (backend.capabilities.progress and backend.capabilities.retries):
             return
         await backend.beat([Beat(id=task.id, token=task.token, progress=[n]) for n, task in enumerate(tasks)])
         for task in tasks:
@@ -41,8 +41,8 @@ class Batching(Ground):
 
     async def test_the_largest_batch_is_taken(self, backend: Backend, kind: str) -> None:
         task = await self.held(backend, kind)
-        strangers = [Beat(id=f"nobody-{n}", token=task.token) for n in range(backend.traits.max_batch - 1)]
+        strangers = [Beat(id=f"nobody-{n}", token=task.token) for n in range(backend.capabilities.max_batch - 1)]
         verdicts = await backend.beat([*strangers, Beat(id=task.id, token=task.token)])
-        assert len(verdicts) == backend.traits.max_batch
+        assert len(verdicts) == backend.capabilities.max_batch
         assert verdicts[-1].verdict == "renewed"
         assert {verdict.verdict for verdict in verdicts[:-1]} <= {"gone"}

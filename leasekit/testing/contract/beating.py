@@ -2,12 +2,12 @@
 
 from leasekit.backend import Backend
 from leasekit.task import Beat
-from leasekit.testing.contract.ground import Ground, is_gone
+from leasekit.testing.contract.base import ContractBase, is_gone
 
 __all__ = ["Beating"]
 
 
-class Beating(Ground):
+class Beating(ContractBase):
     """The promises of `Backend.beat`."""
 
     async def test_a_beat_renews_and_says_for_how_long(self, backend: Backend, kind: str) -> None:
@@ -40,7 +40,7 @@ class Beating(Ground):
         self, backend: Backend, other: Backend, kind: str
     ) -> None:
         """Each of a batch does, the last as well as the first."""
-        ttl, count = self.short_ttl, min(12, backend.traits.max_batch)
+        ttl, count = self.short_ttl, min(12, backend.capabilities.max_batch)
         tasks = [await self.held(backend, kind, claim_timeout=ttl, heartbeat_timeout=ttl + 60) for _ in range(count)]
         verdicts = await backend.beat([Beat(id=task.id, token=task.token) for task in tasks])
         renewed = {verdict.id for verdict in verdicts if verdict.ttl and verdict.ttl > ttl + 1}
@@ -53,7 +53,9 @@ class Beating(Ground):
 
     async def test_the_longest_progress_is_taken(self, backend: Backend, kind: str) -> None:
         task = await self.held(backend, kind)
-        assert (await self.beat(backend, task, progress="x" * (backend.traits.max_progress - 2))).verdict == "renewed"
+        assert (
+            await self.beat(backend, task, progress="x" * (backend.capabilities.max_progress - 2))
+        ).verdict == "renewed"
 
     async def test_a_buffered_task_is_beaten_too(self, backend: Backend, kind: str) -> None:
         task = await self.held(backend, kind)

@@ -3,13 +3,13 @@
 import pytest
 
 from leasekit.backend import Backend, Scheduler
-from leasekit.task import Beat, NewTask, Outcome, Status, Waits
-from leasekit.testing.contract.ground import SchedulerGround, is_gone
+from leasekit.task import Beat, FixedDelays, NewTask, Outcome, Status
+from leasekit.testing.contract.base import SchedulerBase, is_gone
 
 __all__ = ["Cancelling"]
 
 
-class Cancelling(SchedulerGround):
+class Cancelling(SchedulerBase):
     """The promises of `Scheduler.cancel`."""
 
     async def test_a_waiting_task_is_cancelled_at_once(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
@@ -38,14 +38,14 @@ class Cancelling(SchedulerGround):
         beats = [Beat(id=run.id, token=run.token, started=run is not buffered) for run in (buffered, spared, task)]
         for _ in range(2):
             told = await backend.beat(beats)
-            if backend.traits.orders:
+            if backend.capabilities.orders:
                 assert [verdict.verdict for verdict in verdicts] == ["ordered", "ordered"]
                 assert [beat.verdict for beat in told] == ["renewed"] * 3
                 assert [beat.order for beat in told] == ["cancel", None, "cancel"]
             else:
                 assert "ordered" not in {verdict.verdict for verdict in verdicts}
                 assert {beat.order for beat in told} == {None}
-        for run in (buffered, task) if backend.traits.orders else ():
+        for run in (buffered, task) if backend.capabilities.orders else ():
             assert (await self.settle(backend, run, "cancelled")).verdict == "settled"
             assert (await self.info(scheduler, run.id)).status is Status.CANCELLED
 
@@ -53,7 +53,7 @@ class Cancelling(SchedulerGround):
     async def test_a_cancelled_task_does_not_run_again(
         self, scheduler: Scheduler, backend: Backend, kind: str, outcome: Outcome
     ) -> None:
-        task = await self.held(backend, kind, retry=Waits(waits=[0]))
+        task = await self.held(backend, kind, retry=FixedDelays(waits=[0]))
         await scheduler.cancel([task.id])
         await self.settle(backend, task, outcome)
         assert (await self.info(scheduler, task.id)).status is Status.CANCELLED
@@ -63,7 +63,7 @@ class Cancelling(SchedulerGround):
         self, scheduler: Scheduler, backend: Backend, kind: str
     ) -> None:
         task = await self.held(backend, kind)
-        if backend.traits.orders:
+        if backend.capabilities.orders:
             await scheduler.cancel([task.id])
         assert (await self.settle(backend, task)).verdict == "settled"
         assert (await self.info(scheduler, task.id)).status is Status.SUCCESS

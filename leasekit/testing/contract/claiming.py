@@ -9,7 +9,7 @@ import pytest
 
 from leasekit.backend import Backend
 from leasekit.task import Claimed, NewTask
-from leasekit.testing.contract.ground import WAIT, Ground
+from leasekit.testing.contract.base import WAIT, ContractBase
 
 __all__ = ["Claiming"]
 
@@ -27,7 +27,7 @@ PAYLOADS = [
 ]  # fmt: skip
 
 
-class Claiming(Ground):
+class Claiming(ContractBase):
     """The promises of `Backend.claim`."""
 
     async def test_a_claim_gets_what_was_put(self, backend: Backend, kind: str) -> None:
@@ -111,7 +111,7 @@ class Claiming(Ground):
     async def test_waited_is_told_where_the_trait_says_so(self, backend: Backend, kind: str) -> None:
         await self.put(backend, NewTask(kind=kind))
         waited = (await self.claim(backend, kind)).waited
-        if backend.traits.tells_waited:
+        if backend.capabilities.tells_waited:
             assert waited is not None
             assert 0 <= waited < WAIT
         else:
@@ -128,14 +128,14 @@ class Claiming(Ground):
 
     async def test_a_fence_grows_with_every_claim(self, backend: Backend, kind: str) -> None:
         runs = [await self.briefly_held(backend, kind)]
-        for way in _ENDS if backend.traits.retries else ():
+        for way in _ENDS if backend.capabilities.retries else ():
             if way == "expired":
                 await self.expire(runs[-1])
             else:
                 await self.settle(backend, runs[-1], way)
             runs.append(await self.claim_one(backend, kind))
         fences = [run.fence for run in runs]
-        if backend.traits.fences:
+        if backend.capabilities.fences:
             assert fences[0] > 0
             assert fences == sorted(set(fences))
         else:
@@ -147,7 +147,7 @@ class Claiming(Ground):
         first = await self.claim(backend, kind, limit=2, claim_id=kind)
         await self.sleep(0.2)
         second = await self.claim(backend, kind, limit=2, wait=0, claim_id=kind)
-        if backend.traits.remembers_claims:
+        if backend.capabilities.remembers_claims:
             assert second.tasks == first.tasks
             assert second.waited == pytest.approx(first.waited, abs=0.001)
         else:
@@ -159,7 +159,7 @@ class Claiming(Ground):
         first = await self.claim(backend, kind, limit=2, claim_id=kind)
         await self.settle(backend, first.tasks[0])
         second = await self.claim(backend, kind, limit=2, wait=0, claim_id=kind)
-        assert second.tasks == (first.tasks[1:] if backend.traits.remembers_claims else second.tasks)
+        assert second.tasks == (first.tasks[1:] if backend.capabilities.remembers_claims else second.tasks)
         assert first.tasks[0].id not in {task.id for task in second.tasks}
 
     async def test_a_repeated_claim_of_which_nothing_is_live_gets_nothing(self, backend: Backend, kind: str) -> None:
@@ -168,13 +168,24 @@ class Claiming(Ground):
         first = await self.claim_one(backend, kind, claim_id=kind)
         await self.settle(backend, first)
         again = await self.claim(backend, kind, wait=0, claim_id=kind)
-        if backend.traits.remembers_claims:
+        if backend.capabilities.remembers_claims:
             assert again.tasks == []
         else:
             assert first.id not in {task.id for task in again.tasks}
 
+    async def test_a_repeated_claim_gets_what_a_beat_would_renew(self, backend: Backend, kind: str) -> None:
+        if not backend.capabilities.remembers_claims:
+            return
+        await self.put(backend, NewTask(kind=kind, claim_timeout=self.short_ttl, heartbeat_timeout=self.short_ttl))
+        task = await self.claim_one(backend, kind, claim_id=kind)
+        await self.expire(task)
+        await self.interrupt(task)
+        again = await self.claim(backend, kind, wait=0, claim_id=kind)
+        is_renewed = (await self.beat(backend, task)).verdict == "renewed"
+        assert [one.token for one in again.tasks] == [task.token] * is_renewed
+
     async def test_a_repeat_joins_the_claim_that_waits(self, backend: Backend, kind: str) -> None:
-        claims = 2 if backend.traits.remembers_claims else 1
+        claims = 2 if backend.capabilities.remembers_claims else 1
         async with self.waiting(backend, kind, claims=claims, limit=2, claim_id=kind) as answers:
             await self.put(backend, NewTask(kind=kind))
         assert all(answer.tasks == answers[0].tasks for answer in answers)
@@ -189,7 +200,7 @@ class Claiming(Ground):
         self, backend: Backend, kind: str
     ) -> None:
         """As a request does that a proxy has kept, whose sender is dead: nobody would hear of the lease."""
-        if not backend.traits.remembers_claims:
+        if not backend.capabilities.remembers_claims:
             return
         also = [kind + "-b"]
         ended = await self.claim(backend, kind, also=also, limit=0, claim_id=kind)  # nor does it wait
@@ -201,7 +212,7 @@ class Claiming(Ground):
         assert [task.id for task in (await self.claim(backend, kind)).tasks] == [task_id]
 
     async def test_a_claim_that_is_ended_is_told_again_what_it_was_granted(self, backend: Backend, kind: str) -> None:
-        if not backend.traits.remembers_claims:
+        if not backend.capabilities.remembers_claims:
             return
         for _ in range(3):
             await self.put(backend, NewTask(kind=kind))
@@ -214,7 +225,7 @@ class Claiming(Ground):
 
     async def test_a_claim_that_is_ended_is_told_no_values(self, backend: Backend, other: Backend, kind: str) -> None:
         """Its tasks are only to be released: payloads would keep a slow line from carrying that in time."""
-        if not (backend.traits.remembers_claims and backend.traits.retries):
+        if not (backend.capabilities.remembers_claims and backend.capabilities.retries):
             return
         task = await self.held(other, kind, "x" * 1000)
         await self.beat(other, task, progress={"page": 7})
@@ -227,7 +238,7 @@ class Claiming(Ground):
         assert [task.payload for task in late.tasks] == ["x" * 1000], "no other answer is without them"
 
     async def test_a_claim_that_waits_is_granted_nothing_once_it_was_ended(self, backend: Backend, kind: str) -> None:
-        if not backend.traits.remembers_claims:
+        if not backend.capabilities.remembers_claims:
             return
         async with self.waiting(backend, kind, claim_id=kind) as answers:
             assert (await self.claim(backend, kind, limit=0, claim_id=kind)).tasks == []

@@ -10,14 +10,14 @@ import pytest
 from leasekit.backend import Backend
 from leasekit.errors import BackendError
 from leasekit.task import Beat, Claimed, NewTask, Settlement, Task
-from leasekit.testing.contract.ground import Ground
+from leasekit.testing.contract.base import ContractBase
 
 __all__ = ["Granting"]
 
 _LEAST_DIFFERENCE = 8  # characters in which two tokens differ; a counter or a clock changes fewer
 
 
-class Granting(Ground):
+class Granting(ContractBase):
     """The promises on which the trust of a holder rests."""
 
     async def test_a_claim_lasts_as_long_as_it_says(self, backend: Backend, other: Backend, kind: str) -> None:
@@ -74,7 +74,7 @@ class Granting(Ground):
 
     async def test_attempts_grow_with_failures(self, backend: Backend, kind: str) -> None:
         task = await self.held(backend, kind)
-        for attempt in (1, 2, 3) if backend.traits.retries else (1,):
+        for attempt in (1, 2, 3) if backend.capabilities.retries else (1,):
             assert task.attempt == attempt
             await self.settle(backend, task, "retry", retry_after=0.0)
             task = await self.claim_again(backend, task) or task
@@ -92,7 +92,7 @@ class Granting(Ground):
         early = await self.claim(other, kind, wait=0)
         assert not early.tasks or self.now() - since >= timedelta(seconds=2)
         await self.sleep(2.1)
-        assert early.tasks or not backend.traits.retries or await self.claim_again(other, task)
+        assert early.tasks or not backend.capabilities.retries or await self.claim_again(other, task)
 
     async def test_a_service_out_of_reach_is_an_error_of_ours(self, out_of_reach: Backend | None, kind: str) -> None:
         if out_of_reach is None:
@@ -108,7 +108,7 @@ class Granting(Ground):
 
     async def _lasts(self, backend: Backend, other: Backend, task: Task, ttl: float, since: datetime) -> None:
         """Check that a lease is held for all of the `ttl` seconds that its holder was told, from `since` on."""
-        for n in range(1, 41 if backend.traits.retries else 1):  # twice as long as it should take
+        for n in range(1, 41 if backend.capabilities.retries else 1):  # twice as long as it should take
             await self.sleep(ttl / 20)
             if (await self.claim(other, task.kind, wait=0)).tasks:
                 # A subclass may turn the clock of its service and not that of `now`: it has slept so long at least.

@@ -5,17 +5,17 @@ from typing import Literal
 import pytest
 
 from leasekit.backend import Backend, Scheduler
-from leasekit.task import Outcome, Status, Waits
-from leasekit.testing.contract.ground import SchedulerGround, is_gone
+from leasekit.task import FixedDelays, Outcome, Status
+from leasekit.testing.contract.base import SchedulerBase, is_gone
 
 __all__ = ["Limits"]
 
 
-class Limits(SchedulerGround):
+class Limits(SchedulerBase):
     """What counts as an attempt, what as a crash, and what becomes of a task that has had too many."""
 
     async def test_a_retry_waits_by_its_policy(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
-        task = await self.held(backend, kind, retry=Waits(waits=[0, 3600]))
+        task = await self.held(backend, kind, retry=FixedDelays(waits=[0, 3600]))
         await self.settle(backend, task, "retry")
         await self.settle(backend, await self.claim_one(backend, kind), "retry")
         assert await self.nothing_left(backend, kind)
@@ -26,12 +26,12 @@ class Limits(SchedulerGround):
 
     @pytest.mark.parametrize("outcome", ["retry", "crash"])
     async def test_failures_and_crashes_count_as_attempts(self, backend: Backend, kind: str, outcome: Outcome) -> None:
-        task = await self.held(backend, kind, retry=Waits(waits=[0]))
+        task = await self.held(backend, kind, retry=FixedDelays(waits=[0]))
         await self.settle(backend, task, outcome)
         assert (await self.claim_one(backend, kind)).attempt == 2
 
     async def test_max_attempts_bounds_retries(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
-        task = await self.held(backend, kind, max_attempts=2, max_crashes=5, retry=Waits(waits=[0]))
+        task = await self.held(backend, kind, max_attempts=2, max_crashes=5, retry=FixedDelays(waits=[0]))
         for outcome in ("retry", "crash", "retry"):
             assert (await self.info(scheduler, task.id)).status is not Status.DEAD
             await self.settle(backend, task, outcome)
@@ -66,7 +66,7 @@ class Limits(SchedulerGround):
         assert info.error == {"type": "E"}
 
     async def test_crashes_do_not_lengthen_the_wait_for_a_retry(self, backend: Backend, kind: str) -> None:
-        first = await self.held(backend, kind, retry=Waits(waits=[0, 3600]))
+        first = await self.held(backend, kind, retry=FixedDelays(waits=[0, 3600]))
         await self.settle(backend, first, "crash")
         await self.settle(backend, await self.claim_one(backend, kind), "retry")
         assert (await self.claim_one(backend, kind)).attempt == 3

@@ -4,12 +4,12 @@ import math
 
 from leasekit.backend import Backend, Scheduler
 from leasekit.task import NewTask, Status
-from leasekit.testing.contract.ground import SchedulerGround, ids_of
+from leasekit.testing.contract.base import SchedulerBase, ids_of
 
 __all__ = ["Reading"]
 
 
-class Reading(SchedulerGround):
+class Reading(SchedulerBase):
     """The promises of `Scheduler.get`, `list` and `stats`."""
 
     async def test_of_an_unknown_task_there_is_nothing(self, scheduler: Scheduler, kind: str) -> None:
@@ -22,7 +22,7 @@ class Reading(SchedulerGround):
         found: list[str] = []
         cursor: str | None = None
         for _ in range(math.ceil(len(ids) / 2)):
-            page = await scheduler.list(kind=kind, cursor=cursor, limit=2)
+            page = await scheduler.list_tasks(kind=kind, cursor=cursor, limit=2)
             found += [info.id for info in page.tasks]
             cursor = page.cursor
         assert found == ids
@@ -30,9 +30,9 @@ class Reading(SchedulerGround):
 
     async def test_a_listing_matches_all_that_is_given(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
         await scheduler.schedule([NewTask(kind=kind, id=f"{kind}-{c}", collection=c) for c in ("a", "b")])
-        blue = await scheduler.list(kind=kind, collection="b")
-        new = await scheduler.list(kind=kind, status=Status.NEW)
-        none = await scheduler.list(kind=kind, collection="b", status=Status.DEAD)
+        blue = await scheduler.list_tasks(kind=kind, collection="b")
+        new = await scheduler.list_tasks(kind=kind, status=Status.NEW)
+        none = await scheduler.list_tasks(kind=kind, collection="b", status=Status.DEAD)
         assert ids_of(blue.tasks) == [f"{kind}-b"]
         assert ids_of(new.tasks) == [f"{kind}-a", f"{kind}-b"]
         assert none.tasks == []
@@ -42,10 +42,10 @@ class Reading(SchedulerGround):
         await scheduler.schedule([NewTask(kind=kind)])
         worker = (await self.info(scheduler, task.id)).worker
         assert worker
-        assert ids_of((await scheduler.list(kind=kind, worker=worker)).tasks) == [task.id]
+        assert ids_of((await scheduler.list_tasks(kind=kind, worker=worker)).tasks) == [task.id]
 
     async def test_stats_count_by_kind_and_status(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
         await scheduler.schedule([NewTask(kind=kind) for _ in range(3)])
         await self.settle(backend, await self.claim_one(backend, kind))
-        counts = (await scheduler.stats())["kinds"][kind]
+        counts = (await scheduler.stats()).kinds[kind]
         assert {status: count for status, count in counts.items() if count} == {"new": 2, "success": 1}

@@ -8,12 +8,12 @@ import pytest
 from leasekit.backend import Backend, Scheduler
 from leasekit.errors import Refused
 from leasekit.task import Beat, NewTask, Settlement, Status, Task
-from leasekit.testing.contract.ground import SchedulerGround
+from leasekit.testing.contract.base import SchedulerBase
 
 __all__ = ["Scheduling"]
 
 
-class Scheduling(SchedulerGround):
+class Scheduling(SchedulerBase):
     """The promises of `Scheduler.schedule`, but for tasks that wait for others."""
 
     async def test_scheduling_answers_in_order(self, scheduler: Scheduler, kind: str) -> None:
@@ -149,11 +149,11 @@ class Scheduling(SchedulerGround):
     async def test_the_largest_batch_goes_through_a_whole_life(
         self, scheduler: Scheduler, backend: Backend, kind: str
     ) -> None:
-        count = backend.traits.max_batch
+        count = backend.capabilities.max_batch
         answers = await scheduler.schedule([NewTask(kind=kind, payload=n) for n in range(count)])
         tasks: list[Task] = []
         while len(tasks) < count:
-            more = (await self.claim(backend, kind, limit=backend.traits.max_claim)).tasks
+            more = (await self.claim(backend, kind, limit=backend.capabilities.max_claim)).tasks
             assert more
             tasks += more
         assert {task.id for task in tasks} == {answer.id for answer in answers}

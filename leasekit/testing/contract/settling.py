@@ -7,7 +7,7 @@ import pytest
 from leasekit.backend import Backend
 from leasekit.errors import Refused
 from leasekit.task import Beat, Outcome, Settlement, Task
-from leasekit.testing.contract.ground import Ground, is_gone
+from leasekit.testing.contract.base import ContractBase, is_gone
 
 __all__ = ["Settling"]
 
@@ -15,7 +15,7 @@ _LAST: tuple[Outcome, ...] = ("success", "fatal", "cancelled")  # after which no
 _OUTCOMES: tuple[Outcome, ...] = ("release", "retry", "crash", "cancelled", "fatal", "success")
 
 
-class Settling(Ground):
+class Settling(ContractBase):
     """The promises of `Backend.settle`."""
 
     async def test_a_success_ends_the_task(self, backend: Backend, kind: str) -> None:
@@ -58,7 +58,7 @@ class Settling(Ground):
     async def test_a_result_has_as_many_bytes_as_the_service_says_and_one_more_is_refused(
         self, backend: Backend, kind: str, *, fits: bool
     ) -> None:
-        most = backend.traits.max_result
+        most = backend.capabilities.max_result
         task = await self.held(backend, kind)
         result = "x" * (2_000_000 if most is None else most - 2 + (not fits))
         if fits or most is None:
@@ -74,9 +74,9 @@ class Settling(Ground):
         self, backend: Backend, kind: str
     ) -> None:
         tasks = [await self.held(backend, kind) for _ in range(10)]
-        result = "x" * (min(backend.traits.max_result or 900_000, 900_000) - 2)
+        result = "x" * (min(backend.capabilities.max_result or 900_000, 900_000) - 2)
         ends = [Settlement(id=task.id, token=task.token, outcome="success", result=result) for task in tasks]
-        size = backend.traits.max_batch
+        size = backend.capabilities.max_batch
         verdicts = [v for n in range(0, len(ends), size) for v in await backend.settle(ends[n : n + size])]
         assert [(verdict.id, verdict.verdict) for verdict in verdicts] == [(task.id, "settled") for task in tasks]
 
@@ -111,7 +111,7 @@ class Settling(Ground):
         late = await self.briefly_held(backend, kind)
         await self.expire(late)
         current = await self.claim_again(other, late)
-        if current is None or not backend.traits.refuses_stale:
+        if current is None or not backend.capabilities.refuses_stale:
             return
         assert is_gone(await self.settle(backend, late, result="late"))
         assert (await self.beat(other, current)).verdict == "renewed"
@@ -127,7 +127,7 @@ class Settling(Ground):
             await self.beat(backend, first, started=False, progress="stale"),
             await self.settle(backend, first),
         ]
-        if not backend.traits.refuses_stale:
+        if not backend.capabilities.refuses_stale:
             assert {verdict.verdict for verdict in verdicts} != {"gone"}, "it does: declare refuses_stale"
             return
         assert all(is_gone(verdict) for verdict in verdicts[:2])
@@ -141,7 +141,7 @@ class Settling(Ground):
         first = await self.held(backend, kind)
         await self.settle(backend, first, "release")
         second = await self.claim_again(other, first)
-        if second is None or not backend.traits.refuses_stale:
+        if second is None or not backend.capabilities.refuses_stale:
             return
         runs = [first, second, first]
         beats = await other.beat([Beat(id=run.id, token=run.token) for run in runs])
@@ -170,7 +170,7 @@ class Settling(Ground):
         else:
             await self.settle(backend, task, "retry", retry_after=0.0, progress={"page": 7, "né": [None]})
         if again := await self.claim_again(other, task):
-            assert again.progress == ({"page": 7, "né": [None]} if backend.traits.progress else None)
+            assert again.progress == ({"page": 7, "né": [None]} if backend.capabilities.progress else None)
 
     @pytest.mark.parametrize("way", ["beat", "batch", "settle", "late"])
     async def test_progress_that_is_overtaken_does_not_replace_newer(
@@ -189,7 +189,7 @@ class Settling(Ground):
             await self.expire(task)
         ours = {} if way in ("beat", "batch") else {"progress": [1], "progress_seq": 1}
         await self.settle(backend, task, "release", **ours)
-        if (second := await self.claim_again(other, task)) is None or not backend.traits.progress:
+        if (second := await self.claim_again(other, task)) is None or not backend.capabilities.progress:
             return
         assert second.progress == [2]
         await self.beat(other, second, progress=[3], progress_seq=1)
@@ -211,7 +211,7 @@ class Settling(Ground):
         for batch in [beats] if together else [[beat] for beat in beats]:
             await backend.beat(batch)
         await self.settle(backend, task, "release")
-        if (second := await self.claim_again(other, task)) and backend.traits.progress:
+        if (second := await self.claim_again(other, task)) and backend.capabilities.progress:
             assert second.progress == [None]
 
     async def test_progress_is_kept_whatever_it_is_and_however_it_came(
@@ -231,7 +231,7 @@ class Settling(Ground):
             assert (await self.settle(holder, task, retry, retry_after=0.0, **last)).verdict == "settled"
             holder = other if holder is backend else backend
             task = await self.claim_again(holder, task)
-            if task is not None and backend.traits.progress:
+            if task is not None and backend.capabilities.progress:
                 assert task.progress == value, f"lost or changed: progress {value!r}, {way}"
                 assert type(task.progress) is type(value)
 
@@ -240,7 +240,7 @@ class Settling(Ground):
         await self.beat(backend, task, progress=[1])
         await self.expire(task)
         if again := await self.claim_again(other, task):
-            assert again.progress == ([1] if backend.traits.progress else None)
+            assert again.progress == ([1] if backend.capabilities.progress else None)
 
     async def _no_stale_result_counts(self, backend: Backend, other: Backend, first: Task, second: Task) -> None:
         """Check that no result of the first holder ends the run of the second, nor leaves anything to the third."""

@@ -5,13 +5,13 @@ from leasekit.testing.contract.batching import Batching
 from leasekit.testing.contract.beating import Beating
 from leasekit.testing.contract.cancelling import Cancelling
 from leasekit.testing.contract.claiming import Claiming
-from leasekit.testing.contract.following import Following
 from leasekit.testing.contract.granting import Granting
 from leasekit.testing.contract.limits import Limits
-from leasekit.testing.contract.living import Living
 from leasekit.testing.contract.reading import Reading
+from leasekit.testing.contract.retries import Retries
 from leasekit.testing.contract.scheduling import Scheduling
 from leasekit.testing.contract.settling import Settling
+from leasekit.testing.contract.successors import Successors
 
 __all__ = ["BackendContract", "SchedulerContract"]
 
@@ -22,13 +22,13 @@ class BackendContract(Claiming, Granting, Beating, Batching, Settling):
     async def test_a_backend_that_takes_work_is_held_to_the_whole_contract(self, backend: Backend) -> None:
         assert not isinstance(backend, Scheduler) or isinstance(self, SchedulerContract), "subclass SchedulerContract"
 
-    async def test_traits_are_bounds_of_one_or_more(self, backend: Backend) -> None:
-        assert min(backend.traits.max_batch, backend.traits.max_claim) >= 1
+    async def test_capabilities_are_bounds_of_one_or_more(self, backend: Backend) -> None:
+        assert min(backend.capabilities.max_batch, backend.capabilities.max_claim) >= 1
 
     async def test_closing_twice_is_fine(self, backend: Backend) -> None:
         await backend.aclose()
         await backend.aclose()
 
 
-class SchedulerContract(BackendContract, Scheduling, Living, Limits, Following, Cancelling, Reading):
+class SchedulerContract(BackendContract, Scheduling, Retries, Limits, Successors, Cancelling, Reading):
     """The promises of `leasekit.backend.Scheduler`, and of `Backend`."""

@@ -93,8 +93,9 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
     """Starts `celery -A name worker`, in process groups that end with the test."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(name: str, **environment: str) -> "subprocess.Popen[bytes]":
+    def start(name: str, *options: str, **environment: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "celery", "-A", name, "worker", "--concurrency", "4", "--without-mingle"]
+        command += options
         with (tmp_path / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [*command, "--without-gossip", "--loglevel", "INFO"],
@@ -176,16 +177,30 @@ def test_after_its_tasks_were_made_an_app_is_refused(shop: Any) -> None:
         leasekit_celery.install(app.module.app, "memory://")
 
 
+@pytest.mark.parametrize("leased", [True, False])
+def test_a_worker_of_greenlets_does_not_start_where_its_tasks_need_leases(
+    shop: Any, workers: Any, tmp_path: Path, leased: Any
+) -> None:
+    app = shop("green", leased=leased)
+    worker = workers("green", "--pool", "gevent")
+    if leased:
+        assert worker.wait(60) == 1
+        assert "leasekit: gevent has replaced threading" in (tmp_path / "green.log").read_text(encoding="utf-8")
+    else:
+        task = app.send("long", 0)
+        eventually(lambda: app.count("end", task))
+
+
 def test_without_the_service_a_task_is_neither_run_nor_lost(
     tmp_path: Path, redis_url: str, leases_url: str, workers: Any
 ) -> None:
     app = Shop(tmp_path, "away", redis=redis_url, leases="http://127.0.0.1:9")
     path = tmp_path / "away.py"
     text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace("LOG =", "app.Task.leases._patience = 0.1\nLOG ="), encoding="utf-8")
+    path.write_text(text.replace("LOG =", "app.Task.leases._retry_for = 0.1\nLOG ="), encoding="utf-8")
     first = workers("away")
     task = app.send("long", 0)
-    eventually(lambda: f"{task} is delivered again" in (tmp_path / "away.log").read_text(encoding="utf-8"))
+    eventually(lambda: f"{task} is put off" in (tmp_path / "away.log").read_text(encoding="utf-8"))
     assert app.count("begin", task) == 0
     kill_all(first)
     path.write_text(text.replace("http://127.0.0.1:9", leases_url), encoding="utf-8")

@@ -26,11 +26,13 @@ class Shop:
 
     def __init__(self) -> None:
         self.faulty = Faulty(MemoryBackend(MemoryService(), worker="celery"))
-        self.client = leasekit.Client(self.faulty, patience=0)
+        self.client = leasekit.Client(self.faulty, retry_for=0)
         self.app = celery.Celery("shop", broker="memory://", backend=None)
         leasekit_celery.install(self.app, "memory://")
         self.app.Task.leases = self.client
         self.sent = 0
+        self.options: dict[str, Any] = {}  # of what was sent last
+        self.delays: list[float] = []
         self.broker_is_away = False
         self.ran = 0
 
@@ -43,7 +45,7 @@ class Shop:
         return count
 
     @contextmanager
-    def delivered(self, task: Any, **request: int) -> Iterator[None]:
+    def delivered(self, task: Any, **request: Any) -> Iterator[None]:
         """As a worker has it."""
         task.push_request(id="1", called_directly=False, is_eager=False, args=(), kwargs={}, **request)
         try:
@@ -71,7 +73,13 @@ class Shop:
 @pytest.fixture
 def shop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     shop = Shop()
-    monkeypatch.setattr(Signature, "apply_async", shop.send)
+
+    def apply_async(signature: Any) -> None:
+        shop.send()
+        shop.options = signature.options
+        shop.delays.append(signature.options["countdown"])
+
+    monkeypatch.setattr(Signature, "apply_async", apply_async)
     yield shop
     shop.client.close()
 
@@ -92,20 +100,15 @@ def test_what_the_broker_does_not_take_for_later_is_not_acknowledged(shop: Shop)
     assert (rejected.value.requeue, shop.ran) == (True, 0)
 
 
-def test_without_the_service_a_message_that_is_acknowledged_already_is_sent_again(shop: Shop) -> None:
-    task = shop.task(acks_late=False)
+@pytest.mark.parametrize("acks_late", [True, False])
+def test_without_the_service_a_message_is_put_off_for_longer_each_time(shop: Shop, acks_late: Any) -> None:
+    task = shop.task(acks_late=acks_late)
     shop.faulty.always("schedule", faults.drop)
-    with shop.delivered(task), pytest.raises(Ignore):
-        task()
-    assert (shop.sent, shop.ran) == (1, 0)
-
-
-def test_without_the_service_a_message_that_is_not_comes_again_by_itself(shop: Shop) -> None:
-    task = shop.task(acks_late=True)
-    shop.faulty.always("schedule", faults.drop)
-    with shop.delivered(task), pytest.raises(Reject) as rejected:
-        task()
-    assert (rejected.value.requeue, shop.sent, shop.ran) == (True, 0, 0)
+    for _ in range(8):
+        with shop.delivered(task, headers=shop.options.get("headers")), pytest.raises(Ignore):
+            task()
+    assert (shop.sent, shop.ran) == (8, 0)
+    assert shop.delays == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
 @pytest.mark.parametrize(("acks_late", "raised"), [(True, Reject), (False, LeaseLost)])
@@ -131,7 +134,7 @@ class Traced:
     """An app with a result backend, whose tasks are run by Celery's own tracer, as in a worker."""
 
     def __init__(self, task_cls: Any = None) -> None:
-        self.client = leasekit.Client(MemoryBackend(MemoryService(), worker="celery"), patience=0)
+        self.client = leasekit.Client(MemoryBackend(MemoryService(), worker="celery"), retry_for=0)
         self.app = celery.Celery("shop", broker="memory://", backend="cache+memory://", task_cls=task_cls)
         leasekit_celery.install(self.app, "memory://")
         self.app.Task.leases = self.client
@@ -147,10 +150,11 @@ class Traced:
 
         self.task = count
 
-    def deliver(self, task: Any = None, *args: Any, **kwargs: Any) -> None:
+    def deliver(self, task: Any = None, *args: Any, number: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """As a worker runs it."""
         task = task or self.task
-        build_tracer(task.name, task, app=self.app)(self.id, args, kwargs, {"id": self.id, "delivery_info": {}})
+        request = {"id": self.id, "delivery_info": {}, **(number or {})}
+        build_tracer(task.name, task, app=self.app)(self.id, args, kwargs, request)
 
     @property
     def status(self) -> str:
@@ -211,6 +215,124 @@ def test_a_report_that_is_refused_after_that_is_said(
     traced.deliver()
     assert traced.result.result == 1
     assert f"task {traced.id} may run again, though it has ended" in caplog.text
+
+
+def test_a_copy_that_is_put_off_is_the_same_message(traced: Traced) -> None:
+    sent: list[dict[str, Any]] = []
+
+    def hear(headers: dict[str, Any], **_: Any) -> None:
+        sent.append(headers)
+
+    signals.before_task_publish.connect(hear)
+    try:
+        with leasekit.lease(traced.client.once(f"celery:{traced.id}")) as held:
+            traced.task.apply_async(task_id=traced.id, argsrepr="(…)", kwargsrepr="{…}", headers={"tenant": "x"})
+            traced.deliver(number=dict(sent[0]))
+            traced.deliver(number={**sent[0], "parent_id": "p", "root_id": "r"})
+            held.release()
+    finally:
+        signals.before_task_publish.disconnect(hear)
+    first, second, third = sent
+    apart = {"eta"}
+    assert {name: value for name, value in second.items() if name not in apart} == {
+        name: value for name, value in first.items() if name not in apart
+    }
+    assert (third["parent_id"], third["root_id"], traced.ran) == ("p", "r", 0)
+
+
+# Retries and replacements: each attempt runs to its end once
+
+
+class Attempts:
+    """A task that is to run again, and what its runs have sent in their own place."""
+
+    def __init__(self, traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.traced = traced
+        self.sent: list[dict[str, int]] = []
+        self.runs: list[int] = []
+
+        def send(signature: Any) -> None:
+            self._send(signature)
+
+        monkeypatch.setattr(Signature, "apply_async", send)
+        monkeypatch.setattr(Signature, "delay", send)
+
+        @traced.app.task(bind=True, acks_late=True, max_retries=5)  # type: ignore[untyped-decorator]
+        def poll(task: Any, how: str) -> str:
+            self.runs.append(task.request.retries)
+            if len(self.runs) >= 3:
+                return "done"
+            if how == "replace":
+                task.replace(poll.s(how))
+            retry = task.retry(countdown=0, throw=how == "raise")
+            if how == "fail":
+                raise ValueError("oops")
+            return str(retry)
+
+        self.task = poll
+
+    def _send(self, signature: Any) -> None:
+        options = signature.options
+        self.sent.append({name: options.get(name, 0) for name in ("retries", "replaced_task_nesting")})
+
+    def deliver(self, how: str, number: dict[str, int] | None = None) -> None:
+        self.traced.deliver(self.task, how, number=number)
+
+
+@pytest.fixture
+def attempts(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> Attempts:
+    return Attempts(traced, monkeypatch)
+
+
+WAYS = ["raise", "return", "fail", "replace"]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_what_a_run_has_sent_in_its_own_place_runs_after_it(attempts: Attempts, how: str) -> None:
+    attempts.deliver(how)
+    attempts.deliver(how, attempts.sent[0])
+    assert (attempts.traced.status, len(attempts.sent)) == ("enqueued", 2)
+    attempts.deliver(how, attempts.sent[1])
+    assert (len(attempts.runs), attempts.traced.status) == (3, "success")
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_an_attempt_that_has_sent_another_in_its_own_place_does_not_run_again(attempts: Attempts, how: str) -> None:
+    attempts.deliver(how)
+    attempts.deliver(how)
+    attempts.deliver(how, attempts.sent[0])
+    attempts.deliver(how)
+    attempts.deliver(how, attempts.sent[0])
+    attempts.deliver(how)
+    assert (len(attempts.runs), len(attempts.sent)) == (2, 2)
+
+
+@pytest.mark.parametrize("how", ["return", "fail"])
+def test_an_attempt_that_was_broken_off_runs_again_though_it_has_sent_a_retry(
+    attempts: Attempts, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_off(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(attempts.traced.app.backend, "mark_as_done", break_off)
+        patch.setattr(attempts.traced.app.backend, "mark_as_failure", break_off)
+        attempts.deliver(how)
+    attempts.deliver(how)
+    assert attempts.runs == [0, 0]
+
+
+def test_a_task_that_gives_itself_back_runs_again_under_the_same_number(traced: Traced) -> None:
+    runs: list[int] = []
+
+    @traced.app.task(acks_late=True)  # type: ignore[untyped-decorator]
+    def later() -> None:
+        runs.append(1)
+        raise Ignore
+
+    traced.deliver(later)
+    traced.deliver(later)
+    assert len(runs) == 2
 
 
 # Cancelled at the service of the leases

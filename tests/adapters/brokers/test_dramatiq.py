@@ -106,10 +106,10 @@ def test_a_message_whose_holder_died_runs_when_the_lease_has_run_out(
 ) -> None:
     runs.go.set()
     message = broker.get_actor("runs").message("a")
-    with leasekit.connect(leases_url, beats=leasekit.Beats().for_ttl(6)) as dead:
+    with leasekit.connect(leases_url, heartbeats=leasekit.Heartbeats().for_ttl(6)) as dead:
         held = leasekit.lease(dead.once(f"dramatiq:{message.message_id}")).__enter__()
         connection = dead.connection()
-        connection.driver.call_soon(connection.keeper.forget, held._holding)  # it beats no more
+        connection.driver.call_soon(connection.keeper.drop, held._record)  # it beats no more
         deliver(broker, message)
         eventually(lambda: runs.ended)
         with pytest.raises(leasekit.LeaseLost):
@@ -120,14 +120,14 @@ def test_without_the_service_a_message_is_put_off_and_not_run(redis_url: str, ca
     caplog.set_level("INFO")
     runs = Runs()
     leases = Leases("http://127.0.0.1:9", ttl=6, again_in=60)
-    leases._client._patience = 0.1
+    leases._client._retry_for = 0.1
     broker = connected(redis_url)
     broker.add_middleware(leases)
     dramatiq.actor(broker=broker, actor_name="runs")(runs.__call__)
     worker = Worker(broker, worker_timeout=50, worker_threads=1)
     worker.start()
     deliver(broker)
-    eventually(skipped(caplog, "cannot be had"))
+    eventually(skipped(caplog, "cannot be obtained"))
     eventually(lambda: broker.do_qsize("default.DQ"))
     worker.stop()
     broker.close()

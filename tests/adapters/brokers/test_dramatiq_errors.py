@@ -8,7 +8,7 @@ import dramatiq
 import pytest
 from dramatiq import Middleware
 from dramatiq.brokers.stub import StubBroker
-from dramatiq.middleware import SkipMessage
+from dramatiq.middleware import MiddlewareError, SkipMessage
 from dramatiq.results import ResultFailure, ResultMissing, Results
 from dramatiq.results.backends import StubBackend
 from dramatiq.worker import Worker
@@ -162,6 +162,48 @@ def test_one_that_another_middleware_makes_a_dead_letter_of_may_be_sent_again(sh
     shop.broker.add_middleware(FailsLate(), before=Results)
     shop.deliver()
     assert (shop.ran, shop.status) == (["a"], "enqueued")
+
+
+# Several workers of one broker
+
+
+def test_a_lease_outlives_the_shutdown_of_another_worker(shop: Shop) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def wait(name: str) -> None:
+        begun.set()
+        assert go.wait(30)
+
+    dramatiq.actor(broker=shop.broker, actor_name="waits", queue_name="q")(wait)
+    shop.message = shop.broker.get_actor("waits").message("a")
+    shop.broker.enqueue(shop.message)
+    assert begun.wait(30)
+    other = Worker(shop.broker, worker_timeout=50, worker_threads=1)
+    other.start()
+    other.stop()
+    assert shop.status == "processing"
+    go.set()
+    shop.broker.join("q", timeout=30_000, fail_fast=False)
+    assert shop.status == "success"
+
+
+def test_a_worker_that_boots_after_the_last_one_was_shut_down_is_connected_again(shop: Shop) -> None:
+    shop.worker.stop()
+    shop.worker = Worker(shop.broker, worker_timeout=50, worker_threads=1)
+    shop.worker.start()
+    shop.deliver()
+    assert (shop.ran, shop.status) == (["a"], "success")
+
+
+def test_a_worker_does_not_start_where_its_process_can_keep_no_lease(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise leasekit.ConfigError("gevent has replaced threading in this process")
+
+    monkeypatch.setattr(shop.leases._client, "check_process", refuse)
+    with pytest.raises(MiddlewareError, match="gevent"):
+        Worker(shop.broker).start()
 
 
 @pytest.mark.parametrize("long", ["x" * 400, "reports/" * 30])

@@ -12,15 +12,15 @@ import anyio
 import pytest
 
 import leasekit
+from harness.proxy.foreign import ForeignAnswer
 from leasekit.errors import ConfigError, Refused, Throttled, Unavailable
 from leasekit.task import Beat, NewTask, Settlement
-from leasekit.testing._foreign import ForeignAnswer
 from leasekit_http import HttpBackend, connect
 from leasekit_http.addresses import addresses
 
 Meet = Callable[..., AbstractAsyncContextManager[HttpBackend]]
 
-SERVE = "from leasekit.server.app import serve; serve('127.0.0.1', 0, 'memory:')"
+SERVE = "from leasekit.server.http.app import serve; serve('127.0.0.1', 0, 'memory:')"
 NEVER = 60.0  # seconds; waited out by none of these tests
 STRANGER = [Beat(id="nobody", token="t")]
 
@@ -133,7 +133,7 @@ async def test_a_hanging_first_address_costs_its_time_once(hanging: str, alive: 
         lambda b: b.settle([Settlement(id="nobody", token="t", outcome="success")]),
         lambda b: b.cancel(["nobody"]),
         lambda b: b.get("nobody"),
-        lambda b: b.list(),
+        lambda b: b.list_tasks(),
         lambda b: b.stats(),
         lambda b: b.workers(),
     ],

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from harness.proxy import Proxy
 from leasekit.errors import ProtocolError, Refused
-from leasekit.task import Beat, NewTask, Settlement
-from leasekit.testing.proxy import Proxy
+from leasekit.task import Beat, NewTask, Settlement, Stats
 from leasekit_http import HttpBackend
 
 pytestmark = pytest.mark.anyio
 
 Meet = Callable[..., AbstractAsyncContextManager[HttpBackend]]
 
-SERVE = "from leasekit.server.app import serve; serve('127.0.0.1', 0, 'memory:')"
+SERVE = "from leasekit.server.http.app import serve; serve('127.0.0.1', 0, 'memory:')"
 STATS = b'{"kinds":{}}'
 OF_ANOTHER = "another request"
 
@@ -89,8 +89,8 @@ async def test_every_try_has_a_value_of_its_own(meet: Meet) -> None:
 
     async with meet(look) as backend, meet(look) as other:
         for _ in range(3):
-            assert await backend.stats() == {"kinds": {}}
-            assert await other.stats() == {"kinds": {}}
+            assert await backend.stats() == Stats(kinds={})
+            assert await other.stats() == Stats(kinds={})
             await backend.aclose()  # opened again
     assert len(set(seen)) == 6
     assert all(value.isascii() and value.isprintable() and len(value) <= 64 for value in seen)
@@ -113,4 +113,4 @@ async def test_an_answer_that_names_no_request_is_judged_by_what_it_says(meet: M
         await stranger.answer(STATS)
 
     async with meet(answer) as backend:
-        assert await backend.stats() == {"kinds": {}}
+        assert await backend.stats() == Stats(kinds={})

@@ -12,11 +12,11 @@ import pytest
 from msgspec import Raw
 
 import leasekit
-from leasekit._driver.spool import Spool
+from harness.proxy import Proxy
+from harness.proxy.foreign import FOREIGN, ForeignAnswer
+from leasekit._driver.reporting.spool import Spool
 from leasekit.errors import BackendError, ProtocolError, Refused, Throttled, Unavailable
 from leasekit.task import Beat, NewTask, Settlement
-from leasekit.testing._foreign import FOREIGN, ForeignAnswer
-from leasekit.testing.proxy import Proxy
 from leasekit_http import HttpBackend
 
 Meet = Callable[..., AbstractAsyncContextManager[HttpBackend]]
@@ -30,7 +30,7 @@ CALLS: dict[str, Callable[[HttpBackend], Any]] = {
     "schedule": lambda backend: backend.schedule([NewTask(kind="k", id="a")]),
     "cancel": lambda backend: backend.cancel(["a"]),
     "get": lambda backend: backend.get("a"),
-    "list": lambda backend: backend.list(),
+    "list_tasks": lambda backend: backend.list_tasks(),
     "stats": lambda backend: backend.stats(),
     "workers": lambda backend: backend.workers(),
 }
@@ -170,6 +170,6 @@ def test_a_result_from_the_spool_outlives_whoever_answers_meanwhile(server: str,
         before.close()
         proxy.foreign("POST", "/v1/results", times=4)
         connection.run(connection.keeper.outbox.use(Spool(tmp_path, proxy.url)))
-        (info,) = client.wait_for(task_id, timeout=60)
+        (info,) = client.wait_tasks(task_id, timeout=60)
         assert (info.status, info.result) == ("success", {"pages": 12})
         assert proxy.fired["foreign"] == 4

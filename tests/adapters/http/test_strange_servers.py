@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from leasekit.errors import BackendError, ProtocolError, Refused, Throttled, Unavailable
-from leasekit.task import Beat, NewTask, Settlement, Verdict
+from leasekit.task import Beat, NewTask, Settlement, Stats, Verdict
 from leasekit_http import HttpBackend
 
 pytestmark = pytest.mark.anyio
@@ -60,7 +60,7 @@ async def test_garbage_never_escapes_as_an_untyped_error(meet: Meet, body: bytes
             backend.schedule([NewTask(kind="k")]),
             backend.cancel(["a"]),
             backend.get("a"),
-            backend.list(),
+            backend.list_tasks(),
         ):
             with contextlib.suppress(BackendError):
                 await call
@@ -360,5 +360,15 @@ async def test_a_value_that_is_no_json_is_refused_before_it_is_sent(unused_port:
 async def test_another_loop_gets_connections_of_its_own(meet: Meet) -> None:
     async with meet(lambda stranger: stranger.answer(b'{"kinds":{}}')) as backend:
         await backend.stats()
+        parents = backend._transport._client
+        assert parents is not None
+
+        async def in_child() -> Stats:
+            try:
+                return await backend.stats()
+            finally:
+                await backend.aclose()
+
         # As in a forked child: the loop is new, and the connection of the old one is its parent's.
-        assert await asyncio.to_thread(asyncio.run, backend.stats()) == {"kinds": {}}
+        assert await asyncio.to_thread(asyncio.run, in_child()) == Stats(kinds={})
+        await parents.aclose()

@@ -77,12 +77,12 @@ async def test_a_member_that_is_no_id_holds_up_no_successor(
     await backend.schedule([NewTask(kind="k", id="a")])
     (task,) = await claim(backend, "k")
     with monkeypatch.context() as patch:
-        patch.setattr(backend._holding, "_deliver", nobody)
+        patch.setattr(backend._renewing, "_deliver", nobody)
         await backend.settle(
             [Settlement(id="a", token=task.token, outcome="success", then=[NewTask(kind="s", id="b")])]
         )
     server.zadd("leasekit:{k}:" + key, {b"\x90": 1})
-    await backend.tend()
+    await backend.maintain()
     assert [task.id for task in await claim(backend, "s")] == ["b"]
 
 
@@ -121,4 +121,4 @@ async def test_a_time_that_is_none_fails_no_claim_and_no_visit(
         server.delete("leasekit:{k}:" + name)
     server.zadd("leasekit:{k}:" + key, {"x": at})
     assert await claim(backend, "k") == []
-    await backend.tend()
+    await backend.maintain()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from leasekit.backend import Backend, Roster, Scheduler
+from leasekit.backend import Backend, Scheduler, WorkerDirectory
 from leasekit.errors import ConfigError
 from leasekit.registry import open_backend
 from leasekit_redis import RedisBackend, connect
@@ -15,7 +15,7 @@ def test_all_schemes_are_registered(url: str) -> None:
     backend: Backend = open_backend(url, worker="w")
     assert isinstance(backend, RedisBackend)
     assert isinstance(backend, Scheduler)
-    assert isinstance(backend, Roster)
+    assert isinstance(backend, WorkerDirectory)
 
 
 def test_a_url_says_all_that_there_is_to_say() -> None:

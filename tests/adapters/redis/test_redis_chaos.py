@@ -11,12 +11,22 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
-    "name", ["redis-full", "redis-failover", "redis-stale-failover", "redis-forgets", "redis-clock-set-back"]
+    "name",
+    [
+        "redis-full",
+        "redis-stalls",
+        "redis-foreign-key",
+        "redis-failover",
+        "redis-stale-failover",
+        "redis-failback",
+        "redis-forgets",
+        "redis-clock-set-back",
+    ],
 )
 def test_what_is_promised_on_redis_holds_through(name: str, tmp_path: Path) -> None:
-    (tmp_path / "chaos").symlink_to(ROOT / "chaos")
+    (tmp_path / "harness").symlink_to(ROOT / "harness")
     ran = subprocess.run(
-        [sys.executable, "-m", "chaos", "--name", name],
+        [sys.executable, "-m", "harness.chaos", "--name", name],
         cwd=tmp_path,
         env=os.environ | {"TMPDIR": str(tmp_path)},
         capture_output=True,

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from leasekit.errors import ProtocolError
-from leasekit.task import Beat, Exponential, NewTask, Settlement, Task, Waits
+from leasekit.task import Beat, Exponential, FixedDelays, NewTask, Settlement, Task
 from leasekit_redis import RedisBackend
 from leasekit_redis.address import parse
 from leasekit_redis.keys import Keys
@@ -65,7 +65,7 @@ class Place:
         victim = NewTask(
             kind=self.kind, id="victim", payload=[1], collection="c", dedupe_key="k", dedupe_window=60, max_attempts=1,
             max_crashes=3, max_runtime=60, claim_timeout=90, heartbeat_timeout=60, priority=1,
-            retry=Waits(waits=[1, 2]) if self.stage == "running" else Exponential(first=3),
+            retry=FixedDelays(waits=[1, 2]) if self.stage == "running" else Exponential(first=3),
             after=["unknown"] if self.stage == "gated" else [],
         )  # fmt: skip
         await self.backend.schedule([victim])
@@ -87,8 +87,8 @@ class Place:
         (again,) = await backend.schedule([NewTask(kind=self.kind, id="victim", payload=[1])])
         assert not again.created
         await backend.schedule([NewTask(kind=self.kind, id="waits", after=["victim"])])
-        await backend.list()
-        page = await backend.list(kind=self.kind)
+        await backend.list_tasks()
+        page = await backend.list_tasks(kind=self.kind)
         assert {"good", "next", "waits"} <= {info.id for info in page.tasks}
         await self.is_told_of_itself()
         claimed: dict[str, Task] = {}
@@ -105,7 +105,7 @@ class Place:
         assert await self.settle(claimed["good"], then=then) == "settled"
         assert await self.settle(claimed["far"]) == "settled"
         assert {"then", "next"} <= {task.id for task in await self.claim(self.kind)}
-        await backend.tend()
+        await backend.maintain()
         await self._mover_comes_by()
         await backend.redrive(self.kind)
         await backend.redrive(self.kind, ["victim"])
@@ -114,13 +114,13 @@ class Place:
         await backend.cancel(["victim", "waits"])
         await self.claim(self.kind, self.other)
         stats = await backend.stats()
-        assert set(stats["kinds"]) == {self.kind, self.other}
-        assert stats.get("damaged", {}).get(self.kind, 0) == self.ask("ZCARD", "damaged")
+        assert set(stats.kinds) == {self.kind, self.other}
+        assert stats.damaged.get(self.kind, 0) == self.ask("ZCARD", "damaged")
 
     async def _mover_comes_by(self) -> None:
         for gated in self.ask("ZRANGE", "gated", 0, -1):
             self.ask("ZADD", "gated", 1, gated)
-        await self.backend._mover.tend(self.kind)
+        await self.backend._maintenance.maintain(self.kind)
 
     async def is_told_of_itself(self) -> None:
         try:
@@ -143,7 +143,7 @@ class Place:
             assert len([record for record in named if "set aside" in record.message]) == 1, what
         if aside:
             assert await self.backend.discard(self.kind, ["good", *(one.decode() for one in aside)]) == len(aside)
-            assert "damaged" not in await self.backend.stats()
+            assert not (await self.backend.stats()).damaged
         if b"victim" in aside:
             (again,) = await self.backend.schedule([NewTask(kind=self.kind, id="victim")])
             assert again.created
@@ -269,11 +269,11 @@ async def test_a_key_that_is_not_ours_holds_up_its_own_kind_at_most(server: Any,
             continue
         assert ("prefix=" in said, everything()) == (True, before)
     assert "far" in {task.id for task in await place.claim(place.kind, place.other)}
-    await backend.list()
-    await backend.list(kind=place.other)
+    await backend.list_tasks()
+    await backend.list_tasks(kind=place.other)
     await backend.redrive(place.other)
     with contextlib.suppress(ProtocolError):
-        await backend.tend()
+        await backend.maintain()
     assert place.ask("GET", name) == b"mine"
 
 
@@ -281,11 +281,11 @@ async def test_successors_that_cannot_be_read_hold_up_no_other(places: Any, capl
     place = await places("running")
     for text in (b"no JSON", b"\xff", b"{}", b"[" * 5000, b'{"kind": "\xff"}', b'{"kind": "other", "id": "far"}'):
         place.ask("RPUSH", "outbox", text)
-    await place.backend._mover.tend(place.kind)
-    await place.backend._mover.tend(place.kind)
+    await place.backend._maintenance.maintain(place.kind)
+    await place.backend._maintenance.maintain(place.kind)
     assert [task.id for task in await place.claim(place.other)] == ["far"]
     assert place.ask("LLEN", "outbox") == 0
-    assert (await place.backend.stats())["damaged"] == {place.kind: 5}
+    assert (await place.backend.stats()).damaged == {place.kind: 5}
     assert len([record for record in caplog.records if "successor" in record.message]) == 5
 
 
@@ -298,7 +298,7 @@ async def test_counts_that_are_no_numbers_begin_anew(places: Any) -> None:
     await place.backend.workers()
     await place.claim(place.kind)
     await place.backend.schedule([NewTask(kind=place.kind) for _ in range(3)])
-    assert (await place.backend.stats())["kinds"] == {place.kind: {"new": 3}}
+    assert (await place.backend.stats()).kinds == {place.kind: {"new": 3}}
 
 
 async def test_what_was_set_aside_goes_when_it_was_kept_long_enough(places: Any) -> None:
@@ -307,6 +307,6 @@ async def test_what_was_set_aside_goes_when_it_was_kept_long_enough(places: Any)
     await place.claim(place.kind)
     assert place.ask("ZCARD", "damaged") == 1
     place.ask("ZADD", "damaged", 1, "victim")
-    await place.backend._mover.tend(place.kind)
+    await place.backend._maintenance.maintain(place.kind)
     assert await place.backend.get("victim") is None
     assert place.ask("HLEN", "state") == place.ask("HLEN", "task") == 0

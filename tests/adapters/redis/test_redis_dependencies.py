@@ -64,13 +64,13 @@ async def info(backend: RedisBackend, task_id: str) -> TaskInfo:
 
 
 async def tended(backend: RedisBackend) -> None:
-    """A mover has come by, when it was time to ask again for every task that waits."""
+    """maintenance has come by, when it was time to ask again for every task that waits."""
     for kind in await backend._register.kinds():
         gated = backend._keys.one(kind, "gated")
         for task_id in await backend._link.command("ZRANGE", gated, 0, -1):
             await backend._link.command("ZADD", gated, "XX", 1, task_id)
         await backend._register.note([kind])
-    await backend.tend()
+    await backend.maintain()
 
 
 def dies_before(monkeypatch: pytest.MonkeyPatch, backend: RedisBackend, step: str) -> None:
@@ -89,7 +89,7 @@ FIRST, SECOND = NewTask(kind="a", id="a-1"), NewTask(kind="b", id="b-1", after=[
 
 
 @pytest.mark.parametrize("comes", ["before", "after", "ended"])
-async def test_one_whose_submitter_died_before_it_asked_is_asked_for_by_a_mover(
+async def test_one_whose_submitter_died_before_it_asked_is_asked_for_by_a_maintenance(
     opened: Open, monkeypatch: pytest.MonkeyPatch, comes: str
 ) -> None:
     dying, other = opened("dying"), opened("other")
@@ -127,7 +127,7 @@ async def test_one_that_comes_while_the_other_is_registered_and_not_made_yet_is_
 
 
 @pytest.mark.parametrize("kind_of_first", ["a", "c"])
-async def test_one_whose_other_was_registered_by_a_submitter_that_died_is_found_by_a_mover(
+async def test_one_whose_other_was_registered_by_a_submitter_that_died_is_found_by_a_maintenance(
     backend: RedisBackend, kind_of_first: str
 ) -> None:
     await backend.schedule([SECOND])
@@ -138,7 +138,7 @@ async def test_one_whose_other_was_registered_by_a_submitter_that_died_is_found_
     assert await run(backend, "b") == "b-1"
 
 
-async def test_names_that_were_not_carried_are_made_up_for_by_a_mover(
+async def test_names_that_were_not_carried_are_made_up_for_by_a_maintenance(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dying, other = opened("dying"), opened("other")
@@ -153,7 +153,7 @@ async def test_names_that_were_not_carried_are_made_up_for_by_a_mover(
 
 
 @pytest.mark.parametrize("outcome", ["success", "fatal"])
-async def test_an_end_that_was_not_told_is_told_by_a_mover(
+async def test_an_end_that_was_not_told_is_told_by_a_maintenance(
     opened: Open, monkeypatch: pytest.MonkeyPatch, outcome: Outcome
 ) -> None:
     dying, other = opened("dying"), opened("other")
@@ -161,7 +161,7 @@ async def test_an_end_that_was_not_told_is_told_by_a_mover(
     await dying.schedule([FIRST, SECOND])
     await run(dying, "a", outcome)
     assert (await info(other, "b-1")).status is Status.NEW
-    await asyncio.gather(other.tend(), opened("third").tend())
+    await asyncio.gather(other.maintain(), opened("third").maintain())
     if outcome == "success":
         assert await run(other, "b") == "b-1"
     else:
@@ -171,17 +171,17 @@ async def test_an_end_that_was_not_told_is_told_by_a_mover(
 async def test_an_end_is_not_forgotten_before_it_was_told(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     dying, other = opened("dying"), opened("other", retention=-1.0)
     dies_before(monkeypatch, dying, "release")
-    count = 120  # more than a mover tells in one go
+    count = 120  # more than maintenance tells in one go
     await dying.schedule([NewTask(kind="a", id=f"a-{n}") for n in range(count)])
     await dying.schedule([NewTask(kind="b", id=f"b-{n}", after=[f"a-{n}"]) for n in range(count)])
     tasks = await claim(dying, "a", limit=count)
     await dying.settle([Settlement(id=task.id, token=task.token, outcome="success") for task in tasks])
-    await other.tend()
+    await other.maintain()
     assert await other.get("a-119") is None
     assert len(await claim(other, "b", limit=count)) == count
 
 
-async def test_what_should_not_be_among_those_that_wait_stops_no_mover(
+async def test_what_should_not_be_among_those_that_wait_stops_no_maintenance(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dying, other = opened("dying"), opened("other")
@@ -217,7 +217,7 @@ async def test_the_death_of_a_task_whose_holders_vanished_is_told(backend: Redis
     await backend.schedule([NewTask(kind="a", id="a-1", max_crashes=0), SECOND])
     (task,) = await claim(backend, "a")
     await backend._link.command("ZADD", backend._keys.one("a", "leases"), 1, task.id)
-    await backend.tend()
+    await backend.maintain()
     dropped = await info(backend, "b-1")
     assert (dropped.status, dropped.reason) == (Status.DROPPED, '"a-1", which it was to run after, ended as dead')
 
@@ -244,7 +244,7 @@ async def test_whoever_dies_when_every_task_runs_once_after_all_that_it_waits_fo
 
 
 async def lived(clients: list[RedisBackend], chance: random.Random, tasks: list[NewTask], *, until: int) -> list[str]:
-    """All of these scheduled, in no order, and so many run, while movers come by: what ran, in this order."""
+    """All of these scheduled, in no order, and so many run, while maintenance runs: what ran, in this order."""
     ran: list[str] = []
     coming = chance.sample(tasks, k=len(tasks))
     for _ in range(60):
@@ -272,7 +272,7 @@ def unreliable(step: Any, chance: random.Random) -> Any:
 
 
 async def visited(backend: RedisBackend) -> None:
-    with contextlib.suppress(Unavailable):  # the next mover goes on
+    with contextlib.suppress(Unavailable):  # the next maintenance goes on
         await tended(backend)
 
 
@@ -359,7 +359,7 @@ async def test_a_chain_that_is_longer_than_one_call_may_tell_is_dropped_by_mover
     assert (await info(backend, "t-7")).status is Status.NEW
     for _ in range(4):
         await backend._register.note([f"k-{n}" for n in range(8)])
-        await backend.tend()
+        await backend.maintain()
     assert (await info(backend, "t-7")).reason == '"t-6", which it was to run after, ended as dropped'
 
 
@@ -401,8 +401,8 @@ async def test_what_can_never_be_ready_is_refused(backend: RedisBackend) -> None
 @pytest.mark.parametrize("length", [2, 4])
 async def test_tasks_that_wait_for_one_another_in_a_circle_are_dropped(backend: RedisBackend, length: int) -> None:
     await backend.schedule([NewTask(kind="k", id="t", after=["t-0", "elsewhere"])])
-    circle = [NewTask(kind=f"k-{n}", id=f"t-{n}", after=[f"t-{(n + 1) % length}"]) for n in range(length)]
-    await backend.schedule(circle)
+    cycle = [NewTask(kind=f"k-{n}", id=f"t-{n}", after=[f"t-{(n + 1) % length}"]) for n in range(length)]
+    await backend.schedule(cycle)
     await tended(backend)
     reasons = [(await info(backend, f"t-{n}")).reason or "" for n in range(length)]
     assert [(await info(backend, f"t-{n}")).status for n in range(length)] == [Status.DROPPED] * length

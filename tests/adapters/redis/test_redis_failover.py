@@ -12,10 +12,10 @@ import pytest
 import redis
 
 import leasekit
+from harness.proxy import Proxy
 from leasekit.errors import Unavailable
 from leasekit.task import Beat, NewTask, Settlement, Task
-from leasekit.testing.proxy import Proxy
-from leasekit_redis import RedisBackend, claiming, connect, link, waiting
+from leasekit_redis import RedisBackend, claiming, client, connect, waiting
 
 pytestmark = pytest.mark.anyio
 
@@ -49,6 +49,11 @@ class Pair:
         if demoted:
             self.first.ask("REPLICAOF", "127.0.0.1", self.second.port)
         self.move()
+
+    async def fail_back(self) -> None:
+        """The demoted one is the primary again."""
+        self.first, self.second = self.second, self.first
+        await self.fail_over()
 
 
 @pytest.fixture
@@ -107,10 +112,10 @@ CALLS: dict[str, tuple[Call, Callable[[Any], bool]]] = {
     ),
     "claim": (lambda backend, task: claim(backend, task.kind), lambda answer: answer == []),
     "cancel": (lambda backend, task: backend.cancel([task.id]), lambda answer: answer[0].verdict == "ordered"),
-    "tend": (lambda backend, _: backend.tend(), lambda answer: answer is None),
+    "maintain": (lambda backend, _: backend.maintain(), lambda answer: answer is None),
     "get": (lambda backend, task: backend.get(task.id), lambda answer: answer is not None),
-    "list": (lambda backend, _: backend.list(), lambda answer: len(answer.tasks) == 1),
-    "stats": (lambda backend, _: backend.stats(), lambda answer: len(answer["kinds"]) == 1),
+    "list_tasks": (lambda backend, _: backend.list_tasks(), lambda answer: len(answer.tasks) == 1),
+    "stats": (lambda backend, _: backend.stats(), lambda answer: len(answer.kinds) == 1),
 }
 
 
@@ -163,11 +168,41 @@ def takes_writes(server: Any) -> bool:
     return True
 
 
+@pytest.mark.parametrize("noted_by", ["both", "the first alone"])
+async def test_a_primary_that_is_one_again_gives_every_lease_its_whole_ttl(
+    pair: Pair, backend: RedisBackend, kind: str, noted_by: str
+) -> None:
+    """Its own process never ended, and the beats that the other has acknowledged in between may have been lost."""
+    first, leases = pair.first, f"leasekit:{{{kind}}}:leases"
+    await backend.schedule([NewTask(kind=kind, claim_timeout=60, heartbeat_timeout=60)])
+    (task,) = await claim(backend, kind)
+    await pair.fail_over()
+    if noted_by == "both":
+        pair.second.ask("ZADD", leases, 1, task.id)
+        assert await claim(backend, kind) == []  # which notes that another server is the primary
+    assert await verdict(backend, task) == "renewed"
+    await pair.fail_back()
+    first.ask("ZADD", leases, 1, task.id)  # as if the last beats had not arrived in time
+    assert await claim(backend, kind) == []
+    assert await verdict(backend, task) == "renewed"
+
+
+async def test_a_failover_is_noticed_by_maintenance(pair: Pair, backend: RedisBackend, kind: str) -> None:
+    """And not only by whoever finds a lease that seems to have ended: which then would last twice as long."""
+    await backend.schedule([NewTask(kind=kind)])
+    await claim(backend, kind)
+    await pair.fail_over()
+    before = pair.second.ask("TIME")[0]
+    await backend.maintain()
+    noted = pair.second.ask("HGET", f"leasekit:{{{kind}}}:meta", "restarted_at")
+    assert int(noted) >= 1000 * int(before)
+
+
 async def test_a_server_that_hangs_is_left_with_all_connections_to_it(
     pair: Pair, backend: RedisBackend, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections to a machine that is gone do not break: each of them would cost a call its patience."""
-    monkeypatch.setattr(link, "_STUCK", 0.05)
+    monkeypatch.setattr(client, "_STUCK", 0.05)
     await backend.schedule([NewTask(kind=kind) for _ in range(4)])
     tasks = await claim(backend, kind, limit=4)
     await asyncio.gather(*(verdict(backend, task) for task in tasks))
@@ -215,5 +250,5 @@ def test_a_lease_outlives_a_failover(pair: Pair, kind: str) -> None:
                 held.check()
                 time.sleep(0.02)
             held.complete("done")
-        (info,) = client.wait_for(scheduled.id, timeout=60)
+        (info,) = client.wait_tasks(scheduled.id, timeout=60)
         assert (info.result, info.attempt, info.crashes) == ("done", 1, 0)

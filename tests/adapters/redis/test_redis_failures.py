@@ -45,7 +45,7 @@ async def settle(backend: RedisBackend, task: Task, **options: Any) -> str:
 
 
 async def statuses(backend: RedisBackend, kind: str) -> dict[str, str]:
-    return {info.id: info.status.value for info in (await backend.list(kind=kind, limit=1000)).tasks}
+    return {info.id: info.status.value for info in (await backend.list_tasks(kind=kind, limit=1000)).tasks}
 
 
 # Killed and started again -------------------------------------------------------------------------------------
@@ -248,11 +248,11 @@ async def test_the_permissions_that_the_documents_name_are_enough(own_server: An
     assert await beat(backend, other) == "renewed"
     assert await settle(backend, ended, then=[NewTask(kind=f"{kind}-b")]) == "settled"
     own_server.ask("ZADD", f"leasekit:{{{kind}}}:leases", 1, other.id)
-    await backend.tend()
+    await backend.maintain()
     assert [one.id for one in await claim(backend, kind)] == [other.id]
-    assert (await backend.stats())["kinds"][kind] == {"success": 1, "claimed": 1}
-    assert len((await backend.list()).tasks) == 3
-    assert [worker["name"] for worker in await backend.workers()] == ["w"]
+    assert (await backend.stats()).kinds[kind] == {"success": 1, "claimed": 1}
+    assert len((await backend.list_tasks()).tasks) == 3
+    assert [worker.name for worker in await backend.workers()] == ["w"]
     await backend.aclose()
 
 
@@ -320,7 +320,7 @@ async def test_a_server_that_is_no_redis_is_a_typed_error(kind: str) -> None:
 
 HOLD = """
 import sys, time, leasekit
-with leasekit.connect(sys.argv[1], beats=leasekit.Beats().for_ttl(2)) as client:
+with leasekit.connect(sys.argv[1], heartbeats=leasekit.Heartbeats().for_ttl(2)) as client:
     for task in client.tasks(sys.argv[2]):
         with leasekit.lease(task) as held:
             held.progress("begun")
@@ -336,7 +336,7 @@ def test_a_worker_that_is_killed_is_followed_by_another(server: Any, kind: str) 
             assert worker.stdout is not None
             assert worker.stdout.readline() == b"1\n"
             deadline = time.monotonic() + 60
-            while client.list(kind=kind).tasks[0].progress is None:
+            while client.list_tasks(kind=kind).tasks[0].progress is None:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             worker.kill()
@@ -344,7 +344,7 @@ def test_a_worker_that_is_killed_is_followed_by_another(server: Any, kind: str) 
             with leasekit.lease(task) as held:
                 assert (held.fence, held.checkpoint) == (2, "begun")
             break
-        (info,) = client.wait_for(scheduled.id, timeout=60)
+        (info,) = client.wait_tasks(scheduled.id, timeout=60)
         assert [run.outcome for run in info.history] == ["expired", "success"]
         assert info.crashes == 1
 
@@ -363,4 +363,4 @@ def test_a_fleet_of_handlers_runs_on_redis(server: Any, kind: str) -> None:
 
         ids = [scheduled.id for scheduled in client.schedule_all([NewTask(kind=kind, payload=n) for n in range(20)])]
         worker.run()
-        assert [info.result for info in client.wait_for(*ids, timeout=60)] == [2 * n for n in range(20)]
+        assert [info.result for info in client.wait_tasks(*ids, timeout=60)] == [2 * n for n in range(20)]

@@ -63,8 +63,8 @@ async def fill(backend: RedisBackend, kind: str) -> int:
 async def test_what_was_kept_long_enough_makes_room(backend: RedisBackend, kind: str) -> None:
     big = await fill(backend, kind)
     assert big > 5
-    await backend.tend()
-    assert (await backend.stats())["kinds"] == {}
+    await backend.maintain()
+    assert (await backend.stats()).kinds == {}
     assert await fill(backend, kind) > big // 2
 
 
@@ -76,10 +76,10 @@ async def test_successors_that_have_no_room_hold_nothing_up(backend: RedisBacken
     await fill(backend, kind)
     successors = [NewTask(kind=f"{kind}-next", id=f"{kind}-{n}", payload="x" * 100_000) for n in range(3)]
     await settle(backend, first, then=successors)
-    await backend.tend()
+    await backend.maintain()
     with anyio.fail_after(30):
         while len(next_tasks := await claim(backend, f"{kind}-next", limit=3)) < 3:
-            await backend.tend()
+            await backend.maintain()
     assert {task.id for task in next_tasks} == {f"{kind}-{n}" for n in range(3)}
 
 
@@ -115,7 +115,7 @@ async def test_all_that_ends_something_or_makes_room_is_let_through(where: Any, 
     full()
     with pytest.raises(Unavailable, match="memory is full"):
         await backend.schedule([NewTask(kind=f"{kind}-more")])
-    await backend.tend()
+    await backend.maintain()
     assert await backend.get(ended.id) is None
     (verdict,) = await backend.beat([Beat(id=running.id, token=running.token, progress="x" * 1000)])
     assert verdict.verdict == "renewed"
@@ -126,8 +126,8 @@ async def test_all_that_ends_something_or_makes_room_is_let_through(where: Any, 
     assert {task.id for task in again} == {lost.id, f"{kind}-4", f"{kind}-after"}
     assert await claim(backend, kind, wait=0.01) == []  # nothing to be had is no refusal
     await settle(backend, again)
-    await backend._mover.tend(kind)  # before its time has come
-    assert (await backend.list()).tasks == []
+    await backend._maintenance.maintain(kind)  # before its time has come
+    assert (await backend.list_tasks()).tasks == []
     await backend.aclose()
 
 
@@ -136,7 +136,7 @@ async def test_a_kind_of_which_nothing_is_left_is_let_go_of(where: Any, full: An
     await backend.schedule([NewTask(kind=kind, id=kind)])
     await backend.cancel([kind])
     full()
-    await backend.tend()
+    await backend.maintain()
     assert await backend._register.kinds() == []
     await backend.aclose()
 
@@ -156,8 +156,8 @@ async def test_what_is_there_already_is_scheduled_again(where: Any, full: Any, k
 
 async def test_a_name_that_was_leased_before_is_leased_again(where: Any, full: Any, kind: str) -> None:
     with leasekit.connect(where.url) as client:
-        async with leasekit.lease(client.named(kind)):
+        async with leasekit.lease(client.named(kind)) as first:
             pass
         full()
         async with leasekit.lease(client.named(kind, wait=20)) as held:
-            assert held.fence == 2
+            assert held.fence == first.fence + 1

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from leasekit._driver.ledger import Asked, Holder, Past
+from harness.proxy import Proxy
+from leasekit._driver.reporting.ledger import Asked, Holder, Past
+from leasekit._worker.handback import hand_back
 from leasekit.task import NewTask, Status
-from leasekit.testing.proxy import Proxy
-from leasekit.worker.handback import hand_back
 from leasekit_redis import RedisBackend, connect
 
 pytestmark = pytest.mark.anyio

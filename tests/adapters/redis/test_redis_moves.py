@@ -1,6 +1,7 @@
 """What Redis keeps of tasks, beyond the contract: ids, waits, retention, successors, those who wait."""
 
 import asyncio
+import contextlib
 import random
 import time
 import uuid
@@ -13,12 +14,13 @@ import anyio
 import msgspec
 import pytest
 
-from chaos import redis_clock
-from leasekit.errors import Refused, Unavailable
+from harness.chaos import redis_clock
+from leasekit.errors import ProtocolError, Refused, Unavailable
 from leasekit.task import (
     Beat,
     Claimed,
     Exponential,
+    FixedDelays,
     NewTask,
     Outcome,
     Polynomial,
@@ -26,11 +28,11 @@ from leasekit.task import (
     Settlement,
     Task,
     Verdict,
-    Waits,
 )  # fmt: skip
-from leasekit_redis import RedisBackend, claiming, connect, mover, scripts
+from leasekit_redis import RedisBackend, claiming, connect, maintenance, scripts
 from leasekit_redis.address import parse
-from leasekit_redis.clocks import Clocks
+from leasekit_redis.clocks import Clocks, Told
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -87,7 +89,7 @@ async def test_a_kind_may_have_any_name(backend: RedisBackend, kind: str, name: 
     (verdict,) = await backend.beat([Beat(id=task.id, token=task.token)])
     assert verdict.verdict == "renewed"
     assert await settle(backend, task) == "settled"
-    assert (await backend.list(kind=name + kind)).tasks[0].kind == name + kind
+    assert (await backend.list_tasks(kind=name + kind)).tasks[0].kind == name + kind
 
 
 async def test_a_batch_of_beats_of_one_kind_is_one_round_trip(server: Any, backend: RedisBackend, kind: str) -> None:
@@ -170,7 +172,7 @@ async def test_what_is_out_of_bounds_is_refused_with_item_and_field(backend: Red
         {"item": 1, "field": "payload"}
     ]
     assert await refused(backend.schedule([NewTask(kind="a/b")])) == [{"item": 0, "field": "kind"}]
-    assert await refused(backend.schedule([NewTask(kind=kind, payload=object())])) == [{"item": 0, "field": None}]
+    assert await refused(backend.schedule([NewTask(kind=kind, payload=object())])) == [{"item": 0, "field": "payload"}]
     assert await refused(backend.beat([Beat(id="a", token="t", progress=long)])) == [{"item": 0, "field": "progress"}]
     assert await refused(backend.beat([Beat(id="a", token="t", progress={1, object()})])) == [
         {"item": 0, "field": "progress"}
@@ -185,12 +187,12 @@ async def test_what_is_out_of_bounds_is_refused_with_item_and_field(backend: Red
         {"item": 0, "field": "then[0].payload"}
     ]
     assert await refused(backend.claim([], limit=1, wait=0, claim_id="c")) == [{"item": None, "field": "kinds"}]
-    assert await refused(backend.list(limit=0)) == [{"item": None, "field": "limit"}]
-    assert await refused(backend.list(cursor="nowhere")) == [{"item": None, "field": "cursor"}]
+    assert await refused(backend.list_tasks(limit=0)) == [{"item": None, "field": "limit"}]
+    assert await refused(backend.list_tasks(cursor="nowhere")) == [{"item": None, "field": "cursor"}]
     assert await refused(backend.beat([Beat(id="a", token="t")] * 1001)) == [{"item": None, "field": "beats"}]
 
 
-# Waits and ends -----------------------------------------------------------------------------------------------
+# Waits and ends -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ async def test_what_is_out_of_bounds_is_refused_with_item_and_field(backend: Red
         Exponential(first=0.5, factor=3, max=100, jitter=1),
         Exponential(first=10, factor=100, max=1e6, jitter=0),
         Polynomial(),
-        Waits(waits=[5, 0.25, 7]),
+        FixedDelays(waits=[5, 0.25, 7]),
     ],
     ids=repr,
 )
@@ -237,7 +239,7 @@ async def test_the_dead_are_redriven_with_their_counts_at_none(backend: RedisBac
     tasks = await claim(backend, kind, limit=5)
     assert sorted(task.id for task in tasks) == [f"{kind}-0", f"{kind}-1", f"{kind}-2"]
     assert [task.attempt for task in tasks] == [2, 2, 2]
-    assert (await backend.stats())["kinds"][kind] == {"claimed": 3}
+    assert (await backend.stats()).kinds[kind] == {"claimed": 3}
 
 
 async def test_what_ended_is_found_by_its_day(backend: RedisBackend, kind: str) -> None:
@@ -264,10 +266,10 @@ async def test_what_ended_long_ago_is_dropped_with_all_that_was_kept_of_it(
     await settle(backend, ended, result=[3])
     await held(backend, kind, id="running")
     await backend.schedule([NewTask(kind=kind, id="waiting")])
-    await backend.tend()
+    await backend.maintain()
     assert await backend.get("ended") is None
-    assert [info.id for info in (await backend.list(kind=kind)).tasks] == ["running", "waiting"]
-    assert (await backend.stats())["kinds"] == {kind: {"claimed": 1, "new": 1}}
+    assert [info.id for info in (await backend.list_tasks(kind=kind)).tasks] == ["running", "waiting"]
+    assert (await backend.stats()).kinds == {kind: {"claimed": 1, "new": 1}}
     for key in server.ask("KEYS", f"p-{kind}:*"):
         assert b"ended" not in server.ask("DUMP", key) or key.endswith(b":claims"), key
     (again,) = await backend.schedule([NewTask(kind=kind, id="ended", dedupe_key="k")])
@@ -279,7 +281,7 @@ async def test_a_kind_of_which_nothing_is_left_leaves_no_key(server: Any, opened
     await settle(backend, await held(backend, kind), "success")
     claimed = f"p-{kind}:{{{kind}}}:claimed"
     server.ask("ZADD", claimed, 1, server.ask("ZRANGE", claimed, 0, 0)[0])
-    await backend.tend()
+    await backend.maintain()
     assert server.ask("KEYS", f"p-{kind}:*") == [f"p-{kind}:clients".encode()]
     await settle(backend, await held(backend, kind), "success")
 
@@ -287,23 +289,23 @@ async def test_a_kind_of_which_nothing_is_left_leaves_no_key(server: Any, opened
 async def test_movers_know_how_many_they_are(server: Any, opened: Open, kind: str) -> None:
     fleet = [opened(prefix=f"p-{kind}") for _ in range(3)]
     for one in fleet + fleet:
-        await one.tend()
-    assert [one._mover._clients for one in fleet] == [3, 3, 3]
+        await one.maintain()
+    assert [one._maintenance._clients for one in fleet] == [3, 3, 3]
     clients = f"p-{kind}:clients"
     server.ask("ZADD", clients, 1, server.ask("ZRANGE", clients, 0, 0)[0])  # it has not been heard of since
-    await fleet[-1].tend()
-    assert fleet[-1]._mover._clients == 2
+    await fleet[-1].maintain()
+    assert fleet[-1]._maintenance._clients == 2
 
 
 async def test_movers_come_by_where_something_may_be(server: Any, opened: Open, kind: str) -> None:
     backend = opened(prefix=f"p-{kind}")
     await settle(backend, await held(backend, f"{kind}-ended"), "success")
     await backend.schedule([NewTask(kind=f"{kind}-waiting")])
-    await backend.tend()
+    await backend.maintain()
     server.ask("DEL", f"p-{kind}:{{{kind}-ended}}:claimed")
     await backend.schedule([NewTask(kind=f"{kind}-ended", id="more")])
     await backend.cancel(["more"])
-    await backend.tend()
+    await backend.maintain()
     days = {}
     for name in ("ended", "waiting"):
         score = float(server.ask("ZSCORE", f"p-{kind}:kinds", f"{kind}-{name}"))
@@ -313,16 +315,93 @@ async def test_movers_come_by_where_something_may_be(server: Any, opened: Open, 
     assert float(server.ask("ZSCORE", f"p-{kind}:kinds", f"{kind}-ended")) == 0
 
 
+async def next_visit(server: Any, kind: str) -> float:
+    """In how many hours maintenance comes by."""
+    return float(server.ask("ZSCORE", f"p-{kind}:kinds", kind)) / 3_600_000 - time.time() / 3600
+
+
+async def test_where_nothing_happens_movers_come_by_more_and_more_rarely(server: Any, opened: Open, kind: str) -> None:
+    backend = opened(prefix=f"p-{kind}")
+    await backend.schedule([NewTask(kind=kind) for _ in range(2)])
+    for quiet, hours in ((4, 4), (1000, 24)):
+        server.ask("HSET", f"p-{kind}:{{{kind}}}:meta", "asked", round(1000 * (time.time() - 3600 * quiet)))
+        await backend._register.note([kind])
+        await backend.maintain()
+        assert await next_visit(server, kind) == pytest.approx(hours, abs=0.1)
+    await claim(backend, kind)
+    await backend._register.note([kind])
+    await backend.maintain()
+    assert await next_visit(server, kind) < 0.1
+
+
+async def test_who_is_granted_a_task_has_movers_come_by(server: Any, opened: Open, kind: str) -> None:
+    """Where nothing has happened for long they come rarely, and whoever was granted it may die."""
+    backend, other = opened(prefix=f"p-{kind}"), opened("other", prefix=f"p-{kind}")
+    await backend.schedule([NewTask(kind=kind)])
+    server.ask("ZADD", f"p-{kind}:kinds", round(1000 * (time.time() + 86400)), kind)
+    await claim(other, kind)
+    with anyio.fail_after(30):
+        while await next_visit(server, kind) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("prefix", ["named:", "once:"])
+@pytest.mark.parametrize("was_leased", ["leased", "never leased"])
+async def test_a_name_that_was_free_for_long_is_forgotten_and_its_fences_are_not(
+    server: Any, opened: Open, kind: str, prefix: str, was_leased: str
+) -> None:
+    backend, name = opened(retention=0.0, prefix=f"p-{kind}"), prefix + kind
+    await backend.schedule([NewTask(kind=name, id=name)])
+    fences = [0]
+    if was_leased == "leased":
+        for _ in range(3):
+            (task,) = await claim(backend, name)
+            fences.append(task.fence)
+            await settle(backend, task, "release", progress=1)
+        claimed = f"p-{kind}:{{{name}}}:claimed"
+        for claim_name in server.ask("ZRANGE", claimed, 0, -1):
+            server.ask("ZADD", claimed, 1, claim_name)
+    await backend.maintain()
+    assert server.ask("KEYS", f"p-{kind}:*") == [f"p-{kind}:clients".encode()]
+    fences.append((await held(backend, name, id=name)).fence)
+    assert fences == sorted(set(fences))
+
+
+async def test_a_name_that_is_leased_or_was_asked_for_lately_is_kept(server: Any, opened: Open, kind: str) -> None:
+    backend, name = opened(retention=60.0, prefix=f"p-{kind}"), f"named:{kind}"
+    task = await held(backend, name, id=name)
+    await backend.maintain()
+    await settle(backend, task, "release")
+    (waiting,) = server.ask("ZRANGE", f"p-{kind}:{{{name}}}:due:2", 0, 0)
+    server.ask("ZADD", f"p-{kind}:{{{name}}}:due:2", 1, waiting)
+    await backend.maintain()
+    await backend._maintenance._drop_name(name, 60_000)  # by a mover that has looked before it was asked for
+    info = await backend.get(name)
+    assert info is not None
+    assert info.status == "enqueued"
+    server.ask("HSET", f"p-{kind}:{{{name}}}:meta", "asked", 1)
+    await backend._register.note([name])
+    await backend.maintain()
+    assert await backend.get(name) is None
+
+
+async def test_a_task_that_waits_is_kept_for_as_long_as_it_waits(opened: Open, kind: str) -> None:
+    backend = opened(retention=0.0, prefix=f"p-{kind}")
+    await backend.schedule([NewTask(kind=kind, id=kind), NewTask(kind=f"once:{kind}", id=f"{kind}-2")])
+    await backend.maintain()
+    assert [len(await claim(backend, one)) for one in (kind, f"once:{kind}")] == [1, 1]
+
+
 async def test_what_is_noted_while_a_kind_is_visited_is_not_forgotten(opened: Open, kind: str) -> None:
     register = opened(prefix=f"p-{kind}")._register
     await register.note([kind])
-    visit = await register.to_visit(interval=60_000, limit=1000)
+    visit = await register.due_kinds(interval=60_000, limit=1000)
     assert kind in visit.kinds
-    assert (await register.to_visit(interval=60_000, limit=1000)).kinds == []
+    assert (await register.due_kinds(interval=60_000, limit=1000)).kinds == []
     await register.note([kind])
-    await register.visited(kind, own_until=visit.own_until, next_visit=None)
-    assert kind in (await register.to_visit(interval=60_000, limit=1000)).kinds
-    await register.visited(kind, own_until=0, next_visit=None)
+    await register.reschedule_kind(kind, own_until=visit.own_until, next_visit=None)
+    assert kind in (await register.due_kinds(interval=60_000, limit=1000)).kinds
+    await register.reschedule_kind(kind, own_until=0, next_visit=None)
     assert kind in await register.kinds()
 
 
@@ -341,12 +420,12 @@ async def test_workers_are_known_by_what_they_hold(backend: RedisBackend, opened
     name = f"w-{kind}"
     busy = opened(name)
     tasks = [await held(busy, f"{kind}-{n}") for n in range(2)]
-    assert [one["running"] for one in await backend.workers() if one["name"] == name] == [2]
+    assert [one.running for one in await backend.workers() if one.name == name] == [2]
     for task in tasks:
         await settle(busy, task)
-    (worker,) = [one for one in await backend.workers() if one["name"] == name]
-    assert worker["running"] == 0
-    assert datetime.fromisoformat(worker["last_seen"]).tzinfo is not None
+    (worker,) = [one for one in await backend.workers() if one.name == name]
+    assert worker.running == 0
+    assert worker.last_seen is not None
 
 
 async def test_pages_over_all_kinds_are_in_the_order_in_which_tasks_came(opened: Open, kind: str) -> None:
@@ -356,7 +435,7 @@ async def test_pages_over_all_kinds_are_in_the_order_in_which_tasks_came(opened:
         await backend.schedule([NewTask(kind=f"{kind}-{n % 3}", id=task_id)])
     found, cursor = [], None
     for _ in range(4):
-        page = await backend.list(cursor=cursor, limit=2)
+        page = await backend.list_tasks(cursor=cursor, limit=2)
         found += [info.id for info in page.tasks]
         cursor = page.cursor
     assert (found, cursor) == (ids, None)
@@ -366,7 +445,7 @@ async def test_a_page_finds_the_few_among_the_many(backend: RedisBackend, kind: 
     for start in range(0, 1200, 600):
         await backend.schedule([NewTask(kind=kind, collection="many") for _ in range(600)])
         await backend.schedule([NewTask(kind=kind, id=f"{kind}-{start}", collection="few")])
-    page = await backend.list(kind=kind, collection="few")
+    page = await backend.list_tasks(kind=kind, collection="few")
     assert [info.id for info in page.tasks] == [f"{kind}-0", f"{kind}-600"]
     assert page.cursor is None
 
@@ -375,9 +454,9 @@ async def test_a_page_finds_the_few_among_the_many(backend: RedisBackend, kind: 
 async def test_a_late_result_takes_back_that_its_holder_had_vanished(
     server: Any, backend: RedisBackend, kind: str, outcome: Outcome
 ) -> None:
-    task = await held(backend, kind, id=kind, retry=Waits(waits=[3600]))
+    task = await held(backend, kind, id=kind, retry=FixedDelays(waits=[3600]))
     server.ask("ZADD", f"leasekit:{{{kind}}}:leases", 1, task.id)
-    await backend.tend()
+    await backend.maintain()
     lapsed = await backend.get(kind)
     assert lapsed is not None
     assert (lapsed.status, lapsed.crashes) == ("enqueued", 1)
@@ -396,12 +475,16 @@ async def test_a_claim_takes_back_what_has_ended_before_it_looks(server: Any, ba
     assert [again.id for again in await claim(backend, kind)] == [task.id]
 
 
+def step(server: Any, backend: RedisBackend, task: Task) -> None:
+    """As if the clock of Redis had gone ahead by an hour, over the end of this task's lease, unknown to the client."""
+    backend._clocks.told(task.kind, round(1000 * (time.time() - 3600)), asked_at=time.monotonic() - 60)
+    server.ask("ZADD", f"leasekit:{{{task.kind}}}:leases", round(1000 * (time.time() - 1800)), task.id)
+
+
 async def test_a_clock_that_jumps_ends_no_lease(server: Any, backend: RedisBackend, kind: str) -> None:
     task = await held(backend, kind, claim_timeout=2, heartbeat_timeout=2)
     assert await claim(backend, kind) == []
-    # As if Redis had said a minute ago that it is an hour earlier than it is now.
-    backend._clocks.told(kind, round(1000 * (time.time() - 3600)), asked_at=time.monotonic() - 60)
-    server.ask("ZADD", f"leasekit:{{{kind}}}:leases", 1, task.id)
+    step(server, backend, task)
     assert await claim(backend, kind) == []
     (verdict,) = await backend.beat([Beat(id=task.id, token=task.token)])
     assert verdict.verdict == "renewed"
@@ -414,11 +497,10 @@ async def test_after_a_jump_a_lease_has_as_long_as_its_holder_may_go_by(
     server: Any, backend: RedisBackend, kind: str
 ) -> None:
     task = await held(backend, kind, claim_timeout=300, heartbeat_timeout=2)
-    backend._clocks.told(kind, round(1000 * (time.time() - 3600)), asked_at=time.monotonic() - 60)
-    leases = f"leasekit:{{{kind}}}:leases"
-    server.ask("ZADD", leases, 1, task.id)
+    step(server, backend, task)
+    assert await claim(backend, kind) == []  # by which it notices the step
     assert await claim(backend, kind) == []
-    assert float(server.ask("ZSCORE", leases, task.id)) / 1000 - time.time() > 200
+    assert float(server.ask("ZSCORE", f"leasekit:{{{kind}}}:leases", task.id)) / 1000 - time.time() > 200
 
 
 async def test_small_steps_of_the_clock_add_up_until_they_are_a_jump(
@@ -429,8 +511,8 @@ async def test_small_steps_of_the_clock_add_up_until_they_are_a_jump(
     leases = f"leasekit:{{{kind}}}:leases"
     for steps in range(1, 4):
         # As if, but for the last answers, Redis had always told a time that is behind by some more of these steps.
-        ((clock, (now, asked_at)),) = backend._clocks._told.items()
-        backend._clocks._told[clock] = (now - 900, asked_at)
+        ((clock, told),) = backend._clocks._told.items()
+        backend._clocks._told[clock] = told._replace(now=told.now - 900)
         server.ask("ZADD", leases, "XX", round(1000 * (time.time() + 300 - 0.9 * steps)), task.id)
         assert await claim(backend, kind) == []
     server.ask("ZADD", leases, "XX", 1, task.id)
@@ -443,9 +525,10 @@ async def test_a_clock_that_goes_as_it_should_is_never_said_to_jump(
 ) -> None:
     task = await held(backend, kind)
     for _ in range(20):
-        ((clock, (now, asked_at)),) = backend._clocks._told.items()
+        ((clock, told),) = backend._clocks._told.items()
         # As if half a second had passed, by a clock that is a little slow.
-        backend._clocks._told[clock] = (now - 500, asked_at - 0.4999)
+        earlier = Told(told.now - 500, told.asked_at - 0.4999, told.answered_at - 0.4999)
+        backend._clocks._told[clock] = earlier
         await beat(backend, task)
     assert server.ask("HGET", f"leasekit:{{{kind}}}:meta", "restarted_at") in (None, b"0")
 
@@ -455,8 +538,7 @@ async def test_a_jump_is_noticed_before_a_lease_is_said_to_have_ended(
     server: Any, backend: RedisBackend, kind: str, move: str
 ) -> None:
     task = await held(backend, kind, id=kind)
-    backend._clocks.told(kind, round(1000 * (time.time() - 3600)), asked_at=time.monotonic() - 60)
-    server.ask("ZADD", f"leasekit:{{{kind}}}:leases", 1, task.id)
+    step(server, backend, task)
     if move == "cancel":
         assert [verdict.verdict for verdict in await backend.cancel([kind])] == ["ordered"]
     assert (await beat(backend, task)).verdict == "renewed"
@@ -466,10 +548,74 @@ async def test_a_jump_that_a_result_noticed_gives_the_other_leases_their_time(
     server: Any, backend: RedisBackend, kind: str
 ) -> None:
     first, second = await held(backend, kind), await held(backend, kind)
-    backend._clocks.told(kind, round(1000 * (time.time() - 3600)), asked_at=time.monotonic() - 60)
+    step(server, backend, first)
     assert await settle(backend, first) == "settled"
     server.ask("ZADD", f"leasekit:{{{kind}}}:leases", 1, second.id)
     assert await claim(backend, kind) == []
+
+
+async def test_a_step_is_told_to_a_kind_by_the_first_client_that_notices_it(
+    server: Any, backend: RedisBackend, kind: str
+) -> None:
+    """At once, though it asks nothing more: a client that has just started cannot know, and would take leases back."""
+    task = await held(backend, kind)
+    step(server, backend, task)
+    before = server.ask("TIME")[0]
+    assert (await beat(backend, task)).verdict == "renewed"
+    with anyio.fail_after(30):
+        while int(server.ask("HGET", f"leasekit:{{{kind}}}:meta", "restarted_at")) < 1000 * int(before):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+# Requests that are late ---------------------------------------------------------------------------------------
+
+
+def late(backend: RedisBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on each request of this client is under way for five seconds."""
+    known = backend._clocks.known
+
+    def known_when_it_left(kind: str) -> dict[str, int | None]:
+        return {name: value and value - 5000 for name, value in known(kind).items()}
+
+    monkeypatch.setattr(backend._clocks, "known", known_when_it_left)
+
+
+MOVES: dict[str, Callable[[RedisBackend, Task], Awaitable[Any]]] = {
+    "claim": lambda backend, task: claim(backend, task.kind),
+    "beat": beat,
+    "settle": settle,
+    "cancel": lambda backend, task: backend.cancel([task.id]),
+    "maintain": lambda backend, task: backend._maintenance.maintain(task.kind),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+async def test_a_request_that_is_late_prolongs_no_lease_of_others(
+    server: Any, opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch, move: str
+) -> None:
+    """Or one client with slow requests would keep what the dead have left for ever."""
+    backend, slow = opened(), opened("slow")
+    task = await held(backend, kind, id=kind)
+    other = await held(slow, kind)
+    late(slow, monkeypatch)
+    leases = f"leasekit:{{{kind}}}:leases"
+    ended_at = round(1000 * (time.time() - 1))
+    server.ask("ZADD", leases, ended_at, task.id)
+    await MOVES[move](slow, other)
+    assert float(server.ask("ZSCORE", leases, task.id)) == ended_at
+    assert [again.id for again in await claim(backend, kind)] == [task.id]
+
+
+async def test_a_request_that_is_late_takes_back_what_had_ended_when_it_left(
+    server: Any, opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all requests are slow, what the dead have left is taken back all the same."""
+    backend, slow = opened(), opened("slow")
+    task = await held(backend, kind)
+    assert await claim(slow, kind) == []
+    late(slow, monkeypatch)
+    server.ask("ZADD", f"leasekit:{{{kind}}}:leases", round(1000 * (time.time() - 8)), task.id)
+    assert [again.id for again in await claim(slow, kind)] == [task.id]
 
 
 @pytest.fixture
@@ -484,12 +630,12 @@ def shift(server: Any) -> Iterator[Callable[[float], None]]:
         object.__setattr__(script, "sha", sha)
 
 
-Shift = Callable[[float], None]
+WorkerRun = Callable[[float], None]
 
 
 @pytest.mark.parametrize("noticed_by", ["the claim", "a claim of another kind", "a beat of another kind", "a visit"])
 async def test_a_step_of_the_clock_ends_no_lease_of_a_kind_that_a_client_asks_about_for_the_first_time(
-    opened: Open, kind: str, shift: Shift, noticed_by: str
+    opened: Open, kind: str, shift: WorkerRun, noticed_by: str
 ) -> None:
     backend, other = opened(prefix=f"p-{kind}"), opened("other", prefix=f"p-{kind}")
     task = await held(backend, kind, claim_timeout=60, heartbeat_timeout=60)
@@ -500,13 +646,13 @@ async def test_a_step_of_the_clock_ends_no_lease_of_a_kind_that_a_client_asks_ab
     elif noticed_by == "a beat of another kind":
         assert (await beat(other, own)).verdict == "renewed"
     elif noticed_by == "a visit":
-        await other.tend()
+        await other.maintain()
     assert await claim(other, kind) == []
     assert (await beat(backend, task)).verdict == "renewed"
 
 
 async def test_a_step_that_one_client_tells_of_is_known_to_a_client_that_has_just_started(
-    opened: Open, kind: str, shift: Shift
+    opened: Open, kind: str, shift: WorkerRun
 ) -> None:
     backend, other = opened(), opened("other")
     task = await held(backend, kind, claim_timeout=60, heartbeat_timeout=60)
@@ -520,7 +666,7 @@ async def test_a_step_that_one_client_tells_of_is_known_to_a_client_that_has_jus
 
 
 async def test_after_a_step_the_lease_of_a_dead_worker_ends_once_its_ttl_is_over(
-    opened: Open, kind: str, shift: Shift
+    opened: Open, kind: str, shift: WorkerRun
 ) -> None:
     backend, other = opened(), opened("other")
     await held(backend, kind, claim_timeout=2, heartbeat_timeout=2)
@@ -532,8 +678,24 @@ async def test_after_a_step_the_lease_of_a_dead_worker_ends_once_its_ttl_is_over
     assert again.fence == 2
 
 
+async def test_a_failover_to_a_clock_that_is_ahead_prolongs_a_lease_once(
+    opened: Open, server: Any, kind: str, shift: WorkerRun
+) -> None:
+    backend = opened()
+    await held(backend, kind, claim_timeout=60, heartbeat_timeout=60)
+    meta = f"leasekit:{{{kind}}}:meta"
+    server.ask("HSET", meta, "run", "of another process")
+    shift(120)
+    assert await claim(backend, kind) == []
+    await until(lambda: server.ask("HGET", meta, "run") != b"of another process")  # the client has told the kind
+    await backend.aclose()  # to it the next shift is another step
+    shift(181)
+    (again,) = await claim(opened("new"), kind)  # to which nothing has jumped
+    assert again.fence == 2
+
+
 async def test_a_clock_that_is_set_back_after_a_step_keeps_no_lease_for_ever(
-    opened: Open, kind: str, shift: Shift
+    opened: Open, kind: str, shift: WorkerRun
 ) -> None:
     backend, other = opened(), opened("other")
     await held(backend, kind, claim_timeout=2, heartbeat_timeout=2)
@@ -562,7 +724,7 @@ async def test_in_a_cluster_a_kind_has_a_clock_of_its_own_and_a_step_of_any_is_t
     at = time.monotonic()
     clocks.told(kind, 1_000_000, asked_at=at)
     clocks.told(f"{kind}-b", 9_000_000, asked_at=at)
-    assert clocks.known(f"{kind}-c") == {"latest": None, "jumped": None}
+    assert clocks.known(f"{kind}-c") == {"latest": None, "earliest": None, "jumped": None}
     clocks.told(kind, 1_060_000, asked_at=at)
     jumped = clocks.known(f"{kind}-c")["jumped"]
     assert jumped is not None
@@ -590,7 +752,7 @@ async def test_claims_are_not_remembered_for_good(server: Any, backend: RedisBac
         server.ask("ZADD", claimed, 1, name)
     await claim(backend, kind)
     assert server.ask("ZCARD", claimed) == server.ask("HLEN", f"leasekit:{{{kind}}}:claims") == 10
-    await backend.tend()
+    await backend.maintain()
     assert server.ask("ZCARD", claimed) == server.ask("HLEN", f"leasekit:{{{kind}}}:claims") == 1
 
 
@@ -605,19 +767,95 @@ async def test_successors_of_a_client_that_died_are_brought_by_another(
     async def die(*_: object) -> None:
         raise Unavailable("died")
 
-    monkeypatch.setattr(backend._holding, "_deliver", die)
+    monkeypatch.setattr(backend._renewing, "_deliver", die)
     task = await held(backend, kind)
     assert await settle(backend, task, then=[NewTask(kind=f"{kind}-b", payload=n) for n in range(15)]) == "settled"
     assert await claim(other, f"{kind}-b") == []
-    await asyncio.gather(other.tend(), opened("third", prefix=f"p-{kind}").tend())
+    await asyncio.gather(other.maintain(), opened("third", prefix=f"p-{kind}").maintain())
     assert [task.payload for task in await claim(other, f"{kind}-b", limit=20)] == list(range(15))
+
+
+@pytest.fixture
+async def bringer(server: Any, opened: Open, kind: str) -> RedisBackend:
+    """A client whose tasks of this kind may have successors; none can be brought to the kind that ends in `-bad`."""
+    server.ask("SET", f"p-{kind}:{{{kind}-bad}}:state", "a foreign key")
+    backend = opened(prefix=f"p-{kind}")
+    await backend.schedule([NewTask(kind=kind, id=kind)])
+    return backend
+
+
+def leave(server: Any, kind: str, successors: dict[str, str]) -> str:
+    """Successors (id → kind) of a client that died before it brought them; gives the key where they are."""
+    outbox = f"p-{kind}:{{{kind}}}:outbox"
+    for task_id, of in successors.items():
+        server.ask("RPUSH", outbox, msgspec.json.encode({"kind": of, "id": task_id, "payload": {}}))
+    return outbox
+
+
+@pytest.mark.parametrize("count", [1, 12, 25])
+async def test_a_successor_that_cannot_be_brought_holds_up_no_other(
+    server: Any, bringer: RedisBackend, kind: str, count: int
+) -> None:
+    bad = {f"bad-{n}": f"{kind}-bad" for n in range(count)}
+    outbox = leave(server, kind, {**bad, "good": f"{kind}-good"})
+    with pytest.raises(ProtocolError):
+        await bringer.maintain()
+    assert [task.id for task in await claim(bringer, f"{kind}-good")] == ["good"]
+    assert server.ask("LLEN", outbox) == count
+    server.ask("DEL", f"p-{kind}:{{{kind}-bad}}:state")
+    await bringer._maintenance.maintain(kind)
+    assert {task.id for task in await claim(bringer, f"{kind}-bad", limit=100)} == set(bad)
+    assert server.ask("LLEN", outbox) == 0
+
+
+async def test_successors_that_take_their_time_to_fail_are_left_to_the_next_visit(
+    server: Any, bringer: RedisBackend, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other kinds wait meanwhile. They are the last then, so that the next visit gets on."""
+    monkeypatch.setattr(maintenance, "INTERVAL", 0.0)
+    leave(server, kind, {**{f"bad-{n}": f"{kind}-bad" for n in range(10)}, "good": f"{kind}-good"})
+    for _ in range(2):
+        assert await claim(bringer, f"{kind}-good") == []
+        with pytest.raises(ProtocolError):
+            await bringer._maintenance.maintain(kind)
+    assert [task.id for task in await claim(bringer, f"{kind}-good")] == ["good"]
+
+
+async def test_ends_that_cannot_be_told_hold_up_neither_other_ends_nor_successors(
+    server: Any, bringer: RedisBackend, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [f"{kind}-{n:03}" for n in range(102)]
+    for first in range(0, 102, 51):
+        await bringer.schedule([NewTask(kind=kind, id=one) for one in ids[first : first + 51]])
+    await bringer.schedule([NewTask(kind=f"{kind}-after", id="after", after=[ids[-1]])])
+    after = f"p-{kind}:{{{kind}}}:awaited"
+    for one in ids[:-1]:  # by tasks of a kind that can be told nothing
+        server.ask("ZADD", after, 0, f"{one}/who/{kind}-bad")
+    leave(server, kind, {"good": f"{kind}-good"})
+
+    async def die(*_: object) -> None:
+        raise Unavailable("died")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bringer._renewing, "_tell", die)
+        with anyio.fail_after(30):
+            for task in await claim(bringer, kind, limit=200):
+                with contextlib.suppress(Unavailable):
+                    await settle(bringer, task)
+    ending = f"p-{kind}:{{{kind}}}:ending"
+    for place, one in enumerate(ids):
+        server.ask("ZADD", ending, place + 1, one)
+    with pytest.raises(ProtocolError):
+        await bringer.maintain()
+    assert [task.id for task in await claim(bringer, f"{kind}-good")] == ["good"]
+    assert [task.id for task in await claim(bringer, f"{kind}-after")] == ["after"]
 
 
 async def test_a_result_that_is_refused_has_no_successors(backend: RedisBackend, kind: str) -> None:
     task = await held(backend, kind)
     await settle(backend, task)
     assert await settle(backend, task, "fatal", then=[NewTask(kind=f"{kind}-b")]) == "gone"
-    await backend.tend()
+    await backend.maintain()
     assert await claim(backend, f"{kind}-b") == []
 
 
@@ -626,9 +864,9 @@ async def test_a_result_that_is_refused_has_no_successors(backend: RedisBackend,
 
 @pytest.fixture
 def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Claims that wait look again when they are told, and not otherwise; no mover tells them."""
+    """Claims that wait look again when they are told, and not otherwise; no maintenance tells them."""
     monkeypatch.setattr(claiming, "_LOOK", 1000.0)
-    monkeypatch.setattr(mover, "INTERVAL", 1000.0)
+    monkeypatch.setattr(maintenance, "INTERVAL", 1000.0)
 
 
 async def waiting(backend: RedisBackend, kind: str, count: int = 1) -> "asyncio.Task[Claimed]":
@@ -745,7 +983,7 @@ async def test_of_kinds_without_end_a_client_remembers_the_latest(
     backend: RedisBackend, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is leased once by its name is a kind of its own."""
-    monkeypatch.setattr("leasekit_redis.recent.MOST", 3)
+    monkeypatch.setattr("leasekit_redis.lru.MOST", 3)
     for n in range(9):
         await claim(backend, f"{kind}-{n}")
     clocks = Clocks(is_one=False)  # as in a cluster

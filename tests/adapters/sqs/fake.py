@@ -54,11 +54,11 @@ class Message:
 
 @dataclass
 class Queue:
-    """One queue. `grave` is the name of that for its dead letters."""
+    """One queue. `dead_letter_queue` is the name of that for its dead letters."""
 
     name: str
     messages: list[Message] = field(default_factory=list)
-    grave: str | None = None
+    dead_letter_queue: str | None = None
 
     def find(self, handle: str) -> Message | None:
         return next((one for one in self.messages if handle in one.handles), None)
@@ -90,8 +90,8 @@ class Fake:
 
     # What tests say
 
-    def queue(self, name: str, *, grave: str | None = None) -> Queue:
-        return self.queues.setdefault(name, Queue(name, grave=grave))
+    def queue(self, name: str, *, dead_letter_queue: str | None = None) -> Queue:
+        return self.queues.setdefault(name, Queue(name, dead_letter_queue=dead_letter_queue))
 
     def put(self, name: str, body: str, **more: Any) -> Message:
         self._count += 1
@@ -194,8 +194,10 @@ class Fake:
         queue = self._of(QueueUrl)
         arn = "arn:aws:sqs:eu-west-1:123456789012:"
         known = {"QueueArn": arn + queue.name}
-        if queue.grave is not None:
-            known["RedrivePolicy"] = json.dumps({"deadLetterTargetArn": arn + queue.grave, "maxReceiveCount": 5})
+        if queue.dead_letter_queue is not None:
+            known["RedrivePolicy"] = json.dumps(
+                {"deadLetterTargetArn": arn + queue.dead_letter_queue, "maxReceiveCount": 5}
+            )
         return {"Attributes": {name: value for name, value in known.items() if name in AttributeNames}}
 
     def StartMessageMoveTask(self, SourceArn: str, **_: Any) -> Params:

@@ -62,5 +62,5 @@ def test_what_makes_no_sense_is_refused_and_not_repeated(url: str) -> None:
 
 
 def test_an_unknown_option_is_told_what_there_is() -> None:
-    with pytest.raises(ConfigError, match="'colour': there are region, endpoint, ttl, account, kind, wait"):
+    with pytest.raises(ConfigError, match="'colour' in the URL: known are region, endpoint, ttl, account, kind, wait"):
         connect("sqs://q?colour=red")

@@ -1,4 +1,4 @@
-"""Beats: what SQS answers, and what is believed of it. The service is as AWS documents it; its clock is turned."""
+"""Heartbeats: what SQS answers, and what is believed of it. The service is as AWS documents it; its clock is turned."""
 
 import logging
 from collections.abc import Callable

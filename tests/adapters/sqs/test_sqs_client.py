@@ -11,6 +11,7 @@ import pytest
 import leasekit
 from leasekit import Client, Fatal, LeasekitError, Worker, lease
 from leasekit.hooks import Event, Settled
+from leasekit.task import Stats
 
 Url = Callable[..., str]
 
@@ -27,7 +28,7 @@ def queue_url(sqs: Any, queue: str) -> str:
 
 
 def left(client: Client, queue: str) -> int:
-    counts: dict[str, int] = client.stats()["kinds"][queue]
+    counts: dict[str, int] = client.stats().kinds[queue]
     return sum(counts.values())
 
 
@@ -86,7 +87,12 @@ def test_a_fatal_failure_is_found_among_the_dead_letters(url: Url, sqs: Any, que
 
 
 def test_what_sqs_cannot_tell_is_said_so(client: Client) -> None:
-    for call in (lambda: client.get("t"), lambda: client.cancel("t"), client.list, lambda: client.wait_for("t")):
+    for call in (
+        lambda: client.get("t"),
+        lambda: client.cancel("t"),
+        client.list_tasks,
+        lambda: client.wait_tasks("t"),
+    ):
         with pytest.raises(LeasekitError, match="does not know what becomes of each"):
             call()
 
@@ -107,7 +113,7 @@ def test_stats_count_what_waits_and_what_is_in_flight(client: Client, queue: str
     for _ in range(3):
         client.schedule("k")
     with lease(next(client.tasks("k"))):
-        assert client.stats() == {"kinds": {queue: {"new": 0, "enqueued": 2, "processing": 1}}}
+        assert client.stats() == Stats(kinds={queue: {"new": 0, "enqueued": 2, "processing": 1}})
 
 
 def test_a_worker_runs_handlers_of_several_kinds(client: Client, queue: str) -> None:

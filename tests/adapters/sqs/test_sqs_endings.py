@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from leasekit.errors import BackendError, Refused
-from leasekit.task import Beat, NewTask, Outcome, Settlement, Task, Verdict, Waits
+from leasekit.task import Beat, FixedDelays, NewTask, Outcome, Settlement, Task, Verdict
 from leasekit_sqs import SqsBackend
 from leasekit_sqs.receipts import Receipt
 
@@ -55,7 +55,7 @@ async def test_ten_deletions_are_one_call(connected: Connected, aws: Any) -> Non
 
 async def test_outcomes_of_a_batch_are_answered_in_order(connected: Connected, aws: Any) -> None:
     backend = connected()
-    aws.queue("q").grave = "dead"
+    aws.queue("q").dead_letter_queue = "dead"
     aws.queue("dead")
     tasks = await received(backend, aws, 6)
     outcomes: list[Outcome] = ["success", "retry", "fatal", "release", "cancelled", "crash"]
@@ -90,7 +90,7 @@ async def test_what_is_given_back_is_hidden_for_its_wait(
 async def test_a_retry_waits_by_the_policy_of_its_task(connected: Connected, aws: Any) -> None:
     backend = connected()
     aws.queue("q")
-    await backend.schedule([NewTask(kind="k", retry=Waits(waits=[10, 100]))])
+    await backend.schedule([NewTask(kind="k", retry=FixedDelays(waits=[10, 100]))])
     waits: list[float] = []
     for _ in range(2):
         (task,) = (await backend.claim(["k"], limit=1, wait=0, claim_id="c")).tasks
@@ -123,7 +123,7 @@ async def test_a_repeat_is_settled_without_a_call_and_anything_else_is_gone(conn
 
 async def test_a_fatal_failure_goes_to_the_dead_letters_with_all_that_it_had(connected: Connected, aws: Any) -> None:
     backend = connected()
-    aws.queue("q", grave="dead")
+    aws.queue("q", dead_letter_queue="dead")
     aws.queue("dead")
     await backend.schedule([NewTask(kind="k", id="task-1", payload={"page": 1}, traceparent=TRACE)])
     (task,) = (await backend.claim(["k"], limit=1, wait=0, claim_id="c")).tasks
@@ -140,7 +140,7 @@ async def test_a_fatal_failure_goes_to_the_dead_letters_with_all_that_it_had(con
 
 async def test_a_copy_keeps_to_what_sqs_takes(connected: Connected, aws: Any) -> None:
     backend = connected()
-    aws.queue("q", grave="dead")
+    aws.queue("q", dead_letter_queue="dead")
     aws.queue("dead")
     ten = {f"own-{n}": {"DataType": "String", "StringValue": "x"} for n in range(10)}
     aws.put("q", "plain", attributes=ten)
@@ -163,7 +163,7 @@ async def test_without_dead_letters_a_fatal_failure_is_deleted_and_said(
 
 async def test_a_copy_that_failed_deletes_nothing(connected: Connected, aws: Any) -> None:
     backend = connected()
-    aws.queue("q", grave="dead")
+    aws.queue("q", dead_letter_queue="dead")
     aws.queue("dead")
     (task,) = await received(backend, aws)
     aws.error(SEND, 403, "AccessDenied")
@@ -175,7 +175,7 @@ async def test_a_copy_that_failed_deletes_nothing(connected: Connected, aws: Any
 
 async def test_a_deletion_that_failed_makes_no_second_copy(connected: Connected, aws: Any) -> None:
     backend = connected()
-    aws.queue("q", grave="dead")
+    aws.queue("q", dead_letter_queue="dead")
     aws.queue("dead")
     (task,) = await received(backend, aws)
     aws.lose(DELETE, applied=False)
@@ -187,7 +187,7 @@ async def test_a_deletion_that_failed_makes_no_second_copy(connected: Connected,
 
 async def test_dead_letters_of_a_fifo_queue_keep_their_group(connected: Connected, aws: Any) -> None:
     backend = connected("q.fifo")
-    aws.queue("q.fifo", grave="dead.fifo")
+    aws.queue("q.fifo", dead_letter_queue="dead.fifo")
     aws.queue("dead.fifo")
     await backend.schedule([NewTask(kind="k", collection="blue")])
     (task,) = (await backend.claim(["k"], limit=1, wait=0, claim_id="c")).tasks
@@ -308,12 +308,16 @@ async def test_a_give_back_waits_for_the_beat_that_is_under_way(connected: Conne
 # What comes from elsewhere --------------------------------------------------------------------------------------
 
 
-async def test_a_supervisor_gives_back_what_the_process_that_ended_has_held(connected: Connected, aws: Any) -> None:
-    (task,) = await received(connected(), aws)
-    supervisor = connected()
+@pytest.mark.parametrize(("options", "hidden"), [({"wait": 5}, 6), ({"wait": 20, "ttl": 40}, 11), ({"wait": 0}, 0)])
+async def test_a_supervisor_gives_back_what_the_process_that_ended_has_held(
+    connected: Connected, aws: Any, options: dict[str, int], hidden: int
+) -> None:
+    """When the poll that this process may have left open is over: it would get the message, for nobody."""
+    (task,) = await received(connected(**options), aws)
+    supervisor = connected(**options)
     for _ in range(2):
         assert (await ended(supervisor, task, "crash")).verdict == "settled"
-    assert message(aws).visible_at == aws.now
+    assert message(aws).visible_at == aws.now + hidden
     assert len(aws.asked(CHANGE)) == 1
 
 

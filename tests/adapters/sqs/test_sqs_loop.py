@@ -11,6 +11,7 @@ import pytest
 
 import leasekit_sqs
 from leasekit import ConfigError, LeaseLost, ProtocolError, lease
+from leasekit._binding import reserve_of
 from leasekit_sqs.backend import boot_time
 
 EXTEND = "ChangeMessageVisibilityBatch"
@@ -205,8 +206,8 @@ def test_there_is_one_keeper_for_who_asks_and_where(sqs: Any, other_client: Any)
     first = leasekit_sqs.task(message, queue_url="http://x/1/a", client=sqs)
     second = leasekit_sqs.task(message, queue_url="http://x/1/b", client=sqs)
     other = leasekit_sqs.task(message, queue_url="http://x/1/a", client=other_client)
-    assert first.client is second.client
-    assert other.client is not first.client
+    assert reserve_of(first) == reserve_of(second)
+    assert reserve_of(other) != reserve_of(first)
 
 
 def test_sessions_that_sign_alike_share_one_keeper(sqs: Any, moto: str) -> None:
@@ -216,7 +217,7 @@ def test_sessions_that_sign_alike_share_one_keeper(sqs: Any, moto: str) -> None:
     for _ in range(2):
         session = boto3.session.Session(aws_access_key_id="alike", aws_secret_access_key="canary")
         client = session.client("sqs", endpoint_url=moto)
-        keepers.add(leasekit_sqs.task(message, queue_url="http://x/1/a", client=client).client)
+        keepers.add(reserve_of(leasekit_sqs.task(message, queue_url="http://x/1/a", client=client)))
         client.close()
     assert len(keepers) == 1
 
@@ -227,7 +228,7 @@ def test_a_forked_child_has_keepers_of_its_own(sqs: Any) -> None:
     child = os.fork()
     if child == 0:
         theirs = leasekit_sqs.task(message, queue_url="http://x/1/a", client=sqs)
-        os._exit(0 if theirs.client is not mine.client else 1)
+        os._exit(0 if reserve_of(theirs) != reserve_of(mine) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -250,8 +251,7 @@ def test_no_log_has_a_whole_handle_or_a_credential(
     send()
     message = receive()
     task = leasekit_sqs.task(message, queue_url=queue_url, client=sqs)
-    keeper = task.client
-    assert keeper is not None
+    keeper = reserve_of(task).__self__  # type: ignore[union-attr]
     with caplog.at_level(logging.DEBUG, logger="leasekit"):
         held = lease(task)
         held.__enter__()

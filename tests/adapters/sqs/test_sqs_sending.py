@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from leasekit.backend import Intake, Scheduler
+from leasekit.backend import Scheduler, TaskSink
 from leasekit.errors import LeasekitError, Refused, Throttled, Unavailable
-from leasekit.task import Exponential, NewTask, Status, Waits
+from leasekit.task import Exponential, FixedDelays, NewTask, Status
 from leasekit_sqs import SqsBackend
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +29,7 @@ def attributes(entry: dict[str, Any]) -> dict[str, str]:
 
 async def test_it_takes_work_and_cannot_tell_of_single_tasks(connected: Connected) -> None:
     backend = connected()
-    assert isinstance(backend, Intake)
+    assert isinstance(backend, TaskSink)
     assert not isinstance(backend, Scheduler)
 
 
@@ -37,7 +37,7 @@ async def test_a_task_is_a_message_with_attributes(connected: Connected, aws: An
     aws.queue("q")
     backend = connected()
     (answer,) = await backend.schedule(
-        [NewTask(kind="k", id="t", payload={"page": 1}, traceparent=TRACE, retry=Waits(waits=[5]))]
+        [NewTask(kind="k", id="t", payload={"page": 1}, traceparent=TRACE, retry=FixedDelays(waits=[5]))]
     )
     assert (answer.id, answer.created, answer.status) == ("t", True, Status.NEW)
     (entry,) = entries(aws)
@@ -233,7 +233,7 @@ async def test_a_task_without_a_collection_has_none_when_it_comes(connected: Con
 
 
 async def test_dead_letters_are_moved_to_where_they_are_wanted(connected: Connected, aws: Any) -> None:
-    aws.queue("q", grave="dead")
+    aws.queue("q", dead_letter_queue="dead")
     assert await connected().redrive(rate=10) == "move-of-dead"
     assert aws.asked("StartMessageMoveTask") == [
         {

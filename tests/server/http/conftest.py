@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 import uvloop
 
-from leasekit.server.app import Server, create_app
 from leasekit.server.engine import Engine, open_store
-from leasekit.server.polls import Polls
+from leasekit.server.http.app import Server, create_app
+from leasekit.server.http.disconnect import DisconnectWatch
 
 PATIENCE = 30.0  # seconds, for facts that come within milliseconds
 
@@ -34,7 +34,7 @@ class Running:
     """A server that runs in a thread."""
 
     engine: Engine
-    polls: Polls
+    polls: DisconnectWatch
     connections: set[Any]
 
     def __init__(self, port: int) -> None:

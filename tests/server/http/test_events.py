@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from leasekit.errors import Throttled
-from leasekit.server import events
-from leasekit.server.events import Feed
-from leasekit.server.turn import Happened
+from leasekit.server.http import events
+from leasekit.server.http.events import Feed
+from leasekit.server.unit_of_work import TaskEvent
 
 SECRET = "canary-7f3a"
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -249,8 +249,8 @@ class Hand:
     now = 0.0  # a clock that is turned by hand
 
 
-def happened(count: int, kind: str = "k") -> list[Happened]:
-    return [Happened(event="scheduled", at=AT, id=str(n), kind=kind) for n in range(count)]
+def happened(count: int, kind: str = "k") -> list[TaskEvent]:
+    return [TaskEvent(event="scheduled", at=AT, id=str(n), kind=kind) for n in range(count)]
 
 
 async def told(stream: AsyncGenerator[bytes]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from leasekit.server import protocol
+from leasekit.server.http import protocol, sending
 
 _ids = (f"claim-{n}" for n in itertools.count())
 POST = b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -143,6 +143,43 @@ def test_an_answer_that_is_not_read_is_not_kept_for_ever(
         connection.sendall(request("/v1/claims", claim("big", wait=0, limit=20)))
         assert connection.recv(1)
         eventually(lambda: not server.connections)
+
+
+def test_an_answer_that_drips_is_cut_and_others_are_granted_again(
+    run_server: Any, read_all: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read all the time, so its buffer never stalls; the claims of others find no room as long as it lasts."""
+    monkeypatch.setattr(protocol, "STALL_TIMEOUT", 3600.0)
+    monkeypatch.setattr(sending, "_TOGETHER", 1_000_000)
+    monkeypatch.setattr(sending, "_GRACE", 0.3)
+    monkeypatch.setattr(sending, "_SLOWEST", 1e12)
+    monkeypatch.setattr(sending, "_PAUSE", 0.01)
+    ended = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        while not ended.wait(0.02) and connection.recv(100):
+            pass
+
+    with run_server() as server, server.open() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        for n in range(7):
+            server.post("/v1/tasks", {"tasks": [{"kind": "big", "id": f"big-{n}", "payload": "x" * 1_000_000}]})
+        server.post("/v1/tasks", {"tasks": [{"kind": "small", "id": "small"}]})
+        connection.sendall(request("/v1/claims", claim("big", wait=0, limit=7)))
+        assert connection.recv(1)
+        dripping = threading.Thread(target=drip, args=[connection])
+        dripping.start()
+        try:
+            eventually(lambda: server.call("POST", "/v1/claims", claim("small", wait=0)).status == 200)
+        finally:
+            ended.set()
+            dripping.join()
+        assert len(read_all(connection)) < 6_000_000
+
+
+@pytest.mark.parametrize("size", [64 * 1024, 1024**2, 8 * 1024**2, 16 * 1024**2])
+def test_an_answer_has_the_time_that_a_bad_line_takes(size: int) -> None:
+    assert 1.5 * size / 64_000 < sending._time_for(size) < 600
 
 
 @pytest.mark.parametrize("filler", [b"x: y\r\n", b"x"], ids=["many headers", "a long one"])

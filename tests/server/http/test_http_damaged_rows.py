@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import leasekit_http
-from leasekit.server import engine
-from leasekit.task import Beat, NewTask, Settlement, Status, Task, TaskInfo, Waits
+from leasekit.server.embedded import connect
+from leasekit.task import Beat, FixedDelays, NewTask, Settlement, Status, Task, TaskInfo
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +63,7 @@ class Place:
         return info
 
     async def ids(self) -> list[str]:
-        return [info.id for info in (await self.backend.list()).tasks]
+        return [info.id for info in (await self.backend.list_tasks()).tasks]
 
     async def settle(self, *tasks: Task, outcome: Any = "success") -> list[str]:
         settlements = [Settlement(id=task.id, token=task.token, outcome=outcome) for task in tasks]
@@ -71,7 +71,7 @@ class Place:
 
     async def prepare(self) -> None:
         await self.backend.schedule([
-            NewTask(kind="k", id="bad", payload=[1], retry=Waits(waits=[1, 2]), dedupe_key="d", max_attempts=5),
+            NewTask(kind="k", id="bad", payload=[1], retry=FixedDelays(waits=[1, 2]), dedupe_key="d", max_attempts=5),
             NewTask(kind="k", id="good", payload=[2]),
             NewTask(kind="o", id="other", payload=[3]),
         ])  # fmt: skip
@@ -83,7 +83,7 @@ async def place(
 ) -> AsyncIterator[Place]:
     path = tmp_path / "tasks.db"
     if request.param == "embedded":
-        embedded = engine.connect(f"sqlite:///{path}", worker="w")
+        embedded = connect(f"sqlite:///{path}", worker="w")
         yield Place(embedded, path)
         await embedded.aclose()
         return
@@ -106,7 +106,7 @@ async def test_a_payload_that_is_no_json_holds_up_nobody(
     assert (info.status, info.payload, info.attempt) == (Status.DEAD, None, 0)
     assert "payload" in (info.reason or "")
     assert await place.ids() == ["bad", "good", "other"]
-    assert (await place.backend.stats())["kinds"]["k"] == {"dead": 1, "claimed": 1}
+    assert (await place.backend.stats()).kinds["k"] == {"dead": 1, "claimed": 1}
 
 
 async def test_a_claim_that_met_damage_alone_gets_what_is_behind_it(place: Place) -> None:
@@ -144,7 +144,7 @@ async def test_a_status_that_makes_no_sense_holds_up_nobody(place: Place, status
     assert (await place.get("bad")).status.ended
     (scheduled,) = await place.backend.schedule([NewTask(kind="k", id="bad", payload=[1])])
     assert not scheduled.created
-    assert set((await place.backend.stats())["kinds"]["k"]) <= {"dead", "success", "claimed"}
+    assert set((await place.backend.stats()).kinds["k"]) <= {"dead", "success", "claimed"}
 
 
 async def test_a_policy_that_makes_no_sense_ends_its_task_and_no_other(place: Place) -> None:
@@ -186,7 +186,7 @@ async def test_whatever_is_in_a_row_the_others_go_on(
     wrong = [(column, value) for column in COLUMNS[table] for value in VALUES]
     for number, (column, value) in enumerate(random.sample(wrong, min(len(wrong), 40))):
         path = tmp_path / f"{number}.db"
-        embedded = engine.connect(f"sqlite:///{path}", worker="w")
+        embedded = connect(f"sqlite:///{path}", worker="w")
         try:
             await _survives(Place(embedded, path), stage, table, column, value)
         except BaseException as error:

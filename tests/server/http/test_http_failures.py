@@ -40,7 +40,7 @@ def test_a_store_that_does_not_answer_is_503(monkeypatch: pytest.MonkeyPatch, se
 
 
 def test_what_only_the_engine_can_refuse_is_422(monkeypatch: pytest.MonkeyPatch, server: Any) -> None:
-    failing(monkeypatch, server, "list", Refused("no such cursor", errors=[{"field": "cursor", "detail": "odd"}]))
+    failing(monkeypatch, server, "list_tasks", Refused("no such cursor", errors=[{"field": "cursor", "detail": "odd"}]))
     answer = server.call("GET", "/v1/tasks?cursor=7")
     assert (answer.status, answer.json["errors"]) == (422, [{"field": "cursor", "detail": "odd"}])
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from leasekit import wire
-from leasekit.server.app import create_app
-from leasekit.server.openapi import EXAMPLES
+from leasekit.server.http.app import create_app
+from leasekit.server.http.openapi import EXAMPLES
 
 # Not answered in JSON; they have tests of their own.
 TEXTS = {("GET", "/v1/events"), ("GET", "/metrics")}

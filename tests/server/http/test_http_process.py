@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from leasekit.server import app
+from leasekit.server.http import app
 
 SERVE = [sys.executable, "-c", "import typer; from leasekit.cli.serve import serve; typer.run(serve)"]
 PATIENCE = 60.0

@@ -13,9 +13,9 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import allow_header_conformance
 
-from leasekit.server import routes
-from leasekit.server.openapi import document
-from leasekit.server.routes import PROVIDED, ROUTES
+from leasekit.server.http import routes
+from leasekit.server.http.openapi import document
+from leasekit.server.http.routes import PROVIDED, ROUTES
 
 IS_FUZZ = os.environ.get("LEASEKIT_FUZZ") == "1"
 EXAMPLES = 500 if IS_FUZZ else 100  # of each operation

@@ -122,12 +122,12 @@ def changes_its_user(payload: None) -> int:
 def leaves_a_thread(payload: str | None, held: leasekit.Lease) -> None:
     """Its thread reports in the middle of the next body, as one may that looked at its lease just before the end."""
     if payload is None:
-        holding = held._holding
-        assert holding is not None
+        record = held._record
+        assert record is not None
 
         def report() -> None:
             _next_runs.wait()
-            holding.report(b'"of another"')
+            record.report(b'"of another"')
             _reported.set()
 
         threading.Thread(target=report).start()
@@ -171,6 +171,10 @@ def says(payload: str) -> None:
 
 def no_json(payload: None) -> object:
     return object()
+
+
+def no_number(payload: None) -> float:
+    return float("nan")
 
 
 def large(payload: str) -> str:

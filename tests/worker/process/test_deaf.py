@@ -5,7 +5,7 @@ import threading
 import time
 
 import leasekit
-from leasekit.worker.process import child
+from leasekit._worker.process import child
 
 
 class _NoMemory(child.Channel):

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from leasekit import Worker
+from leasekit._worker.process import guarded_process
 from leasekit.hooks import Event, Lost
 from leasekit.task import Status
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
-from leasekit.worker.process import guarded_process
 
 AtWork = Callable[[Worker], AbstractContextManager[Worker]]
 Eventually = Callable[..., Any]

@@ -20,16 +20,16 @@ import pytest
 
 from leasekit._core.term import Term
 from leasekit._driver.clock import BOOT_CLOCK
-from leasekit.config import Beats
+from leasekit._worker import linux
+from leasekit._worker.process import guarded_process
+from leasekit._worker.process.guarded_process import GuardedProcess
+from leasekit._worker.process.messages import Address, Ended, FromExecutor, LeaseState, Ready, Run, Setup
+from leasekit.config import Heartbeats
 from leasekit.errors import ConfigError
 from leasekit.task import Task
-from leasekit.worker import linux
-from leasekit.worker.process import guarded_process
-from leasekit.worker.process.guarded_process import GuardedProcess
-from leasekit.worker.process.messages import Address, Ended, Facts, FromExecutor, Ready, Run, Setup
 
 LATE = 1.0  # seconds; measured are 1-3 ms
-BEATS = Beats().for_ttl(60)
+BEATS = Heartbeats().for_ttl(60)
 now = BOOT_CLOCK.now
 
 IsDead = Callable[[int], bool]
@@ -66,16 +66,18 @@ class Spinner:
         term = Term(None, BEATS, granted_at=now() + after - BEATS.trust)
         self.guarded.watchdog.begins(term)
         assert self.guarded.guarded()
-        facts = Facts(granted_at=now(), beats=BEATS)  # so that it does not know, and the guard alone sees to it
-        self.run(kind, facts)
+        state = LeaseState(
+            granted_at=now(), heartbeats=BEATS
+        )  # so that it does not know, and the guard alone sees to it
+        self.run(kind, state)
         while not all(self.lasts[:processes]):
             assert not self.guarded.over
             self.guarded.step(0.01)
         return term
 
-    def run(self, kind: str, facts: Facts) -> None:
+    def run(self, kind: str, state: LeaseState) -> None:
         task = Task(id="t", kind=kind, token="x", ttl=60, payload=str(self._memory))
-        self.guarded.send(Run(number=1, task=task, facts=facts))
+        self.guarded.send(Run(number=1, task=task, state=state))
 
     @property
     def last(self) -> float:
@@ -110,7 +112,7 @@ class Spinner:
         """What the handler of this kind returns."""
         term = Term(None, BEATS, granted_at=now())
         self.guarded.watchdog.begins(term)
-        self.run(kind, Facts(granted_at=now(), beats=BEATS))
+        self.run(kind, LeaseState(granted_at=now(), heartbeats=BEATS))
         (ended,) = self.said()
         assert isinstance(ended, Ended)
         self.guarded.watchdog.ended(term)
@@ -305,10 +307,10 @@ def test_a_guard_that_takes_in_nothing_any_more_is_killed_with_its_executor(spin
 
 
 def test_an_order_that_comes_before_the_body_has_begun_is_heard_by_it(spinner: Spinner) -> None:
-    facts = Facts(granted_at=now(), beats=BEATS)
+    state = LeaseState(granted_at=now(), heartbeats=BEATS)
     os.kill(spinner.executor, signal.SIGSTOP)  # so that both come at once
-    spinner.run("heeds", facts)
-    spinner.guarded.send(Facts(granted_at=now(), beats=BEATS, stop="Cancelled"))
+    spinner.run("heeds", state)
+    spinner.guarded.send(LeaseState(granted_at=now(), heartbeats=BEATS, stop="Cancelled"))
     os.kill(spinner.executor, signal.SIGCONT)
     (ended,) = spinner.said()
     assert isinstance(ended, Ended)

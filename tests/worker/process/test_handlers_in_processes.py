@@ -54,7 +54,7 @@ def test_a_lease_says_and_takes_what_it_does_elsewhere(
         info = submitter.success(submitter.schedule("k"))
     assert info.result == {"fence": 1, "attempt": 1, "checkpoint": None, "trusted": True, "lost": False}
     assert info.progress == {"page": 1}
-    (follower,) = submitter.client.list(kind="next").tasks
+    (follower,) = submitter.client.list_tasks(kind="next").tasks
     assert (follower.payload, follower.priority) == ({"after": info.id}, 0)
 
 
@@ -101,12 +101,13 @@ ENDS = {
     "raises_value_error": ("why", Status.RETRIABLE_FAILURE, "ValueError", "why"),
     "raises_fatal": ("why", Status.FATAL_FAILURE, "Fatal", "why"),
     "exits": (3, Status.RETRIABLE_FAILURE, "SystemExit", "3"),
-    "no_json": (None, Status.RETRIABLE_FAILURE, "ValueError", "no JSON"),
+    "no_json": (None, Status.RETRIABLE_FAILURE, "ValueError", "not JSON"),
+    "no_number": (None, Status.RETRIABLE_FAILURE, "ValueError", "NaN or an infinity"),
     "hard_exit": (3, Status.DEAD, "ExecutorDied", "its executor exited with code 3"),
     "aborts": (None, Status.DEAD, "ExecutorDied", "its executor was killed by SIGABRT (aborted)"),
     "reads_nowhere": (None, Status.DEAD, "ExecutorDied", "its executor was killed by SIGSEGV (segmentation fault)"),
     "closes_everything": (None, Status.DEAD, "ExecutorDied", "its executor exited with code 1"),
-    "garbles_its_line": (None, Status.DEAD, "ExecutorDied", "closed or garbled its line to the worker"),
+    "garbles_its_line": (None, Status.DEAD, "ExecutorDied", "closed or garbled its socket to the worker"),
 }
 
 
@@ -233,7 +234,7 @@ def test_what_has_no_name_in_a_module_is_refused(worker: Worker, function: Calla
 
 def test_another_system_than_linux_is_refused(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
-    with pytest.raises(ConfigError, match="takes Linux"):
+    with pytest.raises(ConfigError, match="needs Linux"):
         worker.handler("k", run="process")(a_function)
 
 

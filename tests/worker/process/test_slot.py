@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 from leasekit._driver.clock import BOOT_CLOCK
-from leasekit.worker.process.messages import Address, Setup
-from leasekit.worker.process.slot import Slot
+from leasekit._worker.process.messages import Address, Setup
+from leasekit._worker.process.slot import Slot
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_the_end_of_a_guard_does_not_end_a_worker_that_has_made_sigpipe_deadly()
 import os, signal
 from pathlib import Path
 from leasekit._driver.clock import BOOT_CLOCK
-from leasekit.worker.process.guarded_process import GuardedProcess
+from leasekit._worker.process.guarded_process import GuardedProcess
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 guarded = GuardedProcess(lambda: None, os.eventfd(0), BOOT_CLOCK.now)
 guarded.wait_started()

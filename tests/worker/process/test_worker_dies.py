@@ -170,7 +170,7 @@ def test_handlers_of_the_main_module_are_found(start: Callable[[str], Script]) -
 def test_a_script_that_runs_its_worker_wherever_it_is_imported_is_told_so(start: Callable[[str], Script]) -> None:
     script = start("worker.run()")
     assert script.process.wait(60) == 1
-    assert 'run that under `if __name__ == "__main__":`' in script.said
+    assert 'run the worker under `if __name__ == "__main__":`' in script.said
 
 
 def test_a_main_module_without_a_file_is_refused() -> None:

@@ -1,0 +1,232 @@
+"""The connection to Redis: run one script or command, return its answer or raise a typed error.
+
+A call whose connection breaks is made once more, because Redis may have closed the connection long ago, or the node may
+have left the cluster. A call that a demoted primary refused is made once more too: the address may lead to another
+server by now, but open connections do not follow it, so all of them are given up. Nothing else is tried twice here:
+heartbeats are repeated by the cycle, other calls by the client. A cluster's redirections to moved slots are followed.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from redis import exceptions
+from redis.asyncio import Redis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from leasekit.errors import ProtocolError
+from leasekit_redis.address import Address
+from leasekit_redis.errors import is_displaced, mapped
+from leasekit_redis.scripts import Script
+
+__all__ = ["Link", "PubSub"]
+
+_TIMEOUT = 10.0  # seconds for one answer
+_CONNECT = 5.0
+_STUCK = 1.0  # seconds after which a call that is given up is a sign that its server is gone
+_AT_ONCE = 32  # calls at the same time, each on a connection of its own
+
+
+class PubSub(Protocol):
+    """The part of redis-py's subscription object that leasekit uses."""
+
+    async def subscribe(self, *channels: str) -> None: ...
+
+    async def get_message(self, *, ignore_subscribe_messages: bool, timeout: float) -> dict[str, Any] | None: ...
+
+    async def ping(self) -> object: ...
+
+    async def aclose(self) -> None: ...
+
+
+class _Client(Protocol):
+    async def execute_command(self, *args: object) -> Any: ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """A redis-py client with its connections, as the address was resolved when it was opened."""
+
+    client: _Client
+    calls: int = 0  # calls under way
+    has_served: bool = False
+    is_left: bool = False  # no further call uses it
+
+
+class Link:
+    """The connection to one Redis or one cluster; the first call in an event loop opens it."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._session: _Session | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening = asyncio.Lock()
+        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._subscriptions: set[asyncio.Timeout] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def run(self, script: Script, keys: Sequence[bytes], argument: bytes) -> bytes | None:
+        """Run a script and return its answer: one round trip, two if Redis does not know the script (any longer)."""
+        answer = await self._call(lambda client: self._run(client, script, keys, argument))
+        if answer is not None and type(answer) is not bytes:
+            raise ProtocolError(f"{self.address} answered a script with {type(answer).__name__}, not bytes")
+        return answer
+
+    @staticmethod
+    async def _run(client: _Client, script: Script, keys: Sequence[bytes], argument: bytes) -> Any:
+        try:
+            return await client.execute_command("EVALSHA", script.sha, len(keys), *keys, argument)
+        except exceptions.NoScriptError:
+            return await client.execute_command("EVAL", script.text, len(keys), *keys, argument)
+
+    async def command(self, *args: object) -> Any:
+        """Run a plain command and return its answer."""
+        return await self._call(lambda client: client.execute_command(*args))
+
+    async def shards(self, keys: Sequence[bytes]) -> list[str]:
+        """Return the name of the server that holds each key, as far as known: keys of one server fail together."""
+        if not self.address.is_cluster or len(keys) < 2:
+            return [str(self.address)] * len(keys)
+        with mapped(self.address):
+            cluster = cast("RedisCluster", (await self._opened()).client)
+            return [_shard(cluster, key) for key in keys]
+
+    async def _call(self, ask: Callable[[_Client], Awaitable[Any]]) -> Any:
+        self._notice_loop()
+        with mapped(self.address):
+            async with self._room:
+                session = await self._opened()
+                is_fresh = not session.has_served
+                try:
+                    return await self._once(session, ask)
+                except exceptions.RedisError as error:
+                    if is_fresh or not is_displaced(error):
+                        raise
+                return await self._once(await self._opened(), ask)
+
+    async def _once(self, session: _Session, ask: Callable[[_Client], Awaitable[Any]]) -> Any:
+        began_at = time.monotonic()
+        session.calls += 1
+        try:
+            answer = await ask(session.client)
+        except (exceptions.RedisError, asyncio.CancelledError) as error:
+            if is_displaced(error) or time.monotonic() > began_at + _STUCK:
+                self._leave(session)
+            raise
+        finally:
+            session.calls -= 1
+            if session.is_left and not session.calls:
+                # In a task of its own, because the code that made the last call may be cancelled.
+                closing = asyncio.create_task(session.client.aclose())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+        session.has_served = True
+        return answer
+
+    def _leave(self, session: _Session) -> None:
+        """Give up a session: the next call and subscriptions resolve the address again; calls under way may end."""
+        session.is_left = True
+        if self._session is session:
+            self._session = None
+            for subscription in self._subscriptions:
+                subscription.reschedule(0)
+
+    @asynccontextmanager
+    async def subscription(self) -> AsyncGenerator[PubSub]:
+        """Open a subscription on its own connection; in a cluster to any node, because each receives all messages.
+
+        The subscription breaks when another connection was found to lead to the wrong server.
+        """
+        self._notice_loop()
+        with mapped(self.address):
+            host, port = await self._any_node()
+            client = Redis(host=host, port=port, db=self.address.db, **_settings(self.address))
+            try:
+                pubsub = cast("PubSub", client.pubsub())  # pyright: ignore[reportUnknownMemberType]
+                try:
+                    async with asyncio.timeout(None) as leaving:
+                        self._subscriptions.add(leaving)
+                        try:
+                            yield pubsub
+                        finally:
+                            self._subscriptions.discard(leaving)
+                finally:
+                    await pubsub.aclose()
+            finally:
+                await client.aclose()
+
+    async def _any_node(self) -> tuple[str, int]:
+        if not self.address.is_cluster:
+            return self.address.hosts[0]
+        cluster = cast("RedisCluster", (await self._opened()).client)
+        node = cluster.get_random_node()
+        return str(node.host), int(node.port)
+
+    async def aclose(self) -> None:
+        """Close all connections; a later call opens new ones."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.client.aclose()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def _notice_loop(self) -> None:
+        # A forked child has another loop. The connections belong to its parent, so the child leaves them untouched.
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._session = loop, None
+            self._opening, self._room = asyncio.Lock(), asyncio.Semaphore(_AT_ONCE)
+            self._subscriptions, self._closing = set(), set()
+
+    async def _opened(self) -> _Session:
+        self._notice_loop()
+        session = self._session
+        if session is None:
+            async with self._opening:
+                session = self._session
+                if session is None:
+                    session = self._session = _Session(await _client(self.address))
+        return session
+
+
+async def _client(address: Address) -> _Client:
+    if address.is_cluster:
+        nodes = [ClusterNode(host, port) for host, port in address.hosts]
+        cluster = RedisCluster(startup_nodes=nodes, **_settings(address))
+        try:
+            # Under the lock: several first calls at once would each read the cluster's layout, and close each other's
+            # connections.
+            await cluster.initialize()
+        except BaseException:
+            await cluster.aclose()
+            raise
+        return cast("_Client", cluster)
+    ((host, port),) = address.hosts
+    return cast("_Client", Redis(host=host, port=port, db=address.db, **_settings(address)))
+
+
+def _shard(cluster: RedisCluster, key: bytes) -> str:
+    try:
+        node = cluster.get_node_from_key(key.decode())
+    except exceptions.RedisClusterException:
+        node = None
+    return "an unknown server" if node is None else str(node.name)
+
+
+def _settings(address: Address) -> dict[str, Any]:
+    return {
+        "username": address.username,
+        "password": address.password,
+        "ssl": address.tls,
+        **address.tls_options,
+        "socket_timeout": _TIMEOUT,
+        "socket_connect_timeout": _CONNECT,
+        "retry": Retry(NoBackoff(), 1, supported_errors=(exceptions.ConnectionError,)),
+        "protocol": 2,
+    }

@@ -1,0 +1,161 @@
+"""Decode the answers of the scripts into the values of the backend's interface."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from leasekit.errors import ProtocolError
+from leasekit.task import HistoryEntry, Status, Task, TaskInfo, Verdict
+from leasekit_redis.records import Granted, Past, Row, State, Stored, decode
+
+__all__ = ["Word", "beaten", "cancelled", "damage", "info", "moment", "settled", "task"]
+
+
+Word = int | str | list[int]
+"""A verdict as the scripts encode it."""
+
+
+class _Content(msgspec.Struct):
+    """The fixed part of a task, with its payload as a plain value."""
+
+    payload: Any
+    collection: str | None = None
+    traceparent: str | None = None
+
+
+_content = msgspec.json.Decoder(_Content).decode
+_stored = msgspec.json.Decoder(Stored).decode
+_plain = msgspec.json.Decoder().decode
+
+
+_GRANTED = msgspec.msgpack.Decoder(Granted)
+
+
+def task(raw: msgspec.Raw, kind: str) -> Task:
+    """Decode a claimed task. Raises `ProtocolError` if it is damaged."""
+    granted: Granted = decode(raw, _GRANTED)
+    try:
+        content = _content(granted.stored)
+        progress = _plain(granted.progress)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProtocolError(f"the record of task {granted.id!r} in Redis cannot be read: {error}") from None
+    return Task(
+        id=granted.id,
+        kind=kind,
+        token=granted.token,
+        ttl=granted.ttl / 1000,
+        fence=granted.fence,
+        attempt=granted.attempt,
+        payload=content.payload,
+        collection=content.collection,
+        priority=granted.priority,
+        progress=progress,
+        traceparent=content.traceparent,
+    )
+
+
+def beaten(ids: Sequence[str], words: Sequence[Word]) -> list[Verdict]:
+    """Return the verdicts on heartbeats: a word is a ttl, [ttl] (cancel requested), or why the lease is gone."""
+    _check(ids, words)
+    verdicts: list[Verdict] = []
+    for task_id, word in zip(ids, words, strict=True):
+        if isinstance(word, int):
+            verdicts.append(Verdict(id=task_id, verdict="renewed", ttl=word / 1000))
+        elif isinstance(word, list):
+            verdicts.append(Verdict(id=task_id, verdict="renewed", ttl=word[0] / 1000, order="cancel"))
+        else:
+            verdicts.append(Verdict(id=task_id, verdict="gone", reason=word))
+    return verdicts
+
+
+def settled(ids: Sequence[str], words: Sequence[Word]) -> list[Verdict]:
+    """Return the verdicts on results: a word is a number if the result counts, or says why the lease is gone."""
+    _check(ids, words)
+    return [
+        Verdict(id=task_id, verdict="settled")
+        if isinstance(word, int)
+        else Verdict(id=task_id, verdict="gone", reason=str(word))
+        for task_id, word in zip(ids, words, strict=True)
+    ]
+
+
+def cancelled(ids: Sequence[str], words: Sequence[Any]) -> list[Verdict]:
+    """Return the verdicts on a cancel request."""
+    _check(ids, words)
+    return [
+        Verdict(id=task_id, verdict=word)
+        if word in ("cancelled", "ordered")
+        else Verdict(id=task_id, verdict="gone", reason=str(word))
+        for task_id, word in zip(ids, words, strict=True)
+    ]
+
+
+def info(row: Row, kind: str) -> TaskInfo:
+    """Decode everything about one task. Raises `ProtocolError` if it is damaged."""
+    state, last = row.state, row.runs[-1] if row.runs else None
+    try:
+        stored = _stored(row.stored)
+        return TaskInfo(
+            id=row.id,
+            kind=kind,
+            status=Status(state.status),
+            priority=state.priority,
+            attempt=state.attempt,
+            crashes=state.crashes,
+            fence=state.fence,
+            at=moment(state.due),
+            collection=stored.collection,
+            payload=_plain(stored.payload),
+            progress=_value(row.progress),
+            result=_value(last.result if last else None),
+            error=_value(last.error if last else None),
+            worker=state.worker,
+            history=[_entry(run) for run in row.runs],
+            reason=state.reason or _waits_for(state),
+        )
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"the record of task {row.id!r} in Redis cannot be read: {error}") from None
+
+
+def damage(task_id: str, kind: str, what: str) -> str:
+    """Return a sentence that says what is damaged in a task, and what to do."""
+    return (
+        f"task {task_id!r} of kind {kind!r} is damaged in Redis ({what}): it is set aside and no longer runs; look at "
+        f"its record (HGET …:{{{kind}}}:state), schedule it under another id if it must still be done, "
+        f"and free its id with RedisBackend.discard({kind!r}, [{task_id!r}])"
+    )
+
+
+def moment(milliseconds: float) -> datetime:
+    """Convert a time in Redis, in milliseconds, to a datetime."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def _waits_for(state: State) -> str | None:
+    if not state.after:
+        return None
+    others = f" and {len(state.after) - 1} more" if len(state.after) > 1 else ""
+    return f'waits for "{state.after[0]}"{others} to succeed'
+
+
+def _entry(run: Past) -> HistoryEntry:
+    return HistoryEntry(
+        fence=run.fence,
+        attempt=run.attempt,
+        outcome=run.outcome,
+        at=moment(run.at),
+        worker=run.worker,
+        result=_value(run.result),
+        error=_value(run.error),
+    )
+
+
+def _value(text: str | None) -> Any:
+    return None if text is None else _plain(text)
+
+
+def _check(ids: Sequence[str], words: Sequence[Any]) -> None:
+    if len(ids) != len(words):
+        raise ProtocolError(f"Redis gave {len(words)} verdicts on {len(ids)} items")

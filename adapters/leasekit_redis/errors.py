@@ -1,0 +1,98 @@
+"""Map the errors of Redis and of redis-py to leasekit's errors.
+
+Full memory, a disk that cannot be written, a replica, a cluster without a primary: each is *Unavailable* with a message
+that names the cause; no call fails silently. No message contains a password.
+"""
+
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from redis import exceptions
+
+from leasekit.errors import BackendError, ProtocolError, Refused, Unavailable
+from leasekit_redis.address import Address
+
+__all__ = ["NotAllowed", "bearing", "is_displaced", "mapped"]
+
+_CODE = re.compile(
+    r"\b(OOM|MISCONF|READONLY|LOADING|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|TRYAGAIN|BUSY|UNKILLABLE|EVICTS"
+    r"|NOAUTH|WRONGPASS|NOPERM|WRONGTYPE)\b"
+)
+_SAYS = {
+    "OOM": "its memory is full (maxmemory): nothing new is accepted until there is room; nothing was lost",
+    "MISCONF": "it cannot save to its disk and refuses all writes until it can",
+    "READONLY": "it is a replica, or was made one: writes go to the primary",
+    "LOADING": "it is loading its data after a start",
+    "CLUSTERDOWN": "the cluster has no primary for a part of its slots",
+    "MASTERDOWN": "it is a replica whose primary is away",
+    "NOREPLICAS": "too few replicas follow it (min-replicas-to-write)",
+    "TRYAGAIN": "a slot of the cluster is on its way to another node",
+    "BUSY": "it is busy with a script of another program",
+    "UNKILLABLE": "it is busy with a script of another program",
+}
+_DISPLACED = {"READONLY", "MASTERDOWN", "LOADING", "CLUSTERDOWN", "NOREPLICAS", "MISCONF"}
+_NOT_ALLOWED = {"NOAUTH", "WRONGPASS", "NOPERM"}
+
+
+class NotAllowed(Refused):
+    """Redis does not let this user do what leasekit needs, or is not set up for it."""
+
+
+@contextmanager
+def bearing() -> Generator[None]:
+    """Raise `NotAllowed` as `Unavailable`, so that holders try again: a changed password must not cost results."""
+    try:
+        yield
+    except NotAllowed as error:
+        raise Unavailable(str(error)) from error
+
+
+def is_displaced(error: BaseException) -> bool:
+    """Return whether the address may lead to another server by now; the server that raised `error` changed nothing."""
+    return isinstance(error, exceptions.RedisClusterException) or _code(error) in _DISPLACED
+
+
+@contextmanager
+def mapped(address: Address) -> Generator[None]:
+    """Raise the errors of redis-py in the block as a `BackendError`."""
+    try:
+        yield
+    except BackendError:
+        raise
+    except (exceptions.RedisError, exceptions.RedisClusterException, OSError) as error:
+        raise _as_ours(error, address) from None
+    except (AttributeError, KeyError, RuntimeError) as error:
+        # redis-py raises these when a node of a cluster goes away while several calls are under way.
+        raise Unavailable(f"{address}: a connection was lost: {error!r}") from error
+
+
+def _as_ours(error: Exception, address: Address) -> BackendError:
+    text = str(error) or type(error).__name__
+    code = _code(error)
+    if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError) or code in _NOT_ALLOWED:
+        return NotAllowed(f"{address} does not accept this user or password, or does not allow it what leasekit needs")
+    if code == "EVICTS":
+        return NotAllowed(f"{address} deletes keys at will when its memory is full: set maxmemory-policy noeviction")
+    if code == "WRONGTYPE":
+        return ProtocolError(
+            f"{address}: another program uses a key that begins with {address.prefix!r}: "
+            "give leasekit a prefix of its own (prefix=… in the URL)"
+        )
+    if code:
+        return Unavailable(f"{address}: {_SAYS[code]}")
+    if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
+        return Unavailable(f"{address} cannot be reached: {_without_secret(text, address)}")
+    if isinstance(error, exceptions.ClusterError | exceptions.RedisClusterException):
+        return Unavailable(f"{address}: the cluster cannot be reached: {_without_secret(text, address)}")
+    return ProtocolError(f"{address} gave an unexpected answer: {_without_secret(text, address)}")
+
+
+def _code(error: BaseException) -> str:
+    status: object = getattr(error, "status_code", None)
+    match = _CODE.search(f"{status or ''} {error}")
+    return match[1] if match else ""
+
+
+def _without_secret(text: str, address: Address) -> str:
+    return text.replace(address.password, "***") if address.password else text

@@ -1,0 +1,130 @@
+"""The register: all kinds, and the kind of each id.
+
+An id stands for one task whatever its kind, and calls name a task by its id alone; but each kind is in a slot of its
+own. So ids are looked up in a register, whose parts are in slots of their own. An id is registered before its task is
+made, and forgotten before its task is deleted: a registered id without a task was never made, or is about to be.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from msgspec import msgpack
+
+from leasekit.errors import ProtocolError
+from leasekit_redis.client import Link
+from leasekit_redis.keys import Keys
+from leasekit_redis.lru import LRU
+from leasekit_redis.records import DueKinds, decode, encode
+from leasekit_redis.scripts import AWAIT_UNKNOWN_ID, DUE_KINDS, REGISTER, RESCHEDULE_KIND, Script
+
+__all__ = ["IdIndex", "Owner"]
+
+_LATELY = 60.0  # seconds after a note within which maintenance of the kind does not become rare
+_DUE_KINDS = msgpack.Decoder(DueKinds)
+_KINDS = msgpack.Decoder(list[str | bool])
+
+
+class Owner(NamedTuple):
+    """The kind that an id belongs to. `is_wanted`: the id was registered just now, and tasks already wait for it."""
+
+    kind: str
+    is_wanted: bool
+
+
+class IdIndex:
+    """The register of one service."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+        self._noted: LRU[float] = LRU()  # kind → when it was noted last
+
+    async def kinds(self) -> list[str]:
+        """Return all kinds that exist or existed, sorted."""
+        await self.find([""])  # fails on a replica, which may not know all kinds
+        return sorted(kind.decode() for kind in await self._link.command("ZRANGE", self._keys.kinds, 0, -1))
+
+    async def note(self, kinds: Iterable[str]) -> None:
+        """Make these kinds due for maintenance now; call this before tasks of them are made."""
+        at, kinds = time.monotonic(), list(kinds)
+        await self._link.command("ZADD", self._keys.kinds, "LT", *(word for kind in kinds for word in (0, kind)))
+        for kind in kinds:
+            self._noted[kind] = at
+
+    def not_noted(self, kinds: Iterable[str]) -> set[str]:
+        """Return the kinds that this client has not noted lately: their maintenance may be rare by now."""
+        lately = time.monotonic() - _LATELY
+        return {kind for kind in kinds if self._noted.get(kind, -math.inf) < lately}
+
+    async def due_kinds(self, *, interval: int, limit: int) -> DueKinds:
+        """Return the kinds that are due for maintenance. Other clients get them an interval later, or when noted."""
+        raw = await self._link.run(DUE_KINDS, [self._keys.kinds], encode([interval, limit]))
+        due: DueKinds = decode(raw, _DUE_KINDS)
+        return due
+
+    async def reschedule_kind(self, kind: str, *, own_until: int, next_visit: int | None) -> None:
+        """Set when a kind is due next, or remove it (`None`: nothing is left of it), unless it was noted meanwhile."""
+        await self._link.run(RESCHEDULE_KIND, [self._keys.kinds], encode([kind, own_until, next_visit]))
+
+    async def reserve(self, wanted: Sequence[tuple[str, str]]) -> list[Owner]:
+        """Register each (id, kind) whose id is free; return the kind that each id belongs to."""
+        kinds = [str(kind) for kind in await self._ask(wanted)]
+        return [Owner(kind.removeprefix("/"), kind.startswith("/")) for kind in kinds]
+
+    async def take_over(self, task_id: str, kind: str, instead_of: str) -> str:
+        """Move an id to `kind` if it still belongs to `instead_of`, which has no such task; return its kind."""
+        (owner,) = await self._ask([(task_id, kind, instead_of)])
+        return str(owner).removeprefix("/")
+
+    async def find(self, ids: Sequence[str]) -> list[str | None]:
+        """Return the kind of each id, None for an unknown id."""
+        return [kind if isinstance(kind, str) else None for kind in await self._ask([(task_id,) for task_id in ids])]
+
+    async def await_unknown_id(self, waits: Sequence[tuple[str, str]], *, is_over: bool = False) -> list[str | None]:
+        """Return the kind of the id in each (id, waiting task); if it has none, note that wait, or remove its note."""
+        items = [(task_id, waiting, is_over) for task_id, waiting in waits]
+        kinds = await self._ask(items, AWAIT_UNKNOWN_ID, (self._keys.register, self._keys.wanted))
+        return [kind if isinstance(kind, str) else None for kind in kinds]
+
+    async def forget(self, ids: Sequence[str]) -> None:
+        """Free these ids."""
+        parts: dict[int, list[str]] = {}
+        for task_id in ids:
+            parts.setdefault(self._keys.part(task_id), []).append(task_id)
+        for part, some in parts.items():
+            await self._link.command("HDEL", self._keys.register[part], *some)
+
+    async def _ask(
+        self,
+        items: Sequence[tuple[Any, ...]],
+        script: Script = REGISTER,
+        tables: tuple[tuple[bytes, ...], ...] | None = None,
+    ) -> list[str | bool]:
+        """Run a script of the register: one round trip; in a cluster, one per part. `tables`: its keys of a part."""
+        tables = tables or (self._keys.register,)
+        groups: dict[int, list[int]] = {}
+        parts = [self._keys.part(item[0]) for item in items]
+        for position, part in enumerate(parts):
+            groups.setdefault(part if self._link.address.is_cluster else 0, []).append(position)
+        answers: list[str | bool] = [False] * len(items)
+
+        async def ask(positions: Sequence[int]) -> None:
+            distinct = dict.fromkeys(parts[at] for at in positions)
+            numbers = {part: 1 + number * len(tables) for number, part in enumerate(distinct)}
+            keys = [table[part] for part in numbers for table in tables]
+            argument = encode([(numbers[parts[at]], *items[at]) for at in positions])
+            found: list[str | bool] = decode(await self._link.run(script, keys, argument), _KINDS)
+            if len(found) != len(positions):
+                raise ProtocolError(f"Redis gave {len(found)} kinds for {len(positions)} ids")
+            for at, kind in zip(positions, found, strict=True):
+                answers[at] = kind
+
+        if len(groups) <= 1:
+            for positions in groups.values():
+                await ask(positions)
+        else:
+            await asyncio.gather(*(ask(positions) for positions in groups.values()))
+        return answers

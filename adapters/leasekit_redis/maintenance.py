@@ -1,0 +1,183 @@
+"""Maintenance: the regular work on the kinds in Redis, shared by all clients.
+
+Every client waits `interval × (1/2 + random) × clients`, so that the fleet as a whole runs maintenance once in an
+interval, whatever its size, and clients do not act in step. Claims expire leases too; maintenance does it for kinds
+that no worker claims.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+from msgspec import msgpack
+
+from leasekit.errors import BackendError
+from leasekit.wire import NewTaskItem
+from leasekit_redis import decoding
+from leasekit_redis.client import Link
+from leasekit_redis.clocks import Clocks
+from leasekit_redis.dependencies import Dependencies
+from leasekit_redis.id_index import IdIndex
+from leasekit_redis.intake import Intake
+from leasekit_redis.keys import Keys, is_name
+from leasekit_redis.records import MaintenanceWork, decode, encode
+from leasekit_redis.scripts import ASIDE, COUNT_CLIENTS, DROP, MAINTAIN
+
+__all__ = ["Maintenance"]
+
+logger = logging.getLogger("leasekit")
+
+INTERVAL = 15.0  # seconds between two runs of maintenance, over the whole fleet
+_SEEN_FOR = 3_600.0  # seconds for which a worker that holds nothing is listed
+_ROUNDS = 100  # scripts for one kind in one run: the rest is left to the next run
+_KINDS = 1000  # kinds that are looked up at once
+_COUNT = msgpack.Decoder(int)
+_WORK = msgpack.Decoder(MaintenanceWork)
+_successor = msgspec.json.Decoder(NewTaskItem).decode
+
+
+class Maintenance:
+    """The maintenance that one client does."""
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        clocks: Clocks,
+        register: IdIndex,
+        intake: Intake,
+        dependencies: Dependencies,
+        *,
+        name: str,
+    ) -> None:
+        self._link = link
+        self._keys = keys
+        self._clocks = clocks
+        self._register = register
+        self._intake = intake
+        self._dependencies = dependencies
+        self._name = name
+        self._clients = 1
+
+    async def run(self) -> None:
+        """Run maintenance at this client's pace, forever."""
+        while True:
+            await asyncio.sleep(INTERVAL * (0.5 + random.random()) * self._clients)  # noqa: S311
+            try:
+                await self.once()
+            except BackendError as error:
+                logger.debug("maintenance of Redis failed and is tried again: %s", error)
+
+    async def once(self) -> None:
+        """Maintain every kind that is due; at the end raise the first error. A kind that fails stops no other."""
+        interval = round(1000 * INTERVAL)
+        argument = encode([self._name, interval])
+        self._clients = decode(await self._link.run(COUNT_CLIENTS, [self._keys.clients], argument), _COUNT)
+        failures: list[BackendError] = []
+        while (visit := await self._register.due_kinds(interval=interval, limit=_KINDS)).kinds:
+            for kind in visit.kinds:
+                try:
+                    next_visit = await self.maintain(kind)
+                except BackendError as error:  # a part of a cluster may be away for long: the other parts go on
+                    failures.append(error)
+                    continue
+                if next_visit is None or next_visit > visit.own_until:
+                    await self._register.reschedule_kind(kind, own_until=visit.own_until, next_visit=next_visit)
+        if failures:
+            raise failures[0]
+
+    async def maintain(self, kind: str) -> int | None:
+        """Expire leases, wake claims, schedule successors, release waiting tasks, and delete old tasks of a kind.
+
+        Return when the kind may need maintenance again, in milliseconds by the clock of Redis; None: nothing is left.
+        """
+        retention = round(1000 * self._link.address.retention)
+        failures: list[BackendError] = []
+        handed_out: set[str] = set()
+        began_at = time.monotonic()
+        for _ in range(_ROUNDS):
+            asked_at = time.monotonic()
+            asked = {
+                "retention": retention,
+                "seen_for": 1000 * _SEEN_FOR,
+                "name": kind if is_name(kind) else None,
+                **self._clocks.known(kind),
+            }
+            raw = await self._link.run(MAINTAIN, self._keys.of_kind(kind), encode(asked))
+            due: MaintenanceWork = decode(raw, _WORK)
+            self._clocks.told(kind, due.now, asked_at=asked_at)
+            for task in due.damaged:
+                logger.error("%s", decoding.damage(task.id, kind, task.damage))
+            # Deletions come first and do not depend on the rest, because full memory refuses successors.
+            await self._dependencies.withdraw(kind, due.unmet)
+            await self._drop(kind, due.old, retention)
+            if due.is_free:
+                await self._drop_name(kind, retention)
+            # Each piece of work by itself, so that a failure holds up no other.
+            for work in (
+                partial(self._dependencies.release, kind, due.ending),
+                partial(self._deliver_apart, kind, due.outbox),
+                partial(self._dependencies.ask_again, kind, due.gated, retention=self._link.address.retention),
+            ):
+                try:
+                    await work()
+                except BackendError as error:
+                    failures.append(error)
+            if due.is_done and not failures:
+                return due.next
+            queued = {*due.outbox, *due.ending}
+            # New items queue behind those that have failed, so go on; but not for long, because other kinds wait too.
+            goes_on = queued - handed_out and time.monotonic() < began_at + INTERVAL
+            if failures and not due.old and not goes_on:
+                break
+            handed_out |= queued
+        if failures:
+            raise failures[0]
+        return 0
+
+    async def _deliver_apart(self, kind: str, outbox: Sequence[str]) -> None:
+        """Schedule successors together; if that fails, each by itself. Raises the first error."""
+        try:
+            await self.deliver(kind, outbox)
+        except BackendError:
+            errors = await asyncio.gather(*(self.deliver(kind, [item]) for item in outbox), return_exceptions=True)
+            for error in errors:
+                if error is not None:
+                    raise error from None
+
+    async def deliver(self, kind: str, outbox: Sequence[str]) -> None:
+        """Schedule the successors of this kind's tasks, then remove them from its outbox.
+
+        Each successor has an id, so it is scheduled once even if several clients do this.
+        """
+        if not outbox:
+            return
+        successors: dict[str, NewTaskItem] = {}
+        damaged: list[tuple[str, str]] = []
+        for text in outbox:
+            try:
+                successors[text] = _successor(text)
+            except ValueError as error:
+                damaged.append((text, f"successor: {error}"))
+        if damaged:
+            await self._link.run(ASIDE, self._keys.of_kind(kind), encode({"tasks": [], "successors": damaged}))
+        await self._intake.schedule(list(successors.values()))
+        key = self._keys.one(kind, "outbox")
+        for text in successors:
+            await self._link.command("LREM", key, -1, text)  # from the tail, where the script has put it
+
+    async def _drop(self, kind: str, ids: Sequence[str], retention: int) -> None:
+        if ids:
+            # In this order: an id must not be registered for a task that does not exist (see `id_index`).
+            await self._register.forget(ids)
+            await self._link.run(DROP, self._keys.of_kind(kind), encode({"ids": ids, "retention": retention}))
+
+    async def _drop_name(self, name: str, retention: int) -> None:
+        # In this order: if the name was asked for meanwhile, it is kept, and so must be its id.
+        argument = encode({"ids": [name], "retention": retention, "is_name": True})
+        if decode(await self._link.run(DROP, self._keys.of_kind(name), argument), _COUNT):
+            await self._register.forget([name])

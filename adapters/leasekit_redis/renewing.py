@@ -1,0 +1,188 @@
+"""Heartbeats and results of lease holders: one script for each kind.
+
+The kind is part of the token, so a batch is one round trip; only a kind that is too long for a token is looked up.
+"""
+
+import asyncio
+import contextlib
+import random
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType, msgpack
+from msgspec.structs import replace
+
+from leasekit.errors import BackendError
+from leasekit.task import Verdict
+from leasekit.wire import MAX_BODY, BeatItem, SettlementItem
+from leasekit_redis import decoding
+from leasekit_redis.client import Link
+from leasekit_redis.clocks import Clocks
+from leasekit_redis.dependencies import Dependencies
+from leasekit_redis.id_index import IdIndex
+from leasekit_redis.keys import Keys
+from leasekit_redis.records import Heard, Result, decode, encode
+from leasekit_redis.scripts import BEAT, SETTLE, Script
+
+__all__ = ["Renewing"]
+
+_HEARD = msgpack.Decoder(Heard)
+_SUCCESSORS = uuid.UUID("6c656173-656b-5974-8000-7265646973ff")
+_NULL = b"null"
+
+Ask = Callable[[str, Sequence[int]], Awaitable[list[Verdict]]]
+
+
+class Renewing:
+    """Renew and settle the leases of one worker. `deliver(kind, outbox)` schedules successors."""
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        clocks: Clocks,
+        register: IdIndex,
+        *,
+        worker: str,
+        deliver: Callable[[str, Sequence[str]], Awaitable[None]],
+        dependencies: Dependencies,
+        chance: random.Random,
+    ) -> None:
+        self._link = link
+        self._keys = keys
+        self._clocks = clocks
+        self._register = register
+        self._worker = worker
+        self._deliver = deliver
+        self._dependencies = dependencies
+        self._random = chance
+
+    async def beat(self, beats: Sequence[BeatItem]) -> list[Verdict]:
+        """Renew leases: `renewed`, `gone` or `failed` for each, in order."""
+        items: list[tuple[Any, ...]] = [
+            (beat.id, beat.token, beat.started)
+            + (() if beat.progress is UNSET else _numbered(bytes(beat.progress).decode(), beat.progress_seq))
+            for beat in beats
+        ]
+
+        async def ask(kind: str, some: Sequence[int]) -> list[Verdict]:
+            batch = items if len(some) == len(items) else [items[at] for at in some]
+            words = await self._run(BEAT, kind, "beats", batch)
+            return decoding.beaten([item[0] for item in batch], words)
+
+        return await self._each_kind(beats, ask)
+
+    async def settle(self, settlements: Sequence[SettlementItem]) -> list[Verdict]:
+        """End leases: `settled`, `gone` or `failed` for each, in order."""
+
+        async def ask(kind: str, some: Sequence[int]) -> list[Verdict]:
+            batch = [self._result(settlements[at]) for at in some]
+            words = await self._run(SETTLE, kind, "results", batch)
+            verdicts = decoding.settled([result.id for result in batch], words)
+            accepted = [(result, word) for result, word in zip(batch, words, strict=True) if word in (1, 2)]
+            await self._bring(kind, [result for result, _ in accepted])
+            await self._tell(kind, [result.id for result, word in accepted if word == 2])
+            return verdicts
+
+        return await self._each_kind(settlements, ask)
+
+    async def _run(self, script: Script, kind: str, name: str, batch: Sequence[Any]) -> list[decoding.Word]:
+        """Run a script on a batch; split a large batch, because Redis serves no other client while a script runs."""
+        asked_at = time.monotonic()
+        argument = encode({"worker": self._worker, **self._clocks.known(kind), name: batch})
+        if len(argument) > MAX_BODY and len(batch) > 1:
+            half = len(batch) // 2
+            return [word for part in (batch[:half], batch[half:]) for word in await self._run(script, kind, name, part)]
+        heard: Heard = decode(await self._link.run(script, self._keys.of_kind(kind), argument), _HEARD)
+        self._clocks.told(kind, heard.now, asked_at=asked_at)
+        return heard.words
+
+    async def _each_kind(self, items: Sequence[BeatItem | SettlementItem], ask: Ask) -> list[Verdict]:
+        """Make one request for each kind, concurrently; if one of several fails, the answers of the others count."""
+        groups = await self._by_kind(items)
+        if len(groups) == 1:
+            ((kind, positions),) = groups.items()
+            if len(positions) == len(items):
+                return await ask(kind, positions)
+        found = [Verdict(id=item.id, verdict="gone", reason="unknown") for item in items]
+
+        async def part(kind: str, positions: Sequence[int]) -> None:
+            try:
+                verdicts = await ask(kind, positions)
+            except BackendError as error:
+                if len(groups) == 1:
+                    raise
+                verdicts = [Verdict(id=items[at].id, verdict="failed", reason=str(error)) for at in positions]
+            for at, verdict in zip(positions, verdicts, strict=True):
+                found[at] = verdict
+
+        await asyncio.gather(*(part(kind, positions) for kind, positions in groups.items()))
+        return found
+
+    async def _by_kind(self, items: Sequence[BeatItem | SettlementItem]) -> dict[str, list[int]]:
+        groups: dict[str, list[int]] = {}
+        for position, item in enumerate(items):
+            groups.setdefault(item.token.partition(".")[2], []).append(position)
+        if strangers := groups.pop("", None):
+            kinds = await self._register.find([items[at].id for at in strangers])
+            for at, kind in zip(strangers, kinds, strict=True):
+                if kind is not None:
+                    groups.setdefault(kind, []).append(at)
+        return groups
+
+    async def _bring(self, kind: str, accepted: Iterable[Result]) -> None:
+        """Schedule the successors at once. They are in the outbox too: maintenance repeats what fails here."""
+        outbox = [successor for result in accepted for successor in result.successors or ()]
+        with contextlib.suppress(BackendError):
+            await self._deliver(kind, outbox)
+
+    async def _tell(self, kind: str, ended: Sequence[str]) -> None:
+        """Release the tasks that wait for these, at once. Redis keeps the ids: maintenance repeats what fails here."""
+        with contextlib.suppress(BackendError):
+            await self._dependencies.release(kind, ended)
+
+    def _result(self, item: SettlementItem) -> Result:
+        return Result(
+            id=item.id,
+            token=item.token,
+            outcome=item.outcome,
+            digest=_digest(item),
+            chance=self._random.random(),
+            result=_text(item.result),
+            error=_text(item.error),
+            retry_after=None if item.retry_after is None else round(1000 * item.retry_after),
+            progress=None if isinstance(item.progress, UnsetType) else bytes(item.progress).decode(),
+            progress_seq=item.progress_seq,
+            successors=_successors(item) or None,
+        )
+
+
+def _numbered(progress: str, number: int | None) -> tuple[Any, ...]:
+    return (progress,) if number is None else (progress, number)
+
+
+def _successors(item: SettlementItem) -> list[str]:
+    # A report of one claim always names the same ids, so that its repeat makes no second successor.
+    return [
+        msgspec.json.encode(
+            task
+            if task.id is not None
+            else replace(task, id=str(uuid.uuid5(_SUCCESSORS, f"{item.id}/{item.token}/{position}")))
+        ).decode()
+        for position, task in enumerate(item.then)
+    ]
+
+
+def _digest(item: SettlementItem) -> str:
+    progress = None if item.progress is UNSET else [item.progress]
+    body = [item.outcome, item.result, item.error, item.retry_after, progress, item.then]
+    return blake2b(msgspec.json.encode(body), digest_size=16).hexdigest()
+
+
+def _text(value: Raw) -> str | None:
+    raw = bytes(value)
+    return None if raw == _NULL else raw.decode()

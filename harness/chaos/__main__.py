@@ -1,0 +1,83 @@
+"""`python -m harness.chaos`: all rows and the big run; or what is asked for."""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+from harness.chaos import (
+    big,
+    rows_executors,
+    rows_network,
+    rows_processes,
+    rows_promises,
+    rows_redis,
+    rows_requests,
+    rows_server,
+)
+from harness.chaos.scenarios import SCENARIOS, Report, Scenario, run
+
+__all__ = ["main"]
+
+# Importing them fills the table of scenarios.
+_TABLE = (rows_processes, rows_executors, rows_network, rows_requests, rows_server, rows_redis, rows_promises, big)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what was asked for; 1 where something was wrong."""
+    asked = _parser().parse_args(arguments)
+    chosen = [one for one in SCENARIOS if _is_asked_for(one, asked)]
+    if asked.list:
+        for one in chosen:
+            print(f"{one.row or 'big':>4}  {one.name:<28} {one.what}")
+        return 0
+    began_at, failed = time.monotonic(), 0
+    for report in _reports(chosen, jobs=asked.jobs, keep=asked.keep):
+        failed += bool(report.problems)
+        _show(report)
+    print(f"{len(chosen)} scenarios, {failed} failed, {time.monotonic() - began_at:.0f} s")
+    return 1 if failed or not chosen else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m harness.chaos", description="Break real processes, and look.")
+    parser.add_argument("--list", action="store_true", help="show the scenarios")
+    parser.add_argument("--row", type=int, action="append", default=[], help="a row of the fault matrix")
+    parser.add_argument("--name", action="append", default=[], help="a scenario by its name")
+    parser.add_argument("--all", action="store_true", help="all rows, without the big run and those that take minutes")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time (2)")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of those that went well, too")
+    return parser
+
+
+def _is_asked_for(one: Scenario, asked: argparse.Namespace) -> bool:
+    if asked.row or asked.name:
+        return one.row in asked.row or one.name in asked.name
+    return not asked.all or not (one.row == 0 or one.long)
+
+
+def _reports(chosen: list[Scenario], *, jobs: int, keep: bool) -> Iterator[Report]:
+    """Reports as they come. What takes minutes runs beside all others, what needs the machine for itself at the end."""
+    beside = [one for one in chosen if not one.alone]
+    with ThreadPoolExecutor(jobs) as threads, ThreadPoolExecutor(len(chosen) or 1) as idle:
+        runs = [(idle if one.long else threads).submit(run, one, keep=keep) for one in beside]
+        for done in as_completed(runs):
+            yield done.result()
+    for one in chosen:
+        if one.alone:
+            yield run(one, keep=keep)
+
+
+def _show(report: Report) -> None:
+    print(report.line, flush=True)
+    for figure in report.figures:
+        print("     ", figure, flush=True)
+    for problem in report.problems[:20]:
+        print("     ", problem.replace("\n", "\n      "), flush=True)
+    if report.home:
+        print("      kept:", report.home, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

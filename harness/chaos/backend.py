@@ -1,0 +1,37 @@
+"""`recorded+http://`, `recorded+redis://`: these backends, with what passes them in the log of the process."""
+
+import os
+import sys
+from pathlib import Path
+
+from harness.chaos import logs, redis_clock
+from harness.history import Began, Granted, read
+from harness.recording import Recorded
+from leasekit.backend import Backend
+from leasekit.registry import open_backend
+
+__all__ = ["connect"]
+
+
+def connect(url: str, *, worker: str) -> Backend:
+    """What the entry point names."""
+    if url.startswith("recorded+redis:"):
+        redis_clock.install()
+    log = logs.current()
+    if "harness.chaos.handlers" in sys.modules:  # a worker, and not the supervisor above it, which loads no user's code
+        os.environ[logs.WHO] = log.who
+        log.add(Began, role="worker", slots=int(os.environ[logs.SLOTS]))
+    return _Recorded(open_backend(url.removeprefix("recorded+"), worker=worker), log)
+
+
+class _Recorded(Recorded):
+    """Knows the leases of other processes too: a supervisor hands back what its worker was granted."""
+
+    def fence_of(self, task_id: str, token: str) -> int | None:
+        known = super().fence_of(task_id, token)
+        if known is not None:
+            return known
+        for event in read(*Path(os.environ[logs.FOLDER]).glob("*.jsonl")):
+            if isinstance(event, Granted) and (event.task, event.token) == (task_id, token[:6]):
+                return event.fence
+        return None

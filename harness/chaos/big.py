@@ -1,0 +1,52 @@
+"""The big run: 20,000 tasks, and every few seconds a worker or the server is killed."""
+
+import os
+import signal
+import time
+from random import Random
+
+from harness.chaos.processes import Process, wait_for
+from harness.chaos.scenarios import scenario
+from harness.chaos.world import World
+
+__all__ = ["TASKS"]
+
+TASKS = 20_000
+WORKERS = 3
+SLOTS = 8
+SECONDS = 0.2  # of a body
+
+
+@scenario(0, "big", faults=("kill-worker", "kill-server"), ttl=4, alone=True, least_settled=TASKS, ordered=False)
+def big(world: World) -> None:
+    """20,000 tasks; kill -9 of a worker or the server every 2 to 8 s: none lost, none twice at once, one result."""
+    chance = Random(20_000)
+    world.serve()
+    workers = [world.work(f"worker-{number}", slots=SLOTS, supervised=number > 0) for number in range(WORKERS)]
+    scheduler = world.submit("steady", TASKS, seconds=SECONDS, batch=100)
+    while scheduler.is_alive or world.unfinished:
+        time.sleep(chance.uniform(2, 8))
+        if chance.random() < 0.4:
+            _kill_server(world)
+        else:
+            _kill_worker(world, workers, chance.randrange(WORKERS))
+    assert scheduler.popen.returncode == 0
+
+
+def _kill_server(world: World) -> None:
+    assert world.server is not None
+    world.server.kill("kill-server")
+    world.serve()
+
+
+def _kill_worker(world: World, workers: list[Process], number: int) -> None:
+    """The worker itself: its supervisor starts it again, where it has one, and the harness where it has none."""
+    worker = workers[number]
+    if number:
+        wait_for(lambda: worker.children, what="a supervised worker")
+        victim = worker.children[0]
+        os.kill(victim, signal.SIGKILL)
+        world.fault("kill-worker", target=f"{worker.name}.{victim}")
+    else:
+        worker.kill("kill-worker")
+        workers[number] = world.work(worker.name, slots=SLOTS)

@@ -1,0 +1,253 @@
+"""What the workers run: bodies of all manners, each of which logs what it does.
+
+A payload says how long a body lasts, and in which attempt it misbehaves: the first, unless it says *always*.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+import leasekit
+from harness.chaos import logs
+from harness.history import Effect, Fault, Lost, Started, Stopped
+from leasekit import hooks
+
+__all__ = ["MASKED", "UNGUARDED", "worker"]
+
+MASKED = "CHAOS_MASKED"
+UNGUARDED = "CHAOS_UNGUARDED"
+
+_LIBC = ctypes.PyDLL(None)  # a PyDLL keeps the GIL during its calls
+_STEP = 0.01
+_MIB = 1024 * 1024
+
+
+class Work(msgspec.Struct):
+    """How long, and whether again and again."""
+
+    seconds: float = 0.0
+    always: bool = False
+    until: str = ""  # a file in the working directory: once it is there, the body ends
+
+
+def hear(event: hooks.Event) -> None:
+    if isinstance(event, hooks.Lost) and event.task_id in fences:
+        logs.current().add(Lost, task=event.task_id, fence=fences[event.task_id], reason=event.reason)
+
+
+fences: dict[str, int] = {}  # of the body that runs
+worker = leasekit.Worker(hooks=[hear], watchdog="soft" if os.environ.get(UNGUARDED) else "auto")
+
+if os.environ.get(MASKED):  # before there are other threads, so that all have it
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGTERM, signal.SIGINT})
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def body(held: leasekit.Lease) -> Iterator[None]:
+    """The events of one body."""
+    lease = {"task": held.task.id, "fence": held.fence}
+    fences[held.task.id] = held.fence
+    logs.current().add(Started, **lease)
+    how = "finished"
+    try:
+        yield
+    except BaseException as error:
+        how = type(error).__name__
+        raise
+    finally:
+        logs.current().add(Stopped, **lease, how=how)
+
+
+def act(held: leasekit.Lease) -> None:
+    logs.current().add(Effect, task=held.task.id, fence=held.fence)
+
+
+def misbehaves(work: Work, held: leasekit.Lease) -> bool:
+    return work.always or held.task.fence == 1
+
+
+def moments(work: Work) -> Iterator[None]:
+    """As long as the body is to last; whoever iterates waits a step."""
+    until = time.monotonic() + work.seconds
+    while time.monotonic() < until and not (work.until and Path(work.until).exists()):
+        yield
+
+
+def steps(work: Work) -> Iterator[None]:
+    """`moments`, a step apart."""
+    for moment in moments(work):
+        yield moment
+        time.sleep(_STEP)
+
+
+# Bodies that behave -------------------------------------------------------------------------------------------
+
+
+@worker.handler("steady")
+def steady(work: Work, held: leasekit.Lease) -> dict[str, float]:
+    with body(held):
+        for _ in steps(work):
+            held.check()
+            act(held)
+    return {"time": time.time()}
+
+
+@worker.handler("patient")
+async def patient(work: Work, held: leasekit.Lease) -> None:
+    with body(held):
+        for _ in moments(work):
+            act(held)
+            await asyncio.sleep(_STEP)
+
+
+# Bodies that do not -------------------------------------------------------------------------------------------
+
+
+@worker.handler("deaf")
+def deaf(work: Work, held: leasekit.Lease) -> None:
+    """Looks at no clock and no lease."""
+    with body(held):
+        for _ in steps(work) if misbehaves(work, held) else ():
+            act(held)
+
+
+@worker.handler("threads")
+async def threads(work: Work, held: leasekit.Lease) -> None:
+    """Awaits a thread, which does not end with the coroutine."""
+    await asyncio.to_thread(deaf.function, work, held)
+
+
+@worker.handler("idles", idle_timeout=1)
+async def idles(work: Work, held: leasekit.Lease) -> None:
+    """The same, and reports no progress."""
+    await asyncio.to_thread(deaf.function, work, held)
+
+
+@worker.handler("gil")
+def gil(work: Work, held: leasekit.Lease) -> None:
+    """Lets nobody else have the interpreter."""
+    with body(held):
+        act(held)
+        if misbehaves(work, held):
+            _LIBC.usleep(int(work.seconds * 1e6))
+            act(held)
+
+
+@worker.handler("regex")
+def regex(work: Work, held: leasekit.Lease) -> None:
+    """Backtracks for longer than anybody waits."""
+    with body(held):
+        act(held)
+        if misbehaves(work, held):
+            re.match("(a+)+$", "a" * 34 + "b")
+            act(held)
+
+
+@worker.handler("blocks")
+async def blocks(work: Work, held: leasekit.Lease) -> None:
+    """Holds up its event loop."""
+    with body(held):
+        act(held)
+        time.sleep(work.seconds)  # noqa: ASYNC251 - that is the fault
+        act(held)
+
+
+@worker.handler("poison")
+def poison(work: Work, held: leasekit.Lease) -> None:
+    """Takes its process along."""
+    with body(held):
+        act(held)
+        if misbehaves(work, held):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@worker.handler("hungry")
+def hungry(work: Work, held: leasekit.Lease) -> None:
+    """Takes all memory that its process may have, and sits on it."""
+    with body(held):
+        act(held)
+        if not misbehaves(work, held):
+            return
+        used = int(re.findall(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[0]) * 1024
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (used + 64 * _MIB, hard))
+        eaten: list[bytearray] = []
+        with contextlib.suppress(MemoryError):
+            while True:
+                eaten.append(bytearray(_MIB // 4))
+        eaten.pop()  # enough to say so
+        logs.current().add(Fault, name="memory")
+        for _ in steps(work):
+            act(held)
+        raise MemoryError
+
+
+@worker.handler("forks")
+def forks(work: Work, held: leasekit.Lease) -> int:
+    """Has a child that leaves the handler as if it were the worker."""
+    with body(held):
+        act(held)
+        child = os.fork()
+        if child:
+            _, status = os.waitpid(child, 0)
+            return os.waitstatus_to_exitcode(status)
+    return -1
+
+
+@worker.handler("spawns")
+def spawns(work: Work, held: leasekit.Lease) -> int:
+    """Has a child that runs another program, in a session of its own, and outlives the body."""
+    with body(held):
+        act(held)
+        code = f"import time; time.sleep({work.seconds})"
+        child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+        Path(f"child-of-{held.fence}").write_text(str(child.pid))
+        if misbehaves(work, held):
+            for _ in steps(work):
+                act(held)
+        return child.pid
+
+
+@worker.handler("family")
+def family(work: Work, held: leasekit.Lease) -> None:
+    """Acts in three processes, one of which has left the process group, and changes its user."""
+    with body(held):
+        act(held)
+        if not misbehaves(work, held):
+            return
+        for leaves in (False, True):
+            if os.fork() == 0:
+                if leaves:
+                    os.setsid()
+                    if os.fork():
+                        os._exit(0)
+                break
+        else:
+            if os.geteuid() == 0:
+                os.setresuid(65534, 65534, 65534)
+            else:
+                _LIBC.prctl(1, 0, 0, 0, 0)  # what the kernel makes of that: PR_SET_PDEATHSIG is gone
+        for _ in steps(work):
+            act(held)
+        os._exit(0)
+
+
+@worker.handler("execs")
+def execs(work: Work, held: leasekit.Lease) -> None:
+    """Becomes another program, which knows of no lease."""
+    with body(held):
+        act(held)
+        if misbehaves(work, held):
+            os.execv(sys.executable, [sys.executable, "-c", f"import time; time.sleep({work.seconds})"])

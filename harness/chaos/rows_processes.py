@@ -1,0 +1,387 @@
+"""Rows about processes: killed, stopped, held up, starved; and what their bodies do to them."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from harness.chaos.processes import Process, wait_for
+from harness.chaos.scenarios import scenario
+from harness.chaos.world import World
+from harness.history import Fault, Granted, Renewed, SettleAsked, Stopped
+from leasekit import Status
+from leasekit._worker.worker import LOST_EXIT_CODE
+from leasekit.config import DRIFT
+
+__all__: list[str] = []
+
+KILLED = -signal.SIGKILL
+
+
+@scenario(1, "worker-killed", faults=("kill",), start_within=20)
+def worker_killed(world: World) -> None:
+    """kill -9 of a worker: its tasks run elsewhere, after their ttl and not before."""
+    world.serve()
+    first = world.work("first")
+    ids = world.schedule("steady", 8, until="finish")
+    wait_for(lambda: len(world.acting(first)) == first.slots, what="bodies in all slots")
+    world.until_beaten(list(world.acting(first)))
+    world.work("second")
+    first.kill()
+    world.finish()
+    world.until_ended(ids)
+    _waited_for_their_ttl(world)
+
+
+def _waited_for_their_ttl(world: World) -> None:
+    """Nobody hands back what an unsupervised worker held: to the server it may be alive."""
+    held_until = {
+        (event.task, event.fence): event.asked_at + world.ttl * (1 - DRIFT)
+        for event in world.events()  # by time: the last one counts
+        if isinstance(event, Granted | Renewed)
+    }
+    again = [grant for grant in world.of(Granted) if grant.fence > 1]
+    assert again, "nothing was granted anew"
+    early = [grant for grant in again if grant.at < held_until[grant.task, grant.fence - 1]]
+    assert not early, f"granted before the ttl had passed: {early[:3]}"
+
+
+@scenario(1, "supervised-killed", faults=("kill",), ttl=20, start_within=30)
+def supervised_killed(world: World) -> None:
+    """kill -9 of a supervised worker: its leases are handed back, its tasks run again long before their ttl."""
+    world.serve()
+    first = world.work("first", supervised=True)
+    ids = world.schedule("deaf", 4, seconds=60)
+    world.until_running(ids, effects=20)
+    since = time.monotonic()
+    (child,) = first.children
+    os.kill(child, signal.SIGKILL)
+    world.fault("kill", target=f"first.{child}")
+    world.until_ended(ids)
+    assert time.monotonic() - since < world.ttl, "they waited for their ttl"
+    assert [info.crashes for info in world.infos(ids)] == [1] * 4
+
+
+@scenario(1, "supervisor-killed", faults=("kill",), start_within=20)
+def supervisor_killed(world: World) -> None:
+    """kill -9 of the supervisor alone: the kernel ends its worker, and the tasks wait for their ttl."""
+    world.serve()
+    first = world.work("first", supervised=True)
+    ids = world.schedule("deaf", 4, seconds=60)
+    world.until_running(ids, effects=20)
+    (child,) = first.children
+    first.kill()
+    wait_for(lambda: not Path(f"/proc/{child}").exists(), what="the end of the worker", within=10)
+    world.work("second")
+
+
+@scenario(1, "spool-shared", faults=("kill", "server-down"), ttl=60, start_within=60)
+def spool_shared(world: World) -> None:
+    """The server is away, two workers that share a spool have finished all, and both are killed: no task runs twice."""
+    rng = random.Random(1)
+    world.serve()
+    workers = [world.work(name, supervised=True, options=["--spool", "spool"]) for name in ("first", "second")]
+    for number in range(_ROUNDS):
+        ids = world.schedule("steady", 2 * workers[0].slots, until=f"finish-{number}")
+        world.until_running(ids)
+        assert world.server is not None
+        world.server.kill("server-down")
+        world.finish(f"finish-{number}")
+        _until_kept(world.home / "spool", set(ids))
+        rng.shuffle(workers)
+        for supervisor in workers:
+            (child,) = supervisor.children
+            os.kill(child, signal.SIGKILL)
+            world.fault("kill", target=f"{supervisor.name}.{child}")
+            time.sleep(rng.choice([0.0, 0.0, 0.05, 0.5]))
+        time.sleep(rng.choice([0.0, 0.5, 7.0]))  # also longer than a supervisor waits for its service
+        world.serve()
+        world.until_ended(ids)
+        assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * len(ids), f"round {number}"
+        wait_for(lambda: all(supervisor.children for supervisor in workers), what="workers")
+
+
+_ROUNDS = 5
+
+
+def _until_kept(spool: Path, ids: set[str]) -> None:
+    """Return once the results of all these tasks are in files of the spool."""
+
+    def kept() -> set[str]:
+        lines = [line for path in spool.glob("*.jsonl") for line in path.read_bytes().splitlines(keepends=True)]
+        said = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        return {one["kept"]["id"] for one in said if "kept" in one}
+
+    wait_for(lambda: kept() >= ids, what="all results in the spool")
+
+
+@scenario(2, "worker-stopped", faults=("pause", "death"), start_within=20)
+def worker_stopped(world: World) -> None:
+    """SIGSTOP for longer than the ttl: the worker is dead before its trust ends, while it is stopped."""
+    world.serve()
+    first = world.work("first", slots=2)
+    ids = world.schedule("deaf", 2, seconds=30)
+    world.until_running(ids, by=first, effects=20)
+    first.pause()
+    world.work("second")
+    assert _died(world, first) == KILLED, "it was killed by something else"
+
+
+@scenario(4, "gil-held", faults=("gil", "death"), start_within=20)
+def gil_held(world: World) -> None:
+    """C code holds the GIL for three ttls: the kernel ends the process when its trust ends."""
+    _held_up(world, "gil")
+
+
+@scenario(4, "gil-held-unguarded", faults=("gil",), ttl=2, breaks="S2")
+def gil_held_unguarded(world: World) -> None:
+    """The same without the kernel's timer: the body acts when its task is another's. The checker must find that."""
+    world.serve()
+    first = world.work("first", slots=1, guarded=False)
+    ids = world.schedule("gil", seconds=3 * world.ttl)
+    world.until_running(ids, by=first)
+    world.fault("gil", target=first.who)
+    world.work("second")
+    world.until_ended(ids)
+    assert first.is_alive
+
+
+@scenario(4, "regex-backtracks", faults=("gil", "death"), start_within=20)
+def regex_backtracks(world: World) -> None:
+    """A regular expression backtracks for minutes: the same."""
+    _held_up(world, "regex")
+
+
+@scenario(6, "signals-masked", faults=("gil", "death"), start_within=20)
+def signals_masked(world: World) -> None:
+    """All signals are masked, and SIGALRM has a handler: the kernel's timer does not care."""
+    _held_up(world, "gil", masked=True)
+
+
+def _held_up(world: World, kind: str, *, masked: bool = False) -> None:
+    world.serve()
+    first = world.work("first", slots=1, masked=masked)
+    ids = world.schedule(kind, seconds=3 * world.ttl)
+    world.until_running(ids, by=first)
+    world.fault("gil", target=first.who)
+    assert _died(world, first) == KILLED, f"it ended otherwise: {first.said[-2000:]}"
+    world.work("second")
+
+
+def _died(world: World, process: Process) -> int:
+    """How it ended, by itself."""
+    wait_for(lambda: not process.is_alive, what=f"{process.name} to end")
+    world.fault("death", target=process.who)
+    return int(process.popen.returncode)
+
+
+@scenario(5, "loop-blocked", faults=("block",), ttl=4, cycle=1)
+def loop_blocked(world: World) -> None:
+    """A handler blocks its event loop for longer than the ttl: beats go on, nothing is lost."""
+    world.serve()
+    world.work()
+    (blocked,) = world.schedule("blocks", seconds=1.5 * world.ttl)
+    world.until_running([blocked])
+    world.fault("block", lasts=1.5 * world.ttl)
+    world.schedule("steady", 4, seconds=0.2)
+    wait_for(lambda: world.info(blocked).status.ended, what="the end of the blocked body")
+    assert world.info(blocked).attempt == 1, "it was lost"
+
+
+@scenario(7, "cpu-starved", faults=("hogs",), ttl=4, alone=True)
+def cpu_starved(world: World) -> None:
+    """Eight hogs on the processor for two ttls: beats may be late, no body runs too long."""
+    world.serve()
+    world.work("first")
+    world.work("second")
+    world.schedule("steady", 16, seconds=1.0)
+    world.schedule("patient", 16, seconds=1.0)
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
+    try:
+        world.fault("hogs", lasts=2 * world.ttl)
+        time.sleep(2 * world.ttl)
+        assert all(hog.poll() is None for hog in hogs)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+
+@scenario(8, "memory-full", faults=("memory",), start_within=30)
+def memory_full(world: World) -> None:
+    """A body takes all memory that its process may have, and holds it: whatever breaks, nothing runs twice at once."""
+    world.serve()
+    first = world.work("first", slots=2)
+    (hungry,) = world.schedule("hungry", seconds=world.ttl, max_crashes=10)
+    world.until_running([hungry], by=first)
+    wait_for(lambda: any(fault.name == "memory" for fault in world.of(Fault)), what="full memory")
+    world.schedule("steady", 8, seconds=0.2)
+    world.work("second")
+
+
+@scenario(33, "poison-pill", faults=("death",), start_within=30)
+def poison_pill(world: World) -> None:
+    """A task kills every worker that runs it: it is dead after its crashes, the others get done."""
+    world.serve()
+    (pill,) = world.schedule("poison", always=True, max_crashes=2)
+    others = world.schedule("steady", 8, seconds=0.1)
+    worker = world.work()
+    while not world.info(pill).status.ended:
+        if not worker.is_alive:
+            assert _died(world, worker) == KILLED
+            worker = world.work()
+        time.sleep(0.05)
+    info = world.info(pill)
+    assert (info.status, info.crashes) == (Status.DEAD, 3), f"it is {info.status} after {info.crashes} crashes"
+    wait_for(lambda: all(info.status is Status.SUCCESS for info in world.infos(others)), what="the others")
+
+
+@scenario(35, "asked-to-stop", faults=("SIGTERM", "SIGINT"), ttl=6, start_within=20)
+def asked_to_stop(world: World) -> None:
+    """SIGTERM and SIGINT at any moment: bodies end and are reported, the rest is given back at once, exit code 0."""
+    world.serve()
+    ids = world.schedule("steady", 60, seconds=0.3)
+    for number, after in ((signal.SIGTERM, 0.0), (signal.SIGINT, 0.25), (signal.SIGTERM, 0.7)):
+        worker = world.work(f"worker-{number.name}-{after}")
+        world.until_acting(worker)
+        time.sleep(after)
+        world.fault(number.name, target=worker.who)
+        assert worker.stop(number) == 0, worker.said[-2000:]
+    world.work("last")
+    world.until_ended(ids)
+    assert all((info.crashes, info.attempt) == (0, 1) for info in world.infos(ids)), "something had to run twice"
+
+
+@scenario(35, "asked-to-stop-twice", faults=("SIGTERM",), start_within=20)
+def asked_to_stop_twice(world: World) -> None:
+    """A second SIGTERM ends the process at once; what it held runs elsewhere."""
+    world.serve()
+    first = world.work("first")
+    ids = world.schedule("deaf", 4, seconds=30)
+    world.until_running(ids, by=first)
+    while first.is_alive:
+        first.send(signal.SIGTERM)
+        time.sleep(0.2)
+    world.fault("SIGTERM", target=first.who)
+    assert first.popen.returncode == 128 + signal.SIGTERM, first.popen.returncode
+    world.work("second")
+
+
+@scenario(14, "thread-of-a-lost-lease", faults=("hang", "death"), start_within=20)
+def thread_of_a_lost_lease(world: World) -> None:
+    """No beat is answered while a coroutine awaits a thread: the process ends before the trust in its lease does."""
+    world.serve()
+    first = world.work("first", slots=1)
+    ids = world.schedule("threads", seconds=10 * world.ttl)
+    world.until_running(ids, by=first)
+    world.proxy.hang()
+    assert _died(world, first) == LOST_EXIT_CODE, f"it ended otherwise: {first.said[-2000:]}"
+    world.fired("hang")
+    world.proxy.mend()
+    world.work("second")
+
+
+@scenario(35, "stopped-over-a-thread", faults=("SIGTERM",), ttl=20, start_within=30)
+def stopped_over_a_thread(world: World) -> None:
+    """SIGTERM while a coroutine awaits a thread: its task is given back when the thread has ended, and not before."""
+    world.serve()
+    first = world.work("first", options=["--drain-grace", "0.2"])
+    ids = world.schedule("threads", 4, seconds=10)
+    world.until_running(ids, by=first)
+    world.work("second")
+    world.fault("SIGTERM", target=first.who)
+    assert first.stop() == 0, first.said[-2000:]
+    world.until_ended(ids)
+    assert [info.crashes for info in world.infos(ids)] == [0] * 4
+
+
+@scenario(35, "ended-over-a-thread", faults=("SIGTERM",), ttl=20, start_within=30)
+def ended_over_a_thread(world: World) -> None:
+    """The same, and the thread does not end: the process does, and its supervisor gives the tasks back after that."""
+    world.serve()
+    first = world.work("first", supervised=True, options=["--drain-grace", "0.2", "--drain-timeout", "1"])
+    ids = world.schedule("threads", 4, seconds=60)
+    world.until_running(ids)
+    world.work("second")
+    world.fault("SIGTERM", target=first.who)
+    assert first.stop() == 128 + signal.SIGTERM, first.said[-2000:]
+    world.until_ended(ids)
+    assert [info.crashes for info in world.infos(ids)] == [0] * 4
+
+
+@scenario(35, "cancelled-over-a-thread", faults=("cancel",))
+def cancelled_over_a_thread(world: World) -> None:
+    """A task is cancelled while its coroutine awaits a thread: it is settled when the thread has ended."""
+    world.serve()
+    world.work()
+    (task,) = world.schedule("threads", seconds=2 * world.ttl)
+    world.until_running([task])
+    world.client.cancel(task)
+    world.fault("cancel")
+    world.until_ended([task])
+    wait_for(lambda: world.of(Stopped), what="the end of the thread")
+    (settled,) = world.of(SettleAsked)
+    (stopped,) = world.of(Stopped)
+    assert stopped.at <= settled.at, f"its body went on for {stopped.at - settled.at:g} s"
+    assert world.info(task).status is Status.CANCELLED
+
+
+@scenario(5, "idle-over-a-thread", faults=("idle", "death"), start_within=20)
+def idle_over_a_thread(world: World) -> None:
+    """A coroutine is idle for too long over a thread that does not end: the process ends, then others try again."""
+    world.serve()
+    first = world.work("first")
+    ids = world.schedule("idles", seconds=60)
+    world.until_running(ids, by=first)
+    world.work("second")
+    assert _died(world, first) == LOST_EXIT_CODE, f"it ended otherwise: {first.said[-2000:]}"
+    world.fault("idle")
+
+
+@scenario(36, "fork", faults=("fork",), ttl=4)
+def forked(world: World) -> None:
+    """A body forks, and the child leaves the handler: it settles nothing, and is no second worker."""
+    world.serve()
+    world.work()
+    ids = world.schedule("forks", 3)
+    wait_for(lambda: all(info.status.ended for info in world.infos(ids)), what="the bodies")
+    world.fault("fork")
+    assert [(info.status, info.result, info.attempt) for info in world.infos(ids)] == [(Status.SUCCESS, 0, 1)] * 3
+
+
+@scenario(36, "exec", faults=("exec",), start_within=20)
+def execed(world: World) -> None:
+    """A body becomes another program: whatever held the lease is gone, and the task runs elsewhere."""
+    world.serve()
+    first = world.work("first", slots=1)
+    ids = world.schedule("execs", seconds=2 * world.ttl)
+    world.until_running(ids, by=first)
+    wait_for(lambda: b"leasekit" not in _command(first.pid), what="the other program")
+    world.fault("exec", target=first.who)
+    world.work("second")
+
+
+@scenario(36, "child-survives", faults=("kill",), start_within=20)
+def child_survives(world: World) -> None:
+    """A child in a session of its own survives its worker: it holds nothing, and its task runs elsewhere."""
+    world.serve()
+    first = world.work("first", slots=1)
+    ids = world.schedule("spawns", seconds=1.5 * world.ttl)
+    world.until_running(ids, by=first)
+    note = world.home / "child-of-1"
+    wait_for(lambda: note.exists() and note.read_text(), what="its child")
+    child = int(note.read_text())
+    first.kill()
+    world.work("second")
+    assert b"time.sleep" in _command(child), "it did not survive"
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""

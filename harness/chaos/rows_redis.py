@@ -1,0 +1,358 @@
+"""Rows on a Redis: the same workers and the same checker, and a redis-server instead of one of ours."""
+
+import time
+from collections.abc import Callable
+from random import Random
+
+import leasekit
+from harness.chaos.processes import Process, wait_for
+from harness.chaos.scenarios import scenario
+from harness.chaos.world import World
+from harness.history import Lost
+from harness.recording import boottime
+
+__all__: list[str] = []
+
+
+@scenario(24, "redis-killed", faults=("kill",), ttl=4, redis=True)
+def redis_killed(world: World) -> None:
+    """kill -9 of Redis, five times, in the middle of writes: what it acknowledged is there."""
+    redis = world.redis()
+    world.work("first")
+    world.work("second")
+    dice = Random(24)
+    scheduler = world.submit("steady", 500, seconds=0.01, batch=10)
+    for _ in range(5):
+        world.until_acknowledged(since=boottime(), unless=scheduler)
+        time.sleep(dice.uniform(0, 0.05))
+        redis.kill()
+        redis = world.redis()
+    assert scheduler.popen.wait(120) == 0
+
+
+@scenario(26, "redis-full", faults=("memory",), ttl=60, cycle=1, redis=True)
+def redis_full(world: World) -> None:
+    """Redis has no byte left for two seconds: what is new waits, what runs goes on and ends, no lease is lost."""
+    world.redis()
+    world.work()
+    ids = world.schedule("steady", 4, until="finish")
+    world.until_running(ids)
+    world.ask("CONFIG", "SET", "maxmemory", 1)
+    world.fault("memory", lasts=2)
+    scheduler = world.submit("steady", 20)
+    world.until_beaten(ids)
+    world.finish()
+    world.until_ended(ids)
+    assert scheduler.is_alive, "it was accepted, and there was no room"
+    world.ask("CONFIG", "SET", "maxmemory", 0)
+    assert scheduler.popen.wait(120) == 0
+    assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * 4
+    assert not world.of(Lost)
+
+
+@scenario(23, "redis-stalls", faults=("stall", "kill"), ttl=10, cycle=1, redis=True)
+def redis_stalls(world: World) -> None:
+    """Redis stands still again and again, so requests are late: what a dead worker held is taken back all the same."""
+    world.redis()
+    victim = world.work("victim")
+    ids = world.schedule("steady", 4, until="finish")
+    world.until_running(ids, by=victim)
+    other = world.work("other", slots=8)
+    mine = world.schedule("steady", 2, until="finish")
+    world.until_running(mine, by=other)
+    victim.kill()
+    until = time.monotonic() + 8 * world.ttl
+    while not all(world.acting(other)[task_id] for task_id in ids):
+        assert time.monotonic() < until, "what a dead worker held lies where it is"
+        world.fault("stall", lasts=3)
+        world.ask("DEBUG", "SLEEP", 2.6)
+        time.sleep(1)
+    world.finish()
+    world.until_ended(ids + mine)
+    assert [(info.attempt, info.crashes) for info in world.infos(mine)] == [(1, 0)] * 2, "a lease was lost"
+
+
+@scenario(22, "redis-foreign-key", faults=("foreign", "memory"), ttl=20, redis=True)
+def redis_foreign_key(world: World) -> None:
+    """Most successors that wait are of a kind that a foreign key is in the way of: the others are brought, and run."""
+    world.redis()
+    world.ask("SET", "leasekit:{patient}:state", "another program's")
+    world.fault("foreign")
+    world.schedule("steady")
+    with leasekit.lease(next(iter(world.client.tasks("steady")))) as held:
+        for _ in range(25):
+            held.then("patient", {})
+        for _ in range(5):
+            held.then("steady", {"seconds": 0.01})
+        world.ask("CONFIG", "SET", "maxmemory", 1)
+        world.fault("memory")
+    wait_for(lambda: world.ask("LLEN", "leasekit:{steady}:outbox") == 30, what="successors that nobody could bring")
+    world.ask("CONFIG", "SET", "maxmemory", 0)
+    world.work()
+    _until_succeeded(world, "steady", 6)
+    world.ask("DEL", "leasekit:{patient}:state")
+    _until_succeeded(world, "patient", 25)
+
+
+def _until_succeeded(world: World, kind: str, count: int) -> None:
+    wait_for(lambda: world.client.stats().kinds.get(kind, {}).get("success") == count, what=f"the end of {kind}")
+
+
+@scenario(24, "redis-failover", faults=("failover",), ttl=60, cycle=1, redis=True)
+def redis_failover(world: World) -> None:
+    """The address leads to a replica that has caught up; the demoted one answers on: no lease is lost."""
+    pair = Pair(world)
+    world.work()
+    ids = world.schedule("steady", 4, until="finish")
+    world.until_running(ids)
+    world.until_beaten(ids)
+    pair.fail_over()
+    world.until_beaten(ids)
+    world.finish()
+    world.until_ended(ids)
+    assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * 4
+    assert not world.of(Lost)
+
+
+@scenario(24, "redis-stale-failover", faults=("failover", "rollback"), ttl=4, redis=True)
+def redis_stale_failover(world: World) -> None:
+    """A replica takes over that had no news for a second: what came in between is lost, and nothing else is."""
+    pair = Pair(world)
+    world.work("first")
+    world.work("second")
+    world.schedule("steady", 200, seconds=0.02)
+    world.until_ended(world.ids[:20])
+    since = pair.go_stale()
+    world.schedule("steady", 20)
+    time.sleep(1)
+    pair.fail_over(stale_since=since)
+    world.schedule("steady", 20)
+
+
+@scenario(24, "redis-failback", faults=("failover", "rollback"), ttl=6, cycle=1, redis=True)
+def redis_failback(world: World) -> None:
+    """The first primary is it again, and has not heard of a beat for longer than a lease lasts: none is lost."""
+    pair = Pair(world)
+    world.work("first")
+    world.work("second")
+    ids = world.schedule("steady", 4, until="finish")
+    world.until_running(ids)
+    pair.fail_over()
+    world.until_beaten(ids)
+    since = pair.go_stale()
+    time.sleep(world.ttl + 1)
+    world.until_beaten(ids)
+    pair.fail_over(stale_since=since)
+    world.until_beaten(ids)
+    world.finish()
+    world.schedule("steady", 20)
+    world.until_ended()
+    assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * 4, "a lease was lost"
+    assert not world.of(Lost)
+
+
+@scenario(24, "redis-forgets", faults=("kill", "rollback"), ttl=4, redis=True)
+def redis_forgets(world: World) -> None:
+    """kill -9 of a Redis that keeps nothing on the disk: all is lost, and what comes after is kept as ever."""
+    forgetful = ("--appendonly", "no")
+    redis = world.redis("redis", *forgetful)
+    world.work("first")
+    second = world.work("second")
+    since = boottime()
+    world.schedule("steady", 100, seconds=0.05)
+    world.until_ended(world.ids[:10])
+    redis.kill()
+    world.redis("redis", *forgetful)
+    world.roll_back(since)
+    assert not world.ids, "Redis has kept what it was not told to"
+    world.schedule("steady", 40, seconds=0.02)
+    held = world.schedule("patient", 8, until="finish")
+    world.until_acting(second)
+    world.until_running(held[:4])
+    second.kill()
+    world.finish()
+
+
+HOUR = 3600.0
+
+
+@scenario(11, "redis-clock-jumps", faults=("clock", "cut"), ttl=20, cycle=1, redis=True)
+def redis_clock_jumps(world: World) -> None:
+    """Redis's clock goes an hour ahead while a holder is cut off: nobody gets its task early, nothing is lost."""
+    first, ids = _cut_off(world)
+    mine = world.schedule("steady", 2, until="finish")
+    world.until_running(mine, by=first)
+    world.set_redis_clock(HOUR)
+    world.until_beaten(mine)
+    world.until_running(ids, by=first)
+    world.finish()
+    world.until_ended(ids + mine)
+    assert [(info.attempt, info.crashes) for info in world.infos(mine)] == [(1, 0)] * 2, "a lease was lost"
+    assert all(info.history[-1].at.timestamp() - time.time() > HOUR / 2 for info in world.infos(mine))
+
+
+@scenario(11, "redis-clock-creeps", faults=("clock", "cut"), ttl=20, cycle=1, redis=True)
+def redis_clock_creeps(world: World) -> None:
+    """Redis's clock goes ahead in small steps while a holder is cut off: nobody gets its task early."""
+    second, ids = _cut_off(world)
+    for step in range(1, 40):
+        world.set_redis_clock(0.3 * step)
+        time.sleep(0.4)
+    world.until_running(ids, by=second)
+    world.finish()
+    world.until_ended(ids)
+
+
+@scenario(11, "redis-clock-set-back", faults=("clock",), ttl=6, cycle=1, redis=True)
+def redis_clock_set_back(world: World) -> None:
+    """Redis's clock goes an hour ahead and back again, under leases that are held: none is lost."""
+    world.redis()
+    world.work()
+    ids = world.schedule("steady", 4, until="finish")
+    world.until_running(ids)
+    for shift in (HOUR, 0.0):
+        world.set_redis_clock(shift)
+        world.until_beaten(ids)
+        world.until_beaten(ids)
+    world.finish()
+    world.until_ended(ids)
+    assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * 4, "a lease was lost"
+    assert not world.of(Lost)
+
+
+def _cut_off(world: World) -> tuple[Process, list[str]]:
+    """A worker that is not cut off, and was told what time it is; and tasks that are held by one that is."""
+    world.redis()
+    world.work("cut-off")
+    ids = world.schedule("steady", 2, until="finish")
+    world.until_beaten(ids)
+    world.proxy.cut()
+    world.fault("cut", lasts=world.ttl)
+    world.client.close()
+    world.client = world.connect(world.past_proxy)
+    other = world.work("other", past_proxy=True)
+    told = world.schedule("steady", seconds=0.1)
+    world.until_running(told, by=other)
+    world.until_ended(told)
+    return other, ids
+
+
+class Pair:
+    """A primary and its replica, behind one address; each failover swaps the two."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._primary, self._primary_port = world.redis(), world.port
+        self._replica_port = world.spare_port()
+        self._replica = world.redis(
+            "replica", "--replicaof", "127.0.0.1", str(self._primary_port), port=self._replica_port
+        )
+        wait_for(self._has_caught_up_at(self._replica_port), what="a replica that follows")
+
+    def _has_caught_up_at(self, port: int) -> Callable[[], bool]:
+        def has_caught_up() -> bool:
+            offset = self._world.ask("ROLE", port=self._primary_port)[1]
+            role = self._world.ask("ROLE", port=port)
+            return bool(role[0] == b"slave" and role[3] == b"connected" and role[4] >= offset)
+
+        return has_caught_up
+
+    def go_stale(self) -> float:
+        """The replica hears no more news; since when."""
+        since = boottime()
+        self._world.ask("REPLICAOF", "127.0.0.1", 1, port=self._replica_port)
+        return since
+
+    def kill(self) -> None:
+        """kill -9 of the primary, which comes again with all that it has acknowledged."""
+        self._primary.kill()
+        self._primary = self._world.redis(self._primary.name, port=self._primary_port)
+        self._world.server = self._primary
+
+    def fail_over(self, *, stale_since: float | None = None) -> None:
+        """The replica is the primary from now on, and the other follows it; its connections stay open."""
+        world = self._world
+        if stale_since is None:
+            # Nobody writes meanwhile, or what is written last is lost.
+            world.ask("CLIENT", "PAUSE", 600_000, "WRITE", port=self._primary_port)
+            wait_for(self._has_caught_up_at(self._replica_port), what="a replica that has caught up")
+        world.ask("REPLICAOF", "NO", "ONE", port=self._replica_port)
+        world.ask("REPLICAOF", "127.0.0.1", self._replica_port, port=self._primary_port)
+        world.proxy.move(f"tcp://127.0.0.1:{self._replica_port}")
+        world.ask("CLIENT", "UNPAUSE", port=self._primary_port)
+        world.fault("failover")
+        if stale_since is not None:
+            world.roll_back(stale_since)
+        self._primary, self._replica = self._replica, self._primary
+        self._primary_port, self._replica_port = self._replica_port, self._primary_port
+        world.server, world.port = self._primary, self._primary_port
+        wait_for(self._has_caught_up_at(self._replica_port), what="a replica that follows")
+
+
+# Histories by chance --------------------------------------------------------------------------------------------
+
+
+def _storm(seed: int, world: World) -> None:
+    dice = Random(seed)
+    pair = Pair(world)
+    world.work("first")
+    world.work("second")
+    victim = world.work("third")
+    kinds = ("steady", "patient")
+
+    def lose_answers() -> None:
+        world.proxy.hang("answers")
+        world.fault("hang", lasts=1)
+        time.sleep(dice.uniform(0, 0.5))
+        world.proxy.reset()
+        world.proxy.mend()
+
+    def cut() -> None:
+        world.proxy.cut()
+        world.fault("cut", lasts=1)
+        time.sleep(dice.uniform(0, 0.5))
+        world.proxy.mend()
+
+    def fill() -> None:
+        world.ask("CONFIG", "SET", "maxmemory", 1)
+        world.fault("memory", lasts=1)
+        time.sleep(dice.uniform(0, 0.5))
+        world.ask("CONFIG", "SET", "maxmemory", 0)
+
+    def fail_over() -> None:
+        pair.fail_over()
+
+    def kill_redis() -> None:
+        pair.kill()
+
+    def step() -> None:
+        # So little that it is within the margin of a lease: a client that has just started notices no step.
+        world.set_redis_clock(dice.uniform(-0.2, 0.2))
+
+    def kill_worker() -> None:
+        nonlocal victim
+        victim.kill()
+        victim = world.work(f"third-{boottime():.0f}")
+
+    faults = [lose_answers, lose_answers, cut, fill, fail_over, kill_worker, kill_redis, step]
+    for number in range(14):
+        scheduler = world.submit(dice.choice(kinds), 20, seconds=dice.uniform(0, 0.1), batch=5)
+        time.sleep(dice.uniform(0, 0.3))
+        # Each of them, in some order, then as it comes.
+        (faults[number % len(faults)] if number < len(faults) else dice.choice(faults))()
+        assert scheduler.popen.wait(120) == 0
+
+
+def _registered(seed: int) -> None:
+    def act(world: World) -> None:
+        _storm(seed, world)
+
+    act.__doc__ = (
+        f"Answers lost, lines cut, memory full, failovers, clock steps, dead workers and Redis: by chance, seed {seed}."
+    )
+    wanted = ("hang", "cut", "memory", "failover", "clock", "kill")
+    scenario(21, f"redis-storm-{seed}", faults=wanted, ttl=6, redis=True)(act)
+
+
+for _seed in (1, 2, 3):
+    _registered(_seed)

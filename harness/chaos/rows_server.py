@@ -1,0 +1,278 @@
+"""Rows about the server, its store, and clocks."""
+
+import resource
+import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from random import Random
+
+from harness.chaos.processes import wait_for
+from harness.chaos.scenarios import scenario
+from harness.chaos.world import Clock, World
+from harness.history import Lost
+from harness.recording import boottime
+from leasekit import Status
+
+__all__: list[str] = []
+
+HOUR = 3600.0
+
+
+# Clocks -------------------------------------------------------------------------------------------------------
+
+
+@scenario(10, "worker-clock-steps", faults=("clock",), ttl=10, cycle=1)
+def worker_clock_steps(world: World) -> None:
+    """The wall clock of a worker goes an hour ahead, and two back: nothing comes of it."""
+    clock = Clock(world.home, "worker")
+    world.serve()
+    world.work(environment=clock.environment)
+    _steps(world, clock)
+
+
+@scenario(11, "server-clock-steps", faults=("clock",), ttl=10, cycle=1)
+def server_clock_steps(world: World) -> None:
+    """The wall clock of the server goes an hour ahead, and two back: no lease ends for it."""
+    clock = Clock(world.home, "server")
+    world.serve(clock.environment)
+    world.work()
+    _steps(world, clock)
+
+
+@scenario(11, "server-clock-creeps", faults=("clock", "cut"), ttl=10)
+def server_clock_creeps(world: World) -> None:
+    """The server's wall clock goes ahead in small steps while a holder is cut off: nobody gets its task early."""
+    clock = Clock(world.home, "server")
+    world.serve(clock.environment)
+    world.work("first")
+    ids = world.schedule("steady", 2, until="finish")
+    world.until_beaten(ids)
+    world.proxy.cut()
+    world.fault("cut", lasts=world.ttl)
+    second = world.work("second", past_proxy=True)
+    for step in range(1, 40):
+        clock.set(0.3 * step)
+        time.sleep(0.4)
+    world.fault("clock")
+    world.until_running(ids, by=second)
+    world.finish()
+    world.until_ended(ids)
+
+
+def _steps(world: World, clock: Clock) -> None:
+    ids = world.schedule("steady", 4, until="finish")
+    world.until_running(ids)
+    for shift in (HOUR, -HOUR):
+        clock.set(shift)
+        world.fault("clock")
+        world.until_beaten(ids)
+        world.until_beaten(ids)
+    world.finish()
+    world.until_ended(ids)
+    assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * 4, "a lease was lost"
+    assert not world.of(Lost)
+    info = world.info(ids[0])
+    # The server never goes back; the worker has told what time it was when its body ended.
+    shown = info.history[-1].at.timestamp() if clock.name == "server" else info.result["time"]
+    assert abs(shown - time.time()) > HOUR / 2, "the clock was not set"
+
+
+# Killed -------------------------------------------------------------------------------------------------------
+
+
+@scenario(24, "server-killed", faults=("kill",), ttl=4)
+def server_killed(world: World) -> None:
+    """kill -9 of the server, five times, in the middle of commits: what it acknowledged is there."""
+    server = world.serve()
+    world.work("first")
+    world.work("second")
+    chance = Random(24)
+    scheduler = world.submit("steady", 1000, seconds=0.01, batch=10)
+    for _ in range(5):
+        world.until_acknowledged(since=boottime(), unless=scheduler)
+        time.sleep(chance.uniform(0, 0.05))
+        server.kill()
+        server = world.serve()
+    assert scheduler.popen.wait(120) == 0
+    assert world.home.joinpath("tasks.db").exists()
+    with sqlite3.connect(world.home / "tasks.db") as connection:
+        assert connection.execute("PRAGMA quick_check").fetchone() == ("ok",)
+    connection.close()
+
+
+@scenario(24, "server-away", faults=("kill",), ttl=60, cycle=1)
+def server_away(world: World) -> None:
+    """The server is gone for two seconds while bodies run: no lease is lost, nothing runs twice."""
+    server = world.serve()
+    world.work()
+    ids = world.schedule("steady", 4, until="finish")
+    world.until_running(ids)
+    world.until_beaten(ids)
+    server.kill()
+    world.fault("outage", lasts=3)
+    time.sleep(2)
+    world.serve()
+    world.finish()
+    world.until_ended(ids)
+    assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * 4
+    assert not world.of(Lost)
+
+
+# The store ----------------------------------------------------------------------------------------------------
+
+
+@scenario(26, "disk-refuses", faults=("file-size",), ttl=60, cycle=1)
+def disk_refuses(world: World) -> None:
+    """No write to the store gets through for a while: nothing is acknowledged that is not kept."""
+    server = world.serve()
+    world.work()
+    ids = world.schedule("steady", 4, until="finish")
+    world.until_running(ids)
+    world.until_beaten(ids)
+    unlimited = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, unlimited[1]))
+    world.fault("file-size", lasts=2)
+    with world.connect(f"http://127.0.0.1:{world.port}") as client, ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(client.schedule, "steady", {"seconds": 0.0}, id="refused")
+        wait_for(lambda: _ready(world) == 503, what="a server that says that it is not ready")
+        time.sleep(2)
+        assert not asked.done() or asked.exception() is not None, "it was acknowledged, and cannot have been written"
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, unlimited)
+        asked.exception(60)
+    world.finish()
+    world.until_ended(ids)
+    assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * 4, "a lease was lost"
+    assert server.is_alive
+    assert _ready(world) == 200
+    world.schedule("steady", 4)
+
+
+def _ready(world: World) -> int:
+    connection = HTTPConnection("127.0.0.1", world.port, timeout=60)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@scenario(28, "store-locked", faults=("lock",), ttl=60, cycle=1)
+def store_locked(world: World) -> None:
+    """A stranger holds the store's lock for two seconds: writes wait or are refused, no lease is lost."""
+    world.serve()
+    world.work()
+    ids = world.schedule("steady", 4, until="finish")
+    world.until_running(ids)
+    stranger = sqlite3.connect(world.home / "tasks.db", isolation_level=None, timeout=30)
+    stranger.execute("BEGIN IMMEDIATE")
+    world.fault("lock", lasts=2)
+    time.sleep(2)
+    stranger.execute("ROLLBACK")
+    stranger.close()
+    world.finish()
+    world.until_ended(ids)
+    assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * 4, "a lease was lost"
+
+
+@scenario(29, "store-damaged", faults=("damage",))
+def store_damaged(world: World) -> None:
+    """The store's file is damaged while the server is down: it does not start on it, and says why."""
+    server = world.serve()
+    world.schedule("steady", 200)
+    assert server.stop() == 0
+    path = world.home / "tasks.db"
+    whole = path.read_bytes()
+    path.write_bytes(b"SQLite format 3\0" + b"\xff" * 4096 + whole[4112:])
+    world.fault("damage")
+    broken = world.intrude("broken")
+    assert broken.popen.wait(60) != 0, "it started on a damaged store"
+    assert "store" in broken.said, broken.said[-2000:]
+    path.write_bytes(whole)
+    world.serve()
+    world.work()
+
+
+@scenario(29, "store-lost", faults=("loss",))
+def store_lost(world: World) -> None:
+    """After kill -9, the log is missing, then the file is empty: the server does not start with less than it had."""
+    server = world.serve()
+    ids = world.schedule("steady", 200)
+    server.kill()
+    path, log = world.home / "tasks.db", world.home / "tasks.db-wal"
+    whole = {file: file.read_bytes() for file in (path, log)}
+    for loss, says in ((log.unlink, "lost its last"), (lambda: path.write_bytes(b""), "empty or missing")):
+        loss()
+        world.fault("loss")
+        broken = world.intrude("broken")
+        assert broken.popen.wait(60) == 65, broken.said[-2000:]
+        assert says in broken.said, broken.said[-2000:]
+        for file, data in whole.items():
+            file.write_bytes(data)
+        path.with_name("tasks.db-shm").unlink(missing_ok=True)
+    world.serve()
+    assert len(world.infos(ids)) == 200
+    world.work()
+
+
+@scenario(34, "two-servers", faults=("second", "pause"), ttl=4)
+def two_servers(world: World) -> None:
+    """A second server on the same store, by any of its names, also while the first stands still: it is refused."""
+    server = world.serve()
+    world.work()
+    world.schedule("steady", 8, seconds=0.5)
+    _refused(world, "second")
+    (world.home / "link.db").symlink_to("tasks.db")
+    _refused(world, "by a symbolic link", store="link.db")
+    (world.home / "second.db").hardlink_to(world.home / "tasks.db")
+    _refused(world, "by a hard link", store="second.db", says="hard links")
+    (world.home / "second.db").unlink()
+    (world.home / "tasks.db.id").unlink()
+    _refused(world, "without what is beside it")
+    server.pause()
+    _refused(world, "third")
+    server.resume()
+
+
+def _refused(world: World, name: str, *, store: str = "tasks.db", says: str = "another server") -> None:
+    second = world.intrude(name, store=store)
+    assert second.popen.wait(60) == 1, second.said[-2000:]
+    assert says in second.said, second.said[-2000:]
+    world.fault("second")
+
+
+@scenario(34, "server-stopped", faults=("pause",), ttl=4, start_within=20)
+def server_stopped(world: World) -> None:
+    """The server stands still for two ttls: workers end their bodies in time, and what they lost runs again."""
+    server = world.serve()
+    world.work("first")
+    world.work("second")
+    ids = world.schedule("steady", 4, until="finish") + world.schedule("patient", 4, until="finish")
+    world.until_running(ids)
+    server.pause()
+    wait_for(lambda: len(world.of(Lost)) >= len(ids), what="the loss of all leases")
+    time.sleep(world.ttl)
+    server.resume()
+    world.finish()
+    world.until_ended(ids)
+    assert {info.status for info in world.infos(ids)} == {Status.SUCCESS}
+
+
+@scenario(32, "herd", faults=("kill",), ttl=6)
+def herd(world: World) -> None:
+    """Two hundred clients come back at once after a restart of the server: all of them are served."""
+    server = world.serve()
+    with ThreadPoolExecutor(8) as threads:
+
+        def schedule(number: int) -> None:
+            with world.connect(world.proxy.url) as client:
+                client.schedule("steady", {"seconds": 0.0}, id=f"herd-{number}", claim_timeout=6, heartbeat_timeout=6)
+
+        done = [threads.submit(schedule, number) for number in range(200)]
+        wait_for(lambda: sum(one.done() for one in done) > 20, what="the first of them")
+        server.kill()
+        world.serve()
+        for one in done:
+            one.result(60)
+    world.work()
+    wait_for(lambda: world.client.stats().kinds["steady"].get("success") == 200, what="all of them")

@@ -1,0 +1,139 @@
+"""The table of scenarios, and how one is run and judged."""
+
+import shutil
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.chaos.world import World
+from harness.history import Effect, Fault, Started
+
+__all__ = ["SCENARIOS", "Report", "Scenario", "run", "scenario"]
+
+Act = Callable[[World], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One way to break things: `act` starts what it needs, injects, asserts that it fired, and returns."""
+
+    row: int  # of the fault matrix; 0: the big run
+    name: str
+    what: str
+    faults: tuple[str, ...]  # those that must be in the log
+    ttl: float
+    cycle: float | None  # shorter than the ttl asks for, where it is about leases that are kept
+    rules: Mapping[str, Any]
+    breaks: str  # the promise that this breaks on purpose: the checker must find that, and nothing else
+    redis: bool  # on a Redis, and not on a server of ours
+    alone: bool  # nothing else runs meanwhile
+    long: bool  # it takes minutes, and hardly any of the machine
+    act: Act
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What came of one."""
+
+    scenario: Scenario
+    seconds: float = 0.0
+    problems: list[str] = field(default_factory=list)
+    broken: Counter[str] = field(default_factory=Counter)  # promises, by their number: S1 …
+    counts: dict[str, int] = field(default_factory=dict)
+    faults: dict[str, int] = field(default_factory=dict)
+    figures: list[str] = field(default_factory=list)
+    home: Path | None = None  # kept where something was wrong
+
+    @property
+    def sum(self) -> str:
+        """The three numbers that matter."""
+        lost, twice, double = (
+            sum(self.broken[rule] for rule in rules) for rules in (("S5", "L4", "queue"), ("S1", "S2"), ("S4", "S7"))
+        )
+        return f"{lost} lost, {twice} concurrent, {double} double results"
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        done = self.counts
+        fired = ", ".join(f"{name} {number}" for name, number in sorted(self.faults.items()))
+        verdict = "ok  " if not self.problems else "FAIL"
+        one = self.scenario
+        return (
+            f"{verdict} {one.row:>3} {one.name:<28} {self.seconds:6.1f} s  {done.get('tasks', 0):>6,} tasks"
+            f" {done.get('runs', 0):>6,} runs {done.get('effects', 0):>8,} effects  {self.sum}  fired: {fired}"
+        )
+
+
+SCENARIOS: list[Scenario] = []
+
+
+def scenario(
+    row: int,
+    name: str,
+    *,
+    faults: tuple[str, ...],
+    ttl: float = 3.0,
+    cycle: float | None = None,
+    breaks: str = "",
+    redis: bool = False,
+    alone: bool = False,
+    long: bool = False,
+    **rules: Any,
+) -> Callable[[Act], Act]:
+    """Put a function into the table; the first line of its docstring says what happens."""
+
+    def register(act: Act) -> Act:
+        what = (act.__doc__ or "").strip().splitlines()[0]
+        made = Scenario(
+            row=row, name=name, what=what, faults=faults, ttl=ttl, cycle=cycle, rules=rules, breaks=breaks, redis=redis,
+            alone=alone, long=long, act=act,
+        )  # fmt: skip
+        SCENARIOS.append(made)
+        SCENARIOS.sort(key=lambda one: (one.row or 1000, one.name))
+        return act
+
+    return register
+
+
+def run(one: Scenario, *, keep: bool = False) -> Report:
+    """Run it in a folder of its own, which stays where something was wrong."""
+    report = Report(scenario=one)
+    began_at = time.monotonic()
+    home = Path(tempfile.mkdtemp(prefix=f"chaos-{one.name}-"))
+    with World(home, ttl=one.ttl, cycle=one.cycle, redis=one.redis) as world:
+        try:
+            one.act(world)
+            world.drain()
+            world.stop()
+            found = world.verdict(faults=one.faults, rules=dict(one.rules))
+            report.broken.update(problem.rule for problem in found)
+            report.problems += [str(problem) for problem in found if problem.rule != one.breaks]
+            if one.breaks and not report.broken[one.breaks]:
+                report.problems.append(f"{one.breaks} was broken on purpose, and nobody noticed")
+        except Exception:  # noqa: BLE001 - whatever it is, it is the report
+            report.problems.append(traceback.format_exc())
+        _count(report, world)
+    report.seconds = time.monotonic() - began_at
+    if report.problems or keep:
+        report.home = home
+    else:
+        shutil.rmtree(home, ignore_errors=True)
+    return report
+
+
+def _count(report: Report, world: World) -> None:
+    report.figures = world.figures
+    events = world.events()
+    # A fault is logged once, however many requests the proxy has met with it.
+    report.faults = dict(Counter(event.name for event in events if isinstance(event, Fault)) | world.proxy.fired)
+    report.counts = {
+        "tasks": len(world.ids),
+        "runs": sum(isinstance(event, Started) for event in events),
+        "effects": sum(isinstance(event, Effect) for event in events),
+    }

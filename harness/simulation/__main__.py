@@ -1,0 +1,102 @@
+"""`python -m harness.simulation`: one history by its seed, or as many as there is time for."""
+
+import argparse
+import os
+import secrets
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from harness.history import encode
+from harness.simulation import campaign
+from harness.simulation.run import Outcome, simulate
+from harness.simulation.scenario import FAULTS, PRESETS, Scenario, swarm
+from harness.simulation.shrink import shrink
+
+_SHOWN = 5
+
+
+def main() -> int:
+    """The exit code: 1 where a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m harness.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, help="one history, and what is wrong with it")
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="stress one thing, instead of a swarm of faults")
+    parser.add_argument("--hours", type=float, help="the length of that history, without its drain")
+    parser.add_argument("--store", choices=("memory", "sql"), default="memory")
+    parser.add_argument("--trace", type=Path, help="write its events there, one a line")
+    parser.add_argument("--no-shrink", action="store_true", help="do not look for a smaller one that fails too")
+    parser.add_argument("--minutes", type=float, default=10.0, help="without --seed: for so long (default: 10)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--first", type=int, help="the first seed (default: by chance)")
+    parser.add_argument("--sql-hours", type=float, default=20.0, help="hours of these over a database (default: 20)")
+    asked = parser.parse_args()
+    return _many(asked) if asked.seed is None else _one(asked)
+
+
+def _one(asked: argparse.Namespace) -> int:
+    preset = PRESETS.get(asked.preset or "")
+    scenario = swarm(asked.seed) if preset is None else Scenario(seed=asked.seed, **preset)  # type: ignore[arg-type]
+    scenario = replace(scenario, store=asked.store, hours=asked.hours or scenario.hours)
+    began_at = time.process_time()
+    outcome = simulate(scenario)
+    seconds = time.process_time() - began_at
+    print(
+        f"seed {scenario.seed}: {outcome.hours:.1f} h in {seconds:.1f} s of CPU, {outcome.faults} faults, "
+        f"{len(outcome.events)} events, digest {outcome.digest[:16]}"
+    )
+    print(_counted(outcome.fired))
+    _trace(outcome, asked.trace)
+    _show(outcome)
+    if outcome.violations and not asked.no_shrink:
+        print("\nshrinking …")
+        smallest = shrink(outcome, say=lambda line: print(f"  {line}", flush=True))
+        rates = {name: rate for name, rate in smallest.scenario.rates.items() if rate}
+        print(f"\nstill fails: {smallest.scenario.hours:g} h, {rates}, skip={sorted(smallest.scenario.skip)}")
+        _trace(smallest, asked.trace)
+        _show(smallest)
+    return bool(outcome.violations)
+
+
+def _show(outcome: Outcome) -> None:
+    for violation in outcome.violations[:_SHOWN]:
+        print(violation)
+    if len(outcome.violations) > _SHOWN:
+        print(f"… and {len(outcome.violations) - _SHOWN} more")
+
+
+def _trace(outcome: Outcome, path: Path | None) -> None:
+    if path is not None:
+        path.write_bytes(b"".join(encode(event) + b"\n" for event in outcome.events))
+
+
+def _many(asked: argparse.Namespace) -> int:
+    first = secrets.randbelow(10**9) if asked.first is None else asked.first
+    print(f"from seed {first}, {asked.minutes:g} minutes, {asked.processes} processes", flush=True)
+    total = campaign.Campaign()
+    for summary in campaign.run(
+        total, first=first, minutes=asked.minutes, processes=asked.processes, sql_hours=asked.sql_hours
+    ):
+        if summary.violations:
+            again = f"python -m harness.simulation --seed {summary.scenario.seed}"
+            if summary.scenario.store == "sql":
+                again += f" --store sql --hours {summary.scenario.hours:g}"
+            print(f"FAILED: {again}\n" + "\n".join(summary.violations[:_SHOWN]), flush=True)
+    print(
+        f"{total.hours:,.0f} simulated hours ({total.sql_hours:.0f} over a database) in {total.histories} histories, "
+        f"{total.faults:,} faults planned; {total.hours / max(1e-9, total.seconds):.1f} hours a second, "
+        f"{total.hours / max(1e-9, total.cpu_seconds):.1f} for each of a core; {len(total.failed)} histories failed"
+    )
+    print(_counted(total.fired))
+    if total.silent:
+        print(f"FAILED: these faults never fired: {', '.join(total.silent)}")
+    return bool(total.failed or total.silent)
+
+
+def _counted(fired: Counter[str]) -> str:
+    return "fired: " + ", ".join(f"{name} {fired[name]:,}" for name in FAULTS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""A body of a task: what a handler would do, as events of the world. What it does is in its task's payload."""
+
+from random import Random
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from harness.history import Effect, Started, Stopped
+from harness.simulation.world import World
+from leasekit._worker.claimed_task import ClaimedTask
+from leasekit.errors import Fatal, LeaseError
+from leasekit.lease import Lease
+
+__all__ = ["Body", "Plan"]
+
+
+class Plan(Struct, frozen=True, omit_defaults=True):
+    """What the body of a task does: it is the same in every attempt, but for what the attempt's number changes."""
+
+    lasts: float  # seconds
+    effect_every: float
+    ends: str = "success"  # success, retry, fatal, raise, release, flaky: retry at first, then a success
+    deaf: bool = False  # it does not look whether its lease is lost, and acts often
+    poison: bool = False  # it takes its process with it
+    hangs: bool = False  # it reports no progress and does not end by itself, until it is told to
+    then: int = 0
+
+
+class Host(Protocol):
+    """The worker in which a body runs."""
+
+    world: World
+    who: str
+    chance: Random
+
+    @property
+    def bodies_run(self) -> bool:
+        """Whether the process runs at all."""
+        ...
+
+    @property
+    def gil(self) -> "Body | None":
+        """The body that keeps all others from running."""
+        ...
+
+    def die(self, why: str) -> None:
+        """End the process with everything in it."""
+        ...
+
+    def body_ended(self, work: ClaimedTask) -> None:
+        """Take note of the end of a body."""
+        ...
+
+
+class Body:
+    """One run."""
+
+    def __init__(self, worker: Host, work: ClaimedTask, lease: Lease) -> None:
+        self._worker = worker
+        self._world = worker.world
+        self._work = work
+        self._lease = lease
+        self._plan = msgspec.convert(_decoded(lease.task.payload), Plan)
+        self._fence = lease.fence
+        self._until = self._world.now + self._plan.lasts
+        self._version = 0
+        self._skipped = False
+        self.is_over = False
+
+    def begin(self) -> None:
+        """Its first line."""
+        world, lease = self._world, self._lease
+        idle = self._work.handler.idle_timeout
+        world.log(Started, self._worker.who, task=lease.task.id, fence=lease.fence, idle_timeout=idle)
+        self._next()
+
+    def _next(self) -> None:
+        plan = self._plan
+        every = min(plan.effect_every, 5.0) if plan.deaf else plan.effect_every
+        wait = every * (0.5 + self._worker.chance.random())
+        at = self._world.now + wait
+        self._version += 1
+        self._world.at(at if plan.hangs else min(at, self._until), self._step, self._version)
+
+    def go_on(self) -> None:
+        """Its process goes on: what it would have done meanwhile it does now."""
+        if self._skipped and not self.is_over:
+            self._skipped = False
+            self._version += 1
+            self._world.after(0.0005 * self._worker.chance.random(), self._step, self._version)
+
+    def _step(self, version: int) -> None:
+        worker = self._worker
+        if self.is_over or version != self._version:
+            return
+        if not worker.bodies_run or worker.gil not in (None, self):
+            self._skipped = True
+            return
+        if not self._plan.deaf and worker.gil is not self:
+            try:
+                self._lease.check()
+            except LeaseError as told:
+                self._end(told, how=type(told).__name__)
+                return
+        self._moved()
+        if self._world.now >= self._until and not self._plan.hangs:
+            self._finish()
+        else:
+            self._act()
+            self._next()
+
+    def _moved(self) -> None:
+        """Its task may have been delivered again, and it runs under the newest lease now."""
+        if self._lease.fence != self._fence:
+            self._stopped("moved")
+            self._fence = self._lease.fence
+            self._world.log(Started, self._worker.who, task=self._lease.task.id, fence=self._fence)
+
+    def _act(self) -> None:
+        progress = not self._plan.hangs and self._worker.chance.random() < 0.7
+        reported = round(self._world.now, 3) if progress else None
+        if progress:
+            try:
+                self._lease.progress(reported)
+            except LeaseError:  # it is deaf
+                progress, reported = False, None
+        task = self._lease.task.id
+        self._world.log(Effect, self._worker.who, task=task, fence=self._fence, progress=progress, reported=reported)
+
+    def _finish(self) -> None:
+        lease, plan = self._lease, self._plan
+        self._act()
+        if plan.poison:
+            self._world.fired["poison"] += 1
+            self._worker.die("a poison pill")
+            return
+        error: Exception | None = None
+        ends = plan.ends
+        if ends == "flaky":
+            ends = "success" if lease.attempt > 2 else "retry"
+        try:
+            for number in range(plan.then):
+                lease.then("short", {"lasts": 5.0, "effect_every": 5.0, "number": number})
+        except LeaseError:  # lost at the last moment
+            pass
+        match ends:
+            case "retry":
+                error = RuntimeError("not this time")
+            case "fatal":
+                error = Fatal("never")
+            case "release":
+                lease.release(after=30.0) if lease.task.fence <= 2 else lease.complete("done")
+            case _:
+                lease.complete("done")
+        self._end(error, how="finished")
+
+    def _end(self, error: BaseException | None, *, how: str) -> None:
+        if how == "IdleTimeout":
+            self._world.fired["hang"] += 1
+        self.is_over = True
+        self._stopped(how)
+        self._work.end(self._lease, error)
+        self._worker.body_ended(self._work)
+
+    def _stopped(self, how: str) -> None:
+        self._world.log(Stopped, self._worker.who, task=self._lease.task.id, fence=self._fence, how=how)
+
+
+def _decoded(payload: Any) -> Any:
+    return msgspec.json.decode(payload) if isinstance(payload, msgspec.Raw) else payload

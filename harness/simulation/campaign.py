@@ -1,0 +1,96 @@
+"""Many histories in several processes, for a while: `make simulate`."""
+
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from harness.simulation.run import simulate
+from harness.simulation.scenario import FAULTS, Scenario, swarm
+
+__all__ = ["Campaign", "Summary", "run"]
+
+_ENOUGH = 200.0  # simulated hours in which every kind of fault fires
+_SQL_HOURS = 1.0  # of one history over a database
+_EACH = 12  # histories in one process: tasks of killed processes are never collected, and slow down all that follows
+
+
+@dataclass(slots=True, kw_only=True)
+class Summary:
+    """What one history came to."""
+
+    scenario: Scenario
+    hours: float
+    faults: int
+    fired: Counter[str]
+    violations: list[str]
+    seconds: float  # of the processor
+
+
+@dataclass(slots=True)
+class Campaign:
+    """What all of them came to."""
+
+    hours: float = 0.0
+    sql_hours: float = 0.0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    histories: int = 0
+    faults: int = 0
+    fired: Counter[str] = field(default_factory=Counter[str])
+    failed: list[Summary] = field(default_factory=list[Summary])
+
+    @property
+    def silent(self) -> list[str]:
+        """Kinds of faults that should have fired by now, and did not."""
+        return [name for name in FAULTS if not self.fired[name]] if self.hours >= _ENOUGH else []
+
+    def add(self, summary: Summary) -> None:
+        """One more."""
+        self.histories += 1
+        self.hours += summary.hours
+        self.cpu_seconds += summary.seconds
+        self.sql_hours += summary.hours if summary.scenario.store == "sql" else 0.0
+        self.faults += summary.faults
+        self.fired += summary.fired
+        if summary.violations:
+            self.failed.append(summary)
+
+
+def run(campaign: Campaign, *, first: int, minutes: float, processes: int, sql_hours: float) -> Iterator[Summary]:
+    """Histories from seed `first` on, as they end; the first of them over a database, for `sql_hours` in all."""
+    began_at = time.monotonic()
+    seeds = count(first)
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=spawned, max_tasks_per_child=_EACH) as pool:
+        running: set[Future[Summary]] = set()
+        while True:
+            is_over = time.monotonic() - began_at >= minutes * 60
+            while not is_over and len(running) < processes:
+                scenario = swarm(next(seeds))
+                if campaign.sql_hours < sql_hours:
+                    scenario = replace(scenario, store="sql", hours=_SQL_HOURS)
+                running.add(pool.submit(_one, scenario))
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                campaign.add(future.result())
+                campaign.seconds = time.monotonic() - began_at
+                yield future.result()
+
+
+def _one(scenario: Scenario) -> Summary:
+    began_at = time.process_time()
+    outcome = simulate(scenario)
+    return Summary(
+        scenario=scenario,
+        hours=outcome.hours,
+        faults=outcome.faults,
+        fired=outcome.fired,
+        violations=[str(violation) for violation in outcome.violations],
+        seconds=time.process_time() - began_at,
+    )

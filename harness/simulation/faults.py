@@ -1,0 +1,235 @@
+"""What goes wrong, and when: a list that is made before anything happens, so that one of them can be left out."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.history import Fault, FaultsOver, Frozen, Paused, Resumed, Thawed
+from harness.simulation.net import Net
+from harness.simulation.scenario import FAULTS
+from harness.simulation.server import Server
+from harness.simulation.worker import Worker
+from harness.simulation.world import Process, World
+
+__all__ = ["Faults", "Planned", "planned"]
+
+_WEATHER = frozenset({
+    "cut", "refuse", "one_way", "drop_request", "drop_reply", "reset", "slow", "crawl", "jitter", "duplicate",
+    "throttle", "throttle_most", "garble", "bad_items", "flaky", "foreign",
+})  # fmt: skip
+_UNHEARD = {"unheard_claim": "claim", "unheard_beat": "beat", "unheard_result": "settle", "heard_again": "claim"}
+_OF_WORKERS = frozenset({"kill", "pause", "gil", "stall", "stop", "freeze", "suspend"})
+_OF_SERVER = frozenset(FAULTS[FAULTS.index("server_kill") : FAULTS.index("kill")])
+_PLANNED = _WEATHER | _OF_WORKERS | _OF_SERVER | _UNHEARD.keys()
+_STEPS = (2.0, 60.0, 400.0, 3600.0)  # of a wall clock
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One fault that is to happen."""
+
+    number: int
+    name: str
+    at: float
+    lasts: float
+
+
+def planned(world: World, *, until: float) -> list[Planned]:
+    """All faults of this history, by time."""
+    found: list[tuple[float, str, float]] = []
+    for name in FAULTS:
+        rate = world.scenario.rates.get(name, 0.0)
+        if name not in _PLANNED or not rate:
+            continue
+        chance = world.chance(f"plan/{name}")
+        at = chance.expovariate(rate / 3600)
+        while at < until:
+            found.append((at, name, _length(chance)))
+            at += chance.expovariate(rate / 3600)
+    return [Planned(number, name, at, lasts) for number, (at, name, lasts) in enumerate(sorted(found))]
+
+
+def _length(chance: random.Random) -> float:
+    return chance.choice(
+        (chance.uniform(0.5, 20), chance.uniform(20, 135), chance.uniform(135, 320), chance.uniform(300, 700))
+    )
+
+
+class Faults:
+    """Brings them about, and takes them back."""
+
+    def __init__(self, world: World, net: Net, server: Server, workers: Callable[[], list[Worker]]) -> None:
+        self._world = world
+        self._net = net
+        self._server = server
+        self._workers = workers
+        self._undo: dict[int, Callable[[], None]] = {}
+
+    def plan(self, faults: list[Planned]) -> None:
+        """Have all of them happen."""
+        for fault in faults:
+            if fault.number not in self._world.scenario.skip:
+                self._world.at(fault.at, self._happen, fault)
+
+    def end(self) -> None:
+        """From here on all is well."""
+        for number in list(self._undo):
+            self._take_back(number)
+        self._net.unheard.clear()
+        self._server.die_at = None
+        self._world.are_faults_over = True
+        self._server.start()
+        self._world.log(FaultsOver, "world")
+
+    def _take_back(self, number: int) -> None:
+        undo = self._undo.pop(number, None)
+        if undo is not None:
+            undo()
+
+    def _happen(self, fault: Planned) -> None:
+        chance = self._world.chance(f"fault/{fault.number}")
+        if fault.name in _WEATHER:
+            self._weather(fault, chance)
+        elif fault.name in _UNHEARD:
+            self._lose_answer(fault, chance)
+        elif fault.name in _OF_WORKERS:
+            self._to_worker(fault, chance)
+        else:
+            self._to_server(fault, chance)
+
+    def _lasting(
+        self, fault: Planned, undo: Callable[[], None], *, lasts: float | None = None, target: str = ""
+    ) -> None:
+        lasts = fault.lasts if lasts is None else lasts
+        self._undo[fault.number] = undo
+        self._world.after(lasts, self._take_back, fault.number)
+        self._world.log(Fault, "world", name=fault.name, target=target, lasts=lasts)
+
+    def _weather(self, fault: Planned, chance: random.Random) -> None:
+        alive = self._workers()
+        target = chance.choice(alive).who if alive and chance.random() < 0.4 else ""
+        self._net.weather[fault.number] = (fault.name, target)
+        self._lasting(fault, lambda: self._clear(fault.number), target=target)
+
+    def _lose_answer(self, fault: Planned, chance: random.Random) -> None:
+        if alive := self._workers():
+            who, op = chance.choice(alive).who, _UNHEARD[fault.name]
+            away = max(self._world.scenario.ttls) * chance.uniform(1.0, 1.5)
+            lose = self._lose_first if fault.name == "heard_again" else self._cut_off
+            self._net.unheard[op, who] = lambda: lose(fault, op, who, away)
+
+    def _cut_off(self, fault: Planned, op: str, who: str, away: float) -> bool:
+        """The answer is lost: from here on nothing gets through."""
+        del self._net.unheard[op, who]
+        self._world.fired[fault.name] += 1
+        self._net.weather[fault.number] = ("cut", who)
+        self._lasting(fault, lambda: self._clear(fault.number), lasts=away, target=who)
+        return False
+
+    def _lose_first(self, fault: Planned, op: str, who: str, away: float) -> bool:
+        """The answer is lost. The next one gets through, and nothing after it."""
+        self._world.log(Fault, "world", name=fault.name, target=who)
+        self._net.unheard[op, who] = lambda: not self._cut_off(fault, op, who, away)
+        return False
+
+    def _clear(self, number: int) -> None:
+        del self._net.weather[number]
+
+    # Workers --------------------------------------------------------------------------------------------------------
+
+    def _to_worker(self, fault: Planned, chance: random.Random) -> None:
+        alive = self._workers()
+        if not alive:
+            return
+        worker = chance.choice(alive)
+        who, name = worker.who, fault.name
+        match name:
+            case "kill":
+                self._world.log(Fault, "world", name=name, target=who)
+                worker.die("a fault")
+            case "stop":
+                self._world.log(Fault, "world", name=name, target=who)
+                worker.stop()
+            case "gil":
+                running = list(worker.bodies.values())
+                if not running or worker.gil is not None:
+                    return
+                worker.gil = chance.choice(running)
+                worker.process.hold("gil")
+                self._lasting(fault, lambda: self._give_back_gil(worker), target=who)
+            case "stall":
+                worker.process.hold("stall")
+                self._lasting(fault, lambda: worker.process.let_go("stall"), target=who)
+            case _:
+                why = {"pause": "paused", "freeze": "frozen", "suspend": "suspended"}[name]
+                self._stand(worker.process, why)
+                self._lasting(fault, lambda: self._go_on(worker, why), target=who)
+        self._world.fired[name] += 1
+
+    def _give_back_gil(self, worker: Worker) -> None:
+        worker.gil = None
+        worker.resume("gil")
+
+    def _stand(self, process: Process, why: str) -> None:
+        process.hold(why)
+        self._world.log(Frozen if why == "frozen" else Paused, process.who)
+
+    def _go_on(self, worker: Worker, why: str) -> None:
+        if worker.process.is_alive:
+            self._world.log(Thawed if why == "frozen" else Resumed, worker.who)
+            worker.resume(why)
+
+    # The server -----------------------------------------------------------------------------------------------------
+
+    def _to_server(self, fault: Planned, chance: random.Random) -> None:
+        server, name = self._server, fault.name
+        process = server.process
+        if process is None or not process.is_alive:
+            return
+        match name:
+            case "server_kill":
+                self._world.log(Fault, "world", name=name, lasts=fault.lasts)
+                server.kill(back_in=fault.lasts)
+            case "server_reboot":
+                self._world.log(Fault, "world", name=name, lasts=fault.lasts)
+                server.kill(back_in=fault.lasts, is_rebooted=True)
+            case "server_stop":
+                self._world.log(Fault, "world", name=name, lasts=min(fault.lasts, 60.0))
+                server.stop(back_in=min(fault.lasts, 60.0))
+            case "kill_before_commit" | "kill_after_commit":
+                server.die_at = name
+                return  # it counts when it has happened
+            case "server_slow":
+                server.latency = chance.choice((0.5, 2.0, 8.0))
+                self._lasting(fault, lambda: setattr(server, "latency", 0.0))
+                return
+            case "store_error":
+                server.store.fails = True
+                self._lasting(fault, lambda: setattr(server.store, "fails", False))
+                return
+            case "store_ambiguous":
+                server.store.lies = True
+                self._lasting(fault, lambda: setattr(server.store, "lies", False), lasts=min(fault.lasts, 60.0))
+                return
+            case "wall_forward" | "wall_back":
+                server.wall += chance.choice(_STEPS) * (1 if name == "wall_forward" else -1)
+                self._world.log(Fault, "world", name=name)
+            case "wall_creep":
+                self._world.log(Fault, "world", name=name, lasts=0.0)
+                self._creep(chance, until=self._world.now + fault.lasts)
+            case _:
+                why = {"pause": "paused", "freeze": "frozen", "suspend": "suspended"}[name.removeprefix("server_")]
+                self._stand(process, why)
+                self._lasting(fault, lambda: self._server_goes_on(process, why))
+        self._world.fired[name] += 1
+
+    def _creep(self, chance: random.Random, *, until: float) -> None:
+        """Step the wall clock ahead by little, again and again."""
+        if self._world.now < until and not self._world.are_faults_over:
+            self._server.wall += chance.uniform(0.05, 0.99)
+            self._world.after(chance.uniform(1.0, 10.0), lambda: self._creep(chance, until=until))
+
+    def _server_goes_on(self, process: Process, why: str) -> None:
+        if process.is_alive:
+            self._world.log(Thawed if why == "frozen" else Resumed, process.who)
+            process.let_go(why)

@@ -1,0 +1,8 @@
+"""All mutants."""
+
+from harness.simulation.mutants.holder import HOLDER
+from harness.simulation.mutants.service import SERVICE
+
+__all__ = ["MUTANTS"]
+
+MUTANTS = (*HOLDER, *SERVICE)

@@ -1,0 +1,184 @@
+"""One history: built, run, drained, and judged."""
+
+import contextlib
+import faulthandler
+import gc
+import hashlib
+import logging
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.checker import Rules, Violation, check
+from harness.history import Event, encode
+from harness.simulation.faults import Faults, planned
+from harness.simulation.net import Net
+from harness.simulation.scenario import Scenario
+from harness.simulation.scheduler import Scheduler
+from harness.simulation.server import Server
+from harness.simulation.worker import Worker
+from harness.simulation.world import World
+from leasekit.config import DRIFT
+
+__all__ = ["QUIET", "Outcome", "rules_of", "simulate"]
+
+_HOUR = 3600.0
+QUIET = 0.25  # the part of a history that is without faults
+# A task that hangs takes its process and its neighbours along, up to twenty times, and each time a ttl passes.
+_LONGEST_DRAIN = 12 * _HOUR
+_LOOK = 60.0
+_SHORT_POLL = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one scenario."""
+
+    scenario: Scenario
+    violations: Sequence[Violation]
+    fired: Counter[str]  # faults that had an effect
+    faults: int  # that were planned
+    hours: float
+    events: Sequence[Event]
+
+    @property
+    def digest(self) -> str:
+        """The same for the same history."""
+        whole = hashlib.blake2s()
+        for event in self.events:
+            whole.update(encode(event))
+        return whole.hexdigest()
+
+
+def simulate(scenario: Scenario) -> Outcome:
+    """Run one history to its end. The same scenario gives the same, in every process."""
+    world = World(scenario)
+    with _alone(world):
+        server = Server(world)
+        try:
+            faults = _run(world, server)
+        finally:
+            for process in world.processes:
+                if process.is_alive:
+                    process.die()
+            world.is_over = True
+            server.close()
+            del server
+    violations = check(world.events, rules_of(scenario))
+    violations += [Violation(rule="errors", why=error) for error in world.errors]
+    return Outcome(
+        scenario=scenario,
+        violations=violations,
+        fired=world.fired,
+        faults=faults,
+        hours=world.now / _HOUR,
+        events=world.events,
+    )
+
+
+def rules_of(scenario: Scenario) -> Rules:
+    """What is to be expected of such a history."""
+    steps = any(scenario.rates.get(name) for name in ("wall_forward", "wall_back", "wall_creep"))
+    of_ttls = [Rules.for_heartbeats(scenario.heartbeats.for_ttl(ttl)) for ttl in scenario.ttls]
+    return Rules(
+        outage=min(rules.outage or 0.0 for rules in of_ttls),
+        bridge=max(rules.bridge for rules in of_ttls),
+        drift=max(DRIFT, scenario.drift),
+        sweep=scenario.period + 1.0,
+        start_within=scenario.poll + scenario.look + 40.0,
+        # A claim that takes long is given up after few tries: what its last one was granted is nobody's then.
+        fresh=10.0,
+        lost_claim=scenario.heartbeats.cycle / 2 if scenario.poll <= _SHORT_POLL else None,
+        due_slack=None if steps else 1.0 + 2 * scenario.drift * (scenario.hours * _HOUR + _LONGEST_DRAIN),
+        least_settled=int(scenario.hours * scenario.tasks_per_hour / 10),
+    )
+
+
+def _run(world: World, server: Server) -> int:
+    scenario = world.scenario
+    ends_at = scenario.hours * _HOUR
+    over_at = ends_at * (1 - QUIET)
+    server.start()
+    net = Net(world, server)
+    fleet = _Fleet(world, net)
+    Scheduler(world, net, until=(over_at + ends_at) / 2)
+    faults = Faults(world, net, server, lambda: fleet.alive)
+    plan = planned(world, until=over_at)
+    faults.plan(plan)
+    world.run(over_at)
+    faults.end()
+    world.run(ends_at)
+    while server.unfinished and world.now < ends_at + _LONGEST_DRAIN:
+        world.run(world.now + _LOOK)
+    server.finals()
+    return len(plan)
+
+
+class _Fleet:
+    """The workers: who ends comes back as somebody else."""
+
+    def __init__(self, world: World, net: Net) -> None:
+        self._world = world
+        self._net = net
+        self._chance = world.chance("fleet")
+        self._workers: dict[str, Worker] = {}
+        for number in range(world.scenario.workers):
+            self._start(f"worker-{number}", 1)
+
+    def _start(self, name: str, number: int) -> None:
+        self._workers[name] = Worker(
+            self._world, self._net, name, number, on_end=lambda worker: self._ended(worker, number)
+        )
+
+    def _ended(self, worker: Worker, number: int) -> None:
+        self._world.after(self._chance.uniform(1.0, 90.0), self._start, worker.name, number + 1)
+
+    @property
+    def alive(self) -> list[Worker]:
+        """Those that have not ended."""
+        return [worker for worker in self._workers.values() if worker.process.is_alive]
+
+
+class _Errors(logging.Handler):
+    """What the code under test says is wrong with itself."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.ERROR)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._world.is_over or "all stacks follow" in record.msg:
+            return
+        error: Any = record.exc_info[1] if record.exc_info else None
+        self._world.errors.append(f"{self._world.now:.3f}: {record.getMessage()}" + (f" {error!r}" if error else ""))
+
+
+@contextlib.contextmanager
+def _alone(world: World) -> Iterator[None]:
+    """Chance that nobody injects comes from the seed too (tenacity's jitter), and nothing is printed."""
+    state = random.getstate()
+    dump = faulthandler.dump_traceback
+    loggers = [(logging.getLogger(name), logging.getLogger(name).level) for name in ("leasekit", "asyncio")]
+    handler = _Errors(world)
+    random.seed(world.scenario.seed)
+    unraisable, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    faulthandler.dump_traceback = lambda *_, **__: None  # of no use here, and long
+    for logger, _ in loggers:
+        logger.setLevel(logging.ERROR)
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        world.processes.clear()
+        gc.collect()  # what is left of tasks ends here, in its own way, and is of no interest
+        sys.unraisablehook = unraisable
+        for logger, level in loggers:
+            logger.setLevel(level)
+            logger.removeHandler(handler)
+            logger.propagate = True
+        faulthandler.dump_traceback = dump
+        random.setstate(state)

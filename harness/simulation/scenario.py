@@ -1,0 +1,97 @@
+"""What is simulated: how much of what, and how often what goes wrong."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from leasekit.config import Heartbeats
+
+__all__ = ["FAULTS", "PRESETS", "Scenario", "swarm"]
+
+FAULTS = (
+    # Of the network: for one process or all, for a while.
+    "cut", "refuse", "one_way", "drop_request", "drop_reply", "reset", "slow", "crawl", "jitter", "duplicate",
+    "throttle", "throttle_most", "garble", "bad_items", "flaky",
+    # A request is served, its answer is lost, and the network stays away for longer than every lease lasts.
+    "unheard_claim", "unheard_beat", "unheard_result",
+    # A claim is served, its answer is lost, its repeat is answered, and then the network stays away likewise.
+    "heard_again",
+    # Of the server.
+    "server_kill", "kill_before_commit", "kill_after_commit", "server_stop", "server_pause", "server_freeze",
+    "server_suspend", "server_reboot", "server_slow", "store_error", "store_ambiguous",
+    "wall_forward", "wall_back", "wall_creep",
+    # Of workers.
+    "kill", "hand_back", "pause", "gil", "stall", "stop", "freeze", "suspend", "deaf", "poison", "hang",
+    # Of those who schedule.
+    "again", "cancel", "same_key",
+    # Of those who stand between a worker and the server, and answer in its place.
+    "foreign",
+)  # fmt: skip
+"""All that can go wrong. Rates are per hour; `deaf` and those after it are parts of a hundred tasks."""
+
+_BEATS = Heartbeats()
+_RATES = (0.0, 0.3, 1.0, 4.0)
+_TTLS = ((300.0,), (60.0, 300.0), (60.0, 600.0), (30.0, 120.0, 300.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One history. Times in seconds."""
+
+    seed: int
+    hours: float = 4.0  # of which the last quarter is without faults; then everything is drained
+    rates: Mapping[str, float] = field(default_factory=dict[str, float])
+    skip: frozenset[int] = frozenset()  # faults that do not happen, by their number: for shrinking
+    workers: int = 3
+    slots: int = 6
+    heartbeats: Heartbeats = _BEATS
+    ttls: tuple[float, ...] = (300.0,)  # that are granted: each task draws one for its claims, and one for its beats
+    tasks_per_hour: float = 80.0
+    longest_body: float = 1500.0
+    effect_every: float = 30.0
+    drift: float = 0.001  # the worst rate error of a clock
+    poll: float = 60.0  # of one claim
+    look: float = 30.0  # of a controller
+    period: float = 5.0  # of the server's consumer
+    store: str = "memory"
+
+
+def swarm(seed: int, **others: object) -> Scenario:
+    """A scenario in which each kind of fault has a rate of its own, none for many."""
+    chance = random.Random(f"swarm/{seed}")
+    rates = {name: chance.choice(_RATES) for name in FAULTS}
+    if chance.random() < 0.5:  # half of all histories are without that for which exclusion is not promised
+        rates["freeze"] = 0.0
+    return replace(Scenario(seed=seed, rates=rates, ttls=chance.choice(_TTLS)), **others)  # type: ignore[arg-type]
+
+
+def _only(**rates: float) -> Mapping[str, float]:
+    return dict.fromkeys(FAULTS, 0.0) | rates
+
+
+PRESETS: Mapping[str, Mapping[str, object]] = {
+    "calm": {"rates": _only()},
+    "outages": {"rates": _only(cut=4.0, refuse=2.0, one_way=2.0)},
+    "fencing": {"rates": _only(freeze=4.0, suspend=2.0, pause=4.0, duplicate=4.0, deaf=30.0)},
+    "slow": {"rates": _only(slow=4.0, crawl=4.0, jitter=4.0, drop_reply=4.0, duplicate=4.0, server_slow=4.0)},
+    "late": {"rates": _only(crawl=6.0, drop_reply=6.0, one_way=6.0, cut=8.0, deaf=30.0), "tasks_per_hour": 150.0},
+    "unheard": {
+        "rates": _only(unheard_claim=4.0, unheard_beat=8.0, unheard_result=4.0, deaf=30.0),
+        "ttls": (60.0, 300.0),
+    },
+    "repeats": {"rates": _only(heard_again=12.0, deaf=60.0), "tasks_per_hour": 120.0},
+    "restarts": {"rates": _only(server_kill=6.0, kill_before_commit=4.0, kill_after_commit=4.0, server_stop=2.0)},
+    "clocks": {"rates": _only(wall_forward=6.0, wall_back=6.0, wall_creep=6.0, server_suspend=2.0, server_pause=2.0)},
+    "steps": {
+        "rates": _only(wall_forward=15.0, wall_back=15.0, server_kill=10.0, server_stop=6.0, server_reboot=6.0),
+        "ttls": (60.0, 300.0),
+    },
+    "deaths": {
+        "rates": _only(kill=8.0, pause=6.0, gil=6.0, stall=4.0, stop=4.0, deaf=30.0, poison=4.0, hand_back=50.0)
+    },
+    "guard": {"rates": _only(gil=15.0, stall=10.0, pause=10.0, deaf=50.0)},
+    "storms": {"rates": _only(throttle=4.0, throttle_most=4.0, garble=4.0, bad_items=4.0, flaky=4.0, reset=4.0)},
+    "strangers": {"rates": _only(foreign=8.0)},
+    "schedules": {"rates": _only(again=20.0, cancel=15.0, same_key=20.0, duplicate=4.0, drop_reply=4.0)},
+}
+"""Scenarios that stress one thing: `Scenario(seed=1, **PRESETS["outages"])`."""

@@ -1,0 +1,143 @@
+"""Those who have work for others: they schedule, schedule again, and cancel."""
+
+import asyncio
+from collections.abc import Coroutine
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from harness.history import Acknowledged, Asked, Began, CancelAnswered, CancelAsked
+from harness.simulation.body import Plan
+from harness.simulation.net import Net, Remote
+from harness.simulation.world import Process, World
+from leasekit._driver.retrying import call_once, call_until
+from leasekit.errors import BackendError
+from leasekit.task import Exponential, NewTask
+
+__all__ = ["Scheduler"]
+
+_ENDS = ("success",) * 12 + ("flaky", "retry", "fatal", "raise", "release")
+
+
+class Scheduler:
+    """One client that schedules until `until`."""
+
+    def __init__(self, world: World, net: Net, *, until: float) -> None:
+        self.world = world
+        self.process = Process(world, "scheduler")
+        self._chance = world.chance("scheduler")
+        self._remote = Remote(net, self.process, worker="scheduler")
+        self._server = net.server
+        self._until = until
+        self._count = 0
+        self._running: set[asyncio.Task[None]] = set()
+        world.log(Began, self.process.who, role="scheduler")
+        self.process.start(self._run())
+
+    async def _run(self) -> None:
+        scenario, chance = self.world.scenario, self._chance
+        while self.world.now < self._until:
+            await asyncio.sleep(chance.expovariate(scenario.tasks_per_hour / 3600))
+            many = chance.choice((1, 1, 1, 2, 5))
+            self._spawn(self._schedule([self._new() for _ in range(many)]))
+            await asyncio.sleep((many - 1) * 3600 / scenario.tasks_per_hour)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def _hits(self, fault: str) -> bool:
+        if self._chance.random() * 100 >= self.world.scenario.rates.get(fault, 0.0):
+            return False
+        if self.world.are_faults_over:
+            return False
+        self.world.fired[fault] += 1
+        return True
+
+    def _new(self) -> NewTask:
+        chance, scenario = self._chance, self.world.scenario
+        self._count += 1
+        hangs, poison, deaf = self._hits("hang"), self._hits("poison"), self._hits("deaf")
+        ends = chance.choice(_ENDS)
+        lasts = chance.uniform(1, 60) if chance.random() < 0.5 else chance.uniform(60, scenario.longest_body)
+        plan = Plan(
+            lasts=chance.uniform(1, 60) if poison else lasts,
+            effect_every=scenario.effect_every,
+            ends=ends,
+            deaf=deaf,
+            poison=poison,
+            hangs=hangs,
+            then=chance.choice((0,) * 9 + (1, 2)),
+        )
+        longest = chance.choice((None, None, 1200.0))
+        kills = poison or (hangs and deaf) or (longest is not None and lasts > longest / 2)
+        wanted = chance.random()
+        at = None if wanted > 0.1 else datetime.fromtimestamp(self._clock() + chance.uniform(0, 1800), UTC)
+        return NewTask(
+            id=f"task-{self._count}",
+            kind="short" if hangs else chance.choice(("long", "short")),
+            priority=chance.randrange(5),
+            payload=msgspec.to_builtins(plan),
+            at=at,
+            dedupe_key=f"key-{self._count // 6}" if self._hits("same_key") else None,
+            dedupe_window=chance.choice((None, 600.0)),
+            max_attempts=chance.choice((1, 2, 3)) if hangs or ends in ("retry", "raise") else None,
+            max_crashes=chance.choice((0, 1, 2)) if kills else 20,
+            max_runtime=longest,
+            claim_timeout=chance.choice(scenario.ttls),
+            heartbeat_timeout=chance.choice(scenario.ttls),
+            retry=Exponential(max=300.0),
+        )
+
+    def _clock(self) -> float:
+        return self.world.now + self._server.wall
+
+    async def _schedule(self, tasks: list[NewTask]) -> None:
+        await self._ask(tasks)
+        for task in tasks:
+            if self._hits("again"):
+                await asyncio.sleep(self._chance.expovariate(0.01))
+                if self._chance.random() < 0.2:
+                    task = msgspec.structs.replace(task, priority=0, payload={**task.payload, "other": True})  # noqa: PLW2901
+                await self._ask([task])
+            if self._hits("cancel"):
+                self._spawn(self._cancel(task.id or ""))
+
+    async def _ask(self, tasks: list[NewTask]) -> None:
+        for task in tasks:
+            self._log_asked(task)
+        try:
+            answers = await call_until(
+                partial(call_once, partial(self._remote.schedule, tasks), within=10.0), for_at_most=600.0
+            )
+        except BackendError:
+            return
+        for task, answer in zip(tasks, answers, strict=True):
+            self.world.log(
+                Acknowledged, self.process.who, asked=task.id, task=answer.id, created=answer.created,
+                conflict=answer.conflict,
+            )  # fmt: skip
+
+    def _log_asked(self, task: NewTask) -> None:
+        due_at = None if task.at is None else task.at.timestamp() - self._server.wall
+        self.world.log(
+            Asked, self.process.who, task=task.id, kind=task.kind, priority=task.priority, due_at=due_at,
+            dedupe_key=task.dedupe_key, dedupe_window=task.dedupe_window, max_attempts=task.max_attempts,
+            max_crashes=task.max_crashes, max_runtime=task.max_runtime, heartbeat_timeout=task.heartbeat_timeout,
+        )  # fmt: skip
+
+    async def _cancel(self, task_id: str) -> None:
+        await asyncio.sleep(self._chance.expovariate(0.005))
+        self.world.log(CancelAsked, self.process.who, task=task_id)
+        try:
+            verdicts = await call_until(
+                partial(call_once, partial(self._remote.cancel, [task_id]), within=10.0), for_at_most=60.0
+            )
+        except BackendError:
+            return
+        for verdict in verdicts:
+            if verdict.id == task_id:
+                self.world.log(CancelAnswered, self.process.who, task=task_id, verdict=verdict.verdict)

@@ -1,0 +1,235 @@
+"""The server as a simulated process: the real engine over a store that survives it."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.history import Began, Ended, Fault, Final, Served
+from harness.recording import digest
+from harness.simulation.store import WatchedStore
+from harness.simulation.world import Process, World
+from leasekit.errors import BackendError, Throttled
+from leasekit.server.commit import GroupCommit, RequestClass
+from leasekit.server.engine import Engine
+from leasekit.server.store import Filter
+from leasekit.server.store.memory import MemoryStore
+from leasekit.server.store.sql import SqlStore
+from leasekit.task import Beat, Settlement
+
+__all__ = ["Server"]
+
+
+class Server:
+    """A place where the task server runs: one incarnation after another, over one store."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._chance = world.chance("server")
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        if world.scenario.store == "sql":
+            self._folder = tempfile.TemporaryDirectory(prefix="leasekit-simulation-")
+            inner: Any = SqlStore(Path(self._folder.name) / "tasks.db")
+        else:
+            inner = MemoryStore()
+        self.store = WatchedStore(inner, world)
+        self.wall = 1_700_000_000.0  # what its wall clock is ahead of true time
+        self.latency = 0.0  # of one commit, at most
+        self.die_at: str | None = None  # the point of a commit at which it is killed next
+        self._is_rebooted = False  # since its last incarnation
+        self.process: Process | None = None
+        self.engine: Engine | None = None
+        self._count = 0
+        self._boots = 0  # starts of its machine
+        self._rate = 1 + self._chance.uniform(-1, 1) * world.scenario.drift
+
+    def start(self) -> None:
+        """The next incarnation, where none is there."""
+        if self.process is not None and self.process.is_alive:
+            return
+        self._count += 1
+        boot = None if self.process is None else self.process.boot()
+        if self._is_rebooted:
+            boot, self._is_rebooted = self._chance.uniform(5.0, 100.0), False
+            self._boots += 1
+        process = self.process = Process(self.world, f"server#{self._count}", rate=self._rate, boot=boot)
+        self.world.log(Began, process.who, role="server")
+        process.start(self._serve(process))
+
+    async def _serve(self, process: Process) -> None:
+        def writer(*args: Any, **kwargs: Any) -> "_Writer":
+            return _Writer(self, process, *args, **kwargs)
+
+        engine = Engine(
+            self.store,
+            clock=lambda: self.world.now + self.wall,
+            boot=process.boot,
+            boot_id=f"boot-{self._boots}",
+            random=self._chance,
+            period=self.world.scenario.period,
+            writer=writer,  # type: ignore[arg-type]
+        )
+        self.store.now = engine._clock.instant
+        try:
+            await engine.__aenter__()
+        except BackendError:  # the store does not do its part: whoever started it tries again
+            self.kill(back_in=5.0)
+        else:
+            self.engine = engine
+
+    def kill(self, *, back_in: float, is_rebooted: bool = False) -> None:
+        """Nothing of it runs any more, whatever it was doing; its machine may be started anew before it comes back."""
+        process = self.process
+        if process is None or not process.is_alive:
+            return
+        process.die()
+        self._is_rebooted |= is_rebooted
+        self.engine = None
+        self.store.close()
+        self.world.log(Ended, process.who, how="killed")
+        self.world.after(back_in, self.start)
+
+    def stop(self, *, back_in: float) -> None:
+        """It ends by itself: who waits is answered, what was accepted is written."""
+        if self.process is not None and self.engine is not None and self.process.runs:
+            engine, self.engine = self.engine, None
+            self.process.start(self._stop(self.process, engine, back_in))
+
+    async def _stop(self, process: Process, engine: Engine, back_in: float) -> None:
+        engine.end_waits()
+        await engine.__aexit__(None, None, None)
+        process.die()
+        self.world.log(Ended, process.who, how="exited")
+        self.world.after(back_in, self.start)
+
+    async def answer(self, op: str, worker: str, request: Any) -> Any:
+        """What a request is answered, as the routes would ask the engine."""
+        engine = self.engine
+        if engine is None:
+            raise Throttled("the server starts or stops", retry_after=0.5)
+        match op:
+            case "claim":
+                return await engine.claim(worker=worker, **request)
+            case "beat":
+                return await engine.heartbeat(worker, request)
+            case "settle":
+                return await engine.results(worker, request)
+            case "schedule":
+                return await engine.schedule(request)
+            case "cancel":
+                return await engine.cancel(request)
+            case "get":
+                return await engine.get(request)
+            case "stats":
+                return await engine.stats()
+            case _:
+                return await engine.list_tasks(**request)
+
+    def reset_latency(self) -> float:
+        """How long the next commit takes."""
+        return self._chance.uniform(0, self.latency) if self.latency else 0.0
+
+    def finals(self) -> bool:
+        """Write how all tasks stand; whether all have ended."""
+        with self.store.view() as view:
+            rows = view.page(Filter(), after=0, limit=10_000_000)
+        for row in rows:
+            self.world.log(
+                Final, "store", task=row.id, status=row.status.value, kind=row.kind, attempt=row.attempt,
+                crashes=row.crashes, fence=row.fence,
+            )  # fmt: skip
+        return all(row.status.ended for row in rows)
+
+    @property
+    def unfinished(self) -> int:
+        """Tasks that have not ended."""
+        with self.store.view() as view:
+            counts = view.counts()
+        return sum(n for of_kind in counts.values() for status, n in of_kind.items() if status not in _ENDED)
+
+    def close(self) -> None:
+        """Remove the file, where there is one."""
+        self.store.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+_ENDED = frozenset({"success", "fatal_failure", "cancelled", "dropped", "dead"})
+
+
+class _Writer(GroupCommit):
+    """The group commit, applied in the loop of its process, where it may be killed before and after."""
+
+    def __init__(self, server: Server, process: Process, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._server = server
+        self._process = process
+        self._is_due = False
+
+    async def start(self) -> None:
+        self._store.open()
+        self._is_open = True
+
+    async def stop(self) -> None:
+        while any(self._queues.values()):
+            self._deliver(self._together(self._next()))
+        self._is_open = False
+        self._store.close()
+
+    def submit(self, rank: RequestClass, request: Any, *, size: int, done: Any) -> None:
+        super().submit(rank, request, size=size, done=done)
+        if not self._is_due:
+            self._is_due = True
+            self._soon(self._write)
+
+    def _soon(self, call: Any, *args: Any) -> None:
+        wait = self._server.reset_latency()
+        if wait:
+            self._server.world.fired["server_slow"] += 1
+            self._process.loop.call_later(wait, call, *args)
+        else:
+            self._process.loop.call_soon(call, *args)
+
+    def _write(self) -> None:
+        self._is_due = False
+        if not any(self._queues.values()):
+            return
+        if self._is_killed("kill_before_commit"):
+            return
+        outcome = self._together(self._next())
+        if self._is_killed("kill_after_commit"):
+            return
+        self._soon(self._deliver, outcome)
+        if any(self._queues.values()):
+            self._is_due = True
+            self._soon(self._write)
+
+    def _is_killed(self, point: str) -> bool:
+        server = self._server
+        if server.die_at != point:
+            return False
+        server.die_at = None
+        server.world.fired[point] += 1
+        back_in = server._chance.uniform(0.5, 30.0)
+        server.world.log(Fault, "world", name=point, lasts=back_in)
+        server.kill(back_in=back_in)
+        return True
+
+    def _transact(self, jobs: Sequence[Any]) -> Any:
+        outcome = super()._transact(jobs)
+        for job, answers in outcome.answered:
+            if job.rank.name in _SERVED:
+                for item, verdict in zip(job.request, answers, strict=True):
+                    self._served(item, verdict.verdict)
+        return outcome
+
+    def _served(self, item: Beat | Settlement, verdict: str) -> None:
+        _, fence = self._server.store.fences.get(item.token, (item.id, 0))
+        if isinstance(item, Settlement):
+            said = {"what": "settle", "outcome": item.outcome, "digest": digest(item)}
+        else:
+            said = {"what": "beat"}
+        self._server.world.log(Served, self._process.who, task=item.id, fence=fence, verdict=verdict, **said)
+
+
+_SERVED = frozenset({"heartbeats", "releases", "results"})

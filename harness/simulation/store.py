@@ -1,0 +1,111 @@
+"""A store that writes the life of every lease into the history, as it is committed, and that fails on demand."""
+
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from harness.history import Closed, Extended, Issued
+from harness.simulation.world import World
+from leasekit._lifecycle.states import LEASED
+from leasekit.errors import Unavailable
+from leasekit.server.store import ClaimMemory, Entity, Run, Store, Trigger
+from leasekit.task import Status
+
+__all__ = ["WatchedStore"]
+
+_NEVER = 1e12  # seconds: later than any lease ends
+
+
+class WatchedStore:
+    """A `Store` around a store."""
+
+    def __init__(self, inner: Store, world: World) -> None:
+        self._inner = inner
+        self._world = world
+        self._rows: dict[int, Trigger] = {}  # as they were committed last
+        self.fences: dict[str, tuple[str, int]] = {}  # of all tokens that there ever were: task and fence
+        self.now: Callable[[], float] = lambda: 0.0  # by the clock of whoever has it open
+        self.fails = False  # nothing is taken
+        self.lies = False  # it is taken, and an error is said
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    @contextmanager
+    def transaction(self) -> Generator[Any]:
+        with self._inner.transaction() as tx:
+            watched = _Watched(tx)
+            yield watched
+            if self.fails and watched.steps:
+                self._world.fired["store_error"] += 1
+                raise Unavailable("the disk is full")
+        # By task: in which order one batch is applied may depend on the order of a set, and means nothing.
+        for row in sorted(watched.steps, key=lambda row: row.seq):
+            claim = watched.claims.get(row.token or "", "")
+            self._note(self._rows.get(row.seq), row, ran_out=(row.seq, row.fence) in watched.ran_out, claim=claim)
+            self._rows[row.seq] = row
+        if self.lies and watched.steps:
+            self._world.fired["store_ambiguous"] += 1
+            raise Unavailable("the connection was lost while it was committed")
+
+    def _note(self, before: Trigger | None, after: Trigger, *, ran_out: bool, claim: str) -> None:
+        lease = {"task": after.id, "fence": after.fence}
+        is_leased, was_leased = after.status in LEASED, before is not None and before.status in LEASED
+        if is_leased and after.token is not None and (before is None or after.token != before.token):
+            self.fences[after.token] = (after.id, after.fence)
+            self._world.log(
+                Issued, "store", **lease, token=after.token[:6], attempt=after.attempt, ttl=after.claim_timeout,
+                holder=after.owner or "", claim=claim,
+            )  # fmt: skip
+        elif before is None:
+            return
+        elif is_leased and was_leased:
+            if (after.next_trigger_at or 0.0) > (before.next_trigger_at or 0.0):
+                self._world.log(Extended, "store", **lease, ttl=(after.next_trigger_at or 0.0) - self.now())
+        # A lease that had run out may be settled after all: that ends its task, if not the lease.
+        elif was_leased or after.status.ended:
+            self._world.log(
+                Closed, "store", **lease, status=after.status.value, expired=ran_out, ended=after.status.ended
+            )
+
+
+class _Watched:
+    """A transaction that remembers what it has changed, step by step."""
+
+    def __init__(self, tx: Any) -> None:
+        self._tx = tx
+        self.steps: list[Trigger] = []
+        self.ran_out: set[tuple[int, int]] = set()
+        self.claims: dict[str, str] = {}  # token → the claim that was answered with it
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tx, name)
+
+    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger]) -> None:
+        self._tx.add(entities, triggers)
+        self.steps += triggers
+
+    def save(self, triggers: Sequence[Trigger]) -> None:
+        self._tx.save(triggers)
+        self.steps += triggers
+
+    def renew(self, seqs: Collection[int], status: Status, *, now: float) -> None:
+        if seqs:
+            self._tx.renew(seqs, status, now=now)
+            self.steps += self._tx.triggers_of(seqs).values()
+
+    def end(self, seqs: Collection[int], status: Status) -> None:
+        self._tx.end(seqs, status)
+        self.steps += self._tx.triggers_of(seqs).values()
+
+    def rebase(self, *, now: float, shift: float | None) -> None:
+        self._tx.rebase(now=now, shift=shift)
+        self.steps += self._tx.expired(now=_NEVER, limit=1_000_000)
+
+    def remember(self, claims: Sequence[ClaimMemory]) -> None:
+        self.claims.update((token, one.claim_id) for one in claims for _, token in one.grants)
+        self._tx.remember(claims)
+
+    def add_runs(self, runs: Sequence[Run]) -> None:
+        self.ran_out.update((run.seq, run.fence) for run in runs if run.outcome == "expired")
+        self._tx.add_runs(runs)

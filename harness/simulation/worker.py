@@ -1,0 +1,264 @@
+"""A worker as a simulated process: the real keeper and controller; bodies, timer and supervisor are the world's."""
+
+import asyncio
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from harness.history import Began, Draining, Ended, Lost
+from harness.recording import Recorded
+from harness.simulation.body import Body
+from harness.simulation.net import Net, Remote
+from harness.simulation.world import MemoryLog, Process, World
+from leasekit import hooks
+from leasekit._driver.connection import Connection
+from leasekit._driver.guarding.watchdog import Watchdog
+from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit._driver.keeping.keeper import Keeper
+from leasekit._driver.retrying import call_once
+from leasekit._worker.buffer import Buffer
+from leasekit._worker.claimed_task import ClaimedTask
+from leasekit._worker.controller import Controller
+from leasekit._worker.handlers import Handler
+from leasekit.errors import BackendError
+from leasekit.hooks import Hooks
+from leasekit.task import Settlement
+
+__all__ = ["KINDS", "Worker"]
+
+KINDS = ("long", "short")
+
+
+class Clock:
+    """What the keeper goes by."""
+
+    def __init__(self, process: Process) -> None:
+        self.now = process.boot
+
+    async def wait(self, wake: asyncio.Event, until: float) -> None:
+        if wake.is_set() or until <= self.now():
+            await asyncio.sleep(0)
+            return
+        try:
+            async with asyncio.timeout_at(None if until == math.inf else until):
+                await wake.wait()
+        except TimeoutError:
+            pass
+
+
+class KernelTimer:
+    """The timer that kills a process: also one that stands still, but not before its machine goes on."""
+
+    def __init__(self, worker: "Worker") -> None:
+        self._worker = worker
+        self.at: float | None = None
+        self._version = 0
+
+    def arm(self, at: float) -> None:
+        self.at = at
+        self.look()
+
+    def disarm(self) -> None:
+        self.at = None
+
+    def remaining(self) -> float | None:
+        return None if self.at is None else self.at - self._worker.process.boot()
+
+    def close(self) -> None:
+        self.at = None
+
+    def look(self) -> None:
+        """Its machine goes on, or it was armed anew."""
+        if self.at is not None:
+            self._version += 1
+            process = self._worker.process
+            process.world.at(process.true(self.at), self._fire, self._version)
+
+    def _fire(self, version: int) -> None:
+        process = self._worker.process
+        if version != self._version or self.at is None or process.is_held("frozen", "suspended"):
+            return
+        self._worker.die("the kernel's timer")
+
+
+class Connected(Connection):
+    """A connection whose driver is the loop of a simulated process."""
+
+    def __init__(self, worker: "Worker") -> None:
+        self.pid = os.getpid()
+        self.closed = False
+        self.backend = worker.backend
+        self.clock = worker.clock
+        self.hooks = worker.hooks
+        self.keeper = worker.keeper
+        self.driver = worker  # type: ignore[assignment]
+
+
+class Worker:
+    """One incarnation of a worker, from its start until it ends or is killed."""
+
+    def __init__(self, world: World, net: Net, name: str, number: int, *, on_end: Callable[["Worker"], None]) -> None:
+        scenario = world.scenario
+        self.world = world
+        self.name = name
+        self.chance = world.chance(f"{name}#{number}")
+        rate = 1 + self.chance.uniform(-1, 1) * scenario.drift
+        self.process = process = Process(world, f"{name}#{number}", rate=rate)
+        self.who = process.who
+        self._on_end = on_end
+        self._net = net
+        self.timer = KernelTimer(self)
+        self.bodies: dict[ClaimedTask, Body] = {}
+        self.gil: Body | None = None  # the body that keeps all others, and the keeper, from running
+        self.clock = Clock(process)
+        self.backend = Recorded(Remote(net, process, worker=self.who), MemoryLog(process), now=lambda: world.now)
+        self.hooks = Hooks([self._heard])
+        self.keeper = Keeper(
+            self.backend,
+            scenario.heartbeats,
+            clock=self.clock,
+            hooks=self.hooks,
+            chance=self.chance,
+            last_resort=lambda: self.die("its last resort"),
+            watchdog=Watchdog("off", now=process.boot, timer=self.timer),
+        )
+        self.keeper.call_soon = self.call_soon
+        self.connection = Connected(self)
+        self.slots = scenario.slots
+        self.buffer = Buffer()
+        self._peers: list[Controller] = []
+        self.controller = Controller(
+            self.connection,
+            {kind: _HANDLERS[kind] for kind in KINDS},
+            self,
+            ahead=5.0,
+            peers=self._peers,
+            chance=self.chance,
+            look=scenario.look,
+            poll=scenario.poll,
+        )
+        self._peers.append(self.controller)
+        self.is_stopping = False
+        world.log(Began, self.who, role="worker", slots=self.slots, kinds=KINDS)
+        process.start(self.keeper.run())
+        process.start(self._work())
+
+    # What controller, works and leases take for client, driver and executor -----------------------------------------
+
+    def call_soon(self, call: Callable[..., object], *args: Any) -> None:
+        self.process.call(call, *args)
+
+    def put(self, works: Sequence[ClaimedTask]) -> None:
+        self.buffer.put(works)
+        self.world.after(0.001, self.fill)
+
+    # Bodies ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def bodies_run(self) -> bool:
+        """Its threads get their turns."""
+        return self.process.is_alive and not self.process.is_held("paused", "frozen", "suspended")
+
+    def fill(self) -> None:
+        """Begin what there are free slots for."""
+        if not self.bodies_run or self.gil is not None:
+            return
+        while len(self.bodies) < self.slots and (work := self.buffer.take()) is not None:
+            if (lease := work.begin()) is not None:
+                self.bodies[work] = body = Body(self, work, lease)
+                body.begin()
+
+    def body_ended(self, work: ClaimedTask) -> None:
+        """Its slot is free."""
+        del self.bodies[work]
+        self.fill()
+
+    # Its life -------------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        await self.controller.run()
+        await self.keeper.outbox.empty()
+        await self.keeper.aclose()
+        self._end("exited")
+
+    def stop(self) -> None:
+        """It is asked to end: bodies end by themselves, what has not begun is given back."""
+        if self.process.runs and not self.is_stopping:
+            self.is_stopping = True
+            self.world.log(Draining, self.who)
+            self.process.call(self.controller.stop)
+
+    def die(self, why: str) -> None:
+        """It is killed. Its supervisor may see that, and report what it reported."""
+        if not self.process.is_alive:
+            return
+        reported = list(self.keeper._leases.values())
+        self._end("killed")
+        if reported and self.chance.random() * 100 < self.world.scenario.rates.get("hand_back", 0.0):
+            self.world.fired["hand_back"] += 1
+            Supervisor(self.world, self._net, self.who, self.backend, reported)
+
+    def _end(self, how: str) -> None:
+        self.process.die()
+        self.world.log(Ended, self.who, how=how)
+        for body in list(self.bodies.values()):
+            body.is_over = True
+        self._on_end(self)
+
+    def pause(self) -> None:
+        self.process.hold("paused")
+
+    def resume(self, why: str) -> None:
+        """It goes on after one of its stand-stills."""
+        self.process.let_go(why)
+        if not self.process.is_held("frozen", "suspended"):
+            self.timer.look()
+        if self.bodies_run:
+            for body in list(self.bodies.values()):
+                body.go_on()
+            self.fill()
+
+    def _heard(self, event: hooks.Event) -> None:
+        if isinstance(event, hooks.Lost):
+            held = next((one for one in self.keeper._leases.values() if one.task.token == event.token), None)
+            fence = held.task.fence if held is not None else self._fence(event.token)
+            self.world.log(Lost, self.who, task=event.task_id, fence=fence, reason=event.reason)
+
+    def _fence(self, token: str) -> int:
+        return self.backend._fences.get(token, 0)
+
+
+class Supervisor:
+    """It has seen a worker reaped, and reports what that reported as crashed."""
+
+    def __init__(self, world: World, net: Net, worker: str, backend: Recorded, reported: Sequence[HeldLease]) -> None:
+        self.process = Process(world, f"{worker}/supervisor")
+        log = MemoryLog(self.process)
+        self._backend = Recorded(Remote(net, self.process, worker=worker), log, now=lambda: world.now)
+        self._backend._fences.update(backend._fences)
+        self._left = [
+            Settlement(id=held.task.id, token=held.task.token, outcome="crash")
+            for held in reported
+            if not held.settling and held.reason is None
+        ]
+        if self._left:
+            self.process.start(self._report())
+
+    async def _report(self) -> None:
+        for _ in range(5):
+            try:
+                await call_once(lambda: self._backend.settle(self._left), within=10.0)
+                return
+            except BackendError:
+                await asyncio.sleep(2.0)
+
+
+def _unused(payload: Any) -> None:
+    """Bodies are the world's."""
+
+
+_HANDLERS = {
+    "long": Handler(kind="long", function=_unused, run="thread"),
+    "short": Handler(kind="short", function=_unused, run="thread", idle_timeout=240.0),
+}

@@ -1,0 +1,1 @@
+"""Explain why a lease was lost: what was recorded, and what held the process up."""

@@ -1,0 +1,52 @@
+"""Idle watch: end handlers with an `idle_timeout` that report no progress for that long, by absolute time."""
+
+import heapq
+import itertools
+import math
+
+from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit.errors import IdleTimeout
+
+__all__ = ["IdleWatch"]
+
+_STALE = 64  # entries of the heap that are not worth a clean-up
+
+
+class IdleWatch:
+    """A heap of leases by the time of their next check. Progress only records a time: it moves nothing in the heap."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, HeldLease]] = []
+        self._order = itertools.count()
+
+    def watch(self, held: HeldLease, *, total: int) -> None:
+        """Watch `held` from now on; `total` leases are held in all."""
+        if len(self._heap) > 2 * total + _STALE:  # entries of ended handlers need not stay until their time
+            self._heap = [entry for entry in self._heap if entry[-1].body_runs]
+            heapq.heapify(self._heap)
+        self._look_at(held.idle_at, held)
+
+    def step(self, now: float) -> list[HeldLease]:
+        """Tell idle handlers to end. Return those that go on a grace later: hung, their leases must not be renewed."""
+        hung: list[HeldLease] = []
+        while self._heap and self._heap[0][0] <= now:
+            _, _, held = heapq.heappop(self._heap)
+            if not held.body_runs or held.reason is not None:
+                continue
+            if held.idle_at > now:  # progress was reported since
+                self._look_at(held.idle_at, held)
+            elif not held.told_idle:
+                held.told_idle = True
+                held.tell(IdleTimeout)
+                self._look_at(now + held.term.heartbeats.grace, held)
+            else:
+                hung.append(held)
+        return hung
+
+    @property
+    def wake_at(self) -> float:
+        """The instant of the next check."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def _look_at(self, at: float, held: HeldLease) -> None:
+        heapq.heappush(self._heap, (at, next(self._order), held))

@@ -1,0 +1,1 @@
+"""Keep leases alive: claim tasks, renew their leases, remember what this process holds."""

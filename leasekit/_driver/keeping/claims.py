@@ -1,0 +1,204 @@
+"""Claims in progress: repeat each claim until it is answered, and give back the tasks of an abandoned claim.
+
+A task that was granted to no caller is idle until its lease expires. So a claim keeps its `claim_id` over all tries,
+and an abandoned claim is ended under this id: its tasks are released, and a try that is still under way gets nothing.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from leasekit._driver.clock import Clock
+from leasekit._driver.reporting.ledger import Asked, Ledger
+from leasekit._driver.reporting.outbox import Delivery, Outbox
+from leasekit._driver.retrying import call_once, call_until
+from leasekit._driver.thread import spawn
+from leasekit._lifecycle.validation import check_kinds
+from leasekit.backend import Backend
+from leasekit.errors import BackendError, Closed, Throttled, Unavailable
+from leasekit.task import Claimed, Settlement, Task
+
+__all__ = ["Claims", "Ended", "end_claim"]
+
+logger = logging.getLogger("leasekit")
+
+_SPARE = 10.0  # seconds by which an answer may come after the wait that the claim asked for
+
+
+class Ended(NamedTuple):
+    """The tasks that an ended claim was granted, and the error if there may be more."""
+
+    tasks: list[Task]
+    error: BackendError | None = None
+
+
+async def end_claim(end: Callable[[Sequence[str]], Awaitable[Claimed]], kinds: Sequence[str]) -> Ended:
+    """End a claim, with `end(kinds)`.
+
+    Kinds may be kept by several servers. If a server does not answer, each kind is ended by a call of its own, so that
+    the grants of the other servers are known.
+    """
+    ended = await _try_to_end(end, kinds)
+    if not isinstance(ended.error, Unavailable) or len(kinds) == 1:
+        return ended
+    each = await asyncio.gather(*(_try_to_end(end, [kind]) for kind in kinds))
+    tasks = {task.token: task for one in each for task in one.tasks}  # each call may return all tasks
+    return Ended(list(tasks.values()), next((one.error for one in each if one.error), None))
+
+
+async def _try_to_end(end: Callable[[Sequence[str]], Awaitable[Claimed]], kinds: Sequence[str]) -> Ended:
+    try:
+        return Ended((await end(kinds)).tasks)
+    except BackendError as error:
+        return Ended([], error)
+
+
+class Claims:
+    """The claims of one connection. A claim is repeated for at most `patience` seconds beyond its wait."""
+
+    def __init__(
+        self, backend: Backend, *, clock: Clock, outbox: Outbox, patience: float, chance: random.Random
+    ) -> None:
+        self._backend = backend
+        self._chance = chance
+        self._clock = clock
+        self._outbox = outbox
+        self._patience = patience
+        self._waiting: set[asyncio.Task[Claimed]] = set()
+        self._returning: set[asyncio.Task[None]] = set()
+        self._closed = asyncio.Event()
+        self.ledger: Ledger | None = None  # where a supervisor reads which claims are in progress
+
+    async def claim(
+        self, kinds: Sequence[str], *, limit: int, wait: float, failing: Callable[[BaseException], None] | None = None
+    ) -> tuple[Claimed, float]:
+        """Return the granted tasks, and when they were first asked for: a repeat may return the grant of the first try.
+
+        Cancelling this call gives back tasks that may have been granted; so does closing, which raises `Closed`
+        here. Raises `Refused`, without asking, if no service would accept so many kinds.
+        """
+        check_kinds(kinds)
+        if self._closed.is_set():
+            raise Closed
+        limit = min(limit, self._backend.capabilities.max_claim)
+        claim_id = f"{self._chance.getrandbits(128):032x}"
+        asked = Asked(claim_id, list(kinds))
+        noted = self._note(claim_id, kinds)
+        asked_at = self._clock.now()
+        waiting = asyncio.create_task(self._answer(asked, limit, wait, failing, noted))
+        self._waiting.add(waiting)
+        try:
+            claimed = await waiting
+        except asyncio.CancelledError:
+            if not waiting.cancelled() and waiting.exception() is None:  # answered at the same moment
+                self._release(waiting.result().tasks)
+            if waiting.cancelled():
+                noted = None  # the entry stays until the granted tasks have been given back
+            if self._closed.is_set():
+                raise Closed from None
+            raise
+        finally:
+            self._waiting.discard(waiting)
+            if noted is not None and self.ledger is not None:
+                # Not now but soon: the caller first notes the granted tasks, without an await, when this call returns.
+                asyncio.get_running_loop().call_soon(self.ledger.remove, noted)
+        if self._closed.is_set():  # as above
+            self._release(claimed.tasks)
+            raise Closed
+        return claimed, asked_at
+
+    def _note(self, claim_id: str, kinds: Sequence[str]) -> int | None:
+        if self.ledger is None or not self._backend.capabilities.remembers_claims:
+            return None
+        return self.ledger.record_claim(claim_id, kinds)
+
+    async def _answer(
+        self,
+        asked: Asked,
+        limit: int,
+        wait: float,
+        failing: Callable[[BaseException], None] | None,
+        noted: int | None,
+    ) -> Claimed:
+        remembered, kept = self._backend.capabilities.remembers_claims, self._backend.capabilities.keeps_claims
+        ask = partial(self._backend.claim, asked.kinds, limit=limit, wait=wait, claim_id=asked.claim_id)
+        tries = 0
+
+        async def call() -> Claimed:
+            nonlocal tries
+            tries += 1
+            asking = asyncio.create_task(call_once(ask, within=wait + _SPARE))
+            try:
+                return await asyncio.shield(asking)
+            except asyncio.CancelledError:
+                if remembered:
+                    asking.cancel()
+                elif not (kept and asking.cancel()):  # only this call can tell which tasks it was granted
+                    spawn(self._give_back(asking), self._returning)
+                raise
+
+        try:
+            # For longer than the wait: an answer lost at the end of a long poll must be asked for again as well.
+            claimed = await call_until(call, for_at_most=wait + self._patience, failing=failing)
+        except asyncio.CancelledError:
+            if remembered:
+                self._end(asked, noted)
+            raise
+        except (Unavailable, Throttled):
+            if remembered:
+                self._end(asked)
+            raise
+        if remembered and tries > 1 and not claimed.tasks:  # an earlier try may still be on its way
+            self._end(asked)
+        return claimed
+
+    def _end(self, asked: Asked, noted: int | None = None) -> None:
+        """Make the service grant this claim nothing more, and release the tasks that it was granted."""
+
+        def end(kinds: Sequence[str]) -> Awaitable[Claimed]:
+            call = partial(self._backend.claim, kinds, limit=0, wait=0, claim_id=asked.claim_id)
+            return call_once(call, within=_SPARE)
+
+        async def give_back() -> None:
+            ended = await end_claim(end, asked.kinds)
+            self._release(ended.tasks)
+            if ended.error is not None:
+                _not_given_back(ended.error)
+            elif noted is not None and self.ledger is not None:
+                self.ledger.remove(noted)
+
+        spawn(give_back(), self._returning)
+
+    async def _give_back(self, asking: Awaitable[Claimed]) -> None:
+        try:
+            self._release((await asking).tasks)
+        except BackendError as error:
+            _not_given_back(error)
+
+    def _release(self, tasks: Sequence[Task]) -> None:
+        for task in tasks:
+            self._outbox.put(Delivery(Settlement(id=task.id, token=task.token, outcome="release")))
+
+    async def abandon(self) -> None:
+        """Stop claiming: pending `claim` calls raise `Closed`, and tasks that they were granted are given back."""
+        self._closed.set()
+        for waiting in self._waiting:
+            waiting.cancel()
+        if self._waiting:
+            await asyncio.wait(list(self._waiting))
+        if self._returning:
+            await asyncio.wait(list(self._returning))
+
+    async def aclose(self) -> None:
+        """Cancel what still tries to give tasks back."""
+        returning = list(self._returning)
+        for task in returning:
+            task.cancel()
+        await asyncio.gather(*returning, return_exceptions=True)
+
+
+def _not_given_back(error: BackendError) -> None:  # best effort: these leases expire by themselves
+    logger.debug("an abandoned claim could not be given back: %s", error)

@@ -1,0 +1,276 @@
+"""Held lease: one lease in this process, with its task, the trust in it, and what its handler has been told."""
+
+import itertools
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, get_args
+
+from msgspec import UNSET
+
+from leasekit._core.term import Term
+from leasekit._driver.answer import Answer
+from leasekit._driver.clock import Clock
+from leasekit._driver.explaining.recorder import Story
+from leasekit._driver.guarding.watchdog import UNGUARDED, Watchdog
+from leasekit._driver.reporting.ledger import Ledger
+from leasekit.backend import Capabilities
+from leasekit.config import Heartbeats
+from leasekit.errors import Cancelled, Draining, LeaseError, LeaseLost, LossReason, NotHeld
+from leasekit.task import Beat, Task
+
+__all__ = ["HeldLease", "Owner", "loss_reason"]
+
+Owner = weakref.ref[Any]
+"""A weak reference to an object that lives as long as code is in the `with` block of a lease, or can enter it."""
+
+_NOBODY: Owner = weakref.ref(object)  # alive, and without a block: the task was given back
+
+
+def _unexplained(term: Term) -> Story:
+    return Story(f"no beat was acknowledged within {term.heartbeats.slack:g} s")
+
+
+def loss_reason(word: str | None) -> LossReason:
+    """Return `word` as a loss reason; `unknown` for a word that only this service uses."""
+    return next((reason for reason in get_args(LossReason) if reason == word), "unknown")
+
+
+class HeldLease:
+    """A lease in this process. Written by the driver's thread, read by any thread.
+
+    Of all threads that try to begin the task or to give it back, exactly one wins (`_takers`). No lock decides, because
+    an interrupted thread may leave a lock held, and the driver's thread would wait for it.
+    """
+
+    __slots__ = (
+        "_acknowledged", "_expired", "_latest", "_numbers", "_on_news", "_plain", "_takers", "announced", "body_runs",
+        "checkpoint", "clock",
+        "confirmed", "entry", "idle_at", "idle_timeout", "ledger", "listener", "lost_at", "pid", "reason",
+        "report_due", "reserved", "settling", "stop", "story", "task", "term", "told_idle", "wanted_by", "watchdog",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        task: Task,
+        heartbeats: Heartbeats,
+        clock: Clock,
+        *,
+        granted_at: float,
+        confirmed: bool,
+        started: bool,
+        claimed: bool = True,
+        watchdog: Watchdog = UNGUARDED,
+        expired: Callable[[Term], Story] = _unexplained,
+        on_news: Callable[["HeldLease"], object] | None = None,
+    ) -> None:
+        self.task = task
+        self._on_news = on_news  # tells the keeper, from any thread, that the service should soon hear of this lease …
+        self.announced = False  # … and the keeper has been told, but has not read the news
+        self.term = Term(self, heartbeats, granted_at=granted_at, confirmed=confirmed)
+        self.clock = clock
+        self.watchdog = watchdog
+        self._expired = expired  # explains why a lease is over that the keeper has not found lost
+        self.pid = os.getpid()
+        self._plain = Beat(id=task.id, token=task.token, started=started)  # a heartbeat without progress
+        # Progress is numbered only within one process: a process that adopts a task does not know the last number.
+        self._numbers = itertools.count(1) if claimed else None
+        self._latest: tuple[int | None, Any] = (None, UNSET)  # in one write: the driver reads it at any moment
+        self._acknowledged: Any = UNSET  # the latest progress that a heartbeat has brought to the service
+        self.confirmed: Answer[None] | None = None if confirmed else Answer()
+        self.reserved = False  # a Lease was made of it, whose block will begin
+        self.wanted_by: Owner | None = None  # what may begin it; None: the worker, or not handed out yet
+        self._takers: list[tuple[Owner | None]] = []  # the first wins: a block's owner, a worker (None), `_NOBODY`
+        self.body_runs = False
+        self.settling = False
+        self.report_due: Any = None  # the delivery that its block ended with
+        self.stop: type[LeaseError] | None = None  # what the handler was told, while the lease is kept
+        self.reason: LossReason | None = None  # why the lease was lost, in one word …
+        self.story: Story | None = None  # … and in one sentence
+        self.lost_at = 0.0
+        self.idle_timeout: float | None = None
+        self.idle_at = 0.0
+        self.told_idle = False
+        # Called in the driver's thread when the handler must be told something.
+        self.listener: Callable[[], None] | None = None
+        self.ledger: Ledger | None = None  # where a supervisor reads that this lease is held …
+        self.entry = 0  # … the position of its entry there …
+        self.checkpoint = 0  # … and of the entry with its latest progress, until the service has acknowledged that
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is lost. The clock counts too, because the driver's thread may not have had its turn."""
+        return self.reason is not None or (self.term.confirmed and self.clock.now() >= self.term.lost_at)
+
+    def check(self) -> None:
+        """Raise what the code must know: `LeaseLost`, `Cancelled`, `Draining`, `IdleTimeout`, `NotHeld` in a fork."""
+        self.check_process()
+        if self.lost:
+            raise self.loss()
+        if self.stop is Cancelled:
+            raise Cancelled(f"task {self.task.id} was cancelled: wind down, the lease is kept meanwhile")
+        if self.stop is Draining:
+            raise Draining(f"task {self.task.id} is given back: the worker stops, the lease is kept meanwhile")
+        if self.stop is not None:
+            raise self.stop(f"task {self.task.id} reported no progress for {self.idle_timeout:g} s")
+
+    def check_process(self) -> None:
+        """Raise `NotHeld` in a fork of the process that holds the lease."""
+        if self.pid != os.getpid():
+            raise NotHeld(f"task {self.task.id} is held by process {self.pid}; this is a fork of it, and holds nothing")
+
+    def loss(self) -> LeaseLost:
+        """Return the exception that says why the lease was lost."""
+        story = self.explained
+        message = f"lost task {self.task.id}: {story.why}"
+        return LeaseLost(message, task_id=self.task.id, reason=self.reason or "expired", events=story.events)
+
+    @property
+    def explained(self) -> Story:
+        """Why the lease was lost; where only the clock says so, as far as the reason is known by now."""
+        return self.story or self._expired(self.term)
+
+    def reportable(self, capabilities: Capabilities, *, crashed: bool = False) -> bool:
+        """Return whether the result of an ended handler, or that its process has `crashed`, may be reported.
+
+        A lost lease may still be reported until the service says that another worker holds the task: a result matters
+        more than a late heartbeat, and the service refuses it if it comes too late.
+        """
+        if not self.lost:
+            return True
+        # A hung handler may not report; but its crash is reported, as far as the service still knows the lease.
+        ours = self.reason in (None, "expired", "strikes") or (crashed and self.reason == "idle")
+        return ours and capabilities.refuses_stale
+
+    def begin(self, idle_timeout: float | None, owner: Owner | None = None) -> None:
+        """Start the handler. Raises `NotHeld` if the task was begun, settled or given back before, and `LeaseLost`.
+
+        `owner` dies when the `with` block is over; None: a worker waits for the handler's end.
+        """
+        if self._takers or self.settling or self.pid != os.getpid():
+            raise self._too_late()
+        self._refuse_lost()
+        if not self._take(owner):
+            raise self._too_late()
+        self.watchdog.begins(self.term)
+        if self.ledger is not None:
+            self.ledger.begins(self.entry, elsewhere=self.watchdog.elsewhere)
+        self.body_runs = True
+        try:
+            self._refuse_lost()  # again: the keeper may have looked for a running handler just before
+        except LeaseLost:
+            self.body_runs = False
+            self.watchdog.ended(self.term)
+            raise
+        if not self._plain.started:
+            self._plain = Beat(id=self.task.id, token=self.task.token)
+            self._announce()
+        self.idle_timeout = idle_timeout
+        self.touch()
+
+    def _refuse_lost(self) -> None:
+        if self.lost:
+            raise self.loss()
+
+    def _take(self, owner: Owner | None) -> bool:
+        taker = (owner,)
+        self._takers.append(taker)  # one call into C, which no signal handler interrupts
+        return self._takers[0] is taker
+
+    def _too_late(self) -> NotHeld:
+        return NotHeld(f"task {self.task.id} was begun, settled or given back before: claim it again")
+
+    @property
+    def owner(self) -> Owner | None:
+        """The object that must live for this lease to be kept: it runs the `with` block, or may begin one."""
+        return self._takers[0][0] if self._takers else self.wanted_by
+
+    def hand_over(self, owner: Owner | None) -> None:
+        """Make `owner` the object that must live for this lease to be kept."""
+        if self._takers:
+            self._takers[0] = (owner,)
+        else:
+            self.wanted_by = owner
+
+    @property
+    def begun(self) -> bool:
+        """Whether the handler was begun, or is about to begin; it stays true after the handler's end."""
+        return bool(self._takers) and self._takers[0][0] is not _NOBODY
+
+    def withdraw(self) -> bool:
+        """Return True if the handler has not begun, and make sure that it never will."""
+        if self._takers or self.settling or not self._take(_NOBODY):
+            return False
+        self.settling = True
+        if self.confirmed is not None and not self.confirmed.done():
+            self.confirmed.set_exception(NotHeld(f"task {self.task.id} was given back before it could begin"))
+        return True
+
+    @property
+    def beat(self) -> Beat:
+        """The content of the next heartbeat, with the latest progress until that is acknowledged."""
+        # Handlers write `_latest` and the driver `_acknowledged`, so no report is lost between a check and a write.
+        if (unsent := self.unsent) is None:
+            return self._plain
+        number, progress = unsent
+        return Beat(id=self.task.id, token=self.task.token, progress=progress, progress_seq=number)
+
+    @property
+    def progress(self) -> Any:
+        """The latest progress, or UNSET; it always goes with the settlement."""
+        return self._latest[1]
+
+    def report(self, progress: Any) -> None:
+        """Record progress: the latest wins, and leaves with an early heartbeat. After `tell` it is no activity."""
+        self._latest = next(self._numbers) if self._numbers is not None else None, progress
+        if self.stop is None:
+            self.touch()
+        self._announce()
+
+    def _announce(self) -> None:
+        # News written before this check are seen by the keeper, which resets `announced` before it reads them.
+        if not self.announced and self._on_news is not None:
+            self.announced = True
+            self._on_news(self)
+
+    @property
+    def unsent(self) -> tuple[int | None, Any] | None:
+        """The latest progress with its number, until the service has acknowledged it; then None."""
+        latest = self._latest
+        return None if latest[1] is self._acknowledged else latest
+
+    def reported(self, beat: Beat) -> None:
+        """Record that `beat` was acknowledged: its progress is not sent again, unless newer progress exists."""
+        if beat.progress is not UNSET:
+            self._acknowledged = beat.progress
+
+    def touch(self) -> None:
+        """Record activity of the handler. Idleness is judged by absolute time, never by a count of checks."""
+        if self.idle_timeout is not None:
+            self.idle_at = self.clock.now() + self.idle_timeout
+
+    def tell(self, stop: type[LeaseError]) -> None:
+        """Tell the handler that it must end, with the exception `stop`; the lease is kept meanwhile."""
+        if self.stop is None and self.reason is None:
+            self.stop = stop
+            self._notify()
+
+    def lose(self, reason: str, story: Story, now: float) -> None:
+        """Record that the lease is lost, and tell the handler."""
+        if self.reason is not None:
+            return
+        self.lost_at = now
+        self.story = story
+        self.reason = loss_reason(reason)
+        if self.confirmed is not None and not self.confirmed.done():
+            self.confirmed.set_exception(self.loss())
+        self._notify()
+
+    @property
+    def ends_at(self) -> float:
+        """The instant by which the handler of a lost lease must have ended."""
+        return min(self.term.trusted_until, self.lost_at + self.term.heartbeats.grace)
+
+    def _notify(self) -> None:
+        if self.listener is not None:
+            self.listener()

@@ -1,0 +1,548 @@
+"""Keeper: renew all leases of one connection, in one loop (step, perform, sleep until `wake_at`).
+
+The keeper runs in the driver's thread; methods must be called there unless their docstring says "any thread". An error
+of a backend becomes a verdict: no error of a service, an adapter or a hook ends the loop.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from msgspec import UNSET
+
+from leasekit import hooks as events
+from leasekit._core.cycle import AtRisk, CancelRequested, Confirmed, Cycle, Early, Effect, Lost, Regranted, Send
+from leasekit._core.term import Term, granted_at
+from leasekit._driver.clock import Clock
+from leasekit._driver.explaining.loop_monitor import LoopMonitor, take_reading
+from leasekit._driver.explaining.recorder import Reading, Recorder, Story
+from leasekit._driver.guarding.escalation import Escalation
+from leasekit._driver.guarding.idle_watch import IdleWatch
+from leasekit._driver.guarding.watchdog import UNGUARDED, Watchdog
+from leasekit._driver.keeping.claims import Claims
+from leasekit._driver.keeping.held_lease import HeldLease, Owner, loss_reason
+from leasekit._driver.reporting.ledger import Ledger
+from leasekit._driver.reporting.outbox import Delivery, Outbox
+from leasekit._driver.retrying import call_once
+from leasekit._driver.thread import spawn
+from leasekit.backend import Backend, Scheduler
+from leasekit.config import Heartbeats
+from leasekit.errors import BackendError, Cancelled, ConfigError, Refused, Throttled
+from leasekit.hooks import Hooks
+from leasekit.task import Beat, Claimed, Settlement, Task, Verdict
+
+__all__ = ["Keeper"]
+
+logger = logging.getLogger("leasekit")
+
+_SETTLE_TIMEOUT = 10.0
+
+
+class Keeper:
+    """The leases of one connection, and the calls that begin and end them.
+
+    `last_resort` is called just before the end of a lease's trust when its handler still runs (after a stack dump): a
+    worker's process ends itself there.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        heartbeats: Heartbeats,
+        *,
+        clock: Clock,
+        hooks: Hooks,
+        chance: random.Random,
+        last_resort: Callable[[], None] | None = None,
+        watchdog: Watchdog = UNGUARDED,
+    ) -> None:
+        capabilities = backend.capabilities
+        self._backend = backend
+        self._heartbeats = replace(heartbeats, batch=min(heartbeats.batch, capabilities.max_batch))
+        self._clock = clock
+        self._hooks = hooks
+        self._chance = chance
+        self._watchdog = watchdog
+        self.guards_elsewhere = False  # handlers may run in other processes, each lease with a watchdog of its own
+        self._cycles: dict[float, Cycle] = {}
+        self._early = Early()
+        # Schedules a call in the keeper's loop, from any thread.
+        self.call_soon: Callable[..., object] = _at_once
+        self._on_news = self._hear_news  # one bound method for all leases
+        self._shows_status = isinstance(backend, Scheduler)
+        self._leases: dict[tuple[str, str], HeldLease] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+        self._escalation = Escalation(last_resort)
+        self._idle_watch = IdleWatch()
+        self._wake = asyncio.Event()
+        self._overloaded = False
+        self.loop_monitor: LoopMonitor | None = None  # of the loop in which the keeper runs
+        self._recorder = Recorder(self._reading())
+        self._expired = self._tell_expired  # one bound method for all leases
+        self._ledger: Ledger | None = None  # where a supervisor reads what is held
+        self.outbox = Outbox(backend, clock=clock, hooks=hooks, random=chance.random, call_timeout=_SETTLE_TIMEOUT)
+        self._claims = Claims(backend, clock=clock, outbox=self.outbox, patience=heartbeats.cycle, chance=chance)
+
+    def note_in(self, ledger: Ledger) -> None:
+        """Record claims and leases in `ledger` from now on."""
+        self._ledger = self._claims.ledger = ledger
+
+    # Coming and going ---------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    @property
+    def capacity(self) -> int:
+        """The number of leases that can be renewed in one cycle."""
+        return self._heartbeats.capacity
+
+    def get(self, task: Task) -> HeldLease | None:
+        """Return the held lease of `task`, or None. Any thread."""
+        return self._leases.get((task.id, task.token))
+
+    async def claim(
+        self,
+        kinds: Sequence[str],
+        *,
+        limit: int,
+        wait: float,
+        started: bool,
+        failing: Callable[[BaseException], None] | None = None,
+    ) -> list[HeldLease]:
+        """Claim up to `limit` tasks, and renew their leases from now on.
+
+        `started`: their handlers are about to begin; otherwise tasks wait in a buffer, and heartbeats say so until they
+        begin. `failing` is called with the error of each failed try that is repeated.
+
+        A claim whose answer was lost is repeated under the same id, so that no task is idle until its lease expires.
+        Cancelling this call gives back tasks that may have been granted meanwhile, and so does closing, which raises
+        `Closed` here.
+        """
+        claimed, asked_at = await self._claims.claim(kinds, limit=limit, wait=wait, failing=failing)
+        return self._granted(claimed, asked_at, started=started)
+
+    def _granted(self, claimed: Claimed, asked_at: float, *, started: bool) -> list[HeldLease]:
+        now = self._clock.now()
+        took = now - asked_at
+        granted = granted_at(asked_at, claimed.waited, answered_at=now)
+        leases: list[HeldLease] = []
+        for task in claimed.tasks:
+            try:
+                heartbeats = self._heartbeats.for_ttl(task.ttl)
+            except ConfigError as error:
+                logger.error("task %s is not run: %s", task.id, error, extra=events.log_fields(task.id, task.token))
+                continue
+            # With too little trust left to rely on, the first heartbeat decides whether the task is begun.
+            fresh = claimed.waited is not None and granted + heartbeats.slack - now >= heartbeats.cycle
+            leases.append(self.get(task) or self._keep(task, granted=granted, confirmed=fresh, started=started))
+        if self._hooks.active and leases:
+            tasks = [held.task for held in leases]
+            ids = [task.id for task in tasks]
+            self._hooks(events.Claimed(at=now, task_ids=ids, waited=claimed.waited, took=took, tasks=tasks))
+        return leases
+
+    def adopt(self, task: Task) -> HeldLease:
+        """Hold a task that was claimed by other code; `start_renewing` then renews its lease. Any thread.
+
+        The time of the grant is unknown, so the first acknowledged heartbeat decides whether the task is begun.
+
+        Raises `ConfigError` if the ttl leaves no room for heartbeats.
+        """
+        held = self._hold(task, granted=self._clock.now(), confirmed=False, started=True, claimed=False)
+        return self._leases.setdefault((task.id, task.token), held)
+
+    def _keep(self, task: Task, *, granted: float, confirmed: bool, started: bool) -> HeldLease:
+        held = self._hold(task, granted=granted, confirmed=confirmed, started=started)
+        self._leases[task.id, task.token] = held
+        if self._ledger is not None:
+            held.ledger, held.entry = self._ledger, self._ledger.add(task.id, task.token)
+        self.start_renewing(held)
+        return held
+
+    def _hold(self, task: Task, *, granted: float, confirmed: bool, started: bool, claimed: bool = True) -> HeldLease:
+        return HeldLease(
+            task,
+            self._heartbeats.for_ttl(task.ttl),
+            self._clock,
+            granted_at=granted,
+            confirmed=confirmed,
+            started=started,
+            claimed=claimed,
+            watchdog=self._watchdog,
+            expired=self._expired,
+            on_news=self._on_news,
+        )
+
+    def start_renewing(self, held: HeldLease) -> None:
+        """Renew the lease `held` from now on."""
+        self._cycle(held.task.ttl).add(held.term, self._clock.now())
+        self._check_capacity()
+        self._wake.set()
+
+    def _cycle(self, ttl: float) -> Cycle:
+        cycle = self._cycles.get(ttl)
+        if cycle is None:
+            heartbeats = self._heartbeats.for_ttl(ttl)
+            cycle = self._cycles[ttl] = Cycle(
+                heartbeats, now=self._clock.now(), random=self._chance.random, early=self._early
+            )
+        return cycle
+
+    def _check_capacity(self) -> None:
+        overloaded = len(self._leases) > self.capacity
+        if overloaded and not self._overloaded:
+            self._hooks(events.CapacityExceeded(at=self._clock.now(), held=len(self._leases), capacity=self.capacity))
+        if overloaded or self._overloaded:
+            self._recorder.crowded(len(self._leases), self.capacity, self._clock.now())
+        self._overloaded = overloaded
+
+    def watch(self, held: HeldLease) -> None:
+        """Watch the idle time of this lease's handler from now on."""
+        self._idle_watch.watch(held, total=len(self._leases))
+        self._wake.set()
+
+    def _hear_news(self, held: HeldLease) -> None:
+        """Have the news of a lease read in the keeper's loop. Any thread."""
+        self.call_soon(self._take_news, held)
+
+    def _take_news(self, held: HeldLease) -> None:
+        """Note for the supervisor that the handler has begun or progressed, and have the service hear of it soon."""
+        held.announced = False  # first: news that are written from here on are announced again
+        unsent, term = held.unsent, held.term
+        if held.settling or term.place is None:
+            return
+        if unsent is None:
+            if self._shows_status:
+                self._hasten(held)
+        elif self._backend.capabilities.progress:
+            if held.ledger is not None:
+                task = held.task
+                number, progress = unsent
+                held.checkpoint = held.ledger.progress(
+                    held.checkpoint, task.id, task.token, progress, number=number or 0
+                )
+            self._hasten(held)
+
+    def _hasten(self, held: HeldLease) -> None:
+        self._cycle(held.term.heartbeats.ttl).hasten(held.term, self._clock.now())
+        self._wake.set()
+
+    def _reported(self, held: HeldLease, beat: Beat) -> None:
+        """Record that the service has this progress; the supervisor need not report the latest progress then."""
+        held.reported(beat)
+        if held.checkpoint and held.unsent is None and held.ledger is not None:
+            held.ledger.remove(held.checkpoint)
+            held.checkpoint = 0
+
+    def drop(self, held: HeldLease) -> None:
+        """Stop renewing this lease and drop its bookkeeping."""
+        self._leases.pop((held.task.id, held.task.token), None)
+        self._check_capacity()
+        held.hand_over(None)  # or the reference's callback would form a reference cycle
+        self._remove_from_ledger(held)
+        self._drop(held)
+        held.term.key = None  # or the two would keep task and payload until the garbage collector runs
+
+    def _remove_from_ledger(self, held: HeldLease) -> None:
+        """Remove the lease from the ledger: a supervisor does not hand it back when this process ends."""
+        if held.ledger is not None:
+            held.ledger.remove(held.entry)
+            held.ledger.remove(held.checkpoint)
+            held.ledger = None
+
+    def report_on_exit(self, held: HeldLease, settlement: Settlement) -> None:
+        """Have the supervisor report `settlement`, for a handler that goes on, once this process has ended."""
+        if held.ledger is not None:
+            held.entry = held.ledger.record_settlement(held.entry, settlement)
+
+    def _drop(self, held: HeldLease) -> None:
+        cycle = self._cycles.get(held.term.heartbeats.ttl)
+        if cycle is not None:
+            cycle.remove(held.term)
+
+    def ended(self, held: HeldLease) -> None:
+        """Record that the handler has ended: from here on, none of its code runs."""
+        held.body_runs = False
+        held.hand_over(None)  # the keeper does the rest: the owner of the block may die
+        held.watchdog.ended(held.term)
+        self._escalation.ended(held)
+
+    def release_if_unstarted(self, held: HeldLease) -> None:
+        """Release the task if its handler has not begun."""
+        if held.reason is None and held.withdraw():
+            task = held.task
+            self.settle(held, Delivery(Settlement(id=task.id, token=task.token, outcome="release")))
+
+    def abandoned(self, held: HeldLease, owner: Owner | None) -> None:
+        """End a lease whose owner has died: its block was left without an end, or can no longer begin.
+
+        The settlement that the block had decided is reported. Else the task is released: an interrupt is no failure.
+        """
+        if owner is None or held.owner is not owner:
+            return
+        if not held.begun:
+            self.release_if_unstarted(held)
+        elif not held.settling:
+            task = held.task
+            release = Settlement(id=task.id, token=task.token, outcome="release", progress=held.progress)
+            # A lost lease cannot be given back; but the result that its block had decided is still worth a report.
+            if held.reportable(self._backend.capabilities) and (held.report_due or not held.lost):
+                self.settle(held, held.report_due or Delivery(release))
+            else:
+                self.finish(held)
+
+    def _look_after(self, held: HeldLease) -> None:
+        """Call `abandoned` if that is due: the callback that would have called it may have been interrupted."""
+        owner = held.owner
+        if owner is not None and owner() is None:
+            self.abandoned(held, owner)
+
+    def settle(self, held: HeldLease, report: Delivery, *, ours: bool = False) -> None:
+        """Report how the run ended, and renew the lease until that is answered; then drop it, whatever the answer.
+
+        `ours`: the report holds no value of a user.
+        """
+        self.ended(held)
+        held.settling = True
+        if report.settlement.outcome in ("retry", "release") and not self._backend.capabilities.refuses_stale:
+            self._drop(held)  # a later heartbeat would take the task back again
+            self._remove_from_ledger(held)  # and so would a supervisor that hands the task back
+        settlement = report.settlement
+        report.heard = lambda answer: self._settled(held, settlement, answer, ours=ours)
+        self.outbox.put(report)
+
+    def finish(self, held: HeldLease) -> None:
+        """End a lease whose handler has ended with nothing to report."""
+        self.ended(held)
+        self.drop(held)
+
+    def _settled(
+        self, held: HeldLease, settlement: Settlement, answer: Verdict | Refused | None, *, ours: bool
+    ) -> None:
+        task = held.task
+        if isinstance(answer, Refused) and not ours:
+            # The service refuses the user's report, and would refuse it after another run too: end the task as failed.
+            error = {"type": type(answer).__qualname__, "message": f"the settlement was refused: {answer}"[:2000]}
+            instead = Delivery(Settlement(id=task.id, token=task.token, outcome="fatal", error=error))
+            self.settle(held, instead, ours=True)
+            return
+        if answer is None:
+            held.ledger = None  # the ledger keeps the entry: the supervisor hands the lease back when this process ends
+        self.drop(held)
+        if self._hooks.active and isinstance(answer, Verdict):
+            self._hooks(
+                events.Settled(
+                    at=self._clock.now(),
+                    task_id=task.id,
+                    token=task.token,
+                    outcome=settlement.outcome,
+                    verdict=answer.verdict,
+                    reason=answer.reason,
+                    task=task,
+                )
+            )
+
+    # The loop -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Run the keeper's loop until cancelled."""
+        while True:
+            self._wake.clear()
+            self._recorder.woke(self._reading())
+            try:
+                wake_at = self._once(self._clock.now())
+            except Exception:
+                # No call above should raise. If one does, leases must not suffer: trust goes on counting by itself.
+                logger.exception("error in the keeper's loop; the loop goes on")
+                wake_at = self._clock.now() + 1.0
+            self._recorder.waits(wake_at)
+            await self._clock.wait(self._wake, wake_at)
+
+    def _once(self, now: float) -> float:
+        """Do what is due at `now`; return the instant at which the next work is due."""
+        for ttl, cycle in list(self._cycles.items()):
+            self._perform(cycle, cycle.step(now), now)
+            if cycle.unused:
+                del self._cycles[ttl]
+        for held in self._idle_watch.step(now):  # a hung task must not heartbeat for ever
+            self._drop(held)
+            why = f"its handler reported no progress for {held.idle_timeout:g} s, and did not end when told to"
+            self._lost(held, "idle", Story(why), now)
+        self._escalation.step(now)
+        wake_at = min((cycle.wake_at for cycle in self._cycles.values()), default=math.inf)
+        return min(wake_at, self._idle_watch.wake_at, self._escalation.wake_at)
+
+    def _perform(self, cycle: Cycle, effects: Sequence[Effect], now: float) -> None:
+        if lost := [effect for effect in effects if isinstance(effect, Lost)]:
+            self._recorder.woke(self._reading())  # an answer may have woken the loop before the keeper did
+            for loss, story in zip(lost, self._recorder.explain(lost, now), strict=True):
+                self._lost(loss.term.key, loss.reason, story, now)
+        for effect in effects:
+            self._perform_one(cycle, effect, now)
+
+    def _perform_one(self, cycle: Cycle, effect: Effect, now: float) -> None:
+        match effect:
+            case Send():
+                spawn(self._beat(cycle, effect, [term.key for term in effect.terms]), self._calls)
+            case Lost():
+                pass
+            case AtRisk():
+                task: Task = effect.term.key.task
+                self._hooks(events.AtRisk(at=now, task_id=task.id, token=task.token, why=effect.why))
+            case CancelRequested():
+                self._ordered(effect.term.key, effect.order, now)
+            case Confirmed():
+                held: HeldLease = effect.term.key
+                if held.confirmed is not None and not held.confirmed.done():
+                    held.confirmed.set_result(None)
+            case Regranted():
+                effect.term.heartbeats = self._heartbeats.for_ttl(effect.ttl)
+                effect.term.key.watchdog.renewed([effect.term], effect.term.trusted_until)
+                self._cycle(effect.ttl).restore(effect.term, now)
+                if effect.term.has_news:  # the news came while the heartbeat was on its way
+                    self._take_news(effect.term.key)
+
+    # Heartbeats ---------------------------------------------------------------------------------------------------
+
+    async def _beat(self, cycle: Cycle, send: Send, leases: Sequence[HeldLease]) -> None:
+        for held in leases:
+            self._look_after(held)
+        beats = [held.beat for held in leases]
+        asked_at = self._clock.now()
+        call, failure = self._recorder.sent(send, asked_at, held=len(self._leases)), None
+        if self._hooks.active:
+            self._hooks(events.Sent(at=asked_at, task_ids=[beat.id for beat in beats], late=send.late))
+        try:
+            verdicts = await call_once(lambda: self._verdicts(beats), within=cycle.heartbeats.call_timeout)
+        except BackendError as error:
+            failure = _no_verdict(error)
+            verdicts = [failure] * len(beats)
+            if isinstance(error, Refused):
+                _without_progress(leases, beats, error)
+        now = self._clock.now()
+        self._recorder.answered(call, verdicts, now, error=failure)
+        for held, beat, verdict in zip(leases, beats, verdicts, strict=True):
+            if beat.progress is not UNSET and verdict.verdict == "renewed":
+                self._reported(held, beat)
+        if self._hooks.active:
+            counts = Counter[str]([verdict.verdict for verdict in verdicts])
+            self._hooks(events.Answered(at=now, round_trip=now - asked_at, verdicts=counts))
+        if self._hooks.active and (renewed := [verdict.id for verdict in verdicts if verdict.verdict == "renewed"]):
+            self._hooks(events.Renewed(at=now, task_ids=renewed, round_trip=now - asked_at))
+        effects = cycle.answered(send, verdicts, asked_at=asked_at, now=now)
+        # No await between the extended trust and the timer that ends with it.
+        if self._watchdog.guards or self.guards_elsewhere:
+            renewed_terms = [term for term in send.terms if term.granted_at == asked_at and term.place is not None]
+            self._guard(renewed_terms, asked_at + cycle.heartbeats.trust)
+        self._perform(cycle, effects, now)
+        self._wake.set()
+
+    def _guard(self, renewed: Sequence[Term], until: float) -> None:
+        self._watchdog.renewed(renewed, until)
+        if self.guards_elsewhere:
+            for term in renewed:
+                if (guard := term.key.watchdog) is not self._watchdog:
+                    guard.renewed([term], until)
+
+    async def _verdicts(self, beats: Sequence[Beat]) -> list[Verdict]:
+        verdicts = await self._backend.beat(beats)
+        # Nearly always all verdicts are in order, and this is the cheapest check for that.
+        if [verdict.id for verdict in verdicts] == [beat.id for beat in beats] and all(
+            map(_sensible, {verdict.ttl: verdict for verdict in verdicts}.values())
+        ):
+            return verdicts
+        return [
+            verdict if verdict.id == beat.id and _sensible(verdict) else _nonsense(beat.id)
+            for beat, verdict in zip(beats, verdicts, strict=True)
+        ]
+
+    def _ordered(self, held: HeldLease, order: str, now: float) -> None:
+        if held.stop is None:
+            task = held.task
+            self._hooks(events.CancelRequested(at=now, task_id=task.id, token=task.token, order=order))
+        held.tell(Cancelled)
+
+    # Losses -------------------------------------------------------------------------------------------------------
+
+    def _reading(self) -> Reading:
+        return take_reading(self._clock, self.loop_monitor)
+
+    def _tell_expired(self, term: Term) -> Story:
+        return self._recorder.expired(term, self._reading())
+
+    def _lost(self, held: HeldLease, reason: str, story: Story, now: float) -> None:
+        self._look_after(held)
+        # A heartbeat that crosses its settlement is answered *gone*, which is no loss: the settlement's answer counts.
+        if held.settling:
+            return
+        held.lose(reason, story, now)  # first: a handler that begins at this moment sees the loss, or is seen below
+        if not self._backend.capabilities.refuses_stale:
+            self._remove_from_ledger(held)  # another process may hold the task when this process ends
+        if held.body_runs:
+            if held.watchdog is self._watchdog:  # handlers in other processes end without this one
+                self._escalation.add(held)
+            held.watchdog.lost(held.term, held.ends_at)
+        else:
+            self.drop(held)
+        task = held.task
+        why, told = story.why, loss_reason(reason)
+        self._hooks(events.Lost(at=now, task_id=task.id, token=task.token, reason=told, why=why, events=story.events))
+
+    # The end ------------------------------------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Release tasks that were not begun, wait up to `_SETTLE_TIMEOUT` for answers, and close the backend."""
+        now = self._clock.now()
+        for held in list(self._leases.values()):
+            self._look_after(held)
+            self.release_if_unstarted(held)
+            if held.body_runs:
+                self._drop(held)
+                self._lost(held, "closed", Story("its client was closed while the code under it ran"), now)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SETTLE_TIMEOUT):
+                    await self._claims.abandon()
+                    await self.outbox.empty()
+            await self._claims.aclose()
+            await self.outbox.aclose()
+            calls = list(self._calls)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        finally:
+            self._watchdog.close()  # handlers that still run stay guarded
+            await self._backend.aclose()
+
+
+def _at_once(call: Callable[..., object], *args: Any) -> None:
+    call(*args)
+
+
+def _without_progress(leases: Sequence[HeldLease], beats: Sequence[Beat], refused: Refused) -> None:
+    """Drop the progress to blame for a refused batch: apart from ids, only users' progress can be at fault."""
+    blamed = {error.get("item") for error in refused.errors}
+    for position in [n for n in range(len(beats)) if n in blamed] or range(len(beats)):
+        leases[position].reported(beats[position])
+
+
+def _sensible(verdict: Verdict) -> bool:
+    return verdict.ttl is None or 2 <= verdict.ttl < math.inf
+
+
+def _nonsense(task_id: str) -> Verdict:
+    return Verdict(id=task_id, verdict="failed", reason="the service's verdict makes no sense")
+
+
+def _no_verdict(error: BackendError) -> Verdict:
+    """Return the verdict that a failed call means for each lease in it."""
+    if isinstance(error, Throttled):
+        return Verdict(id="", verdict="throttled", retry_after=error.retry_after)
+    return Verdict(id="", verdict="failed", reason=f"{type(error).__name__}: {error}")

@@ -1,0 +1,136 @@
+"""Encode what handlers report: values as JSON, errors as type, message and traceback, seconds within bounds."""
+
+import json
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from leasekit._lifecycle.validation import value_fault
+from leasekit.errors import TooLarge
+from leasekit.task import NewTask
+from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS, MAX_THEN
+
+__all__ = [
+    "NO_NUMBER",
+    "described",
+    "each",
+    "encoded",
+    "loses_number",
+    "progress",
+    "seconds",
+    "size_of_successors",
+    "successor",
+]
+
+E = TypeVar("E", bound=BaseException)
+
+NO_NUMBER = "holds NaN or an infinity, which JSON does not have: give None, a string, or a finite number"
+_MAX_MESSAGE = 2000
+_MAX_TRACEBACK = 8 * 1024
+_LONGEST_WAIT = 10 * 365 * 86400
+
+
+def encoded(value: Any, what: str, *, at_most: int | None = None) -> msgspec.Raw:
+    """Return `value` as JSON. Encoding happens once, and here, so that the caller sees the ValueError of a bad value.
+
+    `what` names the value in errors. Raises `TooLarge` if the JSON has more than `at_most` bytes.
+    """
+    try:
+        data = msgspec.json.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"this {what} is not JSON: {error}") from error
+    if loses_number(value, data):
+        raise ValueError(f"this {what} {NO_NUMBER}")
+    if at_most is not None and len(data) > at_most:
+        raise TooLarge(
+            f"this {what} has {len(data):,} bytes as JSON, the service takes {at_most:,}: "
+            "store it elsewhere, and pass a reference to it"
+        )
+    return msgspec.Raw(data)
+
+
+def loses_number(value: Any, data: bytes) -> bool:
+    """Return whether `value` holds NaN or an infinity, for which its JSON, `data`, has null."""
+    if b"null" not in data:
+        return False
+    try:
+        json.dumps(msgspec.to_builtins(value, str_keys=True, enc_hook=lambda _: None), allow_nan=False)
+    except ValueError:
+        return True
+    except (TypeError, RecursionError):  # only msgspec can encode it; a value nested too deep is refused elsewhere
+        return False
+    return False
+
+
+def progress(value: Any, *, at_most: int | None = None) -> msgspec.Raw:
+    """Return a checkpoint as JSON. Raises ValueError if the service would refuse it, with a whole batch of heartbeats.
+
+    `at_most`: the bytes that this service takes; None: not known yet.
+    """
+    raw = encoded(value, "progress")
+    most = MAX_PROGRESS if at_most is None else min(at_most, MAX_PROGRESS)
+    if (fault := value_fault(bytes(raw), most)) is not None:
+        raise ValueError(f"this progress {fault}")
+    return raw
+
+
+def successor(task: NewTask) -> NewTask:
+    """Return a successor with its payload as JSON. Raises ValueError (`TooLarge`) if no service would accept the task.
+
+    The check comes before the settlement, because a settlement is refused as a whole, with its result.
+    """
+    raw = encoded(task.payload, "payload", at_most=MAX_PAYLOAD)
+    if (fault := value_fault(bytes(raw), MAX_PAYLOAD)) is not None:
+        raise ValueError(f"this payload {fault}")
+    try:  # msgspec checks the fields of a Struct only when it decodes one
+        checked = msgspec.json.decode(bytes(encoded(replace(task, payload=None), "task")), type=NewTask)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"this task of kind {task.kind!r} cannot be scheduled: {error}") from error
+    if checked.id in checked.after:
+        raise ValueError(f"task {checked.id!r} names itself in `after`: it would never be ready")
+    return replace(checked, payload=raw)
+
+
+def size_of_successors(tasks: Sequence[NewTask], before: int) -> int:
+    """Return `before` plus the bytes of `tasks` as JSON in one settlement. Raises `TooLarge` above the bound."""
+    size = before + sum(len(msgspec.json.encode(task)) + 2 for task in tasks)
+    if size > MAX_THEN:
+        raise TooLarge(
+            f"the successors of a task have {size:,} bytes as JSON together, a service takes {MAX_THEN:,}: "
+            "put less into their payloads, or have a successor schedule the rest"
+        )
+    return size
+
+
+def seconds(value: float, what: str) -> float:
+    """Return a time to wait in seconds. Raises ValueError if it is negative, too long, or no number."""
+    if not 0 <= value <= _LONGEST_WAIT:
+        raise ValueError(f"{what}={value!r} is not a time to wait: give 0 to {_LONGEST_WAIT} seconds")
+    return float(value)
+
+
+def described(error: BaseException) -> msgspec.Raw:
+    """Return an exception as the error of a settlement."""
+    try:
+        message = str(error)
+    except Exception as broken:  # noqa: BLE001 - an error whose text fails must be reported all the same
+        message = f"<no text: {type(broken).__qualname__}>"
+    try:
+        lines = "".join(traceback.format_exception(error))
+    except Exception as broken:  # noqa: BLE001 - a SyntaxError that user code built by hand, for example
+        lines = f"<no traceback: {type(broken).__qualname__}>"
+    text = {"type": type(error).__qualname__, "message": message[:_MAX_MESSAGE], "traceback": lines[-_MAX_TRACEBACK:]}
+    # A message may hold characters that UTF-8 cannot encode (file names do).
+    return encoded({name: value.encode(errors="replace").decode() for name, value in text.items()}, "error")
+
+
+def each(error: BaseException, kind: type[E]) -> Iterator[E]:
+    """Yield `error`, or the errors that a task group has wrapped in it, as far as they are of type `kind`."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from each(inner, kind)
+    elif isinstance(error, kind):
+        yield error

@@ -1,0 +1,263 @@
+"""Ledger: what this process holds, in memory that outlives the process, for the supervisor that sees it end.
+
+Worker and supervisor share the memory. The worker notes a lease when it is granted and when its handler begins, and
+removes it when it is over: some hundred nanoseconds each, without a system call, so a stopped or slow supervisor does
+not delay the worker. A worker that is killed between two bytes leaves a ledger that is right about all leases but one.
+The supervisor reads the ledger only when the worker has been reaped.
+
+    header   the holder and its service: written once, when there is a connection
+    entries  one for each lease, of fixed room, used again: state, room, two lengths, id and token;
+             and one for each claim in progress: tasks that were granted but not received are given back too;
+             and one for each lease with progress that its service has not acknowledged, up to 64 MiB in all
+
+Rule 1: a handler is noted as begun before its first line: a run that killed its process must count as begun.
+Rule 2: an entry is filled before its state is set, and on removal the state is cleared first.
+"""
+
+import logging
+import math
+import mmap
+import os
+import struct
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET
+
+from leasekit.task import Settlement
+
+__all__ = ["Asked", "Holder", "Ledger", "Left", "Past", "SharedMemory"]
+
+logger = logging.getLogger("leasekit")
+
+_MAGIC = b"LEASEKT1"
+_SIGNALS = len(_MAGIC)  # one byte: the number of signals that the supervisor has received …
+_HEARD = _SIGNALS + 1  # … and one: the number that the worker has received, passed on or sent to it
+_LENGTH = struct.Struct("<I")
+_HOLDER = _SIGNALS + 4
+_ENTRIES = 16 * 1024  # where entries begin: before, there is room for the header
+_ENTRY = struct.Struct("<BBHI")  # state, log2 of the room, lengths of the id and of the data after it
+_LEAST_ROOM = 6
+_NOWHERE = 0  # an entry for which there is no room
+_FREE, _HELD, _BEGUN, _SAID, _BEGUN_ELSEWHERE, _ASKED, _PROGRESS = range(7)
+_MOST_FOR_PROGRESS = 64 * 1024 * 1024  # bytes of a ledger: above, only heartbeats carry progress
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """The worker that held the leases, and the service to which they are handed back."""
+
+    worker: str
+    url: str | None = None  # None: a backend object, which exists only in that process
+    guarded: bool = False
+    spool: str | None = None
+
+
+class Left(NamedTuple):
+    """A lease that was held when the process ended."""
+
+    task_id: str
+    token: str
+    begun: bool
+    elsewhere: bool = False  # its handler ran in another process: this process may have lived on after the lease
+    progress: Any = UNSET  # the latest that was noted, if the service may not have it …
+    progress_seq: int | None = None  # … and its number: a heartbeat may have brought later progress
+
+
+class Asked(NamedTuple):
+    """A claim in progress: no code has received the tasks that it was granted."""
+
+    claim_id: str
+    kinds: list[str]
+
+
+class Past(NamedTuple):
+    """The content of a ledger, as a process left it. `holder` is None if the process ended before it connected."""
+
+    holder: Holder | None
+    leases: list[Left]
+    said: list[Settlement]  # to be reported once no code of the process runs
+    asked: list[Asked]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to hand back."""
+        return not (self.leases or self.said or self.asked)
+
+
+class SharedMemory:
+    """The supervisor's side of a ledger: memory that is given to one worker, and read when that worker has ended."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("leasekit-ledger", os.MFD_CLOEXEC)
+        os.posix_fallocate(self.fd, 0, _ENTRIES)
+        self._header = mmap.mmap(self.fd, _ENTRIES)
+        self._header[: len(_MAGIC)] = _MAGIC
+
+    def signalled(self) -> bool:
+        """Count one more signal. Return False if the worker has received as many: the signal need not be passed on."""
+        self._header[_SIGNALS] = min(255, self._header[_SIGNALS] + 1)
+        return self._header[_SIGNALS] > self._header[_HEARD]
+
+    @property
+    def used(self) -> bool:
+        """Whether the worker has connected."""
+        return self._holder() is not None
+
+    def read(self) -> Past:
+        """Return the content. Call this only after the worker has been reaped."""
+        leases: list[Left] = []
+        progress: dict[tuple[str, str], tuple[int, msgspec.Raw]] = {}  # by lease, with its number
+        said: list[Settlement] = []
+        asked: list[Asked] = []
+        with mmap.mmap(self.fd, 0, prot=mmap.PROT_READ) as memory:
+            at = _ENTRIES
+            while at + _ENTRY.size <= len(memory):
+                state, room, of_id, of_rest = _ENTRY.unpack_from(memory, at)
+                if room < _LEAST_ROOM:  # no entry was ever written from here on
+                    break
+                begin = at + _ENTRY.size
+                task_id, rest = memory[begin : begin + of_id], memory[begin + of_id : begin + of_id + of_rest]
+                if state == _SAID:
+                    said.append(msgspec.json.decode(rest, type=Settlement))
+                elif state == _ASKED:
+                    asked.append(Asked(task_id.decode(), msgspec.json.decode(rest, type=list[str])))
+                elif state == _PROGRESS:
+                    number, token, raw = msgspec.json.decode(rest, type=tuple[int, str, msgspec.Raw])
+                    lease = task_id.decode(), token
+                    if lease not in progress or progress[lease][0] < number:
+                        progress[lease] = number, msgspec.Raw(bytes(raw))
+                elif state != _FREE:
+                    elsewhere = state == _BEGUN_ELSEWHERE
+                    begun = elsewhere or state == _BEGUN
+                    leases.append(Left(task_id.decode(), rest.decode(), begun=begun, elsewhere=elsewhere))
+                at += 1 << room
+        latest = [
+            lease._replace(progress=found[1], progress_seq=found[0])
+            if (found := progress.get((lease.task_id, lease.token)))
+            else lease
+            for lease in leases
+        ]
+        return Past(self._holder(), latest, said, asked)
+
+    def _holder(self) -> Holder | None:
+        (length,) = _LENGTH.unpack_from(self._header, _HOLDER)
+        begin = _HOLDER + _LENGTH.size
+        return msgspec.json.decode(self._header[begin : begin + length], type=Holder) if length else None
+
+    def close(self) -> None:
+        self._header.close()
+        os.close(self.fd)
+
+
+class Ledger:
+    """The worker's side, on the memory of `fd`. Methods are for the driver's thread unless they say "any thread".
+
+    Where there is no memory for an entry, none is made: a lease that is not noted expires by itself.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._full = False
+        self._memory = mmap.mmap(fd, 0)
+        if self._memory[: len(_MAGIC)] != _MAGIC:
+            raise ValueError("this memory is not a ledger")
+        self._end = _ENTRIES
+        self._spare: defaultdict[int, list[int]] = defaultdict(list)
+
+    def open(self, holder: Holder) -> None:
+        """Write the holder of all later entries. Raises ValueError if the header has no room for it."""
+        said = msgspec.json.encode(holder)
+        begin = _HOLDER + _LENGTH.size
+        if begin + len(said) > _ENTRIES:
+            raise ValueError("the URL of the service is too long for the ledger of the supervisor: shorten it")
+        _LENGTH.pack_into(self._memory, _HOLDER, 0)  # killed in between, a process leaves no holder, not half of one
+        self._memory[begin : begin + len(said)] = said
+        _LENGTH.pack_into(self._memory, _HOLDER, len(said))
+
+    def signalled(self, count: int) -> int:
+        """Record that this process has received `count` signals; return the supervisor's count. Any thread."""
+        self._memory[_HEARD] = min(255, count)
+        return self._memory[_SIGNALS]
+
+    def add(self, task_id: str, token: str) -> int:
+        """Note a lease; return its entry."""
+        return self._add(_HELD, task_id.encode(), token.encode())
+
+    def progress(self, entry: int, task_id: str, token: str, progress: msgspec.Raw, *, number: int) -> int:
+        """Note the latest progress of a lease, in place of the one at `entry` (0: none); return the new entry.
+
+        `number` must be above the numbers of that lease before.
+        """
+        noted = self._add(
+            _PROGRESS,
+            task_id.encode(),
+            msgspec.json.encode((number, token, progress)),
+            most=_MOST_FOR_PROGRESS,
+        )
+        if noted:  # a process killed in between leaves both, and the numbers say which is newer
+            self.remove(entry)
+        return noted or entry
+
+    def record_claim(self, claim_id: str, kinds: Sequence[str]) -> int:
+        """Note a claim, until its answer is noted; return its entry."""
+        return self._add(_ASKED, claim_id.encode(), msgspec.json.encode(kinds))
+
+    def begins(self, entry: int, *, elsewhere: bool = False) -> None:
+        """Note that a handler is about to run, here or in another process. Any thread, but not after `remove`."""
+        if entry:
+            self._memory[entry] = _BEGUN_ELSEWHERE if elsewhere else _BEGUN
+
+    def remove(self, entry: int) -> None:
+        """Remove an entry: its lease or claim is over, or must not be handed back."""
+        if entry:
+            self._memory[entry] = _FREE
+            self._spare[self._memory[entry + 1]].append(entry)
+
+    def record_settlement(self, entry: int, settlement: Settlement) -> int:
+        """Note what to report of a lease once no code of this process runs. Return its new entry."""
+        if said := self._add(_SAID, b"", msgspec.json.encode(settlement)):
+            self.remove(entry)
+        return said or entry
+
+    def mark_released(self) -> None:
+        """Note that the process is ended from outside: no handler is to blame, all tasks are released. Any thread."""
+        at = _ENTRIES
+        while at < self._end and (room := self._memory[at + 1]) >= _LEAST_ROOM:  # a fresh entry may not be filled yet
+            if self._memory[at] in (_BEGUN, _BEGUN_ELSEWHERE):
+                self._memory[at] = _HELD
+            at += 1 << room
+
+    def _add(self, state: int, task_id: bytes, rest: bytes, *, most: float = math.inf) -> int:
+        length = _ENTRY.size + len(task_id) + len(rest)
+        room = max(_LEAST_ROOM, (length - 1).bit_length())
+        spare = self._spare[room]
+        entry = spare.pop() if spare else self._fresh(room, most)
+        if not entry:
+            return _NOWHERE
+        memory = self._memory
+        memory[entry : entry + length] = _ENTRY.pack(_FREE, room, len(task_id), len(rest)) + task_id + rest
+        memory[entry] = state
+        return entry
+
+    def _fresh(self, room: int, most: float) -> int:
+        end = self._end + (1 << room)
+        if end > most:
+            return _NOWHERE
+        if end > len(self._memory) and not self._grown(2 * end):
+            return _NOWHERE
+        entry, self._end = self._end, end
+        return entry
+
+    def _grown(self, size: int) -> bool:
+        try:
+            os.posix_fallocate(self._fd, 0, size)  # else a write into missing memory would raise SIGBUS
+            self._memory.resize(size)
+        except OSError as error:
+            if not self._full:
+                logger.warning("no more leases can be noted for the supervisor, they expire by themselves: %s", error)
+            self._full = True
+            return False
+        self._full = False
+        return True

@@ -1,0 +1,314 @@
+"""Outbox: gather settlements into batches, and report them until they are answered.
+
+Rule 1: each settlement gets one answer: a verdict, or a `Refused` of its own.
+Rule 2: a settlement that is refused, put off, or breaks each call that carries it, delays no other settlement.
+Rule 3: no settlement is dropped because the service is away. Only closing ends the tries; settlements without an answer
+are then in the spool, if there is one, for the next process.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from leasekit._core.backoff import Backoff
+from leasekit._driver.answer import Answer
+from leasekit._driver.clock import Clock
+from leasekit._driver.reporting.spool import Spool
+from leasekit._driver.retrying import call_once
+from leasekit._driver.thread import spawn
+from leasekit.backend import Backend
+from leasekit.errors import BackendError, ProtocolError, Refused, Throttled
+from leasekit.hooks import Hooks, ReportDelayed, log_fields
+from leasekit.task import Settlement, Verdict
+
+__all__ = ["Delivery", "Outbox", "Report"]
+
+logger = logging.getLogger("leasekit")
+
+_CALLS = 2  # at once: while one call is answered the next batch gathers
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+_PROMPT = 1.0  # seconds for an answer; a settlement without one by then is kept on disk, whether or not it was tried
+
+
+Heard = Callable[["Verdict | Refused | None"], None]
+
+
+class Delivery:
+    """A settlement that is reported until it is answered."""
+
+    __slots__ = ("heard", "put_at", "put_off", "settlement", "spooled")
+
+    def __init__(self, settlement: Settlement, *, spooled: bool = False) -> None:
+        self.settlement = settlement
+        self.put_at = 0.0
+        self.put_off = 0  # the number of answers *throttled* or *failed*
+        self.spooled = spooled
+        self.heard: Heard | None = None  # called in the driver's thread, with the argument of `end`
+
+    def end(self, answer: Verdict | Refused | None) -> None:
+        """Deliver the final answer (None: the outbox was closed first)."""
+        if self.heard is not None:
+            self.heard(answer)
+
+
+class Report(Delivery):
+    """A settlement whose answer any thread may wait for."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self, settlement: Settlement) -> None:
+        super().__init__(settlement)
+        self.answer: Answer[Verdict] = Answer()
+
+    def end(self, answer: Verdict | Refused | None) -> None:
+        if answer is None:
+            self.answer.cancel()
+        elif isinstance(answer, Verdict):
+            self.answer.set_result(answer)
+        else:
+            self.answer.set_exception(answer)
+        super().end(answer)
+
+
+class Outbox:
+    """The settlements of one connection."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        clock: Clock,
+        hooks: Hooks,
+        random: Callable[[], float],
+        call_timeout: float,
+    ) -> None:
+        self._backend = backend
+        self._spool: Spool | None = None
+        self._spool_fails = False
+        self._clock = clock
+        self._hooks = hooks
+        self._random = random
+        self._call_timeout = call_timeout
+        self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, random=random)
+        self._most = backend.capabilities.max_batch  # settlements in one call: fewer after a call that failed
+        self._pending: deque[Delivery] = deque()
+        self._unanswered: set[Delivery] = set()
+        self._calls: set[asyncio.Task[None]] = set()
+        self._draining = 0  # calls that will look at `_pending` again
+        self._put_off: set[asyncio.Task[None]] = set()
+        self._answered: list[Settlement] = []  # answered settlements that are not yet marked in the spool
+        self._marking: set[asyncio.Task[None]] = set()
+        self._keeping = asyncio.Lock()
+        self._looking: set[asyncio.Task[None]] = set()  # keeps settlements on disk that wait for too long
+        self._never = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._closed = False
+
+    def put(self, report: Delivery) -> None:
+        """Report a settlement as soon as a call is free; after closing, end it with None."""
+        if self._closed:
+            report.end(None)
+            return
+        report.put_at = self._clock.now()
+        self._unanswered.add(report)
+        self._empty.clear()
+        self._enqueue([report])
+        if self._spool is not None and not self._looking:
+            spawn(self._keep_late(), self._looking)
+
+    def _enqueue(self, reports: Sequence[Delivery]) -> None:
+        self._pending.extend(reports)
+        if self._draining < _CALLS:
+            self._draining += 1
+            spawn(self._drain(), self._calls)
+
+    def __len__(self) -> int:
+        """Return the number of settlements without an answer. Any thread."""
+        return len(self._unanswered)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether settlements that cannot be reported survive this process."""
+        return self._spool is not None and not self._spool_fails
+
+    async def empty(self) -> None:
+        """Wait until all settlements are answered."""
+        await self._empty.wait()
+
+    async def use(self, spool: Spool) -> list[Settlement]:
+        """Keep settlements that cannot be reported in `spool`, and report those that ended processes have left there.
+
+        Return the settlements of these processes.
+        """
+        if not self._backend.capabilities.refuses_stale:
+            # A service that accepts writes of a stale lease must not get them late: another process may run the task.
+            logger.info("results are not kept on disk: this service does not refuse a result that comes too late")
+            return []
+        self._spool = spool
+        try:
+            left = await asyncio.to_thread(spool.adopt)
+        except OSError as error:
+            logger.warning("the results left in %s cannot be taken over: %s", spool.directory, error)
+            return []
+        if left:
+            logger.info("reporting %d results that earlier processes could not report", len(left))
+        for settlement in left:
+            report = Delivery(settlement, spooled=True)
+            report.heard = partial(_say_if_late, settlement)
+            self.put(report)
+        return left
+
+    async def aclose(self) -> None:
+        """Stop reporting. Settlements without an answer stay in the spool if there is one."""
+        self._closed = True
+        under_way = [*self._calls, *self._put_off, *self._looking]
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, *self._marking, return_exceptions=True)
+        await self._keep(list(self._unanswered))
+        if self._spool is not None:
+            await asyncio.to_thread(self._spool.close)
+        while self._unanswered:
+            self._unanswered.pop().end(None)
+        self._empty.set()
+
+    async def _drain(self) -> None:
+        try:
+            while self._pending:
+                count = min(self._most, len(self._pending))
+                await self._report([self._pending.popleft() for _ in range(count)])
+        finally:
+            # With the last check, not when the task has ended: a settlement put in between would wait for ever.
+            self._draining -= 1
+
+    async def _report(self, batch: Sequence[Delivery]) -> None:
+        """Try to report a batch once; settlements without an answer are tried again later."""
+        try:
+            verdicts = await call_once(lambda: self._settle(batch), within=self._call_timeout)
+        except Refused as refused:
+            await self._refused(batch, refused)
+        except BackendError as error:
+            await self._failed(batch, error)
+        else:
+            self._backoff.reset()
+            self._most = min(self._most * 2, self._backend.capabilities.max_batch)
+            self._take(batch, verdicts)
+
+    async def _settle(self, batch: Sequence[Delivery]) -> list[Verdict]:
+        verdicts = await self._backend.settle([report.settlement for report in batch])
+        if [verdict.id for verdict in verdicts] != [report.settlement.id for report in batch]:
+            raise ProtocolError("the verdicts do not match the settlements")
+        return verdicts
+
+    def _take(self, batch: Sequence[Delivery], verdicts: Sequence[Verdict]) -> None:
+        later: list[Delivery] = []
+        asked = 0.0
+        for report, verdict in zip(batch, verdicts, strict=True):
+            if verdict.verdict in ("settled", "gone"):
+                self._answer(report, verdict)
+            else:
+                report.put_off += 1
+                asked = max(asked, verdict.retry_after or 0.0)
+                later.append(report)
+        if later:
+            self._unreported(later, "the service answered: later")
+            tries = min(10, max(report.put_off for report in later))
+            wait = _FIRST_WAIT * 2**tries * (1 - self._random() / 2)
+            spawn(self._again(later, min(max(wait, asked), _LONGEST_WAIT)), self._put_off)
+
+    async def _again(self, reports: Sequence[Delivery], wait: float) -> None:
+        await self._keep(reports)
+        await self._clock.wait(self._never, self._clock.now() + wait)
+        self._enqueue(reports)
+
+    async def _refused(self, batch: Sequence[Delivery], refused: Refused) -> None:
+        """Split a batch that was refused as a whole, to find the settlement to blame."""
+        if len(batch) == 1:
+            self._answer(batch[0], refused)
+            return
+        half = len(batch) // 2
+        await self._report(batch[:half])
+        await self._report(batch[half:])
+
+    async def _failed(self, batch: Sequence[Delivery], error: BackendError) -> None:
+        """Put a failed batch back. One settlement may break the call for the others: so the next batch is smaller."""
+        await self._keep([*batch, *self._pending])
+        self._pending.extend(batch)
+        self._most = max(1, len(batch) // 2)
+        self._unreported(batch, f"{type(error).__name__}: {error}")
+        asked = error.retry_after if isinstance(error, Throttled) else None
+        wait = max(self._backoff.wait(), min(asked or 0.0, _LONGEST_WAIT))
+        await self._clock.wait(self._never, self._clock.now() + wait)
+
+    def _unreported(self, reports: Sequence[Delivery], why: str) -> None:
+        ids = [report.settlement.id for report in reports]
+        self._hooks(ReportDelayed(at=self._clock.now(), task_ids=ids, why=why))
+
+    # On the disk --------------------------------------------------------------------------------------------------
+
+    async def _keep_late(self) -> None:
+        """Keep on disk each settlement without an answer after `_PROMPT` seconds, however many calls come first.
+
+        Settlements that have waited for half of that time are kept too, so that two writes a second are enough.
+        """
+        while waiting := [report for report in self._unanswered if not report.spooled]:
+            late_at = min(report.put_at for report in waiting) + _PROMPT
+            await self._clock.wait(self._never, max(late_at, self._clock.now() + _PROMPT / 2))
+            put_by = self._clock.now() - _PROMPT / 2
+            await self._keep([report for report in self._unanswered if report.put_at <= put_by])
+
+    async def _keep(self, reports: Sequence[Delivery]) -> None:
+        """Write settlements to the spool, so that they survive this process."""
+        async with self._keeping:
+            fresh = [report for report in reports if not report.spooled]
+            if self._spool is None or not fresh:
+                return
+            if self._marking:  # perhaps of an earlier settlement of the same lease
+                await asyncio.wait(list(self._marking))
+            try:
+                await asyncio.to_thread(self._spool.keep, [report.settlement for report in fresh])
+            except OSError as error:
+                if not self._spool_fails:
+                    logger.warning("results cannot be kept in %s, only in memory: %s", self._spool.directory, error)
+                self._spool_fails = True
+                return
+            self._spool_fails = False
+            for report in fresh:
+                report.spooled = True
+                if report not in self._unanswered:  # answered meanwhile
+                    self._mark_answered(report)
+
+    def _mark_answered(self, report: Delivery) -> None:
+        self._answered.append(report.settlement)
+        if not self._marking:
+            spawn(self._mark(), self._marking)
+
+    async def _mark(self) -> None:
+        """Mark answered settlements in the spool, so that no other process reports them."""
+        assert self._spool is not None  # noqa: S101 - the settlements are in it
+        while answered := self._answered:
+            self._answered = []
+            try:
+                await asyncio.to_thread(self._spool.answered, answered)
+            except OSError as error:  # they will be reported twice, which does no harm
+                logger.debug("the answered settlements cannot be marked in the spool: %s", error)
+
+    def _answer(self, report: Delivery, answer: Verdict | Refused) -> None:
+        report.end(answer)
+        if report.spooled:
+            self._mark_answered(report)
+        # After the answer: the code that receives the answer may put in another settlement instead.
+        self._unanswered.discard(report)
+        if not self._unanswered:
+            self._empty.set()
+
+
+def _say_if_late(settlement: Settlement, answer: Verdict | Refused | None) -> None:
+    """Log the loss of a settlement that was adopted from the spool: no other code receives its answer."""
+    if isinstance(answer, Refused) or (answer is not None and answer.verdict == "gone"):
+        why = str(answer) if isinstance(answer, Refused) else answer.reason
+        extra = log_fields(settlement.id, settlement.token)
+        logger.warning("the result of %s from the spool is dropped: %s", settlement.id, why, extra=extra)

@@ -1,0 +1,154 @@
+"""What each event makes of a task: a grant, a beat, a cancel, the end of a run with its counts and limits. Sans-IO."""
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from leasekit._lifecycle.rows import Limits, Trigger
+from leasekit._lifecycle.states import LEASED, WOUND_DOWN, Event, asked_to_cancel, next_trigger, step
+from leasekit.task import Exponential, RetryPolicy, Status
+
+if TYPE_CHECKING:
+    from random import Random
+
+__all__ = [
+    "NO_LIMITS", "cancelled", "end_run", "grant", "has_lapsed", "is_held", "is_latest", "is_overdue", "renewed",
+    "retry_wait",
+]  # fmt: skip
+
+NO_LIMITS = Limits(None, 0, None)
+"""For ends that look at no limit."""
+
+_DEFAULT_POLICY = Exponential()
+_DAMAGED = "the store is damaged, and this task runs no more"
+_decode_policy = msgspec.json.Decoder(RetryPolicy).decode
+
+
+def grant(row: Trigger, worker: str, token: str, *, now: float) -> Trigger:
+    """Hand the task to a worker, under a new token and a higher fence."""
+    status = step(row.status, Event.CLAIM)
+    return replace(
+        row,
+        status=status,
+        fence=row.fence + 1,
+        attempt=row.attempt + 1,
+        owner=worker,
+        token=token,
+        next_trigger_at=next_trigger(status, now=now, after=row.claim_timeout),
+        run_until=None,
+    )
+
+
+def is_latest(row: Trigger, token: str) -> bool:
+    """Whether this is the token of a lease that nobody has taken back yet, even where it has ended."""
+    return row.token == token and row.status in LEASED
+
+
+def is_held(row: Trigger, token: str, now: float) -> bool:
+    """Whether this is the token of a lease that has not ended."""
+    return is_latest(row, token) and row.next_trigger_at is not None and row.next_trigger_at > now
+
+
+def has_lapsed(row: Trigger, now: float) -> bool:
+    """Whether the task is leased, and its lease has ended: whoever finds it so ends the run by *expire*."""
+    return row.status in LEASED and row.next_trigger_at is not None and row.next_trigger_at <= now
+
+
+def is_overdue(row: Trigger, now: float) -> bool:
+    """Whether the run has lasted as long as it may. Its lease is renewed no more: it expires, and counts as a crash."""
+    return row.run_until is not None and row.run_until <= now
+
+
+def renewed(row: Trigger, status: Status, *, now: float) -> Trigger:
+    """Where a task stands whose lease is renewed at `now`.
+
+    Its end is never brought nearer: a holder that has not heard the answer goes by what it was granted before.
+    """
+    until = now + row.heartbeat_timeout
+    return replace(row, status=status, next_trigger_at=max(until, row.next_trigger_at or until))
+
+
+def cancelled(row: Trigger, *, now: float) -> Trigger:
+    """Cancel a task that waits, or order its holder to; one that has ended stays as it is.
+
+    A lease that has ended is to be taken back before: there is nobody to give an order to.
+    """
+    event = asked_to_cancel(row.status)
+    if event is Event.CANCEL:
+        return end_run(row, event, limits=NO_LIMITS, now=now)
+    if event is Event.ORDER and not row.ordered:
+        return replace(row, ordered=True)
+    return row
+
+
+def retry_wait(row: Trigger, limits: Limits, random: "Random") -> float:
+    """Seconds until the next attempt, after the one that now ends in *retry*."""
+    policy = _policy(limits)
+    return 0.0 if policy is None else policy.wait(row.failures + 1, random)
+
+
+def _policy(limits: Limits) -> RetryPolicy | None:
+    """How long to wait for another attempt; None: the store is damaged, and nobody knows."""
+    try:
+        return _DEFAULT_POLICY if limits.retry is None else _decode_policy(limits.retry)
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def end_run(row: Trigger, event: Event, *, limits: Limits, now: float, wait: float = 0.0, why: str = "") -> Trigger:
+    """Where a task stands after its run has ended by `event`; `wait` is the time until it may run again.
+
+    `why` is what is known of a lease that ran out, for a task that is dead of it.
+
+    A lease that ran out keeps its token: its holder may yet report, as long as nobody else got the task.
+    """
+    token = row.token if event is Event.EXPIRE else None
+    reason = None
+    if event in WOUND_DOWN:
+        row, reason = _counted(row, event, limits, why)
+        if row.ordered:
+            event, token, reason = Event.CANCEL, None, None
+        elif reason is not None:
+            event, token = Event.EXHAUST, None
+    status = step(row.status, event)
+    return replace(
+        row,
+        status=status,
+        ordered=False,
+        owner=None,
+        token=token,
+        next_trigger_at=next_trigger(status, now=now, after=wait),
+        reason=reason,
+    )
+
+
+def _counted(row: Trigger, event: Event, limits: Limits, why: str) -> tuple[Trigger, str | None]:
+    """The task with this end counted, and why it may not run again (None: it may)."""
+    if event is Event.RELEASE:
+        return replace(row, attempt=row.attempt - 1), None
+    most: tuple[Any, Any] = (limits.max_attempts, limits.max_crashes)
+    if not (isinstance(most[0], int | None) and isinstance(most[1], int)):
+        return row, f"{_DAMAGED}: max_attempts or max_crashes is no number"
+    if event is Event.RETRY:
+        failures = row.failures + 1
+        if _policy(limits) is None:
+            return replace(row, failures=failures), f"{_DAMAGED}: its retry policy cannot be read"
+        return replace(row, failures=failures), _too_many_failures(failures, limits)
+    crashes = row.crashes + 1
+    reason = _too_many_crashes(crashes, limits)
+    if reason is not None and why:
+        reason = f"{reason}; of the last, {why}"
+    return replace(row, crashes=crashes), reason
+
+
+def _too_many_failures(failures: int, limits: Limits) -> str | None:
+    if limits.max_attempts is None or failures < limits.max_attempts:
+        return None
+    return f"{failures} attempts ended in retry: max_attempts is {limits.max_attempts}"
+
+
+def _too_many_crashes(crashes: int, limits: Limits) -> str | None:
+    if crashes <= limits.max_crashes:
+        return None
+    return f"{crashes} runs ended because their holder vanished: max_crashes is {limits.max_crashes}"

@@ -1,0 +1,368 @@
+"""What a request may hold: the one check of all services, and of what holders hand to the keeper.
+
+Every door calls it before anything is applied: HTTP and embedded, memory, Redis. A request that does not fit is refused
+whole, with the item and the field. Users' JSON comes as `msgspec.Raw`, which msgspec skips without looking closely:
+bad UTF-8, lone surrogates and numbers out of range pass. So each value is decoded here once, and thrown away.
+
+Rule 1: bounds are on work, not on bytes alone. What would take long to decode is refused before it is decoded: many
+short items in a long list (`read`), many arrays and objects in a value (`value_fault`).
+"""
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+from msgspec import UNSET, Raw, Struct
+
+from leasekit.errors import Refused
+from leasekit.task import Beat, NewTask, Outcome, Settlement
+from leasekit.wire import (
+    MAX_BATCH,
+    MAX_ERROR,
+    MAX_KINDS,
+    MAX_NAMES,
+    MAX_NESTING,
+    MAX_NODES,
+    MAX_NODES_TOGETHER,
+    MAX_PAYLOAD,
+    MAX_PROGRESS,
+    MAX_THEN,
+    BeatsRequest,
+    ResultsRequest,
+    ScheduleRequest,
+)
+
+__all__ = [
+    "ENDS", "check_beats", "check_kinds", "check_limit", "check_new_tasks", "check_settlements", "checked", "read",
+    "refusal", "shortened", "value_fault",
+]  # fmt: skip
+
+_R = TypeVar("_R", bound=Struct)
+
+ENDS: frozenset[Outcome] = frozenset({"success", "fatal"})
+"""Outcomes that may have successors."""
+
+_NULL = b"null"
+_NO_DEPENDENCIES = "needs dependencies, this service has none: have the task before schedule this one, with `then`"
+_OWN_DEPENDENCY = "names the task itself: it would never be ready"
+_NO_JSON = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.encode
+# `.tasks[3].retry.waits[1]`: the batch, the position in it, the field of the item.
+_PLACE = re.compile(r"\.(\w+)(?:\[(\d+)\](?:\.(.+))?)?", re.DOTALL)
+_ABSENT = re.compile(r"^Object (?:missing required|contains unknown) field `(.*)`$", re.DOTALL)
+_LONGEST = 500  # characters of a text that may repeat what a client sent
+
+
+def read(body: bytes, kind: type[Any]) -> Any:
+    """Decode a request and check what is in it. Raises `Refused`, msgspec's `DecodeError`, and `RecursionError`."""
+    if len(body) > MAX_NAMES:
+        _check_shape(body)
+    return _decoded(body, kind, dependencies=False)
+
+
+def checked(kind: type[_R], body: Mapping[str, Any], *, dependencies: bool = False) -> _R:
+    """Read a request that was made in this process as a server would read it from the wire: users' values as bytes.
+
+    `dependencies`: whether this service keeps tasks that wait for others. Raises `Refused`.
+    """
+    try:
+        return _decoded(_encode(body), kind, dependencies=dependencies)
+    except Refused:
+        raise
+    except _NO_JSON as error:
+        raise _unspeakable(body, error) from None
+
+
+def check_kinds(kinds: Sequence[str]) -> None:
+    """Raise `Refused` where a claim names no kind, or more than any service takes."""
+    if not 1 <= len(kinds) <= MAX_KINDS:
+        detail = f"a claim of {len(kinds):,} kinds: name 1 to {MAX_KINDS}, and make more claims for more"
+        raise Refused(detail, errors=[{"field": "kinds", "detail": detail}])
+
+
+def check_limit(field: str, count: int) -> None:
+    """Raise `Refused` where this is not a number of items that a batch or page may have."""
+    if not 1 <= count <= MAX_BATCH:
+        detail = f"is {count}: give 1 to {MAX_BATCH}"
+        raise Refused(f"{field} {detail}", errors=[{"field": field, "detail": detail}])
+
+
+def check_new_tasks(tasks: Sequence[NewTask], *, dependencies: bool = False) -> None:
+    """Refuse a batch in which a payload is too big, nested too deep, or no JSON, or a task waits for what it cannot.
+
+    Raises `Refused`, with one error for each field that does not fit.
+    """
+    errors = _Errors(dependencies=dependencies)
+    for item, task in enumerate(tasks):
+        errors.check_task(item, "", task)
+    errors.refuse()
+
+
+def check_beats(beats: Sequence[Beat], *, dependencies: bool = False) -> None:
+    """Refuse a batch in which a progress is too big, nested too deep, or no JSON. Raises `Refused`."""
+    errors = _Errors(dependencies=dependencies)
+    for item, beat in enumerate(beats):
+        if beat.progress is not UNSET:
+            errors.check(item, "progress", beat.progress, MAX_PROGRESS)
+    errors.refuse()
+
+
+def check_settlements(settlements: Sequence[Settlement], *, dependencies: bool = False) -> None:
+    """Refuse a batch in which a value or a successor does not fit, or `then` goes with a wrong outcome.
+
+    Raises `Refused`, with one error for each field that does not fit.
+    """
+    errors = _Errors(dependencies=dependencies)
+    for item, one in enumerate(settlements):
+        errors.check(item, "result", one.result, MAX_PAYLOAD)
+        errors.check(item, "error", one.error, MAX_ERROR)
+        if one.progress is not UNSET:
+            errors.check(item, "progress", one.progress, MAX_PROGRESS)
+        if one.then:
+            _check_successors(errors, item, one)
+    errors.refuse()
+
+
+def refusal(error: msgspec.ValidationError) -> Refused:
+    """What the types refused, told like the rest: with the item and the field, as msgspec's message has them.
+
+    `Expected `str`, got `int` - at `$.tasks[3].kind`` is item 3, field `kind`.
+    """
+    # The last "at": what stands before it may repeat names that the client chose.
+    detail, _, path = str(error).rpartition(" - at `$")
+    if not detail:
+        detail, path = str(error), ""
+    place = _PLACE.fullmatch(path.removesuffix("`"))
+    batch, item, inside = place.groups() if place else (None, None, None)
+    absent = _ABSENT.search(detail)
+    names = [batch if item is None else inside, absent[1] if absent else None]
+    # An item of the wrong type altogether has no field: then the batch is named.
+    field = ".".join(name for name in names if name) or batch
+    entry: dict[str, Any] = {"detail": shortened(detail)}
+    if item is not None:
+        entry["item"] = int(item)
+    if field:
+        entry["field"] = shortened(field)
+    where = "the request" if item is None else f"item {item}"
+    said = ": ".join(entry[key] for key in ("field", "detail") if key in entry)
+    return Refused(f"{where} does not fit, and nothing was applied: {said}", errors=[entry])
+
+
+def shortened(text: str) -> str:
+    """The text, or its beginning where it is long: it may repeat what a client sent."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+class _Errors:
+    """What does not fit in one batch."""
+
+    def __init__(self, *, dependencies: bool) -> None:
+        self._dependencies = dependencies
+        self._found: list[dict[str, Any]] = []
+        self._nodes = 0
+
+    def add(self, item: int, field: str, detail: str) -> None:
+        self._found.append({"item": item, "field": field, "detail": detail})
+
+    def check(self, item: int, field: str, value: Any, most: int) -> None:
+        try:
+            # A plain value is measured as it would travel.
+            raw = bytes(value) if type(value) is Raw else _encode(value)
+            detail = self._fault(raw, most)
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            detail = f"is not JSON: {error}"
+        except RecursionError:
+            detail = _TOO_DEEP
+        if detail is not None:
+            self.add(item, field, detail)
+
+    def check_task(self, item: int, prefix: str, task: NewTask) -> None:
+        self.check(item, f"{prefix}payload", task.payload, MAX_PAYLOAD)
+        if task.after and not self._dependencies:
+            self.add(item, f"{prefix}after", _NO_DEPENDENCIES)
+        elif task.id in task.after:
+            self.add(item, f"{prefix}after", _OWN_DEPENDENCY)
+
+    def _fault(self, raw: bytes, most: int) -> str | None:
+        if raw == _NULL:
+            return None
+        if (fault := value_fault(raw, most)) is not None:
+            return fault
+        self._nodes += _brackets(raw).count(b"[")
+        if self._nodes > MAX_NODES_TOGETHER:
+            detail = f"the values have more than {MAX_NODES_TOGETHER:,} arrays and objects together"
+            raise Refused(f"{detail}: send fewer items in one request", errors=[{"detail": detail}])
+        _decode(raw)
+        return None
+
+    def refuse(self) -> None:
+        if self._found:
+            first = self._found[0]
+            raise Refused(f"item {first['item']}: {first['field']} {first['detail']}", errors=self._found)
+
+
+def _check_successors(errors: _Errors, item: int, one: Settlement) -> None:
+    if one.outcome not in ENDS:
+        errors.add(item, "then", f"goes with success and fatal only, not with {one.outcome}")
+    if len(one.then) > MAX_BATCH:
+        errors.add(item, "then", f"has {len(one.then)} successors: {MAX_BATCH} at most")
+    if (size := len(_encode(one.then))) > MAX_THEN:
+        errors.add(item, "then", f"has {size:,} bytes together: {MAX_THEN:,} at most")
+    for position, task in enumerate(one.then):
+        errors.check_task(item, f"then[{position}].", task)
+
+
+# One value ------------------------------------------------------------------------------------------------------
+
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_TOO_DEEP = f"is nested too deep: {MAX_NESTING} levels at most"
+
+
+def value_fault(value: bytes, most: int) -> str | None:
+    """Say why a JSON value has too many bytes, arrays or objects, or is too deep; None where it has not."""
+    if len(value) > most:
+        return f"has {len(value):,} bytes: {most:,} at most"
+    left = _brackets(value)
+    nodes = left.count(b"[")
+    if nodes > MAX_NODES:
+        return f"has {nodes:,} arrays and objects: {MAX_NODES:,} at most"
+    for _ in range(MAX_NESTING):
+        left = left.replace(b"[]", b"")  # the innermost
+    return _TOO_DEEP if left else None
+
+
+def _brackets(value: bytes) -> bytes:
+    """The brackets of a JSON value outside of its strings, all as square ones; none where there are only a few.
+
+    Nothing is decoded for it: a megabyte of brackets would make half a million objects.
+    """
+    if value.count(b"[") + value.count(b"{") <= MAX_NESTING:  # also counts those in strings
+        return b""
+    return _without_strings(value).translate(_BRACKETS, _NO_BRACKETS)
+
+
+def _without_strings(value: bytes) -> bytes:
+    # Escaped quotes go first; then every other part between quotes is inside of a string.
+    return b"".join(value.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2]) if b'"' in value else value
+
+
+# What is long, before it is decoded -----------------------------------------------------------------------------
+
+_NO_VALUE = Raw(b"")
+
+
+class _Item(Struct):
+    """An item of a request, as far as much of it may be long."""
+
+    payload: Raw = _NO_VALUE
+    result: Raw = _NO_VALUE
+    error: Raw = _NO_VALUE
+    progress: Raw = _NO_VALUE
+    then: list[Raw] = []
+
+    def rest(self, whole: int) -> int:
+        """How many bytes the other fields have, of so many."""
+        values = [self.payload, self.result, self.error, self.progress, *self.then]
+        return whole - sum(len(bytes(value)) for value in values)
+
+
+class _Request(Struct):
+    """A request, as far as much of it may be long."""
+
+    tasks: list[Raw] = []
+    beats: list[Raw] = []
+    results: list[Raw] = []
+
+
+def _check_shape(body: bytes) -> None:
+    """Refuse a long request that has too many items, or is long where it should be short.
+
+    Its types would find that too, but only after all of it was decoded: a million items take seconds.
+    """
+    try:
+        request = msgspec.json.decode(body, type=_Request)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return  # its own types say what is wrong; they end at the first mistake
+    batches = {"tasks": request.tasks, "beats": request.beats, "results": request.results}
+    if len(body) - sum(len(bytes(item)) for items in batches.values() for item in items) > MAX_NAMES:
+        _refuse_length("the request", {})
+    for field, items in batches.items():
+        _check_count(items, {"field": field}, field)
+        for position, item in enumerate(items):
+            _check_item(item, {"item": position, "field": field})
+
+
+def _check_item(item: Raw, place: Mapping[str, Any]) -> None:
+    size = len(bytes(item))
+    if size <= MAX_NAMES:
+        return
+    try:
+        found = msgspec.json.decode(item, type=_Item)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return
+    if found.rest(size) > MAX_NAMES:
+        _refuse_length(f"item {place['item']}", place)
+    _check_count(found.then, {**place, "field": "then"}, f"item {place['item']}: then")
+    for successor in found.then:
+        _check_item(successor, {**place, "field": "then"})
+
+
+def _check_count(items: Sequence[Raw], place: Mapping[str, Any], name: str) -> None:
+    if len(items) > MAX_BATCH:
+        detail = f"has {len(items):,} items: {MAX_BATCH:,} at most"
+        raise Refused(f"{name} {detail}", errors=[{**place, "detail": detail}])
+
+
+def _refuse_length(name: str, place: Mapping[str, Any]) -> NoReturn:
+    detail = f"has more than {MAX_NAMES:,} bytes beside payloads, results, errors, progress and successors"
+    raise Refused(f"{name} {detail}", errors=[{**place, "detail": detail}])
+
+
+# Decoding -------------------------------------------------------------------------------------------------------
+
+_CHECKS: dict[type[Any], tuple[str, Callable[..., None]]] = {
+    ScheduleRequest: ("tasks", check_new_tasks),
+    BeatsRequest: ("beats", check_beats),
+    ResultsRequest: ("results", check_settlements),
+}
+
+
+def _decoded(body: bytes, kind: type[_R], *, dependencies: bool) -> _R:
+    try:
+        request: _R = _decoder(kind).decode(body)
+    except msgspec.ValidationError as error:
+        raise refusal(error) from None
+    if type(request) in _CHECKS:
+        batch, check = _CHECKS[type(request)]
+        check(getattr(request, batch), dependencies=dependencies)
+    return request
+
+
+def _unspeakable(body: Mapping[str, Any], error: Exception) -> Refused:
+    """Say which item it is that cannot be written as JSON."""
+    for field, items in body.items():
+        for position, item in enumerate(items if type(items) in (list, tuple) else ()):
+            if (own := _encoding_error(item)) is not None:
+                names = getattr(item, "__struct_fields__", ())
+                inner = next((name for name in names if _encoding_error(getattr(item, name)) is not None), field)
+                detail = f"is not JSON: {own}"
+                place = {"item": position, "field": inner, "detail": detail}
+                return Refused(f"item {position} {detail}", errors=[place])
+    return Refused(f"the request is not JSON: {error}", errors=[{"detail": f"is not JSON: {error}"}])
+
+
+def _encoding_error(value: Any) -> Exception | None:
+    try:
+        _encode(value)
+    except _NO_JSON as error:
+        return error
+    return None
+
+
+@functools.cache
+def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)

@@ -1,0 +1,68 @@
+"""Buffer: tasks that are claimed and have not begun, between the driver's thread and an executor's."""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from leasekit._worker.claimed_task import ClaimedTask
+
+__all__ = ["Buffer"]
+
+
+class Buffer:
+    """Claimed tasks, the most urgent first, and in order of arrival within a priority. For any thread.
+
+    The code that takes a task out must run it or give it back.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queues: dict[int, deque[ClaimedTask]] = {}  # in the order of priorities
+        self._closed = False
+
+    def __len__(self) -> int:
+        with self._changed:
+            return sum(map(len, self._queues.values()))
+
+    def put(self, works: Sequence[ClaimedTask]) -> None:
+        """Add a batch, and wake as many waiting threads as there are tasks, under one lock."""
+        with self._changed:
+            for work in works:
+                priority = work.held.task.priority
+                if priority not in self._queues:
+                    self._queues[priority] = deque()
+                    self._queues = dict(sorted(self._queues.items()))
+                self._queues[priority].append(work)
+            self._changed.notify(len(works))
+
+    def take(self) -> ClaimedTask | None:
+        """Take the most urgent task; None if the buffer is empty."""
+        with self._changed:
+            return self._best()
+
+    def wait(self, at_most: float | None = None) -> ClaimedTask | None:
+        """Take the most urgent task, as soon as there is one; None after closing, or after `at_most` seconds."""
+        with self._changed:
+            while (work := self._best()) is None and not self._closed:
+                if not self._changed.wait(at_most):
+                    return self._best()
+            return work
+
+    def take_back(self, until: float) -> list[ClaimedTask]:
+        """Remove and return all tasks that came in at `until` or before."""
+        with self._changed:
+            return [
+                queue.popleft() for queue in self._queues.values() for _ in range(len(queue)) if queue[0].since <= until
+            ]
+
+    def close(self) -> None:
+        """Close the buffer: no task will come in, and waiting threads return."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _best(self) -> ClaimedTask | None:
+        for queue in self._queues.values():
+            if queue:
+                return queue.popleft()
+        return None

@@ -1,0 +1,304 @@
+"""Controller: claim tasks ahead for one executor, and settle tasks whose handlers have ended, in the driver's loop.
+
+    claim ──▶ (confirmed) ──▶ buffer ──▶ executor ──▶ ended ──▶ the keeper's outbox
+                                 └─ too long in the buffer, or the worker stops: given back
+
+Rule 1: no error of a service or an adapter ends the controller: it waits, logs once, and tries again.
+Rule 2: every delivery that it accepted ends in exactly one of: settled, given back, lost, joined to a run.
+Rule 3: for each task id, one handler runs in this process, however often the task is delivered.
+"""
+
+# pyright: reportPrivateUsage=false
+# A worker drives its leases itself: users have their `with` blocks.
+
+import asyncio
+import logging
+import math
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from msgspec import structs
+
+from leasekit._core.backoff import Backoff
+from leasekit._driver.answer import Answer
+from leasekit._driver.connection import Connection
+from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit._driver.reporting.outbox import Delivery
+from leasekit._worker.claimed_task import ClaimedTask
+from leasekit._worker.executor import Executor
+from leasekit._worker.handlers import Handler
+from leasekit._worker.window import Window
+from leasekit.errors import Closed, Draining
+from leasekit.task import Settlement
+
+__all__ = ["Controller"]
+
+logger = logging.getLogger("leasekit")
+
+_POLL = 20.0  # seconds of one long poll
+_LOOK = 1.0  # seconds: check at least this often
+_LONGEST_IN_BUFFER = 4  # times `ahead`, and at least `_LOOK`
+_FIRST_WAIT, _LONGEST_WAIT = 0.2, 5.0  # seconds between claims that fail
+
+
+class Controller:
+    """Claim tasks for one executor, but only as many as it can begin soon.
+
+    `peers` are all controllers of the connection, this one included: together they stay within its capacity. The
+    controller checks its state at least every `look` seconds, and lets a claim wait for `poll` seconds.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        handlers: Mapping[str, Handler],
+        executor: Executor,
+        *,
+        ahead: float,
+        peers: Sequence["Controller"],
+        chance: random.Random | None = None,
+        look: float = _LOOK,
+        poll: float = _POLL,
+    ) -> None:
+        self._connection = connection
+        self._keeper = connection.keeper
+        self._clock = connection.clock
+        self._handlers = handlers
+        self._executor = executor
+        self._peers = peers
+        self.window = Window(executor.slots, ahead)
+        self._look = look
+        self._poll = poll
+        self._patience = max(_LOOK, _LONGEST_IN_BUFFER * ahead)
+        self._works: dict[str, ClaimedTask] = {}  # by task id: buffered and running
+        self._unconfirmed: dict[ClaimedTask, None] = {}  # must not begin before the service acknowledges a heartbeat
+        self._ended: deque[tuple[ClaimedTask, Settlement | None]] = deque()  # written by executors' threads
+        self._rung = False  # `_collect` was scheduled and has not begun
+        self._claim: asyncio.Task[list[HeldLease]] | None = None
+        self.asked = 0  # tasks asked for by the claim in progress
+        self.free = 0  # the window at the last check
+        self._not_before = -math.inf
+        self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, random=(chance or random.SystemRandom()).random)
+        self._failing = False
+        self._stopping = False
+        self._wake = asyncio.Event()
+
+    def look_around(self) -> None:
+        """Wake the controller after a change. Call this in the driver's thread."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Run until the controller was stopped and no handler runs."""
+        while True:
+            self._wake.clear()
+            try:
+                self._once(self._clock.now())
+            except Exception:
+                logger.exception("error in a controller; it goes on")
+                self._not_before = self._clock.now() + self._backoff.wait()
+            if self._stopping and self._claim is None and not self.window.out:
+                return
+            until = self._clock.now() + self._look
+            if self._claim is None and self._not_before > self._clock.now():
+                until = min(until, self._not_before)
+            await self._clock.wait(self._wake, until)
+
+    def stop(self) -> None:
+        """Stop claiming, and give back at once the tasks that have not begun."""
+        self._stopping = True
+        if self._claim is not None:
+            self._claim.cancel()  # the keeper gives back tasks that it may have been granted
+        self._give_back(self._executor.buffer.take_back(math.inf))
+        for work in list(self._unconfirmed):
+            self._keeper.release_if_unstarted(work.held)
+        self._wake.set()
+
+    def hurry(self) -> int:
+        """Tell running handlers to end, so that their tasks are given back; return their number."""
+        if (end_all := getattr(self._executor, "end_all", None)) is not None:
+            end_all(self._clock.now())
+        else:
+            for work in self._works.values():
+                work.held.tell(Draining)
+        return len(self._works)
+
+    def report_on_exit(self) -> int:
+        """Have the supervisor release the tasks whose handlers run when the process ends; return their number."""
+        for work in self._works.values():
+            task, progress = work.held.task, work.held.progress
+            self._keeper.report_on_exit(
+                work.held, Settlement(id=task.id, token=task.token, outcome="release", progress=progress)
+            )
+        return len(self._works)
+
+    @property
+    def running(self) -> int:
+        """The number of running handlers."""
+        return max(0, self.window.out - len(self._unconfirmed) - self.buffered)
+
+    @property
+    def buffered(self) -> int:
+        """The number of claimed tasks that wait for a slot."""
+        return len(self._executor.buffer)
+
+    # Claiming -----------------------------------------------------------------------------------------------------
+
+    def _once(self, now: float) -> None:
+        """Do what is due at `now`."""
+        self.window.slots = self._executor.slots  # executors' processes come and go
+        if stale := self._executor.buffer.take_back(now - self._patience):
+            # These tasks could run elsewhere: long runs hold all slots here, or their event loop is blocked.
+            logger.debug("%d tasks are given back: no slot was free for %g s", len(stale), self._patience)
+            self.window.stalled()
+            self._give_back(stale)
+        if self._claim is not None and self._claim.done():
+            claim, self._claim, self.asked = self._claim, None, 0
+            self._take_in(claim, now)
+        if self._claim is None and not self._stopping and now >= self._not_before and (limit := self._limit(now)):
+            self.asked = limit
+            self._claim = asyncio.create_task(
+                self._keeper.claim(
+                    list(self._handlers), limit=limit, wait=self._poll, started=False, failing=self._note_failure
+                )
+            )
+            self._claim.add_done_callback(lambda _: self._wake.set())
+
+    def _limit(self, now: float) -> int:
+        """Return how many tasks to claim: the window, within this controller's share of the keeper's capacity."""
+        window = self.free = self.window.size(now)
+        left = self._keeper.capacity - len(self._keeper) - sum(peer.asked for peer in self._peers)
+        share = math.ceil(max(0, left) / len(self._peers))
+        return min(window, share, self._connection.backend.capabilities.max_claim)
+
+    def _take_in(self, claim: "asyncio.Task[list[HeldLease]]", now: float) -> None:
+        if claim.cancelled():
+            return
+        error = claim.exception()
+        if isinstance(error, Closed):
+            self.stop()
+            return
+        if error is not None:
+            self._note_failure(error)
+            self._not_before = now + self._backoff.wait()
+            return
+        self._backoff.reset()
+        if self._failing:
+            self._failing = False
+            logger.info("claims of %s are answered again", self._kinds)
+        self._deliver(claim.result(), now)
+
+    def _note_failure(self, error: BaseException) -> None:
+        if not self._failing and not self._stopping:
+            self._failing = True
+            logger.warning("claims of %s fail, and are tried again: %s: %s", self._kinds, type(error).__name__, error)
+
+    @property
+    def _kinds(self) -> str:
+        return ", ".join(map(repr, self._handlers))
+
+    # Handing over -------------------------------------------------------------------------------------------------
+
+    def _deliver(self, leases: Sequence[HeldLease], now: float) -> None:
+        ready: list[ClaimedTask] = []
+        for held in leases:
+            handler = self._handlers.get(held.task.kind)
+            if self._stopping or handler is None:
+                self._keeper.release_if_unstarted(held)
+                continue
+            work = ClaimedTask(held, handler, self._connection, since=now, ended=self.over)
+            self.window.out += 1
+            if held.confirmed is None:
+                ready += self._arrived(work)
+            else:
+                self._unconfirmed[work] = None
+                held.confirmed.add_done_callback(partial(self._confirmed, work))
+        if ready:
+            self._executor.put(ready)
+
+    def _confirmed(self, work: ClaimedTask, answer: Answer[None]) -> None:
+        """Hand the task over if the service confirmed its lease; otherwise drop it, because it must not begin."""
+        self._unconfirmed.pop(work, None)
+        if answer.exception() is not None:
+            self._left(1)
+            return
+        work.since = self._clock.now()
+        if ready := self._arrived(work):
+            self._executor.put(ready)
+
+    def _arrived(self, work: ClaimedTask) -> list[ClaimedTask]:
+        """Return the tasks to hand over: none if the task is here already."""
+        first = self._works.setdefault(work.task_id, work)
+        if first is work:
+            return [work]
+        self._left(1)
+        self._join(first, work.held)
+        return []
+
+    def _join(self, first: ClaimedTask, held: HeldLease) -> None:
+        """Join a second delivery of a task to the first, whose lease had ended at the service."""
+        old = first.held
+        if held in (old, first.again):
+            return
+        if first.again is not None and first.again.withdraw():
+            self._keeper.drop(first.again)
+            first.again = None
+        if old.withdraw():  # it has not begun: the executor will find it withdrawn, and then `again` is run
+            self._keeper.drop(old)
+        elif first.lease is not None and old.stop is None and not old.lost:
+            first.lease._move(held)
+            first.held = held
+            self._keeper.finish(old)
+            return
+        first.again = held
+
+    # The end of a run ---------------------------------------------------------------------------------------------
+
+    def over(self, work: ClaimedTask, settlement: Settlement | None) -> None:
+        """Record that the handler has ended, or never began (None: nothing to report). Any thread."""
+        self._ended.append((work, settlement))
+        if not self._rung:  # one call for all runs that end until it comes
+            self._rung = True
+            self._connection.driver.call_soon(self._collect)
+
+    def _collect(self) -> None:
+        self._rung = False
+        count = 0
+        while self._ended:
+            work, settlement = self._ended.popleft()
+            count += 1
+            self._report(work, settlement)
+        self._left(count)
+
+    def _left(self, count: int) -> None:
+        self.window.ended(count)
+        if self._claim is None or self._stopping:
+            self._wake.set()
+
+    def _report(self, work: ClaimedTask, settlement: Settlement | None) -> None:
+        del self._works[work.task_id]
+        held, again = work.held, work.again
+        if again is not None:
+            self._keeper.finish(held)
+            if settlement is None:  # it was stopped or never began: run the newest delivery
+                self._deliver([again], self._clock.now())
+                return
+            again.withdraw()
+            held = again
+        capabilities = self._connection.backend.capabilities
+        if settlement is not None and held.reportable(capabilities, crashed=settlement.outcome == "crash"):
+            token = held.task.token
+            if settlement.token != token:
+                settlement = structs.replace(settlement, token=token)
+            self._keeper.settle(held, Delivery(settlement))
+        else:
+            self._keeper.finish(held)
+
+    def _give_back(self, works: Sequence[ClaimedTask]) -> None:
+        for work in works:
+            del self._works[work.task_id]
+            self._keeper.release_if_unstarted(work.held)
+            if work.again is not None:
+                self._keeper.release_if_unstarted(work.again)
+        self.window.out -= len(works)

@@ -1,0 +1,134 @@
+"""Hand-back: report what a worker held when it ended, once none of its code can run.
+
+A run that had begun is reported as *crash*, with the reason: the task is ready again at once, and the crash counts
+towards its `max_crashes`. A task that had not begun is released, and so are tasks that were granted to a claim in
+progress; the claim is ended, so that its request is granted nothing if it arrives only now. A result in the spool
+overrides both: the task has been done. Another process that shares the spool may have adopted the dead worker's file
+by now, and may have died too: only that a file holds the result matters, not which process reports it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from leasekit._driver.connection import Connection
+from leasekit._driver.keeping.claims import Ended, end_claim
+from leasekit._driver.reporting.ledger import Asked, Holder, Left, Past
+from leasekit._driver.reporting.outbox import Delivery, Outbox
+from leasekit._driver.reporting.spool import Spool
+from leasekit._driver.retrying import call_once, call_until
+from leasekit.backend import Backend
+from leasekit.client import Client
+from leasekit.errors import Unavailable
+from leasekit.task import Claimed, Settlement
+
+__all__ = ["hand_back"]
+
+logger = logging.getLogger("leasekit")
+
+_PATIENCE = 5.0  # seconds: a service that is away for longer does not delay the new worker
+_PAUSE = 0.02
+_FOR_CLAIMS = 3.0  # of these, seconds for ending the claims in progress …
+_A_TRY = 1.0  # … and for one request of that
+
+
+def hand_back(past: Past, why: str, *, waiting: Callable[[float], bool]) -> None:
+    """Report what is left in the ledger to its service, as far as the service answers soon.
+
+    Reports without an answer go to the spool, from which the next worker sends them; without a spool those leases
+    expire by themselves. `waiting` is called with seconds to wait; if it returns True, this gives up.
+    """
+    holder = past.holder
+    if holder is None or past.is_empty:
+        return
+    if holder.url is None:
+        logger.warning("%d leases of the worker expire by themselves: its service has no URL", len(past.leases))
+        return
+    try:
+        with Client(holder.url, worker=holder.worker) as client:
+            connection = client.connection()
+            reported = connection.driver.submit(_report(connection, holder, past, why))
+            left = _PATIENCE
+            while not reported.done() and left > 0 and not waiting(_PAUSE):
+                left -= _PAUSE
+            if reported.done():
+                reported.result()
+                return
+            kept = "are reported by the next worker" if holder.spool else "expire by themselves"
+            logger.warning("the service does not take back all leases of the worker now: they %s", kept)
+            connection.run(connection.keeper.outbox.aclose())
+    except Exception as error:  # noqa: BLE001 - a supervisor lives on, whatever is wrong with a service or an adapter
+        logger.warning("the leases of the worker expire by themselves: %s: %s", type(error).__name__, error)
+
+
+async def _report(connection: Connection, holder: Holder, past: Past, why: str) -> None:
+    outbox = connection.keeper.outbox
+    done: set[tuple[str, str]] = set()
+    if holder.spool:
+        spool = Spool(Path(holder.spool), holder.url or "")
+        # If that cannot be read, no lease is handed back: no task is known to be without a result.
+        done = await asyncio.to_thread(spool.unanswered)
+        await outbox.use(spool)
+    if connection.backend.capabilities.refuses_stale:
+        back = [*past.said, *_settlements(past.leases, why)]
+    else:
+        # Only the kernel's timer proves that these leases had not expired long before.
+        guarded = [lease for lease in past.leases if holder.guarded and lease.begun and not lease.elsewhere]
+        back = list(_settlements(guarded, why))
+    back = _hand_over(back, outbox, done)
+    if connection.backend.capabilities.remembers_claims:
+        back += _hand_over(await _unheard(connection.backend, past), outbox, done)
+    crashes = sum(settlement.outcome == "crash" for settlement in back)
+    if back:
+        logger.info("handed back: %d of the worker's leases, %d of them as crashed", len(back), crashes)
+    await outbox.empty()
+
+
+def _hand_over(back: Iterable[Settlement], outbox: Outbox, done: Collection[tuple[str, str]]) -> list[Settlement]:
+    """Put settlements into the outbox, except for tasks whose result is in the spool; return the others."""
+    reported = [settlement for settlement in back if (settlement.id, settlement.token) not in done]
+    for settlement in reported:
+        outbox.put(Delivery(settlement))
+    return reported
+
+
+async def _unheard(backend: Backend, past: Past) -> list[Settlement]:
+    """End the claims whose answers the worker did not receive, and return releases of the tasks they were granted."""
+    noted = {lease.token for lease in past.leases}
+    ended = await asyncio.gather(*(_end(backend, asked) for asked in past.asked))
+    if errors := [one.error for one in ended if one.error is not None]:
+        logger.warning("the tasks that the worker was granted last may wait until their leases expire: %s", errors[0])
+    back = [task for one in ended for task in one.tasks if task.token not in noted]
+    return [Settlement(id=task.id, token=task.token, outcome="release") for task in back]
+
+
+async def _end(backend: Backend, asked: Asked) -> Ended:
+    """End one claim, within the time for claims."""
+    time = asyncio.get_running_loop().time
+    until = time() + _FOR_CLAIMS
+
+    async def end(kinds: Sequence[str]) -> Claimed:
+        call = partial(backend.claim, kinds, limit=0, wait=0, claim_id=asked.claim_id)
+        left = until - time() if len(kinds) == 1 else 0.0
+        try:
+            async with asyncio.timeout_at(until):
+                return await call_until(partial(call_once, call, within=_A_TRY), for_at_most=left)
+        except TimeoutError as error:
+            raise Unavailable("no answer") from error
+
+    return await end_claim(end, asked.kinds)
+
+
+def _settlements(leases: Sequence[Left], why: str) -> Iterator[Settlement]:
+    error = {"type": "WorkerEnded", "message": why}
+    for lease in leases:
+        yield Settlement(
+            id=lease.task_id,
+            token=lease.token,
+            outcome="crash" if lease.begun else "release",
+            error=error if lease.begun else None,
+            progress=lease.progress,
+            progress_seq=lease.progress_seq,
+        )

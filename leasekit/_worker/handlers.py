@@ -1,0 +1,206 @@
+"""Handlers: a function, the kind of tasks that it runs, and the schema of their payload."""
+
+# pyright: reportPrivateUsage=false
+# A worker drives its leases itself: users have their `with` blocks.
+
+import inspect
+import sys
+import typing
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import msgspec
+
+from leasekit._driver.reporting import encoding
+from leasekit.errors import ConfigError, NotHeld
+from leasekit.lease import Lease
+from leasekit.task import Name
+
+__all__ = ["Handler", "RunIn", "declare", "is_async"]
+
+RunIn = Literal["async", "thread", "process"]
+
+_WITH_FIELDS = (msgspec.inspect.StructType, msgspec.inspect.DataclassType, msgspec.inspect.TypedDictType)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handler:
+    """A declared function. `schema` is the annotation of its payload; Any takes the payload unchecked."""
+
+    kind: str
+    function: Callable[..., Any]
+    run: RunIn
+    schema: Any = Any
+    takes_held: bool = False
+    idle_timeout: float | None = None
+    concurrency: int | None = None  # slots of its own; None: it shares those of the worker
+
+    def call(self, held: Lease) -> None:
+        """Run the function under a lease, in a context of its own. Its value is the result, unless it has settled."""
+        held._attach()
+        if (arguments := self._arguments(held)) is not None:
+            _complete(held, self.function(*arguments))
+
+    async def acall(self, held: Lease) -> None:
+        """Do what `call` does, for an async function."""
+        if (arguments := self._arguments(held)) is not None:
+            _complete(held, await self.function(*arguments))
+
+    def payload(self, payload: tuple[Any, ...], fields: dict[str, Any]) -> msgspec.Raw:
+        """Return the payload to schedule, given as one value or as fields, as JSON that fits this handler.
+
+        Raises TypeError for a wrong call, ValueError for a value that does not fit.
+        """
+        if len(payload) > 1 or (payload and fields):
+            raise TypeError(f"handler {self.kind!r} takes one payload, or the fields of one by name")
+        what = f"payload of handler {self.kind!r}"
+        raw = encoding.encoded(payload[0] if payload else self._built(fields), what)
+        if self.schema is not Any:
+            try:
+                msgspec.json.decode(bytes(raw), type=self.schema)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"this {what} does not fit: {error}") from error
+        return raw
+
+    def _built(self, fields: dict[str, Any]) -> Any:
+        known = msgspec.inspect.type_info(self.schema)
+        schema = self.schema
+        if isinstance(known, msgspec.inspect.Metadata):
+            known, schema = known.type, schema.__origin__
+        if not isinstance(known, _WITH_FIELDS):
+            if fields:
+                raise TypeError(f"the payload of handler {self.kind!r} has no fields: give it as one positional value")
+            return None
+        if unknown := fields.keys() - {field.name for field in known.fields}:
+            raise TypeError(f"the payload of handler {self.kind!r} has no field {', '.join(sorted(unknown))}")
+        if missing := {field.name for field in known.fields if field.required} - fields.keys():
+            raise TypeError(f"the payload of handler {self.kind!r} needs {', '.join(sorted(missing))}")
+        return schema(**fields)
+
+    def _arguments(self, held: Lease) -> tuple[Any, ...] | None:
+        """Return the arguments; None if the payload does not fit, which fails the task for good with a message."""
+        payload = held.task.payload
+        if self.schema is not Any:
+            try:
+                payload = msgspec.convert(payload, self.schema, str_keys=True)
+            except msgspec.ValidationError as error:
+                message = f"the payload does not fit handler {self.kind!r}: {error}"
+                held.fail({"type": "ValidationError", "message": message}, retry=False)
+                return None
+        return (payload, held) if self.takes_held else (payload,)
+
+
+def _complete(held: Lease, result: Any) -> None:
+    if not held.decided:
+        with suppress(NotHeld):  # a child that the handler forked came back from it: the worker ends it
+            held.complete(result)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Return whether a call of `function` returns a coroutine."""
+    call = getattr(function, "__call__", function)  # noqa: B004 - of an object with `__call__`
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def declare(
+    kind: str,
+    function: Callable[..., Any],
+    *,
+    run: str | None,
+    idle_timeout: float | None,
+    concurrency: int | None = None,
+) -> Handler:
+    """Return a handler. Raises `ConfigError`, with what to change, if the function cannot be one."""
+    what = f"handler {kind!r} ({getattr(function, '__qualname__', function)})"
+    try:
+        msgspec.convert(kind, Name)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{what}: this kind is not a valid name: {error}") from error
+    if idle_timeout is not None and not idle_timeout > 0:
+        raise ConfigError(f"{what}: idle_timeout={idle_timeout!r} would stop it at once: give seconds above zero")
+    if concurrency is not None and concurrency < 1:
+        raise ConfigError(f"{what}: concurrency={concurrency} would run nothing: raise it to 1 or more")
+    schema, takes_held = _signature(what, function)
+    return Handler(
+        kind=kind,
+        function=function,
+        run=_run_in(what, function, run),
+        schema=schema,
+        takes_held=takes_held,
+        idle_timeout=idle_timeout,
+        concurrency=concurrency,
+    )
+
+
+def _run_in(what: str, function: Callable[..., Any], run: str | None) -> RunIn:
+    call = getattr(function, "__call__", function)  # noqa: B004 - of an object with `__call__`
+    if any(map(inspect.isgeneratorfunction, (function, call))) or any(
+        map(inspect.isasyncgenfunction, (function, call))
+    ):
+        raise ConfigError(f"{what} yields: return the result, and report what comes before with held.progress()")
+    match run:
+        case None:
+            return "async" if is_async(function) else "thread"
+        case "async" if is_async(function):
+            return "async"
+        case "thread" if not is_async(function):
+            return "thread"
+        case "process":
+            _check_process(what, function)
+            return "process"
+        case "async":
+            raise ConfigError(f"{what} is not an `async def` and would block the event loop: use run='thread'")
+        case "thread":
+            raise ConfigError(f"{what} is an `async def`: use run='async'")
+        case _:
+            raise ConfigError(f"{what}: run={run!r} is unknown; use 'async', 'thread' or 'process'")
+
+
+def _check_process(what: str, function: Callable[..., Any]) -> None:
+    """Raise `ConfigError` if an executor cannot find the function, as far as this shows at its declaration."""
+    if sys.platform != "linux":
+        raise ConfigError(f"{what}: run='process' needs Linux, whose kernel ends it in time: use run='thread'")
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if module is None or name is None or "<" in name:
+        raise ConfigError(
+            f"{what}: run='process' finds a function by its name in its module, and this one has no name there: "
+            "declare a function of a module, not a lambda, an inner function, or an object with `__call__`"
+        )
+
+
+def _signature(what: str, function: Callable[..., Any]) -> tuple[Any, bool]:
+    """Return the annotation of the payload, and whether the function takes the lease."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what} has no signature that can be read: wrap it in a function") from error
+    positional = [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
+    if not 1 <= len(positional) <= 2 or any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+        raise ConfigError(f"{what} must take the payload, and may take the lease: (payload) or (payload, held)")
+    for parameter in parameters:
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is inspect.Parameter.empty:
+            raise ConfigError(f"{what}: the worker does not pass {parameter.name!r}: give that parameter a default")
+    return _schema(what, function, positional[0]), len(positional) == 2
+
+
+def _schema(what: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    if parameter.annotation is inspect.Parameter.empty:
+        return Any
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    # Of this one parameter only: annotations of the others may be known to type checkers alone.
+    alone = SimpleNamespace(__annotations__={"payload": parameter.annotation})
+    try:
+        schema = typing.get_type_hints(alone, globalns=names, include_extras=True)["payload"]
+        known = msgspec.inspect.type_info(schema)
+    except (NameError, TypeError) as error:
+        raise ConfigError(f"{what}: the annotation of {parameter.name!r} is not a schema: {error}") from error
+    if isinstance(known, msgspec.inspect.CustomType):
+        raise ConfigError(
+            f"{what}: the annotation of {parameter.name!r} is not a schema: msgspec cannot read {schema!r}; "
+            "use a Struct, a dataclass, a TypedDict, or a type of JSON"
+        )
+    return schema

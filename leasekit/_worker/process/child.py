@@ -1,0 +1,329 @@
+"""Executor process: run one handler at a time, in the main thread, under a lease that the worker keeps.
+
+The worker renews leases, watches idleness, and kills. A handler gets a real `Lease` over a held lease whose state the
+worker sends. Its clock is the same, so that it is lost here in time, even if the worker is held up.
+"""
+
+# pyright: reportPrivateUsage=false
+# A worker drives its leases itself: users have their `with` blocks.
+
+import asyncio
+import contextlib
+import contextvars
+import faulthandler
+import logging
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
+from typing import Any, cast
+
+import anyio
+import msgspec
+
+from leasekit._driver.bridge import call_soon_here
+from leasekit._driver.clock import BOOT_CLOCK
+from leasekit._driver.connection import Connection
+from leasekit._driver.explaining.recorder import Story
+from leasekit._driver.keeping.held_lease import HeldLease, Owner
+from leasekit._driver.locks import taken
+from leasekit._worker import linux
+from leasekit._worker.executor import run_here
+from leasekit._worker.handlers import Handler, declare, is_async
+from leasekit._worker.jobs import count_in
+from leasekit._worker.process import handler_import, here
+from leasekit._worker.process.messages import (
+    SHOW_STACKS,
+    Address,
+    Ended,
+    Frames,
+    FromExecutor,
+    FromWorker,
+    LeaseReplaced,
+    LeaseState,
+    Progress,
+    Ready,
+    Run,
+    Setup,
+    StartupFailed,
+    packed,
+)
+from leasekit.errors import Cancelled, Draining, IdleTimeout, LeaseError, LeasekitError, LeaseLost
+from leasekit.hooks import Hooks
+from leasekit.lease import Lease
+from leasekit.task import NewTask
+
+__all__ = ["Channel", "main"]
+
+_CHILD_CAME_BACK = 70  # EX_SOFTWARE
+_DEAF = 71  # EX_OSERR: messages of the worker can no longer be received
+_STOPS = {stop.__name__: stop for stop in (Cancelled, IdleTimeout, Draining)}
+_CHUNK = 64 * 1024
+_LOOK = 1.0  # seconds: how long a handler that has changed its user may outlive its guard
+
+
+def main(fd: int) -> None:
+    """Serve the worker at the other end of this socket, until the worker closes it."""
+    os.set_inheritable(fd, False)  # noqa: FBT003
+    guard = os.getppid()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # A stopped service gets signals in all its processes. Not SIG_IGN: child processes would inherit that.
+        signal.signal(number, partial(_leave_it_to_the_worker, os.getpid()))
+    with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # no usable stderr
+        faulthandler.enable()
+        faulthandler.register(SHOW_STACKS, all_threads=True)
+    linux.expendable()  # before its worker, if memory runs out
+    channel = Channel(socket.socket(fileno=fd))
+    setup = channel.first()
+    here.executing = True
+    try:
+        handler_import.prepare(setup)
+        handlers = {address.kind: _declared(address) for address in setup.handlers}
+    except BaseException as error:  # noqa: BLE001 - even a module's sys.exit() must be reported to the worker
+        channel.send(StartupFailed(why="".join(traceback.format_exception(error))))
+        return
+    if setup.log_level is not None and not logging.getLogger().handlers:
+        logging.basicConfig(level=setup.log_level, format=setup.log_format or logging.BASIC_FORMAT)
+    executor = _Executor(channel, handlers, _Connection(setup), guard=guard)
+    threading.Thread(target=executor.listen, name="leasekit-executor", daemon=True).start()
+    channel.send(Ready())
+    executor.serve()
+
+
+def _leave_it_to_the_worker(executor: int, number: int, frame: FrameType | None) -> None:
+    """Ignore a signal, because the worker ends executors. A child that a handler forked ends by it."""
+    if os.getpid() != executor:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
+def _declared(address: Address) -> Handler:
+    return declare(address.kind, handler_import.find(address), run="process", idle_timeout=address.idle_timeout)
+
+
+class Channel:
+    """The socket to the worker. For any thread, unless a method says otherwise."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sending = threading.Lock()
+        self._decoder = msgspec.json.Decoder(FromWorker)
+        self._frames = Frames()
+        self.gone = False  # the worker has closed its end
+
+    def send(self, message: FromExecutor) -> None:
+        data = packed(message)
+        for _ in taken(self._sending):
+            try:
+                self._sock.sendall(data)
+            finally:
+                self._sending.release()
+
+    def first(self) -> Setup:
+        """Return the worker's first message, `Setup`; the worker sends no other before the answer."""
+        while not self.gone:
+            self.wait()
+            for message in self.arrived():
+                assert isinstance(message, Setup)  # noqa: S101 - the protocol says so
+                return message
+        sys.exit("the worker is gone")
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until there is something to read, or the worker is gone, for at most `seconds`."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        poll.poll(None if seconds is None else seconds * 1000)
+
+    def arrived(self) -> Iterator[FromWorker]:
+        """Yield all messages of the worker that have arrived. Not for two threads at once."""
+        while not self.gone:
+            try:
+                data = self._sock.recv(_CHUNK, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:  # a handler has closed the socket
+                data = b""
+            self.gone = not data
+            yield from map(self._decoder.decode, self._frames.feed(data))
+
+
+class _Connection:
+    """The connection of a lease, as far as an executor has one: the real one is in the worker's process."""
+
+    forked = False
+
+    def __init__(self, setup: Setup) -> None:
+        self.hooks = Hooks()
+        self.max_progress = setup.max_progress
+        self.max_result = setup.max_result
+        self._accepts_work = setup.accepts_work
+        self._dependencies = setup.dependencies
+
+    def check_accepts_work(self) -> None:
+        if not self._accepts_work:
+            raise LeasekitError("the worker's service accepts no work: schedule what follows elsewhere")
+
+    def check_dependencies(self, task: NewTask) -> None:
+        if task.after and not self._dependencies:
+            raise LeasekitError("the worker's service has no dependencies (`after`): schedule the task without them")
+
+
+class _HeldLease(HeldLease):
+    """A lease that the worker holds."""
+
+    __slots__ = ("_executor", "number")
+
+    def __init__(
+        self, executor: "_Executor", run: Run | LeaseReplaced, number: int, idle_timeout: float | None
+    ) -> None:
+        state = run.state
+        super().__init__(
+            run.task, state.heartbeats, BOOT_CLOCK, granted_at=state.granted_at, confirmed=True, started=True
+        )
+        self._executor = executor
+        self.number = number  # number of the run
+        self.idle_timeout = idle_timeout
+        self.learn(state)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is lost. The clock alone does not decide: a renewal may have arrived, still unread."""
+        is_lost = super().lost
+        if is_lost and self.reason is None and self.body_runs and self.pid == os.getpid():
+            self._executor.catch_up()
+            return super().lost
+        return is_lost
+
+    def begin(self, idle_timeout: float | None, owner: Owner | None = None) -> None:
+        super().begin(self.idle_timeout, owner)  # idleness is watched by the worker, and only reported here
+
+    def report(self, progress: Any) -> None:
+        super().report(progress)
+        self._executor.channel.send(Progress(run=self.number, value=progress))
+
+    def learn(self, state: LeaseState) -> None:
+        """Accept the worker's state of the lease. The caller holds the executor's lock."""
+        self.term.granted_at, self.term.heartbeats = state.granted_at, state.heartbeats
+        if state.reason is not None:
+            self.lose(state.reason, Story(state.why), self.clock.now())
+        elif state.stop is not None:
+            self.tell(_STOPS[state.stop])
+
+
+class _Executor:
+    """Run the tasks that come in, one after another."""
+
+    def __init__(self, channel: Channel, handlers: dict[str, Handler], connection: _Connection, *, guard: int) -> None:
+        self.channel = channel
+        self._handlers = handlers
+        self._connection = connection
+        self._todo: queue.SimpleQueue[Handler | None] = queue.SimpleQueue()
+        self._pid = os.getpid()
+        self._guard = guard
+        self._lock = threading.Lock()  # guards incoming messages against a run's begin and end
+        self._holding: _HeldLease | None = None  # from the arrival of a run until its end
+        self._lease: Lease | None = None  # while its handler runs
+
+    def listen(self) -> None:
+        """Receive messages of the worker while handlers run."""
+        try:
+            while not self.channel.gone:
+                # Repeated, because the kernel forgets it when a handler changes its user.
+                linux.end_with(self._guard)
+                self.channel.wait(_LOOK)
+                self.catch_up()
+            self._todo.put(None)
+        except BaseException:  # noqa: BLE001 - handlers may have used up all memory: not even a log can be written then
+            os._exit(_DEAF)  # else the next task would never begin, while the worker keeps its lease
+
+    def catch_up(self) -> None:
+        """Receive the messages that have arrived. Any thread: the thread that listens may not have its turn."""
+        for _ in taken(self._lock):
+            try:
+                for message in self.channel.arrived():
+                    self._heed(message)
+            finally:
+                self._lock.release()
+
+    def _heed(self, message: FromWorker) -> None:
+        held = self._holding
+        match message:
+            case Run():
+                handler = self._handlers[message.task.kind]
+                self._holding = _HeldLease(self, message, message.number, handler.idle_timeout)
+                self._todo.put(handler)
+            case LeaseState() if held is not None:  # else its handler has ended meanwhile
+                held.learn(message)
+            case LeaseReplaced() if held is not None:
+                self._holding = _HeldLease(self, message, held.number, held.idle_timeout)
+                if self._lease is not None:
+                    self._lease._move(self._holding)
+            case _:
+                pass
+
+    def serve(self) -> None:
+        """Run tasks until the worker is gone."""
+        while (handler := self._todo.get()) is not None:
+            self.channel.send(self._run(handler))
+
+    def _run(self, handler: Handler) -> Ended:
+        # Repeated for each run: a handler, or a module that it imports, may have changed the user, and then the kernel
+        # forgets that this process must end with its guard, whose timer guards this handler.
+        linux.end_with(self._guard)
+        self.catch_up()
+        try:
+            lease = self._begin()
+        except LeaseError as error:
+            return Ended(raised=True, stopped=str(error))
+        raised = self._body(handler, lease)
+        if os.getpid() != self._pid:
+            # A child process that the handler forked came back from the handler: it must not be a second executor.
+            os._exit(0 if raised is None else _CHILD_CAME_BACK)
+        stopped = str(raised) if isinstance(raised, LeaseLost | Cancelled | IdleTimeout | Draining) else None
+        ended = self._ended(lease, raised, stopped)
+        with self._lock:
+            self._lease = self._holding = None
+        return ended
+
+    def _begin(self) -> Lease:
+        with self._lock:
+            assert self._holding is not None  # noqa: S101 - it came with the run
+            lease = Lease(self._holding.task)
+            lease._begin(cast("Connection", self._connection), self._holding)
+            self._lease = lease
+            return lease
+
+    def _body(self, handler: Handler, lease: Lease) -> BaseException | None:
+        body: Callable[..., Any] = _run_async if is_async(handler.function) else Handler.call
+        try:
+            contextvars.copy_context().run(body, handler, lease)
+        except BaseException as error:  # noqa: BLE001 - a handler's sys.exit() is a failure like any other
+            return error
+        return None
+
+    def _ended(self, lease: Lease, error: BaseException | None, stopped: str | None) -> Ended:
+        try:
+            settlement = lease._ended(error, interrupted="retry")
+        except Exception as unreportable:  # noqa: BLE001 - the error's own methods may raise anything
+            error = RuntimeError(f"its error cannot be reported: {type(unreportable).__qualname__}")
+            settlement = lease._ended(error)
+        for stream in (sys.stdout, sys.stderr):  # if this process is killed later, this output must not be lost
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        return Ended.said(settlement, raised=error is not None, stopped=stopped)
+
+
+def _run_async(handler: Handler, lease: Lease) -> None:
+    async def body() -> None:
+        count_in(asyncio.get_running_loop())
+        if (error := await run_here(handler, lease, call_soon_here())) is not None:
+            raise error
+
+    anyio.run(body)

@@ -1,0 +1,296 @@
+"""Guarded process: one guard and its executor, from start to death, as the worker sees them."""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from leasekit._driver.guarding.watchdog import Watchdog
+from leasekit._worker import linux
+from leasekit._worker.process import exit_status, guard
+from leasekit._worker.process.messages import SHOW_STACKS, Frames, FromExecutor, FromWorker, packed
+from leasekit.errors import ConfigError
+
+__all__ = ["GuardedProcess"]
+
+# `sys.path` first: the executor must import this very leasekit, wherever the worker has it from.
+_BOOT = "import sys; sys.path[:] = {path!r}; from leasekit._worker.process.child import main; main({fd})"
+_CHUNK = 64 * 1024
+_CONTROL = 64 + 1024  # bytes of a datagram from a guard
+_PATIENCE = 10.0  # seconds for a guard to start
+_ANSWER = 10.0  # seconds for a guard to do what it was told
+_LAST_WORD = 2.0  # seconds for a guard to end what its executor left behind, and to report how it ended
+_DYING = 0.2  # seconds between the end of an executor's socket and the executor's death
+_PRECISION = 0.005  # seconds between two readings of one clock
+_NO_SIGPIPE = socket.MSG_NOSIGNAL  # user code may have made SIGPIPE deadly: no executor's end may kill the worker
+
+
+class GuardedProcess:
+    """A guard and its executor. The `watchdog` guards the executor's handler: any thread may call it.
+
+    All else is for one thread, that of the slot, which `ring` wakes by `wake_fd`. `now` is the clock by which leases
+    are counted. Raises OSError if no process can be started.
+    """
+
+    def __init__(self, ring: Callable[[], None], wake_fd: int, now: Callable[[], float]) -> None:
+        self.ring = ring
+        self._now = now
+        self._wake_fd = wake_fd
+        self._started_at = now()
+        self._armed_at: float | None = None
+        self._asked = 0
+        self._status: int | None = None  # of the executor, once the guard has reported it
+        self._pidfd: int | None = None
+        self._executor = 0
+        self._frames = Frames()
+        self._decoder = msgspec.json.Decoder[FromExecutor](FromExecutor)
+        self._out = bytearray()
+        self._hung_up = False
+        self._dismissed = False
+        self._killed = False
+        self._fault = ""  # why this class has killed it
+        self._killed_for_memory = linux.ended_for_memory()
+        self.over = False  # the executor is dead: none of its code runs
+        self._telling = threading.Lock()
+        self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel, channel = socket.socketpair()
+        with control, channel:
+            try:
+                self._guard = _start(control.fileno(), channel.fileno())
+            except BaseException:
+                self._control.close()
+                self._channel.close()
+                raise
+        self._channel.setblocking(False)  # noqa: FBT003
+        self.watchdog = Watchdog("required", timer=self)
+        self._poll = select.poll()
+        self._poll.register(wake_fd, select.POLLIN)
+        self._poll.register(self._control, select.POLLIN)
+
+    # The timer of its guard ---------------------------------------------------------------------------------------
+
+    def arm(self, at: float) -> None:
+        """Have the executor killed at `at`, and at no moment that was set before."""
+        self._armed_at = at
+        self._tell(guard.ARM + guard.MOMENT.pack(at))
+        self.ring()  # so that the executor learns the new end too
+
+    def disarm(self) -> None:
+        self._armed_at = None
+        self._tell(guard.DISARM)
+
+    def close(self) -> None:
+        """Close the socket to the guard: there is nothing left to arm."""
+        with self._telling:
+            self._control.close()
+
+    def _tell(self, message: bytes) -> None:
+        try:
+            with self._telling:  # a descriptor that is closed meanwhile may be another file
+                self._control.send(message, socket.MSG_DONTWAIT | _NO_SIGPIPE)
+        except OSError:
+            # The guard is dead, or was stopped until its socket was full: its executor must not outlive the deadline.
+            self.kill()
+            self._kill_guard()
+
+    # Coming to life -----------------------------------------------------------------------------------------------
+
+    def wait_started(self) -> None:
+        """Wait until the guard has started its executor. Raises `ConfigError` if it cannot guard, and OSError."""
+        message, fds, _, _ = self._hear_fds()
+        if message.startswith(guard.REFUSED):
+            why = message.removeprefix(guard.REFUSED).decode()
+            raise ConfigError(f"run='process', but no guard can be started here: {why}")
+        if not message.startswith(guard.HERE):
+            raise OSError("the guard of an executor did not start")
+        if not fds:  # the kernel leaves the descriptor out if there is no room for it
+            raise OSError("this process has too many open files for one more executor")
+        (self._pidfd,) = fds
+        self._poll.register(self._pidfd, select.POLLIN)
+        self._poll.register(self._channel, select.POLLIN)
+        self._executor, at = guard.HERE_FORMAT.unpack(message.removeprefix(guard.HERE))
+        if not self._started_at - _PRECISION <= at <= self._now() + _PRECISION:
+            raise ConfigError("run='process', but leases are not counted by the clock of the kernel (CLOCK_BOOTTIME)")
+
+    def _hear_fds(self) -> tuple[bytes, list[int], int, str | None]:
+        if not _readable(self._control, _PATIENCE):
+            raise OSError("the guard of an executor does not answer")
+        return socket.recv_fds(self._control, _CONTROL, 1, socket.MSG_CMSG_CLOEXEC)
+
+    # Talking ------------------------------------------------------------------------------------------------------
+
+    def guarded(self) -> bool:
+        """Return whether the guard has followed all messages. Before that no handler may begin."""
+        self._asked += 1
+        question = guard.ASK + guard.NUMBER.pack(self._asked)
+        self._tell(question)
+        until = time.monotonic() + _ANSWER
+        while _readable(self._control, until - time.monotonic()):
+            answer = self._hear()
+            if answer == question:
+                return True
+            if answer is None:
+                return False
+        return False
+
+    def _hear(self) -> bytes | None:
+        """Return the guard's next message; None if there will be no other."""
+        try:
+            answer = self._control.recv(_CONTROL, socket.MSG_DONTWAIT)
+        except OSError:
+            return None
+        if answer.startswith(guard.EXITED):
+            (self._status,) = guard.NUMBER.unpack(answer.removeprefix(guard.EXITED))
+            return None
+        return answer or None
+
+    @property
+    def usable(self) -> bool:
+        """Whether the executor may be given a task."""
+        return not self.over and not self._hung_up and not self._killed
+
+    def send(self, message: FromWorker) -> None:
+        """Send a message as soon as the executor receives; `step` sends the part that does not fit now."""
+        self._out += packed(message)
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._out:
+                del self._out[: self._channel.send(self._out, _NO_SIGPIPE)]
+        except BlockingIOError:
+            pass
+        except OSError:  # the executor is dead, which `step` will see
+            self._out.clear()
+        if not self._hung_up:
+            self._poll.modify(self._channel, select.POLLIN | (select.POLLOUT if self._out else 0))
+
+    def step(self, seconds: float) -> list[FromExecutor]:
+        """Return the executor's messages; wait up to `seconds` for one, for the executor's death (`over`) or a ring."""
+        ready = {fd for fd, _ in self._poll.poll(max(0.0, seconds) * 1000)}
+        if self._wake_fd in ready:
+            os.eventfd_read(self._wake_fd)
+        died = self._pidfd in ready
+        if self._control.fileno() in ready and self._hear() is None:
+            self._poll.unregister(self._control)
+            self.kill()  # nothing guards the executor any longer
+        said = self._read() if died or self._channel.fileno() in ready else []
+        if self._out:
+            self._flush()
+        self.over = died  # only now, when all that it sent before has been read
+        return said
+
+    def _read(self) -> list[FromExecutor]:
+        said: list[FromExecutor] = []
+        try:
+            while not self._hung_up:
+                if not (data := self._channel.recv(_CHUNK)):
+                    self._hang_up()
+                said += map(self._decoder.decode, self._frames.feed(data))
+        except BlockingIOError:
+            pass
+        except (OSError, msgspec.DecodeError):  # a handler has written into the socket
+            self._hang_up()
+        return said
+
+    def _hang_up(self) -> None:
+        """Stop reading: the executor is dying, or its messages cannot be read."""
+        self._hung_up = True
+        self._poll.unregister(self._channel)
+        if not self._dismissed and not _readable(self._pidfd, _DYING):
+            self._fault = ", because it had closed or garbled its socket to the worker"
+            self.kill()
+
+    # The end ------------------------------------------------------------------------------------------------------
+
+    def show_stacks(self) -> None:
+        """Have the executor write all its stacks to stderr, if it can."""
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has died, or has changed its user
+                signal.pidfd_send_signal(self._pidfd, SHOW_STACKS)
+
+    def kill(self) -> None:
+        """Kill the executor and its process group; `over` says when the executor is dead. From any thread."""
+        self._killed = True
+        with self._telling:  # a descriptor that is closed meanwhile may be another process
+            if self._pidfd is None:
+                self._kill_guard()
+                return
+            try:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                os.killpg(self._executor, signal.SIGKILL)  # not reaped: the pid is still its own
+            except ProcessLookupError:  # the guard has reaped it, and killed its group before
+                pass
+            except PermissionError:  # a handler has changed the user of this process, but not of the guard
+                with contextlib.suppress(OSError):
+                    self._control.shutdown(socket.SHUT_WR)
+
+    def _kill_guard(self) -> None:
+        with contextlib.suppress(PermissionError):
+            self._guard.kill()
+
+    def shutdown(self, within: float) -> None:
+        """Let an executor without a run end by itself, and kill it if it takes longer than `within` seconds."""
+        self._dismissed = True
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_WR)
+        until = time.monotonic() + within
+        while not self.over and (left := until - time.monotonic()) > 0 and self._pidfd is not None:
+            self.step(left)
+        self.kill()
+        while not self.over and self._pidfd is not None:
+            self.step(1.0)
+
+    def reap(self) -> str:
+        """Kill what is left, once the executor is `over` or has never started. Return how it ended."""
+        past_end = self._armed_at is not None and self._now() >= self._armed_at - guard.AHEAD
+        self.kill()  # its group too, even if its guard is stopped
+        until = time.monotonic() + _LAST_WORD
+        while self._status is None and _readable(self._control, until - time.monotonic()) and self._hear() is not None:
+            pass
+        if self._status is None and self._executor:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._executor, signal.SIGKILL)
+        self._kill_guard()
+        self.close()  # a guard that may not be killed ends by this
+        code = self._guard.wait()
+        self._channel.close()
+        with self._telling:
+            if self._pidfd is not None:
+                os.close(self._pidfd)
+                self._pidfd = None
+        memory_ran_out = linux.ended_for_memory() > self._killed_for_memory
+        if past_end and self._status in (None, signal.SIGKILL):
+            return "was killed because its lease ended (watchdog)"
+        if self._status is not None:
+            how = exit_status.ended(os.waitstatus_to_exitcode(self._status), memory_ran_out=memory_ran_out)
+            return how + self._fault
+        return f"was killed with its guard, which {exit_status.ended(code, memory_ran_out=memory_ran_out)}"
+
+
+def _start(control: int, channel: int) -> "subprocess.Popen[bytes]":
+    path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109 - sys.path wants strings
+    options = [f"-W{option}" for option in sys.warnoptions] + ["-O"] * sys.flags.optimize
+    executor = [sys.executable, *options, "-c", _BOOT.format(path=path, fd=channel)]
+    lean = [sys.executable, "-I", "-S", guard.__file__]
+    return subprocess.Popen(  # noqa: S603 - the worker's own command
+        [*lean, str(control), str(channel), str(os.getpid()), *executor],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(control, channel),
+        start_new_session=True,  # it gets neither Ctrl-C nor the end of a terminal
+    )
+
+
+def _readable(fd: socket.socket | int | None, seconds: float) -> bool:
+    poll = select.poll()
+    if fd is not None:
+        poll.register(fd, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))

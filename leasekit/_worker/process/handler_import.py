@@ -1,0 +1,85 @@
+"""Handler import: an executor finds the handlers of its worker by the names of modules, and by their names in these.
+
+An executor is a fresh interpreter, never a fork: a worker has threads, and locks that they hold would stay held in a
+fork. If the worker is the main module, that is imported as multiprocessing does it, under the name `__mp_main__`: so
+the worker must be run under `if __name__ == "__main__":`.
+"""
+
+import importlib
+import logging
+import multiprocessing.spawn
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from leasekit._driver.connection import Connection
+from leasekit._worker.handler_function import HandlerFunction
+from leasekit._worker.handlers import Handler
+from leasekit._worker.process.messages import Address, Setup
+from leasekit.backend import Scheduler
+from leasekit.errors import ConfigError
+
+__all__ = ["find", "prepare", "setup"]
+
+
+def setup(handlers: Mapping[str, Handler], connection: Connection) -> Setup:
+    """Return what an executor needs to find these handlers. Raises `ConfigError` for a handler that cannot be found."""
+    addresses = [_address(handler) for handler in handlers.values()]
+    main = _main() if any(address.module == "__main__" for address in addresses) else {}
+    root = logging.getLogger()
+    formats = [handler.formatter for handler in root.handlers if handler.formatter is not None]
+    return Setup(
+        handlers=addresses,
+        main=main,
+        argv=sys.argv,
+        accepts_work=isinstance(connection.backend, Scheduler),
+        dependencies=connection.backend.capabilities.dependencies,
+        max_progress=connection.max_progress,
+        max_result=connection.max_result,
+        log_level=root.level if root.handlers else None,
+        log_format=getattr(formats[0], "_fmt", None) if formats else None,
+    )
+
+
+def _address(handler: Handler) -> Address:
+    function = handler.function
+    module, name = function.__module__, function.__qualname__
+    address = Address(kind=handler.kind, module=module, name=name, idle_timeout=handler.idle_timeout)
+    try:
+        found = find(address, sys.modules[module])
+    except (KeyError, AttributeError):
+        found = None
+    if found is not function:
+        raise ConfigError(
+            f"handler {handler.kind!r}: run='process' finds a function by its name, "
+            f"and {module}.{name} is not this one: keep it in its module under its own name"
+        )
+    return address
+
+
+def _main() -> dict[str, str]:
+    main = sys.modules["__main__"]
+    if (spec := getattr(main, "__spec__", None)) is not None:
+        return {"init_main_from_name": spec.name}
+    if (file := getattr(main, "__file__", None)) is not None:
+        return {"init_main_from_path": os.path.abspath(file)}  # noqa: PTH100
+    raise ConfigError(
+        "run='process' needs handlers that a fresh interpreter can import, and this main module is not a file "
+        "(python -c, a prompt, a notebook): put them into a module"
+    )
+
+
+def prepare(setup: Setup) -> None:
+    """Set up this fresh interpreter so that it imports what the worker imports."""
+    data: dict[str, Any] = {"sys_argv": list(setup.argv), **setup.main}
+    multiprocessing.spawn.prepare(data)
+
+
+def find(address: Address, module: Any = None) -> Callable[..., Any]:
+    """Return the function at `address`. Raises the errors of importing its module, and AttributeError."""
+    found: Any = importlib.import_module(address.module) if module is None else module
+    for part in address.name.split("."):
+        found = getattr(found, part)
+    function: Callable[..., Any] = cast("Any", found).function if isinstance(found, HandlerFunction) else found
+    return function

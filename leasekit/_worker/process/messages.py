@@ -1,0 +1,178 @@
+"""Messages between a worker and an executor, as JSON, each after its length.
+
+worker → executor    Setup, once; Run for each task; LeaseState and LeaseReplaced while its handler runs
+executor → worker    Ready or StartupFailed, once; Progress while a handler runs, and Ended for each Run
+"""
+
+import signal
+import struct
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from leasekit.config import Heartbeats
+from leasekit.task import NewTask, Outcome, Settlement, Task
+
+__all__ = [
+    "SHOW_STACKS",
+    "Address",
+    "Ended",
+    "Frames",
+    "FromExecutor",
+    "FromWorker",
+    "LeaseReplaced",
+    "LeaseState",
+    "Progress",
+    "Ready",
+    "Run",
+    "Setup",
+    "StartupFailed",
+    "packed",
+]  # fmt: skip
+
+SHOW_STACKS = signal.SIGRTMIN + 7  # a signal, sent before a kill: all stacks go to stderr
+_LENGTH = struct.Struct(">I")
+
+
+class Address(Struct, frozen=True, kw_only=True):
+    """The place where an executor finds a handler."""
+
+    kind: str
+    module: str
+    name: str
+    idle_timeout: float | None = None
+
+
+class Setup(Struct, frozen=True, kw_only=True, tag=True):
+    """The worker's settings, by which an executor finds the handlers and gives them the worker's environment."""
+
+    handlers: list[Address]
+    main: dict[str, str]  # how to import the worker's main module, if it has a handler
+    argv: list[str]
+    accepts_work: bool  # capabilities of the service …
+    dependencies: bool = False
+    max_progress: int  # … and the bytes that it keeps
+    max_result: int | None = None
+    log_level: int | None = None
+    log_format: str | None = None
+
+
+class LeaseState(Struct, frozen=True, kw_only=True, tag=True):
+    """The state of the lease of the task that runs."""
+
+    granted_at: float
+    heartbeats: Heartbeats
+    stop: str | None = None  # the name of the error that the handler was told
+    reason: str | None = None  # why the lease was lost, in one word, and in one sentence
+    why: str = ""
+
+
+class Run(Struct, frozen=True, kw_only=True, tag=True):
+    """Run a task."""
+
+    number: int  # counts the runs in this executor
+    task: Task
+    state: LeaseState
+
+
+class LeaseReplaced(Struct, frozen=True, kw_only=True, tag=True):
+    """The task that runs was delivered again: go on under this lease."""
+
+    task: Task
+    state: LeaseState
+
+
+class Ready(Struct, frozen=True, tag=True):
+    """The executor has found all handlers."""
+
+
+class StartupFailed(Struct, frozen=True, kw_only=True, tag=True):
+    """The executor cannot run tasks."""
+
+    why: str
+
+
+class Progress(Struct, frozen=True, kw_only=True, tag=True):
+    """The latest checkpoint."""
+
+    run: int  # a thread that outlives its run must not report for the next one
+    value: Raw
+
+
+_NOTHING = Raw(b"null")
+
+
+class Ended(Struct, frozen=True, kw_only=True, tag=True):
+    """The end of a run. No outcome: it was stopped because its lease was lost."""
+
+    outcome: Outcome | None = None
+    result: Raw = _NOTHING
+    error: Raw = _NOTHING
+    retry_after: float | None = None
+    progress: Raw | UnsetType = UNSET
+    then: list[NewTask] = []
+    raised: bool = False
+    stopped: str | None = None  # its error, if that is what it was told
+
+    @classmethod
+    def said(cls, settlement: Settlement | None, *, raised: bool, stopped: str | None) -> "Ended":
+        if settlement is None:
+            return cls(raised=raised, stopped=stopped)
+        return cls(
+            outcome=settlement.outcome,
+            result=_raw(settlement.result),
+            error=_raw(settlement.error),
+            retry_after=settlement.retry_after,
+            progress=settlement.progress,
+            then=settlement.then,
+            raised=raised,
+            stopped=stopped,
+        )
+
+    def settlement(self, task: Task) -> Settlement | None:
+        if self.outcome is None:
+            return None
+        return Settlement(
+            id=task.id,
+            token=task.token,
+            outcome=self.outcome,
+            result=None if self.result == _NOTHING else self.result,
+            error=None if self.error == _NOTHING else self.error,
+            retry_after=self.retry_after,
+            progress=self.progress,
+            then=self.then,
+        )
+
+
+FromWorker = Setup | Run | LeaseState | LeaseReplaced
+FromExecutor = Ready | StartupFailed | Progress | Ended
+
+
+def _raw(value: object) -> Raw:
+    return value if isinstance(value, Raw) else Raw(msgspec.json.encode(value))
+
+
+def packed(message: FromWorker | FromExecutor) -> bytes:
+    """Return a message as bytes to send. Raises TypeError or ValueError if a value in it is not JSON."""
+    body = msgspec.json.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Split received bytes into messages."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield the messages that are complete with `data`."""
+        self._data += data
+        while len(self._data) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._data)
+            end = _LENGTH.size + length
+            if len(self._data) < end:
+                return
+            message = bytes(self._data[_LENGTH.size : end])
+            del self._data[:end]
+            yield message

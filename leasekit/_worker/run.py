@@ -1,0 +1,235 @@
+"""Worker run: the executors and controllers of one run of a worker, from the first claim to the end of all handlers."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Self
+
+import anyio
+
+from leasekit._driver import thread
+from leasekit._driver.answer import Answer
+from leasekit._worker import supervisor_link
+from leasekit._worker.controller import Controller
+from leasekit._worker.draining import DEFAULT_DRAIN, Drain, DrainTimeouts
+from leasekit._worker.executor import Executor, LoopExecutor, ThreadExecutor
+from leasekit._worker.handlers import Handler, RunIn
+from leasekit.client import Client
+from leasekit.errors import ConfigError
+from leasekit.hooks import register_gauges
+from leasekit.wire import MAX_KINDS
+
+if TYPE_CHECKING:
+    from leasekit._worker.process.pool import ProcessExecutor
+
+__all__ = ["WorkerRun"]
+
+logger = logging.getLogger("leasekit")
+
+_SILENCE = 1.0  # seconds of waiting before a warning is logged
+_LISTEN = 0.5  # seconds
+
+
+class WorkerRun:
+    """A run of a worker. Entering it starts claiming; leaving it stops, and waits until no handler runs (`over`).
+
+    Async and thread handlers have executors, slots and controllers of their own, so that a blocked event loop delays
+    neither claims nor handlers of the others. So has each kind with a concurrency of its own, so that its window is
+    its own too. The code that enters the run must also have `run_loops` awaited somewhere.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        handlers: Mapping[str, Handler],
+        *,
+        concurrency: int,
+        ahead: float,
+        patience: DrainTimeouts = DEFAULT_DRAIN,
+        end: Callable[[], None] | None = None,
+    ) -> None:
+        self._client = client
+        self._connection = client.connection()
+        self.hooks = client.hooks
+        self._open = ExitStack()
+        self._failed: list[BaseException] = []
+        self._controllers: list[Controller] = []
+        self._threads: list[ThreadExecutor | ProcessExecutor] = []
+        self._loops: list[LoopExecutor] = []
+        self._drain = Drain(self._connection, self._controllers, patience, end=end)
+        self.over: Answer[None] = Answer()
+        for (run, slots, _), served in _groups(handlers).items():
+            executor = self._executor(run, slots or concurrency, served)
+            self._controllers.append(
+                Controller(self._connection, served, executor, ahead=ahead, peers=self._controllers)
+            )
+
+    def _executor(self, run: RunIn, slots: int, served: Mapping[str, Handler]) -> Executor:
+        match run:
+            case "async":
+                self._loops.append(LoopExecutor(slots))
+                return self._loops[-1]
+            case "thread":
+                self._threads.append(ThreadExecutor(slots))
+            case "process":
+                from leasekit._worker.process.pool import ProcessExecutor  # exists on Linux only
+
+                self._threads.append(
+                    ProcessExecutor(slots, served, self._connection, changed=self._look, failed=self._give_up)
+                )
+        return self._threads[-1]
+
+    def _look(self) -> None:
+        for controller in self._controllers:
+            self._connection.driver.call_soon(controller.look_around)
+
+    def _give_up(self, error: BaseException) -> None:
+        self._failed.append(error)
+        self.stop()
+
+    @property
+    def uses_loop(self) -> bool:
+        """Whether there are async handlers."""
+        return bool(self._loops)
+
+    def __enter__(self) -> Self:
+        driver = thread.acquire()  # held by the run too: it must outlive the client, up to the last handler's end
+        self._open.callback(driver.release)
+        for threads in self._threads:
+            self._open.enter_context(threads)
+        self.over = driver.submit(self._control())
+        register_gauges(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+        self.over.exception()
+        self._open.close()
+
+    def run_loop_in_thread(self) -> None:
+        """Give async handlers an event loop in a thread of their own, until this run is left."""
+        if not self.uses_loop:
+            return
+        runner = threading.Thread(target=self._run_loop, name="leasekit-handlers", daemon=True)
+        runner.start()
+        self._open.callback(runner.join)
+        self._open.callback(self.close_loops)
+
+    async def run_loops(self) -> None:
+        """Run async handlers in this event loop until `close_loops`. Cancelling this call gives their tasks back."""
+        if len(self._loops) == 1:  # without a group an error goes on as it is
+            await self._loops[0].run()
+            return
+        async with anyio.create_task_group() as group:
+            for loop in self._loops:
+                group.start_soon(loop.run)
+
+    def close_loops(self) -> None:
+        """End `run_loops` once no async handler runs. Any thread."""
+        for loop in self._loops:
+            loop.close()
+
+    def _run_loop(self) -> None:
+        try:
+            anyio.run(self.run_loops)
+        except BaseException as error:
+            logger.critical("the event loop of async handlers has ended: the worker stops", exc_info=error)
+            self._failed.append(error)
+            self.stop()
+
+    def stop(self) -> None:
+        """Stop claiming, give back tasks that have not begun, let handlers end. Any thread, or a signal handler."""
+        for controller in self._controllers:
+            self._connection.driver.call_soon(controller.stop)
+        self._connection.driver.call_soon(self._drain.begin)
+
+    def say(self, sentence: str) -> None:
+        """Log a sentence in the driver's thread. Any thread, or a signal handler."""
+        self._connection.driver.call_soon(logger.info, sentence)
+
+    def wait(self) -> None:
+        """Wait until the run is over, and all results are reported."""
+        _until_done(self.over)
+        _until_done(self.reported())
+        self.check()
+
+    def check(self) -> None:
+        """Raise the error that has ended this run, if it did not end because it was stopped."""
+        if self._failed:
+            raise self._failed[0]
+
+    def reported(self) -> Answer[None]:
+        """Return an answer that is done when all results are reported, for as long as that takes."""
+        return self._connection.driver.submit(self._report())
+
+    async def _report(self) -> None:
+        outbox = self._connection.keeper.outbox
+        try:
+            async with asyncio.timeout(_SILENCE):
+                await outbox.empty()
+        except TimeoutError:
+            logger.warning("waiting until all results are reported; a second signal ends the worker without that")
+            await self._drain.reported()
+
+    async def _control(self) -> None:
+        draining = asyncio.create_task(self._drain.run())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for controller in self._controllers:
+                    group.create_task(controller.run())
+        finally:
+            draining.cancel()
+
+    @property
+    def running(self) -> int:
+        return sum(controller.running for controller in self._controllers)
+
+    @property
+    def buffered(self) -> int:
+        return sum(controller.buffered for controller in self._controllers)
+
+    def gauges(self) -> Mapping[str, float]:
+        """Return the values of the gauges: slots, their use, and how many tasks would be claimed (the window)."""
+        if self.over.done():
+            return {}
+        controllers = self._controllers
+        return {
+            "leasekit.worker.slots": sum(controller.window.slots for controller in controllers),
+            "leasekit.worker.running": self.running,
+            "leasekit.worker.buffered": self.buffered,
+            "leasekit.worker.window": sum(controller.free for controller in controllers),
+        }
+
+
+def _groups(handlers: Mapping[str, Handler]) -> dict[tuple[RunIn, int | None, str | None], dict[str, Handler]]:
+    """Return the handlers that share an executor, by group: a handler with its own concurrency is alone."""
+    groups: dict[tuple[RunIn, int | None, str | None], dict[str, Handler]] = {}
+    for kind, handler in handlers.items():
+        alone = None if handler.concurrency is None else kind
+        groups.setdefault((handler.run, handler.concurrency, alone), {})[kind] = handler
+    for (run, _, _), served in groups.items():
+        if len(served) > MAX_KINDS:
+            raise ConfigError(
+                f"{len(served)} kinds share the {run} slots of this worker, and a claim has {MAX_KINDS} at most: give "
+                "some handlers a concurrency of their own, or have two workers"
+            )
+    return groups
+
+
+def _until_done(answer: Answer[None]) -> None:
+    """Wait, and let signal handlers run meanwhile.
+
+    A signal that arrives just before the thread goes to sleep, or in another thread, does not wake it: Python runs the
+    handler only when the main thread has its next turn.
+    """
+    while True:
+        supervisor_link.stay()
+        try:
+            answer.result(_LISTEN)
+        except TimeoutError:
+            if not answer.done():
+                continue
+            raise
+        return

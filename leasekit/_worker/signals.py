@@ -1,0 +1,118 @@
+"""Signals: how the process of a worker ends, on request, or at once because a handler does not end.
+
+A process that ends at once tells its supervisor first, if it has one: handlers that end with the process because a
+user wanted that are not crashes.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from leasekit._worker.supervisor_link import attached
+
+__all__ = ["LOST_EXIT_CODE", "Signals", "end_lost"]
+
+LOST_EXIT_CODE = 75  # EX_TEMPFAIL: a handler outlived its lease, so the process was ended
+_LEFTOVERS = 10.0  # seconds after a signal for threads and tasks that handlers have left behind to end
+_LAST_LOGS = 1.0  # seconds for logs to be written before a process is ended
+_HANG_UP = frozenset({number for number in signal.Signals if number.name == "SIGHUP"})  # Windows has none
+
+
+class Signals:
+    """SIGTERM and SIGINT while a worker runs: the first asks it to stop, a second one ends the process.
+
+    SIGHUP (the terminal has gone) asks it to stop too, but never ends the process: it often comes together with one of
+    these. If SIGHUP is ignored (nohup) or has a handler (to reload something), that stays in force.
+    """
+
+    def __init__(self, stop: Callable[[signal.Signals], None]) -> None:
+        self._stop = stop
+        self._count = 0
+        self._last: signal.Signals | None = None
+        self._last_word: threading.Timer | None = None
+        self._pid = os.getpid()
+        self._before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {}
+
+    @contextmanager
+    def hearing(self) -> Generator[bool]:
+        """Handle signals in the block. Gives False if that is impossible, because this is not the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield False
+            return
+        heard = {signal.SIGTERM, signal.SIGINT} | {number for number in _HANG_UP if _is_default(number)}
+        self._before = {number: signal.signal(number, self._heard) for number in heard}
+        try:
+            yield True
+        finally:
+            if attached() is None:  # else a signal of the supervisor may still come: the process must end well
+                for number in self._before:
+                    self._unhear(number)
+                if self._last_word is not None:
+                    self._last_word.cancel()
+
+    def _unhear(self, number: signal.Signals) -> None:
+        handler = self._before[number]
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            # A child that a handler forked is not a worker, and must end when it is told to.
+            self._unhear(signal.Signals(number))
+            os.kill(os.getpid(), number)
+            return
+        self._last = signal.Signals(number)
+        if number in _HANG_UP:
+            self._stop(self._last)
+            return
+        self._count += 1
+        # A signal to a whole process group may come twice, the second time from the supervisor: it counts once.
+        passed_on = 0 if (ledger := attached()) is None else ledger.signalled(self._count)
+        if max(passed_on, self._count - passed_on) > 1:
+            self.end_at_once()
+        self._stop(self._last)
+
+    def end_soon(self) -> None:
+        """End the process within a few seconds, after a signal, when all is reported.
+
+        Python would wait, perhaps for ever, for threads that handlers have left behind: a thread, for example, that a
+        cancelled handler waited for.
+        """
+        if self._last is not None:
+            self._last_word = threading.Timer(_LEFTOVERS, self.end_at_once)
+            self._last_word.daemon = True
+            self._last_word.start()
+
+    def end_at_once(self) -> NoReturn:
+        """End the process, whatever code runs in it. Any thread."""
+        _write_logs()
+        if (ledger := attached()) is not None:
+            ledger.mark_released()
+        os._exit(128 + (self._last or signal.SIGTERM))
+
+
+def _is_default(number: signal.Signals) -> bool:
+    return signal.getsignal(number) is signal.SIG_DFL
+
+
+def end_lost() -> NoReturn:
+    """End the process as a last resort: code that outlives its lease could run twice. The stacks are in stderr."""
+    os._exit(LOST_EXIT_CODE)
+
+
+def _write_logs() -> None:
+    """Flush logs, but not for long: a thread that holds a lock of a log may never release it."""
+
+    def flush() -> None:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+
+    writer = threading.Thread(target=flush, daemon=True)
+    writer.start()
+    writer.join(_LAST_LOGS)

@@ -1,0 +1,69 @@
+"""Supervisor link: the worker's side. The worker ends with its supervisor, and notes for it what it holds."""
+
+import os
+
+from leasekit._driver.connection import Connection
+from leasekit._driver.reporting.ledger import Holder, Ledger
+from leasekit._worker import linux
+from leasekit.client import Client
+
+__all__ = ["VARIABLE", "attach", "attached", "note", "stay"]
+
+VARIABLE = "LEASEKIT_SUPERVISED"  # set by the supervisor for its child only: ledger, pipe, and the supervisor's pid
+
+_ledger: Ledger | None = None
+_line: int | None = None  # a pipe to the supervisor: without data, but closed by the end of this program, and by exec
+_parent: int | None = None
+_noted: Connection | None = None
+
+
+def _forget() -> None:
+    """Detach a forked child: the supervisor does not watch it, and it holds neither leases nor the pipe."""
+    global _ledger, _line, _parent  # noqa: PLW0603 - one for each process
+    _ledger = _parent = None
+    if _line is not None:
+        os.close(_line)
+        _line = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def attach() -> bool:
+    """Connect to the supervisor, if any. The worker then ends with it, and before it if memory runs out."""
+    global _ledger, _line, _parent  # noqa: PLW0603 - a process has one supervisor
+    told = os.environ.pop(VARIABLE, None)
+    if told is None:
+        return False
+    fd, _line, _parent = map(int, told.split(":"))
+    stay()
+    linux.expendable()
+    for inherited in (fd, _line):
+        os.set_inheritable(inherited, False)  # noqa: FBT003 - of one argument
+    _ledger = Ledger(fd)
+    return True
+
+
+def stay() -> None:
+    """End with the supervisor, if there is one. Repeat this: the kernel forgets it when a handler changes its user."""
+    if _parent is not None:
+        linux.end_with(_parent)
+
+
+def attached() -> Ledger | None:
+    """Return the ledger in which this process notes what it holds; None without a supervisor."""
+    return _ledger
+
+
+def note(client: Client, *, spool: str | None) -> None:
+    """Note what this client holds from now on, so that the supervisor hands it back when this process has ended.
+
+    A second client at the same time is not noted, because a ledger has one holder: its leases expire by themselves.
+    """
+    global _noted  # noqa: PLW0603 - there is one ledger
+    if _ledger is None or (_noted is not None and not _noted.closed):
+        return
+    connection = _noted = client.connection()
+    guarded = connection.watchdog.guards
+    _ledger.open(Holder(worker=client.worker, url=client.url, guarded=guarded, spool=spool))
+    connection.keeper.note_in(_ledger)

@@ -1,0 +1,350 @@
+"""Worker: handlers, and the ways to run them.
+
+    worker = leasekit.Worker("http://localhost:8077", concurrency=8)
+
+    @worker.handler("thumbnail")
+    def thumbnail(payload: Thumbnail, held: leasekit.Lease) -> dict: ...
+
+    worker.run()              # or: await worker.serve(), or: leasekit work module:worker
+
+A graceful stop: claim no more → give buffered tasks back at once → let handlers end, renewing leases to the very end →
+report → only then stop the keeper. No task is released while its handler may still run. `draining` says what happens to
+handlers that do not end.
+"""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Concatenate, Literal, ParamSpec, TypeVar, cast
+
+import anyio
+
+from leasekit._arguments import check_arguments
+from leasekit._driver.bridge import outcome
+from leasekit._driver.guarding.watchdog import Mode, check_mode
+from leasekit._driver.reporting.spool import Spool
+from leasekit._worker import supervisor_link
+from leasekit._worker.draining import DEFAULT_DRAIN, DrainTimeouts
+from leasekit._worker.handler_function import HandlerFunction
+from leasekit._worker.handlers import Handler, declare
+from leasekit._worker.process import here
+from leasekit._worker.run import WorkerRun
+from leasekit._worker.signals import LOST_EXIT_CODE, Signals, end_lost
+from leasekit.backend import Backend
+from leasekit.client import Client
+from leasekit.config import Heartbeats
+from leasekit.errors import ConfigError
+from leasekit.hooks import Hook
+
+__all__ = ["LOST_EXIT_CODE", "Worker"]
+
+logger = logging.getLogger("leasekit")
+
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Worker:
+    """Run handlers on the tasks of one service.
+
+    A run ends when the last task or executor job that an async handler started in its event loop has ended, not with
+    the handler's coroutine.
+
+    Args:
+        client_or_url: Where the tasks are; None: as `leasekit work --backend` or the environment's LEASEKIT_URL says.
+            A client that is given is not closed by the worker.
+        heartbeats: The rhythm of heartbeats, if the worker makes its client itself.
+        concurrency: Slots for async handlers, and as many threads and processes for the others.
+        ahead: Seconds of work to claim beyond the slots, at the present pace. Tasks that stay in the buffer for longer
+            all the same (four times that, and at least a second) are given back. 0 claims only tasks that begin at
+            once.
+        hooks: Callables that are called with each event, if the worker makes its client itself.
+        watchdog: With "auto", the process of a worker that is run by `run()` ends before the trust in a lease whose
+            handler goes on: by itself (exit code 75) if the interpreter has its turn in time, by the kernel (SIGKILL)
+            if C code holds it up or the process is stopped. "required" refuses to work where the kernel cannot do
+            that, in `serve()`, and over a client that was given. "soft" only tells the handler, and so does "auto" in
+            these two cases.
+        drain_grace: Seconds after a stop in which handlers may end by themselves, 20 by default. Then async ones are
+            cancelled, processes ended, and threads get `Draining` where they call `held.check()` or
+            `held.progress()`. Their tasks are given back, with their progress. `math.inf` waits for ever. A short grace
+            suits handlers that go on from a checkpoint, a long one those that cannot.
+        drain_timeout: Seconds after a stop, 25 by default, for which handlers that still do not end keep their leases.
+            Then the process ends, if `run()` handles signals, and its supervisor gives back what it held; otherwise the
+            worker waits.
+        spool: A directory for results that could not be reported. They survive the process, and the next worker
+            reports them. None: they are kept in memory only, as long as the process lives.
+    """
+
+    def __init__(
+        self,
+        client_or_url: Client | Backend | str | None = None,
+        *,
+        heartbeats: Heartbeats | None = None,
+        concurrency: int = 8,
+        ahead: float = 0.25,
+        hooks: Sequence[Hook] = (),
+        watchdog: Mode = "auto",
+        drain_grace: float = DEFAULT_DRAIN.grace,
+        drain_timeout: float = DEFAULT_DRAIN.timeout,
+        spool: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if isinstance(client_or_url, Client) and (heartbeats is not None or hooks):
+            raise ConfigError("this client has its own heartbeats and hooks: give them to connect() instead")
+        service = None if isinstance(client_or_url, Client) else client_or_url
+        check_arguments(service=service, heartbeats=heartbeats, hooks=hooks)
+        if concurrency < 1:
+            raise ConfigError(f"concurrency={concurrency} would run nothing: raise it to 1 or more")
+        if not ahead >= 0:
+            raise ConfigError(f"ahead={ahead!r} is not a number of seconds: set it to zero or more")
+        check_mode(watchdog)
+        self._patience = DrainTimeouts(grace=drain_grace, timeout=drain_timeout)
+        self._service = client_or_url
+        self._heartbeats = heartbeats
+        self._concurrency = concurrency
+        self._ahead = ahead
+        self._hooks = list(hooks)
+        self._watchdog: Mode = watchdog
+        self.spool = None if spool is None else Path(spool)
+        """The directory for results that could not be reported."""
+        self._handlers: dict[str, Handler] = {}
+        self._run: WorkerRun | None = None
+        self._at_work: Client | None = None
+        self._busy = threading.Lock()
+        self._stopping = False
+
+    def handler(
+        self,
+        kind: str,
+        *,
+        run: Literal["async", "thread", "process"] | None = None,
+        idle_timeout: float | None = None,
+        concurrency: int | None = None,
+    ) -> Callable[[Callable[Concatenate[T, P], R]], HandlerFunction[T, P, R]]:
+        """Declare the function that runs tasks of this kind: `(payload)` or `(payload, held)`.
+
+        The payload's annotation is its schema; a payload that does not fit is a fatal failure with a message. The
+        function's return value is the result, unless it settled the task itself (`held.complete`, `held.fail`,
+        `held.release`). An exception is a failure that is tried again, `leasekit.Fatal` one that is not.
+
+        The decorated name can be called as before, and has `schedule`: see `HandlerFunction`.
+
+        Raises `ConfigError` if the function cannot be a handler, or the kind has a handler already.
+
+        Args:
+            kind: The kind of the tasks that the function runs; a kind has one handler.
+            run: "async" for an `async def`, "thread" for other functions, "process" for either, on Linux. A thread
+                cannot be stopped from outside: it must call `held.check()`. A handler in a process of its own keeps its
+                lease whatever it does to its interpreter, and that process is killed if the handler does not end in
+                time.
+            idle_timeout: A handler that reports no progress for so many seconds is told to stop, and the task is tried
+                again.
+            concurrency: Limit the runs of this kind, and give it slots of its own beside the worker's, so that
+                it neither waits for other kinds nor delays them, and is claimed for these slots alone.
+        """
+        if callable(kind):
+            raise ConfigError('a handler is for a kind of tasks: write @worker.handler("thumbnail")')
+
+        def register(function: Callable[Concatenate[T, P], R]) -> HandlerFunction[T, P, R]:
+            if isinstance(function, HandlerFunction):  # it is the handler of another kind too
+                function = cast("HandlerFunction[T, P, R]", function).function
+            if self._busy.locked():
+                raise ConfigError(f"handler {kind!r} is declared too late: declare handlers before the worker runs")
+            if kind in self._handlers:
+                raise ConfigError(f"kind {kind!r} has a handler already: one kind, one handler")
+            handler = declare(kind, function, run=run, idle_timeout=idle_timeout, concurrency=concurrency)
+            self._handlers[kind] = handler
+            return HandlerFunction(function, handler, self._submitter)
+
+        return register
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(map(repr, self._handlers)) or "no kinds yet"
+        return f"<{type(self).__name__} for {kinds}: {'at work' if self._busy.locked() else 'not running'}>"
+
+    def listen(self, hook: Hook) -> None:
+        """Add a hook. A client that was given calls it at once, a client of the worker's own from the next run on."""
+        if isinstance(self._service, Client):
+            self._service.listen(hook)
+        elif hook not in self._hooks:
+            self._hooks.append(hook)
+
+    # Running ------------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        *,
+        url: str | None = None,
+        heartbeats: Heartbeats | None = None,
+        concurrency: int | None = None,
+        drain_grace: float | None = None,
+        drain_timeout: float | None = None,
+    ) -> None:
+        """Work until SIGTERM, SIGINT, SIGHUP or `stop()`; then stop gracefully.
+
+        A second SIGTERM or SIGINT ends the process at once. After a signal, threads and tasks that handlers have left
+        behind (a thread that asyncio waits for, say) delay the end of the process by 10 seconds at most.
+
+        Blocks. Async handlers run in an event loop of their own, in a thread, so that signals and claims go on while a
+        handler blocks it. Signals are only handled in the main thread. Each argument replaces the one that the worker
+        was made with.
+
+        Raises `ConfigError`, `UnknownScheme`, `MissingDependency`.
+        """
+        patience = self._patience.but(grace=drain_grace, timeout=drain_timeout)
+        signals = Signals(self._signalled)
+        with self._working(), signals.hearing() as heard:
+            client = self._at_work = self._client(url, heartbeats, watchdog=self._watchdog)
+            try:
+                # Connect here, so that a watchdog that is required but impossible is refused here.
+                self._outlive(client)
+                with WorkerRun(
+                    client,
+                    self._handlers,
+                    concurrency=concurrency or self._concurrency,
+                    ahead=self._ahead,
+                    patience=patience,
+                    end=signals.end_at_once if heard else None,
+                ) as shift:
+                    shift.run_loop_in_thread()
+                    self._begin(shift)
+                    shift.wait()
+                    if heard:
+                        signals.end_soon()
+            finally:
+                self._at_work = None  # before the client is closed: a call would be refused
+                if client is not self._service:
+                    client.close()
+
+    async def serve(self) -> None:
+        """Work inside of an event loop, asyncio's or trio's, in which async handlers run. Signals are not handled.
+
+        Cancelling this call cancels async handlers, whose tasks are given back, and waits for handlers in threads.
+        """
+        with self._working():
+            client = self._at_work = self._client(None, None, watchdog="soft")
+            try:
+                self._outlive(client)
+                shift = WorkerRun(
+                    client, self._handlers, concurrency=self._concurrency, ahead=self._ahead, patience=self._patience
+                )
+                await self._serve(shift)
+                shift.check()
+            finally:
+                self._at_work = None  # before the client is closed: a call would be refused
+                if client is not self._service:
+                    with anyio.CancelScope(shield=True):
+                        await client.aclose()
+
+    async def _serve(self, shift: WorkerRun) -> None:
+        async with anyio.create_task_group() as group:
+            with shift:
+                if shift.uses_loop:
+                    group.start_soon(shift.run_loops)
+                self._begin(shift)
+                try:
+                    await outcome(shift.over, keep=True)
+                    await outcome(shift.reported())
+                except BaseException:
+                    # A cancelled asyncio task tells its group at the end of the block: that is only after the drain.
+                    group.cancel_scope.cancel()
+                    raise
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        shift.stop()
+                        await outcome(shift.over, keep=True)
+            shift.close_loops()
+
+    def stop(self) -> None:
+        """Stop gracefully. Any thread may call this, a handler, or a signal handler; also before the worker runs."""
+        self._stopping = True
+        if (shift := self._run) is not None:
+            shift.stop()
+
+    @property
+    def running(self) -> int:
+        """The number of running handlers."""
+        return 0 if (shift := self._run) is None else shift.running
+
+    @property
+    def buffered(self) -> int:
+        """The number of claimed tasks that wait for a slot."""
+        return 0 if (shift := self._run) is None else shift.buffered
+
+    def _begin(self, shift: WorkerRun) -> None:
+        self._run = shift
+        logger.info("at work on %s", ", ".join(map(repr, self._handlers)))
+        if self._stopping:  # stopped before there was a run to stop
+            shift.stop()
+
+    @contextmanager
+    def _working(self) -> Generator[None]:
+        if here.executing:
+            raise ConfigError('this is an executor of a worker: run the worker under `if __name__ == "__main__":`')
+        if not self._handlers:
+            raise ConfigError("this worker has no handlers: declare some with @worker.handler(kind)")
+        if not self._busy.acquire(blocking=False):
+            raise ConfigError("this worker runs already: make another one")
+        try:
+            yield
+        finally:
+            self._run, self._stopping = None, False
+            self._busy.release()
+
+    def _client(self, url: str | None, heartbeats: Heartbeats | None, *, watchdog: Mode) -> Client:
+        if isinstance(self._service, Client):
+            if url is not None or heartbeats is not None:
+                raise ConfigError("this worker has a client of its own, with URL and heartbeats: make it without one")
+            return self._service
+        service = url or self._service or os.environ.get("LEASEKIT_URL")
+        if service is None:
+            raise ConfigError("which service? Give the worker a URL, or set LEASEKIT_URL")
+        last_resort = end_lost if watchdog in ("auto", "required") else None
+        return Client(
+            service,
+            heartbeats=heartbeats or self._heartbeats,
+            hooks=self._hooks,
+            last_resort=last_resort,
+            watchdog=watchdog,
+        )
+
+    def _outlive(self, client: Client) -> None:
+        """Set up what outlives this process: the spool for unreported results, and the ledger for the supervisor."""
+        self._check_guarded(client)
+        connection, directory = client.connection(), None
+        if self.spool is not None and client.url is not None and not client.url.startswith("memory:"):
+            spool = Spool(self.spool, client.url)
+            connection.driver.submit(connection.keeper.outbox.use(spool))
+            directory = str(spool.directory)
+        supervisor_link.note(client, spool=directory)
+
+    def _check_guarded(self, client: Client) -> None:
+        """Raise `ConfigError` if a watchdog is required, but none would end this process after its lease."""
+        if self._watchdog == "required" and not client.connection().watchdog.guards:
+            raise ConfigError(
+                "watchdog='required' ends the process of a handler that outlives its lease, which is done for a worker "
+                "with a URL or backend of its own that is run by run(): not in serve(), whose process belongs to other "
+                "code, and not over a client that was connected before. Use Worker(url).run(), or watchdog='auto'"
+            )
+
+    def _signalled(self, number: signal.Signals) -> None:
+        self.stop()
+        # Not logged here: the signal may have interrupted the very stream that the log would be written to.
+        if (shift := self._run) is not None:
+            then = "; a second signal ends it at once" if number in (signal.SIGTERM, signal.SIGINT) else ""
+            shift.say(f"{number.name}: the worker stops{then}")
+
+    def _submitter(self) -> tuple[Client, bool]:
+        """Return the client that schedules for `HandlerFunction`, and whether it must be closed after that."""
+        if (client := self._at_work) is not None:
+            return client, False
+        if not isinstance(self._service, Client | str | None):
+            raise ConfigError(
+                "a backend object belongs to the worker while it runs: give a client, handler.options(client=…)"
+            )
+        client = self._client(None, None, watchdog="soft")
+        return client, client is not self._service

@@ -1,0 +1,1 @@
+"""HTTP: connections, requests, routes and their answers."""

@@ -1,0 +1,171 @@
+"""The server as an application, and as a process: the engine behind HTTP.
+
+`create_app` is for whoever brings a server of their own; `serve` is what `leasekit serve` runs.
+"""
+
+import asyncio
+import functools
+import gc
+import ipaddress
+import socket
+from types import FrameType
+from typing import Any
+
+import uvicorn
+import uvloop
+from litestar import Litestar, Request, get
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+
+from leasekit.errors import ConfigError
+from leasekit.server.engine import Engine, open_store
+from leasekit.server.http.disconnect import DisconnectWatch
+from leasekit.server.http.echo import echo_request_header
+from leasekit.server.http.metrics import Metrics
+from leasekit.server.http.openapi import document
+from leasekit.server.http.problems import HANDLERS
+from leasekit.server.http.protocol import BoundedProtocol
+from leasekit.server.http.request import ApiRequest
+from leasekit.server.http.routes import OPTIONS, PROVIDED, ROUTES
+from leasekit.server.http.sending import Sending
+from leasekit.server.store import Store
+from leasekit.server.store.sql import CHECK
+
+__all__ = ["Server", "create_app", "serve"]
+
+BODY_TIMEOUT = 30.0
+IDLE_TIMEOUT = 75  # of a connection; longer than a client keeps one, so that none is closed under a request
+STOP_TIMEOUT = 40  # for requests under way: more than a slow body may take
+
+
+def create_app(engine: Engine, *, body_timeout: float = BODY_TIMEOUT, any_host: bool = False) -> Litestar:
+    """The ASGI application over an engine that is open. A body must arrive within `body_timeout` seconds.
+
+    Unless `any_host`, the `Host` header must name this machine: a page of a stranger whose name resolves to
+    127.0.0.1 is refused.
+    """
+    polls, metrics, sending = DisconnectWatch(), Metrics(engine), Sending()
+    engine.check_room = sending.check_room
+    return Litestar(
+        route_handlers=[*OPTIONS, *ROUTES, openapi_json],
+        request_class=ApiRequest,
+        state=State({"polls": polls, "sending": sending, "engine": engine, "body_timeout": body_timeout}),
+        dependencies={
+            "engine": Provide(lambda: engine, sync_to_thread=False),
+            "polls": Provide(lambda: polls, sync_to_thread=False),
+            "metrics": Provide(lambda: metrics, sync_to_thread=False),
+            "sending": Provide(lambda: sending, sync_to_thread=False),
+        },
+        before_send=[metrics.before_send, echo_request_header],
+        before_request=None if any_host else _refuse_foreign_hosts,
+        exception_handlers=HANDLERS,
+        openapi_config=None,
+        logging_config=None,
+    )
+
+
+@get("/openapi.json", include_in_schema=False, sync_to_thread=True)
+def openapi_json() -> dict[str, Any]:
+    """The OpenAPI document."""
+    return _document()
+
+
+@functools.cache
+def _document() -> dict[str, Any]:
+    return document(ROUTES, PROVIDED)
+
+
+# Asynchronous, and no guard, for speed alone: Litestar runs others in threads, and copies the handler for a guard.
+async def _refuse_foreign_hosts(request: Request[Any, Any, Any]) -> None:
+    host = request.headers.get("host", "")
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    if not _is_loopback(name.strip("[]")):
+        raise HTTPException("the Host header names another host", status_code=403)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# As a process -------------------------------------------------------------------------------------------------
+
+
+def serve(host: str, port: int, store_url: str, *, insecure: bool = False, check: float = CHECK) -> None:
+    """Serve until SIGTERM or SIGINT; print the address when it is ready. Port 0 takes any that is free.
+
+    `check`: seconds to look whether the store is whole.
+
+    Raises `ConfigError` (the address is not loopback, or cannot be listened on; the store's URL is none),
+    `StoreLocked` and `StoreDamaged`.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(host, port, open_store(store_url, check=check), insecure=insecure))
+
+
+async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
+    async with Engine(store) as engine:
+        with _listen(host, port, insecure=insecure) as listener:
+            server = Server(create_app(engine, any_host=insecure))
+            # What is there by now stays: to look through it for garbage stops everything for 0.1 s, again and again.
+            gc.freeze()
+            await server.serve(sockets=[listener])
+
+
+def _listen(host: str, port: int, *, insecure: bool) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # What was resolved is what is bound: a name could resolve to another address the second time.
+        if not insecure and not _is_loopback(str(address[0])):
+            raise ConfigError(
+                f"{host} is open to other machines, and there is neither authentication nor TLS yet: "
+                "take 127.0.0.1, or add --insecure if the network is yours alone"
+            )
+        return socket.create_server(address, family=family)
+    except OSError as error:
+        why = (error.strerror or str(error)).partition(" (")[0]  # socket adds "(while attempting to bind on …)"
+        raise ConfigError(f"cannot listen on {host}, port {port}: {why}; choose another --host or --port") from error
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server; stopping, it answers the claims that wait, ends streams, and ends with exit code 0."""
+
+    def __init__(self, app: Litestar) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=BoundedProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=IDLE_TIMEOUT,
+                timeout_graceful_shutdown=STOP_TIMEOUT,
+            )
+        )
+        self._engine: Engine = app.state.engine
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or []:
+            print(f"leasekit is listening on http://{_authority(listener)}", flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._engine.end_waits()
+        self._engine.feed.close()
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Not uvicorn's: it raises the signal again when all is done, and then the process would die of it.
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def _authority(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{host}:{port}"

@@ -1,0 +1,88 @@
+"""The connection: uvicorn's HTTP/1.1 protocol, with bounds for clients that do not go on.
+
+uvicorn waits without end for a head that does not end, and keeps all of it; and for an answer to be read.
+The bound on bodies is in `request`, that on the time that a whole answer takes in `sending`.
+"""
+
+import asyncio
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from leasekit.server.http.problems import MEDIA_TYPE
+from leasekit.server.http.sending import ABORT
+from leasekit.wire import Problem
+
+__all__ = ["BoundedProtocol"]
+
+MAX_HEAD = 64 * 1024  # bytes of request line and headers
+HEAD_TIMEOUT = 30.0  # seconds, from the connection or a request's first byte to the end of its head
+STALL_TIMEOUT = 30.0  # seconds that a full buffer of answers may wait to be read
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """A connection that is closed when a head is too long, or too long on its way, or answers are not read."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
+    _head = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_over()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._timer is not None:
+            self._head += len(data)
+            if self._head > MAX_HEAD:
+                self._refuse(431, "Request Header Fields Too Large", f"the head is larger than {MAX_HEAD:,} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT: {"abort": self.transport.abort}}
+        self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        self._head_is_over()
+        super().on_headers_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(STALL_TIMEOUT, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn calls when it cannot read a request: it has no application to answer it."""
+        self._refuse(400, "Bad Request", "this is not HTTP/1.1")
+
+    def _expect_head(self) -> None:
+        self._head_is_over()
+        self._timer = self.loop.call_later(HEAD_TIMEOUT, self.timeout_keep_alive_handler)
+
+    def _head_is_over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._head = 0
+
+    def _refuse(self, status: int, title: str, detail: str) -> None:
+        body = msgspec.json.encode(
+            Problem(type="urn:leasekit:problem:misdirected", status=status, title=title, detail=detail)
+        )
+        head = (
+            f"HTTP/1.1 {status} {title}\r\ncontent-type: {MEDIA_TYPE}\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode("ascii") + body)
+        self.transport.close()

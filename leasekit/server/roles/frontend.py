@@ -1,0 +1,287 @@
+"""The frontend: what those who have work for others ask for. Schedule, cancel, get, list."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+
+from leasekit._lifecycle.states import LEASED, WAITING
+from leasekit._lifecycle.transitions import cancelled, has_lapsed
+from leasekit.errors import Refused
+from leasekit.ids import uuid7s
+from leasekit.server.roles.consumer import lapse
+from leasekit.server.store import Dedupe, Entity, Filter, Run, Trigger, View
+from leasekit.server.store.damage import is_number, json_fault
+from leasekit.server.unit_of_work import UnitOfWork, to_bytes
+from leasekit.task import Exponential, HistoryEntry, NewTask, Page, Scheduled, Status, TaskInfo, Verdict
+from leasekit.wire import traceparent
+
+__all__ = ["cancel", "get", "moment", "page", "schedule"]
+
+_DEFAULT_POLICY = Exponential()
+_LAST_MOMENT = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400  # expressible in every zone
+_HISTORY = 100  # runs that are shown, the latest
+_PAGE_BYTES = 4 * 1024 * 1024  # values in one page of a listing
+_PAGE_STEP = 10  # tasks whose values are loaded at once
+_NULL = Raw(b"null")
+
+
+# Schedule -----------------------------------------------------------------------------------------------------
+
+
+def schedule(turn: UnitOfWork, tasks: Sequence[NewTask]) -> list[Scheduled]:
+    """Accept tasks, each once: the same id, or a live dedupe key, makes no second task."""
+    intake = _Intake(turn, tasks)
+    answers = [intake.take(task) for task in tasks]
+    intake.close()
+    return answers
+
+
+class _Known(NamedTuple):
+    """What an id stands for already."""
+
+    status: Status
+    kind: str
+    digest: bytes | None  # of the payload; None: only its dedupe key was asked for
+
+
+class _Intake:
+    """One batch on its way in: what was there before, and what this batch has added to it."""
+
+    def __init__(self, turn: UnitOfWork, tasks: Sequence[NewTask]) -> None:
+        self._turn = turn
+        tx = turn.tx
+        keys = {(task.kind, task.dedupe_key) for task in tasks if task.dedupe_key is not None}
+        self._firsts = tx.dedupes(keys) if keys else {}
+        named = {task.id for task in tasks if task.id is not None}
+        ids = named | {first.id for first in self._firsts.values()}
+        rows = tx.triggers(ids) if ids else {}
+        digests = tx.digests([row.seq for row in rows.values() if row.id in named]) if rows else {}
+        self._known = {row.id: _Known(row.status, row.kind, digests.get(row.seq)) for row in rows.values()}
+        self._ids = iter(uuid7s(sum(task.id is None for task in tasks), turn.now, turn.random))
+        self._new: list[tuple[str, bytes, bytes, NewTask]] = []
+        self._new_firsts: dict[tuple[str, str], Dedupe] = {}
+
+    def take(self, task: NewTask) -> Scheduled:
+        if task.id is not None and task.id in self._known:
+            known = self._known[task.id]
+            is_same = task.kind == known.kind and _digest(to_bytes(task.payload)) == known.digest
+            return Scheduled(id=task.id, created=False, status=known.status, conflict=not is_same)
+        if task.dedupe_key is not None:
+            first = self._firsts.get((task.kind, task.dedupe_key))
+            if first and first.id in self._known and (first.until is None or first.until > self._turn.now):
+                return Scheduled(id=first.id, created=False, status=self._known[first.id].status)
+        return self._add(task)
+
+    def close(self) -> None:
+        if not self._new:
+            return
+        turn = self._turn
+        seq = turn.tx.allocate(len(self._new))
+        entities: list[Entity] = []
+        rows: list[Trigger] = []
+        for task_id, payload, digest, task in self._new:
+            at = _due_at(task, turn.now)
+            turn.ready(task.kind, at)
+            entities.append(_entity(seq, task_id, payload, digest, task, at=at, now=turn.now))
+            rows.append(_row(seq, task_id, task, at=at))
+            turn.tell("scheduled", rows[-1])
+            seq += 1
+        turn.tx.add(entities, rows)
+        if self._new_firsts:
+            turn.tx.set_dedupes(list(self._new_firsts.values()))
+
+    def _add(self, task: NewTask) -> Scheduled:
+        task_id = task.id or next(self._ids)
+        payload = to_bytes(task.payload)
+        digest = _digest(payload)
+        self._new.append((task_id, payload, digest, task))
+        if task.id is not None or task.dedupe_key is not None:
+            self._known[task_id] = _Known(Status.NEW, task.kind, digest)
+        if task.dedupe_key is not None:
+            until = None if task.dedupe_window is None else self._turn.now + task.dedupe_window
+            first = Dedupe(task.kind, task.dedupe_key, task_id, until)
+            self._firsts[first.kind, first.key] = self._new_firsts[first.kind, first.key] = first
+        return Scheduled(id=task_id, created=True, status=Status.NEW)
+
+
+def _due_at(task: NewTask, now: float) -> float:
+    return now if task.at is None else min(max(task.at.timestamp(), 0.0), _LAST_MOMENT)
+
+
+def _entity(seq: int, task_id: str, payload: bytes, digest: bytes, task: NewTask, *, at: float, now: float) -> Entity:
+    return Entity(
+        seq,
+        task_id,
+        task.kind,
+        task.collection,
+        task.priority,
+        now,
+        at,
+        task.max_attempts,
+        task.max_crashes,
+        task.max_runtime,
+        task.enqueue_timeout,
+        None if task.retry == _DEFAULT_POLICY else msgspec.json.encode(task.retry),
+        task.dedupe_key,
+        traceparent(task.traceparent),
+        digest,
+        payload,
+    )
+
+
+def _row(seq: int, task_id: str, task: NewTask, *, at: float) -> Trigger:
+    return Trigger(
+        seq,
+        task_id,
+        task.kind,
+        task.priority,
+        task.claim_ttl,
+        task.heartbeat_timeout,
+        next_trigger_at=at,
+        max_runtime=task.max_runtime,
+    )
+
+
+def _digest(payload: bytes) -> bytes:
+    # The same JSON may be written in more than one way.
+    return blake2b(msgspec.json.encode(msgspec.json.decode(payload), order="sorted"), digest_size=16).digest()
+
+
+# Cancel -------------------------------------------------------------------------------------------------------
+
+
+def cancel(turn: UnitOfWork, ids: Sequence[str]) -> list[Verdict]:
+    """Cancel: waiting tasks at once, running ones by an order to their holder."""
+    rows = turn.tx.triggers(set(ids))
+    changed: dict[str, Trigger] = {}
+    # Where the lease has ended already there is nobody to give an order to.
+    over = [row for row in rows.values() if has_lapsed(row, turn.instant)]
+    for row in lapse(turn, over):
+        rows[row.id] = changed[row.id] = row
+    verdicts: list[Verdict] = []
+    for task_id in ids:
+        if task_id not in rows:
+            verdicts.append(Verdict(id=task_id, verdict="gone", reason="unknown"))
+            continue
+        after = cancelled(rows[task_id], now=turn.now)
+        if after is not rows[task_id]:
+            rows[task_id] = changed[task_id] = after
+            turn.tell("cancelled" if after.status is Status.CANCELLED else "ordered", after)
+        verdicts.append(_told(after))
+    turn.tx.save(list(changed.values()))
+    return verdicts
+
+
+def _told(row: Trigger) -> Verdict:
+    if row.status is Status.CANCELLED:  # also of a repeat: the second answer equals the first
+        return Verdict(id=row.id, verdict="cancelled")
+    if row.status in LEASED:
+        return Verdict(id=row.id, verdict="ordered")
+    return Verdict(id=row.id, verdict="gone", reason="settled")
+
+
+# Get and list -------------------------------------------------------------------------------------------------
+
+
+def get(view: View, task_id: str) -> TaskInfo | None:
+    """Everything about one task."""
+    for row in view.triggers([task_id]).values():
+        return next(iter(_infos(view, [row], history=True)))
+    return None
+
+
+def page(view: View, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
+    """Tasks that match, oldest first, without their history; fewer where their values are big.
+
+    Raises `Refused` where the cursor is not one that an earlier page gave.
+    """
+    rows = view.page(wanted, after=_after(cursor), limit=limit + 1)
+    shown: list[TaskInfo] = []
+    size = 0
+    for row, info in zip(rows[:limit], _infos(view, rows[:limit], history=False), strict=True):
+        if size > _PAGE_BYTES:
+            break
+        shown.append(info)
+        size += sum(len(bytes(value)) for value in (info.payload, info.progress, info.result, info.error))
+        cursor = str(row.seq)
+    return Page(tasks=shown, cursor=cursor if len(shown) < len(rows) else None)
+
+
+def _after(cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    if cursor.isascii() and cursor.isdigit() and len(cursor) <= 18:
+        return int(cursor)
+    raise Refused("cursor is none that a page gave", errors=[{"field": "cursor", "detail": "is none that a page gave"}])
+
+
+def _infos(view: View, rows: Sequence[Trigger], *, history: bool) -> Iterable[TaskInfo]:
+    for start in range(0, len(rows), _PAGE_STEP):
+        some = rows[start : start + _PAGE_STEP]
+        seqs = [row.seq for row in some]
+        entities, progress = view.entities(seqs), view.progress(seqs)
+        for row in some:
+            runs = view.last_runs(row.seq, limit=_HISTORY if history else 1)
+            yield _info(row, entities.get(row.seq), progress.get(row.seq), runs, history=history)
+
+
+def _info(
+    row: Trigger, entity: Entity | None, progress: bytes | None, runs: Sequence[Run], *, history: bool
+) -> TaskInfo:
+    last = runs[-1] if runs else None
+    due_at = row.next_trigger_at if row.status in WAITING else None
+    at: float = due_at or (0.0 if entity is None else entity.at)
+    damage: list[str] = [] if entity is not None else ["its row of `task`"]
+    info = TaskInfo(
+        id=row.id,
+        kind=row.kind,
+        status=row.status,
+        priority=row.priority,
+        attempt=row.attempt,
+        crashes=row.crashes,
+        fence=row.fence,
+        at=moment(at if is_number(at) else 0.0),
+        collection=entity.collection if entity is not None and isinstance(entity.collection, str) else None,
+        payload=_raw(entity.payload if entity is not None else None, "payload", damage),
+        progress=_raw(progress, "progress", damage),
+        result=_raw(last.result if last else None, "result", damage),
+        error=_raw(last.error if last else None, "error", damage),
+        worker=row.owner or (last.worker if last else None),
+        history=[_history_entry(one, damage) for one in runs] if history else [],
+        reason=row.reason,
+    )
+    if not damage or info.reason is not None:
+        return info
+    return replace(info, reason=f"the store is damaged, and this is left out: {', '.join(dict.fromkeys(damage))}")
+
+
+def _history_entry(one: Run, damage: list[str]) -> HistoryEntry:
+    return HistoryEntry(
+        fence=one.fence,
+        attempt=one.attempt,
+        outcome=one.outcome,
+        at=moment(one.at),
+        worker=one.worker,
+        result=_raw(one.result, "result", damage),
+        error=_raw(one.error, "error", damage),
+    )
+
+
+def moment(at: float) -> datetime:
+    """A time of the store as a point in time."""
+    return datetime.fromtimestamp(at, UTC)
+
+
+def _raw(value: bytes | None, name: str, damage: list[str]) -> Raw:
+    """A value as it is shown: one that is no JSON is left out, and noted as damage."""
+    if value is None:
+        return _NULL
+    if json_fault(value) is not None:
+        damage.append(name)
+        return _NULL
+    return Raw(value)

@@ -1,0 +1,264 @@
+"""The heartbeat and status controller: what holders ask for. Heartbeats and results; claims are in `claims`.
+
+Every write carries the token of its claim. The token that counts is the last one granted, as long as it was not
+settled: after that, and after another grant, it writes nothing any more.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from leasekit._lifecycle.states import ENDING, LEASED, WOUND_DOWN, Event, step
+from leasekit._lifecycle.transitions import NO_LIMITS, end_run, has_lapsed, is_held, is_latest, is_overdue, retry_wait
+from leasekit.server.ids import successor_id
+from leasekit.server.progress import Progress
+from leasekit.server.roles.consumer import lapse
+from leasekit.server.roles.frontend import schedule
+from leasekit.server.store import Limits, Run, Trigger
+from leasekit.server.unit_of_work import UnitOfWork, to_bytes
+from leasekit.task import Beat, NewTask, Settlement, Status, Verdict
+
+__all__ = ["heartbeat", "results"]
+
+_NULL = b"null"
+_OVER = 0.0  # before any time that a clock may show: no beat is accepted any more
+_BOUNDED = frozenset({"retry", "crash"})  # outcomes that count against a limit
+
+
+# Heartbeats ---------------------------------------------------------------------------------------------------
+
+
+def heartbeat(turn: UnitOfWork, beats: Sequence[Beat]) -> list[Verdict]:
+    """Renew leases that are still held; the rest is gone, and says why.
+
+    A lease that has ended is never revived, even where nobody else got the task yet.
+    """
+    rows = turn.tx.triggers({beat.id for beat in beats})
+    batch = _judged(rows, beats, turn.instant)
+    _renew(turn, batch)
+    if batch.refused:
+        past = _Past(turn, [rows[beats[at].id].seq for at in batch.refused if beats[at].id in rows])
+        for at in batch.refused:
+            batch.verdicts[at] = past.gone(beats[at].id, rows.get(beats[at].id), beats[at].token)
+    if batch.ended:
+        _keep_ended(turn, list(batch.ended.values()))
+    return batch.verdicts
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What a batch of beats comes to, before anything is written."""
+
+    verdicts: list[Verdict] = field(default_factory=list[Verdict])
+    renewed: dict[int, Status] = field(default_factory=dict[int, Status])  # by seq
+    begun: list[Trigger] = field(default_factory=list[Trigger])  # bodies have
+    bounded: list[Trigger] = field(default_factory=list[Trigger])  # their `max_runtime` counts from now
+    progress: Progress = field(default_factory=Progress)
+    refused: list[int] = field(default_factory=list[int])  # positions; why is yet to be said
+    ended: dict[int, Trigger] = field(default_factory=dict[int, Trigger])  # what their latest holders are told is final
+
+
+def _judged(rows: Mapping[str, Trigger], beats: Sequence[Beat], now: float) -> _Batch:
+    """Decide which beats renew their leases. Writes nothing."""
+    batch = _Batch()
+    renewed, verdicts, progress = batch.renewed, batch.verdicts, batch.progress
+    for position, beat in enumerate(beats):
+        row = rows.get(beat.id)
+        if row is None or not is_held(row, beat.token, now) or is_overdue(row, now):
+            if row is not None and is_latest(row, beat.token):
+                batch.ended[row.seq] = row
+            batch.refused.append(position)
+            verdicts.append(Verdict(id=beat.id, verdict="gone"))
+            continue
+        before = renewed.get(row.seq, row.status)
+        renewed[row.seq] = after = step(before, Event.BEAT if beat.started else Event.HOLD)
+        if before is not after:
+            batch.begun.append(row)
+        if beat.started and row.run_until is None and row.max_runtime is not None:
+            batch.bounded.append(row)
+        progress.report(row, beat)
+        order: Literal["cancel"] | None = "cancel" if row.ordered else None
+        verdicts.append(Verdict(id=beat.id, verdict="renewed", ttl=row.heartbeat_timeout, order=order))
+    return batch
+
+
+def _renew(turn: UnitOfWork, batch: _Batch) -> None:
+    for status in LEASED:
+        turn.tx.renew([seq for seq, now_is in batch.renewed.items() if now_is is status], status, now=turn.instant)
+    if batch.bounded:
+        standing = turn.tx.triggers_of({row.seq for row in batch.bounded})
+        turn.tx.save([replace(row, run_until=turn.instant + (row.max_runtime or 0.0)) for row in standing.values()])
+    batch.progress.save(turn.tx)
+    for row in batch.begun if turn.happened is not None else ():
+        turn.tell("started", replace(row, status=Status.PROCESSING))
+
+
+def _keep_ended(turn: UnitOfWork, rows: Sequence[Trigger]) -> None:
+    """See to it that what holders are told of these leases stays so.
+
+    A restart gives all leases more time, maybe before the consumer comes by, and its clock may be behind this one.
+    """
+    lapsed = [row for row in rows if has_lapsed(row, turn.instant)]
+    over = [row for row in rows if row not in lapsed]
+    turn.tx.save([*lapse(turn, lapsed), *(replace(row, run_until=_OVER) for row in over)])
+
+
+class _Past:
+    """How earlier claims of some tasks ended, by their token."""
+
+    def __init__(self, turn: UnitOfWork, seqs: Sequence[int]) -> None:
+        runs = turn.tx.runs(set(seqs)) if seqs else []
+        self._runs = {(run.seq, run.token): run for run in runs}
+
+    def add(self, run: Run) -> None:
+        self._runs[run.seq, run.token] = run
+
+    def find(self, row: Trigger, token: str) -> Run | None:
+        return self._runs.get((row.seq, token))
+
+    def gone(self, task_id: str, row: Trigger | None, token: str) -> Verdict:
+        return Verdict(id=task_id, verdict="gone", reason=self._reason(row, token))
+
+    def _reason(self, row: Trigger | None, token: str) -> str:
+        if row is None:
+            return "unknown"
+        if row.status is Status.CANCELLED:
+            return "cancelled"
+        if row.status.ended:
+            return "settled"
+        if row.token == token:
+            return "expired"
+        run = self.find(row, token)
+        return "settled" if run is not None and run.digest is not None else "taken"
+
+
+# Results ------------------------------------------------------------------------------------------------------
+
+
+def results(turn: UnitOfWork, settlements: Sequence[Settlement]) -> list[Verdict]:
+    """End runs. The first result of a token counts, its repeat is told the same, anything else is gone.
+
+    A lease that has ended, but whose task nobody else got, may still be settled: finished work outranks a late beat.
+    """
+    desk = _Desk(turn, settlements)
+    verdicts = [desk.settle(settlement) for settlement in settlements]
+    desk.close()
+    return verdicts
+
+
+class _Desk:
+    """One batch of results: what they are about, and what will be written."""
+
+    def __init__(self, turn: UnitOfWork, settlements: Sequence[Settlement]) -> None:
+        self._turn = turn
+        self._rows = rows = turn.tx.triggers({settlement.id for settlement in settlements})
+        bounded: list[int] = []
+        # What was heard of these tasks before matters where a token is stale, or a lease has lapsed meanwhile.
+        heard: list[int] = []
+        for settlement in settlements:
+            row = rows.get(settlement.id)
+            if row is None:
+                continue
+            if row.token != settlement.token or row.status not in LEASED:
+                heard.append(row.seq)
+            if settlement.outcome in _BOUNDED:
+                bounded.append(row.seq)
+        self._past = _Past(turn, heard)
+        self._limits: dict[int, Limits] = turn.tx.limits(bounded) if bounded else {}
+        self._changed: list[Trigger] = []
+        self._ended: dict[Status, list[int]] = {}
+        self._runs: list[Run] = []
+        self._revised: list[tuple[int, int]] = []
+        self._progress = Progress()
+        self._successors: list[NewTask] = []
+
+    def settle(self, settlement: Settlement) -> Verdict:
+        row = self._rows.get(settlement.id)
+        digest = _digest(settlement)
+        if row is None or row.token != settlement.token:
+            run = None if row is None else self._past.find(row, settlement.token)
+            if run is not None and run.digest == digest:
+                return Verdict(id=settlement.id, verdict="settled")
+            return self._past.gone(settlement.id, row, settlement.token)
+        self._accept(row, settlement, digest)
+        return Verdict(id=settlement.id, verdict="settled")
+
+    def close(self) -> None:
+        tx = self._turn.tx
+        if self._revised:
+            tx.forget_runs(self._revised)
+        tx.save(self._changed)
+        for status, seqs in self._ended.items():
+            tx.end(seqs, status)
+        tx.add_runs(self._runs)
+        self._progress.save(tx)
+        if self._successors:
+            schedule(self._turn, self._successors)
+
+    def _accept(self, row: Trigger, settlement: Settlement, digest: bytes) -> None:
+        event = ENDING[settlement.outcome]
+        worker = row.owner
+        is_late = row.status not in LEASED
+        if is_late:
+            row, worker = self._revise(row, settlement.token)
+        self._rows[row.id] = after = self._after(row, event, settlement)
+        if is_late or event in WOUND_DOWN:
+            self._changed.append(after)
+        else:
+            self._ended.setdefault(after.status, []).append(row.seq)
+        self._turn.tell("settled", after, worker=worker, outcome=settlement.outcome)
+        if after.next_trigger_at is not None:
+            self._turn.ready(after.kind, after.next_trigger_at)
+        self._record(row, worker, settlement, digest)
+
+    def _record(self, row: Trigger, worker: str | None, settlement: Settlement, digest: bytes) -> None:
+        run = Run(
+            row.seq,
+            row.fence,
+            row.attempt,
+            settlement.outcome,
+            self._turn.now,
+            worker,
+            settlement.token,
+            digest,
+            _value(settlement.result),
+            _value(settlement.error),
+        )
+        self._runs.append(run)
+        self._past.add(run)
+        self._progress.report(row, settlement)
+        for position, task in enumerate(settlement.then):
+            task_id = task.id or successor_id(row.id, row.fence, position)
+            self._successors.append(replace(task, id=task_id))
+
+    def _revise(self, row: Trigger, token: str) -> tuple[Trigger, str | None]:
+        """Take back that the holder had vanished: it reports after all."""
+        self._revised.append((row.seq, row.fence))
+        run = self._past.find(row, token)
+        return replace(row, crashes=row.crashes - 1), run.worker if run else None
+
+    def _after(self, row: Trigger, event: Event, settlement: Settlement) -> Trigger:
+        limits = self._limits.get(row.seq, NO_LIMITS)
+        wait = 0.0
+        if event is Event.RETRY or event is Event.RELEASE:
+            if settlement.retry_after is not None:
+                wait = settlement.retry_after
+            elif event is Event.RETRY:
+                wait = retry_wait(row, limits, self._turn.random)
+        return end_run(row, event, limits=limits, now=self._turn.now, wait=wait)
+
+
+def _digest(settlement: Settlement) -> bytes:
+    progress = None if settlement.progress is UNSET else [settlement.progress]
+    body = [settlement.outcome, settlement.result, settlement.error, settlement.retry_after, progress, settlement.then]
+    return blake2b(msgspec.json.encode(body), digest_size=16).digest()
+
+
+def _value(value: object) -> bytes | None:
+    data = to_bytes(value)
+    return None if data == _NULL else data

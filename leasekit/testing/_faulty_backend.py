@@ -1,0 +1,304 @@
+"""The machine behind `leasekit.testing.faults`: a backend that looks up, for each call, what becomes of it."""
+
+import asyncio
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any, Self, cast
+
+from leasekit.backend import Backend
+from leasekit.errors import BackendError
+from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, Status, TaskInfo, Verdict
+from leasekit.testing._notify import Notifier
+
+__all__ = ["CALLS", "Call", "Fault", "Faulty", "Gate", "ok"]
+
+CALLS = frozenset({"claim", "beat", "settle", "schedule", "get", "cancel", "stats", "list_tasks"})
+
+
+class Gate:
+    """A fact that a test decides: shut until `open()`, which may be called from any thread; then open for good."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        """True once `open()` was called."""
+        self._bell = Notifier()
+
+    def open(self) -> None:
+        """Let all pass who wait, and who come later."""
+        self.is_open = True
+        self._bell.ring()
+
+    async def passed(self) -> None:
+        """Return once the gate is open."""
+        await self._bell.until(lambda: self.is_open)
+
+
+class Call:
+    """One call of the keeper: what it asked, which fault met it, and, once it is over, how it ended."""
+
+    def __init__(self, faulty: "Faulty", kind: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.kind = kind
+        """The method that was called."""
+        self.args = args
+        """Its positional arguments; a batch is the first, and a list of its own."""
+        self.options = options
+        """Its keyword arguments."""
+        self.fault = "ok"
+        """The name of the fault that met the call."""
+        self.answer: Any = None
+        """What the caller got."""
+        self.error: BaseException | None = None
+        """What the caller saw raised."""
+        self.is_over = False
+        """True once the caller has its answer, its error, or has given up."""
+        self.faulty = faulty
+        """The backend that was called."""
+
+    @property
+    def items(self) -> list[Any]:
+        """The batch: beats, settlements, tasks, ids, or the kinds of a claim."""
+        return list(self.args[0]) if self.args else []
+
+    async def send(self, items: Sequence[Any] | None = None) -> Any:
+        """Let the request reach the service, each time that this is called; `items` instead of its own batch."""
+        args = self.args if items is None else (items, *self.args[1:])
+        return await getattr(self.faulty.backend, self.kind)(*args, **self.options)
+
+    async def sleep(self, until: "float | Gate") -> None:
+        """Wait so many seconds, or for a gate."""
+        await (until.passed() if isinstance(until, Gate) else self.faulty.sleep(until))
+
+    def send_later(self, until: "float | Gate") -> None:
+        """Let the request reach the service after so many seconds, or a gate, when nobody waits for its answer."""
+        self.faulty.perform(partial(self._send_later, until))
+
+    async def _send_later(self, until: "float | Gate") -> None:
+        await self.sleep(until)
+        await self.send()
+
+    async def over(self) -> None:
+        """Return once the caller has its answer, its error, or has given up."""
+        await self.faulty.until(lambda: self.is_over)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What becomes of a call."""
+
+    name: str
+    """The name under which `Faulty.fired` counts the fault."""
+    act: Callable[[Call], Awaitable[Any]]
+    """Answers the call, or raises."""
+    only: frozenset[str] = CALLS
+    """The kinds of calls that the fault can meet."""
+    needs: str | None = None
+    """A method that the wrapped backend must have; None: any backend will do."""
+
+
+ok = Fault("ok", Call.send)
+"""The call goes through."""
+
+
+class Faulty:
+    """A backend (and scheduler, where the wrapped one is) whose calls meet faults.
+
+    Each call takes the next fault scripted for its kind, else what `always` or `sometimes` says of its kind, else what
+    they say of "*", else it goes through. Rules may be given and facts awaited from any thread. `random` picks where
+    chance decides: a seed replays, as far as the order of the calls does. `sleep` waits where a fault lasts for a time.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        random: Random | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.backend = backend
+        """The wrapped backend."""
+        self.capabilities = backend.capabilities
+        """Those of the wrapped backend."""
+        self.random = random or Random(0)  # noqa: S311 - chance, not secrets
+        """What faults pick with where chance decides."""
+        self.sleep = sleep
+        """How faults wait."""
+        self.calls: Counter[str] = Counter()
+        """How many calls of each kind were made."""
+        self.fired: Counter[str] = Counter()
+        """How often each fault met a call, by its name; `ok` too."""
+        self.log: deque[Call] = deque(maxlen=10_000)
+        """The last calls, oldest first."""
+        self._scripts: dict[str, deque[Fault]] = defaultdict(deque)
+        self._rules: dict[str, list[tuple[Fault, float]]] = {}
+        self._unseen: dict[str, deque[Call]] = defaultdict(lambda: deque(maxlen=10_000))
+        self._gate = Gate()
+        self._bell = Notifier()
+        self._lock = threading.Lock()
+        self._late: set[asyncio.Task[None]] = set()
+        missing = dict.fromkeys(call for call in CALLS if not hasattr(backend, call))
+        if missing:
+            # A method that is None is no method: isinstance(faulty, Scheduler) says what it says of the wrapped one.
+            own = type(self)
+            self.__class__ = cast("type[Self]", type(own.__name__, (own,), missing))
+
+    # Rules
+
+    def script(self, kind: str, *faults: Fault) -> None:
+        """The next calls of this kind meet these faults, one each, after those that were scripted before."""
+        self._check(kind, faults)
+        with self._lock:
+            self._scripts[kind].extend(faults)
+
+    def always(self, kind: str, fault: Fault) -> None:
+        """Every call of this kind without a script meets this fault; "*": every kind without a rule of its own."""
+        self.sometimes(kind, {fault: 1.0})
+
+    def sometimes(self, kind: str, chances: Mapping[Fault, float]) -> None:
+        """Calls of this kind without a script meet these faults, each with its probability, else none."""
+        self._check(kind, chances)
+        if min(chances.values(), default=0.0) < 0 or sum(chances.values()) > 1 + 1e-9:
+            raise ValueError(f"chances of {kind!r} are {list(chances.values())}: give 0 to 1 each, 1 at most in all")
+        with self._lock:
+            self._rules[kind] = list(chances.items())
+
+    def clear(self) -> None:
+        """Forget all rules, let go of what hangs: from now on all calls go through."""
+        with self._lock:
+            self._scripts.clear()
+            self._rules.clear()
+        self.release()
+
+    def release(self) -> None:
+        """Let the calls that hang fail."""
+        with self._lock:
+            gate, self._gate = self._gate, Gate()
+        gate.open()
+
+    @property
+    def hanging(self) -> Gate:
+        """The gate that those wait for who hang now."""
+        return self._gate
+
+    def _check(self, kind: str, faults: Sequence[Fault] | Mapping[Fault, float]) -> None:
+        if kind not in CALLS and kind != "*":
+            raise ValueError(_no_call(kind))
+        for fault in faults:
+            if kind != "*" and kind not in fault.only:
+                raise ValueError(f"{fault.name!r} cannot meet a {kind}: only {', '.join(sorted(fault.only))}")
+            if fault.needs is not None and not hasattr(self.backend, fault.needs):
+                raise ValueError(f"{fault.name!r} needs a backend with {fault.needs}(), as memory:// is")
+
+    # Facts
+
+    async def next(self, kind: str) -> Call:
+        """The first call of this kind that `next` has not returned yet; it has been made, and may not be over."""
+        if kind not in CALLS:
+            raise ValueError(_no_call(kind))
+        unseen = self._unseen[kind]
+        await self.until(lambda: bool(unseen))
+        return unseen.popleft()
+
+    async def until(self, fact: Callable[[], bool]) -> None:
+        """Return once `fact()` is true; it is looked at when a call is made and when one ends."""
+        await self._bell.until(fact)
+
+    async def again(self, call: Call) -> Any:
+        """Send an earlier call's request once more, as a network that delivers twice does: the service's answer."""
+        return await call.send()
+
+    # The backend
+
+    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
+        return cast("Claimed", await self._call("claim", list(kinds), limit=limit, wait=wait, claim_id=claim_id))
+
+    async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
+        return cast("list[Verdict]", await self._call("beat", list(beats)))
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
+        return cast("list[Verdict]", await self._call("settle", list(settlements)))
+
+    async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
+        return cast("list[Scheduled]", await self._call("schedule", list(tasks)))
+
+    async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
+        return cast("list[Verdict]", await self._call("cancel", list(task_ids)))
+
+    async def get(self, task_id: str) -> TaskInfo | None:
+        return cast("TaskInfo | None", await self._call("get", task_id))
+
+    async def stats(self) -> Stats:
+        return cast("Stats", await self._call("stats"))
+
+    async def aclose(self) -> None:
+        """Close the wrapped backend; what is late or hangs is given up."""
+        for task in self._late:
+            task.cancel()
+        await asyncio.gather(*self._late, return_exceptions=True)
+        self.release()
+        await self.backend.aclose()
+
+    async def _call(self, kind: str, /, *args: Any, **options: Any) -> Any:
+        call = Call(self, kind, args, options)
+        with self._lock:
+            fault = self._choose(kind)
+            call.fault = fault.name
+            self.calls[kind] += 1
+            self.fired[fault.name] += 1
+            self.log.append(call)
+            self._unseen[kind].append(call)
+        self._bell.ring()
+        try:
+            call.answer = await fault.act(call)
+            return call.answer
+        except BaseException as error:
+            call.error = error
+            raise
+        finally:
+            call.is_over = True
+            self._bell.ring()
+
+    def _choose(self, kind: str) -> Fault:
+        if script := self._scripts[kind]:
+            return script.popleft()
+        rule = self._rules.get(kind) or [(f, p) for f, p in self._rules.get("*", ()) if kind in f.only]
+        if not rule:
+            return ok
+        point = self.random.random()
+        for fault, chance in rule:
+            if point < chance:
+                return fault
+            point -= chance
+        return ok
+
+    def perform(self, request: Callable[[], Awaitable[Any]]) -> None:
+        """Perform a request that nobody waits for; `aclose` gives up what is left of it."""
+        task = asyncio.ensure_future(_unheard(request))
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+
+    async def list_tasks(
+        self,
+        *,
+        kind: str | None = None,
+        status: Status | None = None,
+        collection: str | None = None,
+        worker: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page:
+        options = {"kind": kind, "status": status, "collection": collection, "worker": worker}
+        return cast("Page", await self._call("list_tasks", **options, cursor=cursor, limit=limit))
+
+
+async def _unheard(request: Callable[[], Awaitable[Any]]) -> None:
+    with suppress(BackendError):
+        await request()
+
+
+def _no_call(kind: str) -> str:
+    return f"{kind!r} is no call: {', '.join(sorted(CALLS))}"

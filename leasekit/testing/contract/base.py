@@ -1,0 +1,178 @@
+"""What an adapter's author says of a service, and the moves that the tests are made of."""
+
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import pytest
+
+from leasekit.backend import Backend, Scheduler
+from leasekit.task import Beat, Claimed, NewTask, Outcome, Settlement, Task, TaskInfo, Verdict
+
+__all__ = ["WAIT", "ContractBase", "SchedulerBase", "ids_of", "is_gone"]
+
+WAIT = 20.0  # for a task that is there or is about to be; never waited out where the promise is kept
+
+_GONE = {"settled", "taken", "expired", "cancelled", "unknown"}
+
+
+class ContractBase:
+    """What a subclass says about its service, and the moves that the tests are made of."""
+
+    pytestmark = pytest.mark.anyio
+
+    short_ttl: float = 2.0
+    """The shortest lease that the service grants: tests that let one run out put tasks with this `claim_timeout`."""
+
+    late_results: bool = True
+    """Whether a result is accepted after its lease ran out, as long as the task was not granted again."""
+
+    max_payload: int = 1024 * 1024
+    """Bytes of JSON that a payload may have. The longest that is tried has 50,000."""
+
+    counts_releases: bool = False
+    """Whether the service counts a run that was given back unharmed as an attempt."""
+
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        return "asyncio"
+
+    @pytest.fixture
+    async def backend(self) -> Backend:
+        """A connection to the service. Define it."""
+        raise NotImplementedError(f"{type(self).__name__} says nothing of its backend: define the fixture `backend`")
+
+    @pytest.fixture
+    async def other(self, backend: Backend) -> Backend:
+        """A second connection to the same service, of another worker. Define it where there can be one."""
+        return backend
+
+    @pytest.fixture
+    async def out_of_reach(self) -> Backend | None:
+        """A connection by which no call reaches the service. Define it where there is a network between."""
+        return None
+
+    @pytest.fixture
+    def kind(self) -> str:
+        return f"contract-{uuid.uuid4().hex[:12]}"
+
+    async def put(self, backend: Backend, task: NewTask) -> str:
+        """Get a task into the service, and say its id. Redefine it where the backend is no `Scheduler`.
+
+        Kind, payload and the two timeouts count; the rest is given by `SchedulerContract` only.
+        """
+        assert isinstance(backend, Scheduler), "the service takes no work by itself: define `put`"
+        (answer,) = await backend.schedule([task])
+        assert answer.created
+        return answer.id
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass for the service. Redefine it where its clock can be turned."""
+        await anyio.sleep(seconds)
+
+    def now(self) -> datetime:
+        """What time it is for the service, as far as its clock is known here."""
+        return datetime.now(UTC)
+
+    async def expire(self, *tasks: Task) -> None:
+        """Let these leases run out."""
+        await self.sleep(max(task.ttl for task in tasks) + 0.1)
+
+    async def interrupt(self, *tasks: Task) -> None:
+        """Have the service give leases more time, as after a restart or a jump of its clock; redefine where it does."""
+
+    async def claim(
+        self,
+        backend: Backend,
+        kind: str,
+        *,
+        also: Sequence[str] = (),
+        limit: int = 1,
+        wait: float = WAIT,
+        claim_id: str | None = None,
+    ) -> Claimed:
+        with anyio.fail_after(WAIT + 10):
+            return await backend.claim([kind, *also], limit=limit, wait=wait, claim_id=claim_id or uuid.uuid4().hex)
+
+    @asynccontextmanager
+    async def waiting(
+        self, backend: Backend, kind: str, *, claims: int = 1, **options: Any
+    ) -> AsyncGenerator[list[Claimed]]:
+        """Claims that wait while the block runs; after it their answers are there, well before they are over."""
+        answers: list[Claimed] = []
+
+        async def ask() -> None:
+            answers.append(await self.claim(backend, kind, **options))
+
+        with anyio.fail_after(WAIT - 5):
+            async with anyio.create_task_group() as group:
+                for _ in range(claims):
+                    group.start_soon(ask)
+                await anyio.wait_all_tasks_blocked()
+                yield answers
+
+    async def claim_one(self, backend: Backend, kind: str, *, claim_id: str | None = None) -> Task:
+        (task,) = (await self.claim(backend, kind, claim_id=claim_id)).tasks
+        return task
+
+    async def held(self, backend: Backend, kind: str, payload: Any = None, **options: Any) -> Task:
+        """A task put and claimed, under a lease that outlasts the test."""
+        await self.put(backend, NewTask(kind=kind, payload=payload, **options))
+        return await self.claim_one(backend, kind)
+
+    async def briefly_held(self, backend: Backend, kind: str, **options: Any) -> Task:
+        """A task put and claimed, under a lease that can be waited out."""
+        ttl = self.short_ttl
+        return await self.held(backend, kind, claim_timeout=ttl, heartbeat_timeout=ttl, **options)
+
+    async def beat(self, backend: Backend, task: Task, **options: Any) -> Verdict:
+        (verdict,) = await backend.beat([Beat(id=task.id, token=task.token, **options)])
+        assert verdict.id == task.id
+        return verdict
+
+    async def settle(self, backend: Backend, task: Task, outcome: Outcome = "success", **options: Any) -> Verdict:
+        settlement = Settlement(id=task.id, token=task.token, outcome=outcome, **options)
+        (verdict,) = await backend.settle([settlement])
+        assert verdict.id == task.id
+        return verdict
+
+    async def nothing_left(self, backend: Backend, kind: str) -> bool:
+        return not (await self.claim(backend, kind, wait=0)).tasks
+
+    async def claim_again(self, backend: Backend, task: Task) -> Task | None:
+        """The next claim of a task that is to run again; None where the service leaves that to others, and does."""
+        if backend.capabilities.retries:
+            again = await self.claim_one(backend, task.kind)
+            assert again.id == task.id
+            return again
+        assert await self.nothing_left(backend, task.kind), "it hands the task out again: declare retries"
+        return None
+
+
+class SchedulerBase(ContractBase):
+    """The same for a service that takes work by itself."""
+
+    @pytest.fixture
+    def scheduler(self, backend: Backend) -> Scheduler:
+        assert isinstance(backend, Scheduler)
+        return backend
+
+    async def info(self, scheduler: Scheduler, task_id: str) -> TaskInfo:
+        info = await scheduler.get(task_id)
+        assert info is not None
+        assert info.id == task_id
+        return info
+
+
+def is_gone(verdict: Verdict, *reasons: str) -> bool:
+    """Whether a write was refused, for one of these reasons, or for any that there is."""
+    assert verdict.verdict == "gone"
+    assert verdict.reason in (reasons or _GONE)
+    return True
+
+
+def ids_of(tasks: Sequence[TaskInfo]) -> list[str]:
+    return [task.id for task in tasks]

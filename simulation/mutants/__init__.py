@@ -1,9 +1,0 @@
-"""Does the simulation notice? Deliberate breaks of leasekit's rules, each of which has to break a promise of a history.
-
-    python -m simulation.mutants                    all of them, after the code as it is
-    python -m simulation.mutants --only no-timer    one
-
-A mutant is a value (`mutant.py`): the text that is replaced, what then goes wrong, the stress under which that shows,
-and the rules of the checker that have to say so. A mutant is dead when the checker names one of its rules; a program
-that merely falls over proves nothing. What no history shows has a test instead, which has to fail, and the reason.
-"""

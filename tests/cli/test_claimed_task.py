@@ -1,0 +1,159 @@
+"""`leasekit work`: finds a worker, gives it what the options say, and exits with codes that scripts can use."""
+
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leasekit
+from leasekit import Heartbeats
+from leasekit.cli.target import load
+
+
+def work(home: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "leasekit", "work", *arguments],
+        cwd=home,
+        env={name: value for name, value in os.environ.items() if name != "LEASEKIT_URL"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "app.py").write_text(
+        """
+import leasekit, os, sys
+worker = leasekit.Worker(concurrency=3)
+client = leasekit.connect("memory://")
+owner = leasekit.Worker(client)
+nothing = 1
+
+@worker.handler("k")
+@owner.handler("k")
+def k(payload): ...
+
+class Spy(leasekit.Worker):
+    def run(self, **options):
+        asked = {name: value for name, value in options.items() if value is not None}
+        print(asked, os.environ.get("LEASEKIT_URL"), self.spool)
+
+class names:
+    spy = Spy()
+    keeper = Spy(spool="kept")
+"""
+    )
+    (tmp_path / "broken.py").write_text("import there_is_none\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["app"], "module:attribute"),
+        (["app:"], "module:attribute"),
+        (["nowhere:worker"], "no module 'nowhere'"),
+        (["app.py:worker"], "without .py"),
+        (["app.tasks:worker"], "no module 'app.tasks'"),
+        (["app:absent"], "no 'absent' in 'app'"),
+        (["app:nothing"], "not a leasekit.Worker"),
+        (["app:worker"], "LEASEKIT_URL"),
+        (["app:worker", "--backend", "gopher://there"], "'gopher://'"),
+        (["app:worker", "--backend", "memory://", "--cycle", "200"], "ttl=300"),
+        (["app:owner", "--backend", "memory://"], "client of its own"),
+        (["app:worker", "--backend", "memory://", "--drain-grace", "9", "--drain-timeout", "8"], "drain_timeout=8"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_exit_code_2(home: Path, arguments: list[str], says: str) -> None:
+    done = work(home, *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert re.fullmatch(r"leasekit work: .*\n", done.stderr)
+
+
+def test_what_the_module_itself_lacks_is_shown_with_its_traceback(home: Path) -> None:
+    done = work(home, "broken:worker")
+    assert done.returncode == 1
+    assert "there_is_none" in done.stderr
+    assert "Traceback" in done.stderr
+    assert re.search(r"^leasekit work: the module 'broken' cannot be imported: .*\n\Z", done.stderr, re.M)
+
+
+@pytest.mark.parametrize("module", ["broken", "misspelled"])
+def test_of_a_module_that_fails_only_its_own_frames_are_shown(home: Path, module: str) -> None:
+    (home / "misspelled.py").write_text("def (:\n")
+    shown = work(home, f"{module}:worker").stderr
+    frames = re.findall(r'^  File "(.*?)"', shown, re.M)
+    assert frames == [str(home / f"{module}.py")], shown
+
+
+def test_options_are_given_to_the_worker_and_the_url_to_the_environment(home: Path) -> None:
+    beats_options = ["--concurrency", "5", "--ttl", "60", "--batch", "7", "--spool", ""]
+    drain_options = ["--drain-grace", "3", "--drain-timeout", "inf"]
+    done = work(home, "app:names.spy", "--backend", "memory://x", *beats_options, *drain_options)
+    assert done.returncode == 0, done.stderr
+    heartbeats = replace(Heartbeats().for_ttl(60.0), batch=7)
+    options = {
+        "url": "memory://x",
+        "heartbeats": heartbeats,
+        "concurrency": 5,
+        "drain_grace": 3.0,
+        "drain_timeout": math.inf,
+    }
+    assert done.stdout == f"{options} memory://x None\n"
+
+
+def test_what_is_not_asked_for_is_left_to_the_worker(home: Path) -> None:
+    done = work(home, "app:names.keeper", LEASEKIT_URL="memory://e")
+    assert done.stdout == "{} memory://e kept\n"
+
+
+def test_results_are_kept_in_the_users_state_unless_told_otherwise(home: Path) -> None:
+    done = work(home, "app:names.spy", XDG_STATE_HOME=str(home / "state"))
+    assert done.stdout == f"{{}} None {home / 'state' / 'leasekit'}\n"
+    assert (home / "state" / "leasekit").stat().st_mode & 0o777 == 0o700
+    done = work(home, "app:names.keeper", "--spool", "here")
+    assert done.stdout == "{} None here\n"
+
+
+def test_without_a_place_for_it_results_are_kept_in_memory_only(home: Path) -> None:
+    (home / "file").touch()
+    done = work(home, "app:names.spy", XDG_STATE_HOME=str(home / "file"))
+    assert done.stdout == "{} None None\n"
+    assert "in memory only" in done.stderr
+    done = work(home, "app:names.spy", "--spool", "file/below")
+    assert done.returncode == 2
+    assert "--spool file/below" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_with_exit_code_0(home: Path, number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "leasekit", "work", "app:worker", "--backend", "memory://"],
+        cwd=home,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    with process.stderr:
+        assert "at work" in process.stderr.readline()
+        process.send_signal(number)
+        assert process.wait(60) == 0
+
+
+def test_a_worker_is_found_by_a_dotted_path(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (home / "by_path.py").write_text("import leasekit\nclass a:\n    worker = leasekit.Worker()\n")
+    found: Any = load("by_path:a.worker")
+    assert isinstance(found, leasekit.Worker)

@@ -1,0 +1,129 @@
+"""The mutants of the simulation fit the code, and some of them are killed here already."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.simulation.mutants.__main__ import asked_tests, tried
+from harness.simulation.mutants.edit import Edit, NotThere
+from harness.simulation.mutants.mutant import Mutant
+from harness.simulation.mutants.stress import STRESSES
+from harness.simulation.mutants.table import MUTANTS
+
+ROOT = Path(__file__).parents[2]
+_RULE = re.compile(r"S([1-9]|1[01])|L[1-7]|queue")
+
+
+class Renamed(ast.NodeTransformer):
+    """Gives other names to the local variables of functions; what a caller may name keeps its name."""
+
+    def __init__(self) -> None:
+        self._local: set[str] = set()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+        if self._local:  # inside of another function: all of its names are known
+            return self.generic_visit(node)
+        inside = list(ast.walk(node))
+        bound = {name.id for name in inside if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
+        fixed = {arg.arg for arg in inside if isinstance(arg, ast.arg)}
+        fixed |= {name for outer in inside if isinstance(outer, ast.Nonlocal | ast.Global) for name in outer.names}
+        self._local = bound - fixed
+        self.generic_visit(node)
+        self._local = set()
+        return node
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self.visit_FunctionDef(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(f"other_{node.id}", node.ctx) if node.id in self._local else node
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_what_a_mutant_replaces_stands_in_the_code_exactly_once(mutant: Mutant) -> None:
+    for edit in mutant.edits:
+        text = edit.file(ROOT).read_text()
+        broken = edit.applied(text)
+        assert ast.dump(ast.parse(broken)) != ast.dump(ast.parse(text))
+        compile(broken, edit.where, "exec")
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_fits_whatever_local_names_comments_and_formatting_are(mutant: Mutant) -> None:
+    for edit in mutant.edits:
+        text = edit.file(ROOT).read_text()
+        renamed = ast.unparse(Renamed().visit(ast.parse(text)))
+        # Not one assertion, whose two sides would be shown: they are whole modules.
+        is_same = edit.applied(renamed) == ast.unparse(Renamed().visit(ast.parse(edit.applied(text)))) + "\n"
+        assert is_same
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_expected_to_break_a_rule_or_a_test_that_is_named(mutant: Mutant) -> None:
+    assert mutant.under in STRESSES
+    assert bool(mutant.killed_by) != bool(mutant.test)
+    assert bool(mutant.why_test) == bool(mutant.test)
+    if mutant.test:
+        path, _, name = mutant.test.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (ROOT / path).read_text()
+    assert all(_RULE.fullmatch(rule) for rule in mutant.killed_by)
+
+
+def test_no_two_mutants_have_one_name() -> None:
+    names = [mutant.name for mutant in MUTANTS]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("code", "old", "new", "broken"),
+    [
+        ("return a + b", "x + y", "y", "return b"),
+        ("return g(a, h(b), k=1)", "g(x, ...)", "x", "return a"),
+        ("return a and b and a", "x and ...", "x", "return a"),
+        ("return (a,\n    # why\n    b)", "return x, y", "return y, x", "return (b, a)"),
+        ("g(a)\n    g(b)", "g(a)\ng(b)", "g(b)\ng(a)", "g(b)\n    g(a)"),
+        ("if a:\n        g(b)\n    return a", "if x:\n    ...", "pass", "pass\n    return a"),
+        ("g(a)", "g(...)", "pass", "pass"),
+    ],
+)
+def test_an_edit_replaces(code: str, old: str, new: str, broken: str) -> None:
+    module = "def g(*x): ...\nclass C:\n  def f(self, a, b):\n    "
+    edited = Edit("m:C.f", old, new).applied(module + code)
+    assert ast.dump(ast.parse(edited)) == ast.dump(ast.parse(module + broken))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("x - y", "x", "this is not there"),
+        ("x + x", "x", "this is not there"),
+        ("g(x)", "x", "this is there 2 times"),
+        ("h(x)", "x", "this is not there"),
+        ("x + y", "x + z", "the replacement uses z, which is not there"),
+    ],
+)
+def test_an_edit_that_does_not_fit_any_more_says_so(old: str, new: str, why: str) -> None:
+    with pytest.raises(NotThere, match=f"^m:f: {why}"):
+        Edit("m:f", old, new).applied("def g(*x): ...\ndef f(a, b):\n  g(a), g(b)\n  return a + b")
+
+
+def test_an_edit_of_a_function_or_a_module_that_has_gone_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NotThere, match=r"m:C\.f: f is there 0 times"):
+        Edit("m:C.f", "a", "b").applied("class C: ...")
+    with pytest.raises(NotThere, match="no such module"):
+        Edit("m.n:f", "a", "b").file(tmp_path)
+
+
+def test_this_mutant_is_killed_by_a_test() -> None:
+    mutant = next(one for one in MUTANTS if one.name == "throttling-is-a-strike")
+    assert asked_tests(mutant, mutant.test).killed_by == [mutant.test]
+    assert asked_tests(None, mutant.test).killed_by == []
+
+
+@pytest.mark.parametrize("name", ["dedupe-ignored", "no-timer"])
+def test_this_mutant_is_killed_by_its_rule(name: str) -> None:
+    mutant = next(one for one in MUTANTS if one.name == name)
+    trial = tried(mutant, name)
+    assert set(trial.killed_by) & set(mutant.killed_by), trial.error

@@ -1,0 +1,95 @@
+"""What the end of a run does to counts, limits and the next run."""
+
+from random import Random
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from leasekit._lifecycle.rows import Limits, Trigger
+from leasekit._lifecycle.states import Event
+from leasekit._lifecycle.transitions import NO_LIMITS, end_run, retry_wait
+from leasekit.task import Status
+
+HELD = Trigger(
+    1, "a", "k", 2, 10.0, 20.0, Status.PROCESSING, 7, 3, 1, 1, False, "w", "token", 500.0, None  # noqa: FBT003
+)  # fmt: skip
+LIMITS = Limits(max_attempts=3, max_crashes=2, retry=None)
+
+
+def ended(event: Event, row: Trigger = HELD, **more: Any) -> Trigger:
+    return end_run(row, event, limits=LIMITS, now=100.0, **more)
+
+
+@pytest.mark.parametrize(
+    ("event", "attempt", "crashes", "failures"),
+    [
+        (Event.SUCCEED, 3, 1, 1),
+        (Event.FAIL, 3, 1, 1),
+        (Event.CANCEL, 3, 1, 1),
+        (Event.RETRY, 3, 1, 2),
+        (Event.RELEASE, 2, 1, 1),
+        (Event.CRASH, 3, 2, 1),
+        (Event.EXPIRE, 3, 2, 1),
+    ],
+)
+def test_what_an_end_counts(event: Event, attempt: int, crashes: int, failures: int) -> None:
+    after = ended(event)
+    assert (after.attempt, after.crashes, after.failures, after.fence) == (attempt, crashes, failures, 7)
+    assert after.owner is None
+
+
+@pytest.mark.parametrize("event", list(Event))
+def test_only_a_lease_that_ran_out_keeps_its_token(event: Event) -> None:
+    if event in (Event.ENQUEUE, Event.CLAIM):
+        return
+    assert ended(event).token == ("token" if event is Event.EXPIRE else None)
+
+
+@pytest.mark.parametrize("event", [Event.RETRY, Event.RELEASE])
+def test_what_runs_again_waits_so_long(event: Event) -> None:
+    assert ended(event, wait=5.0).next_trigger_at == 105.0
+
+
+@pytest.mark.parametrize("event", [Event.SUCCEED, Event.FAIL, Event.CANCEL])
+def test_what_has_ended_is_never_due(event: Event) -> None:
+    assert ended(event).next_trigger_at is None
+
+
+@pytest.mark.parametrize(
+    ("event", "row", "reason"),
+    [
+        (Event.RETRY, replace(HELD, failures=2), "3 attempts ended in retry: max_attempts is 3"),
+        (Event.CRASH, replace(HELD, crashes=2), "3 runs ended because their holder vanished: max_crashes is 2"),
+        (
+            Event.EXPIRE,
+            replace(HELD, crashes=2),
+            "3 runs ended because their holder vanished: max_crashes is 2; of the last, nothing was heard",
+        ),
+    ],
+)
+def test_past_a_limit_it_is_dead_and_says_why(event: Event, row: Trigger, reason: str) -> None:
+    after = ended(event, row, why="nothing was heard" if event is Event.EXPIRE else "")
+    assert (after.status, after.reason, after.token, after.next_trigger_at) == (Status.DEAD, reason, None, None)
+
+
+@pytest.mark.parametrize("event", [Event.RETRY, Event.RELEASE, Event.CRASH, Event.EXPIRE, Event.CANCEL])
+@pytest.mark.parametrize("crashes", [0, 9])
+def test_what_was_ordered_to_be_cancelled_is_cancelled_whatever_its_limits(event: Event, crashes: int) -> None:
+    after = ended(event, replace(HELD, ordered=True, crashes=crashes))
+    assert (after.status, after.reason, after.token, after.ordered) == (Status.CANCELLED, None, None, False)
+
+
+@pytest.mark.parametrize(("event", "status"), [(Event.SUCCEED, Status.SUCCESS), (Event.FAIL, Status.FATAL_FAILURE)])
+def test_an_order_does_not_undo_an_end(event: Event, status: Status) -> None:
+    assert ended(event, replace(HELD, ordered=True)).status is status
+
+
+def test_the_policy_counts_the_try_that_ends_now() -> None:
+    limits = Limits(None, 5, b'{"policy": "list", "waits": [1, 2, 3]}')
+    assert retry_wait(replace(HELD, failures=0), limits, Random(1)) == 1
+    assert retry_wait(replace(HELD, failures=1), limits, Random(1)) == 2
+
+
+def test_without_a_policy_the_default_one_waits() -> None:
+    assert 0.5 <= retry_wait(replace(HELD, failures=0), NO_LIMITS, Random(1)) <= 1

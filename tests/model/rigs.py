@@ -1,0 +1,219 @@
+"""Services that a history is run against, each with a clock that is turned by hand: memory, sqlite, http, redis.
+
+A rig says what its service may do otherwise than the others: when it takes back leases, how a restart prolongs them.
+"""
+
+import asyncio
+import math
+import socket
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import pytest
+
+from harness.chaos import redis_clock
+from leasekit.backend import Scheduler
+from leasekit.server.embedded import EmbeddedBackend
+from leasekit.server.engine import Engine, open_store
+from leasekit.server.http.app import Server as HttpServer
+from leasekit.server.http.app import create_app
+from leasekit.testing.memory import MemoryBackend, MemoryService
+from leasekit_http import HttpBackend
+from leasekit_redis import claiming, clocks, connect, maintenance, renewing
+from tests.redis_server import Server
+
+__all__ = ["HttpRig", "Lease", "MemoryRig", "RedisRig", "Rig", "SqliteRig"]
+
+START = 1000.0
+
+
+class Lease(Protocol):
+    """What a rig needs to know of a lease."""
+
+    ttls: tuple[float, float]  # of the claim, and of a beat
+    ends_at: float
+
+    @property
+    def is_leased(self) -> bool: ...
+
+
+class Rig:
+    """One service, and its clocks: tasks are due by `now`, leases end by `instant`."""
+
+    service: Scheduler
+    looks_always = False  # each request takes back all leases that have ended; else claims do, and `look`
+    restarts = True
+    steps = True  # its wall clock may be stepped
+    gathers = False  # claims that are made together are served in order
+    remembers = math.inf  # ttls of its claim for which a claim may be repeated
+
+    def __init__(self) -> None:
+        self.now = self.instant = START
+
+    async def open(self) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        await self.service.aclose()  # type: ignore[attr-defined]
+
+    async def look(self) -> None:
+        """Have leases that have ended taken back."""
+
+    async def restart(self, leases: list[Lease]) -> None:
+        """Stop the service and start it again; these leases are prolonged, in the order of their tasks."""
+        raise NotImplementedError
+
+    async def advance(self, seconds: float) -> None:
+        self.now += seconds
+        self.instant += seconds
+
+    async def step(self, seconds: float) -> None:
+        """Set the wall clock ahead."""
+        self.now += seconds
+
+    def has_ended(self, lease: Lease) -> bool:
+        """Whether who looks at it now finds that the lease has ended."""
+        return lease.ends_at <= self.instant
+
+
+class MemoryRig(Rig):
+    looks_always = True
+    restarts = steps = False
+
+    async def open(self) -> None:
+        self.service = MemoryBackend(MemoryService(now=lambda: self.now, random=Random(5)), worker="w")
+
+
+class SqliteRig(Rig):
+    gathers = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._random = Random(5)  # one for all starts: what makes tokens never begins again
+
+    async def open(self) -> None:
+        self.engine = self._make()
+        self.service = EmbeddedBackend(lambda: self.engine, worker="w")
+
+    def _make(self) -> Engine:
+        return Engine(
+            open_store(f"sqlite:///{self._folder}/tasks.db"),
+            clock=lambda: self.now,
+            boot=lambda: self.instant,
+            random=self._random,
+            period=3600.0,
+        )
+
+    async def look(self) -> None:
+        await self.service.stats()  # an engine is opened by the first call
+        await self.engine.tick()
+
+    async def restart(self, leases: list[Lease]) -> None:
+        await self.close()
+        await self.open()
+        await self.service.stats()
+        for seq, lease in enumerate(leases, start=1):
+            if lease.is_leased:
+                lease.ends_at = self.instant + max(lease.ttls) * (1 + (seq % 100) / 1000)
+
+
+class HttpRig(SqliteRig):
+    """The server on a port, in this loop."""
+
+    gathers = False
+
+    async def open(self) -> None:
+        await self._serve(0)
+        self.service = HttpBackend(f"http://127.0.0.1:{self._port}", worker="w")
+
+    async def _serve(self, port: int) -> None:
+        listener = socket.create_server(("127.0.0.1", port))
+        self._port: int = listener.getsockname()[1]
+        self.engine = self._make()
+        await self.engine.__aenter__()
+        self._server = HttpServer(create_app(self.engine))
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    async def _stop(self) -> None:
+        self._server.should_exit = True
+        await self._serving
+        await self.engine.__aexit__(None, None, None)
+
+    async def close(self) -> None:
+        await super().close()
+        await self._stop()
+
+    async def restart(self, leases: list[Lease]) -> None:
+        service = self.service
+        await self._stop()
+        await self._serve(self._port)
+        self.service = service
+        for seq, lease in enumerate(leases, start=1):
+            if lease.is_leased:
+                lease.ends_at = self.instant + max(lease.ttls) * (1 + (seq % 100) / 1000)
+
+
+class RedisRig(Rig):
+    """A real Redis whose scripts see a clock that stands; the client's own clock is turned with it."""
+
+    remembers = 2.0
+
+    def __init__(self, server: Server, prefix: str, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self._server = server
+        self._prefix = prefix
+        self._clock = START  # the client's, which does not step
+        self._is_interrupted = False
+        self._counts_from = 0.0  # since when leases count anew
+        self._stepped_at: float | None = None  # by the client's clock
+        own = SimpleNamespace(monotonic=lambda: self._clock, time=lambda: self.now)
+        for module in (claiming, clocks, maintenance, renewing):
+            patch.setattr(module, "time", own)
+
+    async def open(self) -> None:
+        self._set()
+        self.service = backend = connect(f"{self._server.url}?prefix={self._prefix}", worker="w")
+        backend._keep_moving = lambda: None  # type: ignore[method-assign] # maintenance comes by when told
+
+    def _set(self) -> None:
+        self._server.ask("SET", redis_clock.STANDS, round(1e6 * self.now))
+
+    async def look(self) -> None:
+        backend: Any = self.service
+        await backend._maintenance.maintain("k")
+
+    async def restart(self, leases: list[Lease]) -> None:
+        """As after one: it is another process that answers. Who first looks at a lease that has ended notices."""
+        if leases:
+            self._server.ask("HSET", f"{self._prefix}:{{k}}:meta", "run", "of another process")
+            self._is_interrupted = True
+
+    async def advance(self, seconds: float) -> None:
+        await super().advance(seconds)
+        self._clock += seconds
+        self._set()
+
+    async def step(self, seconds: float) -> None:
+        """Leases end by the wall clock: they count anew from when the step is noticed."""
+        await self.look()  # so that the client knows what time it was
+        await super().advance(seconds)
+        self._set()
+        await self.look()
+        self._counts_from, self._is_interrupted, self._stepped_at = self.instant, False, self._clock
+
+    def has_ended(self, lease: Lease) -> bool:
+        if lease.ends_at > self.instant:
+            return False
+        if self._is_interrupted:
+            self._counts_from, self._is_interrupted = self.instant, False
+        since = self._counts_from
+        if self._stepped_at is not None:  # the client says how long ago, by a clock that may be faster
+            since = max(since, self.instant - int(1000 * (self._clock - self._stepped_at) / 1.001) / 1000)
+        prolonged = round(since + max(lease.ttls), 3)
+        if prolonged <= self.instant:
+            return True
+        lease.ends_at = prolonged
+        return False

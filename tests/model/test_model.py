@@ -1,0 +1,481 @@
+"""Random histories against the rules, on every service that knows its tasks: one live lease, a fence that grows, one
+outcome, nothing lost.
+
+The reference knows nothing of tables and transactions; it is the rules of docs/protocol.md, one task at a time.
+"""
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from msgspec import UNSET
+
+from harness.chaos import redis_clock
+from leasekit.errors import Unavailable
+from leasekit.task import Beat, FixedDelays, NewTask, Settlement, Task
+from leasekit.testing import faults
+from leasekit.testing.faults import Faulty
+from leasekit_redis import scripts
+from tests.model.rigs import HttpRig, MemoryRig, RedisRig, Rig, SqliteRig
+from tests.redis_server import Server
+
+WAIT = 5.0
+TTLS = st.sampled_from([(10.0, 20.0), (20.0, 10.0), (30.0, 4.0), (10.0, 10.0)])  # of a claim, and of a beat
+MAX_ATTEMPTS, MAX_CRASHES = 3, 2
+ENDED = {"success", "fatal_failure", "cancelled", "dead"}
+WAITING = {"new", "enqueued", "retriable_failure"}
+OUTCOMES = ["success", "fatal", "retry", "release", "crash", "cancelled"]
+PROGRESS = st.one_of(st.none(), st.tuples(st.integers(1, 9), st.one_of(st.none(), st.integers(0, 2))))  # value, number
+
+
+@dataclass
+class Grant:
+    """One claim of a task."""
+
+    token: str
+    fence: int
+    report: tuple[Any, ...] | None = None  # the first that was accepted
+    mark: int = 0  # the number of the checkpoint that is kept of it
+    end: tuple[str, int] | None = None  # how it ended, as which attempt
+
+
+@dataclass
+class Model:
+    """What one task should be."""
+
+    ttls: tuple[float, float]
+    priority: int
+    number: int
+    max_runtime: float | None
+    due_at: float
+    ends_at: float = 0.0
+    overdue_at: float | None = None
+    status: str = "new"
+    attempt: int = 0
+    failures: int = 0
+    crashes: int = 0
+    ordered: bool = False
+    progress: int | None = None
+    reason: str | None = None
+    grants: list[Grant] = field(default_factory=list)
+
+    @property
+    def is_leased(self) -> bool:
+        return self.status in ("claimed", "processing")
+
+    def expire(self, now: float) -> None:
+        self.grants[-1].end = ("expired", self.attempt)
+        self.crash(now)
+
+    def crash(self, now: float) -> None:
+        self.crashes += 1
+        many = f"{self.crashes} runs ended because their holder vanished: max_crashes is {MAX_CRASHES}"
+        self.give_back(now, why=many if self.crashes > MAX_CRASHES else None)
+
+    def give_back(self, due_at: float, *, why: str | None = None, status: str = "enqueued") -> None:
+        self.reason = None if self.ordered else why
+        self.status = "cancelled" if self.ordered else "dead" if why else status
+        self.ordered = False
+        self.due_at = due_at
+
+    def end(self, outcome: str, now: float, wait: float | None) -> None:
+        if not self.is_leased:
+            self.crashes -= 1  # it was taken for dead, and reports after all
+        self.grants[-1].end = (outcome, self.attempt)
+        match outcome:
+            case "retry":
+                self.failures += 1
+                many = f"{self.failures} attempts ended in retry: max_attempts is {MAX_ATTEMPTS}"
+                due_at = now + (WAIT if wait is None else wait)
+                self.give_back(due_at, why=many if self.failures >= MAX_ATTEMPTS else None, status="retriable_failure")
+            case "release":
+                self.attempt -= 1
+                self.give_back(now + (wait or 0.0))
+            case "crash":
+                self.crash(now)
+            case _:
+                self.status = {"success": "success", "fatal": "fatal_failure", "cancelled": "cancelled"}[outcome]
+
+    def report(self, grant: Grant, progress: tuple[int, int | None] | None) -> None:
+        if progress is not None and (progress[1] is None or progress[1] >= grant.mark):
+            self.progress = progress[0]
+            grant.mark = grant.mark if progress[1] is None else progress[1]
+
+
+@dataclass
+class Asked:
+    """A claim that was answered."""
+
+    claim_id: str
+    tasks: list[Task]
+    waited: float | None
+    at: float
+    is_over: bool = False
+
+
+def carried(progress: tuple[int, int | None] | None) -> dict[str, Any]:
+    """The progress as a beat or a settlement has it."""
+    return {"progress": UNSET} if progress is None else {"progress": progress[0], "progress_seq": progress[1]}
+
+
+class Histories(RuleBasedStateMachine):
+    """Everything that can be asked for, in any order, with lost answers, repeats, restarts, steps and time between."""
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__()
+        self.rig = rig
+        self.loop = asyncio.new_event_loop()
+        self.tasks: dict[str, Model] = {}
+        self.firsts: dict[str, tuple[str, float | None]] = {}  # dedupe key → the first task, until when
+        self.held: list[Task] = []
+        self.claims: list[Asked] = []
+        self.ids = (f"t{number}" for number in itertools.count())
+        self.run(rig.open())
+
+    def run(self, what: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(asyncio.wait_for(what, 30))
+
+    def ask(self, kind: str, *args: Any, lost: bool = False, **options: Any) -> Any:
+        """What the service answers; where the answer is `lost`, the same is asked again."""
+        if self.rig.looks_always:
+            self.look()
+        faulty: Any = Faulty(self.rig.service)  # type: ignore[arg-type]
+        if lost:
+            faulty.script(kind, faults.lose_answer)
+            with suppress(Unavailable):
+                self.run(getattr(faulty, kind)(*args, **options))
+        return self.run(getattr(faulty, kind)(*args, **options))
+
+    def teardown(self) -> None:
+        self.run(self.rig.close())
+        self.loop.close()
+
+    # What is done
+
+    @rule(
+        count=st.integers(1, 3),
+        again=st.booleans(),
+        ttls=TTLS,
+        priority=st.sampled_from([2, 2, 0]),
+        max_runtime=st.sampled_from([None, None, 15.0]),
+        later=st.sampled_from([0.0, 0.0, 8.0]),
+        lost=st.booleans(),
+    )
+    def schedule(self, count: int, later: float, again: bool, lost: bool, **options: Any) -> None:  # noqa: FBT001
+        ids = [next(self.ids) for _ in range(count)]
+        new = [self.task(task_id, later=later, **options) for task_id in ids]
+        repeated = [self.task("t0", later=0.0, **options)] if again and self.tasks else []
+        answers = self.ask("schedule", new + repeated, lost=lost)
+        for task_id in ids:
+            self.added(task_id, later=later, **options)
+        for answer in answers:
+            known = self.tasks[answer.id]
+            assert answer.created == (answer.id in ids and not lost), "S7"
+            assert answer.status == known.status or (known.is_leased and answer.status in ("claimed", "processing"))
+            assert not answer.conflict
+
+    def task(self, task_id: str, *, ttls: Any, later: float, priority: int = 2, **options: Any) -> NewTask:
+        return NewTask(
+            kind="k",
+            id=task_id,
+            priority=priority,
+            at=datetime.fromtimestamp(self.rig.now + later, UTC) if later else None,
+            claim_timeout=ttls[0],
+            heartbeat_timeout=ttls[1],
+            max_attempts=MAX_ATTEMPTS,
+            max_crashes=MAX_CRASHES,
+            retry=FixedDelays(waits=[WAIT]),
+            **options,
+        )
+
+    def added(self, task_id: str, *, ttls: Any, later: float, priority: int = 2, max_runtime: Any = None) -> None:
+        self.tasks[task_id] = Model(ttls, priority, len(self.tasks), max_runtime, due_at=self.rig.now + later)
+
+    @rule(key=st.sampled_from("ab"), window=st.sampled_from([None, 10.0]), ttls=TTLS, lost=st.booleans())
+    def schedule_once(self, key: str, window: float | None, ttls: Any, lost: bool) -> None:  # noqa: FBT001
+        task_id = next(self.ids)
+        task = self.task(task_id, ttls=ttls, later=0.0, dedupe_key=key, dedupe_window=window)
+        (answer,) = self.ask("schedule", [task], lost=lost)
+        first, until = self.firsts.get(key, (None, 0.0))
+        if first is not None and (until is None or until > self.rig.now):
+            assert (answer.id, answer.created) == (first, False)
+            return
+        self.firsts[key] = task_id, None if window is None else self.rig.now + window
+        self.added(task_id, ttls=ttls, later=0.0)
+        assert (answer.id, answer.created) == (task_id, not lost)
+
+    @rule(limit=st.integers(1, 4), turns=st.integers(1, 2), lost=st.booleans())
+    def claim(self, limit: int, turns: int, lost: bool) -> None:  # noqa: FBT001
+        """Also two at once: where the service gathers, they share a transaction."""
+        ids = [f"c{len(self.claims) + n}" for n in range(turns)]
+        if self.rig.gathers and not lost:
+            self.run(self.rig.service.stats())
+            answers = self.run(self.together(ids, limit))
+        else:
+            answers = [self.ask("claim", ["k"], limit=limit, wait=0, claim_id=one, lost=lost) for one in ids]
+        self.look()
+        due = [(m.priority, m.due_at, m.number, name) for name, m in self.tasks.items() if self.is_ready(m)]
+        expected = [name for *_, name in sorted(due)][: limit * turns]
+        assert [task.id for answer in answers for task in answer.tasks] == expected, "S11"
+        for claim_id, answer in zip(ids, answers, strict=True):
+            self.claims.append(Asked(claim_id, answer.tasks, answer.waited, self.rig.instant))
+            for task in answer.tasks:
+                self.granted(task)
+
+    async def together(self, ids: list[str], limit: int) -> list[Any]:
+        service: Any = self.rig.service
+        return await asyncio.gather(*(service.claim(["k"], limit=limit, wait=0, claim_id=one) for one in ids))
+
+    def is_ready(self, model: Model) -> bool:
+        return model.status in WAITING and model.due_at <= self.rig.now
+
+    def granted(self, task: Task) -> None:
+        model = self.tasks[task.id]
+        assert not model.is_leased, "S1: one live lease"
+        assert model.status not in ENDED, "S4: an end is an end"
+        assert all(task.fence > grant.fence for grant in model.grants), "S1: the fence grows"
+        assert all(task.token != grant.token for grant in model.grants)
+        model.attempt += 1
+        assert (task.attempt, task.progress, task.ttl) == (model.attempt, model.progress, model.ttls[0])
+        model.status, model.ends_at, model.overdue_at = "claimed", self.rig.instant + model.ttls[0], None
+        model.grants.append(Grant(task.token, task.fence))
+        self.held.append(task)
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), ends=st.booleans())
+    def claim_again(self, data: Any, ends: bool) -> None:  # noqa: FBT001
+        """The request comes once more; or the one that ends the claim does."""
+        asked = data.draw(st.sampled_from(self.claims))
+        longest = max((task.ttl for task in asked.tasks), default=0.0)
+        if not (asked.tasks or asked.is_over or ends):
+            return  # an empty answer is not remembered
+        if asked.tasks and self.rig.instant - asked.at >= self.rig.remembers * longest:
+            return
+        limit = 0 if ends else 9
+        answer = self.ask("claim", ["k"], limit=limit, wait=0, claim_id=asked.claim_id)
+        live = [(task.id, task.token, task.fence) for task in asked.tasks if self.is_live(task)]
+        assert [(task.id, task.token, task.fence) for task in answer.tasks] == live, "S7"
+        assert not live or answer.waited == asked.waited, "S7"
+        assert not ends or all(task.payload is None and task.progress is None for task in answer.tasks)
+        asked.is_over |= ends
+
+    @rule()
+    def end_a_claim_that_never_came(self) -> None:
+        claim_id = f"c{len(self.claims)}"
+        assert self.ask("claim", ["k"], limit=0, wait=0, claim_id=claim_id).tasks == []
+        self.claims.append(Asked(claim_id, [], None, self.rig.instant, is_over=True))
+
+    def is_live(self, task: Task) -> bool:
+        model = self.tasks[task.id]
+        return model.is_leased and model.grants[-1].token == task.token and not self.rig.has_ended(model)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), lost=st.booleans())
+    def beat(self, data: Any, lost: bool) -> None:  # noqa: FBT001
+        chosen = data.draw(
+            st.lists(st.tuples(st.sampled_from(self.held), st.booleans(), PROGRESS), min_size=1, max_size=4)
+        )
+        beats = [Beat(id=task.id, token=task.token, started=started, **carried(p)) for task, started, p in chosen]
+        verdicts = self.ask("beat", beats, lost=lost)
+        for _ in range(1 + lost):
+            for (task, started, progress), verdict in zip(chosen, verdicts, strict=True):
+                self.beaten(task, started, progress, verdict)
+
+    def beaten(self, task: Task, started: bool, progress: Any, verdict: Any) -> None:  # noqa: FBT001
+        model, now = self.tasks[task.id], self.rig.instant
+        is_overdue = model.overdue_at is not None and model.overdue_at <= now
+        is_renewed = self.is_live(task) and not is_overdue
+        assert (verdict.verdict == "renewed") == is_renewed, "S3, S8"
+        if is_renewed:
+            assert verdict.ttl == model.ttls[1]
+            assert verdict.order == ("cancel" if model.ordered else None)
+            model.ends_at = max(model.ends_at, now + verdict.ttl)
+            if started and model.overdue_at is None and model.max_runtime is not None:
+                model.overdue_at = now + model.max_runtime
+            model.status = "processing" if started else model.status
+            model.report(model.grants[-1], progress)
+            return
+        if model.is_leased and model.grants[-1].token == task.token:  # who is told that it is gone is told for good
+            if self.rig.has_ended(model):
+                model.expire(self.rig.now)
+            else:
+                model.overdue_at = 0.0
+        assert verdict.reason == self.why_gone(model, task)
+
+    def why_gone(self, model: Model, task: Task) -> str:
+        grant = next(grant for grant in model.grants if grant.token == task.token)
+        if model.status in ENDED:
+            return "cancelled" if model.status == "cancelled" else "settled"
+        if grant.report is not None:
+            return "settled"
+        return "expired" if grant is model.grants[-1] else "taken"
+
+    @precondition(lambda self: self.held)
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from(OUTCOMES),
+        result=st.integers(0, 1),
+        wait=st.sampled_from([None, None, 0.0, 7.0]),
+        progress=PROGRESS,
+        lost=st.booleans(),
+    )
+    def settle(self, data: Any, outcome: Any, result: int, wait: Any, progress: Any, lost: bool) -> None:  # noqa: FBT001
+        chosen = data.draw(st.lists(st.sampled_from(self.held), min_size=1, max_size=3))
+        results = [
+            Settlement(
+                id=task.id, token=task.token, outcome=outcome, result=result, retry_after=wait, **carried(progress)
+            )
+            for task in chosen
+        ]
+        verdicts = self.ask("settle", results, lost=lost)
+        if lost:
+            for task in chosen:
+                self.reported(task, outcome, result, wait, progress)
+        for task, verdict in zip(chosen, verdicts, strict=True):
+            assert verdict.verdict == self.reported(task, outcome, result, wait, progress), "S3, S7"
+            if verdict.verdict == "gone":
+                assert verdict.reason == self.why_gone(self.tasks[task.id], task)
+
+    def reported(self, task: Task, outcome: str, result: int, wait: float | None, progress: Any) -> str:
+        model = self.tasks[task.id]
+        grant = next(grant for grant in model.grants if grant.token == task.token)
+        said = (outcome, result, wait, None if progress is None else progress[0])
+        if grant.report is not None:
+            return "settled" if grant.report == said else "gone"
+        if grant is not model.grants[-1] or model.status in ENDED:
+            return "gone"
+        grant.report = said
+        model.report(grant, progress)
+        model.end(outcome, self.rig.now, wait)
+        return "settled"
+
+    @precondition(lambda self: self.tasks)
+    @rule(data=st.data(), lost=st.booleans())
+    def cancel(self, data: Any, lost: bool) -> None:  # noqa: FBT001
+        task_id = data.draw(st.sampled_from(sorted(self.tasks)))
+        (verdict,) = self.ask("cancel", [task_id], lost=lost)
+        model = self.tasks[task_id]
+        self.settle_time(model)
+        if model.is_leased:
+            model.ordered = True
+            assert verdict.verdict == "ordered"
+        elif model.status in ENDED:
+            assert verdict.verdict == ("cancelled" if model.status == "cancelled" else "gone")
+        else:
+            model.status = "cancelled"
+            assert verdict.verdict == "cancelled"
+
+    @rule(seconds=st.sampled_from([0.5, 4.0, 5.0, 10.0, 20.0]), looked=st.booleans())
+    def wait(self, seconds: float, looked: bool) -> None:  # noqa: FBT001
+        self.run(self.rig.advance(seconds))
+        if looked:
+            self.run(self.rig.look())
+            self.look()
+
+    def look(self) -> None:
+        for model in self.tasks.values():
+            self.settle_time(model)
+
+    def settle_time(self, model: Model) -> None:
+        """Time has passed, and somebody looked."""
+        if model.is_leased and self.rig.has_ended(model):
+            model.expire(self.rig.now)
+
+    @precondition(lambda self: self.rig.restarts)
+    @rule()
+    def restart(self) -> None:
+        """Leases get their whole ttl again, and nothing else changes."""
+        self.run(self.rig.restart(list(self.tasks.values())))
+
+    @precondition(lambda self: self.rig.steps)
+    @rule(seconds=st.sampled_from([3.0, 40.0]))
+    def step(self, seconds: float) -> None:
+        """The wall clock is set ahead: no lease ends by it."""
+        self.look_around()
+        self.run(self.rig.step(seconds))
+        self.look_around()
+
+    def look_around(self) -> None:
+        self.run(self.rig.look())
+        self.look()
+
+    # What holds
+
+    @precondition(lambda self: self.tasks)
+    @rule(data=st.data())
+    def history_is_told(self, data: Any) -> None:
+        task_id = data.draw(st.sampled_from(sorted(self.tasks)))
+        info = self.ask("get", task_id)
+        ends = [(grant.fence, *grant.end) for grant in self.tasks[task_id].grants if grant.end]
+        assert [(run.fence, run.outcome, run.attempt) for run in info.history] == ends
+
+    @invariant()
+    def every_task_is_what_it_should_be(self) -> None:
+        infos = self.ask("list_tasks", limit=1000).tasks
+        assert [info.id for info in infos] == list(self.tasks), "S5: nothing is lost"
+        for info in infos:
+            model = self.tasks[info.id]
+            found = (info.status.value, info.attempt, info.crashes, info.fence, info.progress)
+            expected = (model.status, model.attempt, model.crashes, len(model.grants), model.progress)
+            assert found == expected, (info.id, found, expected)
+            assert (info.reason or "").partition(";")[0] == (model.reason or "")
+
+
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("redis"), "--appendfsync", "no")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def settable_scripts() -> Iterator[None]:
+    kept = [(one, one.text, one.sha) for one in vars(scripts).values() if isinstance(one, scripts.Script)]
+    redis_clock.install()
+    yield
+    for script, text, sha in kept:
+        object.__setattr__(script, "text", text)
+        object.__setattr__(script, "sha", sha)
+
+
+def check(make: Callable[[], Rig], *, examples: int) -> None:
+    few = settings(max_examples=examples, stateful_step_count=40, deadline=None)
+    machine: Any = lambda: Histories(make())  # noqa: E731 - the type says a class, and any factory will do
+    run_state_machine_as_test(machine, settings=few)
+
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_memory() -> None:
+    check(MemoryRig, examples=40)
+
+
+@pytest.mark.parametrize(("make", "examples"), [(SqliteRig, 15), (HttpRig, 5)])
+def test_the_server(make: type[SqliteRig], examples: int, tmp_path: Path) -> None:
+    check(lambda: make(Path(mkdtemp(dir=tmp_path))), examples=examples)
+
+
+@pytest.mark.usefixtures("settable_scripts")
+def test_redis(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(lambda: RedisRig(redis_server, f"p{uuid.uuid4().hex}", monkeypatch), examples=25)

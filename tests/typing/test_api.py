@@ -1,0 +1,359 @@
+"""What type checkers know of the public face. They are what fails here: the tests only run what they read."""
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, assert_type
+
+import pytest
+
+import leasekit
+from leasekit import (
+    AlreadyDone,
+    BackendError,
+    Cancelled,
+    Client,
+    Closed,
+    ConfigError,
+    Draining,
+    Exponential,
+    Fatal,
+    FixedDelays,
+    Heartbeats,
+    HistoryEntry,
+    Idle,
+    IdleTimeout,
+    Lease,
+    LeaseError,
+    LeaseEvent,
+    LeasekitError,
+    LeaseLost,
+    LossReason,
+    MissingDependency,
+    Named,
+    NamedLease,
+    NewTask,
+    NotGranted,
+    NotHeld,
+    Once,
+    OnceLease,
+    Page,
+    Polynomial,
+    ProtocolError,
+    Refused,
+    RetryPolicy,
+    Scheduled,
+    Stats,
+    Status,
+    StoreDamaged,
+    StoreLocked,
+    Task,
+    TaskInfo,
+    TaskOptions,
+    Tasks,
+    Throttled,
+    TooLarge,
+    Unavailable,
+    UnknownScheme,
+    Verdict,
+    Worker,
+    WorkerInfo,
+    connect,
+    hooks,
+    lease,
+    leased,
+)
+from leasekit import backend as seam
+from leasekit.backend import (
+    Backend,
+    Beat,
+    Capabilities,
+    Claimed,
+    Outcome,
+    Scheduler,
+    Settlement,
+    TaskSink,
+    VerdictWord,
+    WorkerDirectory,
+    check_kinds,
+    check_limit,
+    checked,
+)
+from leasekit.testing.memory import MemoryBackend, MemoryService
+from leasekit.wire import ClaimRequest
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with Client(MemoryBackend(MemoryService(), worker="w")) as client:
+        yield client
+
+
+# Values -----------------------------------------------------------------------------------------------------------
+
+
+def test_heartbeats() -> None:
+    heartbeats = Heartbeats(ttl=300, cycle=100, batch=10).for_ttl(30)
+    assert_type(heartbeats, Heartbeats)
+    assert_type(heartbeats.outage_survived, float)
+    assert_type(heartbeats.capacity, int)
+    assert_type(heartbeats.budget(), str)
+
+
+def test_policies() -> None:
+    policies: list[RetryPolicy] = [Exponential(first=2.0), Polynomial(), FixedDelays(waits=[1, 2.5])]
+    tasks = [NewTask(kind="k", payload=1, retry=policy) for policy in policies]
+    assert_type(tasks[0].retry, RetryPolicy)
+    options: TaskOptions = {"priority": 0, "retry": policies[0]}
+    assert options
+
+
+def test_idle() -> None:
+    assert_type(Idle(30.0).expired, bool)
+    assert_type(Idle(30.0).remaining, float)
+
+
+# Clients ----------------------------------------------------------------------------------------------------------
+
+
+def test_connect() -> None:
+    def hear(event: hooks.Event) -> None: ...
+
+    client = connect("memory://", heartbeats=Heartbeats(), hooks=[hear], worker="w", retry_for=1.0)
+    assert_type(client, Client)
+    client.listen(hear)
+    assert_type(client.close(), None)
+    with pytest.raises(TypeError):
+        connect("memory://", patience=1.0)  # type: ignore[call-arg]
+
+
+def test_scheduling_and_reading(client: Client) -> None:
+    options: TaskOptions = {"priority": 0}
+    assert_type(client.schedule("k", {"n": 1}, **options), Scheduled)
+    scheduled = client.schedule_all([NewTask(kind="k")])
+    assert_type(scheduled, list[Scheduled])
+    info = client.get(scheduled[0].id)
+    assert_type(info, TaskInfo | None)
+    assert info is not None
+    assert_type(info.history, list[HistoryEntry])
+    assert_type(info.status, Status)
+    assert_type(client.list_tasks(status=Status.NEW), Page)
+    assert_type(client.list_tasks().tasks, list[TaskInfo])
+    assert_type(client.stats(), Stats)
+    assert_type(client.stats().kinds, dict[str, dict[str, int]])
+    assert_type(client.cancel(info.id), list[Verdict])
+    assert_type(client.wait_tasks(info.id, timeout=30), list[TaskInfo])
+    assert_type(client.workers(), list[WorkerInfo])
+
+
+@pytest.mark.anyio
+async def test_the_same_from_an_event_loop(client: Client) -> None:
+    assert_type(await client.aschedule("k"), Scheduled)
+    (scheduled,) = await client.aschedule_all([NewTask(kind="k")])
+    assert_type(scheduled, Scheduled)
+    assert_type(await client.aget(scheduled.id), TaskInfo | None)
+    assert_type(await client.alist_tasks(), Page)
+    assert_type(await client.astats(), Stats)
+    assert_type(await client.acancel(scheduled.id), list[Verdict])
+    assert_type(await client.await_tasks(scheduled.id), list[TaskInfo])
+    assert_type(await client.aworkers(), list[WorkerInfo])
+
+
+# Leases -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease(client: Client) -> None:
+    client.schedule("k")
+    tasks = client.tasks("k", until_idle=0)
+    assert_type(tasks, Tasks)
+    for task in tasks:
+        assert_type(task, Task)
+        with lease(task, idle_timeout=60) as held:
+            assert_type(held, Lease)
+            assert_type(held.fence, int)
+            assert_type(held.attempt, int)
+            assert_type(held.checkpoint, Any)
+            assert_type(held.remaining(), float)
+            assert_type(held.lost, bool)
+            assert_type(held.check(), None)
+            held.progress({"page": 1})
+            held.then("next", 1, priority=0)
+            held.complete({"ok": True})
+
+
+@pytest.mark.anyio
+async def test_a_lease_in_an_event_loop(client: Client) -> None:
+    await client.aschedule("k")
+    async for task in client.tasks("k", until_idle=0):
+        assert_type(task, Task)
+        async with lease(task) as held:
+            assert_type(held, Lease)
+            held.release(after=1.0)
+
+
+@pytest.mark.anyio
+async def test_names(client: Client) -> None:
+    named, once = client.named("n", wait=0, ttl=30), client.once("o")
+    assert_type(named, Named)
+    assert_type(once, Once)
+    with named as held:
+        assert_type(held, NamedLease)
+        assert_type(held.fence, int)
+    async with once as running:
+        assert_type(running, OnceLease)
+    with lease(client.named("n"), idle_timeout=60) as leased_name:
+        assert_type(leased_name, Lease)
+
+
+def test_leased() -> None:
+    @leased
+    def plain(task: Task, held: Lease, width: int) -> str:
+        return "done"
+
+    @leased(idle_timeout=60)
+    async def in_loop(task: Task) -> int:
+        return 1
+
+    assert {plain.__name__, in_loop.__name__} == {"plain", "in_loop"}
+
+
+def test_a_worker() -> None:
+    worker = Worker("memory://", heartbeats=Heartbeats(), concurrency=2)
+    assert_type(worker, Worker)
+    worker.stop()
+
+
+# Errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_errors() -> None:
+    roots: list[type[LeasekitError]] = [
+        ConfigError, UnknownScheme, MissingDependency, Closed, StoreLocked, StoreDamaged, BackendError, LeaseError,
+    ]  # fmt: skip
+    of_services: list[type[BackendError]] = [Unavailable, Throttled, ProtocolError, Refused]
+    of_leases: list[type[LeaseError]] = [
+        LeaseLost, Cancelled, Draining, IdleTimeout, AlreadyDone, NotGranted, NotHeld,
+    ]  # fmt: skip
+    raised: list[type[Fatal]] = [Fatal, TooLarge]
+    assert roots and of_services and of_leases and raised  # noqa: PT018
+
+
+def test_why_a_lease_was_lost() -> None:
+    lost = LeaseLost("lost", task_id="a", reason="taken", events=[LeaseEvent(1.0, "sent", 0.0)])
+    assert_type(lost.reason, LossReason)
+    assert_type(lost.events, Sequence[LeaseEvent])
+    with pytest.raises(AssertionError):
+        assert lost.reason == "expired"
+    LeaseLost("lost", reason="because")  # type: ignore[arg-type]
+    assert_type(Throttled("later", retry_after=1.0).retry_after, float | None)
+    assert_type(Refused("no").errors, list[dict[str, Any]])
+    assert_type(NotGranted("no").ended, str | None)
+
+
+# Hooks ------------------------------------------------------------------------------------------------------------
+
+
+def test_hooks() -> None:
+    def hear(event: hooks.Event) -> None:
+        match event:
+            case hooks.Lost():
+                assert_type(event.reason, LossReason)
+            case hooks.Claimed():
+                assert_type(event.task_ids, Sequence[str])
+            case hooks.Answered():
+                assert_type(event.verdicts, Mapping[str, int])
+            case hooks.Settled():
+                assert_type(event.task, Task | None)
+            case hooks.CapacityExceeded():
+                assert_type(event.held, int)
+            case hooks.CancelRequested() | hooks.AtRisk():
+                assert_type(event.token, str)
+            case hooks.Sent() | hooks.Renewed() | hooks.ReportDelayed():
+                assert_type(event.task_ids, Sequence[str])
+            case _:
+                assert_type(event.at, float)
+
+    hook: hooks.Hook = hear
+    hooks.add_global_hook(hook)
+    hooks.remove_global_hook(hook)
+    listeners = hooks.Hooks([hook, hooks.log_events])
+    assert_type(listeners.active, bool)
+    assert_type(hooks.gauge_sources(hook), list[hooks.Source])
+    assert_type(hooks.log_fields("a", "token"), dict[str, str])
+
+    class Leases:
+        hooks = listeners
+
+        def gauges(self) -> Mapping[str, float]:
+            return {"leases": 1}
+
+    source: hooks.Source = Leases()
+    hooks.register_gauges(source)
+
+
+class Quiet(hooks.Tracer):
+    @property
+    def listening(self) -> bool:
+        return False
+
+    def __call__(self, event: hooks.Event) -> None: ...
+
+    def scheduling(self, tasks: Sequence[NewTask]) -> AbstractContextManager[Sequence[NewTask]]:
+        return nullcontext(tasks)
+
+    def running(self, task: Task) -> hooks.Running:
+        raise NotImplementedError
+
+
+# Backends ---------------------------------------------------------------------------------------------------------
+
+
+class Own:
+    """The least that an adapter is."""
+
+    capabilities = Capabilities(progress=False, max_result=None)
+
+    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
+        return Claimed(tasks=[], waited=None)
+
+    async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
+        return [Verdict(id=beat.id, verdict="renewed") for beat in beats]
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
+        outcome: Outcome = settlements[0].outcome
+        word: VerdictWord = "settled" if outcome == "success" else "failed"
+        return [Verdict(id=settlement.id, verdict=word) for settlement in settlements]
+
+    async def aclose(self) -> None: ...
+
+
+def test_backends() -> None:
+    backend: Backend = Own()
+    assert_type(backend.capabilities, Capabilities)
+    scheduler: Scheduler = MemoryBackend(MemoryService(), worker="w")
+    sink: TaskSink = scheduler
+    assert isinstance(sink, WorkerDirectory)
+    assert_type(connect(backend), Client)
+
+
+def test_the_checks_of_an_adapter() -> None:
+    fields = {"worker": "w", "kinds": ["k"], "limit": 1, "wait": 0.0, "claim_id": "c"}
+    assert_type(checked(ClaimRequest, fields), ClaimRequest)
+    check_kinds(["k"])
+    check_limit("limit", 1)
+
+
+def test_the_seam_and_the_package_have_the_same_values() -> None:
+    shared = set(seam.__all__) & set(leasekit.__all__)
+    assert all(getattr(seam, name) is getattr(leasekit, name) for name in shared)
+
+
+def iterates(tasks: Tasks) -> tuple[Iterator[Task], AsyncIterator[Task]]:
+    return iter(tasks), aiter(tasks)
+
+
+def words(verdict: Verdict) -> Literal["cancel"] | None:
+    return verdict.order
+
+
+Handle = Callable[[Task], Lease]
+handle: Handle = lease

@@ -440,7 +440,7 @@ class Histories(RuleBasedStateMachine):
 
 @pytest.fixture(scope="module")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("redis"), "--appendfsync", "no")
+    server = Server(tmp_path_factory.mktemp("redis"), "--appendonly", "no")
     try:
         server.start()
         yield server

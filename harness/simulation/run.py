@@ -7,6 +7,7 @@ import hashlib
 import logging
 import random
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -174,7 +175,8 @@ def _alone(world: World) -> Iterator[None]:
         yield
     finally:
         world.processes.clear()
-        gc.collect()  # what is left of tasks ends here, in its own way, and is of no interest
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # tasks of killed processes never began
+            gc.collect()
         sys.unraisablehook = unraisable
         for logger, level in loggers:
             logger.setLevel(level)

@@ -60,7 +60,13 @@ async def dies_in_loop(payload, held):
 @handler("forks")
 def forks(payload, held):
     is_there, here = os.pipe()
-    child = multiprocessing.get_context("fork").Process(target=lambda: (os.write(here, b"!"), time.sleep(600)))
+
+    def waits():
+        os.write(here, b"!")
+        while True:
+            time.sleep(0.05)  # a signal just before a sleep does not end that sleep
+
+    child = multiprocessing.get_context("fork").Process(target=waits)
     child.start()
     os.read(is_there, 1)  # a signal that comes in the middle of a fork is dropped by Python
     child.terminate()

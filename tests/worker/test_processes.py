@@ -87,7 +87,10 @@ GRACEFUL = """
         return "loop"
 
     def end():
-        while faulty.calls["claim"] < 6:  # both claims, those that followed, and what the stop gives up
+        while faulty.calls["claim"] < 4:  # both claims, and those that followed
+            time.sleep(0.001)
+        say("claiming")
+        while faulty.calls["claim"] < 6:  # the stop gives up both
             time.sleep(0.001)
         say("stopping")
         finish.set()
@@ -140,10 +143,10 @@ def test_a_signal_lets_bodies_end_and_their_results_be_reported(
     start: Callable[[str], Script], eventually: Eventually, number: signal.Signals
 ) -> None:
     script = start(GRACEFUL)
-    eventually(lambda: script.said.count("begun") == 2)
+    eventually(lambda: sorted(script.said) == ["begun", "begun", "claiming"])
     script.signal(number)
     assert script.exit_code() == 0, script.errors
-    assert script.said[2:] == ["stopping", "thread loop", "True", "True"]
+    assert script.said[3:] == ["stopping", "thread loop", "True", "True"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -517,7 +520,8 @@ def test_a_child_that_a_handler_forks_ends_when_it_is_told_to(start: Callable[[s
                 if not (pid := os.fork()):
                     try:
                         os.write(here, b"!")
-                        time.sleep(60)
+                        while True:
+                            time.sleep(0.05)  # a signal just before a sleep does not end that sleep
                     except KeyboardInterrupt:
                         os._exit(7)
                 os.read(is_there, 1)  # a signal that comes in the middle of a fork is dropped by Python

@@ -2,15 +2,15 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-LOCK_FLAGS ?= # --upgrade: all to their newest releases; --upgrade-package NAME: one of them
+LOCK_FLAGS ?= # --upgrade: upgrade all packages; --upgrade-package NAME: one of them
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
-# Folders too: one changes when a file in it is deleted.
+# Folders too: a folder changes when a file in it is deleted.
 SOURCES := pyproject.toml README.md LICENSE $(shell find leasekit adapters -name __pycache__ -prune -o -print)
 
 .DEFAULT_GOAL := help
-# One environment serves all targets, and pip must not write to it twice at a time. The tools use all cores themselves.
+# All targets share one environment, and only one pip at a time may write to it. The tools use all cores themselves.
 .NOTPARALLEL:
 
 .PHONY: help
@@ -18,7 +18,7 @@ help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
 
 .PHONY: demo
-demo: $(VENV)/leasekit ## See it work: `leasekit demo`
+demo: $(VENV)/leasekit ## Run `leasekit demo`
 	@$(BIN)/leasekit demo
 
 .PHONY: test
@@ -26,7 +26,7 @@ test: $(VENV)/dev $(VENV)/leasekit ## Test the installed package (ARGS=… goes 
 	@$(BIN)/pytest -n auto --maxprocesses 8 $(ARGS)
 
 .PHONY: fuzz
-fuzz: $(VENV)/dev $(VENV)/leasekit ## Many more made-up requests to the server, and damaged records in Redis, than `make test`
+fuzz: $(VENV)/dev $(VENV)/leasekit ## Many more generated requests to the server, and damaged records in Redis, than in `make test`
 	@LEASEKIT_FUZZ=1 $(BIN)/pytest -n auto --timeout 1800 -o faulthandler_timeout=2000 tests/server/http/test_schemathesis.py \
 		tests/adapters/redis/test_redis_damaged.py $(ARGS)
 
@@ -38,7 +38,7 @@ check: $(VENV)/dev ## Lint, format and types (changes nothing)
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python --warnings
 
 .PHONY: bench
-bench: $(VENV)/dev $(VENV)/leasekit ## Measure, beside the raw engine (ARGS=--quick)
+bench: $(VENV)/dev $(VENV)/leasekit ## Run the benchmarks (ARGS=--quick)
 	@set -e; for file in benchmarks/[a-z]*.py; do $(BIN)/python "$$file" $(ARGS); done
 
 .PHONY: simulate
@@ -46,11 +46,11 @@ simulate: $(VENV)/dev ## Simulate three thousand hours of faults, and check ever
 	@$(BIN)/python -m harness.simulation $(ARGS)
 
 .PHONY: mutants
-mutants: $(VENV)/dev ## Break each rule on purpose, and see the simulation find it
+mutants: $(VENV)/dev ## Break each rule on purpose; the simulation must find it
 	@$(BIN)/python -m harness.simulation.mutants $(ARGS)
 
 .PHONY: chaos
-chaos: $(VENV)/dev $(VENV)/leasekit ## Real processes: every fault, then 20,000 tasks with kill -9 of workers and server
+chaos: $(VENV)/dev $(VENV)/leasekit ## Every fault on real processes, then 20,000 tasks with kill -9 of workers and server
 	@$(BIN)/python -m harness.chaos $(ARGS)
 
 .PHONY: docs
@@ -69,14 +69,14 @@ clean: ## Remove the environment and all caches
 	@rm -rf $(VENV) dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find leasekit adapters tests harness examples benchmarks docs -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-# One lock for every Python and platform, without the address of the index that it came from.
+# One lock for every Python and platform, without the address of the package index.
 pin = $(BIN)/uv pip compile --quiet $(2) --universal --python-version 3.11 \
 	--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
 	$(LOCK_FLAGS) --output-file requirements/$(1).txt
 compile = $(call pin,$(1),pyproject.toml --extra server)
 
-# Stamps: $(VENV)/run has what leasekit needs to be built and run, $(VENV)/dev what its developers need besides,
-# $(VENV)/docs what turns docs/ into pages, $(VENV)/leasekit the package itself, from a wheel as users get it.
+# Stamps of what is installed: $(VENV)/run to build and run leasekit, $(VENV)/dev to develop it, $(VENV)/docs to build
+# the pages, $(VENV)/leasekit the package itself, from a wheel as users get it.
 
 $(VENV)/python:
 	@$(PYTHON) -c 'import sys; of = sys.version_info[:3]; \
@@ -87,21 +87,21 @@ $(VENV)/python:
 	@touch $@
 
 $(VENV)/run: requirements/run.txt | $(VENV)/python
-	@echo 'installing what leasekit needs into $(VENV) …'
+	@echo 'installing the dependencies of leasekit into $(VENV) …'
 	@$(PIP) install --require-hashes --no-deps -r $<
 	@touch $@
 
 $(VENV)/dev: requirements/dev.txt | $(VENV)/run
-	@echo 'installing what its developers need into $(VENV) …'
+	@echo 'installing the development tools into $(VENV) …'
 	@$(PIP) install --require-hashes --no-deps -r $<
 	@touch $@
 
 $(VENV)/docs: requirements/docs.txt | $(VENV)/run
-	@echo 'installing what makes the documents into $(VENV) …'
+	@echo 'installing the documentation tools into $(VENV) …'
 	@$(PIP) install --require-hashes --no-deps -r $<
 	@touch $@
 
 $(VENV)/leasekit: $(SOURCES) $(VENV)/run
-	@touch $@.new # the time before it was built: what is edited meanwhile is built again
+	@touch $@.new # the time before the build: files that are edited meanwhile cause another build
 	@$(PIP) install --no-index --no-deps --no-build-isolation --force-reinstall .
 	@mv $@.new $@

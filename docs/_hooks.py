@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: show linked files and folders and the help of commands, refuse pages that fetch from elsewhere."""
+"""MkDocs hooks: add pages for linked files and for the help of commands, refuse pages that load from elsewhere."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from leasekit.cli.app import COMMANDS, app
 
 ROOT = Path(__file__).parents[1]
 
-# A link out of docs/, as GitHub follows it too.
+# A relative link out of docs/, which GitHub follows too.
 _OUT = re.compile(r"\]\(((?:\.\./)+)((?!\.\./)[\w./-]+)(#[\w-]*)?\)")
 _FETCHED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
 
@@ -23,7 +23,7 @@ def _outside(source: Path, match: re.Match[str]) -> Path | None:
 
 
 def _shown(path: Path) -> str:
-    """Render a file outside of docs/ as a page; a folder as the list of its files."""
+    """Render a file outside of docs/ as a page; render a folder as the list of its files."""
     if (ROOT / path).is_dir():
         names = sorted(entry.name for entry in (ROOT / path).iterdir() if not entry.name.startswith(("_", ".")))
         return f"# {path}/\n\n" + "".join(f"- `{name}`\n" for name in names)
@@ -32,28 +32,28 @@ def _shown(path: Path) -> str:
 
 
 def _help() -> str:
-    """Show the help of each command as it is printed."""
-    shown = {name: CliRunner().invoke(app, [name, "--help"], prog_name="leasekit").stdout for name in COMMANDS}
-    return "\n".join(f"## leasekit {name}\n\n```text\n{text}```\n" for name, text in shown.items())
+    """Return the help of each command as `--help` prints it."""
+    help_texts = {name: CliRunner().invoke(app, [name, "--help"], prog_name="leasekit").stdout for name in COMMANDS}
+    return "\n".join(f"## leasekit {name}\n\n```text\n{text}```\n" for name, text in help_texts.items())
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add a page for each file or folder outside of docs/ that some page links to."""
-    wanted: set[Path] = set()
+    """Add a page for each file or folder outside of docs/ to which a page links."""
+    linked: set[Path] = set()
     for file in files.documentation_pages():
         source = Path(file.abs_src_path)
-        wanted |= {
+        linked |= {
             out for match in _OUT.finditer(source.read_text(encoding="utf-8")) if (out := _outside(source, match))
         }
-    for path in sorted(wanted):
+    for path in sorted(linked):
         content = f"---\nsearch:\n  exclude: true\n---\n\n{_shown(path)}"
-        added = File.generated(config, f"source/{path}.md", content=content, inclusion=InclusionLevel.NOT_IN_NAV)
-        files.append(added)
+        page = File.generated(config, f"source/{path}.md", content=content, inclusion=InclusionLevel.NOT_IN_NAV)
+        files.append(page)
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Lead links out of docs/ to these pages; of what is shown so, links stay words."""
+    """Point links out of docs/ to the added pages; in an added page, replace relative links by their text."""
     if page.file.abs_src_path is None or page.file.generated_by:
         return (
             re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", markdown)
@@ -65,15 +65,15 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     source = Path(page.file.abs_src_path)
     up = "../" * page.file.src_uri.count("/")
 
-    def led(match: re.Match[str]) -> str:
+    def redirect(match: re.Match[str]) -> str:
         out = _outside(source, match)
         return match[0] if out is None else f"]({up}source/{out}.md)"
 
-    return _OUT.sub(led, markdown)
+    return _OUT.sub(redirect, markdown)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Refuse a page that would fetch anything from elsewhere when it is read."""
-    if found := _FETCHED.search(output):
-        raise PluginError(f"{page.file.src_uri} fetches from elsewhere: {found[0]}")
+    """Refuse a page that would load anything from another site."""
+    if fetched := _FETCHED.search(output):
+        raise PluginError(f"{page.file.src_uri} loads {fetched[0]} from another site: remove it")
     return output

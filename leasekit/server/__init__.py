@@ -1,1 +1,1 @@
-"""The companion server: task store, store consumer, HSC."""
+"""The companion server: frontend, heartbeat and status controller (HSC), store consumer, and the task store."""

@@ -1,12 +1,12 @@
-"""What time it is for the store, by two clocks that never step back.
+"""The two clocks of a store, neither of which steps back.
 
-Leases end by *instants*: CLOCK_BOOTTIME, which counts suspended time and knows no steps, so that no correction of the
-wall clock shortens a lease. Instants are seconds since the epoch, as the wall clock had it when the process started.
-After a start, ends of leases that an earlier process wrote are re-based, and ends of runs are shifted: each transaction
-leaves an `Anchor`, which tells the next process what the instants of this one mean.
+Leases end by *instants*: CLOCK_BOOTTIME, which counts suspended time and has no steps, so that no correction of the
+wall clock shortens a lease. Instants are seconds since the epoch, as the wall clock showed it when the process started.
+After a start, the ends of leases that an earlier process wrote are set anew, and the ends of runs are shifted: each
+transaction leaves an `Anchor`, by which the next process translates the instants of this one.
 
-Tasks are due by *now*, which follows every step forward of the wall clock and no step back. So all that the two differ
-by is what the wall clock has gained since the start, which only grows.
+Tasks are due by *now*, which follows each forward step of the wall clock and no backward step. The two clocks differ
+only by what the wall clock has gained since the start; this difference only grows.
 """
 
 import math
@@ -20,13 +20,13 @@ from leasekit.server.store import Anchor
 
 __all__ = ["Moment", "StoreClock", "boottime"]
 
-_STALL = 5.0  # seconds between two readings; the consumer has the clock read each second
-_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has the first
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # another one after each start of the machine
+_STALL = 5.0  # seconds between two readings; the consumer causes a reading each second
+_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has CLOCK_BOOTTIME
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # a new id after each start of the machine
 
 
 def boottime() -> float:
-    """Seconds since the machine was started, suspended time included."""
+    """Return the seconds since the machine was started, suspended time included."""
     return time.clock_gettime(_BOOT)
 
 
@@ -38,19 +38,22 @@ def _boot_id() -> str:
 
 
 class Moment(NamedTuple):
-    """One reading."""
+    """A reading of both clocks of a store."""
 
-    now: float  # the store's time, seconds since the epoch
-    instant: float  # the same by the clock without steps, that of leases
-    after_gap: bool  # this process did not run for a while
+    now: float
+    """The time by which tasks are due, in seconds since the epoch."""
+    instant: float
+    """The same moment by the clock without steps, by which leases end."""
+    after_gap: bool
+    """The process did not run for a while before this reading."""
 
 
 class StoreClock:
-    """The time of one store; only its writer reads it, others may peek.
+    """The clocks of one store; only its writer calls `read`, any thread may call `peek` and `instant`.
 
-    A clock that is given is turned by hand: without `boot` it is its own reference, and a long time between two
-    readings is no stall, unless `stall` says how long is. `boot_id` names the start of the machine since which `boot`
-    counts.
+    `clock` replaces the wall clock in tests, `boot` replaces CLOCK_BOOTTIME; without `boot`, `clock` replaces both.
+    With a replaced CLOCK_BOOTTIME, no time between two readings is a gap unless `stall` gives the limit in seconds.
+    `boot_id` names the start of the machine from which `boot` counts.
     """
 
     def __init__(
@@ -70,30 +73,30 @@ class StoreClock:
         self._read_at = self.instant()
 
     def read(self) -> Moment:
-        """What time it is."""
+        """Read both clocks, and note forward steps of the wall clock."""
         instant = self.instant()
         self._gained = max(self._gained, self._wall() - instant)
         stalled, self._read_at = instant - self._read_at, instant
         return Moment(instant + self._gained, instant, stalled > self._stall)
 
     def not_before(self, at: float) -> Moment:
-        """What time it is, `at` or later: so late it was when this store was last written to, by whatever clock.
+        """Read both clocks after moving them forward to `at`, the latest time in the store, where they are behind.
 
-        This is for a time in which no end of a lease is relied on: instants are moved too.
+        Instants move too, so the caller must set the ends of all leases anew.
         """
         self._started_at += max(at - self.peek(), 0.0)
         self._read_at = self.instant()
         return self.read()
 
     def anchor(self, instant: float) -> Anchor:
-        """What a later process needs to understand this instant, and others of this process."""
+        """Return the anchor by which a later process translates this instant, and all others of this process."""
         return Anchor(self._boot_id, instant - self._started_at, instant)
 
     def shift(self, anchor: Anchor | None, instant: float) -> float | None:
-        """Seconds to add to instants of the process that left this anchor; None: unknown.
+        """Return the seconds to add to instants of the process that left this anchor; None: unknown.
 
-        Exact as long as the machine has not been started anew. After that, the time since the anchor does not count:
-        only a wall clock could tell it.
+        The result is exact until the machine restarts. After a restart, the time since the anchor does not count:
+        only a wall clock could measure it.
         """
         if anchor is None:
             return None
@@ -102,9 +105,9 @@ class StoreClock:
         return instant - (anchor.instant + passed)
 
     def instant(self) -> float:
-        """The time by which leases end, from any thread."""
+        """Return the time by which leases end. Any thread."""
         return self._boot() + self._started_at
 
     def peek(self) -> float:
-        """What time it is, from any thread: a step that the writer has not noticed is not told."""
+        """Return the time by which tasks are due, as of the last step that the writer has noted. Any thread."""
         return self.instant() + self._gained

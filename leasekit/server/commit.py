@@ -1,11 +1,11 @@
 """Group commit: requests that come together share one transaction, written by one thread.
 
 Rule 1: an answer leaves only after its transaction has ended.
-Rule 2: one bad request fails alone. Where a shared transaction fails, it is undone and its requests are applied one by
-one; where the store fails, class by class, so that a disk that is almost full still takes the small ones.
-Rule 3: under load, classes of requests survive in the order in which they are declared; each has a bounded queue, and
-what does not fit is refused at once.
-Rule 4: nobody waits for company. What has gathered while the last transaction ended makes up the next.
+Rule 2: one bad request fails alone. A shared transaction that fails is undone, and its requests are applied one by one;
+if the store fails, they are applied class by class, so that a disk that is almost full still takes small requests.
+Rule 3: under load, classes of requests are served in the order in which they are declared; each class has a bounded
+queue, and a request that does not fit is refused at once.
+Rule 4: no request waits for others to join it. The requests that arrived during the last transaction make up the next.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ __all__ = ["Done", "GroupCommit", "RequestClass"]
 logger = logging.getLogger("leasekit.server")
 
 _COMMIT = 5000
-"""Work in one transaction, at most, in items: so long may a heartbeat have to wait for those before it."""
+"""Items in one transaction, at most: a heartbeat may have to wait for so many before it."""
 
-_OUTAGE = 10.0  # seconds for which nothing could be written: holders could not beat
+_OUTAGE = 10.0  # seconds without a successful write after which leases are rebased: holders could not renew them
 
-_ENDED_BADLY = "the writer has ended badly, as the log says: start the server again"
+_ENDED_BADLY = "the writer thread has failed (the log has the error): restart the server"
 
 Done = Callable[[Any], None]
-"""Takes the answer to a request, or the exception instead of it; called in the event loop."""
+"""A callback for the answer to a request, or for the exception in its place; called in the event loop."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,9 +48,12 @@ class RequestClass:
     """A class of requests: how a batch of them is applied, and how many items may wait."""
 
     name: str
-    apply: Callable[[UnitOfWork, Sequence[Any]], Sequence[Any]]  # requests → answers, by position
+    apply: Callable[[UnitOfWork, Sequence[Any]], Sequence[Any]]
+    """Maps requests to answers, by position."""
     capacity: int
-    is_last: bool = False  # applied after the others of its transaction, whatever its place in the order of survival
+    """Items that may wait in the queue of this class."""
+    is_last: bool = False
+    """Requests are applied after all others of their transaction; Rule 3 does not depend on this."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,11 +73,11 @@ class _Outcome(NamedTuple):
 class GroupCommit:
     """The writer of one store: a thread, and the queues before it.
 
-    It belongs to the event loop in which it is started. `on_ready` is called there after a transaction, with the
-    kinds of which something has become ready; after the answers of that transaction, so that whom they leave waiting
-    hears of it too. `on_gap` is called inside the first transaction after a time in which nobody could be heard: after
-    the start, a stall of this process, an outage of the store. It is told by how much the clock of leases is ahead of
-    the one by which the store was last written to; None: unknown.
+    A group commit belongs to the event loop in which it is started. `on_ready` is called there after a transaction and
+    its answers, with the kinds of which tasks have become ready; so claims that these answers leave waiting are woken
+    too. `on_gap` is called inside the first transaction after a time without heartbeats: after the start, a stall of
+    this process, or an outage of the store. Its second argument is the seconds by which the clock of leases is ahead of
+    the clock by which the store was last written to; None: unknown.
     """
 
     def __init__(
@@ -97,11 +100,11 @@ class GroupCommit:
         self._on_ready = on_ready
         self._on_gap = on_gap
         self._feed = feed
-        self.lapsed = 0  # leases that had run out, and were taken back
+        self.lapsed = 0  # leases that have expired
         self.sizes = Histogram([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000])  # items in a transaction
         self.seconds = Histogram([0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5])
         self._is_after_gap = True
-        self._is_repeated = False  # what is applied now may have been applied before: its commit ended nobody knows how
+        self._is_repeated = False  # the requests may have been applied already: the result of a commit is unknown
         self._failing_since = math.inf
         self._wake = threading.Condition()
         self._is_open = False
@@ -111,11 +114,11 @@ class GroupCommit:
 
     @property
     def backlog(self) -> dict[str, int]:
-        """How many items of each class wait to be written."""
+        """The number of items that wait to be written, by class."""
         return {rank.name: waiting for rank, waiting in self._waiting.items()}
 
     async def start(self) -> None:
-        """Open the store in the writer's thread. Raises what opening it raises."""
+        """Open the store in the writer's thread. Raises the errors of `Store.open`."""
         self._loop = asyncio.get_running_loop()
         opened: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -137,42 +140,42 @@ class GroupCommit:
         self._thread.join()
 
     def room(self, rank: RequestClass) -> float:
-        """For how many items there is room now; whoever comes first, to an empty queue, is never too big for it."""
+        """Return the number of items that fit into a queue now; an empty queue takes a request of any size."""
         waiting = self._waiting[rank]
         return rank.capacity - waiting if waiting else math.inf
 
     def later(self) -> float:
-        """In how many seconds those may come again for whom there is no room: not all of them at once."""
+        """Return the seconds after which a refused request may be repeated: random, so that repeats are spread."""
         return 0.5 + self._random.random()
 
     def submit(self, rank: RequestClass, request: Any, *, size: int, done: Done) -> None:
-        """Have a request of `size` items written, and `done` told.
+        """Queue a request of `size` items; `done` gets its answer.
 
-        Raises `Throttled` where the queue of its class is full, and `Unavailable` where the writer has ended.
+        Raises `Throttled` if the queue of its class is full, and `Unavailable` if the writer has ended.
         """
         with self._wake:
             if not self._is_open:
                 raise Unavailable(self.fault or "the engine is closed")
             if size > self.room(rank):
-                raise Throttled(f"too many {rank.name} wait to be written", retry_after=self.later())
+                raise Throttled(f"too many {rank.name} wait to be written: try again later", retry_after=self.later())
             self._queues[rank].append(_Job(rank, request, size, done))
             self._waiting[rank] += size
             self._wake.notify()
 
     async def ask(self, rank: RequestClass, request: Any, *, size: int) -> Any:
-        """Have a request of `size` items written, and say its answer. Raises like `submit`."""
+        """Queue a request of `size` items and wait for its answer. Raises like `submit`."""
         return await self.begin(rank, request, size=size)
 
     def begin(self, rank: RequestClass, request: Any, *, size: int) -> "asyncio.Future[Any]":
-        """`ask`, for who does not wait at once."""
+        """Queue a request of `size` items and return a future of its answer. Raises like `submit`."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.submit(rank, request, size=size, done=lambda result: _settle(answer, result))
         return answer
 
     @contextmanager
     def together(self) -> Generator[None]:
-        """What is submitted in this block comes into one transaction, as far as there is room for it."""
-        with self._wake:  # which the writer needs to take any of it, and `submit` takes once more
+        """Put all requests that are submitted in this block into one transaction, as far as they fit."""
+        with self._wake:  # the writer needs this lock to take requests; `submit` acquires it again
             yield
 
     # In the writer's thread
@@ -180,7 +183,7 @@ class GroupCommit:
     def _run(self, opened: "asyncio.Future[None]") -> None:
         try:
             self._store.open()
-        except BaseException as error:  # noqa: BLE001  whoever started it gets it
+        except BaseException as error:  # noqa: BLE001  `start` raises it
             self._is_open = False
             self._tell(_settle, opened, error)
         else:
@@ -200,12 +203,12 @@ class GroupCommit:
                 self._tell(self._deliver, outcome)
                 jobs.clear()
             self._store.close()
-        except BaseException:  # also SystemExit: requests that come later would wait for a thread that is no more
-            logger.exception("the writer has ended badly: nothing is written until the server is started again")
+        except BaseException:  # also SystemExit: later requests would wait for a thread that has ended
+            logger.exception("the writer thread has failed: nothing is written until the server is restarted")
             self._abandon(jobs)
 
     def _abandon(self, jobs: Sequence[_Job]) -> None:
-        """Tell the requests at hand, those that wait and each that comes that nothing is written any more."""
+        """Fail the given requests, the requests that wait, and all later requests."""
         with self._wake:
             self._is_open = False
             self.fault = _ENDED_BADLY
@@ -216,7 +219,7 @@ class GroupCommit:
         self._tell(self._deliver, _Outcome([(job, Unavailable(_ENDED_BADLY)) for job in waiting], {}))
 
     def _next(self) -> list[_Job]:
-        """The next transaction's requests, in their order of survival; none once the writer is to end."""
+        """Wait for the next transaction's requests, sorted by class (Rule 3); empty once the writer must end."""
         jobs: list[_Job] = []
         with self._wake:
             while self._is_open and not any(self._queues.values()):
@@ -251,7 +254,7 @@ class GroupCommit:
 
     def _transact(self, jobs: Sequence[_Job]) -> "_Outcome":
         moment = self._clock.read()
-        # Kept until a transaction has ended well: what it did may be undone, and the gap would be forgotten.
+        # Kept until a transaction succeeds: one that fails is undone, and its rebasing with it.
         self._is_after_gap |= moment.after_gap or moment.instant - self._failing_since > _OUTAGE
         answered: list[tuple[_Job, Any]] = []
         shift: float | None = None
@@ -259,7 +262,7 @@ class GroupCommit:
             with self._store.transaction() as tx:
                 if self.fault is not None:
                     tx.touch()
-                # The wall clock may have been set back while nobody looked: what is due must not wait for it.
+                # The wall clock may have stepped back unnoticed: due tasks must not wait until it has caught up.
                 if self._is_after_gap:
                     moment = self._clock.not_before(tx.latest())
                     shift = self._clock.shift(tx.anchor(), moment.instant)
@@ -272,10 +275,10 @@ class GroupCommit:
                 if self._is_after_gap:
                     self._on_gap(turn, shift)
                 for rank in self._applied:
-                    some = [job for job in jobs if job.rank is rank]
-                    if some:
-                        answers = rank.apply(turn, [job.request for job in some])
-                        answered += zip(some, answers, strict=True)
+                    batch = [job for job in jobs if job.rank is rank]
+                    if batch:
+                        answers = rank.apply(turn, [job.request for job in batch])
+                        answered += zip(batch, answers, strict=True)
         except Unavailable as error:
             self.fault = str(error)
             self._failing_since = min(self._failing_since, moment.instant)
@@ -285,7 +288,7 @@ class GroupCommit:
         return _Outcome(answered, turn.readied(), turn.happened or ())
 
     def _tell(self, callback: Callable[..., None], *args: Any) -> None:
-        with suppress(RuntimeError):  # the loop was closed under us: nobody is left to be told
+        with suppress(RuntimeError):  # the loop is closed: no caller is left
             self._loop.call_soon_threadsafe(callback, *args)
 
     # In the event loop
@@ -304,8 +307,8 @@ def _merged(outcomes: Sequence[_Outcome]) -> _Outcome:
     for outcome in outcomes:
         for kind, more in outcome.readied.items():
             readied[kind] = readied[kind] + more if kind in readied else more
-    happened = [one for outcome in outcomes for one in outcome.happened]
-    return _Outcome([one for outcome in outcomes for one in outcome.answered], readied, happened)
+    happened = [event for outcome in outcomes for event in outcome.happened]
+    return _Outcome([answered for outcome in outcomes for answered in outcome.answered], readied, happened)
 
 
 def _settle(future: "asyncio.Future[Any]", result: Any) -> None:

@@ -1,4 +1,4 @@
-"""What is due, lane by lane, read as it is asked for: one transaction's due_tasks of tasks to hand out."""
+"""The due tasks of one transaction, read from the store lane by lane as claims need them."""
 
 import heapq
 import itertools
@@ -15,7 +15,7 @@ _LEAST = 8
 
 
 class DueTasks:
-    """The due tasks of some kinds; each is given out once. `wanted` is how many may be asked for, to read ahead."""
+    """The due tasks of some kinds, each taken once. At most `wanted` will be taken, which bounds reading ahead."""
 
     def __init__(self, turn: UnitOfWork, kinds: Collection[str], *, wanted: int) -> None:
         due = [lane for lane in turn.tx.lanes(kinds) if lane.due_at <= turn.now]
@@ -25,7 +25,7 @@ class DueTasks:
             self._readers.setdefault(lane.kind, []).append(_LaneReader(turn, lane, chunk))
 
     def take(self, kinds: Iterable[str], limit: int) -> list[Trigger]:
-        """Up to `limit` tasks of these kinds: the lowest priority number first, then the longest due."""
+        """Take up to `limit` tasks of these kinds: the lowest priority number first, then the longest due."""
         readers = [reader for kind in kinds for reader in self._readers.get(kind, ())]
         readers.sort(key=lambda reader: reader.priority)
         taken: list[Trigger] = []
@@ -36,9 +36,9 @@ class DueTasks:
         return taken
 
     def put_back(self, rows: Sequence[Trigger]) -> None:
-        """Take back the last of those that were taken: they come first again."""
+        """Put the tasks that were taken last back, so that they come first again."""
         for row in reversed(rows):
-            reader = next(one for one in self._readers[row.kind] if one.priority == row.priority)
+            reader = next(reader for reader in self._readers[row.kind] if reader.priority == row.priority)
             reader.put_back(row)
 
 
@@ -51,10 +51,10 @@ class _LaneReader:
         self._lane = lane
         self._chunk = chunk
         self._rows: deque[Trigger] = deque()
-        self._after: tuple[float, int] | None = (-1.0, -1)  # None: everything was read
+        self._after: tuple[float, int] | None = (-1.0, -1)  # None: the lane was read to its end
 
     def head(self) -> tuple[float, int] | None:
-        """When the first one was due, and its `seq`; None: there is none left."""
+        """Return when the first task was due, and its `seq`; None if no task is left."""
         if not self._rows and self._after is not None:
             rows = self._turn.tx.ready(self._lane, now=self._turn.now, after=self._after, limit=self._chunk)
             self._rows.extend(rows)

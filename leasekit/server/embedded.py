@@ -1,7 +1,7 @@
-"""The door for those in the same process: a backend over an engine, without HTTP between.
+"""A backend over an engine in the same process, without HTTP.
 
-What the wire would refuse is refused here too, by going through its types: the same shapes, the same bounds, the same
-errors. Users' values leave as plain values.
+Requests are checked as HTTP requests are, by the same types: the same shapes, the same bounds, the same errors. Users'
+values are returned decoded.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ __all__ = ["DirectBackend", "EmbeddedBackend", "connect", "plain", "plain_info"]
 
 
 class DirectBackend:
-    """A `Backend`, `Scheduler` and `WorkerDirectory` over what has an engine's methods."""
+    """A `Backend`, `Scheduler` and `WorkerDirectory` over an engine, or any object with an engine's methods."""
 
     capabilities = Capabilities(max_batch=MAX_BATCH, max_claim=MAX_BATCH)
 
@@ -56,12 +56,12 @@ class DirectBackend:
         raise NotImplementedError
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
-        """Take up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
+        """Claim up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
         fields = {"worker": self.worker, "kinds": kinds, "limit": limit, "wait": wait, "claim_id": claim_id}
-        asked = checked(ClaimRequest, fields)
+        request = checked(ClaimRequest, fields)
         engine = await self._engine()
         claimed = await engine.claim(
-            worker=self.worker, kinds=asked.kinds, limit=asked.limit, wait=asked.wait, claim_id=asked.claim_id
+            worker=self.worker, kinds=request.kinds, limit=request.limit, wait=request.wait, claim_id=request.claim_id
         )
         return Claimed(tasks=[plain(task) for task in claimed.tasks], waited=claimed.waited)
 
@@ -73,26 +73,26 @@ class DirectBackend:
         return await (await self._engine()).heartbeat(self.worker, items)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
-        """End leases: `settled` or `gone` for each, in order."""
+        """End runs: `settled` or `gone` for each, in order."""
         if not settlements:
             return []
         items = checked(ResultsRequest, {"worker": self.worker, "results": settlements}).results
         return await (await self._engine()).results(self.worker, items)
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
-        """Accept tasks: when this returns they are durable. The same id, or live dedupe key, makes no second task."""
+        """Accept tasks; they are durable when this method returns. An id or live dedupe key makes one task only."""
         if not tasks:
             return []
         items = checked(ScheduleRequest, {"tasks": tasks}).tasks
         return await (await self._engine()).schedule(items)
 
     async def get(self, task_id: str) -> TaskInfo | None:
-        """Everything about one task, None where there is none of that id."""
+        """Return everything about one task; None if no task has this id."""
         info = await (await self._engine()).get(task_id)
         return None if info is None else plain_info(info)
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
-        """Cancel: `cancelled` where it waits, `ordered` where it runs, `gone` where it has ended or is unknown."""
+        """Cancel tasks: `cancelled` if a task waits, `ordered` if it runs, `gone` if it has ended or is unknown."""
         if not task_ids:
             return []
         ids = checked(CancelRequest, {"ids": task_ids}).ids
@@ -103,7 +103,7 @@ class DirectBackend:
         return await (await self._engine()).stats()
 
     async def workers(self) -> list[WorkerInfo]:
-        """List the workers that hold leases, or were heard of lately."""
+        """List the workers that hold leases or have sent a request recently."""
         return await (await self._engine()).workers()
 
     async def list_tasks(
@@ -116,7 +116,7 @@ class DirectBackend:
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
-        """Tasks that match all that is given, oldest first; `cursor` is where an earlier page ended."""
+        """List the tasks that match all given filters, oldest first; `cursor` is the end of an earlier page."""
         check_limit("limit", limit)
         engine = await self._engine()
         page = await engine.list_tasks(
@@ -126,14 +126,14 @@ class DirectBackend:
 
 
 class EmbeddedBackend(DirectBackend):
-    """A backend over an engine that is opened by the first call, in its event loop."""
+    """A backend over an engine that the first call opens, in the event loop of that call."""
 
     def __init__(
         self, make: Callable[[], AbstractAsyncContextManager[Engine]], *, worker: str, url: str | None = None
     ) -> None:
         super().__init__(worker=worker)
         self.url = url
-        """The URL of the store, from any working directory."""
+        """The URL of the store, valid in any working directory."""
         self._make = make
         self._opening = asyncio.Lock()
         self._opened: tuple[AbstractAsyncContextManager[Engine], Engine] | None = None
@@ -152,7 +152,7 @@ class EmbeddedBackend(DirectBackend):
             return self._opened[1]
         async with self._opening:
             if self._is_closed:
-                raise Unavailable("this backend was closed")
+                raise Unavailable("this backend is closed: make a new one")
             if self._opened is None:
                 manager = self._make()
                 self._opened = (manager, await manager.__aenter__())
@@ -160,12 +160,12 @@ class EmbeddedBackend(DirectBackend):
 
 
 def plain(task: Task) -> Task:
-    """A task with users' values decoded: nobody shares an object with the service."""
+    """Return a task with users' values decoded, so that it shares no object with the service."""
     return replace(task, payload=_plain(task.payload), progress=_plain(task.progress))
 
 
 def plain_info(info: TaskInfo) -> TaskInfo:
-    """The same of all that is known of a task."""
+    """Return everything about a task with users' values decoded."""
     return replace(
         info,
         payload=_plain(info.payload),
@@ -184,14 +184,14 @@ def _plain(value: Any) -> Any:
     try:
         return msgspec.json.decode(value) if isinstance(value, Raw) else value
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"what the store keeps makes no sense: {error}") from None
+        raise ProtocolError(f"a value in the store is not JSON: {error}") from None
 
 
 def connect(url: str, *, worker: str) -> EmbeddedBackend:
     """Return a backend over an engine of its own in this process, opened by the first call.
 
-    Its `url` has the absolute path of the file: a fork or a supervisor that reconnects must find the same store,
-    whatever directory it has changed to. Raises `ConfigError` for a URL that names no store.
+    The `url` of the backend has the absolute path of the file: a fork or a supervisor that reconnects must find the
+    same store from any working directory. Raises `ConfigError` for a URL that names no store.
     """
     store = open_store(url)
     return EmbeddedBackend(lambda: Engine(store), worker=worker, url=store.url or url)

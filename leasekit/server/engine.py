@@ -1,7 +1,7 @@
-"""The server without HTTP: a store, its writer, its consumer, and those who wait, in one process.
+"""The server without HTTP: a store, its writer, its consumer, and the claims that wait, in one process.
 
-The rules are in the roles: `frontend`, `claims`, `hsc`, `consumer`. Here they are put behind the group commit, and
-given a life: what is opened, what runs beside, what is closed.
+The rules are in the roles: `frontend`, `claims`, `hsc`, `consumer`. This module connects the roles to the group commit
+and the long polls, runs the consumer, and opens and closes all of them.
 """
 
 import asyncio
@@ -49,25 +49,25 @@ logger = logging.getLogger("leasekit.server")
 _T = TypeVar("_T")
 _V = TypeVar("_V")
 
-_PERIOD = 1.0  # seconds between two looks of the consumer
-_STALLED = 5  # times the period between two readings of the clock: then this process has not run
-_REAP_MOST = 1000  # leases that are taken back in a second, at most
+_PERIOD = 1.0  # seconds between two ticks of the consumer
+_STALLED = 5  # periods between two readings of the clock that count as a gap: this process has not run
+_REAP_MOST = 1000  # leases that are expired in one tick, at most
 _FORGET_EVERY = 3600.0
 _READERS = 4
-_READS = 200  # that may wait
-_PATIENCE = 5.0  # seconds that the writer may take before it is said not to answer
-_SEEN_FOR = 600.0  # seconds for which a worker is listed that holds nothing
+_READS = 200  # reads that may wait
+_PATIENCE = 5.0  # seconds that the writer may take to answer a readiness probe
+_SEEN_FOR = 600.0  # seconds for which a worker without leases is listed
 
 
 class Engine:
     """A task server in this process; an async context manager.
 
-    `clock` is the wall clock in seconds since the epoch: tasks are due by it. Leases end by `boot`, which knows no
-    steps; without it `clock` is taken for both. `boot_id` is another one where `boot` began anew. `period` is how often
-    the consumer looks, in seconds, `writer` what applies requests.
+    `clock` is the wall clock in seconds since the epoch, by which tasks are due. Leases end by `boot`, a clock without
+    steps; without `boot`, `clock` serves for both. `boot_id` names the start of `boot`, and changes when `boot` starts
+    anew. `period` is the seconds between two ticks of the consumer; `writer` is the class that applies requests.
 
-    Methods raise `Throttled` where too much waits already, and `Unavailable` where the store does not do its part:
-    then nothing is known of the request, and it may be repeated.
+    Methods raise `Throttled` if too many requests wait already, and `Unavailable` if the store fails: whether the
+    request was applied is then unknown, and it may be repeated.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Engine:
         self._long_polls = LongPolls(self._attempt, self._clock)
         self.feed = Feed()
         self.check_room: Callable[[], None] = lambda: None
-        """Raises `Throttled` where there is no room for more tasks that are granted: called before any is."""
-        self._cramped: str | None = None  # why no new task is taken
+        """Called before tasks are granted; raises `Throttled` if there is no room for an answer."""
+        self._cramped: str | None = None  # why no new tasks are accepted
         self._commit = writer(
             store,
             _SURVIVAL,
@@ -129,34 +129,34 @@ class Engine:
         self._readers.shutdown()
         await self._commit.stop()
 
-    # For those who have work
+    # For producers of tasks
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
-        """Accept tasks: when this returns they are durable."""
+        """Accept tasks; they are durable when this method returns."""
         if not tasks:
             return []
         if self._cramped is not None:
             raise Unavailable(self._cramped)
-        with self._commit.together():  # one commit makes a task durable and hands it out to whoever waits
+        with self._commit.together():  # one commit makes a task durable and grants it to a waiting claim
             self._long_polls.expect(Counter(task.kind for task in tasks if task.at is None))
             scheduled = self._commit.begin(_SCHEDULE, tasks, size=sum(map(_work_of_task, tasks)))
         answer: list[Scheduled] = await scheduled
         return answer
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict]:
-        """Cancel: `cancelled` where one waits, `ordered` where it runs, `gone` where it has ended or is unknown."""
+        """Cancel tasks: `cancelled` if a task waits, `ordered` if it runs, `gone` if it has ended or is unknown."""
         return await self._write(_CANCEL, ids)
 
     async def get(self, task_id: str) -> TaskInfo | None:
-        """Everything about one task; JSON values of users are `Raw`."""
+        """Return everything about one task, with users' JSON values as `Raw`; None if no task has this id."""
         return await self._read(lambda view: frontend.get(view, task_id))
 
-    # For those who do it
+    # For workers
 
     async def claim(self, *, worker: str, kinds: Sequence[str], limit: int, wait: float, claim_id: str) -> Claimed:
-        """Take up to `limit` tasks of these kinds; wait up to `wait` seconds (60 at most) for the first.
+        """Claim up to `limit` tasks of these kinds; wait up to `wait` seconds (60 at most) for the first.
 
-        JSON values of users are `Raw`.
+        Users' JSON values are `Raw`.
         """
         self._hear_of(worker)
         wait = min(wait, MAX_WAIT)
@@ -165,78 +165,79 @@ class Engine:
     def end_waits(self) -> None:
         """Answer the claims that wait, and from now on every claim at once: the server is about to stop.
 
-        Nothing is granted to one that is not answered with it.
+        A claim that is answered without tasks is granted nothing afterwards.
         """
         self._long_polls.end()
 
     async def heartbeat(self, worker: str, beats: Sequence[Beat]) -> list[Verdict]:
         """Renew leases: `renewed`, `gone` or `throttled` for each, in order.
 
-        Where there is room for some of them only, these are the first: a keeper's most urgent.
+        If only some of them fit into the queue, the first ones do: a keeper sends the most urgent beats first.
         """
         self._hear_of(worker)
-        fitting = max(1, int(min(self._commit.room(_HEARTBEAT), len(beats))))  # for none: refused as a whole
+        fitting = max(1, int(min(self._commit.room(_HEARTBEAT), len(beats))))  # no room: refused as a whole
         verdicts = await self._write(_HEARTBEAT, beats[:fitting])
         retry_after = self._commit.later()
         late = beats[fitting:]
         return verdicts + [Verdict(id=beat.id, verdict="throttled", retry_after=retry_after) for beat in late]
 
     async def results(self, worker: str, settlements: Sequence[Settlement]) -> list[Verdict]:
-        """End leases: `settled` or `gone` for each, in order.
+        """End runs: `settled` or `gone` for each, in order.
 
-        While no new task is taken, one that has successors is `failed`: its lease goes on, and it may be repeated.
+        While no new tasks are accepted, a settlement with successors is `failed`: its lease goes on, and the settlement
+        may be repeated.
         """
         self._hear_of(worker)
         why = self._cramped
-        if why is None or not any(one.then for one in settlements):
+        if why is None or not any(item.then for item in settlements):
             return await self._end(settlements)
-        verdicts = iter(await self._end([one for one in settlements if not one.then]))
-        return [Verdict(id=one.id, verdict="failed", reason=why) if one.then else next(verdicts) for one in settlements]
+        verdicts = iter(await self._end([item for item in settlements if not item.then]))
+        return [Verdict(id=i.id, verdict="failed", reason=why) if i.then else next(verdicts) for i in settlements]
 
-    # For those who watch
+    # For monitoring
 
     async def stats(self) -> Stats:
         """Count the tasks of each kind in each status."""
         return Stats(kinds=await self._read(lambda view: view.counts()))
 
     async def workers(self) -> list[WorkerInfo]:
-        """List the workers that hold leases, or were heard of lately."""
+        """List the workers that hold leases or sent a request in the last ten minutes."""
         running = await self._read(lambda view: view.holders())
         names = sorted(self._seen.keys() | running.keys())
         return [self._worker(name, running.get(name, 0)) for name in names]
 
     @property
     def claims_waiting(self) -> int:
-        """How many claims wait for a task."""
+        """The number of claims that wait for a task."""
         return len(self._long_polls)
 
     @property
     def workers_heard(self) -> int:
-        """How many workers were heard of lately."""
+        """The number of workers that sent a request in the last ten minutes."""
         return len(self._seen)
 
     @property
     def backlog(self) -> dict[str, int]:
-        """How many items of each class of requests wait to be written."""
+        """The number of items that wait to be written, by class of requests."""
         return self._commit.backlog
 
     @property
     def expired(self) -> int:
-        """Leases that had run out, and were taken back: by the consumer, a late beat, or a cancel."""
+        """The number of leases that have expired, noticed by the consumer, a late beat, a claim or a cancel."""
         return self._commit.lapsed
 
     @property
     def batch_sizes(self) -> Histogram:
-        """How many items were written in one transaction."""
+        """The number of items in each transaction."""
         return self._commit.sizes
 
     @property
     def commit_seconds(self) -> Histogram:
-        """How long transactions took."""
+        """The durations of transactions."""
         return self._commit.seconds
 
     async def ready(self) -> str | None:
-        """None while requests can be served; else one sentence that says why not."""
+        """Return None while requests can be served, else a sentence that says why not."""
         if self._consumer is None:
             return "the engine is not open"
         try:
@@ -249,7 +250,7 @@ class Engine:
         return self._commit.fault or self._cramped
 
     async def tick(self) -> None:
-        """What the consumer does each second: take back leases that have ended, look after those who wait."""
+        """Do the consumer's work once: expire leases, forget old claims and workers, wake claims of due tasks."""
         self._look_at_room()
         taken = consumer.REAP_BATCH
         for _ in range(_REAP_MOST // consumer.REAP_BATCH):
@@ -257,7 +258,7 @@ class Engine:
                 break
             taken = await self._commit.ask(_REAP, None, size=1)
             if taken:
-                logger.info("took back %d leases that had run out", taken)
+                logger.info("%d leases have expired", taken)
         if self._clock.peek() - self._forgot_at > _FORGET_EVERY:
             await self._commit.ask(_FORGET, None, size=1)
             self._forgot_at = self._clock.peek()
@@ -268,9 +269,9 @@ class Engine:
     def _look_at_room(self) -> None:
         was, self._cramped = self._cramped, self._store.cramped()
         if self._cramped is not None and was is None:
-            logger.error("no new tasks are taken, what is there goes on: %s", self._cramped)
+            logger.error("no new tasks are accepted, existing tasks go on: %s", self._cramped)
         elif was is not None and self._cramped is None:
-            logger.warning("there is room again: new tasks are taken")
+            logger.warning("there is room again: new tasks are accepted")
 
     async def _consume(self) -> None:
         while True:
@@ -278,9 +279,9 @@ class Engine:
             try:
                 await self.tick()
             except BackendError as error:
-                logger.warning("the consumer could not do its work, and tries again: %s", error)
+                logger.warning("the consumer has failed and tries again: %s", error)
             except Exception:
-                logger.exception("the consumer could not do its work, and tries again")
+                logger.exception("the consumer has failed and tries again")
 
     async def _write(self, rank: RequestClass, items: Sequence[Any], *, size: int | None = None) -> list[Any]:
         return await self._commit.ask(rank, items, size=len(items) if size is None else size) if items else []
@@ -299,7 +300,7 @@ class Engine:
         if self._consumer is None:
             raise Unavailable("the engine is not open")
         if self._reads >= _READS:
-            raise Throttled("too many reads wait", retry_after=0.5 + self._random.random())
+            raise Throttled("too many reads wait: try again later", retry_after=0.5 + self._random.random())
         self._reads += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._readers, self._look, look)
@@ -339,15 +340,15 @@ class Engine:
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
-        """Tasks that match all that is given, oldest first; `cursor` is where an earlier page ended."""
+        """List the tasks that match all given filters, oldest first; `cursor` is the end of an earlier page."""
         wanted = Filter(kind, status, collection, worker)
         return await self._read(lambda view: frontend.page(view, wanted, cursor=cursor, limit=limit))
 
 
-# How much work there is in a request: what group commit's bounds count -----------------------------------------------
+# The size of a request, which the bounds of the group commit count ---------------------------------------------
 
 _BLOCK = 1024  # bytes of a value that cost about as much as a task
-_KINDS = 8  # kinds of a claim that cost about as much as a task to look through
+_KINDS = 8  # kinds of a claim that cost about as much as a task
 
 
 def _work_of_task(task: NewTask) -> int:
@@ -362,13 +363,13 @@ def _blocks(value: Any) -> int:
     return memoryview(value).nbytes // _BLOCK if type(value) is Raw else 0
 
 
-# What the writer does -----------------------------------------------------------------------------------------
+# Classes of requests ------------------------------------------------------------------------------------------
 
 
 def _itemwise(
     role: Callable[[UnitOfWork, Sequence[_T]], list[_V]],
 ) -> Callable[[UnitOfWork, Sequence[Any]], Sequence[Any]]:
-    """Requests that are batches, applied as one batch."""
+    """Make a role apply several requests, each a batch, as one batch."""
 
     def apply(turn: UnitOfWork, requests: Sequence[Sequence[_T]]) -> list[list[_V]]:
         if len(requests) == 1:
@@ -380,7 +381,7 @@ def _itemwise(
 
 
 def _each(role: Callable[[UnitOfWork], _V]) -> Callable[[UnitOfWork, Sequence[Any]], Sequence[Any]]:
-    """Requests that say nothing: each is the same again."""
+    """Make a role without a batch run once for each request."""
     return lambda turn, requests: [role(turn) for _ in requests]
 
 
@@ -389,34 +390,31 @@ _RELEASE = RequestClass("releases", _itemwise(hsc.results), 100_000)
 _RESULTS = RequestClass("results", _itemwise(hsc.results), 50_000)
 _REAP = RequestClass("reapings", _each(consumer.reap), 10)
 _CANCEL = RequestClass("cancels", _itemwise(frontend.cancel), 10_000)
-_CLAIM = RequestClass(
-    "claims", claims.claim, 20_000, is_last=True
-)  # what the others leave ready can be handed out at once
+_CLAIM = RequestClass("claims", claims.claim, 20_000, is_last=True)  # last: claims get what the others make ready
 _SCHEDULE = RequestClass("schedules", _itemwise(frontend.schedule), 20_000)
 _FORGET = RequestClass("forgettings", _each(consumer.forget), 10)
 _PROBE = RequestClass("probes", _each(lambda _: None), 100)
 
 _SURVIVAL = (_HEARTBEAT, _RELEASE, _RESULTS, _REAP, _CANCEL, _CLAIM, _SCHEDULE, _FORGET, _PROBE)
-"""Under load, heartbeats and releases go first, then results, then claims, then schedules."""
+"""The order in which classes are served under load: heartbeats first."""
 
 
-# Doors --------------------------------------------------------------------------------------------------------
+# Stores by URL ------------------------------------------------------------------------------------------------
 
 
 def open_store(url: str, *, check: float | None = None) -> Store:
-    """The store that a URL names; it is opened by its engine, which checks a file for up to `check` seconds
-    (None: as long as is usual).
+    """Return the store that a URL names, for an engine to open; opening checks a file for up to `check` seconds.
 
-    `sqlite:///tasks.db` is a file here, `sqlite:////var/lib/tasks.db` one anywhere, `memory:` is gone with the process.
-    Raises `ConfigError` for anything else, and where the directory of the file does not exist.
+    `sqlite:///tasks.db` is a relative path, `sqlite:////var/lib/tasks.db` an absolute one; `memory:` ends with the
+    process. Raises `ConfigError` for any other URL, and if the directory of the file does not exist.
     """
     if url.rstrip("/") == "memory:":
         return MemoryStore()
     path = url.removeprefix("sqlite:///")
     if path == url or path.endswith("/") or path in ("", ":memory:") or "\0" in path:
-        # The URL itself may carry a password: only its scheme is repeated.
-        what = repr(url.partition(":")[0] + ":") if ":" in url else "a URL without a scheme"
-        raise ConfigError(f"{what} names no store: use sqlite:///file.db, sqlite:////path/file.db or memory:")
+        # The URL may contain a password: the message repeats only its scheme.
+        scheme = repr(url.partition(":")[0] + ":") if ":" in url else "a URL without a scheme"
+        raise ConfigError(f"{scheme} names no store: use sqlite:///file.db, sqlite:////path/file.db or memory:")
     from leasekit.server.store.sql import SqlStore
 
     return SqlStore(Path(path)) if check is None else SqlStore(Path(path), check=check)

@@ -1,4 +1,4 @@
-"""Counting how often a value was how big, for whoever wants to read it: one thread counts, any other reads."""
+"""Histograms for metrics: one thread adds values, any thread reads."""
 
 import bisect
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ __all__ = ["Histogram"]
 
 
 class Histogram:
-    """A histogram: how many values were at most each of `bounds`, how many there were, and their sum."""
+    """Count values by size: how many were at most each of `bounds`, how many in total, and their sum."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
@@ -15,11 +15,11 @@ class Histogram:
         self._counts = [0] * (len(self.bounds) + 1)
 
     def add(self, value: float) -> None:
-        """One more value."""
+        """Count one value."""
         self._counts[bisect.bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     def cumulated(self) -> list[int]:
-        """For each bound how many values were at most so big; last, how many there were."""
+        """Return for each bound how many values were at most that large; the last item is the total."""
         total = 0
         return [total := total + count for count in list(self._counts)]

@@ -1,4 +1,4 @@
-"""Names that the server makes up: successors' ids, and tokens, whole batches of them for one piece of chance."""
+"""Names that the server generates: ids of successors, and tokens of claims."""
 
 import random as _random
 import uuid
@@ -10,11 +10,11 @@ _TOKEN = 32  # hexadecimal digits: 128 bits
 
 
 def successor_id(task_id: str, fence: int, position: int) -> str:
-    """The id of a successor: the same run's report always names the same, so that its repeat makes none."""
+    """Return the id of a successor: a repeated report of one run names the same ids, so no task is created twice."""
     return str(uuid.uuid5(_SUCCESSORS, f"{task_id}/{fence}/{position}"))
 
 
 def tokens(count: int, chance: _random.Random) -> list[str]:
-    """Names that are as hard to guess as `chance` is, each for one claim of one task: 128 bits."""
+    """Return tokens of 128 bits, as hard to guess as `chance`; one draw from `chance` makes the whole batch."""
     digits = f"{chance.getrandbits(4 * _TOKEN * count):0{_TOKEN * count}x}" if count else ""
     return [digits[at : at + _TOKEN] for at in range(0, _TOKEN * count, _TOKEN)]

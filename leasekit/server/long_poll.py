@@ -1,9 +1,9 @@
-"""Claims that wait for something to become ready: long polls, first come, first served.
+"""Long polls: claims that wait until a task is ready, first come, first served.
 
-A claim is tried by the writer; where nothing is due it is parked here, and tried again when a task of its kinds
-becomes ready or due. As many are tried as there are tasks, so that a thousand who wait cost no more than one; what they
-leave, the writer tells as ready again. A claim of which no kind has become due is not tried again, however many wait.
-Everything in here runs in the event loop; none of it decides who gets which task.
+The writer tries each claim. If no task is due, the claim is parked here, and tried again when a task of its kinds
+becomes ready or due. As many claims are tried as there are tasks, so that a thousand waiting claims cost as much as
+one; the writer reports tasks that they leave as ready again. A claim is not tried while no task of its kinds is due.
+Everything in this module runs in the event loop; none of it decides which claim gets which task.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ __all__ = ["LongPolls"]
 _MOST = 10_000  # claims that may wait
 _SOONEST = 0.001  # seconds between two looks
 _SLACK = 1000
-_PAUSE = 1.0  # seconds until those may come again for whom there was no room
+_PAUSE = 1.0  # seconds until a refused claim may be repeated
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +33,7 @@ class _Poll:
     asked: Asked
     answer: "asyncio.Future[Claimed]"
     callers: int = 0
-    has_time: bool = True  # False: it answers empty where nothing is due
+    has_time: bool = True  # False: the answer is empty if no task is due
     is_parked: bool = False
     timeout: asyncio.TimerHandle | None = None
 
@@ -47,38 +47,37 @@ def _number(poll: _Poll) -> int:
 
 
 class LongPolls:
-    """The claims of one engine, from arrival to answer. `attempt(asked, done)` has the writer try one."""
+    """The claims of one engine, from arrival to answer. `attempt(asked, done)` makes the writer try a claim."""
 
     def __init__(self, attempt: Callable[[Asked, Done], None], clock: StoreClock) -> None:
         self._attempt = attempt
         self._clock = clock
         self._count = 0
         self._polls: dict[tuple[str, str], _Poll] = {}
-        self._parked: dict[str, list[_Poll]] = {}  # by kind, in the order in which they came
-        self._due: dict[str, float] = {}  # kind → when something of it is due next, as far as is known
-        self._agenda: list[tuple[float, str]] = []  # a heap of all that stands or stood in `_due`
-        self._missed: set[str] = set()  # kinds of claims whose turn was lost: what they were woken for is still there
+        self._parked: dict[str, list[_Poll]] = {}  # by kind, in order of arrival
+        self._due: dict[str, float] = {}  # kind → when its next task is due, as far as is known
+        self._agenda: list[tuple[float, str]] = []  # a heap of the items of `_due`, and of stale ones
+        self._missed: set[str] = set()  # kinds of claims that were woken but not served: their tasks are still there
         self._timer: asyncio.TimerHandle | None = None
         self._has_ended = False
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return the number of claims that wait."""
         return len(self._polls)
 
     async def claim(self, *, worker: str, claim_id: str, kinds: Sequence[str], limit: int, wait: float) -> Claimed:
-        """Tasks, or none once `wait` seconds are over. A repeat joins the claim that waits, and may cut its wait.
+        """Claim tasks; wait up to `wait` seconds for the first. A repeat joins the waiting claim, and may cut its wait.
 
-        A repeat with `limit` 0 ends the claim that waits: that is answered at once, with nothing.
-
-        Nothing is granted any more once everyone who waited for it was cancelled. Raises `Throttled`.
+        A repeat with `limit` 0 ends the waiting claim, which is answered at once, without tasks. Once all callers of a
+        claim are cancelled, nothing is granted to it. Raises `Throttled`.
         """
         poll = self._polls.get((worker, claim_id))
         while poll is not None and limit and not poll.asked.limit:
-            # The answer to the call that ends the claim has no payloads: it is not for this one.
+            # The answer to the call that ends the claim has no payloads: this call needs an answer of its own.
             await asyncio.wait([poll.answer])
             poll = self._polls.get((worker, claim_id))
         if poll is not None and poll.asked.limit and not limit:
-            # What the writer grants it all the same, because it has begun, is found by the call that ends it.
+            # The writer may have begun to grant it tasks: the call that ends the claim finds these.
             self._give_up(poll)
             poll = None
         if poll is None:
@@ -96,34 +95,34 @@ class LongPolls:
                 self._give_up(poll)
 
     def ready(self, readied: Mapping[str, NewlyDue]) -> None:
-        """Tasks have become ready, or will be: have as many tried again as there are tasks."""
-        for kind, what in readied.items():
-            self._wake(kind, what.number)
-            # Who is tried now, or comes later, is told again what is due next.
-            if what.next_at is not None and kind in self._parked:
-                self._expect_at(kind, what.next_at)
+        """Try as many claims as tasks have become ready, and note when the next tasks are due."""
+        for kind, due in readied.items():
+            self._wake(kind, due.number)
+            # For a claim that is tried now or arrives later, the writer reports the next due time again.
+            if due.next_at is not None and kind in self._parked:
+                self._expect_at(kind, due.next_at)
         self._set_timer()
 
     def expect(self, arriving: Mapping[str, int]) -> None:
-        """So many tasks of these kinds are about to be written: have as many tried together with them."""
+        """Try as many claims of each kind as tasks are about to be written, in the same transaction."""
         for kind, number in arriving.items():
             self._wake(kind, number)
 
     def look(self) -> None:
-        """Have one claim tried again for each kind that has become due, or for which a turn was lost."""
+        """Try one claim for each kind that has become due, or of which a claim was woken but not served."""
         missed, self._missed = self._missed, set()
         for kind in missed:
             self._wake(kind, 1)
         self._time_has_come()
 
     def end(self) -> None:
-        """Let nobody wait any more. What the writer has already may still get something, and is told so."""
+        """Answer all parked claims, and every later claim without a wait; a claim at the writer may still get tasks."""
         self._has_ended = True
         for poll in list(self._polls.values()):
             self._time_is_up(poll)
 
     def close(self) -> None:
-        """Answer all that wait, with nothing."""
+        """Answer all waiting claims, without tasks."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -153,7 +152,7 @@ class LongPolls:
                 self._finish(poll, error)
 
     def _tried(self, poll: _Poll, answer: Answer | BaseException) -> None:
-        if not (isinstance(answer, Answer) and answer.again):  # its turn did not come, not even to be looked up
+        if not (isinstance(answer, Answer) and answer.again):  # `again`: not even an earlier answer was looked up
             poll.asked.is_new = False
         if isinstance(answer, BaseException):
             self._missed.update(poll.asked.kinds)
@@ -170,14 +169,14 @@ class LongPolls:
             self._park(poll)
 
     def _wait_no_longer(self, poll: _Poll, wait: float) -> None:
-        """Who asks again has given up the call that waits: what counts is how long this one is willing to."""
+        """Shorten the wait to that of a repeated call: its client has given up the earlier call."""
         loop = asyncio.get_running_loop()
         if poll.timeout is not None and loop.time() + wait < poll.timeout.when():
             poll.timeout.cancel()
             poll.timeout = loop.call_later(wait, self._time_is_up, poll)
 
     def _time_is_up(self, poll: _Poll) -> None:
-        # While the writer has it, it may still get something: then its answer ends it.
+        # A claim at the writer may still get tasks: then the writer's answer finishes it.
         poll.has_time = False
         if poll.is_parked:
             self._finish(poll, self._nothing(poll))
@@ -199,7 +198,7 @@ class LongPolls:
             poll.answer.set_result(result)
 
     def _give_up(self, poll: _Poll) -> None:
-        """Answer it with nothing, and have nothing granted to it from now on."""
+        """Answer a claim without tasks, and let nothing be granted to it from now on."""
         poll.asked.is_gone = True
         self._finish(poll, Claimed(tasks=[]))
 
@@ -227,14 +226,14 @@ class LongPolls:
         if due_at < self._due.get(kind, math.inf):
             self._due[kind] = due_at
             heapq.heappush(self._agenda, (due_at, kind))
-        if len(self._agenda) > 2 * len(self._due) + _SLACK:  # most of it stands there in vain
-            self._agenda = [(at, one) for one, at in self._due.items()]
+        if len(self._agenda) > 2 * len(self._due) + _SLACK:  # most items are stale
+            self._agenda = [(at, kind) for kind, at in self._due.items()]
             heapq.heapify(self._agenda)
 
     def _next_due(self) -> float | None:
-        """When the first of the kinds is due that somebody waits for."""
+        """Return when the first task is due of the kinds that claims wait for; drop stale items of the heap."""
         while self._agenda and self._due.get(self._agenda[0][1]) != self._agenda[0][0]:
-            heapq.heappop(self._agenda)  # nobody waits for it any more, or it is due earlier
+            heapq.heappop(self._agenda)  # no claim waits for this kind, or its due time has changed
         return self._agenda[0][0] if self._agenda else None
 
     def _set_timer(self) -> None:
@@ -253,6 +252,6 @@ class LongPolls:
             _, kind = heapq.heappop(self._agenda)
             del self._due[kind]
             due.append(kind)
-        for kind in due:  # one that is woken for the first may have waited for the others too
+        for kind in due:  # a claim that is woken for the first kind may have waited for the others too
             self._wake(kind, 1)
         self._set_timer()

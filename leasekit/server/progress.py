@@ -1,4 +1,4 @@
-"""Which checkpoint of a task is kept: of all that one holder has reported, the last one, in whatever order they come.
+"""Checkpoints: keep the last one that a holder has reported, in whatever order the reports arrive.
 
 Two beats of a lease may be under way at once, one that timed out and the next, and a proxy may deliver the first last.
 """
@@ -15,21 +15,22 @@ __all__ = ["Progress"]
 class Progress:
     """The checkpoints of one batch.
 
-    One without a number is taken as it comes: its holder says nothing of an order, or has reported it with its result,
-    after all others. It has the number of the one that it replaces: what is older than that is older than it, too.
+    A checkpoint without a number is kept in order of arrival: its holder does not number its reports, or has sent it
+    with the result, after all others. It takes over the number of the checkpoint that it replaces, so that whatever is
+    older than the replaced checkpoint does not overwrite the new one.
     """
 
     def __init__(self) -> None:
         self._reported: dict[int, list[tuple[int, int | None, bytes]]] = {}  # seq → fence, number, value
 
     def report(self, row: Trigger, item: Beat | Settlement) -> None:
-        """Take what the holder of this task says, if it says something of its progress."""
+        """Add the progress in a report of this task's holder, if the report has any."""
         if item.progress is not UNSET:
-            said = (row.fence, item.progress_seq, to_bytes(item.progress))
-            self._reported.setdefault(row.seq, []).append(said)
+            report = (row.fence, item.progress_seq, to_bytes(item.progress))
+            self._reported.setdefault(row.seq, []).append(report)
 
     def save(self, tx: Tx) -> None:
-        """Keep the last of each task, but for those that are older than what is kept."""
+        """Write the last checkpoint of each task, unless it is older than the stored one."""
         if not self._reported:
             return
         marks = tx.progress_marks(self._reported)

@@ -1,7 +1,7 @@
-"""One transaction's worth of work: what the roles get instead of a clock, a store and a generator of chance.
+"""The unit of work: the transaction, the time and the random generator that roles work with.
 
-Roles (`frontend`, `hsc`, `consumer`) are functions of a turn and a batch. They run in the writer's thread, know of no
-other, and tell it what others wait for.
+Roles (`frontend`, `claims`, `hsc`, `consumer`) are functions of a unit of work (`turn`) and a batch. They run in the
+writer's thread, and note in the unit of work which tasks have become ready and what has happened.
 """
 
 import random as _random
@@ -20,13 +20,13 @@ _encode = msgspec.json.encode
 
 
 class NewlyDue(NamedTuple):
-    """How many tasks of a kind can be claimed that could not before, and when the next of them can."""
+    """The number of tasks of a kind that have become due, and when the next one becomes due (`next_at`)."""
 
     number: int
     next_at: float | None
 
     def __add__(self, other: object) -> "NewlyDue":
-        """What became ready in both of two transactions."""
+        """Add up what two transactions made ready."""
         if not isinstance(other, NewlyDue):
             return NotImplemented
         times = [at for at in (self.next_at, other.next_at) if at is not None]
@@ -40,13 +40,15 @@ class TaskEvent(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False)
     at: datetime
     id: str | None = None
     kind: str | None = None
-    status: Status | None = None  # after it
+    status: Status | None = None
+    """The status after the event."""
     worker: str | None = None
-    outcome: str | None = None  # of a run that was settled
+    outcome: str | None = None
+    """The outcome of a run that was settled."""
 
 
 class UnitOfWork:
-    """A transaction, the moment at which all of it happens, and what became ready by it."""
+    """A transaction, the moment at which all of it happens, and the tasks that it makes ready."""
 
     __slots__ = ("_at", "_due", "_later", "happened", "instant", "is_repeated", "lapsed", "now", "random", "tx")
 
@@ -54,29 +56,29 @@ class UnitOfWork:
         self, tx: Tx, *, now: float, instant: float, random: _random.Random, is_repeated: bool = False
     ) -> None:
         self.tx = tx
-        self.is_repeated = is_repeated  # its requests may have been applied before: nobody knows how that commit ended
+        self.is_repeated = is_repeated  # the requests may have been applied already: the result of a commit is unknown
         self.now = now  # the store's time, by which tasks are due
-        self.instant = instant  # the same moment, by the clock without steps: of the ends of leases, and of waits
+        self.instant = instant  # the same moment by the clock without steps, for ends of leases and waits
         self.random = random
-        self.lapsed = 0  # leases that had run out, and were taken back
-        self.happened: list[TaskEvent] | None = None  # None: nobody wants to know
+        self.lapsed = 0  # leases that expired in this transaction
+        self.happened: list[TaskEvent] | None = None  # None: events are not recorded
         self._at: datetime | None = None
         self._due: dict[str, int] = {}
         self._later: dict[str, float] = {}
 
     def ready(self, kind: str, due_at: float, *, count: int = 1) -> None:
-        """Note that so many tasks of this kind can be claimed from then on, or may be."""
+        """Note that up to `count` tasks of this kind can be claimed from `due_at` on."""
         if due_at <= self.now:
             self._due[kind] = self._due.get(kind, 0) + count
         else:
             self._later[kind] = min(self._later.get(kind, due_at), due_at)
 
     def taken(self, kind: str) -> None:
-        """Note that whatever had become ready of this kind was handed out in this very transaction."""
+        """Note that all tasks of this kind that had become ready were granted in this same transaction."""
         self._due.pop(kind, None)
 
     def tell(self, event: str, row: Trigger, *, worker: str | None = None, outcome: str | None = None) -> None:
-        """Note what has happened to a task that stands so now. `worker`: where it is no longer its owner."""
+        """Record an event of a task whose state is now `row`. Give `worker` where it no longer owns the task."""
         if self.happened is None:
             return
         if self._at is None:
@@ -94,7 +96,7 @@ class UnitOfWork:
         )
 
     def readied(self) -> dict[str, NewlyDue]:
-        """What became ready, by kind."""
+        """Return what became ready in this transaction, by kind."""
         return {
             kind: NewlyDue(self._due.get(kind, 0), self._later.get(kind))
             for kind in self._due.keys() | self._later.keys()
@@ -102,5 +104,5 @@ class UnitOfWork:
 
 
 def to_bytes(value: Any) -> bytes:
-    """A user's JSON value as the store keeps it: the bytes that came, or what the value encodes to."""
+    """Return a user's JSON value as the store keeps it: the bytes that came, or the encoded value."""
     return bytes(value) if type(value) is Raw else _encode(value)

@@ -83,7 +83,7 @@ async def test_when_there_is_room_again_new_tasks_are_taken_again(
         await engine.tick()
         assert await engine.ready() is None
         await engine.schedule(TASK)
-    assert caplog.text.count("no new tasks are taken") == 1
+    assert caplog.text.count("no new tasks are accepted") == 1
     assert caplog.text.count("there is room again") == 1
 
 

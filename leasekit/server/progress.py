@@ -15,9 +15,8 @@ __all__ = ["Progress"]
 class Progress:
     """The checkpoints of one batch.
 
-    A checkpoint without a number is kept in order of arrival: its holder does not number its reports, or has sent it
-    with the result, after all others. It takes over the number of the checkpoint that it replaces, so that whatever is
-    older than the replaced checkpoint does not overwrite the new one.
+    A checkpoint without a number is kept in order of arrival: its holder does not number reports, or has sent it with
+    the result, after all others. It takes over the number of the checkpoint that it replaces, and so stays the later.
     """
 
     def __init__(self) -> None:

@@ -32,10 +32,10 @@ def test_what_cannot_be_written_is_not_acknowledged_and_it_heals_without_a_resta
     resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (0, most))
     status, problem = schedule("meanwhile")
     assert (status, problem["title"]) == (503, "Service Unavailable")
-    assert problem["detail"].startswith("the store did not take it: ")
+    assert problem["detail"].startswith("the store failed: ")
     assert call("POST", "/v1/heartbeats", {"worker": "w", "beats": [held]})[0] == 503
     status, problem = call("GET", "/readyz")
-    assert (status, problem["detail"].startswith("the store did not take it: ")) == (503, True)
+    assert (status, problem["detail"].startswith("the store failed: ")) == (503, True)
     assert call("GET", "/v1/tasks/before")[1]["status"] == "claimed", "reading goes on"
     assert call("GET", "/v1/tasks/meanwhile")[0] == 404
     assert call("GET", "/healthz")[0] == 200

@@ -260,7 +260,7 @@ def test_a_lease_that_ran_out_says_since_when_nothing_was_heard_and_from_whom() 
 def test_of_a_buffered_task_it_claims_no_more_than_it_knows() -> None:
     """It may have been beaten for either of the two ttls: since the later of the two moments nothing was heard."""
     held = replace(HELD, status=Status.CLAIMED, next_trigger_at=500.0)
-    assert "since 1970-01-01 00:08:10 UTC, 11 s ago (its ttl is 10 s); its body had not begun" in silence(
+    assert "since 1970-01-01 00:08:10 UTC, 11 s ago (its ttl is 10 s); its handler had not begun" in silence(
         held, now=501.0, instant=501.0
     )
 

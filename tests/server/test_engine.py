@@ -91,7 +91,7 @@ async def test_an_engine_whose_store_cannot_be_written_says_why_until_it_can(
     with monkeypatch.context() as patch:
 
         def full() -> Any:
-            raise Unavailable("the store did not take it: database or disk is full")
+            raise Unavailable("the store failed: database or disk is full")
 
         patch.setattr(store, "transaction", full)
         with pytest.raises(Unavailable):

@@ -102,7 +102,7 @@ async def test_a_disk_that_cannot_be_looked_at_takes_no_new_tasks(
     async with Engine(SqlStore(tmp_path / "tasks.db")) as engine:
         monkeypatch.setattr(os, "statvfs", fail)
         await engine.tick()
-        with pytest.raises(Unavailable, match="cannot be looked at: Input/output error"):
+        with pytest.raises(Unavailable, match="cannot be checked for free space: Input/output error"):
             await engine.schedule(TASK)
 
 
@@ -136,7 +136,7 @@ async def test_a_failed_sync_is_not_acknowledged_and_its_connection_is_used_no_m
         sick = Sick(store, monkeypatch)
         before = store._connection
         sick.commits = 1
-        with pytest.raises(Unavailable, match="did not take it: disk I/O error"):
+        with pytest.raises(Unavailable, match="the store failed: disk I/O error"):
             await engine.schedule(TASK)
         assert await engine.get("a") is None
         assert store._connection is None
@@ -155,6 +155,6 @@ async def test_it_is_not_ready_while_nothing_can_be_written_and_is_when_it_can_b
         sick.commits = 1_000_000
         with pytest.raises(Unavailable):
             await engine.schedule(TASK)
-        assert await engine.ready() == "the store did not take it: disk I/O error"
+        assert await engine.ready() == "the store failed: disk I/O error"
         sick.commits = 0
         assert await engine.ready() is None

@@ -1,6 +1,6 @@
-"""The server as an application, and as a process: the engine behind HTTP.
+"""The engine behind HTTP, as an ASGI application and as a process.
 
-`create_app` is for whoever brings a server of their own; `serve` is what `leasekit serve` runs.
+`create_app` is for use with another ASGI server; `serve` is what `leasekit serve` runs.
 """
 
 import asyncio
@@ -35,15 +35,15 @@ from leasekit.server.store.sql import CHECK
 __all__ = ["Server", "create_app", "serve"]
 
 BODY_TIMEOUT = 30.0
-IDLE_TIMEOUT = 75  # of a connection; longer than a client keeps one, so that none is closed under a request
-STOP_TIMEOUT = 40  # for requests under way: more than a slow body may take
+IDLE_TIMEOUT = 75  # of a connection; longer than clients keep one, so that none is closed while a request arrives
+STOP_TIMEOUT = 40  # for requests under way; longer than a slow request body may take
 
 
 def create_app(engine: Engine, *, body_timeout: float = BODY_TIMEOUT, any_host: bool = False) -> Litestar:
-    """The ASGI application over an engine that is open. A body must arrive within `body_timeout` seconds.
+    """Return the ASGI application over an open engine. A request body must arrive within `body_timeout` seconds.
 
-    Unless `any_host`, the `Host` header must name this machine: a page of a stranger whose name resolves to
-    127.0.0.1 is refused.
+    Unless `any_host`, the `Host` header must name this machine: this refuses web pages of other hosts whose names
+    resolve to 127.0.0.1.
     """
     polls, metrics, sending = DisconnectWatch(), Metrics(engine), Sending()
     engine.check_room = sending.check_room
@@ -67,7 +67,7 @@ def create_app(engine: Engine, *, body_timeout: float = BODY_TIMEOUT, any_host: 
 
 @get("/openapi.json", include_in_schema=False, sync_to_thread=True)
 def openapi_json() -> dict[str, Any]:
-    """The OpenAPI document."""
+    """Return the OpenAPI document."""
     return _document()
 
 
@@ -76,12 +76,12 @@ def _document() -> dict[str, Any]:
     return document(ROUTES, PROVIDED)
 
 
-# Asynchronous, and no guard, for speed alone: Litestar runs others in threads, and copies the handler for a guard.
+# Asynchronous, and not a guard, for speed: Litestar runs sync hooks in threads, and copies the handler for a guard.
 async def _refuse_foreign_hosts(request: Request[Any, Any, Any]) -> None:
     host = request.headers.get("host", "")
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     if not _is_loopback(name.strip("[]")):
-        raise HTTPException("the Host header names another host", status_code=403)
+        raise HTTPException("the Host header must name this machine, such as localhost", status_code=403)
 
 
 def _is_loopback(host: str) -> bool:
@@ -95,12 +95,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def serve(host: str, port: int, store_url: str, *, insecure: bool = False, check: float = CHECK) -> None:
-    """Serve until SIGTERM or SIGINT; print the address when it is ready. Port 0 takes any that is free.
+    """Serve until SIGTERM or SIGINT; print the address when the server is ready. Port 0 takes a free port.
 
-    `check`: seconds to look whether the store is whole.
-
-    Raises `ConfigError` (the address is not loopback, or cannot be listened on; the store's URL is none),
-    `StoreLocked` and `StoreDamaged`.
+    `check` is the seconds that the check of the store for damage may take. Raises `ConfigError` (the address is not
+    loopback, or cannot be listened on; the URL names no store), `StoreLocked` and `StoreDamaged`.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(host, port, open_store(store_url, check=check), insecure=insecure))
@@ -110,7 +108,7 @@ async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
     async with Engine(store) as engine:
         with _listen(host, port, insecure=insecure) as listener:
             server = Server(create_app(engine, any_host=insecure))
-            # What is there by now stays: to look through it for garbage stops everything for 0.1 s, again and again.
+            # The objects that exist by now stay: each garbage collection of them would stop the process for 0.1 s.
             gc.freeze()
             await server.serve(sockets=[listener])
 
@@ -118,11 +116,11 @@ async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
 def _listen(host: str, port: int, *, insecure: bool) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # What was resolved is what is bound: a name could resolve to another address the second time.
+        # The resolved address is bound, not the name: a name could resolve to another address the second time.
         if not insecure and not _is_loopback(str(address[0])):
             raise ConfigError(
-                f"{host} is open to other machines, and there is neither authentication nor TLS yet: "
-                "take 127.0.0.1, or add --insecure if the network is yours alone"
+                f"{host} is open to other machines, and the server has neither authentication nor TLS yet: "
+                "use 127.0.0.1, or add --insecure if you trust every machine of the network"
             )
         return socket.create_server(address, family=family)
     except OSError as error:
@@ -131,7 +129,7 @@ def _listen(host: str, port: int, *, insecure: bool) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server; stopping, it answers the claims that wait, ends streams, and ends with exit code 0."""
+    """uvicorn's server, with a stop that answers waiting claims, ends event streams, and exits with code 0."""
 
     def __init__(self, app: Litestar) -> None:
         super().__init__(
@@ -161,7 +159,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Not uvicorn's: it raises the signal again when all is done, and then the process would die of it.
+        # Replaces uvicorn's method, which raises the signal again at the end: the process would die of the signal.
         self.force_exit = self.should_exit
         self.should_exit = True
 

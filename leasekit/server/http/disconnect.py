@@ -1,4 +1,4 @@
-"""Long polls: a claim that waits is given up when nobody waits for its answer any more."""
+"""Long polls over HTTP: give up a waiting claim when its client has closed the connection."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -12,20 +12,20 @@ __all__ = ["DisconnectWatch"]
 
 
 class DisconnectWatch:
-    """The claims that wait: each ends when its client goes away."""
+    """The claims that wait; each ends when its client disconnects."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return the number of claims that wait."""
         return self._count
 
     async def wait(self, claim: Coroutine[Any, Any, Claimed], receive: Receive) -> Claimed:
-        """What the claim was granted; nothing if it was given up.
+        """Return the answer to the claim, or one without tasks if the client disconnects first.
 
-        A claim that was granted while it was being given up keeps its tasks: its client asks again with the same
-        `claim_id` and gets them, or their leases run out.
+        A claim that is granted tasks while it is given up keeps them: its client repeats the claim with the same
+        `claim_id` and gets these tasks, or their leases expire.
         """
         waiting = asyncio.create_task(claim)
         watch = asyncio.create_task(_gone(receive))
@@ -43,6 +43,6 @@ class DisconnectWatch:
 
 
 async def _gone(receive: Receive) -> None:
-    # After the body there is one more message: that the client has closed the connection.
+    # After the request body, the next message says that the client has disconnected.
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""The header by which a client tells whether an answer is that to its request: it is sent back as it came.
+"""The request header: send it back unchanged, so that a client can tell which request an answer belongs to.
 
 A middlebox that delivers an answer twice makes the second one look like the answer to the connection's next request.
 """
@@ -12,11 +12,11 @@ from leasekit.wire import REQUEST_HEADER
 __all__ = ["echo_request_header"]
 
 _NAME = REQUEST_HEADER.encode()
-_PRINTABLE = re.compile(rb"[ -~]{1,64}")  # whatever is echoed has a bound, and cannot end its header
+_PRINTABLE = re.compile(rb"[ -~]{1,64}")  # bounds the value, and keeps out line ends, which would end the header
 
 
 async def echo_request_header(message: Message, scope: Scope) -> None:
-    """Name the request in the head of its answer. A value that is too long, odd or not the only one is left out."""
+    """Copy the request header to the answer, unless its value is too long, not printable, or given twice."""
     if message["type"] == "http.response.start":
         values = [value for name, value in scope["headers"] if name == _NAME]
         if len(values) == 1 and _PRINTABLE.fullmatch(values[0]):

@@ -1,7 +1,7 @@
-"""`/metrics`: what a server is about, in the text format of Prometheus.
+"""`/metrics`: the state of a server, in the text format of Prometheus.
 
-Numbers are read when they are asked for; only answers are counted as they leave. No label has more values than is known
-beforehand, whatever strangers send: kinds past the first hundred are *other*.
+Numbers are read when Prometheus asks; only answers are counted as they leave. Every label has a bounded number of
+values, whatever clients send: kinds after the first hundred are *other*.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
 
 
 class Metrics:
-    """The numbers of one server over one engine."""
+    """The metrics of one server over one engine."""
 
     def __init__(self, engine: "Engine") -> None:
         self._registry = CollectorRegistry(auto_describe=False)
@@ -41,21 +41,21 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     async def exposition(self) -> bytes:
-        """All of it, as text."""
+        """Return all metrics as text."""
         await self._engine.look()
         return await asyncio.to_thread(generate_latest, self._registry)
 
     async def before_send(self, message: Message, scope: Scope) -> None:
-        """Count an answer when it begins to leave."""
+        """Count an answer when its head is sent."""
         if message["type"] == "http.response.start":
-            asked = cast("dict[str, Any]", scope)
-            # Of what is no route the path is the stranger's own.
-            route = asked.get("path_template") if asked.get("route_handler") is not None else None
-            self._requests.count(str(route or _OTHER), str(asked.get("method")), message["status"])
+            request = cast("dict[str, Any]", scope)
+            # Without a route, the path is whatever the client has sent, and must not become a label.
+            route = request.get("path_template") if request.get("route_handler") is not None else None
+            self._requests.count(str(route or _OTHER), str(request.get("method")), message["status"])
 
 
 class _RequestCollector(Collector):
-    """The answers of this server."""
+    """Counts the answers of this server."""
 
     def __init__(self) -> None:
         self._answered = Counter[tuple[str, str, int]]()
@@ -75,15 +75,17 @@ class _RequestCollector(Collector):
 
 
 class _EngineCollector(Collector):
-    """Reads an engine: its tasks when `look` was called last, the rest as it is."""
+    """Reads an engine: the counts of its tasks as of the last `look`, all other numbers as they are."""
 
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
         self._tasks: dict[str, dict[str, int]] | None = None
-        self._kinds: set[str] = set()  # with a name of their own; it only grows, so that no series comes and goes
+        self._kinds: set[str] = (
+            set()
+        )  # kinds with a label of their own; the set only grows, so that no series comes and goes
 
     async def look(self) -> None:
-        """Count the tasks. Where the store does not answer, there are no numbers of them, but all others."""
+        """Count the tasks; if the store does not answer, only the metrics of tasks are left out."""
         try:
             stats: dict[str, dict[str, int]] = (await self._engine.stats()).kinds
         except BackendError:
@@ -99,7 +101,7 @@ class _EngineCollector(Collector):
         self._tasks = tasks
 
     def collect(self) -> Iterable[Metric]:
-        """What Prometheus asks for; in a thread of its own."""
+        """Yield the metrics; called in a thread other than the event loop's."""
         engine = self._engine
         if self._tasks is not None:
             tasks = GaugeMetricFamily("leasekit_tasks", "Tasks, by kind and status.", labels=["kind", "status"])
@@ -109,16 +111,22 @@ class _EngineCollector(Collector):
             yield tasks
         yield GaugeMetricFamily("leasekit_store_up", "1 while the store answers.", self._tasks is not None)
         yield GaugeMetricFamily("leasekit_claims_waiting", "Claims that wait for a task.", engine.claims_waiting)
-        yield GaugeMetricFamily("leasekit_workers", "Workers heard of in the last ten minutes.", engine.workers_heard)
+        yield GaugeMetricFamily(
+            "leasekit_workers", "Workers that sent a request in the last ten minutes.", engine.workers_heard
+        )
         backlog = GaugeMetricFamily("leasekit_commit_backlog", "Items that wait to be written.", labels=["class"])
         for rank, waiting in engine.backlog.items():
             backlog.add_metric([rank], waiting)
         yield backlog
         yield _histogram("leasekit_commit_batch_size", "Items written in one transaction.", engine.batch_sizes)
         yield _histogram("leasekit_commit_seconds", "How long transactions took.", engine.commit_seconds)
-        yield CounterMetricFamily("leasekit_leases_expired", "Leases that ran out and were taken back.", engine.expired)
-        yield GaugeMetricFamily("leasekit_event_readers", "Who follows /v1/events.", len(engine.feed))
-        yield CounterMetricFamily("leasekit_event_readers_dropped", "Readers too slow to follow.", engine.feed.dropped)
+        yield CounterMetricFamily("leasekit_leases_expired", "Leases that have expired.", engine.expired)
+        yield GaugeMetricFamily("leasekit_event_readers", "Readers of /v1/events.", len(engine.feed))
+        yield CounterMetricFamily(
+            "leasekit_event_readers_dropped",
+            "Readers of /v1/events that were dropped because they were too slow.",
+            engine.feed.dropped,
+        )
 
 
 def _histogram(name: str, description: str, histogram: Histogram) -> Metric:

@@ -1,7 +1,7 @@
-"""The OpenAPI document: routes as Litestar knows them, schemas as msgspec draws them from the wire's classes.
+"""The OpenAPI document: routes from Litestar, schemas that msgspec generates from the classes of `leasekit.wire`.
 
-Both are what the server runs on, so there is nothing here that could be described wrongly. What is written by hand are
-the examples; the tests send them.
+The server runs on the same routes and classes, so the document cannot contradict it. Only the examples are written by
+hand; the tests send them.
 """
 
 from collections.abc import Sequence
@@ -44,19 +44,19 @@ EXAMPLES: dict[str, Any] = {
     },
     "CancelRequest": {"ids": ["report-7"]},
 }
-"""One request of each class, by its name."""
+"""An example of each class of requests, by class name."""
 
 _THEN = [
     {"properties": {"outcome": {"enum": sorted(ENDS)}}},
     {"properties": {"then": {"maxItems": 0}}},
 ]
-"""Which outcomes may have successors: `bounds` checks it, for the types cannot say it."""
+"""The outcomes that may have successors; `validation` checks this rule, which the types cannot express."""
 
 
 def document(routes: Sequence[HTTPRouteHandler], provided: Sequence[str]) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of these routes; `provided` are parameters that do not come from a request."""
+    """Return the OpenAPI 3.1 document of these routes; `provided` names parameters that do not come from a request."""
     schemas = _Schemas()
-    # An application of its own, that serves nothing: the one that serves would add Litestar's pages (and its 404s).
+    # A second application, which serves nothing: in the serving one, Litestar would add its own pages and 404s.
     app = Litestar(
         route_handlers=list(routes),
         request_class=ApiRequest,
@@ -71,19 +71,19 @@ def document(routes: Sequence[HTTPRouteHandler], provided: Sequence[str]) -> dic
             operation_id_creator=lambda handler, _method, _path: handler.handler_name,
         ),
     )
-    drawn = app.openapi_schema.to_schema()
-    drawn["components"] = {"schemas": schemas.components()}
-    for path in drawn["paths"].values():
+    description = app.openapi_schema.to_schema()
+    description["components"] = {"schemas": schemas.components()}
+    for path in description["paths"].values():
         for operation in path.values():
             for parameter in operation.get("parameters", ()):
                 _drop_null(parameter["schema"])
             _drop_litestar_error(operation)
             _drop_schema_of_events(operation)
-    return _portable(drawn)
+    return _portable(description)
 
 
 class _Schemas(OpenAPISchemaPlugin):
-    """Makes every class of the wire a component, and remembers which, for msgspec to draw."""
+    """Makes every class of `leasekit.wire` a component, and collects these classes for msgspec."""
 
     def __init__(self) -> None:
         self._classes: dict[str, type[msgspec.Struct]] = {}
@@ -97,38 +97,38 @@ class _Schemas(OpenAPISchemaPlugin):
         return schema
 
     def components(self) -> dict[str, Any]:
-        """All schemas by name, those of nested classes too."""
-        _, drawn = msgspec.json.schema_components(self._classes.values(), ref_template=_REF)
+        """Return the schemas of the collected classes and the classes nested in them, by name."""
+        _, schemas = msgspec.json.schema_components(self._classes.values(), ref_template=_REF)
         for name, example in EXAMPLES.items():
-            drawn[name]["examples"] = [example]
-        if "SettlementItem" in drawn:
-            drawn["SettlementItem"]["anyOf"] = _THEN
-        if "NewTaskItem" in drawn:
-            drawn["NewTaskItem"]["properties"]["after"]["maxItems"] = 0  # other services have it: `bounds` refuses it
-        return {name: drawn[name] for name in sorted(drawn)}
+            schemas[name]["examples"] = [example]
+        if "SettlementItem" in schemas:
+            schemas["SettlementItem"]["anyOf"] = _THEN
+        if "NewTaskItem" in schemas:
+            schemas["NewTaskItem"]["properties"]["after"]["maxItems"] = 0  # only other services accept `after`
+        return {name: schemas[name] for name in sorted(schemas)}
 
 
-def _portable(drawn: dict[str, Any]) -> dict[str, Any]:
-    r"""The same document, with Python's `\Z` in patterns as JSON Schema's `$`."""
-    return msgspec.json.decode(msgspec.json.encode(drawn).replace(rb"\\Z", b"$"), type=dict[str, Any])
+def _portable(description: dict[str, Any]) -> dict[str, Any]:
+    r"""Return the document with Python's `\Z` in patterns replaced by JSON Schema's `$`."""
+    return msgspec.json.decode(msgspec.json.encode(description).replace(rb"\\Z", b"$"), type=dict[str, Any])
 
 
 def _drop_null(schema: dict[str, Any]) -> None:
-    # `X | None` is how a handler says that a parameter may be absent; none is ever null.
+    # A handler marks an optional parameter by `X | None`; no parameter is ever null.
     for arm in schema.pop("oneOf", ()):
         if arm != {"type": "null"}:
             schema.update(arm)
 
 
 def _drop_litestar_error(operation: dict[str, Any]) -> None:
-    # Litestar adds its own 400 wherever there are parameters; ours are problem documents.
+    # Litestar adds its own 400 to each route with parameters; this server answers with problem documents.
     refusal = operation["responses"].get("400", {"content": {}})
     if "application/json" in refusal["content"]:
         del operation["responses"]["400"]
 
 
 def _drop_schema_of_events(operation: dict[str, Any]) -> None:
-    # It would be read as one of each event: OpenAPI 3.1 has no word for the form of a stream.
+    # The schema would be read as that of each event: OpenAPI 3.1 cannot describe the form of a stream.
     answers = operation["responses"].get("200", {}).get("content", {})
     if "text/event-stream" in answers:
         answers["text/event-stream"] = {}

@@ -1,7 +1,7 @@
-"""Refusals: every one leaves as an RFC 9457 problem document.
+"""Refusals: every refusal is answered with an RFC 9457 problem document.
 
-An error of the client is never a 5xx, and no answer carries a traceback: what is unexpected is logged here, and the
-client is told only that it happened.
+An error of the client is never a 5xx. No answer contains a traceback: an unexpected error is logged here, and the
+client learns only that it happened.
 """
 
 import http
@@ -26,19 +26,19 @@ logger = logging.getLogger("leasekit.server")
 
 
 class Malformed(HTTPException):
-    """The body is not JSON, or did not arrive."""
+    """The request body is not JSON, or did not arrive."""
 
     status_code = 400
 
 
 class TooDeep(HTTPException):
-    """The body is nested deeper than it can be decoded."""
+    """The request body is nested too deeply to be decoded."""
 
     status_code = 400
 
 
 class UnknownTask(NotFoundException):
-    """The route is right, the task is not there."""
+    """The route exists, but no task has this id."""
 
 
 def problem(
@@ -49,7 +49,7 @@ def problem(
     errors: Sequence[ItemError] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response[Problem]:
-    """The answer that says why a request was refused. Without `type`, the status says what the refusal means."""
+    """Return the answer that says why a request is refused. Without `type`, the status decides on the problem type."""
     document = Problem(
         type=type or _type_of(status),
         status=status,
@@ -76,7 +76,7 @@ def _refused(_: Request[Any, Any, Any], error: Refused) -> Response[Problem]:
 
 
 def _throttled(_: Request[Any, Any, Any], error: Throttled) -> Response[Problem]:
-    # Whole seconds, as RFC 9110 has it, and never 0: that would be an invitation.
+    # Whole seconds, as in RFC 9110, and at least 1: a 0 would invite an immediate repeat.
     wait = max(1, math.ceil(error.retry_after or 1))
     return problem(429, str(error), headers={"retry-after": str(wait)})
 
@@ -88,7 +88,7 @@ def _unavailable(_: Request[Any, Any, Any], error: Unavailable) -> Response[Prob
 def _bad_parameters(_: Request[Any, Any, Any], error: ValidationException) -> Response[Problem]:
     entries = error.extra if isinstance(error.extra, list) else []
     errors = [ItemError(detail=shortened(str(e.get("message"))), field=e.get("key")) for e in entries]
-    return problem(422, "a parameter does not fit", errors=errors)
+    return problem(422, "a parameter does not fit: see `errors`", errors=errors)
 
 
 def _http(request: Request[Any, Any, Any], error: HTTPException) -> Response[Problem]:
@@ -105,13 +105,13 @@ _TYPES: Mapping[type[HTTPException], ProblemType] = {
 }
 _PLAIN = {
     404: "there is no such route",
-    405: "this route does not take this method; `allow` lists those that it does",
+    405: "this route does not accept this method: use one that the `allow` header lists",
 }
 
 
 def _unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
     logger.error("%s %s failed", request.scope["method"], request.scope["path"], exc_info=error)
-    return problem(500, "an error of the server; whether the request was applied is unknown, it may be repeated")
+    return problem(500, "an error of the server: whether the request was applied is unknown, and it may be repeated")
 
 
 HANDLERS: dict[int | type[Exception], Callable[[Request[Any, Any, Any], Any], Response[Any]]] = {

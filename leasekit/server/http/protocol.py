@@ -1,7 +1,7 @@
-"""The connection: uvicorn's HTTP/1.1 protocol, with bounds for clients that do not go on.
+"""The connection: uvicorn's HTTP/1.1 protocol, with bounds for clients that stall.
 
-uvicorn waits without end for a head that does not end, and keeps all of it; and for an answer to be read.
-The bound on bodies is in `request`, that on the time that a whole answer takes in `sending`.
+Without these bounds, uvicorn waits forever for the end of a request's head, keeps all of it in memory, and waits
+forever for a client to read an answer. `request` bounds request bodies, and `sending` the time to send an answer.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from leasekit.wire import Problem
 __all__ = ["BoundedProtocol"]
 
 MAX_HEAD = 64 * 1024  # bytes of request line and headers
-HEAD_TIMEOUT = 30.0  # seconds, from the connection or a request's first byte to the end of its head
-STALL_TIMEOUT = 30.0  # seconds that a full buffer of answers may wait to be read
+HEAD_TIMEOUT = 30.0  # seconds from the connection, or from the first byte of a request, to the end of its head
+STALL_TIMEOUT = 30.0  # seconds that a full buffer of answers may stay unread
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection that is closed when a head is too long, or too long on its way, or answers are not read."""
+    """A connection that is closed when a head is too long or too slow, or answers are not read."""
 
     _timer: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
@@ -63,8 +63,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls when it cannot read a request: it has no application to answer it."""
-        self._refuse(400, "Bad Request", "this is not HTTP/1.1")
+        """Answer a request that uvicorn cannot parse, and that no application can answer."""
+        self._refuse(400, "Bad Request", "the request is not valid HTTP/1.1")
 
     def _expect_head(self) -> None:
         self._head_is_over()

@@ -1,7 +1,7 @@
-"""The routes of `/v1`: HTTP on one side, the engine on the other, no decision in between.
+"""The routes of `/v1`: they translate between HTTP and the engine, and decide nothing.
 
-What a request may contain is said by its class in `leasekit.wire` and by `bounds`; a handler's docstring is its
-description in the OpenAPI document.
+The classes in `leasekit.wire` and `leasekit._lifecycle.validation` define what a request may contain. A handler's
+docstring is the description of its route in the OpenAPI document.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,14 +40,14 @@ from leasekit.wire import (
 __all__ = ["OPTIONS", "PROVIDED", "ROUTES", "HealthAnswer", "StatsAnswer", "WorkersAnswer"]
 
 PROVIDED = ("engine", "polls", "metrics", "sending")
-"""Parameters that the application gives to routes (see `create_app`); nothing that a client sends."""
+"""Parameters that the application gives to routes (see `create_app`); clients do not send them."""
 
 _Engine: TypeAlias = NamedDependency[Engine]
 _Polls: TypeAlias = NamedDependency[DisconnectWatch]
 _Metrics: TypeAlias = NamedDependency[Metrics]
 _Sending: TypeAlias = NamedDependency[Sending]
 
-# Litestar takes the bounds of a parameter from its marker, not from the type.
+# Litestar takes the bounds of a parameter from its marker, not from its type.
 _NAME: dict[str, Any] = {key: getattr(get_args(Name)[1], key) for key in ("min_length", "max_length", "pattern")}
 _Filter: TypeAlias = Annotated[str | None, QueryParameter(**_NAME)]
 
@@ -57,19 +57,19 @@ class HealthAnswer(Struct, frozen=True, kw_only=True):
 
 
 class StatsAnswer(Struct, frozen=True, kw_only=True):
-    """How many tasks of each kind are in which status."""
+    """The number of tasks of each kind in each status."""
 
     kinds: dict[str, dict[str, int]]
 
 
 class WorkersAnswer(Struct, frozen=True, kw_only=True):
-    """The workers that hold leases, or have lately been heard of."""
+    """The workers that hold leases or have sent a request recently."""
 
     workers: list[WorkerInfo]
 
 
 def _refusals(reasons: Mapping[int, str]) -> dict[int, ResponseSpec]:
-    """The problem documents that a route may answer with, for the OpenAPI document."""
+    """Describe the problem documents that a route may answer with, for the OpenAPI document."""
     return {
         status: ResponseSpec(Problem, description=reason, media_type=MEDIA_TYPE, generate_examples=False)
         for status, reason in sorted(reasons.items())
@@ -77,17 +77,17 @@ def _refusals(reasons: Mapping[int, str]) -> dict[int, ResponseSpec]:
 
 
 def _text(description: str, media_type: str) -> dict[int, ResponseSpec]:
-    """An answer that is not JSON, for the OpenAPI document."""
+    """Describe an answer that is not JSON, for the OpenAPI document."""
     return {200: ResponseSpec(str, description=description, media_type=media_type, generate_examples=False)}
 
 
-_ALWAYS = {403: "The `Host` header names another host than this one."}
+_ALWAYS = {403: "The `Host` header does not name this machine."}
 _ENGINE = _ALWAYS | {
     429: (
-        "CapacityExceeded: nothing was applied, except where two answers to the same claim are still being sent. "
-        "Ask again after `Retry-After` seconds."
+        "CapacityExceeded: nothing was applied, except if two answers to the same claim are still being sent. "
+        "Repeat the request after `Retry-After` seconds."
     ),
-    503: "The store does not answer: whether the request was applied is unknown. It may be repeated.",
+    503: "The store does not answer: whether the request was applied is unknown, and it may be repeated.",
 }
 _READS = _refusals(_ENGINE | {422: "A parameter does not fit; `errors` names it."})
 _WRITES = _refusals(
@@ -97,29 +97,29 @@ _WRITES = _refusals(
         408: "The body took too long to arrive.",
         413: "The body is too big.",
         415: "The body is not `application/json`.",
-        422: "The body does not fit schema or bounds: nothing was applied. `errors` names items and fields.",
+        422: "The body does not fit the schema or the bounds: nothing was applied. `errors` names items and fields.",
     }
 )
 
 
 @post("/v1/tasks", status_code=200, responses=_WRITES)
 async def schedule(data: JSONBody[ScheduleRequest], engine: _Engine) -> ScheduleAnswer:
-    """Schedule tasks. When this answers they are durable; the same id, or live dedupe key, makes no second task."""
+    """Schedule tasks, which are durable when the answer is sent. An id, or a live dedupe key, makes one task only."""
     return ScheduleAnswer(tasks=await engine.schedule(data.tasks))
 
 
 @get(
     "/v1/tasks/{task_id:str}",
-    responses={**_READS, **_refusals({404: "There is no task of this id."})},
+    responses={**_READS, **_refusals({404: "There is no task with this id."})},
 )
 async def get_task(task_id: Annotated[str, PathParameter(**_NAME)], engine: _Engine) -> TaskInfo:
-    """Everything about one task, and how its runs ended."""
+    """Get everything about one task, and how its runs ended."""
     return await _get(task_id, engine)
 
 
 @get("/v1/tasks/cancel", include_in_schema=False)
 async def get_task_named_cancel(engine: _Engine) -> TaskInfo:
-    """A task may be called *cancel*; without this, that path would only know the POST below."""
+    """Get the task with the id *cancel*: without this route, its path would only accept POST."""
     return await _get("cancel", engine)
 
 
@@ -141,9 +141,9 @@ async def list_tasks(
     cursor: Annotated[str | None, QueryParameter(pattern=r"^[0-9]{1,18}\Z")] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=MAX_BATCH)] = 100,
 ) -> Page:
-    """Tasks that match all that is given, oldest first; `cursor` in the answer is where the next page begins."""
+    """List the tasks that match all given filters, oldest first; the `cursor` of the answer begins the next page."""
     if status is None and "status" in request.query_params:
-        # Litestar takes the word for None: the answer would be all tasks.
+        # Litestar reads the value *null* as None: the answer would be all tasks.
         raise ValidationException(extra=[{"key": "status", "message": "Invalid enum value 'null'"}])
     return await engine.list_tasks(
         kind=kind, status=status, collection=collection, worker=worker, cursor=cursor, limit=limit
@@ -152,7 +152,7 @@ async def list_tasks(
 
 @post("/v1/tasks/cancel", status_code=200, responses=_WRITES)
 async def cancel(data: JSONBody[CancelRequest], engine: _Engine) -> VerdictsAnswer:
-    """Cancel tasks: `cancelled` where one waits, `ordered` where one runs, `gone` where one has ended or is unknown."""
+    """Cancel tasks: `cancelled` if a task waits, `ordered` if it runs, `gone` if it has ended or is unknown."""
     return VerdictsAnswer(verdicts=await engine.cancel(data.ids))
 
 
@@ -160,9 +160,9 @@ async def cancel(data: JSONBody[CancelRequest], engine: _Engine) -> VerdictsAnsw
 async def claim(
     data: JSONBody[ClaimRequest], engine: _Engine, polls: _Polls, sending: _Sending, request: ApiRequest
 ) -> Response[ClaimAnswer]:
-    """Take up to `limit` tasks; wait up to `wait` seconds for the first. Repeat it with the same `claim_id` at will.
+    """Claim up to `limit` tasks; wait up to `wait` seconds for the first. Claims may be repeated by `claim_id`.
 
-    With `limit` 0 it is ended: nothing is granted to it from then on, and the answer has no payloads.
+    A repeat with `limit` 0 ends the claim: nothing is granted to it from then on, and the answer has no payloads.
     """
     key = (data.worker, data.claim_id)
     if data.limit:
@@ -175,25 +175,25 @@ async def claim(
 
 @post("/v1/heartbeats", status_code=200, responses=_WRITES)
 async def heartbeat(data: JSONBody[BeatsRequest], engine: _Engine) -> VerdictsAnswer:
-    """Renew leases. Each has its own verdict, by position: `renewed`, `gone` or `throttled`."""
+    """Renew leases. Each beat has its own verdict, by position: `renewed`, `gone` or `throttled`."""
     return VerdictsAnswer(verdicts=await engine.heartbeat(data.worker, data.beats))
 
 
 @post("/v1/results", status_code=200, responses=_WRITES)
 async def results(data: JSONBody[ResultsRequest], engine: _Engine) -> VerdictsAnswer:
-    """End leases, with what came of them. Each has its own verdict, by position: `settled` or `gone`."""
+    """Settle runs. Each result has its own verdict, by position: `settled`, `gone` or `failed`."""
     return VerdictsAnswer(verdicts=await engine.results(data.worker, data.results))
 
 
 @get("/v1/stats", responses=_refusals(_ENGINE))
 async def stats(engine: _Engine) -> StatsAnswer:
-    """How many tasks of each kind are in which status."""
+    """Count the tasks of each kind in each status."""
     return StatsAnswer(kinds=(await engine.stats()).kinds)
 
 
 @get("/v1/workers", responses=_refusals(_ENGINE))
 async def workers(engine: _Engine) -> WorkersAnswer:
-    """The workers that hold leases, or have lately been heard of."""
+    """List the workers that hold leases or have sent a request recently."""
     return WorkersAnswer(workers=await engine.workers())
 
 
@@ -211,12 +211,12 @@ async def events(
     task: _Filter = None,
     last_event_id: Annotated[str | None, HeaderParameter(name="Last-Event-ID", max_length=128)] = None,
 ) -> Stream:
-    """What happens to tasks and workers, as it happens: Server-Sent Events, of one `kind` or `task` if that is given.
+    """Stream the events of tasks and workers, as Server-Sent Events; `kind` and `task` are filters.
 
-    `event` is `scheduled`, `claimed`, `started`, `settled`, `expired`, `ordered` (to be cancelled) or `cancelled`; of
-    workers `joined` or `left`. `data` is JSON: `event`, `at`, and where there is such, `id`, `kind`, `status` (after
-    it), `worker`, `outcome`. A client that comes back with `Last-Event-ID` gets what it missed meanwhile; `missed`
-    tells that there was more than is kept. One that reads too slowly is dropped. Comments show that all is well.
+    `event` is `scheduled`, `claimed`, `started`, `settled`, `expired`, `ordered` (cancel requested) or `cancelled`; of
+    workers `joined` or `left`. `data` is JSON: `event`, `at`, and if they apply, `id`, `kind`, `status` (after the
+    event), `worker`, `outcome`. A client that reconnects with `Last-Event-ID` gets the events since then, after a
+    `missed` if some are no longer kept. A client that reads too slowly is dropped. Comments show a live stream.
     """
     stream = engine.feed.follow(kind=kind, task=task, after=last_event_id)
     return Stream(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
@@ -227,19 +227,19 @@ async def events(
     responses={**_refusals(_ALWAYS), **_text("The metrics.", "text/plain")},
 )
 async def prometheus(metrics: _Metrics) -> Response[bytes]:
-    """The server's metrics, in the text format of Prometheus."""
+    """Get the server's metrics, in the text format of Prometheus."""
     return Response(await metrics.exposition(), media_type=CONTENT_TYPE, headers={"cache-control": "no-store"})
 
 
 @get("/healthz", responses=_refusals(_ALWAYS))
 async def healthz() -> HealthAnswer:
-    """This process answers."""
+    """Check that this process answers."""
     return HealthAnswer(status="ok")
 
 
 @get("/readyz", responses=_refusals(_ALWAYS | {503: "Not ready; `detail` says why."}))
 async def readyz(engine: _Engine) -> HealthAnswer:
-    """This process can serve: its store answers."""
+    """Check that this process can serve requests: its store answers."""
     reason = await engine.ready()
     if reason is not None:
         raise HTTPException(reason, status_code=503)
@@ -253,7 +253,7 @@ ROUTES: Sequence[HTTPRouteHandler] = (
 
 
 def _options(path: str, methods: set[str]) -> HTTPRouteHandler:
-    # Litestar's own answer knows only the first handler of a path.
+    # Litestar's own answer lists only the methods of the first handler of a path.
     allow = ", ".join(sorted(methods | {"OPTIONS"}))
 
     @route(path, http_method="OPTIONS", status_code=204, include_in_schema=False, sync_to_thread=False)
@@ -269,4 +269,4 @@ for _handler in ROUTES:
         _METHODS.setdefault(_path, set()).update(_handler.http_methods)
 
 OPTIONS: Sequence[HTTPRouteHandler] = [_options(path, methods) for path, methods in _METHODS.items()]
-"""What may be asked of each path. They are registered first: where they are missing, Litestar adds its own."""
+"""The OPTIONS route of each path. These are registered first: for a path without one, Litestar adds its own."""

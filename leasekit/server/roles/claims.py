@@ -1,4 +1,4 @@
-"""Claims: who gets which task. Part of the HSC, in a file of its own."""
+"""Claims: grant due tasks to workers. A part of the heartbeat and status controller (`hsc`), in a file of its own."""
 
 import bisect
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,11 +19,11 @@ from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS
 
 __all__ = ["Answer", "Asked", "claim", "grant_all", "tasks_of"]
 
-_MOST = 5000  # tasks that are granted in one turn: heartbeats must not have to wait longer
+_MOST = 5000  # tasks that are granted in one transaction, which heartbeats may have to wait for
 _ANSWER = 8 * 1024 * 1024
-"""Bytes of users' values in one answer, about: a claim of many big tasks must not exhaust memory, here or there.
+"""Bytes of users' values in one answer, about: many big tasks must not exhaust the memory of the server or a client.
 
-All answers of one turn have about as many, or twice that: heartbeats must not have to wait while more is read.
+All answers of one transaction together have at most about twice as many, because heartbeats wait while values are read.
 """
 
 _ALWAYS_FIT = _ANSWER // (MAX_PAYLOAD + MAX_PROGRESS)
@@ -32,21 +32,26 @@ _NULL = Raw(b"null")
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """A claim that someone waits for."""
+    """A claim whose caller waits for an answer."""
 
-    number: int  # claims are served in the order in which they came
+    number: int
+    """The position in order of arrival, in which claims are served."""
     worker: str
     claim_id: str
     kinds: Sequence[str]
-    limit: int  # 0: it ends the claim, so that nothing is granted to it later
-    arrived_at: float  # by the clock of UnitOfWork.instant
-    is_new: bool = True  # False: it was tried before, and not answered
-    is_gone: bool = False  # whoever waited for it has left: nothing may be granted any more
+    limit: int
+    """The number of tasks; 0 ends the claim, so that nothing is granted to it later."""
+    arrived_at: float
+    """When the claim arrived, by the clock of `UnitOfWork.instant`."""
+    is_new: bool = True
+    """Whether the claim has not been tried before."""
+    is_gone: bool = False
+    """Whether all callers have left: nothing may be granted to the claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a claim: tasks; or `again`, where its turn did not come; or nothing."""
+    """The result of trying a claim: tasks; or `again`, if its turn did not come; or neither, if no task is due."""
 
     claimed: Claimed | None = None
     again: bool = False
@@ -56,20 +61,20 @@ _NOTHING = Answer()
 
 
 def claim(turn: UnitOfWork, asked: Sequence[Asked]) -> list[Answer]:
-    """Hand out tasks that are due: to the first claims first, the most urgent first, then the longest due.
+    """Grant due tasks to claims in order of arrival: the most urgent tasks first, then the longest due.
 
-    What they leave, and what is due next, is told as ready: for those who wait besides.
+    Tasks that are left, and the times when the next ones are due, are noted as ready, for the claims that are parked.
     """
-    answers = _repeated(turn, [one for one in asked if (one.is_new or turn.is_repeated) and not one.is_gone])
-    answers.update(_ended(turn, [one for one in asked if not (one.limit or one.is_gone or id(one) in answers)]))
-    waiting = [one for one in asked if id(one) not in answers]
-    present = sorted((one for one in waiting if not one.is_gone), key=lambda one: one.number)
+    answers = _repeated(turn, [poll for poll in asked if (poll.is_new or turn.is_repeated) and not poll.is_gone])
+    answers.update(_ended(turn, [poll for poll in asked if not (poll.limit or poll.is_gone or id(poll) in answers)]))
+    waiting = [poll for poll in asked if id(poll) not in answers]
+    present = sorted((poll for poll in waiting if not poll.is_gone), key=lambda poll: poll.number)
     if present:
         reap(turn)
         answers.update(_served(turn, present))
     if waiting:
-        _tell_what_is_left(turn, {kind for one in waiting for kind in one.kinds}, tried=len(asked))
-    return [answers.get(id(one), _NOTHING) for one in asked]
+        _tell_what_is_left(turn, {kind for poll in waiting for kind in poll.kinds}, tried=len(asked))
+    return [answers.get(id(poll), _NOTHING) for poll in asked]
 
 
 def _tell_what_is_left(turn: UnitOfWork, kinds: set[str], *, tried: int) -> None:
@@ -83,24 +88,24 @@ def _tell_what_is_left(turn: UnitOfWork, kinds: set[str], *, tried: int) -> None
 # Claims that were answered before -----------------------------------------------------------------------------
 
 
-def _repeated(turn: UnitOfWork, asked: Sequence[Asked]) -> dict[int, Answer]:
-    """Answers to those that were answered before: what of it is still live, with the same tokens and `waited`."""
-    memories = turn.tx.remembered({(one.worker, one.claim_id) for one in asked}) if asked else {}
+def _repeated(turn: UnitOfWork, polls: Sequence[Asked]) -> dict[int, Answer]:
+    """Answer claims that were answered before with the leases that are still live, and the same tokens and `waited`."""
+    memories = turn.tx.remembered({(poll.worker, poll.claim_id) for poll in polls}) if polls else {}
     answers: dict[int, Answer] = {}
     room = _ANSWER
-    for one in asked:
-        memory = memories.get((one.worker, one.claim_id))
+    for poll in polls:
+        memory = memories.get((poll.worker, poll.claim_id))
         if memory is None:
             continue
-        if not one.limit:  # its tasks are to be released only: their values are not even read
-            answers[id(one)] = Answer(Claimed(tasks=_to_release(turn, memory), waited=memory.waited))
+        if not poll.limit:  # the tasks will only be released: their values are not read
+            answers[id(poll)] = Answer(Claimed(tasks=_to_release(turn, memory), waited=memory.waited))
             continue
         if room <= 0:
-            answers[id(one)] = Answer(again=True)
+            answers[id(poll)] = Answer(again=True)
             continue
         tasks = _still_held(turn, memory)
         room -= sum(len(memoryview(value)) for task in tasks for value in (task.payload, task.progress))
-        answers[id(one)] = Answer(Claimed(tasks=tasks, waited=memory.waited))
+        answers[id(poll)] = Answer(Claimed(tasks=tasks, waited=memory.waited))
     return answers
 
 
@@ -131,64 +136,65 @@ def _live(turn: UnitOfWork, memory: ClaimMemory) -> list[Trigger]:
     return [rows[seq] for seq, granted in memory.grants if seq in rows and is_held(rows[seq], granted, turn.instant)]
 
 
-def _ended(turn: UnitOfWork, asked: Sequence[Asked]) -> dict[int, Answer]:
-    """Note that these claims were answered with nothing: so is every later call with their ids."""
-    turn.tx.remember([ClaimMemory(one.worker, one.claim_id, turn.now, 0.0, ()) for one in asked])
-    return {id(one): Answer(Claimed(tasks=[], waited=0.0)) for one in asked}
+def _ended(turn: UnitOfWork, polls: Sequence[Asked]) -> dict[int, Answer]:
+    """Answer these claims without tasks, and remember that: every later call with their ids gets the same answer."""
+    turn.tx.remember([ClaimMemory(poll.worker, poll.claim_id, turn.now, 0.0, ()) for poll in polls])
+    return {id(poll): Answer(Claimed(tasks=[], waited=0.0)) for poll in polls}
 
 
 # Claims that are served now -----------------------------------------------------------------------------------
 
 
-def _served(turn: UnitOfWork, asked: Sequence[Asked]) -> dict[int, Answer]:
-    granted, skipped = _granted(turn, asked)
-    answers = {id(one): Answer(again=True) for one in skipped}
+def _served(turn: UnitOfWork, polls: Sequence[Asked]) -> dict[int, Answer]:
+    granted, skipped = _granted(turn, polls)
+    answers = {id(poll): Answer(again=True) for poll in skipped}
     contents = turn.tx.contents([row.seq for _, rows in granted for row in rows]) if granted else {}
-    granted = [(one, _whole(turn, rows, contents)) for one, rows in granted]
+    granted = [(poll, _whole(turn, rows, contents)) for poll, rows in granted]
     everything = [row for _, rows in granted for row in rows]
     turn.tx.save(everything)
     for row in everything if turn.happened is not None else ():
         turn.tell("claimed", row)
     memories: list[ClaimMemory] = []
-    for one, rows in granted:
-        if not rows:  # all that it was to get is damaged: there may be more behind it
-            answers[id(one)] = Answer(again=True)
+    for poll, rows in granted:
+        if not rows:  # all tasks for this claim are damaged: there may be whole ones behind them
+            answers[id(poll)] = Answer(again=True)
             continue
-        waited = max(0.0, turn.instant - one.arrived_at)
-        answers[id(one)] = Answer(Claimed(tasks=tasks_of(rows, contents), waited=waited))
+        waited = max(0.0, turn.instant - poll.arrived_at)
+        answers[id(poll)] = Answer(Claimed(tasks=tasks_of(rows, contents), waited=waited))
         grants = [(row.seq, row.token or "") for row in rows]
-        memories.append(ClaimMemory(one.worker, one.claim_id, turn.now, waited, grants))
+        memories.append(ClaimMemory(poll.worker, poll.claim_id, turn.now, waited, grants))
     turn.tx.remember(memories)
     return answers
 
 
-def _granted(turn: UnitOfWork, asked: Sequence[Asked]) -> tuple[list[tuple[Asked, list[Trigger]]], Sequence[Asked]]:
-    """Who gets what, and those whose turn does not come in this transaction."""
-    due_tasks = DueTasks(turn, {kind for one in asked for kind in one.kinds}, wanted=sum(one.limit for one in asked))
+def _granted(turn: UnitOfWork, polls: Sequence[Asked]) -> tuple[list[tuple[Asked, list[Trigger]]], Sequence[Asked]]:
+    """Return the claims that get tasks, with these, and the claims whose turn does not come in this transaction."""
+    kinds = {kind for poll in polls for kind in poll.kinds}
+    due_tasks = DueTasks(turn, kinds, wanted=sum(poll.limit for poll in polls))
     granted: list[tuple[Asked, list[Trigger]]] = []
     room, bytes_left, unsized = _MOST, _ANSWER, list[int]()
-    for at, one in enumerate(asked):
+    for position, poll in enumerate(polls):
         if room <= 0 or bytes_left <= 0:
-            return granted, asked[at:]
-        rows = _fitting(turn, due_tasks, due_tasks.take(one.kinds, one.limit))
+            return granted, polls[position:]
+        rows = _fitting(turn, due_tasks, due_tasks.take(poll.kinds, poll.limit))
         room -= len(rows)
         unsized += [row.seq for row in rows]
         if len(unsized) > _ALWAYS_FIT:
             bytes_left -= turn.tx.size(unsized)
             unsized.clear()
         if rows:
-            granted.append((one, grant_all(turn, rows, one.worker)))
+            granted.append((poll, grant_all(turn, rows, poll.worker)))
     return granted, ()
 
 
 def grant_all(turn: UnitOfWork, rows: Sequence[Trigger], worker: str) -> list[Trigger]:
-    """Where these tasks stand once they are granted to a worker. Saves none."""
+    """Return the rows of these tasks after a grant to `worker`; the caller saves them."""
     named = zip(rows, tokens(len(rows), turn.random), strict=True)
     return [grant(row, worker, token, now=turn.instant) for row, token in named]
 
 
 def _fitting(turn: UnitOfWork, due_tasks: DueTasks, rows: list[Trigger]) -> list[Trigger]:
-    """As many of the first as make an answer of bounded size, one at least; the others stay where they were."""
+    """Return the first rows that make an answer of bounded size, at least one; put the others back."""
     if len(rows) <= _ALWAYS_FIT:
         return rows
     seqs = [row.seq for row in rows]
@@ -200,7 +206,7 @@ def _fitting(turn: UnitOfWork, due_tasks: DueTasks, rows: list[Trigger]) -> list
 
 
 def _whole(turn: UnitOfWork, rows: list[Trigger], contents: Mapping[int, Content]) -> list[Trigger]:
-    """Those of these grants that can be handed out; the others are set aside, as if they had not been granted."""
+    """Return the granted rows whose contents are whole; set the others aside, without counting the attempt."""
     faults = {row.seq: fault for row in rows if (fault := content_fault(contents.get(row.seq))) is not None}
     if not faults:
         return rows
@@ -211,7 +217,7 @@ def _whole(turn: UnitOfWork, rows: list[Trigger], contents: Mapping[int, Content
 
 
 def tasks_of(rows: Iterable[Trigger], contents: Mapping[int, Content]) -> list[Task]:
-    """What holders are given of these tasks."""
+    """Return these tasks as their holders get them."""
     return [_task(row, contents[row.seq]) for row in rows]
 
 

@@ -1,6 +1,6 @@
-"""The store consumer: takes back leases that have ended, and keeps the rest through a restart.
+"""The store consumer: expires leases that have ended, and keeps the others through a restart.
 
-The store is the queue, so nothing is carried from one to the other: what is due is claimed where it lies.
+The store is the queue, so the consumer moves no task to another queue: claims read due tasks from the store.
 """
 
 import time
@@ -15,15 +15,15 @@ from leasekit.task import Status
 __all__ = ["REAP_BATCH", "forget", "lapse", "reap", "rebase", "silence"]
 
 REAP_BATCH = 200
-"""Leases that are taken back in one transaction, at most: reaping must not hold up heartbeats."""
+"""Leases that are expired in one transaction, at most: reaping must not delay heartbeats."""
 
-_CLAIM_MEMORY = 86_400.0  # seconds; who repeats a claim later than that cannot trust its leases any more
+_CLAIM_MEMORY = 86_400.0  # seconds; a holder that repeats a claim later can no longer trust its leases
 
 
 def reap(turn: UnitOfWork, *, limit: int = REAP_BATCH) -> int:
-    """Take back leases that have ended, the oldest first; how many there were.
+    """Expire leases that have ended, the oldest first; return their number.
 
-    Whether they have ended is read inside the transaction: a beat that came before is never overruled.
+    The ends are read inside the transaction, so that an earlier beat is never overruled.
     """
     expired = turn.tx.expired(now=turn.instant, limit=limit)
     if expired:
@@ -32,7 +32,7 @@ def reap(turn: UnitOfWork, *, limit: int = REAP_BATCH) -> int:
 
 
 def lapse(turn: UnitOfWork, rows: Sequence[Trigger]) -> list[Trigger]:
-    """Where these tasks stand once their leases have run out; the crash goes into their history. Saves no task."""
+    """Return the rows of these tasks after their leases expired, and add the runs; the caller saves the rows."""
     limits = turn.tx.limits([row.seq for row in rows])
     ended: list[Trigger] = []
     runs: list[Run] = []
@@ -50,23 +50,24 @@ def lapse(turn: UnitOfWork, rows: Sequence[Trigger]) -> list[Trigger]:
 
 
 def silence(row: Trigger, *, now: float, instant: float) -> str:
-    """What is known of a lease that ran out: since when nothing was heard, and from whom.
+    """Describe the silence that ended a lease: since when the server heard nothing, and from which worker.
 
-    `now` and `instant` are one moment, by the clock that people read and by the one that leases end by.
+    `now` and `instant` are the same moment, by the wall clock and by the clock of leases.
     """
     ended_at = instant if row.next_trigger_at is None else row.next_trigger_at
-    # A restart may have moved the end, and a beat does not shorten what the claim granted: nothing was heard since then
-    # all the more. A buffered task may have been beaten for the shorter of the two.
+    # The silence is at least this long: a restart may have moved the end, and a beat does not shorten what the claim
+    # granted. A claimed task that has not begun may have been renewed for the shorter of the two ttls.
     ttl = row.heartbeat_timeout
     if row.status is Status.CLAIMED:
         ttl = min(ttl, row.claim_timeout)
     silent = instant - ended_at + ttl
-    what, more = "nothing was heard from", ""
+    event, detail = "nothing was heard", ""
     if row.status is Status.CLAIMED:
-        more = "; its body had not begun"
+        detail = "; its handler had not begun"
     elif row.run_until is not None and row.run_until <= ended_at:
-        what, more = "no beat was accepted from", f": its max_runtime of {row.max_runtime:g} s was over"
-    return f"{what} worker {row.owner!r} since {_clock(now - silent)}, {silent:.0f} s ago (its ttl is {ttl:g} s){more}"
+        event, detail = "no beat was accepted", f": its max_runtime of {row.max_runtime:g} s was over"
+    since = f"since {_clock(now - silent)}, {silent:.0f} s ago"
+    return f"{event} from worker {row.owner!r} {since} (its ttl is {ttl:g} s){detail}"
 
 
 def _clock(at: float) -> str:
@@ -74,17 +75,17 @@ def _clock(at: float) -> str:
 
 
 def rebase(turn: UnitOfWork, shift: float | None) -> None:
-    """Give every live lease its whole ttl from now: no holder could renew it while the server was away or stood still.
+    """Give every live lease its whole ttl from now: no holder could renew it while the server was away or stalled.
 
-    After a start, ends that an earlier process wrote mean nothing: its clock was another one. Runs that are bounded are
-    not given their time anew: their ends move by `shift`, what this clock shows more than that one; None: unknown.
+    After a start, ends that an earlier process wrote mean nothing, because its clock was another one. The ends of runs
+    with a `max_runtime` move by `shift`, the seconds by which this clock is ahead of the earlier one; None: unknown.
     """
     turn.tx.rebase(now=turn.instant, shift=shift)
 
 
 def forget(turn: UnitOfWork) -> None:
-    """Drop what claims were answered so long ago that nobody can repeat them in earnest."""
-    # By the clock without steps: it is never ahead of the one that they were noted by.
+    """Drop the answers of claims that are too old to be repeated usefully."""
+    # By the clock without steps: it is never ahead of the clock by which the answers were noted.
     turn.tx.forget_claims(before=turn.instant - _CLAIM_MEMORY)
 
 

@@ -1,4 +1,4 @@
-"""The frontend: what those who have work for others ask for. Schedule, cancel, get, list."""
+"""The frontend: schedule, cancel, get and list tasks, for the producers of tasks."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -23,9 +23,9 @@ from leasekit.wire import traceparent
 __all__ = ["cancel", "get", "moment", "page", "schedule"]
 
 _DEFAULT_POLICY = Exponential()
-_LAST_MOMENT = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400  # expressible in every zone
-_HISTORY = 100  # runs that are shown, the latest
-_PAGE_BYTES = 4 * 1024 * 1024  # values in one page of a listing
+_LAST_MOMENT = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400  # can be expressed in every time zone
+_HISTORY = 100  # the latest runs, which are shown
+_PAGE_BYTES = 4 * 1024 * 1024  # bytes of values in one page of a listing
 _PAGE_STEP = 10  # tasks whose values are loaded at once
 _NULL = Raw(b"null")
 
@@ -34,7 +34,7 @@ _NULL = Raw(b"null")
 
 
 def schedule(turn: UnitOfWork, tasks: Sequence[NewTask]) -> list[Scheduled]:
-    """Accept tasks, each once: the same id, or a live dedupe key, makes no second task."""
+    """Accept tasks; an id, or a live dedupe key, makes one task only."""
     intake = _Intake(turn, tasks)
     answers = [intake.take(task) for task in tasks]
     intake.close()
@@ -42,15 +42,15 @@ def schedule(turn: UnitOfWork, tasks: Sequence[NewTask]) -> list[Scheduled]:
 
 
 class _Known(NamedTuple):
-    """What an id stands for already."""
+    """The task that an id already stands for."""
 
     status: Status
     kind: str
-    digest: bytes | None  # of the payload; None: only its dedupe key was asked for
+    digest: bytes | None  # of the payload; None: the task was looked up by its dedupe key only
 
 
 class _Intake:
-    """One batch on its way in: what was there before, and what this batch has added to it."""
+    """A batch of new tasks: the tasks known before, and those that the batch adds."""
 
     def __init__(self, turn: UnitOfWork, tasks: Sequence[NewTask]) -> None:
         self._turn = turn
@@ -148,7 +148,7 @@ def _row(seq: int, task_id: str, task: NewTask, *, at: float) -> Trigger:
 
 
 def _digest(payload: bytes) -> bytes:
-    # The same JSON may be written in more than one way.
+    # Sorted keys: the same JSON may be written in more than one way.
     return blake2b(msgspec.json.encode(msgspec.json.decode(payload), order="sorted"), digest_size=16).digest()
 
 
@@ -156,10 +156,10 @@ def _digest(payload: bytes) -> bytes:
 
 
 def cancel(turn: UnitOfWork, ids: Sequence[str]) -> list[Verdict]:
-    """Cancel: waiting tasks at once, running ones by an order to their holder."""
+    """Cancel tasks: end waiting tasks at once, and request the cancel of running ones from their holders."""
     rows = turn.tx.triggers(set(ids))
     changed: dict[str, Trigger] = {}
-    # Where the lease has ended already there is nobody to give an order to.
+    # A lease that has ended has no holder to request the cancel from.
     over = [row for row in rows.values() if has_lapsed(row, turn.instant)]
     for row in lapse(turn, over):
         rows[row.id] = changed[row.id] = row
@@ -178,7 +178,7 @@ def cancel(turn: UnitOfWork, ids: Sequence[str]) -> list[Verdict]:
 
 
 def _told(row: Trigger) -> Verdict:
-    if row.status is Status.CANCELLED:  # also of a repeat: the second answer equals the first
+    if row.status is Status.CANCELLED:  # also for a repeat: the second answer equals the first
         return Verdict(id=row.id, verdict="cancelled")
     if row.status in LEASED:
         return Verdict(id=row.id, verdict="ordered")
@@ -189,16 +189,16 @@ def _told(row: Trigger) -> Verdict:
 
 
 def get(view: View, task_id: str) -> TaskInfo | None:
-    """Everything about one task."""
+    """Return everything about one task; None if no task has this id."""
     for row in view.triggers([task_id]).values():
         return next(iter(_infos(view, [row], history=True)))
     return None
 
 
 def page(view: View, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
-    """Tasks that match, oldest first, without their history; fewer where their values are big.
+    """List up to `limit` matching tasks, oldest first, without their history; fewer if their values are big.
 
-    Raises `Refused` where the cursor is not one that an earlier page gave.
+    Raises `Refused` if `cursor` is not from an earlier page.
     """
     rows = view.page(wanted, after=_after(cursor), limit=limit + 1)
     shown: list[TaskInfo] = []
@@ -217,15 +217,16 @@ def _after(cursor: str | None) -> int:
         return 0
     if cursor.isascii() and cursor.isdigit() and len(cursor) <= 18:
         return int(cursor)
-    raise Refused("cursor is none that a page gave", errors=[{"field": "cursor", "detail": "is none that a page gave"}])
+    detail = "must be the cursor of an earlier page"
+    raise Refused(f"cursor {detail}", errors=[{"field": "cursor", "detail": detail}])
 
 
 def _infos(view: View, rows: Sequence[Trigger], *, history: bool) -> Iterable[TaskInfo]:
     for start in range(0, len(rows), _PAGE_STEP):
-        some = rows[start : start + _PAGE_STEP]
-        seqs = [row.seq for row in some]
+        step = rows[start : start + _PAGE_STEP]
+        seqs = [row.seq for row in step]
         entities, progress = view.entities(seqs), view.progress(seqs)
-        for row in some:
+        for row in step:
             runs = view.last_runs(row.seq, limit=_HISTORY if history else 1)
             yield _info(row, entities.get(row.seq), progress.get(row.seq), runs, history=history)
 
@@ -252,33 +253,33 @@ def _info(
         result=_raw(last.result if last else None, "result", damage),
         error=_raw(last.error if last else None, "error", damage),
         worker=row.owner or (last.worker if last else None),
-        history=[_history_entry(one, damage) for one in runs] if history else [],
+        history=[_history_entry(run, damage) for run in runs] if history else [],
         reason=row.reason,
     )
     if not damage or info.reason is not None:
         return info
-    return replace(info, reason=f"the store is damaged, and this is left out: {', '.join(dict.fromkeys(damage))}")
+    return replace(info, reason=f"the store is damaged, and these are left out: {', '.join(dict.fromkeys(damage))}")
 
 
-def _history_entry(one: Run, damage: list[str]) -> HistoryEntry:
+def _history_entry(run: Run, damage: list[str]) -> HistoryEntry:
     return HistoryEntry(
-        fence=one.fence,
-        attempt=one.attempt,
-        outcome=one.outcome,
-        at=moment(one.at),
-        worker=one.worker,
-        result=_raw(one.result, "result", damage),
-        error=_raw(one.error, "error", damage),
+        fence=run.fence,
+        attempt=run.attempt,
+        outcome=run.outcome,
+        at=moment(run.at),
+        worker=run.worker,
+        result=_raw(run.result, "result", damage),
+        error=_raw(run.error, "error", damage),
     )
 
 
 def moment(at: float) -> datetime:
-    """A time of the store as a point in time."""
+    """Convert a time of the store into a `datetime` in UTC."""
     return datetime.fromtimestamp(at, UTC)
 
 
 def _raw(value: bytes | None, name: str, damage: list[str]) -> Raw:
-    """A value as it is shown: one that is no JSON is left out, and noted as damage."""
+    """Return a value to be shown; a value that is not JSON is left out, and `name` is added to `damage`."""
     if value is None:
         return _NULL
     if json_fault(value) is not None:

@@ -1,7 +1,7 @@
-"""The heartbeat and status controller: what holders ask for. Heartbeats and results; claims are in `claims`.
+"""The heartbeat and status controller (HSC): renew leases and settle runs. Claims, its third part, are in `claims`.
 
-Every write carries the token of its claim. The token that counts is the last one granted, as long as it was not
-settled: after that, and after another grant, it writes nothing any more.
+Every write carries the token of its claim. Only the token of the last grant is accepted, until the run is settled; an
+older or settled token writes nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from leasekit.task import Beat, NewTask, Settlement, Status, Verdict
 __all__ = ["heartbeat", "results"]
 
 _NULL = b"null"
-_OVER = 0.0  # before any time that a clock may show: no beat is accepted any more
+_OVER = 0.0  # a `run_until` in the past by any clock: no further beat is accepted
 _BOUNDED = frozenset({"retry", "crash"})  # outcomes that count against a limit
 
 
@@ -34,9 +34,9 @@ _BOUNDED = frozenset({"retry", "crash"})  # outcomes that count against a limit
 
 
 def heartbeat(turn: UnitOfWork, beats: Sequence[Beat]) -> list[Verdict]:
-    """Renew leases that are still held; the rest is gone, and says why.
+    """Renew leases that are still held; the verdict *gone* of any other lease says why it ended.
 
-    A lease that has ended is never revived, even where nobody else got the task yet.
+    A lease that has ended is never revived, even if no other worker has the task yet.
     """
     rows = turn.tx.triggers({beat.id for beat in beats})
     batch = _judged(rows, beats, turn.instant)
@@ -52,15 +52,15 @@ def heartbeat(turn: UnitOfWork, beats: Sequence[Beat]) -> list[Verdict]:
 
 @dataclass(slots=True)
 class _Batch:
-    """What a batch of beats comes to, before anything is written."""
+    """The effects of a batch of beats, before anything is written."""
 
     verdicts: list[Verdict] = field(default_factory=list[Verdict])
     renewed: dict[int, Status] = field(default_factory=dict[int, Status])  # by seq
-    begun: list[Trigger] = field(default_factory=list[Trigger])  # bodies have
-    bounded: list[Trigger] = field(default_factory=list[Trigger])  # their `max_runtime` counts from now
+    begun: list[Trigger] = field(default_factory=list[Trigger])  # tasks whose handler has begun
+    bounded: list[Trigger] = field(default_factory=list[Trigger])  # tasks whose `max_runtime` counts from now
     progress: Progress = field(default_factory=Progress)
-    refused: list[int] = field(default_factory=list[int])  # positions; why is yet to be said
-    ended: dict[int, Trigger] = field(default_factory=dict[int, Trigger])  # what their latest holders are told is final
+    refused: list[int] = field(default_factory=list[int])  # positions of beats whose verdicts still lack a reason
+    ended: dict[int, Trigger] = field(default_factory=dict[int, Trigger])  # *gone* is final for their latest holders
 
 
 def _judged(rows: Mapping[str, Trigger], beats: Sequence[Beat], now: float) -> _Batch:
@@ -99,9 +99,9 @@ def _renew(turn: UnitOfWork, batch: _Batch) -> None:
 
 
 def _keep_ended(turn: UnitOfWork, rows: Sequence[Trigger]) -> None:
-    """See to it that what holders are told of these leases stays so.
+    """Make *gone* final for these leases.
 
-    A restart gives all leases more time, maybe before the consumer comes by, and its clock may be behind this one.
+    A restart gives all leases more time, maybe before the consumer expires them, and its clock may be behind this one.
     """
     lapsed = [row for row in rows if has_lapsed(row, turn.instant)]
     over = [row for row in rows if row not in lapsed]
@@ -109,7 +109,7 @@ def _keep_ended(turn: UnitOfWork, rows: Sequence[Trigger]) -> None:
 
 
 class _Past:
-    """How earlier claims of some tasks ended, by their token."""
+    """The ended runs of some tasks, by token."""
 
     def __init__(self, turn: UnitOfWork, seqs: Sequence[int]) -> None:
         runs = turn.tx.runs(set(seqs)) if seqs else []
@@ -141,9 +141,9 @@ class _Past:
 
 
 def results(turn: UnitOfWork, settlements: Sequence[Settlement]) -> list[Verdict]:
-    """End runs. The first result of a token counts, its repeat is told the same, anything else is gone.
+    """End runs: the first result of a token counts, its repeat gets the same verdict, any other result is gone.
 
-    A lease that has ended, but whose task nobody else got, may still be settled: finished work outranks a late beat.
+    A lease that has ended may still be settled if no other worker got the task: finished work outranks a late beat.
     """
     desk = _Desk(turn, settlements)
     verdicts = [desk.settle(settlement) for settlement in settlements]
@@ -152,13 +152,13 @@ def results(turn: UnitOfWork, settlements: Sequence[Settlement]) -> list[Verdict
 
 
 class _Desk:
-    """One batch of results: what they are about, and what will be written."""
+    """A batch of results: the tasks that it concerns, and the rows to be written."""
 
     def __init__(self, turn: UnitOfWork, settlements: Sequence[Settlement]) -> None:
         self._turn = turn
         self._rows = rows = turn.tx.triggers({settlement.id for settlement in settlements})
         bounded: list[int] = []
-        # What was heard of these tasks before matters where a token is stale, or a lease has lapsed meanwhile.
+        # Earlier runs of these tasks matter if a token is stale, or a lease has expired meanwhile.
         heard: list[int] = []
         for settlement in settlements:
             row = rows.get(settlement.id)
@@ -237,7 +237,7 @@ class _Desk:
             self._successors.append(replace(task, id=task_id))
 
     def _revise(self, row: Trigger, token: str) -> tuple[Trigger, str | None]:
-        """Take back that the holder had vanished: it reports after all."""
+        """Undo the crash that was counted when the lease expired: its holder reports after all."""
         self._revised.append((row.seq, row.fence))
         run = self._past.find(row, token)
         return replace(row, crashes=row.crashes - 1), run.worker if run else None
@@ -255,8 +255,8 @@ class _Desk:
 
 def _digest(settlement: Settlement) -> bytes:
     progress = None if settlement.progress is UNSET else [settlement.progress]
-    body = [settlement.outcome, settlement.result, settlement.error, settlement.retry_after, progress, settlement.then]
-    return blake2b(msgspec.json.encode(body), digest_size=16).digest()
+    parts = [settlement.outcome, settlement.result, settlement.error, settlement.retry_after, progress, settlement.then]
+    return blake2b(msgspec.json.encode(parts), digest_size=16).digest()
 
 
 def _value(value: object) -> bytes | None:

@@ -1,11 +1,11 @@
-"""The seam between the server's rules and what keeps the tasks.
+"""The seam between the server's rules and the storage of tasks.
 
-A store is opened by one engine and gives it transactions: batches of plain rows in, batches of plain rows out, no
-rule in between. All methods are synchronous. One thread writes; reading goes beside it, on connections of its own.
+One engine opens a store and gets transactions from it: batches of plain rows in, batches of plain rows out, without
+rules. All methods are synchronous. One thread writes; readers work beside it, on connections of their own.
 
-Two halves make a task: its `Entity` is what it is, written once; its `Trigger` is where it stands, small
-and hot. Times are seconds since the epoch, users' JSON values are bytes. Two clocks tell the time: the store's, which
-follows the wall clock forward, and for the ends of leases one that has no steps (`leasekit.server.clock`).
+A task consists of an `Entity`, its definition, which is written once, and a `Trigger`, its state, which is small and
+changes often. Times are seconds since the epoch, users' JSON values are bytes. Times are by the store's clock, which
+follows the wall clock forward, except for the ends of leases and runs: by a clock without steps (`server.clock`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -37,9 +37,10 @@ __all__ = [
 
 
 class Entity(Struct, frozen=True, gc=False):
-    """What a task is. The order of the fields is that of the table's columns."""
+    """The definition of a task. The fields are in the order of the table's columns."""
 
-    seq: int  # the order in which tasks came in; the store's own key
+    seq: int
+    """The store's own key, which grows in the order in which tasks are accepted."""
     id: str
     kind: str
     collection: str | None
@@ -50,59 +51,66 @@ class Entity(Struct, frozen=True, gc=False):
     max_crashes: int
     max_runtime: float | None
     enqueue_timeout: float
-    retry: bytes | None  # a RetryPolicy as JSON; None: the default
+    retry: bytes | None
+    """A `RetryPolicy` as JSON; None: the default."""
     dedupe_key: str | None
     traceparent: str | None
-    digest: bytes  # of the payload, the same for each way to write the same JSON
-    payload: bytes  # last: SQLite reads through a big value to get at what is behind it
+    digest: bytes
+    """The digest of the payload, which is the same for every way to write the same JSON."""
+    payload: bytes  # the last column: SQLite reads through a big value to reach the columns behind it
 
 
 def shifted(run_until: float | None, shift: float | None) -> float | None:
-    """The end of a run where instants mean `shift` more; None: unknown. An end that is over stays so."""
+    """Return the end of a run moved by `shift` seconds (None: unknown); an end that is already over stays."""
     if run_until is None or run_until <= 0:
         return run_until
     return None if shift is None else run_until + shift
 
 
 class Content(NamedTuple):
-    """What a holder gets with its task."""
+    """The values of a task that its holder gets."""
 
     payload: bytes
     collection: str | None
     traceparent: str | None
-    progress: bytes | None  # what the last holder left
+    progress: bytes | None
+    """The last checkpoint of the last holder."""
 
 
 class Checkpoint(NamedTuple):
-    """What a holder has reported of its progress."""
+    """The progress that a holder has reported."""
 
     value: bytes
-    fence: int  # of its claim …
-    number: int  # … and which of its reports it is
+    fence: int
+    """The fence of the holder's claim."""
+    number: int
+    """The number of the report in its run."""
 
     @property
     def mark(self) -> tuple[int, int]:
-        """Grows with every report on the task."""
+        """The fence and the number, which grow with every report on the task."""
         return self.fence, self.number
 
 
 class Run(Struct, frozen=True, gc=False):
-    """How one claim of a task ended. The order of the fields is that of the table's columns."""
+    """The end of one run of a task. The fields are in the order of the table's columns."""
 
     seq: int
     fence: int
     attempt: int
-    outcome: str  # an Outcome, or *expired*
+    outcome: str
+    """An `Outcome`, or *expired*."""
     at: float
     worker: str | None
     token: str
-    digest: bytes | None  # of the report; None: there was none
+    digest: bytes | None
+    """The digest of the holder's report; None: there was no report."""
     result: bytes | None
     error: bytes | None
 
 
 class Dedupe(NamedTuple):
-    """Which task was the first with a (kind, key), and until when that counts (None: as long as it is kept)."""
+    """The first task with a (kind, key), and the end of its dedupe window (None: as long as the task is kept)."""
 
     kind: str
     key: str
@@ -111,28 +119,29 @@ class Dedupe(NamedTuple):
 
 
 class ClaimMemory(NamedTuple):
-    """What a claim was answered."""
+    """The answer that a claim got."""
 
     worker: str
     claim_id: str
     granted_at: float
     waited: float
-    grants: Sequence[tuple[int, str]]  # (seq, token)
+    grants: Sequence[tuple[int, str]]
+    """The `seq` and the token of each granted task."""
 
 
 class Anchor(NamedTuple):
-    """One moment by two clocks."""
+    """A moment by two clocks, by which a later process translates the instants in the store."""
 
     boot_id: str
-    """Which start of the machine `boot` counts from."""
+    """The id of the start of the machine from which `boot` counts."""
     boot: float
-    """CLOCK_BOOTTIME."""
+    """The moment by CLOCK_BOOTTIME."""
     instant: float
-    """The same moment by the clock of leases, as the process had it that wrote this."""
+    """The moment by the clock of leases in the process that wrote the anchor."""
 
 
 class Lane(NamedTuple):
-    """The waiting tasks of one kind and priority, and when the first of them is due."""
+    """The waiting tasks of one kind and priority, and when the first task is due."""
 
     priority: int
     kind: str
@@ -140,7 +149,7 @@ class Lane(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """What a listing asks for; None: anything."""
+    """The tasks that a listing selects; None selects any."""
 
     kind: str | None = None
     status: Status | None = None
@@ -149,186 +158,186 @@ class Filter(NamedTuple):
 
 
 class Tx(Protocol):
-    """One transaction of the writer. Nothing of it is seen before it ends, or ever, where it fails."""
+    """A transaction of the writer. Readers see its changes only after it has committed."""
 
     def allocate(self, count: int) -> int:
-        """The first of `count` new, consecutive `seq`s, larger than all before."""
+        """Reserve `count` consecutive `seq`s, larger than all before, and return the first."""
         ...
 
     def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger]) -> None:
-        """Keep new tasks."""
+        """Insert new tasks."""
         ...
 
     def triggers(self, ids: Collection[str]) -> dict[str, Trigger]:
-        """Where those of these tasks stand that there are."""
+        """Return the states of the tasks with these ids; unknown ids are left out."""
         ...
 
     def triggers_of(self, seqs: Collection[int]) -> dict[int, Trigger]:
-        """Where these tasks stand."""
+        """Return the states of these tasks."""
         ...
 
     def digests(self, seqs: Collection[int]) -> dict[int, bytes]:
-        """The digests of these tasks' payloads."""
+        """Return the digests of these tasks' payloads."""
         ...
 
     def contents(self, seqs: Collection[int]) -> dict[int, Content]:
-        """What holders get with these tasks."""
+        """Return the values of these tasks that holders get."""
         ...
 
     def size(self, seqs: Collection[int]) -> int:
-        """The bytes of users' values that holders get with these tasks: payloads and progress."""
+        """Return the total bytes of the payloads and the progress of these tasks."""
         ...
 
     def limits(self, seqs: Collection[int]) -> dict[int, Limits]:
-        """How often these tasks may fail."""
+        """Return how often these tasks may fail, and their retry policies."""
         ...
 
     def save(self, triggers: Sequence[Trigger]) -> None:
-        """Keep where these tasks stand now."""
+        """Write the new states of these tasks."""
         ...
 
     def renew(self, seqs: Collection[int], status: Status, *, now: float) -> None:
-        """Put these to `status`, and their ends to `now` plus their own `heartbeat_timeout`, unless they are later."""
+        """Set these tasks to `status`; move the ends of their leases to `now` plus `heartbeat_timeout`, never back."""
         ...
 
     def end(self, seqs: Collection[int], status: Status) -> None:
-        """Put these to `status`, which is an end: nobody holds them, nothing more is due. Counts stay."""
+        """Set these tasks to the final `status`, without holder, token and next trigger time. Counts stay."""
         ...
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
-        """The lanes of these kinds in which something waits, the most urgent first."""
+        """Return the lanes of these kinds in which tasks wait, the most urgent first."""
         ...
 
     def ready(self, lane: Lane, *, now: float, after: tuple[float, int], limit: int) -> list[Trigger]:
-        """The first tasks of a lane that are due, by (next_trigger_at, seq), behind the one given."""
+        """Return up to `limit` due tasks of a lane, sorted by (next_trigger_at, seq), those after `after` only."""
         ...
 
     def expired(self, *, now: float, limit: int) -> list[Trigger]:
-        """Leases that have ended, the oldest first."""
+        """Return up to `limit` tasks whose leases have ended, the oldest end first."""
         ...
 
     def rebase(self, *, now: float, shift: float | None) -> None:
-        """Have every lease end the longer of its two ttls after `now`: no holder can believe in it for longer.
+        """Make every lease end at `now` plus the longer of its two ttls: no holder can trust it for longer.
 
-        The ends are spread over a tenth more, so that they do not come all at once. The ends of runs that are still
-        ahead move by `shift`; None: they are dropped, and set anew by the next beat.
+        The ends are spread over a tenth more, so that not all leases end at once. The ends of runs that are not over
+        move by `shift`; None: these ends are dropped, and set anew by the next beat.
         """
         ...
 
     def anchor(self) -> Anchor | None:
-        """The last anchor; None: there is none, or it cannot be read."""
+        """Return the last anchor; None if there is none, or it cannot be read."""
         ...
 
     def set_anchor(self, anchor: Anchor) -> None:
-        """Keep this anchor, if the transaction changes anything else."""
+        """Write this anchor if the transaction changes anything else."""
         ...
 
     def progress_marks(self, seqs: Collection[int]) -> dict[int, tuple[int, int]]:
-        """The fence and the number of the checkpoints of those of these tasks that have one."""
+        """Return the fence and the number of the checkpoints of these tasks; tasks without one are left out."""
         ...
 
     def set_progress(self, values: Mapping[int, Checkpoint]) -> None:
-        """Keep the latest checkpoints."""
+        """Replace the checkpoints of these tasks."""
         ...
 
     def add_runs(self, runs: Sequence[Run]) -> None:
-        """Keep how runs ended."""
+        """Insert ended runs."""
         ...
 
     def forget_runs(self, keys: Sequence[tuple[int, int]]) -> None:
-        """Drop the runs of these (seq, fence): a lease that had expired was reported after all."""
+        """Delete the runs with these (seq, fence): their expired leases were settled after all."""
         ...
 
     def runs(self, seqs: Collection[int]) -> list[Run]:
-        """The runs of these tasks, without their values."""
+        """Return the runs of these tasks, without results and errors."""
         ...
 
     def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:
-        """The first tasks of those of these (kind, key) that there are."""
+        """Return the first tasks with these (kind, key); unknown keys are left out."""
         ...
 
     def set_dedupes(self, dedupes: Sequence[Dedupe]) -> None:
-        """Keep who is the first now."""
+        """Insert or replace the first tasks of their (kind, key)."""
         ...
 
     def remembered(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], ClaimMemory]:
-        """What those of these claims (worker, claim_id) were answered that were."""
+        """Return the answers of these claims (worker, claim_id); claims without an answer are left out."""
         ...
 
     def remember(self, claims: Sequence[ClaimMemory]) -> None:
-        """Keep what claims were answered."""
+        """Insert the answers of claims."""
         ...
 
     def forget_claims(self, *, before: float) -> None:
-        """Drop what was answered before then."""
+        """Delete the answers of claims from before this time."""
         ...
 
     def latest(self) -> float:
-        """When a task last came in, or was claimed or put back, as far as that is remembered; or zero."""
+        """Return the latest known time at which a task was accepted, claimed or put back; zero if there is none."""
         ...
 
     def touch(self) -> None:
-        """Write something that changes nothing: fails where the store cannot be written."""
+        """Write without a change of data, which fails if the store cannot be written."""
         ...
 
 
 class View(Protocol):
-    """One consistent look at the store, beside the writer."""
+    """A consistent snapshot of the store, which the writer does not wait for."""
 
     def triggers(self, ids: Collection[str]) -> dict[str, Trigger]:
-        """Where those of these tasks stand that there are."""
+        """Return the states of the tasks with these ids; unknown ids are left out."""
         ...
 
     def entities(self, seqs: Collection[int]) -> dict[int, Entity]:
-        """What these tasks are."""
+        """Return the definitions of these tasks."""
         ...
 
     def progress(self, seqs: Collection[int]) -> dict[int, bytes]:
-        """The latest checkpoints of those of these tasks that have one."""
+        """Return the latest checkpoints of these tasks; tasks without one are left out."""
         ...
 
     def last_runs(self, seq: int, *, limit: int) -> list[Run]:
-        """The latest runs of a task with their values, the oldest of them first."""
+        """Return the latest `limit` runs of a task with results and errors, the oldest first."""
         ...
 
     def page(self, wanted: Filter, *, after: int, limit: int) -> list[Trigger]:
-        """The first tasks that came in after the `seq` given and match, in that order."""
+        """Return the first `limit` matching tasks whose `seq` is greater than `after`, sorted by `seq`."""
         ...
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """How many tasks of each kind are in which status."""
+        """Count the tasks of each kind in each status."""
         ...
 
     def holders(self) -> dict[str, int]:
-        """How many leases each worker holds."""
+        """Count the leases that each worker holds."""
         ...
 
 
 class Store(Protocol):
-    """What keeps the tasks of one engine."""
+    """The storage of one engine's tasks."""
 
     url: str | None = None
-    """The URL that names this store in every working directory; None: this process alone has it."""
+    """The URL of this store, valid in any working directory; None: the store exists in this process only."""
 
     def open(self) -> None:
-        """Make it ready, in the thread that will write. Raises `StoreLocked` where another engine has it open."""
+        """Open the store, in the thread that will write. Raises `StoreLocked` if another engine has it open."""
         ...
 
     def transaction(self) -> AbstractContextManager[Tx]:
-        """A transaction that is durable when the block ends, and undone where it raises.
+        """Begin a transaction that is durable when the block ends, and undone if the block raises.
 
-        Raises `Unavailable` where the store does not do its part.
+        Raises `Unavailable` if the store fails.
         """
         ...
 
     def view(self) -> AbstractContextManager[View]:
-        """A look at the store; from any thread, and without held up the writer."""
+        """Open a snapshot of the store, from any thread, without delaying the writer."""
         ...
 
     def cramped(self) -> str | None:
-        """Why no new task should be taken, so that what is held can go on; None: there is room."""
+        """Return why no new tasks should be accepted, so that existing tasks can go on; None: there is room."""
         return None
 
     def close(self) -> None:
-        """Let go of it, in the thread that wrote."""
+        """Close the store, in the thread that wrote."""
         ...

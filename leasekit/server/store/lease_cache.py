@@ -1,8 +1,8 @@
-"""Where the leases stand that were granted: what the writer has written last, it need not read.
+"""A cache of leased tasks' states, so that the writer need not read rows that it has written last.
 
-Rule 1: nobody else writes; the store is locked against a second server.
-Rule 2: when a transaction does not end well, everything is forgotten: what it wrote may not be there.
-Rule 3: what is not known here is read. Nothing depends on what is.
+Rule 1: there is no other writer; the store is locked against a second server.
+Rule 2: when a transaction fails, the cache is cleared: the rows that the transaction wrote may not be in the store.
+Rule 3: rows that are not in the cache are read from the store, so the results do not depend on the cache.
 """
 
 from collections.abc import Collection, Iterable
@@ -17,7 +17,7 @@ _MOST = 100_000  # leases, about 0.6 KB each
 
 
 class LeaseCache:
-    """The rows of leases, by task. It belongs to the writer."""
+    """The rows of leased tasks; used by the writer only."""
 
     def __init__(self, *, most: int = _MOST) -> None:
         self._most = most
@@ -25,12 +25,12 @@ class LeaseCache:
         self._seqs: dict[str, int] = {}
 
     def find(self, ids: Iterable[str]) -> dict[str, Trigger]:
-        """Where those of these tasks stand that are known."""
+        """Return the cached states of the tasks with these ids."""
         rows, seqs = self._rows, self._seqs
         return {task_id: rows[seqs[task_id]] for task_id in ids if task_id in seqs}
 
     def keep(self, rows: Collection[Trigger]) -> None:
-        """Remember where these tasks stand, as far as they are leased."""
+        """Cache the states of leased tasks, and drop the others."""
         if len(self._rows) + len(rows) > self._most:
             self.clear()
         for row in rows:
@@ -41,20 +41,20 @@ class LeaseCache:
                 self._seqs[row.id] = row.seq
 
     def renew(self, seqs: Iterable[int], status: Status, *, now: float) -> None:
-        """What `Tx.renew` does to its rows."""
+        """Renew cached rows as `Tx.renew` renews those of the store."""
         for seq in seqs:
             row = self._rows.get(seq)
             if row is not None:
                 self._rows[seq] = renewed(row, status, now=now)
 
     def drop(self, seqs: Iterable[int]) -> None:
-        """Forget these."""
+        """Drop these tasks from the cache."""
         for seq in seqs:
             row = self._rows.pop(seq, None)
             if row is not None:
                 del self._seqs[row.id]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all tasks from the cache."""
         self._rows.clear()
         self._seqs.clear()

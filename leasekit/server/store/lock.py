@@ -1,12 +1,12 @@
-"""One engine for one store, and no other file in the place of the store: locks, and what is known of it beside it.
+"""Locks: keep a store to one engine, and detect another file in its place by the note in `<store>.id`.
 
-Rule 1: the lock on the store's own inode keeps out a server that comes by another path. Every descriptor of the file
+Rule 1: the lock on the store's own inode keeps out a server that opens it by another path. Every descriptor of the file
 stays open as long as SQLite may have the file open in this process: closing one would drop SQLite's own locks (POSIX
 locks belong to the process). So a second engine of this process is refused before it opens the file.
-Rule 2: the lock on the file beside it, `<store>.id`, keeps out a server that finds another file under the same path.
-Rule 3: `<store>.id` never knows of more transactions than are synced in the store.
-Rule 4: each start has a name. The store has that of the last start that wrote to it; `<store>.id` has the same, and
-that of the start which may write next, noted before. A copy that was served elsewhere has the name of another start.
+Rule 2: the lock on `<store>.id`, beside the store, keeps out a server that finds another file under the same path.
+Rule 3: `<store>.id` never counts more transactions than are synced in the store.
+Rule 4: each start has a name. The store contains the name of the last start that wrote to it; `<store>.id` contains it
+too, and in advance that of the start that may write next. A copy that was served elsewhere contains another name.
 
 The kernel drops both locks when the process dies, however it dies.
 """
@@ -26,15 +26,17 @@ __all__ = ["FileLock", "Identity"]
 
 
 class Identity(NamedTuple):
-    """Which store it is, how many transactions have changed it, and in which start the last of them was."""
+    """The identity of a store, and the point in its history that it has reached."""
 
     id: str
     commits: int
-    start: str | None  # None: it was written to by an earlier version only
+    """The number of transactions that have changed the store."""
+    start: str | None
+    """The start in which the last of these was written; None: only an earlier version has written to the store."""
 
 
 class FileLock:
-    """The locks of one store, and the identity that was noted beside it. `path` is without symbolic links."""
+    """The locks of one store, and the identity in `<store>.id`. `path` must not contain symbolic links."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -42,15 +44,15 @@ class FileLock:
         self._descriptors: list[int] = []
         self._inode: tuple[int, int] | None = None
         self._noted: Identity | None = None
-        self._next: str | None = None  # the start that may write next; None: an earlier version has noted none
-        self._is_cut = False  # a note that was made and is empty
+        self._next: str | None = None  # the start that may write next; None: noted by an earlier version
+        self._is_cut = False  # `<store>.id` exists and is empty
         _locks.add(self)
 
     def acquire(self) -> None:
-        """Take both locks; make the file where there was none.
+        """Take both locks; create the file if it does not exist.
 
-        Raises `StoreLocked` where another engine has the store open, in this process or another, `StoreDamaged` where
-        the file is missing or empty and was not, `ConfigError` where it has more than one name, and `OSError`.
+        Raises `StoreLocked` if another engine has the store open, in any process, `StoreDamaged` if the file was there
+        before and is missing or empty now, `ConfigError` if it has more than one name, and `OSError`.
         """
         is_new = not self._beside.exists()
         beside = self._lock(self._beside)
@@ -61,11 +63,11 @@ class FileLock:
         inode = _inode(os.fstat(self._lock(self._path)))
         _open_here.add(inode)
         self._inode = inode
-        if not self._is_cut:  # which `check` has still to see
+        if not self._is_cut:  # else `check` must still judge the empty note
             self._write(os.getpid())
 
     def check(self, found: Identity | None) -> None:
-        """Raise `StoreDamaged` where the store is not, or no longer, what was noted beside it."""
+        """Raise `StoreDamaged` if the store differs from the note in `<store>.id`; `found` is its identity."""
         noted, name = self._noted, self._path.name
         if self._is_cut and found is not None and found.commits:
             raise self._damaged()
@@ -73,36 +75,36 @@ class FileLock:
             return
         if found is None or found.id != noted.id:
             raise StoreDamaged(
-                f"{name!r} is another store than the one that {self._beside.name} belongs to: put that one back; "
-                f"if this one is meant, delete {self._beside.name}"
+                f"{name!r} is another store than the one that {self._beside.name} belongs to: put that one back, or "
+                f"delete {self._beside.name} to use this one"
             )
         if found.commits < noted.commits:
             raise StoreDamaged(
                 f"the store {name!r} has lost its last {noted.commits - found.commits} transactions: its write-ahead "
-                f"log {name}-wal is missing, or an older copy is in its place. Put the log back beside it; to go on "
-                f"without what is lost, as with a backup, delete {self._beside.name}"
+                f"log {name}-wal is missing, or an older copy is in its place. Put the log back beside it; to continue "
+                f"without the lost transactions, as with a backup, delete {self._beside.name}"
             )
         if self._next is not None and found.start not in (noted.start, self._next):
             raise StoreDamaged(
-                f"in the place of the store {name!r} is a copy of it that was served elsewhere: put the one back that "
-                f"was served here; if the copy is meant, delete {self._beside.name}"
+                f"the file {name!r} is a copy of the store that was served elsewhere: put back the store that was "
+                f"served here, or delete {self._beside.name} to use the copy"
             )
 
     def begin(self, identity: Identity, start: str) -> None:
-        """Note what is synced in the store now, and that this start may write to it. Raises `OSError`."""
+        """Note the synced identity of the store, and that this start may write to it. Raises `OSError`."""
         self._noted, self._next = identity, start
         self._write(os.getpid())
         os.fsync(self._descriptors[0])
         _sync_directory(self._path.parent)
 
     def note(self, identity: Identity) -> None:
-        """Note what is synced in the store now. No error: then less is known, which is safe."""
+        """Note the synced identity of the store. Errors are ignored: an older note is safe."""
         self._noted = identity
         with contextlib.suppress(OSError):
             self._write(os.getpid())
 
     def release(self) -> None:
-        """Give the locks up. Call it once SQLite has closed the store."""
+        """Release both locks; call this method after SQLite has closed the store."""
         _open_here.discard(self._inode)
         self._inode = None
         while self._descriptors:
@@ -118,7 +120,7 @@ class FileLock:
 
     def _damaged(self) -> StoreDamaged:
         return StoreDamaged(
-            f"{self._beside.name} is damaged, and nobody can tell whether {self._path.name!r} is the store that was "
+            f"{self._beside.name} is damaged, so it is unknown whether {self._path.name!r} is the store that was "
             f"served here last: if it is, delete {self._beside.name}; if not, put that store back first"
         )
 
@@ -142,15 +144,15 @@ class FileLock:
             status = None
         if self._noted is not None and (status is None or not status.st_size):
             raise StoreDamaged(
-                f"the store {self._path.name!r} is empty or missing, and {self._beside.name} says that it was not: put "
-                f"it back, or a backup, and delete {self._beside.name}; to begin with an empty store, only delete that"
+                f"the store {self._path.name!r} is empty or missing, but was not before: put it back, or put a backup "
+                f"back and delete {self._beside.name}; to begin with an empty store, delete {self._beside.name}"
             )
         if status is None:
             return
         if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
             raise ConfigError(
                 f"the store {str(self._path)!r} has {status.st_nlink} names (hard links), and SQLite would keep a "
-                "write-ahead log for each: remove the others"
+                "write-ahead log for each name: remove the others"
             )
         if _inode(status) in _open_here:
             raise self._locked()
@@ -162,26 +164,26 @@ class FileLock:
             holder = []
         return StoreLocked(
             f"another server has the store {self._path.name!r} open (process {holder[0] if holder else 'unknown'}): "
-            "stop it, or let this one connect to it over HTTP"
+            "stop that server, or connect to it over HTTP"
         )
 
     def _write(self, holder: int) -> None:
-        # Of one length, in one call: no reader and no crash finds half of it.
+        # Of constant length, in one call: no reader and no crash can find half a note.
         store, commits, start = self._noted or Identity("-", 0, None)
         line = f"{store:<32} {commits:>20} {start or '-':<32} {self._next or '-':<32} {holder:>10}\n"
         os.pwrite(self._descriptors[0], line.encode(), 0)
 
 
-# Those of earlier versions know of no starts.
+# Notes of earlier versions contain no starts.
 _NOTE = re.compile(rb"([0-9a-f]{32}|-) +(\d+) +(?:([0-9a-f]{32}|-) +([0-9a-f]{32}|-) +)?\d+\n")
 
 
 def _parsed(line: bytes) -> tuple[Identity | None, str | None] | None:
-    """The store that is noted, and the start that may write to it next; None: the note is damaged."""
-    found = _NOTE.match(line)
-    if found is None:
+    """Parse a note into the store and the start that may write to it next; None: the note is damaged."""
+    note = _NOTE.match(line)
+    if note is None:
         return None
-    store, commits, start, following = (None if field in (None, b"-") else field.decode() for field in found.groups())
+    store, commits, start, following = (None if field in (None, b"-") else field.decode() for field in note.groups())
     return (None if store is None else Identity(store, int(commits or 0), start)), following
 
 
@@ -197,7 +199,7 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-_open_here: set[tuple[int, int] | None] = set()  # inodes of the stores that engines of this process have open
+_open_here: set[tuple[int, int] | None] = set()  # inodes of the stores that this process has open
 _locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 

@@ -1,4 +1,4 @@
-"""A store in memory: of `memory://`, tests and simulations. It keeps to the protocol, and is gone with its process."""
+"""A store in memory, for `memory://`, tests and simulations; its tasks end with the process."""
 
 import bisect
 import threading
@@ -37,18 +37,18 @@ _V = TypeVar("_V")
 
 
 class MemoryStore(Store):
-    """Tasks in the memory of one process; they outlive the engine that opened them, not the process."""
+    """Tasks in the memory of one process; they outlive the engine that opened the store."""
 
     def __init__(self) -> None:
         self._tables = _Tables()
         self._lock = threading.Lock()
 
     def open(self) -> None:
-        """Nothing is needed."""
+        """Do nothing: the store is always open."""
 
     @contextmanager
     def transaction(self) -> Generator[Tx]:
-        """A transaction; readers wait for its end."""
+        """Begin a transaction; readers wait for its end."""
         with self._lock:
             tx = _MemoryTx(self._tables)
             try:
@@ -59,12 +59,12 @@ class MemoryStore(Store):
 
     @contextmanager
     def view(self) -> Generator[View]:
-        """A look at the store; the writer waits for its end."""
+        """Open a snapshot; the writer waits for its end."""
         with self._lock:
             yield _MemoryView(self._tables)
 
     def close(self) -> None:
-        """Keep everything: the same store may be opened again."""
+        """Keep all tasks, so that the store can be opened again."""
 
 
 class _Tables:
@@ -73,17 +73,17 @@ class _Tables:
         self.seqs: dict[str, int] = {}
         self.entities: dict[int, Entity] = {}
         self.triggers: dict[int, Trigger] = {}
-        # Next trigger times, sorted: what a claim or the reaper looks for is found without a look at all tasks.
+        # Sorted by next trigger time, so that claims and the reaper find their tasks without a scan of all tasks.
         self.leases: list[_Due] = []
-        self.lanes: dict[str, dict[int, list[_Due]]] = {}  # kind → priority → what waits
+        self.lanes: dict[str, dict[int, list[_Due]]] = {}  # kind → priority → waiting tasks
         self.progress: dict[int, Checkpoint] = {}
         self.runs: dict[int, dict[int, Run]] = {}
         self.dedupes: dict[tuple[str, str], Dedupe] = {}
         self.claims: dict[tuple[str, str], ClaimMemory] = {}
-        self.anchors: dict[None, Anchor] = {}  # one, or none yet
+        self.anchors: dict[None, Anchor] = {}  # at most one
 
     def place(self, row: Trigger) -> Callable[[], object]:
-        """Keep where a task stands; gives what undoes it."""
+        """Write the state of a task, and return a function that undoes the change."""
         before = self.triggers.get(row.seq)
         if before is not None:
             self._unlist(before)
@@ -121,14 +121,14 @@ class _MemoryView(View):
         return _chosen(self._tables.entities, seqs)
 
     def progress(self, seqs: Collection[int]) -> dict[int, bytes]:
-        return {seq: one.value for seq, one in _chosen(self._tables.progress, seqs).items()}
+        return {seq: checkpoint.value for seq, checkpoint in _chosen(self._tables.progress, seqs).items()}
 
     def last_runs(self, seq: int, *, limit: int) -> list[Run]:
         runs = self._tables.runs.get(seq, {})
         return [runs[fence] for fence in sorted(runs)][-limit:]
 
     def page(self, wanted: Filter, *, after: int, limit: int) -> list[Trigger]:
-        found = (
+        matching = (
             row
             for seq, row in self._tables.triggers.items()
             if seq > after
@@ -137,21 +137,21 @@ class _MemoryView(View):
             and wanted.worker in (None, row.owner)
             and wanted.collection in (None, self._tables.entities[seq].collection)
         )
-        return [row for row, _ in zip(found, range(limit), strict=False)]
+        return [row for row, _ in zip(matching, range(limit), strict=False)]
 
     def counts(self) -> dict[str, dict[str, int]]:
-        found: dict[str, dict[str, int]] = {}
+        counts: dict[str, dict[str, int]] = {}
         for row in self._tables.triggers.values():
-            of_kind = found.setdefault(row.kind, {})
+            of_kind = counts.setdefault(row.kind, {})
             of_kind[row.status.value] = of_kind.get(row.status.value, 0) + 1
-        return found
+        return counts
 
     def holders(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for row in self._leased():
             if row.owner is not None:
-                found[row.owner] = found.get(row.owner, 0) + 1
-        return found
+                counts[row.owner] = counts.get(row.owner, 0) + 1
+        return counts
 
     def _leased(self) -> list[Trigger]:
         return [self._tables.triggers[seq] for _, seq in self._tables.leases]
@@ -163,8 +163,8 @@ class _MemoryTx(_MemoryView, Tx):
         self._undo: list[Callable[[], Any]] = []
 
     def undo(self) -> None:
-        for one in reversed(self._undo):
-            one()
+        for undo in reversed(self._undo):
+            undo()
 
     def allocate(self, count: int) -> int:
         first = self._tables.last_seq + 1
@@ -193,7 +193,7 @@ class _MemoryTx(_MemoryView, Tx):
         }
 
     def size(self, seqs: Collection[int]) -> int:
-        return sum(len(one.payload) + len(one.progress or b"") for one in self.contents(seqs).values())
+        return sum(len(c.payload) + len(c.progress or b"") for c in self.contents(seqs).values())
 
     def limits(self, seqs: Collection[int]) -> dict[int, Limits]:
         return {seq: Limits(e.max_attempts, e.max_crashes, e.retry) for seq, e in self.entities(seqs).items()}
@@ -244,18 +244,18 @@ class _MemoryTx(_MemoryView, Tx):
         self._put(self._tables.anchors, None, anchor)
 
     def progress_marks(self, seqs: Collection[int]) -> dict[int, tuple[int, int]]:
-        return {seq: one.mark for seq, one in _chosen(self._tables.progress, seqs).items()}
+        return {seq: checkpoint.mark for seq, checkpoint in _chosen(self._tables.progress, seqs).items()}
 
     def set_progress(self, values: Mapping[int, Checkpoint]) -> None:
-        for seq, value in values.items():
-            self._put(self._tables.progress, seq, value)
+        for seq, checkpoint in values.items():
+            self._put(self._tables.progress, seq, checkpoint)
 
     def add_runs(self, runs: Sequence[Run]) -> None:
-        for one in runs:
-            of_task = self._tables.runs.setdefault(one.seq, {})
-            if one.fence in of_task:
-                raise ValueError(f"there is a run {one.fence} of task {one.seq} already")
-            self._put(of_task, one.fence, one)
+        for run in runs:
+            of_task = self._tables.runs.setdefault(run.seq, {})
+            if run.fence in of_task:
+                raise ValueError(f"there is a run {run.fence} of task {run.seq} already")
+            self._put(of_task, run.fence, run)
 
     def forget_runs(self, keys: Sequence[tuple[int, int]]) -> None:
         for seq, fence in keys:
@@ -263,29 +263,29 @@ class _MemoryTx(_MemoryView, Tx):
 
     def runs(self, seqs: Collection[int]) -> list[Run]:
         of_tasks = _chosen(self._tables.runs, seqs).values()
-        return [replace(one, result=None, error=None) for of_task in of_tasks for one in of_task.values()]
+        return [replace(run, result=None, error=None) for of_task in of_tasks for run in of_task.values()]
 
     def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:
         return _chosen(self._tables.dedupes, keys)
 
     def set_dedupes(self, dedupes: Sequence[Dedupe]) -> None:
-        for one in dedupes:
-            self._put(self._tables.dedupes, one[:2], one)
+        for first in dedupes:
+            self._put(self._tables.dedupes, first[:2], first)
 
     def remembered(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], ClaimMemory]:
         return _chosen(self._tables.claims, keys)
 
     def remember(self, claims: Sequence[ClaimMemory]) -> None:
-        for one in claims:
-            self._put(self._tables.claims, one[:2], one)
+        for memory in claims:
+            self._put(self._tables.claims, memory[:2], memory)
 
     def forget_claims(self, *, before: float) -> None:
-        for key in [key for key, one in self._tables.claims.items() if one.granted_at < before]:
+        for key in [key for key, memory in self._tables.claims.items() if memory.granted_at < before]:
             self._drop(self._tables.claims, key)
 
     def latest(self) -> float:
         last = next(reversed(self._tables.entities.values()), None)
-        granted_at = max((one.granted_at for one in self._tables.claims.values()), default=0.0)
+        granted_at = max((memory.granted_at for memory in self._tables.claims.values()), default=0.0)
         waiting = (seq for lanes in self._tables.lanes.values() for lane in lanes.values() for _, seq in lane)
         put_back = (run.at for seq in waiting for run in self._tables.runs.get(seq, {}).values())
         return max(granted_at, 0.0 if last is None else last.created_at, max(put_back, default=0.0))

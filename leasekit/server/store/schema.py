@@ -1,7 +1,7 @@
-"""The tables, as SQLAlchemy knows them. `migrations/` makes them; a test compares the two.
+"""The tables of an SQL store, for SQLAlchemy. `migrations/` creates them; a test compares the two.
 
-`task` is written once and `trigger` is small and hot. What waits and what is leased are two indexes over the same
-next trigger time, each over its own rows only: ended tasks are in neither.
+`task` is written once; `trigger` is small and changes often. Two partial indexes order `trigger` by next trigger time,
+one for waiting tasks and one for leased tasks; ended tasks are in neither.
 """
 
 from sqlalchemy import (
@@ -31,16 +31,16 @@ metadata = MetaData(
     }
 )
 
-# On SQLite only INTEGER is the row's own key; elsewhere it is too small.
+# SQLite uses only an INTEGER as the row's own key; in other databases INTEGER is too small.
 _Serial = BigInteger().with_variant(Integer, "sqlite")
 
 store = Table(
     "store",
     metadata,
-    Column("id", Text, primary_key=True),  # one row: which store this is
-    Column("commits", BigInteger, nullable=False),  # transactions that have changed it
-    Column("start", Text),  # of the server, in which the last of them was
-    Column("anchor", Text),  # JSON: by which clocks the last of them was written
+    Column("id", Text, primary_key=True),  # the identity of the store; the table has one row
+    Column("commits", BigInteger, nullable=False),  # transactions that have changed the store
+    Column("start", Text),  # the start of the server that has written the last transaction
+    Column("anchor", Text),  # an `Anchor` as JSON: the clocks of the last transaction
 )
 
 task = Table(
@@ -61,7 +61,7 @@ task = Table(
     Column("dedupe_key", Text),
     Column("traceparent", Text),
     Column("digest", LargeBinary, nullable=False),
-    # Last: SQLite reads through a big value to get at what is behind it.
+    # The last column: SQLite reads through a big value to reach the columns behind it.
     Column("payload", LargeBinary, nullable=False),
 )
 
@@ -69,7 +69,7 @@ trigger = Table(
     "trigger",
     metadata,
     Column("seq", _Serial, ForeignKey(task.c.seq), primary_key=True, autoincrement=False),
-    Column("id", Text, nullable=False),  # as in `task`, so that the hot path need not join
+    Column("id", Text, nullable=False),  # a copy of the column in `task`, so that the hot path needs no join
     Column("kind", Text, nullable=False),
     Column("priority", Integer, nullable=False),
     Column("claim_timeout", Double, nullable=False),
@@ -90,12 +90,12 @@ trigger = Table(
 
 
 def is_waiting() -> ColumnElement[bool]:
-    """Rows of the index of what waits."""
+    """Return the condition of the index of waiting tasks."""
     return and_(trigger.c.owner.is_(None), trigger.c.next_trigger_at.is_not(None))
 
 
 def is_leased() -> ColumnElement[bool]:
-    """Rows of the index of what is leased."""
+    """Return the condition of the index of leased tasks."""
     return trigger.c.owner.is_not(None)
 
 

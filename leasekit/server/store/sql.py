@@ -1,8 +1,8 @@
-"""A store in an SQL database, through SQLAlchemy Core. Here: opening, connections, transactions; for SQLite.
+"""A store in an SQLite file, through SQLAlchemy Core: opening, connections and transactions.
 
 One connection does all writes and all checkpoints: SQLite before 3.51.3 can corrupt its write-ahead log otherwise.
-Readers have connections of their own, which never write and are closed first, so that none of them is the last one
-and checkpoints.
+Readers have connections of their own, which never write. These are closed first, because the last connection that is
+closed checkpoints.
 """
 
 import logging
@@ -33,27 +33,27 @@ __all__ = ["CHECK", "SqlStore"]
 logger = logging.getLogger("leasekit.server")
 
 CHECK = 10.0
-"""Seconds that the check of a store may take, unless said otherwise; 100,000 tasks take 0.05."""
+"""Seconds that the check of a store may take by default; 100,000 tasks take 0.05."""
 
-_BUSY = 5000  # milliseconds; only a stranger with a shell on the file could make anyone wait
+_BUSY = 5000  # milliseconds; only another program that has opened the file can cause a wait
 _WRITER = (
-    "page_size = 8192",  # counts for a new file only: rows come in batches, and fill pages
+    "page_size = 8192",  # effective for a new file only: rows are written in batches, which fill pages
     "journal_mode = WAL",
     "synchronous = FULL",  # an acknowledged write is on the disk
     "foreign_keys = ON",
     f"busy_timeout = {_BUSY}",
-    "cache_size = -65536",  # KiB: the hot tables stay in memory
+    "cache_size = -65536",  # KiB (negative: not pages): the tables that change often stay in memory
 )
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _OURS = (
     *(IntegrityError, DataError, ProgrammingError),
     *(sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError),
 )
-_LOOK_EVERY = 10_000  # steps of the check, between two looks at the time
+_LOOK_EVERY = 10_000  # SQLite instructions of the check between two readings of the clock
 _RESERVE = 64 * 2**20
-"""Bytes on the disk that new tasks leave to those that are there: in a full one not even a beat can be written.
+"""Free bytes on the disk that are kept for existing tasks: on a full disk not even a beat can be written.
 
-The write-ahead log takes 8 MiB, to empty it the file may have to grow by as much, and it is looked at each second.
+The write-ahead log takes 8 MiB, a checkpoint may make the file grow by as much, and the disk is checked each second.
 """
 _READER = ("query_only = ON", f"busy_timeout = {_BUSY}")
 
@@ -61,17 +61,16 @@ _READER = ("query_only = ON", f"busy_timeout = {_BUSY}")
 class SqlStore(Store):
     """Tasks in one SQLite file.
 
-    Opening it checks whether the file is whole, for up to `check` seconds; 0: not at all.
-
-    Raises `ConfigError` where its directory does not exist.
+    `open` checks the file for damage, for up to `check` seconds; 0: no check. Raises `ConfigError` if the directory of
+    the file does not exist.
     """
 
     def __init__(self, path: Path, *, check: float = CHECK) -> None:
-        # Without symbolic links: what stands beside the file has one place, and the log one name.
+        # Without symbolic links: then `<store>.id` has one place, and the write-ahead log one name.
         self._path = path = Path(os.path.realpath(path))
         self.url = f"sqlite:///{path}"
         if not path.parent.is_dir():
-            raise ConfigError(f"the directory of the store {str(path)!r} does not exist: make it, or give another")
+            raise ConfigError(f"the directory of the store {str(path)!r} does not exist: create it, or use another")
         self._check = check
         self._lock = FileLock(path)
         self._identity = Identity("", 0, None)
@@ -83,24 +82,24 @@ class SqlStore(Store):
         self._held = LeaseCache()
 
     def open(self) -> None:
-        """Lock the file, check that it is whole and the same as before, migrate its schema: in the writer's thread.
+        """Lock the file, check that it is whole and the same as before, and migrate its schema, in the writer's thread.
 
-        Raises `StoreLocked`, `StoreDamaged`, and `ConfigError` where there is no such file to be had.
+        Raises `StoreLocked`, `StoreDamaged`, and `ConfigError` if the file cannot be opened.
         """
         try:
-            # Makes the file too, so that nobody else can read it; the -wal and -shm files get the same mode.
+            # Also creates the file, readable by its owner only; the -wal and -shm files get the same mode.
             self._lock.acquire()
             with self._connected() as connection:
                 self._look_for_damage(connection)
-                found = _identity(connection)
-                self._lock.check(found)
+                identity = _identity(connection)
+                self._lock.check(identity)
                 with connection.begin():
                     _migrate(connection)
-                self._identity = found or _identified(connection)
+                self._identity = identity or _identified(connection)
                 self._start = uuid.uuid4().hex
                 self._lock.begin(self._identity, self._start)
-            # A first reader, which stays: where the writer's connection fails as the only one, it takes the log along,
-            # and on a full disk nobody could make another, not even to read.
+            # A first reader, which stays connected: if the writer's connection were the only one and failed, SQLite
+            # would delete the log with it, and on a full disk no new log could be made, not even to read.
             with self.view() as view:
                 view.triggers(())
         except Unavailable as error:
@@ -110,40 +109,44 @@ class SqlStore(Store):
             raise
         except OSError as error:
             self.close()
-            raise ConfigError(f"the store {str(self._path)!r} cannot be opened: {error.strerror}") from error
+            raise ConfigError(
+                f"the store {str(self._path)!r} cannot be opened: {error.strerror}; check its path and permissions"
+            ) from error
         except CommandError as error:
             self.close()
-            raise ConfigError(f"the store {str(self._path)!r} is of another version of leasekit: {error}") from error
+            raise ConfigError(
+                f"the store {str(self._path)!r} is of another version of leasekit ({error}): use that version"
+            ) from error
         except BaseException:
             self.close()
             raise
 
     def _look_for_damage(self, connection: Connection) -> None:
-        """Raise `StoreDamaged` where the file is not whole: what is built on it would only lose more."""
+        """Raise `StoreDamaged` if the file is damaged: further writes would only lose more data."""
         driver = _driver(connection)
         until = time.monotonic() + self._check
         driver.set_progress_handler(lambda: time.monotonic() > until, _LOOK_EVERY)
         try:
-            (found,) = driver.execute("PRAGMA quick_check(1)").fetchone() if self._check else ("ok",)
+            (damage,) = driver.execute("PRAGMA quick_check(1)").fetchone() if self._check else ("ok",)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
                 raise
-            logger.warning("the store was found whole as far as it could be checked in %g s", self._check)
+            logger.warning("the check of the store stopped after %g s, and has found no damage so far", self._check)
             return
         finally:
             driver.set_progress_handler(None, 0)
-        if found != "ok":
-            raise self._damaged(found.splitlines()[-1])
+        if damage != "ok":
+            raise self._damaged(damage.splitlines()[-1])
 
-    def _damaged(self, what: str) -> StoreDamaged:
+    def _damaged(self, damage: str) -> StoreDamaged:
         return StoreDamaged(
-            f"the store {str(self._path)!r} is damaged ({what}): put a backup in its place, or "
+            f"the store {str(self._path)!r} is damaged ({damage}): put a backup in its place, or "
             f"save what can be read of it with the sqlite3 shell: sqlite3 {self._path.name} .recover | sqlite3 new.db"
         )
 
     @contextmanager
     def transaction(self) -> Generator[Tx]:
-        """A transaction that is on the disk when the block ends."""
+        """Begin a transaction that is on the disk when the block ends."""
         identity: Identity | None = None
         try:
             with self._connected() as connection:
@@ -160,12 +163,12 @@ class SqlStore(Store):
                     self._identity = identity
                     self._lock.note(identity)
         except BaseException:
-            self._held.clear()  # what this transaction wrote is undone, or nobody knows
+            self._held.clear()  # the writes are undone, or their result is unknown
             raise
 
     @contextmanager
     def view(self) -> Generator[View]:
-        """A look at the store, on a connection of its own."""
+        """Open a snapshot of the store, on a connection of its own."""
         try:
             with self._reading.connect() as connection, connection.begin():
                 yield SqlView(connection)
@@ -173,21 +176,20 @@ class SqlStore(Store):
             raise Unavailable(f"the store could not be read: {_cause(error)}") from error
 
     def cramped(self) -> str | None:
-        """Why no new task should be taken; None: there is room on the disk."""
         try:
             disk = os.statvfs(self._path)
         except OSError as error:
-            return f"the disk of the store cannot be looked at: {error.strerror}"
+            return f"the disk of the store cannot be checked for free space: {error.strerror}"
         free = disk.f_bavail * disk.f_frsize
-        if free >= _RESERVE or not disk.f_blocks:  # some file systems do not tell
+        if free >= _RESERVE or not disk.f_blocks:  # some file systems do not report their size
             return None
         return (
-            f"the disk of the store is almost full ({free / 2**20:.0f} MiB left, {_RESERVE >> 20} are kept for the "
-            "tasks that are there): make room, no restart is needed"
+            f"the disk of the store is almost full ({free / 2**20:.0f} MiB left, {_RESERVE >> 20} are kept for "
+            "existing tasks): make room, no restart is needed"
         )
 
     def close(self) -> None:
-        """Close the readers, then the writer, then give up the lock."""
+        """Close the readers, then the writer, then release the lock."""
         self._reading.dispose()
         self._disconnect()
         self._writing.dispose()
@@ -202,11 +204,11 @@ class SqlStore(Store):
                 self._connection = self._writing.connect()
             yield self._connection
         except _OURS:
-            raise  # somebody's values, or a mistake of ours; the store is well
-        except (DBAPIError, sqlite3.Error) as error:  # from SQLAlchemy, or as the driver says it: `statements`
-            # After a failed write nothing is known about this connection: the next transaction opens a new one.
+            raise  # bad values, or a bug of leasekit; the store itself is fine
+        except (DBAPIError, sqlite3.Error) as error:  # from SQLAlchemy, or from the driver itself (`statements`)
+            # After a failed write the state of this connection is unknown: the next transaction opens a new one.
             self._disconnect()
-            raise Unavailable(f"the store did not take it: {_cause(error)}") from error
+            raise Unavailable(f"the store failed: {_cause(error)}") from error
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -217,11 +219,11 @@ class SqlStore(Store):
 
 def _engine(path: Path, pragmas: tuple[str, ...], begin: str, *, pool: type[NullPool] | type[QueuePool]) -> Engine:
     url = URL.create("sqlite", database=str(path))
-    # Its errors are logged, and must not tell what tasks hold.
+    # Errors are logged, and must not contain the values of tasks.
     engine = create_engine(url, poolclass=pool, connect_args={"check_same_thread": False}, hide_parameters=True)
 
     def connected(connection: DBAPIConnection, _record: object) -> None:
-        # The driver's own idea of transactions begins them too late, and never IMMEDIATE.
+        # The driver itself would begin transactions too late, and never IMMEDIATE.
         connection.isolation_level = None
         cursor = connection.cursor()
         for pragma in pragmas:
@@ -243,18 +245,18 @@ def _driver(connection: Connection) -> sqlite3.Connection:
 
 
 def _identity(connection: Connection) -> Identity | None:
-    """Which store this is; None: it is not yet one."""
+    """Return the identity of the store; None if the store has none yet."""
     driver = _driver(connection)
     if not driver.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'store'").fetchone():
         return None
-    # It may be one of before the last migrations.
+    # The file may be older than the last migrations.
     is_new = driver.execute("SELECT 1 FROM pragma_table_info('store') WHERE name = 'start'").fetchone()
     row = driver.execute(f"SELECT id, commits, {'start' if is_new else 'NULL'} FROM store").fetchone()  # noqa: S608
-    return Identity(*row) if row else None  # killed before it was made one
+    return Identity(*row) if row else None  # the process was killed before it wrote one
 
 
 def _identified(connection: Connection) -> Identity:
-    """Make a new store one of its own; it and its schema are synced to the file itself."""
+    """Give a new store an identity, and sync both the identity and the schema to the file itself."""
     identity = Identity(uuid.uuid4().hex, 0, None)
     with connection.begin():
         sql.ADD_STORE.each(connection, [(*identity, None)])
@@ -268,7 +270,7 @@ def _cause(error: BaseException | None) -> object:
 
 def _is_damage(error: BaseException | None) -> bool:
     cause = _cause(error)
-    # The lower byte is the kind, the others say more of it.
+    # The lower byte is the kind of the error, the others are details.
     return isinstance(cause, sqlite3.Error) and getattr(cause, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
 
 

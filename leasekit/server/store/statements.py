@@ -1,8 +1,8 @@
 """Every statement that a transaction runs, in SQLAlchemy Core, compiled once.
 
-They run on the driver's own cursor, and rows are plain tuples, so that both cost what the driver costs; errors are the
-driver's too. What SQL does not say alike everywhere is in `_listed` and `_is_one_pair_of` alone: a list of values as
-one parameter.
+Statements run on the driver's own cursor, and rows are plain tuples, so that both cost no more than the driver does;
+errors are the driver's too. Only `_listed` and `_is_one_pair_of`, which pass a list of values as one parameter, depend
+on the SQL dialect.
 """
 
 import sqlite3
@@ -47,8 +47,8 @@ __all__ = ["DIALECT", "Insert", "Statement"]
 
 DIALECT = sqlite.dialect()
 
-_SPREAD = 100  # steps over which leases are spread that get a new end at once
-_TOGETHER = 50  # rows; every SQLite takes 999 values in one statement, the widest table has 18 columns
+_SPREAD = 100  # steps over which the new ends of leases are spread
+_TOGETHER = 50  # rows: every SQLite takes 999 values in one statement, and the widest table has 18 columns
 
 
 class Statement:
@@ -58,39 +58,39 @@ class Statement:
         compiled = cast("SQLCompiler", statement.compile(dialect=DIALECT))
         self.sql = str(compiled)
         self.names = tuple(compiled.positiontup or ())
-        self._values = compiled.params  # those that are written in the statement itself; None for the others
+        self._values = compiled.params  # values written in the statement itself; None for the others
 
     def __call__(self, connection: Connection, **values: Any) -> DBAPICursor:
-        """Run it, with values by name."""
+        """Run the statement, with values by name."""
         cursor = _cursor(connection)
         cursor.execute(self.sql, self.bound(values))
         return cursor
 
     def bound(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What the driver is to be given for these values."""
+        """Return the parameters for the driver, in its order."""
         values = {**self._values, **values}
         return tuple([values[name] for name in self.names])
 
     def rows(self, connection: Connection, **values: Any) -> list[tuple[Any, ...]]:
-        """Run it, and all that it finds."""
+        """Run the statement and return all rows."""
         try:
             return cast("list[tuple[Any, ...]]", self(connection, **values).fetchall())
         except sqlite3.OperationalError as error:
             driver = connection.connection.driver_connection
             if "UTF-8" not in str(error) or driver is None or driver.text_factory is _text:
                 raise
-            # A text is damaged, and must not fail its neighbours. This costs more: it is so from the first one on.
+            # A damaged text must not fail the other rows. This factory costs more: it is used once there is damage.
             driver.text_factory = _text
             return self.rows(connection, **values)
 
     def each(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Run it for each tuple of values, in the order in which the statement names them."""
+        """Run the statement for each tuple of values, which are in the order of its parameters."""
         if rows:
             _cursor(connection).executemany(self.sql, rows)
 
 
 class Insert(Statement):
-    """An insert of rows that cost less together: one statement for each `_TOGETHER` of them."""
+    """An insert that writes `_TOGETHER` rows by one statement, which costs less."""
 
     def __init__(self, table: Table) -> None:
         super().__init__(insert(table))
@@ -113,17 +113,17 @@ def _text(raw: bytes) -> str | bytes:
 
 
 def _cursor(connection: Connection) -> DBAPICursor:
-    # The driver's own: SQLAlchemy's result would cost more than most of these statements.
+    # The driver's own cursor: SQLAlchemy's result would cost more than most of these statements.
     return connection.connection.cursor()
 
 
 def _listed(name: str) -> TableValuedAlias:
-    """The values of a JSON list, as rows. This is SQLite's way to say it."""
+    """Return the values of a JSON list as rows, by a function of SQLite."""
     return func.json_each(bindparam(name, type_=Text)).table_valued(column("value"), name=name)
 
 
-def _is_one_of(what: ColumnElement[Any], name: str) -> ColumnElement[bool]:
-    return what.in_(select(_listed(name).c.value))
+def _is_one_of(value: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+    return value.in_(select(_listed(name).c.value))
 
 
 def _is_one_pair_of(first: ColumnElement[Any], second: ColumnElement[Any], name: str) -> ColumnElement[bool]:
@@ -139,8 +139,8 @@ _DUE = trigger.c.next_trigger_at
 _NOW = bindparam("now", type_=Double)
 _MOST = bindparam("most", type_=Integer)
 
-# Its id as it was asked for, and not as a damaged row has it.
-_TRIGGER = [task.c.id if one.name == "id" else one for one in trigger.c]
+# The id of `task`, by which rows are selected: the copy in `trigger` may be damaged.
+_TRIGGER = [task.c.id if field.name == "id" else field for field in trigger.c]
 BY_ID = Statement(
     select(*_TRIGGER).select_from(trigger).join(task, task.c.seq == trigger.c.seq).where(_is_one_of(task.c.id, "ids"))
 )
@@ -162,7 +162,7 @@ LIMITS = Statement(
 )
 PROGRESS = Statement(select(progress).where(_is_one_of(progress.c.seq, "seqs")))
 RUNS = Statement(
-    select(*(null() if one.name in ("result", "error") else one for one in run.c)).where(_is_one_of(run.c.seq, "seqs"))
+    select(*(null() if c.name in ("result", "error") else c for c in run.c)).where(_is_one_of(run.c.seq, "seqs"))
 )
 LAST_RUNS = Statement(select(run).where(run.c.seq == bindparam("seq")).order_by(run.c.fence.desc()).limit(_MOST))
 REMEMBERED = Statement(select(claim).where(_is_one_pair_of(claim.c.worker, claim.c.claim_id, "pairs")))
@@ -214,8 +214,8 @@ LANES = Statement(_lanes())
 # Changing -----------------------------------------------------------------------------------------------------
 
 
-def _later(one: ColumnElement[float], other: ColumnElement[float]) -> ColumnElement[float]:
-    return case((one > other, one), else_=other)
+def _later(first: ColumnElement[float], second: ColumnElement[float]) -> ColumnElement[float]:
+    return case((first > second, first), else_=second)
 
 
 _OF_SEQ = bindparam("of_seq", type_=Integer)
@@ -272,7 +272,7 @@ TOUCH = Statement(text("UPDATE alembic_version SET version_num = version_num"))
 def _rebase() -> Update:
     ttl = _later(trigger.c.claim_timeout, trigger.c.heartbeat_timeout)
     until = _NOW + ttl * (1 + (trigger.c.seq % _SPREAD) / (10.0 * _SPREAD))
-    # An end that is over stays so; without a shift the others are dropped.
+    # An end that is over stays; without a shift (NULL) the other ends become NULL.
     run_until = case((trigger.c.run_until <= 0, trigger.c.run_until), else_=trigger.c.run_until + _SHIFT)
     return update(trigger).where(is_leased()).values(next_trigger_at=until, run_until=run_until)
 

@@ -94,7 +94,7 @@ def test_the_check_ends_when_its_time_is_over_and_the_store_is_opened(
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="leasekit.server"):
         for _ in opened(SqlStore(path, check=1e-9)):
-            assert "as far as it could be checked" in caplog.text
+            assert "has found no damage so far" in caplog.text
 
 
 def test_no_time_for_it_is_no_check(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -73,8 +73,8 @@ def test_nothing_is_acknowledged_and_the_next_connection_gets_through(tmp_path: 
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
-        "the store did not take it: disk I/O error",
-        "the store did not take it: disk I/O error",
+        "the store failed: disk I/O error",
+        "the store failed: disk I/O error",
         "['before']",
         "['after', 'before']",
     ]

@@ -220,7 +220,7 @@ def test_a_writer_that_failed_goes_on_with_a_new_connection(store: SqlStore, pat
         stranger.execute("BEGIN IMMEDIATE")
         with store._connected() as connection:
             connection.connection.driver_connection.execute("PRAGMA busy_timeout = 1")  # type: ignore[union-attr]
-        with pytest.raises(Unavailable, match="did not take it: database is locked"):
+        with pytest.raises(Unavailable, match="the store failed: database is locked"):
             put(store, 2)
         stranger.execute("ROLLBACK")
     stranger.close()

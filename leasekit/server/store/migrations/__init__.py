@@ -1,1 +1,1 @@
-"""How a store's tables came to be, step by step. Opening a store takes the steps that are missing."""
+"""Migrations of a store's tables. Opening a store runs the migrations that it lacks."""

@@ -1,4 +1,4 @@
-"""Alembic runs this for every command; the store hands in the connection that it already has."""
+"""The environment that Alembic runs for every command, on the store's own connection."""
 
 from alembic import context
 
@@ -8,6 +8,6 @@ context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=metadata,
     transactional_ddl=True,
-    render_as_batch=True,  # SQLite cannot alter most of a table in place
+    render_as_batch=True,  # SQLite can alter little of a table in place
 )
 context.run_migrations()

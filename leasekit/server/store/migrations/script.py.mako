@@ -10,5 +10,5 @@ depends_on = ${repr(depends_on)}
 
 
 def upgrade() -> None:
-    """Take this step."""
+    """Run this migration."""
     ${upgrades if upgrades else "pass"}

@@ -1,4 +1,4 @@
-"""First tables."""
+"""Create the first tables."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,7 +13,7 @@ _SECONDS = sa.Double[float]()
 
 
 def upgrade() -> None:
-    """Take this step."""
+    """Run this migration."""
     serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
     op.create_table(
         "store",

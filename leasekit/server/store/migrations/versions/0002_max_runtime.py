@@ -1,4 +1,4 @@
-"""How long a run may last, beside where its task stands."""
+"""Add `max_runtime` and the end of a run to `trigger`."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Take this step."""
+    """Run this migration."""
     op.add_column("trigger", sa.Column("max_runtime", sa.Double[float]()))
     op.add_column("trigger", sa.Column("run_until", sa.Double[float]()))
     op.execute("UPDATE trigger SET max_runtime = (SELECT max_runtime FROM task WHERE task.seq = trigger.seq)")

@@ -1,6 +1,6 @@
-"""In which start, and by which clocks, a store was last written to.
+"""Add the start and the clocks (`anchor`) of the last transaction to `store`.
 
-Without an anchor, runs that are bounded count anew.
+Without an anchor, the `max_runtime` of a run counts anew.
 """
 
 import sqlalchemy as sa
@@ -13,6 +13,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Take this step."""
+    """Run this migration."""
     op.add_column("store", sa.Column("start", sa.Text()))
     op.add_column("store", sa.Column("anchor", sa.Text()))

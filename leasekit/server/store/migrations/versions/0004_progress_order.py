@@ -1,4 +1,4 @@
-"""Which of two checkpoints of a claim is the later."""
+"""Add the order of checkpoints (`fence`, `number`) to `progress`."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,6 +10,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Take this step."""
+    """Run this migration."""
     op.add_column("progress", sa.Column("fence", sa.BigInteger()))
     op.add_column("progress", sa.Column("number", sa.BigInteger()))

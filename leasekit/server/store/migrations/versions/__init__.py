@@ -1,1 +1,1 @@
-"""The steps, each a file that is never changed once it was released."""
+"""The migrations, one file each; a released migration must not change."""

@@ -34,7 +34,7 @@ RIDDLE = re.compile(r"\b(?:nobody|somebody|someone|anybody|everybody|whoever|who
 READ = (
     "leasekit/_core", "leasekit/_driver", "leasekit/_worker", "leasekit/cli", "leasekit/named.py", "leasekit/idle.py",
     "leasekit/ids.py", "leasekit/claiming.py", "leasekit/hooks.py", "leasekit/telemetry.py", "leasekit/config.py",
-    "leasekit/wire.py", "leasekit/registry.py", "leasekit/worker.py", "adapters", "docs",
+    "leasekit/wire.py", "leasekit/registry.py", "leasekit/worker.py", "leasekit/server", "adapters", "docs",
 )  # fmt: skip
 """Where each docstring has been read; the rest follows."""
 

@@ -132,7 +132,7 @@ class GroupCommit:
             raise
 
     async def stop(self) -> None:
-        """Write what was accepted, close the store, end the thread."""
+        """Write the accepted requests, close the store, and end the thread."""
         with self._wake:
             self._is_open = False
             self._wake.notify()
@@ -241,7 +241,7 @@ class GroupCommit:
         except Unavailable as error:
             groups = [[job for job in jobs if job.rank is rank] for rank in dict.fromkeys(job.rank for job in jobs)]
             failure: Exception = error
-        except Exception as error:  # noqa: BLE001  each request is told its own
+        except Exception as error:  # noqa: BLE001  each request gets its own error below
             groups = [[job] for job in jobs]
             failure = error
         if len(groups) == 1:

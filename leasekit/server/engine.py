@@ -291,10 +291,10 @@ class Engine:
         size = sum(map(_work_of_settlement, settlements))
         return await self._write(_RELEASE if gives_back else _RESULTS, settlements, size=size)
 
-    def _attempt(self, asked: claims.Asked, done: Done) -> None:
-        if asked.limit:
+    def _attempt(self, request: claims.Asked, done: Done) -> None:
+        if request.limit:
             self.check_room()
-        self._commit.submit(_CLAIM, asked, size=1 + len(asked.kinds) // _KINDS, done=done)
+        self._commit.submit(_CLAIM, request, size=1 + len(request.kinds) // _KINDS, done=done)
 
     async def _read(self, look: Callable[[View], _T]) -> _T:
         if self._consumer is None:

@@ -47,7 +47,7 @@ def _number(poll: _Poll) -> int:
 
 
 class LongPolls:
-    """The claims of one engine, from arrival to answer. `attempt(asked, done)` makes the writer try a claim."""
+    """The claims of one engine, from arrival to answer. `attempt(request, done)` makes the writer try a claim."""
 
     def __init__(self, attempt: Callable[[Asked, Done], None], clock: StoreClock) -> None:
         self._attempt = attempt
@@ -82,8 +82,8 @@ class LongPolls:
             poll = None
         if poll is None:
             self._count += 1
-            asked = Asked(self._count, worker, claim_id, tuple(dict.fromkeys(kinds)), limit, self._clock.instant())
-            poll = self._begin(asked, 0.0 if self._has_ended or not limit else wait)
+            request = Asked(self._count, worker, claim_id, tuple(dict.fromkeys(kinds)), limit, self._clock.instant())
+            poll = self._begin(request, 0.0 if self._has_ended or not limit else wait)
         else:
             self._wait_no_longer(poll, wait)
         poll.callers += 1
@@ -129,12 +129,12 @@ class LongPolls:
         for poll in list(self._polls.values()):
             self._give_up(poll)
 
-    def _begin(self, asked: Asked, wait: float) -> _Poll:
+    def _begin(self, request: Asked, wait: float) -> _Poll:
         if wait > 0 and len(self._polls) >= _MOST:
             raise Throttled(f"{_MOST} claims wait already", retry_after=_PAUSE)
         loop = asyncio.get_running_loop()
-        poll = _Poll(asked, loop.create_future(), has_time=wait > 0)
-        self._attempt(asked, lambda answer: self._tried(poll, answer))
+        poll = _Poll(request, loop.create_future(), has_time=wait > 0)
+        self._attempt(request, lambda answer: self._tried(poll, answer))
         self._polls[poll.key] = poll
         if poll.has_time:
             poll.timeout = loop.call_later(wait, self._time_is_up, poll)

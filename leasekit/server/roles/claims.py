@@ -60,21 +60,21 @@ class Answer:
 _NOTHING = Answer()
 
 
-def claim(turn: UnitOfWork, asked: Sequence[Asked]) -> list[Answer]:
+def claim(turn: UnitOfWork, requests: Sequence[Asked]) -> list[Answer]:
     """Grant due tasks to claims in order of arrival: the most urgent tasks first, then the longest due.
 
     Tasks that are left, and the times when the next ones are due, are noted as ready, for the claims that are parked.
     """
-    answers = _repeated(turn, [poll for poll in asked if (poll.is_new or turn.is_repeated) and not poll.is_gone])
-    answers.update(_ended(turn, [poll for poll in asked if not (poll.limit or poll.is_gone or id(poll) in answers)]))
-    waiting = [poll for poll in asked if id(poll) not in answers]
-    present = sorted((poll for poll in waiting if not poll.is_gone), key=lambda poll: poll.number)
+    answers = _repeated(turn, [item for item in requests if (item.is_new or turn.is_repeated) and not item.is_gone])
+    answers.update(_ended(turn, [item for item in requests if not (item.limit or item.is_gone or id(item) in answers)]))
+    waiting = [item for item in requests if id(item) not in answers]
+    present = sorted((item for item in waiting if not item.is_gone), key=lambda item: item.number)
     if present:
         reap(turn)
         answers.update(_served(turn, present))
     if waiting:
-        _tell_what_is_left(turn, {kind for poll in waiting for kind in poll.kinds}, tried=len(asked))
-    return [answers.get(id(poll), _NOTHING) for poll in asked]
+        _tell_what_is_left(turn, {kind for item in waiting for kind in item.kinds}, tried=len(requests))
+    return [answers.get(id(item), _NOTHING) for item in requests]
 
 
 def _tell_what_is_left(turn: UnitOfWork, kinds: set[str], *, tried: int) -> None:
@@ -88,24 +88,24 @@ def _tell_what_is_left(turn: UnitOfWork, kinds: set[str], *, tried: int) -> None
 # Claims that were answered before -----------------------------------------------------------------------------
 
 
-def _repeated(turn: UnitOfWork, polls: Sequence[Asked]) -> dict[int, Answer]:
+def _repeated(turn: UnitOfWork, requests: Sequence[Asked]) -> dict[int, Answer]:
     """Answer claims that were answered before with the leases that are still live, and the same tokens and `waited`."""
-    memories = turn.tx.remembered({(poll.worker, poll.claim_id) for poll in polls}) if polls else {}
+    memories = turn.tx.remembered({(request.worker, request.claim_id) for request in requests}) if requests else {}
     answers: dict[int, Answer] = {}
     room = _ANSWER
-    for poll in polls:
-        memory = memories.get((poll.worker, poll.claim_id))
+    for request in requests:
+        memory = memories.get((request.worker, request.claim_id))
         if memory is None:
             continue
-        if not poll.limit:  # the tasks will only be released: their values are not read
-            answers[id(poll)] = Answer(Claimed(tasks=_to_release(turn, memory), waited=memory.waited))
+        if not request.limit:  # the tasks will only be released: their values are not read
+            answers[id(request)] = Answer(Claimed(tasks=_to_release(turn, memory), waited=memory.waited))
             continue
         if room <= 0:
-            answers[id(poll)] = Answer(again=True)
+            answers[id(request)] = Answer(again=True)
             continue
         tasks = _still_held(turn, memory)
         room -= sum(len(memoryview(value)) for task in tasks for value in (task.payload, task.progress))
-        answers[id(poll)] = Answer(Claimed(tasks=tasks, waited=memory.waited))
+        answers[id(request)] = Answer(Claimed(tasks=tasks, waited=memory.waited))
     return answers
 
 
@@ -136,54 +136,54 @@ def _live(turn: UnitOfWork, memory: ClaimMemory) -> list[Trigger]:
     return [rows[seq] for seq, granted in memory.grants if seq in rows and is_held(rows[seq], granted, turn.instant)]
 
 
-def _ended(turn: UnitOfWork, polls: Sequence[Asked]) -> dict[int, Answer]:
+def _ended(turn: UnitOfWork, requests: Sequence[Asked]) -> dict[int, Answer]:
     """Answer these claims without tasks, and remember that: every later call with their ids gets the same answer."""
-    turn.tx.remember([ClaimMemory(poll.worker, poll.claim_id, turn.now, 0.0, ()) for poll in polls])
-    return {id(poll): Answer(Claimed(tasks=[], waited=0.0)) for poll in polls}
+    turn.tx.remember([ClaimMemory(request.worker, request.claim_id, turn.now, 0.0, ()) for request in requests])
+    return {id(request): Answer(Claimed(tasks=[], waited=0.0)) for request in requests}
 
 
 # Claims that are served now -----------------------------------------------------------------------------------
 
 
-def _served(turn: UnitOfWork, polls: Sequence[Asked]) -> dict[int, Answer]:
-    granted, skipped = _granted(turn, polls)
-    answers = {id(poll): Answer(again=True) for poll in skipped}
+def _served(turn: UnitOfWork, requests: Sequence[Asked]) -> dict[int, Answer]:
+    granted, skipped = _granted(turn, requests)
+    answers = {id(request): Answer(again=True) for request in skipped}
     contents = turn.tx.contents([row.seq for _, rows in granted for row in rows]) if granted else {}
-    granted = [(poll, _whole(turn, rows, contents)) for poll, rows in granted]
+    granted = [(request, _whole(turn, rows, contents)) for request, rows in granted]
     everything = [row for _, rows in granted for row in rows]
     turn.tx.save(everything)
     for row in everything if turn.happened is not None else ():
         turn.tell("claimed", row)
     memories: list[ClaimMemory] = []
-    for poll, rows in granted:
+    for request, rows in granted:
         if not rows:  # all tasks for this claim are damaged: there may be whole ones behind them
-            answers[id(poll)] = Answer(again=True)
+            answers[id(request)] = Answer(again=True)
             continue
-        waited = max(0.0, turn.instant - poll.arrived_at)
-        answers[id(poll)] = Answer(Claimed(tasks=tasks_of(rows, contents), waited=waited))
+        waited = max(0.0, turn.instant - request.arrived_at)
+        answers[id(request)] = Answer(Claimed(tasks=tasks_of(rows, contents), waited=waited))
         grants = [(row.seq, row.token or "") for row in rows]
-        memories.append(ClaimMemory(poll.worker, poll.claim_id, turn.now, waited, grants))
+        memories.append(ClaimMemory(request.worker, request.claim_id, turn.now, waited, grants))
     turn.tx.remember(memories)
     return answers
 
 
-def _granted(turn: UnitOfWork, polls: Sequence[Asked]) -> tuple[list[tuple[Asked, list[Trigger]]], Sequence[Asked]]:
+def _granted(turn: UnitOfWork, requests: Sequence[Asked]) -> tuple[list[tuple[Asked, list[Trigger]]], Sequence[Asked]]:
     """Return the claims that get tasks, with these, and the claims whose turn does not come in this transaction."""
-    kinds = {kind for poll in polls for kind in poll.kinds}
-    due_tasks = DueTasks(turn, kinds, wanted=sum(poll.limit for poll in polls))
+    kinds = {kind for request in requests for kind in request.kinds}
+    due_tasks = DueTasks(turn, kinds, wanted=sum(request.limit for request in requests))
     granted: list[tuple[Asked, list[Trigger]]] = []
     room, bytes_left, unsized = _MOST, _ANSWER, list[int]()
-    for position, poll in enumerate(polls):
+    for position, request in enumerate(requests):
         if room <= 0 or bytes_left <= 0:
-            return granted, polls[position:]
-        rows = _fitting(turn, due_tasks, due_tasks.take(poll.kinds, poll.limit))
+            return granted, requests[position:]
+        rows = _fitting(turn, due_tasks, due_tasks.take(request.kinds, request.limit))
         room -= len(rows)
         unsized += [row.seq for row in rows]
         if len(unsized) > _ALWAYS_FIT:
             bytes_left -= turn.tx.size(unsized)
             unsized.clear()
         if rows:
-            granted.append((poll, grant_all(turn, rows, poll.worker)))
+            granted.append((request, grant_all(turn, rows, request.worker)))
     return granted, ()
 
 

@@ -91,8 +91,8 @@ def _renew(turn: UnitOfWork, batch: _Batch) -> None:
     for status in LEASED:
         turn.tx.renew([seq for seq, now_is in batch.renewed.items() if now_is is status], status, now=turn.instant)
     if batch.bounded:
-        standing = turn.tx.triggers_of({row.seq for row in batch.bounded})
-        turn.tx.save([replace(row, run_until=turn.instant + (row.max_runtime or 0.0)) for row in standing.values()])
+        rows = turn.tx.triggers_of({row.seq for row in batch.bounded})
+        turn.tx.save([replace(row, run_until=turn.instant + (row.max_runtime or 0.0)) for row in rows.values()])
     batch.progress.save(turn.tx)
     for row in batch.begun if turn.happened is not None else ():
         turn.tell("started", replace(row, status=Status.PROCESSING))
@@ -159,16 +159,16 @@ class _Desk:
         self._rows = rows = turn.tx.triggers({settlement.id for settlement in settlements})
         bounded: list[int] = []
         # Earlier runs of these tasks matter if a token is stale, or a lease has expired meanwhile.
-        heard: list[int] = []
+        past: list[int] = []
         for settlement in settlements:
             row = rows.get(settlement.id)
             if row is None:
                 continue
             if row.token != settlement.token or row.status not in LEASED:
-                heard.append(row.seq)
+                past.append(row.seq)
             if settlement.outcome in _BOUNDED:
                 bounded.append(row.seq)
-        self._past = _Past(turn, heard)
+        self._past = _Past(turn, past)
         self._limits: dict[int, Limits] = turn.tx.limits(bounded) if bounded else {}
         self._changed: list[Trigger] = []
         self._ended: dict[Status, list[int]] = {}

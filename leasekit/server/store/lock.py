@@ -66,25 +66,25 @@ class FileLock:
         if not self._is_cut:  # else `check` must still judge the empty note
             self._write(os.getpid())
 
-    def check(self, found: Identity | None) -> None:
-        """Raise `StoreDamaged` if the store differs from the note in `<store>.id`; `found` is its identity."""
+    def check(self, identity: Identity | None) -> None:
+        """Raise `StoreDamaged` if the store differs from the note in `<store>.id`; `identity` is its identity."""
         noted, name = self._noted, self._path.name
-        if self._is_cut and found is not None and found.commits:
+        if self._is_cut and identity is not None and identity.commits:
             raise self._damaged()
         if noted is None:
             return
-        if found is None or found.id != noted.id:
+        if identity is None or identity.id != noted.id:
             raise StoreDamaged(
                 f"{name!r} is another store than the one that {self._beside.name} belongs to: put that one back, or "
                 f"delete {self._beside.name} to use this one"
             )
-        if found.commits < noted.commits:
+        if identity.commits < noted.commits:
             raise StoreDamaged(
-                f"the store {name!r} has lost its last {noted.commits - found.commits} transactions: its write-ahead "
+                f"the store {name!r} has lost its last {noted.commits - identity.commits} transactions: the "
                 f"log {name}-wal is missing, or an older copy is in its place. Put the log back beside it; to continue "
                 f"without the lost transactions, as with a backup, delete {self._beside.name}"
             )
-        if self._next is not None and found.start not in (noted.start, self._next):
+        if self._next is not None and identity.start not in (noted.start, self._next):
             raise StoreDamaged(
                 f"the file {name!r} is a copy of the store that was served elsewhere: put back the store that was "
                 f"served here, or delete {self._beside.name} to use the copy"

@@ -403,7 +403,7 @@ _SURVIVAL = (_HEARTBEAT, _RELEASE, _RESULTS, _REAP, _CANCEL, _CLAIM, _SCHEDULE, 
 
 
 def open_store(url: str, *, check: float | None = None) -> Store:
-    """Return the store that a URL names, for an engine to open; opening checks a file for up to `check` seconds.
+    """Return the store that a URL names. Opening it checks a file for up to `check` seconds (None: the default).
 
     `sqlite:///tasks.db` is a relative path, `sqlite:////var/lib/tasks.db` an absolute one; `memory:` ends with the
     process. Raises `ConfigError` for any other URL, and if the directory of the file does not exist.

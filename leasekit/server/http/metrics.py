@@ -80,9 +80,7 @@ class _EngineCollector(Collector):
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
         self._tasks: dict[str, dict[str, int]] | None = None
-        self._kinds: set[str] = (
-            set()
-        )  # kinds with a label of their own; the set only grows, so that no series comes and goes
+        self._kinds: set[str] = set()  # kinds with a label of their own; only grows, so that no series ends
 
     async def look(self) -> None:
         """Count the tasks; if the store does not answer, only the metrics of tasks are left out."""
@@ -111,9 +109,7 @@ class _EngineCollector(Collector):
             yield tasks
         yield GaugeMetricFamily("leasekit_store_up", "1 while the store answers.", self._tasks is not None)
         yield GaugeMetricFamily("leasekit_claims_waiting", "Claims that wait for a task.", engine.claims_waiting)
-        yield GaugeMetricFamily(
-            "leasekit_workers", "Workers that sent a request in the last ten minutes.", engine.workers_heard
-        )
+        yield GaugeMetricFamily("leasekit_workers", "Workers heard from in the last ten minutes.", engine.workers_heard)
         backlog = GaugeMetricFamily("leasekit_commit_backlog", "Items that wait to be written.", labels=["class"])
         for rank, waiting in engine.backlog.items():
             backlog.add_metric([rank], waiting)
@@ -122,11 +118,7 @@ class _EngineCollector(Collector):
         yield _histogram("leasekit_commit_seconds", "How long transactions took.", engine.commit_seconds)
         yield CounterMetricFamily("leasekit_leases_expired", "Leases that have expired.", engine.expired)
         yield GaugeMetricFamily("leasekit_event_readers", "Readers of /v1/events.", len(engine.feed))
-        yield CounterMetricFamily(
-            "leasekit_event_readers_dropped",
-            "Readers of /v1/events that were dropped because they were too slow.",
-            engine.feed.dropped,
-        )
+        yield CounterMetricFamily("leasekit_event_readers_dropped", "Readers dropped as too slow.", engine.feed.dropped)
 
 
 def _histogram(name: str, description: str, histogram: Histogram) -> Metric:

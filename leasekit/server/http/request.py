@@ -57,7 +57,7 @@ class ApiRequest(Request[Any, Any, Any]):
                 self._read = await self._receive_all()
         except TimeoutError:
             raise HTTPException(
-                "the body took too long to arrive: repeat the request", status_code=408, headers=_CLOSE
+                "the body took too long to arrive: repeat it", status_code=408, headers=_CLOSE
             ) from None
         if not self._read:
             raise Malformed("the body is empty")
@@ -68,9 +68,7 @@ class ApiRequest(Request[Any, Any, Any]):
         if media_type.strip() != "application/json" or parameters.strip() not in _UTF_8:
             raise HTTPException("the body must be application/json in UTF-8", status_code=415, headers=_CLOSE)
         if self.headers.get("content-encoding", "identity").lower() != "identity":
-            raise HTTPException(
-                "the body must not be compressed: send no content-encoding", status_code=415, headers=_CLOSE
-            )
+            raise HTTPException("send the body without content-encoding", status_code=415, headers=_CLOSE)
         # The HTTP parser has checked that the value is a number.
         if int(self.headers.get("content-length", 0)) > MAX_BODY:
             _refuse_size()

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.simulation.mutants.__main__ import asked_tests, tried
+from harness.simulation.mutants.__main__ import run_tests, tried
 from harness.simulation.mutants.edit import Edit, NotThere
+from harness.simulation.mutants.holder import HOLDER
 from harness.simulation.mutants.mutant import Mutant
+from harness.simulation.mutants.service import SERVICE
 from harness.simulation.mutants.stress import STRESSES
 from harness.simulation.mutants.table import MUTANTS
 
@@ -41,7 +43,7 @@ class Renamed(ast.NodeTransformer):
         return ast.Name(f"other_{node.id}", node.ctx) if node.id in self._local else node
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_what_a_mutant_replaces_stands_in_the_code_exactly_once(mutant: Mutant) -> None:
     for edit in mutant.edits:
         text = edit.file(ROOT).read_text()
@@ -50,7 +52,7 @@ def test_what_a_mutant_replaces_stands_in_the_code_exactly_once(mutant: Mutant) 
         compile(broken, edit.where, "exec")
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_a_mutant_fits_whatever_local_names_comments_and_formatting_are(mutant: Mutant) -> None:
     for edit in mutant.edits:
         text = edit.file(ROOT).read_text()
@@ -60,20 +62,21 @@ def test_a_mutant_fits_whatever_local_names_comments_and_formatting_are(mutant: 
         assert is_same
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_a_mutant_is_expected_to_break_a_rule_or_a_test_that_is_named(mutant: Mutant) -> None:
-    assert mutant.under in STRESSES
-    assert bool(mutant.killed_by) != bool(mutant.test)
+    assert bool(mutant.by) != bool(mutant.test)
     assert bool(mutant.why_test) == bool(mutant.test)
     if mutant.test:
         path, _, name = mutant.test.partition("::")
         assert f"def {name.partition('[')[0]}(" in (ROOT / path).read_text()
-    assert all(_RULE.fullmatch(rule) for rule in mutant.killed_by)
+    if mutant.by:
+        assert mutant.by.under in STRESSES
+        assert mutant.by.rules
+        assert all(_RULE.fullmatch(rule) for rule in mutant.by.rules)
 
 
 def test_no_two_mutants_have_one_name() -> None:
-    names = [mutant.name for mutant in MUTANTS]
-    assert len(set(names)) == len(names)
+    assert not HOLDER.keys() & SERVICE.keys()
 
 
 @pytest.mark.parametrize(
@@ -117,13 +120,14 @@ def test_an_edit_of_a_function_or_a_module_that_has_gone_says_so(tmp_path: Path)
 
 
 def test_this_mutant_is_killed_by_a_test() -> None:
-    mutant = next(one for one in MUTANTS if one.name == "throttling-is-a-strike")
-    assert asked_tests(mutant, mutant.test).killed_by == [mutant.test]
-    assert asked_tests(None, mutant.test).killed_by == []
+    mutant = MUTANTS["throttling-is-a-strike"]
+    assert run_tests(mutant, mutant.test).killed_by == [mutant.test]
+    assert run_tests(None, mutant.test).killed_by == []
 
 
 @pytest.mark.parametrize("name", ["dedupe-ignored", "no-timer"])
 def test_this_mutant_is_killed_by_its_rule(name: str) -> None:
-    mutant = next(one for one in MUTANTS if one.name == name)
+    mutant = MUTANTS[name]
+    assert mutant.by is not None
     trial = tried(mutant, name)
-    assert set(trial.killed_by) & set(mutant.killed_by), trial.error
+    assert set(trial.killed_by) & set(mutant.by.rules), trial.error

@@ -1,4 +1,4 @@
-"""`python -m harness.simulation.mutants`: the code as it is, then each mutant, until the checker has named its rule."""
+"""`python -m harness.simulation.mutants`: run the unbroken code, then each mutant until the checker names its rule."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,95 +18,94 @@ from harness.simulation.mutants.table import MUTANTS
 from harness.simulation.mutants.trial import Trial
 
 ROOT = Path(__file__).parents[3]
-_PATIENCE = 600.0  # seconds for one trial: a mutant may run in circles
+_PATIENCE = 600.0  # seconds for one trial: a mutant may loop for ever
 _FOLDERS = ("leasekit", "harness", "adapters")
 _FOR_TESTS = ("tests", "pyproject.toml")
 
 
 def main() -> int:
-    """The exit code: 1 where a mutant survives, or the code as it is breaks a rule."""
+    """Run the mutants that the arguments name; return 1 where one survives, or the unbroken code breaks a rule."""
     parser = argparse.ArgumentParser(prog="python -m harness.simulation.mutants", description=__doc__)
-    parser.add_argument("--only", action="append", metavar="NAME", help="this one; more than once for more")
+    parser.add_argument("--only", action="append", metavar="NAME", help="run this mutant; repeat for more")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once (default: 2)")
-    asked = parser.parse_args()
-    if unknown := sorted(set(asked.only or ()) - {mutant.name for mutant in MUTANTS}):
+    options = parser.parse_args()
+    if unknown := sorted(set(options.only or ()) - MUTANTS.keys()):
         parser.error(f"no such mutant: {', '.join(unknown)}")
-    chosen = [mutant for mutant in MUTANTS if not asked.only or mutant.name in asked.only]
+    chosen = {name: mutant for name, mutant in MUTANTS.items() if not options.only or name in options.only}
     began_at = time.monotonic()
-    with ThreadPoolExecutor(asked.jobs) as pool:
-        bad = _clean(pool, chosen) + _all(pool, chosen)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        failures = _clean(pool, chosen.values()) + _all(pool, chosen)
     print(f"{time.monotonic() - began_at:.0f} s")
-    for line in bad:
+    for line in failures:
         print(f"FAILED: {line}")
-    return bool(bad)
+    return bool(failures)
 
 
-def _clean(pool: ThreadPoolExecutor, chosen: Sequence[Mutant]) -> list[str]:
-    """What is wrong with the code as it is, in the very histories in which mutants are looked for."""
+def _clean(pool: ThreadPoolExecutor, chosen: Collection[Mutant]) -> list[str]:
+    """What is wrong with the unbroken code, in the same histories and tests in which mutants are looked for."""
     seeds: dict[str, int] = {}
-    for mutant in chosen:
-        if not mutant.test:
-            seeds[mutant.under] = max(seeds.get(mutant.under, 0), mutant.seeds)
-    bad: list[str] = []
+    for by in (mutant.by for mutant in chosen if mutant.by):
+        seeds[by.under] = max(seeds.get(by.under, 0), by.seeds)
+    failures: list[str] = []
     print(f"{'the code as it is, under':<32}{'seeds':>5}{'seconds':>9}")
-    for stress, trial in zip(seeds, pool.map(lambda one: tried(None, one, str(seeds[one])), seeds), strict=True):
+    for stress, trial in zip(seeds, pool.map(lambda name: tried(None, name, str(seeds[name])), seeds), strict=True):
         is_bad = bool(trial.killed_by or trial.error)
         print(f"{stress:<32}{trial.seeds:>5}{trial.seconds:>9.1f}{'  FAILED' * is_bad}", flush=True)
         if is_bad:
-            bad.append(f"the code as it is, under {stress}, seed {trial.seeds}: {trial.why or trial.error}")
+            failures.append(f"the code as it is, under {stress}, seed {trial.seeds}: {trial.why or trial.error}")
     tests = [mutant.test for mutant in chosen if mutant.test]
-    if tests and (trial := asked_tests(None, *tests)).killed_by:
-        bad.append(f"the code as it is fails a test that is to kill a mutant: {trial.why}")
-    return bad
+    if tests and (trial := run_tests(None, *tests)).killed_by:
+        failures.append(f"the code as it is fails a test that should kill a mutant: {trial.why}")
+    return failures
 
 
-def _all(pool: ThreadPoolExecutor, chosen: Sequence[Mutant]) -> list[str]:
-    """Those that survive, and why."""
-    bad: list[str] = []
+def _all(pool: ThreadPoolExecutor, chosen: Mapping[str, Mutant]) -> list[str]:
+    """The mutants that survive, and why."""
+    failures: list[str] = []
     print(f"\n{'mutant':<32}{'killed by':<12}{'under':<11}{'seeds':>5}{'seconds':>9}  also broken")
-    for mutant, trial in zip(chosen, pool.map(_judged, chosen), strict=True):
+    for (name, mutant), trial in zip(chosen.items(), pool.map(_judged, chosen), strict=True):
         also = ", ".join(sorted(set(trial.rules) - set(trial.killed_by)))
-        by = "a test" if mutant.test and trial.killed_by else ", ".join(trial.killed_by) or "SURVIVED"
-        print(
-            f"{mutant.name:<32}{by:<12}{mutant.under:<11}{trial.seeds:>5}{trial.seconds:>9.1f}  {also}".rstrip(),
-            flush=True,
-        )
+        killer = "a test" if mutant.test and trial.killed_by else ", ".join(trial.killed_by) or "SURVIVED"
+        under = mutant.by.under if mutant.by else ""
+        line = f"{name:<32}{killer:<12}{under:<11}{trial.seeds:>5}{trial.seconds:>9.1f}  {also}"
+        print(line.rstrip(), flush=True)
         if not trial.killed_by:
             past = mutant.test or f"{trial.seeds} histories"
-            bad.append(f"{mutant.name} survived {past}. {mutant.breaks} {trial.error}".rstrip())
-    return bad
+            failures.append(f"{name} survived {past}. {mutant.breaks} {trial.error}".rstrip())
+    return failures
 
 
-def _judged(mutant: Mutant) -> Trial:
-    return asked_tests(mutant, mutant.test) if mutant.test else tried(mutant, mutant.name)
+def _judged(name: str) -> Trial:
+    mutant = MUTANTS[name]
+    return run_tests(mutant, mutant.test) if mutant.test else tried(mutant, name)
 
 
-def asked_tests(mutant: Mutant | None, *tests: str) -> Trial:
-    """What these tests say of this mutant, or of the code as it is."""
+def run_tests(mutant: Mutant | None, *tests: str) -> Trial:
+    """Run these tests on this mutant, or on the code as it is."""
     command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     began_at = time.monotonic()
     done = _run(mutant, command, *_FOLDERS, *_FOR_TESTS)
     if isinstance(done, Trial):
         return done
     seconds = time.monotonic() - began_at
-    if done.returncode not in (0, 1):  # 1: a test failed; else pytest had nothing to run, or could not
+    if done.returncode not in (0, 1):  # 1: a test failed; other codes: pytest could not run any
         return Trial(error=_last(done.stdout) or _last(done.stderr), seconds=seconds)
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
     return Trial(killed_by=list(tests) if failed else [], why=" ".join(failed), seconds=seconds)
 
 
-def tried(mutant: Mutant | None, *asked: str) -> Trial:
-    """What became of this mutant, or of the code as it is, in histories."""
-    done = _run(mutant, ["-m", "harness.simulation.mutants.trial", *asked], *_FOLDERS)
+def tried(mutant: Mutant | None, *arguments: str) -> Trial:
+    """Run histories with this mutant, or with the code as it is."""
+    done = _run(mutant, ["-m", "harness.simulation.mutants.trial", *arguments], *_FOLDERS)
     if isinstance(done, Trial):
         return done
     if done.returncode:
-        return Trial(error=_last(done.stderr) or f"it ended with {done.returncode}")
+        return Trial(error=_last(done.stderr) or f"the trial ended with exit code {done.returncode}")
     return Trial(**json.loads(_last(done.stdout)))
 
 
 def _run(mutant: Mutant | None, command: Sequence[str], *names: str) -> "subprocess.CompletedProcess[str] | Trial":
-    """Python with these arguments, in a process of its own and a copy of the tree with this mutant planted."""
+    """Run Python with these arguments, in a copy of the tree in which this mutant is planted."""
     with tempfile.TemporaryDirectory(prefix="leasekit-mutant-") as folder:
         copy = Path(folder)
         for name in names:
@@ -129,11 +128,11 @@ def _run(mutant: Mutant | None, command: Sequence[str], *names: str) -> "subproc
         except NotThere as error:
             return Trial(error=str(error))
         except subprocess.TimeoutExpired:
-            return Trial(error=f"it did not end within {_PATIENCE:g} s")
+            return Trial(error=f"the trial did not end within {_PATIENCE:g} s")
 
 
-def _last(said: str) -> str:
-    return said.strip().rpartition("\n")[2]
+def _last(output: str) -> str:
+    return output.strip().rpartition("\n")[2]
 
 
 if __name__ == "__main__":

@@ -1,418 +1,290 @@
 """Breaks on the side of those who hold leases: keeper, cycle, watchdog, claims, outbox, controller."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from harness.simulation.mutants.edit import Edit
-from harness.simulation.mutants.mutant import Mutant
+from harness.simulation.mutants.mutant import Histories, Mutant
 
 __all__ = ["HOLDER"]
 
-HOLDER: Sequence[Mutant] = (
+HOLDER: Mapping[str, Mutant] = {
     # Trust ----------------------------------------------------------------------------------------------------------
-    Mutant(
-        name="beat-stamped-after-reply",
-        breaks="A renewal counts from when its answer came.",
-        edits=[
-            Edit(
-                "leasekit._driver.keeping.keeper:Keeper._beat",
-                "effects = cycle.answered(send, verdicts, asked_at=asked_at, now=now)",
-                "asked_at = now\neffects = cycle.answered(send, verdicts, asked_at=asked_at, now=now)",
-            )
-        ],
-        under="tight",
-        killed_by=["S2", "S9"],
-        seeds=12,
+    "beat-stamped-after-reply": Mutant(
+        "A renewal counts from when its answer came.",
+        Edit(
+            "leasekit._driver.keeping.keeper:Keeper._beat",
+            "effects = cycle.answered(send, verdicts, asked_at=asked_at, now=now)",
+            "asked_at = now\neffects = cycle.answered(send, verdicts, asked_at=asked_at, now=now)",
+        ),
+        by=Histories("tight", ["S2", "S9"], seeds=12),
     ),
-    Mutant(
-        name="claim-stamped-after-reply",
-        breaks="A grant counts from when the claim was answered.",
-        edits=[
-            Edit(
-                "leasekit._driver.keeping.claims:Claims.claim",
-                "return claimed, asked_at",
-                "return claimed, self._clock.now()",
-            )
-        ],
-        under="short",
-        killed_by=["S2", "S9"],
+    "claim-stamped-after-reply": Mutant(
+        "A grant counts from when the claim was answered.",
+        Edit(
+            "leasekit._driver.keeping.claims:Claims.claim",
+            "return claimed, asked_at",
+            "return claimed, self._clock.now()",
+        ),
+        by=Histories("short", ["S2", "S9"]),
     ),
-    Mutant(
-        name="claim-retry-restamps",
-        breaks="A claim that is sent again counts from the last time it was sent.",
-        edits=[
-            Edit(
-                "leasekit._driver.keeping.claims:Claims._answer.call",
-                "tries += 1",
-                "tries += 1\nself._sent_at = self._clock.now()",
-            ),
-            Edit(
-                "leasekit._driver.keeping.claims:Claims.claim",
-                "return claimed, asked_at",
-                "return claimed, self._sent_at",
-            ),
-        ],
-        under="repeats",
-        killed_by=["S2", "S9"],
+    "claim-retry-restamps": Mutant(
+        "A claim that is sent again counts from the last time it was sent.",
+        Edit(
+            "leasekit._driver.keeping.claims:Claims._answer.call",
+            "tries += 1",
+            "tries += 1\nself._sent_at = self._clock.now()",
+        ),
+        Edit(
+            "leasekit._driver.keeping.claims:Claims.claim", "return claimed, asked_at", "return claimed, self._sent_at"
+        ),
+        by=Histories("repeats", ["S2", "S9"]),
     ),
-    Mutant(
-        name="waited-rounded-up",
-        breaks="How long a claim had waited is taken in whole minutes.",
-        edits=[
-            Edit("leasekit._core.term:granted_at", "max(0.0, waited or 0.0) * ...", "-(-(waited or 0.0) // 60) * 60")
-        ],
-        under="short",
-        killed_by=["S2", "S9"],
+    "waited-rounded-up": Mutant(
+        "How long a claim had waited is taken in whole minutes.",
+        Edit("leasekit._core.term:granted_at", "max(0.0, waited or 0.0) * ...", "-(-(waited or 0.0) // 60) * 60"),
+        by=Histories("short", ["S2", "S9"]),
     ),
-    Mutant(
-        name="strikes-alone",
-        breaks="A lease ends after three failed beats in a row, and by nothing else.",
-        edits=[Edit("leasekit.config:Heartbeats.trust", "return ...", "return self.ttl * 100")],
-        under="strikes",
-        killed_by=["S2"],
+    "strikes-alone": Mutant(
+        "A lease ends after three failed beats in a row, and by nothing else.",
+        Edit("leasekit.config:Heartbeats.trust", "return ...", "return self.ttl * 100"),
+        by=Histories("strikes", ["S2"]),
     ),
-    Mutant(
-        name="strikes-at-once",
-        breaks="Three failed beats end a lease, however soon they come.",
-        edits=[Edit("leasekit._core.term:Term.failed", "not self.confirmed or ...", "True")],
-        under="outages",
-        killed_by=["L3"],
+    "strikes-at-once": Mutant(
+        "Three failed beats end a lease, however soon they come.",
+        Edit("leasekit._core.term:Term.failed", "not self.confirmed or ...", "True"),
+        by=Histories("outages", ["L3"]),
     ),
-    Mutant(
-        name="no-margin",
-        breaks="Nothing is left between the end of trust and the end of the lease.",
-        edits=[Edit("leasekit.config:Heartbeats.trust", "return ...", "return self.ttl * (1 - 2 * DRIFT)")],
-        under="drift",
-        killed_by=["S2"],
+    "no-margin": Mutant(
+        "Nothing is left between the end of trust and the end of the lease.",
+        Edit("leasekit.config:Heartbeats.trust", "return ...", "return self.ttl * (1 - 2 * DRIFT)"),
+        by=Histories("drift", ["S2"]),
     ),
-    Mutant(
-        name="drift-ignored",
-        breaks="Two clocks are taken to run alike.",
-        edits=[Edit("leasekit.config:Heartbeats.trust", "return ...", "return self.ttl - self.margin")],
-        under="exact",
-        killed_by=["S2"],
+    "drift-ignored": Mutant(
+        "Two clocks are taken to run alike.",
+        Edit("leasekit.config:Heartbeats.trust", "return ...", "return self.ttl - self.margin"),
+        by=Histories("exact", ["S2"]),
     ),
-    Mutant(
-        name="trust-moves-back",
-        breaks="An older answer that comes later shortens the trust.",
-        edits=[Edit("leasekit._core.term:Term.renewed", "max(self.granted_at, asked_at)", "asked_at")],
-        under="slow",
+    "trust-moves-back": Mutant(
+        "An older answer that comes later shortens the trust.",
+        Edit("leasekit._core.term:Term.renewed", "max(self.granted_at, asked_at)", "asked_at"),
         test="tests/core/test_term.py::test_trust_never_moves_back_when_answers_overtake_one_another",
         why_test="a lease is in one call at a time, so no answer overtakes another; and less trust breaks no promise",
     ),
-    Mutant(
-        name="lost-judged-by-the-keeper-alone",
-        breaks="A body whose keeper gets no turn is not told that its lease is over.",
-        edits=[
-            Edit("leasekit._driver.keeping.held_lease:HeldLease.lost", "return ...", "return self.reason is not None")
-        ],
-        under="guard",
+    "lost-judged-by-the-keeper-alone": Mutant(
+        "A body whose keeper gets no turn is not told that its lease is over.",
+        Edit("leasekit._driver.keeping.held_lease:HeldLease.lost", "return ...", "return self.reason is not None"),
         test="tests/test_lease.py::test_check_judges_by_the_clock_while_the_keeper_is_stuck",
         why_test="it is the first rung of the ladder: in a guarded process the kernel's timer is the last, and holds",
     ),
     # The cycle ------------------------------------------------------------------------------------------------------
-    Mutant(
-        name="failed-beats-rest",
-        breaks="A beat that failed is not tried again before the next cycle.",
-        edits=[Edit("leasekit._core.cycle:Cycle._failed", "self._rested if rests else self._waiting", "self._rested")],
-        under="outages",
+    "failed-beats-rest": Mutant(
+        "A beat that failed is not tried again before the next cycle.",
+        Edit("leasekit._core.cycle:Cycle._failed", "self._rested if rests else self._waiting", "self._rested"),
         test="tests/core/test_cycle.py::test_a_lease_whose_trust_does_not_outlast_the_next_cycle_is_tried_on",
         why_test="bodies that report progress bring early beats, and the first that is answered ends the rest of all",
     ),
-    Mutant(
-        name="retry-after-unbounded",
-        breaks="Heartbeats pause for as long as a throttling service says.",
-        edits=[
-            Edit("leasekit._core.cycle:Cycle._throttled", "min(asked, self.heartbeats.cycle / 2, ...)", "asked"),
-            Edit(
-                "leasekit._core.cycle:Cycle._throttled",
-                "min(max(self._paused_until, now + wait), ...)",
-                "max(self._paused_until, now + wait)",
-            ),
-        ],
-        under="storms",
-        killed_by=["L3"],
-        seeds=12,
+    "retry-after-unbounded": Mutant(
+        "Heartbeats pause for as long as a throttling service says.",
+        Edit("leasekit._core.cycle:Cycle._throttled", "min(asked, self.heartbeats.cycle / 2, ...)", "asked"),
+        Edit(
+            "leasekit._core.cycle:Cycle._throttled",
+            "min(max(self._paused_until, now + wait), ...)",
+            "max(self._paused_until, now + wait)",
+        ),
+        by=Histories("storms", ["L3"], seeds=12),
     ),
-    Mutant(
-        name="throttling-is-a-strike",
-        breaks="A throttled beat counts as a failed one.",
-        edits=[Edit("leasekit._core.cycle:Cycle.answered", '"throttled"', '"never"')],
-        under="storms",
+    "throttling-is-a-strike": Mutant(
+        "A throttled beat counts as a failed one.",
+        Edit("leasekit._core.cycle:Cycle.answered", '"throttled"', '"never"'),
         test="tests/core/test_cycle.py::test_throttling_is_no_strike",
         why_test="L3 counts the time in which something is wrong, and does not tell throttling from a cut line",
     ),
-    Mutant(
-        name="verdicts-by-position-unchecked",
-        breaks="A verdict is believed whomever it names.",
-        edits=[
-            Edit(
-                "leasekit._driver.keeping.keeper:Keeper._verdicts",
-                "verdict.id == beat.id and _sensible(verdict)",
-                "_sensible(verdict)",
-            )
-        ],
-        under="storms",
+    "verdicts-by-position-unchecked": Mutant(
+        "A verdict is believed whomever it names.",
+        Edit(
+            "leasekit._driver.keeping.keeper:Keeper._verdicts",
+            "verdict.id == beat.id and _sensible(verdict)",
+            "_sensible(verdict)",
+        ),
         test="tests/driver/test_keeper.py::test_a_verdict_that_names_another_task_is_not_believed",
         why_test="it takes a garbled order of answers to a batch in which one lease is gone: 30 histories had none",
     ),
-    Mutant(
-        name="news-waits-for-the-cycle",
-        breaks="Progress goes with the next beat, however long that takes.",
-        edits=[Edit("leasekit._core.cycle:Cycle.hasten", "self._news[term] = None", "pass")],
-        under="deaths",
-        killed_by=["L7"],
+    "news-waits-for-the-cycle": Mutant(
+        "Progress goes with the next beat, however long that takes.",
+        Edit("leasekit._core.cycle:Cycle.hasten", "self._news[term] = None", "pass"),
+        by=Histories("deaths", ["L7"]),
     ),
     # The timer ------------------------------------------------------------------------------------------------------
-    Mutant(
-        name="no-timer",
-        breaks="The kernel is never told to end the process.",
-        edits=[Edit("leasekit._driver.guarding.watchdog:Watchdog._arm", "self._ends.earliest", "None")],
-        under="guard",
-        killed_by=["S2"],
+    "no-timer": Mutant(
+        "The kernel is never told to end the process.",
+        Edit("leasekit._driver.guarding.watchdog:Watchdog._arm", "self._ends.earliest", "None"),
+        by=Histories("guard", ["S2"]),
     ),
-    Mutant(
-        name="timer-late",
-        breaks="The kernel is told a moment after the end of trust.",
-        edits=[
-            Edit(
-                "leasekit._driver.guarding.watchdog:Watchdog._arm", "self._timer.arm(at)", "self._timer.arm(at + 30.0)"
-            )
-        ],
-        under="guard",
-        killed_by=["S2"],
+    "timer-late": Mutant(
+        "The kernel is told a moment after the end of trust.",
+        Edit("leasekit._driver.guarding.watchdog:Watchdog._arm", "self._timer.arm(at)", "self._timer.arm(at + 30.0)"),
+        by=Histories("guard", ["S2"]),
     ),
-    Mutant(
-        name="timer-never-earlier",
-        breaks="The timer is moved to later moments only: a body that ends before all others is not guarded.",
-        edits=[
-            Edit(
-                "leasekit._driver.guarding.watchdog:Watchdog._arm",
-                "at != self._armed_at",
-                "at != self._armed_at and not (at and self._armed_at and at < self._armed_at)",
-            )
-        ],
-        under="uneven",
-        killed_by=["S2"],
-        seeds=20,
+    "timer-never-earlier": Mutant(
+        "The timer is moved to later moments only: a body that ends before all others is not guarded.",
+        Edit(
+            "leasekit._driver.guarding.watchdog:Watchdog._arm",
+            "at != self._armed_at",
+            "at != self._armed_at and not (at and self._armed_at and at < self._armed_at)",
+        ),
+        by=Histories("uneven", ["S2"], seeds=20),
     ),
-    Mutant(
-        name="timer-ignores-loss",
-        breaks="The timer is not moved to the end of the grace of a lost lease.",
-        edits=[Edit("leasekit._driver.guarding.watchdog:Watchdog.lost", "self._ends.fix(...)", "None")],
-        under="deaths",
+    "timer-ignores-loss": Mutant(
+        "The timer is not moved to the end of the grace of a lost lease.",
+        Edit("leasekit._driver.guarding.watchdog:Watchdog.lost", "self._ends.fix(...)", "None"),
         test="tests/driver/test_watchdog.py::test_the_deadline_is_that_of[a lost one, before its trust ends]",
         why_test="the timer stays where trust ends, which is what S2 rests on; a grace is a courtesy to others",
     ),
-    Mutant(
-        name="timer-never-moved",
-        breaks="A renewal does not move the timer: the process is killed although its leases are held.",
-        edits=[Edit("leasekit._driver.guarding.watchdog:Watchdog.renewed", "self._ends.move(...)", "None")],
-        under="guard",
+    "timer-never-moved": Mutant(
+        "A renewal does not move the timer: the process is killed although its leases are held.",
+        Edit("leasekit._driver.guarding.watchdog:Watchdog.renewed", "self._ends.move(...)", "None"),
         test="tests/driver/test_watchdog.py::test_it_does_not_kill[a body that was renewed]",
         why_test="no rule of a history says that a process may not be killed: its tasks crash, and run again",
     ),
-    Mutant(
-        name="timer-moved-by-failed-beats",
-        breaks="A beat that failed moves the timer as if it had been acknowledged.",
-        edits=[
-            Edit(
-                "leasekit._driver.keeping.keeper:Keeper._beat",
-                "term.granted_at == asked_at and term.place is not None",
-                "term.place is not None",
-            )
-        ],
-        under="unrenewed",
-        killed_by=["S2"],
+    "timer-moved-by-failed-beats": Mutant(
+        "A beat that failed moves the timer as if it had been acknowledged.",
+        Edit(
+            "leasekit._driver.keeping.keeper:Keeper._beat",
+            "term.granted_at == asked_at and term.place is not None",
+            "term.place is not None",
+        ),
+        by=Histories("unrenewed", ["S2"]),
     ),
-    Mutant(
-        name="timer-stays-at-a-longer-ttl",
-        breaks="The timer stays where a longer ttl ends when a beat grants a shorter one.",
-        edits=[
-            Edit("leasekit._driver.keeping.keeper:Keeper._perform_one", "effect.term.key.watchdog.renewed(...)", "pass")
-        ],
-        under="guard",
+    "timer-stays-at-a-longer-ttl": Mutant(
+        "The timer stays where a longer ttl ends when a beat grants a shorter one.",
+        Edit("leasekit._driver.keeping.keeper:Keeper._perform_one", "effect.term.key.watchdog.renewed(...)", "pass"),
         test="tests/driver/test_keeper.py::test_the_timer_follows_a_ttl_that_a_beat_is_granted_shorter",
         why_test="the next beat sets it right: a process has to be stopped between the first two beats of a run",
     ),
     # Bodies ---------------------------------------------------------------------------------------------------------
-    Mutant(
-        name="late-start",
-        breaks="A body begins although its lease is over by the clock.",
-        edits=[
-            Edit("leasekit._driver.keeping.held_lease:HeldLease._refuse_lost", "self.lost", "self.reason is not None")
-        ],
-        under="uneven",
+    "late-start": Mutant(
+        "A body begins although its lease is over by the clock.",
+        Edit("leasekit._driver.keeping.held_lease:HeldLease._refuse_lost", "self.lost", "self.reason is not None"),
         test="tests/driver/test_keeper.py::test_a_body_does_not_begin_when_its_lease_is_over_by_the_clock_alone",
         why_test="who begins late arms the timer in the past, or ends at its first look; where a task waits for a "
         "slot, others run whose timer ends the process sooner (that S9 is looked at shows `unconfirmed-begun`)",
     ),
-    Mutant(
-        name="unconfirmed-begun",
-        breaks="A task is begun before the service has acknowledged that its lease is still there.",
-        edits=[Edit("leasekit._worker.controller:Controller._deliver", "held.confirmed is None", "held is not None")],
-        under="short",
-        killed_by=["S2", "S9"],
+    "unconfirmed-begun": Mutant(
+        "A task is begun before the service has acknowledged that its lease is still there.",
+        Edit("leasekit._worker.controller:Controller._deliver", "held.confirmed is None", "held is not None"),
+        by=Histories("short", ["S2", "S9"]),
     ),
-    Mutant(
-        name="settled-before-the-end",
-        breaks="A task that is to be cancelled is settled when its body is told, not when it has ended.",
-        edits=[
-            Edit(
-                "leasekit._driver.keeping.keeper:Keeper._ordered",
-                "held.tell(Cancelled)",
-                "held.tell(Cancelled)\n"
-                "self.settle(held, Delivery(Settlement(id=held.task.id, token=held.task.token, outcome='cancelled')))",
-            )
-        ],
-        under="cancels",
-        killed_by=["S2"],
+    "settled-before-the-end": Mutant(
+        "A task that is to be cancelled is settled when its body is told, not when it has ended.",
+        Edit(
+            "leasekit._driver.keeping.keeper:Keeper._ordered",
+            "held.tell(Cancelled)",
+            "held.tell(Cancelled)\n"
+            "self.settle(held, Delivery(Settlement(id=held.task.id, token=held.task.token, outcome='cancelled')))",
+        ),
+        by=Histories("cancels", ["S2"]),
     ),
-    Mutant(
-        name="released-while-it-runs",
-        breaks="A worker that stops gives back what runs.",
-        edits=[
-            Edit(
-                "leasekit._driver.keeping.held_lease:HeldLease.withdraw",
-                "self._takers or self.settling or ...",
-                "self.settling",
-            ),
-            Edit("leasekit._worker.controller:Controller.stop", "self._unconfirmed", "self._works.values()"),
-        ],
-        under="deaths",
-        killed_by=["S2"],
+    "released-while-it-runs": Mutant(
+        "A worker that stops gives back what runs.",
+        Edit(
+            "leasekit._driver.keeping.held_lease:HeldLease.withdraw",
+            "self._takers or self.settling or ...",
+            "self.settling",
+        ),
+        Edit("leasekit._worker.controller:Controller.stop", "self._unconfirmed", "self._works.values()"),
+        by=Histories("deaths", ["S2"]),
     ),
-    Mutant(
-        name="idle-result-accepted",
-        breaks="What a body ends with is reported although its lease was lost because it was idle.",
-        edits=[
-            Edit(
-                "leasekit._driver.keeping.held_lease:HeldLease.reportable",
-                '(None, "expired", "strikes")',
-                '(None, "expired", "strikes", "idle")',
-            )
-        ],
-        under="endless",
+    "idle-result-accepted": Mutant(
+        "What a body ends with is reported although its lease was lost because it was idle.",
+        Edit(
+            "leasekit._driver.keeping.held_lease:HeldLease.reportable",
+            '(None, "expired", "strikes")',
+            '(None, "expired", "strikes", "idle")',
+        ),
         test="tests/test_lease.py::test_what_an_idle_body_ends_with_after_its_lease_was_lost_is_not_reported",
         why_test="nobody else has the task by then: that a hung body has had its say is no rule of a history",
     ),
-    Mutant(
-        name="idle-never-told",
-        breaks="A body that reports no progress is beaten for ever.",
-        edits=[
-            Edit(
-                "leasekit._driver.keeping.held_lease:HeldLease.touch",
-                "self.clock.now() + self.idle_timeout",
-                "self.clock.now() + 1e6",
-            )
-        ],
-        under="endless",
-        killed_by=["L5"],
+    "idle-never-told": Mutant(
+        "A body that reports no progress is beaten for ever.",
+        Edit(
+            "leasekit._driver.keeping.held_lease:HeldLease.touch",
+            "self.clock.now() + self.idle_timeout",
+            "self.clock.now() + 1e6",
+        ),
+        by=Histories("endless", ["L5"]),
     ),
     # Claims and reports ---------------------------------------------------------------------------------------------
-    Mutant(
-        name="claim-retry-under-a-new-id",
-        breaks="A claim whose answer was lost is sent again as another claim.",
-        edits=[
-            Edit(
-                "leasekit._driver.keeping.claims:Claims._answer",
-                "partial(self._backend.claim, asked.kinds, limit=limit, wait=wait, claim_id=asked.claim_id)",
-                "lambda: self._backend.claim("
-                "asked.kinds, limit=limit, wait=wait, claim_id=f'{self._chance.getrandbits(128):032x}')",
-            )
-        ],
-        under="leaks",
+    "claim-retry-under-a-new-id": Mutant(
+        "A claim whose answer was lost is sent again as another claim.",
+        Edit(
+            "leasekit._driver.keeping.claims:Claims._answer",
+            "partial(self._backend.claim, asked.kinds, limit=limit, wait=wait, claim_id=asked.claim_id)",
+            "lambda: self._backend.claim("
+            "asked.kinds, limit=limit, wait=wait, claim_id=f'{self._chance.getrandbits(128):032x}')",
+        ),
         test="tests/driver/test_claims.py::test_the_wait_of_a_long_poll_is_not_taken_from_the_time_for_repeats",
         why_test="L4 shows it in one history of some thirty: the answer that is lost has to have tasks in it",
     ),
-    Mutant(
-        name="first-failed-claim-is-the-last",
-        breaks="A claim that fails for good ends all claiming.",
-        edits=[Edit("leasekit._worker.controller:Controller._take_in", "now + self._backoff.wait()", "math.inf")],
-        under="outages",
-        killed_by=["L1", "L2", "L4"],
+    "first-failed-claim-is-the-last": Mutant(
+        "A claim that fails for good ends all claiming.",
+        Edit("leasekit._worker.controller:Controller._take_in", "now + self._backoff.wait()", "math.inf"),
+        by=Histories("outages", ["L1", "L2", "L4"]),
     ),
-    Mutant(
-        name="outbox-drops-the-unanswered",
-        breaks="A result whose report failed is not reported again.",
-        edits=[Edit("leasekit._driver.reporting.outbox:Outbox._failed", "self._pending.extend(batch)", "pass")],
-        under="outages",
-        killed_by=["L4"],
-        seeds=20,
+    "outbox-drops-the-unanswered": Mutant(
+        "A result whose report failed is not reported again.",
+        Edit("leasekit._driver.reporting.outbox:Outbox._failed", "self._pending.extend(batch)", "pass"),
+        by=Histories("outages", ["L4"], seeds=20),
     ),
-    Mutant(
-        name="works-on-after-the-stop",
-        breaks="A worker that was asked to stop claims on.",
-        edits=[
-            Edit("leasekit._worker.controller:Controller._once", "not self._stopping", "True"),
-            Edit(
-                "leasekit._worker.controller:Controller._deliver",
-                "self._stopping or handler is None",
-                "handler is None",
-            ),
-        ],
-        under="stops",
-        killed_by=["L2"],
+    "works-on-after-the-stop": Mutant(
+        "A worker that was asked to stop claims on.",
+        Edit("leasekit._worker.controller:Controller._once", "not self._stopping", "True"),
+        Edit("leasekit._worker.controller:Controller._deliver", "self._stopping or handler is None", "handler is None"),
+        by=Histories("stops", ["L2"]),
     ),
-    Mutant(
-        name="late-claim-kept-when-cancelled",
-        breaks="A claim that is cancelled as its answer comes keeps its tasks.",
-        edits=[Edit("leasekit._driver.keeping.claims:Claims.claim", "self._release(waiting.result().tasks)", "pass")],
-        under="leaks",
+    "late-claim-kept-when-cancelled": Mutant(
+        "A claim that is cancelled as its answer comes keeps its tasks.",
+        Edit("leasekit._driver.keeping.claims:Claims.claim", "self._release(waiting.result().tasks)", "pass"),
         test="tests/driver/test_claims.py::test_a_claim_that_is_cancelled_as_its_answer_comes_gives_back_its_tasks",
         why_test="the answer has to come in the very turn of the loop in which the claim ends",
     ),
-    Mutant(
-        name="late-claim-kept-when-closed",
-        breaks="A claim whose client is closed as its answer comes keeps its tasks.",
-        edits=[Edit("leasekit._driver.keeping.claims:Claims.claim", "self._release(claimed.tasks)", "pass")],
-        under="leaks",
+    "late-claim-kept-when-closed": Mutant(
+        "A claim whose client is closed as its answer comes keeps its tasks.",
+        Edit("leasekit._driver.keeping.claims:Claims.claim", "self._release(claimed.tasks)", "pass"),
         test="tests/driver/test_claims.py::test_a_claim_whose_client_is_closed_as_its_answer_comes_gives_back_its_tasks",
         why_test="the answer has to come in the very turn of the loop in which the claim ends",
     ),
-    Mutant(
-        name="late-claim-ended-and-kept",
-        breaks="A claim that was given up is ended, and keeps the tasks of that answer.",
-        edits=[Edit("leasekit._driver.keeping.claims:Claims._end.give_back", "self._release(ended.tasks)", "pass")],
-        under="leaks",
+    "late-claim-ended-and-kept": Mutant(
+        "A claim that was given up is ended, and keeps the tasks of that answer.",
+        Edit("leasekit._driver.keeping.claims:Claims._end.give_back", "self._release(ended.tasks)", "pass"),
         test="tests/driver/test_claims.py::test_a_claim_that_is_given_up_is_ended_and_gives_back_its_tasks",
         why_test="a worker that stops seldom has a claim that is granted at this moment",
     ),
-    Mutant(
-        name="late-claim-not-ended",
-        breaks="A claim that was given up is not ended.",
-        edits=[Edit("leasekit._driver.keeping.claims:Claims._end", "spawn(...)", "pass")],
-        under="leaks",
+    "late-claim-not-ended": Mutant(
+        "A claim that was given up is not ended.",
+        Edit("leasekit._driver.keeping.claims:Claims._end", "spawn(...)", "pass"),
         test="tests/driver/test_claims.py::test_a_claim_that_is_given_up_is_ended_and_gives_back_its_tasks",
         why_test="a worker that stops seldom has a claim that is granted at this moment",
     ),
-    Mutant(
-        name="dead-workers-claim-not-ended",
-        breaks="What a dead worker's claim was granted is asked for, and the claim goes on.",
-        edits=[
-            Edit(
-                "leasekit._worker.handback:_end.end",
-                "partial(backend.claim, kinds, limit=0, wait=0, claim_id=asked.claim_id)",
-                "partial(backend.claim, kinds, limit=1, wait=0, claim_id=asked.claim_id)",
-            )
-        ],
-        under="leaks",
+    "dead-workers-claim-not-ended": Mutant(
+        "What a dead worker's claim was granted is asked for, and the claim goes on.",
+        Edit(
+            "leasekit._worker.handback:_end.end",
+            "partial(backend.claim, kinds, limit=0, wait=0, claim_id=asked.claim_id)",
+            "partial(backend.claim, kinds, limit=1, wait=0, claim_id=asked.claim_id)",
+        ),
         test="tests/worker/test_handback.py::test_a_claim_that_arrives_after_it_was_handed_back_is_granted_nothing",
         why_test="no worker of a history has a supervisor that asks for its claims",
     ),
-    Mutant(
-        name="late-claim-not-awaited",
-        breaks="What a call brings after its claim was given up is kept, where the service remembers no claims.",
-        edits=[Edit("leasekit._driver.keeping.claims:Claims._answer.call", "spawn(...)", "pass")],
-        under="leaks",
+    "late-claim-not-awaited": Mutant(
+        "What a call brings after its claim was given up is kept, where the service remembers no claims.",
+        Edit("leasekit._driver.keeping.claims:Claims._answer.call", "spawn(...)", "pass"),
         test="tests/driver/test_claims.py::test_a_claim_that_no_service_remembers_gives_back_its_tasks_when_its_own_answer_comes",
         why_test="the simulated service remembers claims",
     ),
     # Answers of somebody else ---------------------------------------------------------------------------------------
-    Mutant(
-        name="foreign-answer-refuses",
-        breaks="Whatever is answered with a status of 4xx counts as a refusal of what was sent.",
-        edits=[Edit("leasekit_http.transport:failure", "ProtocolError(says)", "Refused(says)")],
-        under="strangers",
-        killed_by=["S4"],
+    "foreign-answer-refuses": Mutant(
+        "Whatever is answered with a status of 4xx counts as a refusal of what was sent.",
+        Edit("leasekit_http.transport:failure", "ProtocolError(says)", "Refused(says)"),
+        by=Histories("strangers", ["S4"]),
     ),
-)
+}

@@ -8,25 +8,39 @@ from harness.simulation.mutants.edit import Edit
 from harness.simulation.mutants.stress import STRESSES
 from harness.simulation.scenario import Scenario
 
-__all__ = ["Mutant", "plant"]
+__all__ = ["Histories", "Mutant", "plant"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mutant:
-    """One rule, broken on purpose."""
+@dataclass(frozen=True, slots=True)
+class Histories:
+    """The histories in which a mutant has to show."""
 
-    name: str
-    breaks: str  # one sentence: what is wrong then
-    edits: Sequence[Edit]
-    under: str  # the stress that shows it, of `STRESSES`
-    killed_by: Sequence[str] = ()  # rules of the checker, any of which has to be broken
-    seeds: int = 6  # histories in which it may live, at most
-    test: str = ""  # of pytest, that fails by it, where no history shows it
-    why_test: str = ""  # and why none does
+    under: str
+    """The stress, by its name in `STRESSES`."""
+    rules: Sequence[str]
+    """Rules of the checker: the mutant is dead once one of them is broken."""
+    seeds: int = 6
+    """The number of histories in which the mutant is looked for, at the most."""
 
     def scenarios(self) -> list[Scenario]:
-        """The histories in which it is looked for."""
+        """These histories, one for each seed."""
         return [Scenario(seed=seed, **STRESSES[self.under]) for seed in range(1, self.seeds + 1)]
+
+
+class Mutant:
+    """One rule, broken on purpose: `by` histories have to show it, or, where none does, a `test` has to fail."""
+
+    def __init__(
+        self, breaks: str, *edits: Edit, by: Histories | None = None, test: str = "", why_test: str = ""
+    ) -> None:
+        self.breaks = breaks
+        """What is wrong then, in one sentence."""
+        self.edits = edits
+        self.by = by
+        self.test = test
+        """The test, by its name for pytest."""
+        self.why_test = why_test
+        """Why no history shows this mutant."""
 
 
 def plant(mutant: Mutant, root: Path) -> None:

@@ -1,8 +1,8 @@
-"""All mutants."""
+"""All mutants, by name."""
 
 from harness.simulation.mutants.holder import HOLDER
 from harness.simulation.mutants.service import SERVICE
 
 __all__ = ["MUTANTS"]
 
-MUTANTS = (*HOLDER, *SERVICE)
+MUTANTS = {**HOLDER, **SERVICE}

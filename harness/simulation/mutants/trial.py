@@ -1,6 +1,6 @@
 """One mutant in its own copy of the tree: `python -m harness.simulation.mutants.trial NAME` in that copy's root.
 
-It writes one line of JSON. It is a program of its own because what is imported stays imported.
+The output is one line of JSON. Each trial needs a process of its own, as imported modules stay imported.
 """
 
 import json
@@ -22,31 +22,36 @@ __all__ = ["Trial"]
 
 @dataclass(slots=True)
 class Trial:
-    """What became of it."""
+    """The outcome of one mutant."""
 
-    seeds: int = 0  # that were tried
-    killed_by: list[str] = field(default_factory=list[str])  # of those that were asked for
-    rules: dict[str, int] = field(default_factory=dict[str, int])  # all that were broken, and how often
-    why: str = ""  # the first of what was found
-    error: str = ""  # of the program; that is no proof
+    seeds: int = 0
+    """The number of histories that were run."""
+    killed_by: list[str] = field(default_factory=list[str])
+    """The expected rules that were broken."""
+    rules: dict[str, int] = field(default_factory=dict[str, int])
+    """All rules that were broken, and how often."""
+    why: str = ""
+    """The first violation."""
+    error: str = ""
+    """What went wrong in the program, which proves nothing."""
     seconds: float = 0.0
 
 
 def tried(scenarios: Iterable[Scenario], rules: Sequence[str] | None) -> Trial:
-    """Histories until one breaks one of these rules; None: any."""
+    """Run histories until one breaks one of these rules (`None`: any rule)."""
     trial, began_at, broken = Trial(), time.monotonic(), Counter[str]()
     for scenario in scenarios:
         trial.seeds += 1
         try:
             violations = simulate(scenario).violations
-        except Exception as error:  # noqa: BLE001  what is broken may break anything
+        except Exception as error:  # noqa: BLE001  broken code may raise anything
             trial.error = f"seed {scenario.seed}: {error!r}"
             continue
         broken.update(violation.rule for violation in violations)
-        found = [violation for violation in violations if rules is None or violation.rule in rules]
-        if found:
-            trial.killed_by = sorted({violation.rule for violation in found})
-            trial.why = str(found[0])
+        expected = [violation for violation in violations if rules is None or violation.rule in rules]
+        if expected:
+            trial.killed_by = sorted({violation.rule for violation in expected})
+            trial.why = str(expected[0])
             break
         if violations:
             trial.error = trial.error or f"seed {scenario.seed}: {violations[0]}"
@@ -56,16 +61,17 @@ def tried(scenarios: Iterable[Scenario], rules: Sequence[str] | None) -> Trial:
 
 
 def main() -> None:
-    """A mutant by its name; or a stress, and over how many seeds, with the code as it is."""
+    """Try the mutant of this name; or, with a number, the unbroken code under a stress over so many seeds."""
     if not Path(leasekit.__file__).is_relative_to(Path.cwd()):
-        raise SystemExit(f"this is not the copy in {Path.cwd()}, but {leasekit.__file__}")
+        raise SystemExit(f"leasekit is imported from {leasekit.__file__}: run this in the root of its copy")
     name, *seeds = sys.argv[1:]
     if seeds:
         clean = [Scenario(seed=seed, **STRESSES[name]) for seed in range(1, int(seeds[0]) + 1)]
         trial = tried(clean, None)
     else:
-        mutant = next(one for one in MUTANTS if one.name == name)
-        trial = tried(mutant.scenarios(), mutant.killed_by)
+        by = MUTANTS[name].by
+        assert by, f"{name} is killed by a test, not by histories"
+        trial = tried(by.scenarios(), by.rules)
     print(json.dumps(asdict(trial)))
 
 

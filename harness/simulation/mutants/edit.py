@@ -1,15 +1,14 @@
-"""Where a mutant breaks the code: found in the syntax tree, so that formatting, comments and local names do not count.
+"""Edits of the syntax tree that break the code; formatting, comments and local names do not matter.
 
     Edit("leasekit.config:Beats.trust", "return ...", "return self.ttl")
 
-`where` is a module and a function in it. `old` is an expression, or statements, as they could be written there:
+`where` is a module and a function in it. `old` is an expression or statements, as they could be written there:
 
-- a local name stands for any local name, the same one wherever it occurs; in `new` it is replaced by that;
-- `...` stands for any expression; at the end of arguments, operands or elements, for all that are left; as the last
-  statement, for the rest of a block.
+- a local name stands for any local name, the same one wherever it occurs; in `new` that name takes its place;
+- `...` stands for any expression; at the end of arguments, operands or elements, for all the remaining ones; as the
+  last statement, for the rest of a block.
 
-It has to be there exactly once. Names of modules, functions, attributes and keywords are what the code is about: they
-have to be right.
+`old` has to match exactly once. Names of modules, functions, attributes and keywords have to be the same as in the code.
 """
 
 import ast
@@ -28,7 +27,7 @@ _BUILTINS = frozenset(dir(builtins))
 
 
 class NotThere(Exception):
-    """What a mutant replaces is not in the code any more, or more than once, or its replacement does not fit there."""
+    """What a mutant replaces is missing from the code or ambiguous there, or the replacement does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Edit:
         raise NotThere(f"{self.where}: there is no such module")
 
     def applied(self, text: str) -> str:
-        """The module with it, `text` being what its file holds. Raises `NotThere`."""
+        """Apply the edit to the module's source `text`. Raises `NotThere`."""
         tree = ast.parse(text)
         known = _of_module(text) | _BUILTINS | {"self", "cls"}
         old, new = _parsed(self.old, self.new)
@@ -58,8 +57,8 @@ class Edit:
             if pattern.fits_all(old, nodes):
                 fits.append((pattern.names, replace))
         if len(fits) != 1:
-            what = f"is there {len(fits)} times" if fits else "is not there"
-            raise NotThere(f"{self.where}: this {what}:\n{self.old}")
+            times = f"is there {len(fits)} times" if fits else "is not there"
+            raise NotThere(f"{self.where}: this {times}:\n{self.old}")
         ((names, replace),) = fits
         replace([_Renamed(names).visit(node) for node in new])
         broken = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
@@ -78,7 +77,7 @@ class Edit:
 
 
 class _Pattern:
-    """Whether a pattern fits a piece of code, and which of its local names stands for which."""
+    """Match a pattern with code, and note which local name of the code each name of the pattern stands for."""
 
     def __init__(self, known: frozenset[str]) -> None:
         self._known = known
@@ -118,7 +117,7 @@ class _Pattern:
 
 
 class _Renamed(ast.NodeTransformer):
-    """A replacement, in the words of the code."""
+    """Put the code's local names into a replacement."""
 
     def __init__(self, names: dict[str, str]) -> None:
         self._names = names
@@ -131,11 +130,11 @@ class _Renamed(ast.NodeTransformer):
 
 
 def _parsed(old: str, new: str) -> tuple[list[Any], list[Any]]:
-    """Both as expressions, if they are; else both as statements."""
+    """Parse both as expressions where possible, else both as statements."""
     both = ast.parse(old).body, ast.parse(new).body
     match both:
-        case ([ast.Expr(value=one)], [ast.Expr(value=other)]):
-            return [one], [other]
+        case ([ast.Expr(value=old_value)], [ast.Expr(value=new_value)]):
+            return [old_value], [new_value]
         case _:
             return both
 
@@ -149,7 +148,7 @@ def _is_any(pattern: Any) -> bool:
 
 
 def _places(function: ast.AST, size: int) -> Iterator[tuple[list[Any], Callable[[list[Any]], None]]]:
-    """All that stands in a function and may be replaced, so many neighbours at a time, and how."""
+    """Every run of `size` neighbouring nodes in a function, each with a function that replaces the run."""
     for parent in ast.walk(function):
         for field, value in ast.iter_fields(parent):
             if isinstance(value, list):
@@ -166,7 +165,7 @@ def _set(parent: ast.AST, field: str, new: list[Any]) -> None:
 
 
 def _scopes(node: ast.AST) -> Iterator[_Scope]:
-    """The functions and classes that are defined here, and not in another one."""
+    """The functions and classes that are defined directly in `node`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _Scope):
             yield child
@@ -177,14 +176,16 @@ def _scopes(node: ast.AST) -> Iterator[_Scope]:
 def _of_module(text: str) -> frozenset[str]:
     """The names that a module binds."""
     symbols = symtable.symtable(text, "", "exec").get_symbols()
-    return frozenset(one.get_name() for one in symbols if one.is_assigned() or one.is_imported())
+    return frozenset(symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported())
 
 
 def _undefined(text: str) -> set[str]:
-    """The names that functions use and nobody binds."""
+    """The names that functions use, and that neither the module nor Python defines."""
 
     def used(table: symtable.SymbolTable) -> Iterator[str]:
-        yield from (one.get_name() for one in table.get_symbols() if one.is_global() and one.is_referenced())
+        yield from (
+            symbol.get_name() for symbol in table.get_symbols() if symbol.is_global() and symbol.is_referenced()
+        )
         for inner in table.get_children():
             yield from used(inner)
 

@@ -1,4 +1,4 @@
-"""Breaks on the side of those who hold leases: keeper, cycle, watchdog, claims, outbox, controller."""
+"""Mutants of what holds leases: keeper, cycle, watchdog, claims, outbox, controller."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ __all__ = ["HOLDER"]
 HOLDER: Mapping[str, Mutant] = {
     # Trust ----------------------------------------------------------------------------------------------------------
     "beat-stamped-after-reply": Mutant(
-        "A renewal counts from when its answer came.",
+        "Trust counts from the answer to a beat.",
         Edit(
             "leasekit._driver.keeping.keeper:Keeper._beat",
             "effects = cycle.answered(send, verdicts, asked_at=asked_at, now=now)",
@@ -19,7 +19,7 @@ HOLDER: Mapping[str, Mutant] = {
         by=Histories("tight", ["S2", "S9"], seeds=12),
     ),
     "claim-stamped-after-reply": Mutant(
-        "A grant counts from when the claim was answered.",
+        "Trust counts from the answer to a claim.",
         Edit(
             "leasekit._driver.keeping.claims:Claims.claim",
             "return claimed, asked_at",
@@ -28,7 +28,7 @@ HOLDER: Mapping[str, Mutant] = {
         by=Histories("short", ["S2", "S9"]),
     ),
     "claim-retry-restamps": Mutant(
-        "A claim that is sent again counts from the last time it was sent.",
+        "Trust counts from the last time that a repeated claim was sent.",
         Edit(
             "leasekit._driver.keeping.claims:Claims._answer.call",
             "tries += 1",
@@ -40,12 +40,12 @@ HOLDER: Mapping[str, Mutant] = {
         by=Histories("repeats", ["S2", "S9"]),
     ),
     "waited-rounded-up": Mutant(
-        "How long a claim had waited is taken in whole minutes.",
+        "The time for which a claim has waited is rounded up to whole minutes.",
         Edit("leasekit._core.term:granted_at", "max(0.0, waited or 0.0) * ...", "-(-(waited or 0.0) // 60) * 60"),
         by=Histories("short", ["S2", "S9"]),
     ),
     "strikes-alone": Mutant(
-        "A lease ends after three failed beats in a row, and by nothing else.",
+        "Only three failed beats in a row end a lease.",
         Edit("leasekit.config:Heartbeats.trust", "return ...", "return self.ttl * 100"),
         by=Histories("strikes", ["S2"]),
     ),
@@ -60,28 +60,28 @@ HOLDER: Mapping[str, Mutant] = {
         by=Histories("drift", ["S2"]),
     ),
     "drift-ignored": Mutant(
-        "Two clocks are taken to run alike.",
+        "Clocks are taken to have no drift.",
         Edit("leasekit.config:Heartbeats.trust", "return ...", "return self.ttl - self.margin"),
         by=Histories("exact", ["S2"]),
     ),
     "trust-moves-back": Mutant(
-        "An older answer that comes later shortens the trust.",
+        "An older answer that comes later shortens trust.",
         Edit("leasekit._core.term:Term.renewed", "max(self.granted_at, asked_at)", "asked_at"),
         test="tests/core/test_term.py::test_trust_never_moves_back_when_answers_overtake_one_another",
         why_test="a lease is in one call at a time, so no answer overtakes another; and less trust breaks no promise",
     ),
     "lost-judged-by-the-keeper-alone": Mutant(
-        "A body whose keeper gets no turn is not told that its lease is over.",
+        "A handler is not told that its lease is lost while its keeper gets no turn.",
         Edit("leasekit._driver.keeping.held_lease:HeldLease.lost", "return ...", "return self.reason is not None"),
         test="tests/test_lease.py::test_check_judges_by_the_clock_while_the_keeper_is_stuck",
-        why_test="it is the first rung of the ladder: in a guarded process the kernel's timer is the last, and holds",
+        why_test="this check is the first guard: in a guarded process the kernel's timer is the last, and holds",
     ),
     # The cycle ------------------------------------------------------------------------------------------------------
     "failed-beats-rest": Mutant(
-        "A beat that failed is not tried again before the next cycle.",
+        "A failed beat is not retried before the next cycle.",
         Edit("leasekit._core.cycle:Cycle._failed", "self._rested if rests else self._waiting", "self._rested"),
         test="tests/core/test_cycle.py::test_a_lease_whose_trust_does_not_outlast_the_next_cycle_is_tried_on",
-        why_test="bodies that report progress bring early beats, and the first that is answered ends the rest of all",
+        why_test="progress brings early beats, and the first one that is answered ends the wait of all others",
     ),
     "retry-after-unbounded": Mutant(
         "Heartbeats pause for as long as a throttling service says.",
@@ -94,23 +94,23 @@ HOLDER: Mapping[str, Mutant] = {
         by=Histories("storms", ["L3"], seeds=12),
     ),
     "throttling-is-a-strike": Mutant(
-        "A throttled beat counts as a failed one.",
+        "A throttled beat counts as a strike.",
         Edit("leasekit._core.cycle:Cycle.answered", '"throttled"', '"never"'),
         test="tests/core/test_cycle.py::test_throttling_is_no_strike",
         why_test="L3 counts the time in which something is wrong, and does not tell throttling from a cut line",
     ),
     "verdicts-by-position-unchecked": Mutant(
-        "A verdict is believed whomever it names.",
+        "A verdict is believed whichever task it names.",
         Edit(
             "leasekit._driver.keeping.keeper:Keeper._verdicts",
             "verdict.id == beat.id and _sensible(verdict)",
             "_sensible(verdict)",
         ),
         test="tests/driver/test_keeper.py::test_a_verdict_that_names_another_task_is_not_believed",
-        why_test="it takes a garbled order of answers to a batch in which one lease is gone: 30 histories had none",
+        why_test="this takes a garbled order of answers to a batch in which one lease is gone: 30 histories had none",
     ),
     "news-waits-for-the-cycle": Mutant(
-        "Progress goes with the next beat, however long that takes.",
+        "New progress brings no early beat.",
         Edit("leasekit._core.cycle:Cycle.hasten", "self._news[term] = None", "pass"),
         by=Histories("deaths", ["L7"]),
     ),
@@ -121,12 +121,12 @@ HOLDER: Mapping[str, Mutant] = {
         by=Histories("guard", ["S2"]),
     ),
     "timer-late": Mutant(
-        "The kernel is told a moment after the end of trust.",
+        "The kernel is told to end the process too late.",
         Edit("leasekit._driver.guarding.watchdog:Watchdog._arm", "self._timer.arm(at)", "self._timer.arm(at + 30.0)"),
         by=Histories("guard", ["S2"]),
     ),
     "timer-never-earlier": Mutant(
-        "The timer is moved to later moments only: a body that ends before all others is not guarded.",
+        "The timer never moves to an earlier moment: a lease that ends before all others is not guarded.",
         Edit(
             "leasekit._driver.guarding.watchdog:Watchdog._arm",
             "at != self._armed_at",
@@ -135,19 +135,19 @@ HOLDER: Mapping[str, Mutant] = {
         by=Histories("uneven", ["S2"], seeds=20),
     ),
     "timer-ignores-loss": Mutant(
-        "The timer is not moved to the end of the grace of a lost lease.",
+        "The timer does not move to the end of the grace of a lost lease.",
         Edit("leasekit._driver.guarding.watchdog:Watchdog.lost", "self._ends.fix(...)", "None"),
         test="tests/driver/test_watchdog.py::test_the_deadline_is_that_of[a lost one, before its trust ends]",
-        why_test="the timer stays where trust ends, which is what S2 rests on; a grace is a courtesy to others",
+        why_test="the timer stays at the end of trust, which is enough for S2; the grace only spares other handlers",
     ),
     "timer-never-moved": Mutant(
         "A renewal does not move the timer: the process is killed although its leases are held.",
         Edit("leasekit._driver.guarding.watchdog:Watchdog.renewed", "self._ends.move(...)", "None"),
         test="tests/driver/test_watchdog.py::test_it_does_not_kill[a body that was renewed]",
-        why_test="no rule of a history says that a process may not be killed: its tasks crash, and run again",
+        why_test="no rule forbids to kill a process: its tasks crash, and run again",
     ),
     "timer-moved-by-failed-beats": Mutant(
-        "A beat that failed moves the timer as if it had been acknowledged.",
+        "A failed beat moves the timer like an acknowledged one.",
         Edit(
             "leasekit._driver.keeping.keeper:Keeper._beat",
             "term.granted_at == asked_at and term.place is not None",
@@ -156,26 +156,26 @@ HOLDER: Mapping[str, Mutant] = {
         by=Histories("unrenewed", ["S2"]),
     ),
     "timer-stays-at-a-longer-ttl": Mutant(
-        "The timer stays where a longer ttl ends when a beat grants a shorter one.",
+        "The timer does not move when a beat grants a shorter ttl.",
         Edit("leasekit._driver.keeping.keeper:Keeper._perform_one", "effect.term.key.watchdog.renewed(...)", "pass"),
         test="tests/driver/test_keeper.py::test_the_timer_follows_a_ttl_that_a_beat_is_granted_shorter",
-        why_test="the next beat sets it right: a process has to be stopped between the first two beats of a run",
+        why_test="the next beat repairs this: a process would have to be stopped between the first two beats of a run",
     ),
-    # Bodies ---------------------------------------------------------------------------------------------------------
+    # Handlers -------------------------------------------------------------------------------------------------------
     "late-start": Mutant(
-        "A body begins although its lease is over by the clock.",
+        "A handler begins although its lease is over by the clock.",
         Edit("leasekit._driver.keeping.held_lease:HeldLease._refuse_lost", "self.lost", "self.reason is not None"),
         test="tests/driver/test_keeper.py::test_a_body_does_not_begin_when_its_lease_is_over_by_the_clock_alone",
-        why_test="who begins late arms the timer in the past, or ends at its first look; where a task waits for a "
-        "slot, others run whose timer ends the process sooner (that S9 is looked at shows `unconfirmed-begun`)",
+        why_test="a late handler arms the timer in the past, or ends at its first check; where a task waits for a "
+        "slot, the timer of others ends the process sooner (`unconfirmed-begun` shows that S9 is checked)",
     ),
     "unconfirmed-begun": Mutant(
-        "A task is begun before the service has acknowledged that its lease is still there.",
+        "A task is begun before the first acknowledged beat where trust requires one.",
         Edit("leasekit._worker.controller:Controller._deliver", "held.confirmed is None", "held is not None"),
         by=Histories("short", ["S2", "S9"]),
     ),
     "settled-before-the-end": Mutant(
-        "A task that is to be cancelled is settled when its body is told, not when it has ended.",
+        "A cancelled task is settled when its handler is told, not when the handler has ended.",
         Edit(
             "leasekit._driver.keeping.keeper:Keeper._ordered",
             "held.tell(Cancelled)",
@@ -185,7 +185,7 @@ HOLDER: Mapping[str, Mutant] = {
         by=Histories("cancels", ["S2"]),
     ),
     "released-while-it-runs": Mutant(
-        "A worker that stops gives back what runs.",
+        "A worker that stops releases tasks whose handlers run.",
         Edit(
             "leasekit._driver.keeping.held_lease:HeldLease.withdraw",
             "self._takers or self.settling or ...",
@@ -195,17 +195,17 @@ HOLDER: Mapping[str, Mutant] = {
         by=Histories("deaths", ["S2"]),
     ),
     "idle-result-accepted": Mutant(
-        "What a body ends with is reported although its lease was lost because it was idle.",
+        "A result is reported although the lease was lost by the idle timeout.",
         Edit(
             "leasekit._driver.keeping.held_lease:HeldLease.reportable",
             '(None, "expired", "strikes")',
             '(None, "expired", "strikes", "idle")',
         ),
         test="tests/test_lease.py::test_what_an_idle_body_ends_with_after_its_lease_was_lost_is_not_reported",
-        why_test="nobody else has the task by then: that a hung body has had its say is no rule of a history",
+        why_test="no other run has the task by then, and no rule forbids the result of a hung handler",
     ),
     "idle-never-told": Mutant(
-        "A body that reports no progress is beaten for ever.",
+        "A handler that reports no progress keeps its lease for ever.",
         Edit(
             "leasekit._driver.keeping.held_lease:HeldLease.touch",
             "self.clock.now() + self.idle_timeout",
@@ -215,7 +215,7 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     # Claims and reports ---------------------------------------------------------------------------------------------
     "claim-retry-under-a-new-id": Mutant(
-        "A claim whose answer was lost is sent again as another claim.",
+        "The repeat of a claim whose answer was lost has a new id.",
         Edit(
             "leasekit._driver.keeping.claims:Claims._answer",
             "partial(self._backend.claim, asked.kinds, limit=limit, wait=wait, claim_id=asked.claim_id)",
@@ -223,20 +223,20 @@ HOLDER: Mapping[str, Mutant] = {
             "asked.kinds, limit=limit, wait=wait, claim_id=f'{self._chance.getrandbits(128):032x}')",
         ),
         test="tests/driver/test_claims.py::test_the_wait_of_a_long_poll_is_not_taken_from_the_time_for_repeats",
-        why_test="L4 shows it in one history of some thirty: the answer that is lost has to have tasks in it",
+        why_test="L4 shows this in one history of some thirty: the lost answer has to have tasks in it",
     ),
     "first-failed-claim-is-the-last": Mutant(
-        "A claim that fails for good ends all claiming.",
+        "A claim that fails for good is the worker's last.",
         Edit("leasekit._worker.controller:Controller._take_in", "now + self._backoff.wait()", "math.inf"),
         by=Histories("outages", ["L1", "L2", "L4"]),
     ),
     "outbox-drops-the-unanswered": Mutant(
-        "A result whose report failed is not reported again.",
+        "A settlement whose report failed is not reported again.",
         Edit("leasekit._driver.reporting.outbox:Outbox._failed", "self._pending.extend(batch)", "pass"),
         by=Histories("outages", ["L4"], seeds=20),
     ),
     "works-on-after-the-stop": Mutant(
-        "A worker that was asked to stop claims on.",
+        "A worker that was asked to stop goes on claiming.",
         Edit("leasekit._worker.controller:Controller._once", "not self._stopping", "True"),
         Edit("leasekit._worker.controller:Controller._deliver", "self._stopping or handler is None", "handler is None"),
         by=Histories("stops", ["L2"]),
@@ -266,7 +266,7 @@ HOLDER: Mapping[str, Mutant] = {
         why_test="a worker that stops seldom has a claim that is granted at this moment",
     ),
     "dead-workers-claim-not-ended": Mutant(
-        "What a dead worker's claim was granted is asked for, and the claim goes on.",
+        "The supervisor asks for the tasks of a dead worker's claim, and does not end the claim.",
         Edit(
             "leasekit._worker.handback:_end.end",
             "partial(backend.claim, kinds, limit=0, wait=0, claim_id=asked.claim_id)",
@@ -276,14 +276,14 @@ HOLDER: Mapping[str, Mutant] = {
         why_test="no worker of a history has a supervisor that asks for its claims",
     ),
     "late-claim-not-awaited": Mutant(
-        "What a call brings after its claim was given up is kept, where the service remembers no claims.",
+        "Tasks that arrive after their claim was given up are kept, where the service remembers no claims.",
         Edit("leasekit._driver.keeping.claims:Claims._answer.call", "spawn(...)", "pass"),
         test="tests/driver/test_claims.py::test_a_claim_that_no_service_remembers_gives_back_its_tasks_when_its_own_answer_comes",
         why_test="the simulated service remembers claims",
     ),
-    # Answers of somebody else ---------------------------------------------------------------------------------------
+    # Answers of other services --------------------------------------------------------------------------------------
     "foreign-answer-refuses": Mutant(
-        "Whatever is answered with a status of 4xx counts as a refusal of what was sent.",
+        "Each answer with a status of 4xx counts as the service's refusal.",
         Edit("leasekit_http.transport:failure", "ProtocolError(says)", "Refused(says)"),
         by=Histories("strangers", ["S4"]),
     ),

@@ -1,4 +1,4 @@
-"""What a mutant is, and how it is planted into a copy of the code."""
+"""Mutants: rules that are broken on purpose in a copy of the code."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

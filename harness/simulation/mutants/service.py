@@ -1,4 +1,4 @@
-"""Breaks on the side of the service: claims, heartbeats, results, the consumer, the frontend, the clock."""
+"""Mutants of the service: claims, heartbeats, results, the consumer, the frontend, the clock."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ SERVICE: Mapping[str, Mutant] = {
         by=Histories("fencing", ["S3", "S8"]),
     ),
     "gone-is-not-final": Mutant(
-        "A lease of which it was said that it had ended gets more time with all others, and is renewed.",
+        "A lease that was answered *gone* gets a new ttl after a restart, and is renewed.",
         Edit("leasekit.server.roles.hsc:heartbeat", "_keep_ended(...)", "pass"),
         by=Histories("revivals", ["S8"], seeds=12),
     ),
@@ -28,12 +28,12 @@ SERVICE: Mapping[str, Mutant] = {
         by=Histories("fencing", ["S3", "S4", "S7"]),
     ),
     "fence-not-bumped": Mutant(
-        "Every grant of a task has the same fence.",
+        "All grants of a task have the same fence.",
         Edit("leasekit._lifecycle.transitions:grant", "row.fence + 1", "max(1, row.fence)"),
         by=Histories("deaths", ["S1"]),
     ),
     "gone-told-as-renewed": Mutant(
-        "A beat of a lease that is over is answered as if it were not.",
+        "A beat of an expired lease is answered *renewed*.",
         Edit(
             "leasekit.server.roles.hsc:heartbeat",
             "past.gone(beats[at].id, ...)",
@@ -42,14 +42,14 @@ SERVICE: Mapping[str, Mutant] = {
         by=Histories("fencing", ["S3", "S8"]),
     ),
     "expired-revived": Mutant(
-        "A beat revives a lease that has run out, as long as nobody else got the task.",
+        "A beat renews an expired lease while its task is not granted again.",
         Edit("leasekit.server.roles.hsc:_judged", "is_held(row, beat.token, now)", "is_latest(row, beat.token)"),
         test="tests/server/test_hsc.py::test_a_beat_at_the_very_end_is_too_late",
-        why_test="its holder does not believe in it any more, and nobody else does yet: the task only waits longer",
+        why_test="the holder trusts this lease no longer, and there is no other yet: the task only waits longer",
     ),
     # Expiry ---------------------------------------------------------------------------------------------------------
     "reaped-early": Mutant(
-        "A lease is taken back a minute before it ends.",
+        "A lease is expired a minute before its ttl has passed.",
         Edit(
             "leasekit.server.roles.consumer:reap",
             "turn.tx.expired(now=turn.instant, limit=limit)",
@@ -58,7 +58,7 @@ SERVICE: Mapping[str, Mutant] = {
         by=Histories("outages", ["S6"]),
     ),
     "never-reaped": Mutant(
-        "The task of a holder that is gone stays his.",
+        "The task of a dead holder is never ready again.",
         Edit(
             "leasekit.server.roles.consumer:reap",
             "turn.tx.expired(now=turn.instant, limit=limit)",
@@ -67,12 +67,12 @@ SERVICE: Mapping[str, Mutant] = {
         by=Histories("deaths", ["L2", "L4"]),
     ),
     "beat-shortens-the-lease": Mutant(
-        "A beat brings the end nearer that the claim granted, and that its holder goes by.",
+        "A beat moves the end of a lease before the end that the claim granted.",
         Edit("leasekit._lifecycle.transitions:renewed", "max(until, ...)", "until"),
         by=Histories("unheard", ["S2", "S6"]),
     ),
     "rebased-to-the-beats-ttl": Mutant(
-        "After a restart a lease lasts for as long as a beat grants, though a claim granted more.",
+        "After a restart a lease lasts for the ttl of its beats, even if the claim granted a longer one.",
         Edit(
             "leasekit.server.store.memory:_MemoryTx.rebase",
             "max(row.claim_timeout, row.heartbeat_timeout)",
@@ -81,7 +81,7 @@ SERVICE: Mapping[str, Mutant] = {
         by=Histories("unequal", ["S6", "L6"]),
     ),
     "leases-end-by-the-wall-clock": Mutant(
-        "Leases end earlier by what the wall clock was stepped ahead.",
+        "A step of the wall clock ahead shortens leases by as much.",
         Edit(
             "leasekit.server.clock:StoreClock.read",
             "Moment(instant + self._gained, instant, stalled > self._stall)",
@@ -90,7 +90,7 @@ SERVICE: Mapping[str, Mutant] = {
         by=Histories("clocks", ["S6"]),
     ),
     "clock-steps-back": Mutant(
-        "The time of the store steps back with the wall clock.",
+        "The store's time goes back with the wall clock.",
         Edit(
             "leasekit.server.clock:StoreClock.read",
             "max(self._gained, self._wall() - instant)",
@@ -99,17 +99,17 @@ SERVICE: Mapping[str, Mutant] = {
         by=Histories("clocks", ["L1", "L2", "L4"]),
     ),
     "not-rebased-at-the-start": Mutant(
-        "After a restart leases end as if their holders could have beaten meanwhile.",
+        "After a restart leases end as if they could have been renewed while the server was down.",
         Edit("leasekit.server.commit:GroupCommit.__init__", "self._is_after_gap = True", "self._is_after_gap = False"),
         by=Histories("restarts", ["L6"]),
     ),
     "never-rebased": Mutant(
-        "Neither a restart nor a stall of the server gives leases their time anew.",
+        "Leases get no new ttl after a restart or a stall of the server.",
         Edit("leasekit.server.roles.consumer:rebase", "turn.tx.rebase(...)", "pass"),
         by=Histories("restarts", ["L6"]),
     ),
     "runtime-by-the-clock-of-old": Mutant(
-        "After a restart runs end by what the clock of the earlier process meant.",
+        "After a restart the longest runtime counts by the clock of the earlier process.",
         Edit(
             "leasekit.server.roles.consumer:rebase",
             "turn.tx.rebase(now=turn.instant, shift=shift)",
@@ -118,18 +118,18 @@ SERVICE: Mapping[str, Mutant] = {
         by=Histories("steps", ["L5"]),
     ),
     "runtime-unbounded": Mutant(
-        "Beats are accepted past the longest run of a task.",
+        "Beats are accepted past a task's `max_runtime`.",
         Edit("leasekit._lifecycle.transitions:is_overdue", "return ...", "return False"),
         by=Histories("endless", ["L5"]),
     ),
     # Repeats --------------------------------------------------------------------------------------------------------
     "result-repeat-refused": Mutant(
-        "A result that is reported again is told to be stale.",
+        "The repeat of a result is refused as stale.",
         Edit("leasekit.server.roles.hsc:_Desk.settle", "run.digest == digest", "run.digest == b''"),
         by=Histories("slow", ["S7"]),
     ),
     "schedule-repeat-makes-another": Mutant(
-        "An id that is there already is accepted once more.",
+        "A task whose id exists is created again.",
         Edit(
             "leasekit.server.roles.frontend:_Intake.take",
             "known = self._known[task.id]",
@@ -139,18 +139,18 @@ SERVICE: Mapping[str, Mutant] = {
         by=Histories("schedules", ["S7", "queue"]),
     ),
     "claim-repeat-grants-anew": Mutant(
-        "A claim that is repeated gets other tasks than the first time.",
+        "The repeat of a claim is granted other tasks.",
         Edit("leasekit.server.roles.claims:claim", "(one.is_new or turn.is_repeated) and ...", "False"),
         by=Histories("slow", ["S7"]),
     ),
     "ended-claim-granted-later": Mutant(
-        "A claim that was ended is granted tasks when its request arrives once more.",
+        "A claim that was ended is granted tasks when its request arrives again.",
         Edit("leasekit.server.roles.claims:_ended", "turn.tx.remember(...)", "pass"),
         test="tests/server/test_claims.py::test_a_claim_that_was_ended_is_granted_nothing_for_a_day_and_through_restarts",
-        why_test="it takes a request that arrives after the one that ended its claim",
+        why_test="this takes a request that arrives after the one that ended its claim",
     ),
     "ended-claim-still-waits": Mutant(
-        "A claim that waits is answered when it is ended, and may be granted tasks later.",
+        "A waiting claim goes on waiting when it is ended, and may be granted tasks.",
         Edit(
             "leasekit.server.long_poll:LongPolls.claim",
             "poll is not None and poll.asked.limit and not limit",
@@ -158,10 +158,10 @@ SERVICE: Mapping[str, Mutant] = {
         ),
         test="tests/server/test_claims.py::"
         "test_a_claim_that_waits_is_answered_with_nothing_when_it_is_ended_and_granted_nothing_after",
-        why_test="it takes a request that arrives after the one that ended its claim",
+        why_test="this takes a request that arrives after the one that ended its claim",
     ),
     "dedupe-ignored": Mutant(
-        "A dedupe key keeps nobody out.",
+        "A dedupe key is ignored.",
         Edit(
             "leasekit.server.roles.frontend:_Intake.take",
             "first and first.id in self._known and ...",
@@ -171,7 +171,7 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     # Ends ------------------------------------------------------------------------------------------------------------
     "cancel-ignored": Mutant(
-        "A cancelled task that waits goes on waiting.",
+        "The cancel of a waiting task is ignored.",
         Edit(
             "leasekit._lifecycle.transitions:cancelled",
             "return end_run(row, event, limits=NO_LIMITS, now=now)",
@@ -180,28 +180,28 @@ SERVICE: Mapping[str, Mutant] = {
         by=Histories("schedules", ["S11"]),
     ),
     "order-forgotten": Mutant(
-        "A running task that is to be cancelled runs again after this run.",
+        "A running task whose cancel was requested runs again after this run.",
         Edit("leasekit._lifecycle.transitions:end_run", "row.ordered", "False"),
         by=Histories("schedules", ["S11"]),
     ),
     "order-not-told": Mutant(
-        "The holder of a running task does not hear that it is to be cancelled.",
+        "The holder of a running task does not hear that its cancel was requested.",
         Edit("leasekit.server.roles.hsc:_judged", '"cancel" if row.ordered else None', "None"),
         test="tests/server/test_frontend.py::test_a_running_task_is_told_with_its_next_beat_and_keeps_its_lease",
-        why_test="a cancel of a running task promises no moment: it is cancelled when its lease ends, at the latest",
+        why_test="a cancel of a running task promises no moment: the task is cancelled when its lease ends, at the latest",
     ),
     "attempts-unlimited": Mutant(
-        "A task that fails is tried again past its limit.",
+        "A failing task is retried past its `max_attempts`.",
         Edit("leasekit._lifecycle.transitions:_too_many_failures", "limits.max_attempts is None or ...", "True"),
         by=Histories("limits", ["S10"]),
     ),
     "crashes-unlimited": Mutant(
-        "A task that takes its holders with it is handed out for ever.",
+        "A task that kills its holders is granted for ever.",
         Edit("leasekit._lifecycle.transitions:_too_many_crashes", "crashes <= limits.max_crashes", "True"),
         by=Histories("limits", ["S10"]),
     ),
     "dead-too-soon": Mutant(
-        "The last crash that is allowed is one too many.",
+        "A task is dead one crash too early.",
         Edit(
             "leasekit._lifecycle.transitions:_too_many_crashes",
             "crashes <= limits.max_crashes",
@@ -210,23 +210,23 @@ SERVICE: Mapping[str, Mutant] = {
         by=Histories("limits", ["S10"]),
     ),
     "successors-lost": Mutant(
-        "What a settlement schedules along with it is not scheduled.",
+        "The successors of a settlement are not scheduled.",
         Edit("leasekit.server.roles.hsc:_Desk._record", "settlement.then", "settlement.then[:0]"),
         by=Histories("calm", ["queue"]),
     ),
     "progress-lost": Mutant(
-        "What the last holder left is not given to the next.",
+        "The next holder does not get the progress of the last one.",
         Edit("leasekit.server.roles.hsc:_renew", "batch.progress.save(turn.tx)", "pass"),
         by=Histories("deaths", ["L7"]),
     ),
     "progress-unordered": Mutant(
-        "A beat that arrives late puts old progress over newer.",
+        "A beat that arrives late overwrites newer progress.",
         Edit("leasekit.server.progress:Progress.save", "own >= mark", "own >= (0, 0)"),
         by=Histories("fencing", ["L7"]),
     ),
     # Order ----------------------------------------------------------------------------------------------------------
     "priority-inverted": Mutant(
-        "The least urgent task is handed out first.",
+        "The least urgent task is granted first.",
         Edit(
             "leasekit.server.due_tasks:DueTasks.take",
             "readers.sort(key=lambda reader: reader.priority)",
@@ -235,7 +235,7 @@ SERVICE: Mapping[str, Mutant] = {
         by=Histories("deaths", ["S11"]),
     ),
     "not-before-ignored": Mutant(
-        "A task is handed out before it is due.",
+        "A task is granted before it is due.",
         Edit("leasekit.server.roles.frontend:_due_at", "return ...", "return now"),
         by=Histories("calm", ["S11"]),
     ),

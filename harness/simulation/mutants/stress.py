@@ -13,20 +13,20 @@ def _only(**rates: float) -> dict[str, float]:
     return dict.fromkeys(FAULTS, 0.0) | rates
 
 
-# A margin below what one call may take: then nothing but the moment from which trust counts keeps a lease exclusive.
+# The margin is shorter than one call may take: a lease stays exclusive only if trust counts from the right moment.
 _TIGHT = Heartbeats(margin=1.0, call_timeout=60.0)
 
 STRESSES: Mapping[str, Mapping[str, Any]] = {
     **{name: {"hours": 1.5, **preset} for name, preset in PRESETS.items()},
-    # Answers that come late, to holders who then hear nothing more, and whose bodies do not look.
+    # Answers that come late to holders that hear nothing after them and whose bodies do not check their leases.
     "tight": {
         "hours": 2.0,
         "rates": _only(crawl=16.0, one_way=10.0, cut=8.0, deaf=100.0),
         "heartbeats": _TIGHT,
         "tasks_per_hour": 200.0,
     },
-    # A claim may take longer than the lease lasts that it gets. No claim is granted in the instant in which it comes:
-    # what is reckoned from how long it had waited would go unseen.
+    # A claim may take longer than the granted lease lasts. The server is slow, so that no claim is granted in the instant
+    # of its arrival: errors in what `waited` is used for would not show then.
     "short": {
         "hours": 1.5,
         "rates": _only(crawl=12.0, drop_reply=8.0, one_way=8.0, cut=6.0, pause=8.0, deaf=60.0, server_slow=12.0),
@@ -34,14 +34,14 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
         "tasks_per_hour": 200.0,
         "longest_body": 400.0,
     },
-    # What was failed is tried again in the next cycle, and so many strikes take longer than a lease lasts: the first
-    # may come soon after the last renewal, with an early beat.
+    # A failed beat is retried in the next cycle, so five strikes take longer than a lease lasts. The first strike may
+    # come soon after the last renewal, with an early beat.
     "strikes": {
         "hours": 2.0,
         "rates": _only(cut=8.0, one_way=6.0, refuse=4.0, deaf=30.0),
         "heartbeats": Heartbeats(strike_after=0.0, retries_per_cycle=0, max_failures=5),
     },
-    # Clocks that are far worse than promised: what the margin absorbs.
+    # Clocks that drift far more than promised; the margin absorbs that.
     "drift": {
         "hours": 2.0,
         "rates": _only(cut=10.0, one_way=6.0, gil=8.0, deaf=70.0),
@@ -49,7 +49,7 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
         "effect_every": 5.0,
         "tasks_per_hour": 150.0,
     },
-    # As good as promised, and no margin: what the drift is reckoned with for.
+    # Clocks that drift as much as promised, and no margin: only the drift in the formula for trust is left.
     "exact": {
         "hours": 0.75,
         "rates": _only(cut=20.0, deaf=100.0),
@@ -61,7 +61,7 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
         "slots": 1,
         "tasks_per_hour": 60.0,
     },
-    # Bodies of one process whose leases end far from one another, while its keeper gets no turn.
+    # Leases of one process that end at different times while its keeper gets no turn.
     "uneven": {
         "hours": 1.0,
         "rates": _only(gil=20.0, stall=25.0, crawl=10.0, deaf=80.0),
@@ -69,7 +69,7 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
         "tasks_per_hour": 300.0,
         "longest_body": 300.0,
     },
-    # Heartbeats fail, then the process is stopped or its keeper gets no turn: nothing but the timer is left.
+    # Heartbeats fail, then the process is stopped or its keeper gets no turn: only the timer is left.
     "unrenewed": {
         "hours": 1.5,
         "rates": _only(cut=20.0, one_way=8.0, gil=30.0, pause=20.0, deaf=90.0),
@@ -77,11 +77,11 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
         "tasks_per_hour": 200.0,
         "longest_body": 400.0,
     },
-    # Answers to claims are lost, for too short a time to lose anything else.
+    # Answers to claims are lost, in outages too short to lose anything else.
     "leaks": {"hours": 1.5, "rates": _only(drop_reply=10.0, reset=10.0), "poll": 5.0},
     "unequal": {"hours": 1.5, "rates": _only(server_kill=12.0, unheard_beat=8.0, kill=4.0), "ttls": (60.0, 300.0)},
-    # Leases that run out, beats of them that come once more and late, and a restart right after one was told so: before
-    # the consumer, or a claim, has come by.
+    # Leases expire, their beats are delivered again and late, and the server restarts right after one was answered
+    # *gone*: before the consumer or a claim has seen the row.
     "revivals": {
         "hours": 2.0,
         "rates": _only(kill=30.0, duplicate=30.0, kill_after_commit=60.0),

@@ -10,24 +10,24 @@
 The format: one JSON object a line, `{"event": "Started", "at": 81.25, "who": "worker-1", "task": "a", "fence": 1}`.
 Fields with their default are left out. A line that was cut off by a kill is skipped.
 
-`at` is in seconds of one true clock: CLOCK_BOOTTIME of the machine where all processes are on one (all processes of a
-machine share it), world time in a simulation. `who` names one incarnation of a process: who comes back after a kill is
-somebody else. A lease is named by its task and fence; of its token only the first six characters are ever written.
+`at` is in seconds of one true clock: CLOCK_BOOTTIME where all processes are on one machine, world time in a simulation.
+`who` names one incarnation of a process: a process that is started again after a kill has another name. A task and a
+fence name a lease; only the first six characters of its token are ever written.
 
-Who writes what, and when it is stamped:
+Which component writes which event, and at which moment:
 
-  everyone who schedules   Asked before a schedule leaves, Acknowledged when its answer is there; CancelAsked and
-                           CancelAnswered alike
-  a worker                 Granted, Renewed, Refused, SettleAnswered when the answer is there, with `asked_at`, when the
+  a scheduling client      Asked before a schedule leaves, Acknowledged when its answer arrives; CancelAsked and
+                           CancelAnswered likewise
+  a worker                 Granted, Renewed, Refused, SettleAnswered when the answer arrives, with `asked_at`, when the
                            request left (of a claim: the first one under its id); SettleAsked before it leaves; Lost
-  a body                   Started before its first line, Effect before each side effect, Stopped after its last line
-  whoever sees it          Began, Ended (seen reaped: nothing of it runs from here on), Draining, Paused, Resumed,
+  a handler                Started before its first line, Effect before each side effect, Stopped after its last line
+  what observes processes  Began, Ended (reaped: no code of the process runs from here on), Draining, Paused, Resumed,
                            Frozen, Thawed
   the store, if it can     Issued, Extended, Closed: leases as they are committed; Served: each item that was answered
-  the harness              Fault when one has taken effect, FaultsOver, and after a full drain one Final for each task
+  the harness              Fault when a fault has taken effect, FaultsOver, and after a full drain a Final for each task
 
-What a component cannot see it leaves out: the checker judges by what is there. Without the store's events it knows
-less (when exactly something was granted), and takes the bounds that the workers' events give.
+A component leaves out what it cannot see: the checker judges by the events that exist. Without the store's events the
+exact moments of grants are unknown; then the workers' events give the bounds.
 """
 
 import os
@@ -43,115 +43,126 @@ from msgspec import Struct
 __all__ = [
     "Acknowledged", "Asked", "Began", "CancelAnswered", "CancelAsked", "Closed", "Draining", "Effect", "Ended", "Event",
     "Extended", "Fault", "FaultsOver", "Final", "Frozen", "Granted", "Issued", "Log", "Lost", "Paused", "Refused",
-    "Renewed", "Resumed", "Served", "SettleAnswered", "SettleAsked", "Started", "Stopped", "Thawed", "decode", "encode",
-    "merge", "read",
+    "Renewed", "Resumed", "Served", "SettleAnswered", "SettleAsked", "Started", "Stopped", "Thawed", "boottime",
+    "decode", "encode", "merge", "read",
 ]  # fmt: skip
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has the first
 _TOKEN = 6  # characters of a token that may be written
 
 
+def boottime() -> float:
+    """The true clock of a history: seconds since this machine was started."""
+    return time.clock_gettime(_CLOCK)
+
+
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True, tag_field="event", gc=False):
-    """Something that happened."""
+    """An entry of a history."""
 
     at: float
     who: str
 
 
+class LeaseEvent(Event, frozen=True, kw_only=True):
+    """An event of one lease."""
+
+    task: str
+    fence: int
+
+
 # Processes ------------------------------------------------------------------------------------------------------
 
 
-class Began(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """A process is there."""
+class Began(Event, frozen=True, kw_only=True):
+    """A process has started."""
 
     role: Literal["worker", "server", "scheduler", "harness"]
     slots: int = 0
-    """How many bodies a worker runs at once."""
+    """How many handlers a worker runs at once."""
     kinds: tuple[str, ...] = ()
     """The kinds that a worker serves; empty: all."""
 
 
-class Ended(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """Nothing of a process runs any more: it was seen reaped. `who` is the process that ended."""
+class Ended(Event, frozen=True, kw_only=True):
+    """No code of the process `who` runs any more: the process was reaped."""
 
     how: Literal["killed", "exited"]
-    """`killed`: by a signal or its timer; `exited`: by itself, after it gave back what it held."""
+    """`killed`: by a signal or its timer; `exited`: by itself, after it released what it held."""
 
 
-class Paused(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
+class Paused(Event, frozen=True, kw_only=True):
     """A process stands still (SIGSTOP, a stall), while its clock goes on."""
 
 
-class Resumed(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """It goes on."""
+class Resumed(Event, frozen=True, kw_only=True):
+    """A paused process goes on."""
 
 
-class Draining(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """A worker was asked to end: it claims no more, and its bodies go on to their ends."""
+class Draining(Event, frozen=True, kw_only=True):
+    """A worker was asked to end: it stops claiming, and its handlers run to their ends."""
 
 
-class Frozen(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """The whole machine of a process stands still, its clocks included: exclusion is not promised then."""
+class Frozen(Event, frozen=True, kw_only=True):
+    """The whole machine of a process stands still, including its clocks: exclusion is not promised then."""
 
 
-class Thawed(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """It goes on, and its clock is behind by as much."""
+class Thawed(Event, frozen=True, kw_only=True):
+    """A frozen machine goes on; its clock is behind by as long as it stood still."""
 
 
 # Scheduling -----------------------------------------------------------------------------------------------------
 
 
-class Asked(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
+class Asked(Event, frozen=True, kw_only=True):
     """A task is about to be scheduled, or to be scheduled again."""
 
     task: str
-    """The id of the task, made up by the scheduling code."""
+    """The id of the task, chosen by the scheduling code."""
     kind: str
     priority: int = 2
     collection: str | None = None
     due_at: float | None = None
-    """The task must not be granted before, by the true clock."""
+    """The moment before which the task must not be granted, by the true clock."""
     dedupe_key: str | None = None
     dedupe_window: float | None = None
     max_attempts: int | None = None
     max_crashes: int = 5
     max_runtime: float | None = None
     heartbeat_timeout: float = 0.0
-    """The ttl that a beat grants; zero: unknown."""
+    """The ttl that a heartbeat grants; zero: unknown."""
 
 
-class Acknowledged(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
+class Acknowledged(Event, frozen=True, kw_only=True):
     """A schedule was answered: the task is durable."""
 
     asked: str
-    """The id that was asked for."""
+    """The id in the request."""
     task: str
-    """The id that was answered: another one where the dedupe key had a first task already."""
+    """The id in the answer: another one where a task with the dedupe key existed."""
     created: bool = True
     conflict: bool = False
 
 
-class CancelAsked(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
+class CancelAsked(Event, frozen=True, kw_only=True):
     """A task is about to be cancelled."""
 
     task: str
 
 
-class CancelAnswered(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """A cancel was answered: `cancelled`, `ordered`, `gone`."""
+class CancelAnswered(Event, frozen=True, kw_only=True):
+    """A cancel was answered."""
 
     task: str
     verdict: str
+    """`cancelled`, `ordered` or `gone`."""
 
 
 # Leases, as their holders see them ------------------------------------------------------------------------------
 
 
-class Granted(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
+class Granted(LeaseEvent, frozen=True, kw_only=True):
     """A claim was answered with this task."""
 
-    task: str
-    fence: int
     token: str
     """The first six characters of the token."""
     attempt: int
@@ -163,55 +174,45 @@ class Granted(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     claim: str = ""
     """The claim's id, where it is known."""
     progress: float | None = None
-    """What the last holder left, where that is a number."""
+    """The progress of the run before, where that is a number."""
 
 
-class Renewed(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """A beat was acknowledged."""
+class Renewed(LeaseEvent, frozen=True, kw_only=True):
+    """A heartbeat was acknowledged."""
 
-    task: str
-    fence: int
     asked_at: float
     ttl: float | None = None
-    """What was granted; None: the ttl of the grant."""
+    """The ttl that was granted; `None`: that of the grant."""
     progress: float | None = None
-    """What the beat brought, where that is a number."""
+    """The progress in the heartbeat, where that is a number."""
 
 
-class Refused(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """A beat was answered *gone*."""
+class Refused(LeaseEvent, frozen=True, kw_only=True):
+    """A heartbeat was answered *gone*."""
 
-    task: str
-    fence: int
     asked_at: float
     reason: str = ""
 
 
-class Lost(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """A holder gave up its lease: `expired` and `strikes` by its own judgement, else because the service said so."""
+class Lost(LeaseEvent, frozen=True, kw_only=True):
+    """A holder lost its lease: by its own judgement (`expired`, `strikes`), else by the service's answer."""
 
-    task: str
-    fence: int
     reason: str
 
 
-class SettleAsked(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
+class SettleAsked(LeaseEvent, frozen=True, kw_only=True):
     """A settlement is about to be reported, for the first time or again."""
 
-    task: str
-    fence: int
     outcome: str
     digest: str = ""
-    """A digest of all that the settlement says; equal digests are repeats."""
+    """A digest of the whole settlement: equal ones are repeats."""
     then: int = 0
-    """How many successors without an id of their own come with it."""
+    """The number of successors without an id of their own."""
 
 
-class SettleAnswered(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """A settlement was answered: `settled`, or `gone`."""
+class SettleAnswered(LeaseEvent, frozen=True, kw_only=True):
+    """A settlement was answered *settled* or *gone*."""
 
-    task: str
-    fence: int
     outcome: str
     asked_at: float
     verdict: str
@@ -220,77 +221,64 @@ class SettleAnswered(Event, frozen=True, kw_only=True, omit_defaults=True, tag=T
     then: int = 0
 
 
-# Bodies ---------------------------------------------------------------------------------------------------------
+# Handlers -------------------------------------------------------------------------------------------------------
 
 
-class Started(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """The body of a task is about to run its first line."""
+class Started(LeaseEvent, frozen=True, kw_only=True):
+    """The handler of a task is about to run its first line."""
 
-    task: str
-    fence: int
     idle_timeout: float | None = None
 
 
-class Effect(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """A body is about to do something that others see."""
+class Effect(LeaseEvent, frozen=True, kw_only=True):
+    """A handler is about to make a side effect."""
 
-    task: str
-    fence: int
     progress: bool = False
-    """True: the body reported progress with it."""
+    """Whether the handler reports progress with the effect."""
     reported: float | None = None
-    """What the body reported, where that is a number that grows."""
+    """The reported progress, where that is a number that grows."""
 
 
-class Stopped(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """The body has run its last line."""
+class Stopped(LeaseEvent, frozen=True, kw_only=True):
+    """The handler has run its last line."""
 
-    task: str
-    fence: int
     how: str = "finished"
 
 
 # Leases, as the store commits them ------------------------------------------------------------------------------
 
 
-class Issued(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """A lease was granted, whether or not anybody hears of it."""
+class Issued(LeaseEvent, frozen=True, kw_only=True):
+    """A lease was granted, whether or not the answer arrives."""
 
-    task: str
-    fence: int
     token: str
     attempt: int
     ttl: float
     holder: str = ""
     claim: str = ""
-    """The id of the claim that was answered with the lease, where the store knows it."""
+    """The id of the claim, where the store knows it."""
 
 
-class Extended(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """A lease lasts for `ttl` seconds from now, at least."""
+class Extended(LeaseEvent, frozen=True, kw_only=True):
+    """A lease lasts for at least `ttl` seconds from now."""
 
-    task: str
-    fence: int
     ttl: float
 
 
-class Closed(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """A lease is over; `status` is that of its task, `ended` where it is a last one."""
+class Closed(LeaseEvent, frozen=True, kw_only=True):
+    """A lease is over."""
 
-    task: str
-    fence: int
     status: str
+    """The status of the task."""
     expired: bool = False
-    """True: the lease ran out; else its holder ended it."""
+    """Whether the lease expired; else its holder ended it."""
     ended: bool = False
+    """Whether `status` is final."""
 
 
-class Served(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """A beat or a settlement was answered, whether or not anybody hears of it."""
+class Served(LeaseEvent, frozen=True, kw_only=True):
+    """A beat or a settlement was answered, whether or not the answer arrives. Fence 0: its token was never granted."""
 
-    task: str
-    fence: int
-    """The fence of the item's token; 0: one that was never granted."""
     what: Literal["beat", "settle"]
     verdict: str
     outcome: str = ""
@@ -300,7 +288,7 @@ class Served(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
 # The harness ----------------------------------------------------------------------------------------------------
 
 
-class Fault(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
+class Fault(Event, frozen=True, kw_only=True):
     """A fault has taken effect."""
 
     name: str
@@ -310,12 +298,12 @@ class Fault(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     """Seconds, counted from `at`."""
 
 
-class FaultsOver(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """From here on all is well, and everything is to be drained."""
+class FaultsOver(Event, frozen=True, kw_only=True):
+    """No fault happens from here on, and all tasks are drained."""
 
 
-class Final(Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """How a task stands at the end."""
+class Final(Event, frozen=True, kw_only=True):
+    """The state of a task at the end."""
 
     task: str
     status: str
@@ -339,31 +327,31 @@ encode = msgspec.json.Encoder().encode
 
 
 def decode(line: bytes) -> Event:
-    """One line as an event. Raises `msgspec.DecodeError` where it is none."""
+    """Decode one line. Raises `msgspec.DecodeError` where it is no event."""
     return _decoder.decode(line)
 
 
 class Log:
-    """One process's events, appended to a file. Any thread; what is added has survived a kill of this process."""
+    """The events of one process, appended to a file by any thread; an added event survives a kill of the process."""
 
-    def __init__(self, path: str | os.PathLike[str], *, who: str, now: Callable[[], float] | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, who: str, now: Callable[[], float] = boottime) -> None:
         self.who = who
-        """The incarnation of a process that writes."""
-        self._now = now or (lambda: time.clock_gettime(_CLOCK))
+        """The incarnation of the process that writes."""
+        self._now = now
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def add(self, event: type[E], **fields: Any) -> E:
-        """Append an event of this moment and of this process, unless `at` or `who` say otherwise."""
+        """Append an event. `at` defaults to now, and `who` to this process."""
         if "token" in fields:
             fields["token"] = fields["token"][:_TOKEN]
         stamped: dict[str, Any] = {"at": self._now(), "who": self.who, **fields}
-        made = event(**stamped)
-        # One call for the line: who is killed leaves a whole one or none, and processes that share a file do not mix.
-        os.write(self._file, encode(made) + b"\n")
-        return made
+        entry = event(**stamped)
+        # One write for the line: a kill leaves all of it or nothing, and processes that share a file do not mix lines.
+        os.write(self._file, encode(entry) + b"\n")
+        return entry
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file."""
         os.close(self._file)
 
     def __enter__(self) -> Self:
@@ -374,7 +362,7 @@ class Log:
 
 
 def read(*paths: str | os.PathLike[str]) -> list[Event]:
-    """The events of all these files, by time; what was written into one file at one moment keeps its order."""
+    """The events of all these files, by time; events of one file and one moment keep their order."""
     return merge(_lines(Path(path)) for path in paths)
 
 
@@ -390,7 +378,7 @@ def _lines(path: Path) -> Iterable[Event]:
             yield decode(line)
         except msgspec.DecodeError as error:
             raise ValueError(f"{path}:{number}: this is no event: {error}") from error
-    if rest:  # without its end: the writer was killed, or the disk full
+    if rest:  # no end of line: the writer was killed, or the disk was full
         try:
             yield decode(rest)
         except msgspec.DecodeError:

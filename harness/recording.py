@@ -1,10 +1,10 @@
-"""A backend that writes down what passes it, as `harness.history` wants it from a worker and a scheduler.
+"""A backend that logs the requests and answers of a worker or a scheduler as events of `harness.history`.
 
     with Log("worker-1.jsonl", who="worker-1") as log:
         client = leasekit.connect(Recorded(open_backend(url, worker="worker-1"), log))
 
-It sees what the keeper sends and hears, not what the keeper makes of it: put it outermost, around the faults of
-`leasekit.testing.faults` if there are any. What bodies do they write themselves.
+The backend sees requests and answers, not the keeper's conclusions: put it outermost, around the faults of
+`leasekit.testing.faults` if there are any. Handlers log their own events.
 """
 
 import hashlib
@@ -26,26 +26,21 @@ from harness.history import (
     Renewed,
     SettleAnswered,
     SettleAsked,
+    boottime,
 )
 from leasekit.backend import Backend, Scheduler
-from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, Status, TaskInfo, Verdict
+from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, TaskInfo, Verdict
 
-__all__ = ["Recorded", "boottime", "digest"]
+__all__ = ["Recorded", "digest"]
 
 V = TypeVar("V")
 
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has the first
 _SCHEDULING = frozenset({"schedule", "cancel", "get", "stats", "list_tasks"})
-_REMEMBERED = 100_000  # leases whose fences are known, and claims whose first request is
-
-
-def boottime() -> float:
-    """The true clock of a history: seconds since this machine was started."""
-    return time.clock_gettime(_CLOCK)
+_REMEMBERED = 100_000  # fences of leases, and first requests of claims
 
 
 class Recorded:
-    """A `Backend`, and a `Scheduler` where the wrapped one is, with a log. `now` is the clock of the log."""
+    """A `Backend` with a log, and a `Scheduler` where the wrapped one is. `now` is the clock of the log."""
 
     def __init__(self, backend: Backend, log: Log, *, now: Callable[[], float] = boottime) -> None:
         self.backend = backend
@@ -55,7 +50,7 @@ class Recorded:
         self._fences: OrderedDict[str, int] = OrderedDict()  # by token
         self._asked: OrderedDict[str, float] = OrderedDict()  # by claim id: when its first request left
         if not isinstance(backend, Scheduler):
-            # A method that is None is no method: isinstance(recorded, Scheduler) says what it says of the wrapped one.
+            # A protocol ignores methods that are None: isinstance(recorded, Scheduler) agrees with the wrapped backend.
             own = type(self)
             missing = dict.fromkeys(_SCHEDULING)
             self.__class__ = cast("type[Self]", type(own.__name__, (own,), missing))
@@ -65,7 +60,7 @@ class Recorded:
         if asked_at is None:
             asked_at = _keep(self._asked, claim_id, self._now())
         claimed = await self.backend.claim(kinds, limit=limit, wait=wait, claim_id=claim_id)
-        at = self._now()  # the same for all: so they can be told from those of a repeat's answer
+        at = self._now()  # one moment for all tasks of an answer: it distinguishes them from those of a repeat's answer
         for task in claimed.tasks:
             _keep(self._fences, task.token, task.fence)
             self._log.add(
@@ -78,7 +73,7 @@ class Recorded:
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
         asked_at = self._now()
         verdicts = await self.backend.beat(beats)
-        for beat, verdict in zip(beats, verdicts, strict=False):  # an answer that is garbled is passed on as it is
+        for beat, verdict in zip(beats, verdicts, strict=False):  # a garbled answer is passed on unchanged
             fence = self.fence_of(beat.id, beat.token)
             lease = {"task": beat.id, "fence": fence, "asked_at": asked_at}
             if fence is None or verdict.id != beat.id:
@@ -90,23 +85,23 @@ class Recorded:
         return verdicts
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
-        said = [self._said(settlement) for settlement in settlements]
-        for one in said:
-            if one["fence"] is not None:
-                self._log.add(SettleAsked, **one)
+        reports = [self._report(settlement) for settlement in settlements]
+        for report in reports:
+            if report["fence"] is not None:
+                self._log.add(SettleAsked, **report)
         asked_at = self._now()
         verdicts = await self.backend.settle(settlements)
-        for one, verdict in zip(said, verdicts, strict=False):
-            if one["fence"] is not None and verdict.verdict in ("settled", "gone"):
+        for report, verdict in zip(reports, verdicts, strict=False):
+            if report["fence"] is not None and verdict.verdict in ("settled", "gone"):
                 answer = {"verdict": verdict.verdict, "reason": verdict.reason or ""}
-                self._log.add(SettleAnswered, **one, **answer, asked_at=asked_at)
+                self._log.add(SettleAnswered, **report, **answer, asked_at=asked_at)
         return verdicts
 
     def fence_of(self, task_id: str, token: str) -> int | None:
-        """Which lease this is. None where nobody here saw it granted: what has no name is left out of the log."""
+        """The fence of a lease; `None` where its grant was not seen here: such a lease is left out of the log."""
         return self._fences.get(token)
 
-    def _said(self, settlement: Settlement) -> dict[str, Any]:
+    def _report(self, settlement: Settlement) -> dict[str, Any]:
         return {
             "task": settlement.id,
             "fence": self.fence_of(settlement.id, settlement.token),
@@ -117,7 +112,7 @@ class Recorded:
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         for task in tasks:
-            if task.id is not None:  # a client gives every task an id before it leaves
+            if task.id is not None:  # a client gives every task an id before sending
                 self._log.add(Asked, **_asked(task, self._now() - time.time()))
         answers = await self._scheduler.schedule(tasks)
         for task, answer in zip(tasks, answers, strict=False):
@@ -149,23 +144,12 @@ class Recorded:
     def _scheduler(self) -> Scheduler:
         return cast("Scheduler", self.backend)
 
-    async def list_tasks(
-        self,
-        *,
-        kind: str | None = None,
-        status: Status | None = None,
-        collection: str | None = None,
-        worker: str | None = None,
-        cursor: str | None = None,
-        limit: int = 100,
-    ) -> Page:
-        return await self._scheduler.list_tasks(
-            kind=kind, status=status, collection=collection, worker=worker, cursor=cursor, limit=limit
-        )  # fmt: skip
+    async def list_tasks(self, **filters: Any) -> Page:
+        return await self._scheduler.list_tasks(**filters)
 
 
 def digest(settlement: Settlement) -> str:
-    """Equal for equal settlements, and says nothing of what is in them."""
+    """A digest that is equal for equal settlements, and does not disclose their content."""
     return hashlib.blake2s(msgspec.json.encode(settlement), digest_size=8).hexdigest()
 
 
@@ -182,10 +166,10 @@ def _keep(known: "OrderedDict[str, V]", key: str, value: V) -> V:
 
 
 def _asked(task: NewTask, offset: float) -> dict[str, Any]:
-    """What a history says of a task; `offset` is what Unix time is behind the history's clock."""
-    same = (
+    """The fields of `Asked` for a task; `offset` is by how much the history's clock is ahead of Unix time."""
+    names = (
         "kind", "priority", "collection", "dedupe_key", "dedupe_window", "max_attempts", "max_crashes", "max_runtime",
         "heartbeat_timeout",
     )  # fmt: skip
-    fields = {name: getattr(task, name) for name in same}
+    fields = {name: getattr(task, name) for name in names}
     return {**fields, "task": task.id, "due_at": None if task.at is None else task.at.timestamp() + offset}

@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from harness.history import Began, Ended, Fault, Log, Paused, Resumed
-from harness.recording import boottime
+from harness.history import Began, Ended, Fault, Log, Paused, Resumed, boottime
 
 __all__ = ["PATIENCE", "Process", "Role", "Watch", "children", "wait_for"]
 

@@ -16,9 +16,8 @@ import leasekit
 from harness.chaos.processes import Process, wait_for
 from harness.chaos.scenarios import scenario
 from harness.chaos.world import World
-from harness.history import Started
+from harness.history import Started, boottime
 from harness.proxy import Proxy
-from harness.recording import boottime
 from leasekit import NewTask, Status, hooks
 
 __all__: list[str] = []

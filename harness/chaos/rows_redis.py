@@ -8,8 +8,7 @@ import leasekit
 from harness.chaos.processes import Process, wait_for
 from harness.chaos.scenarios import scenario
 from harness.chaos.world import World
-from harness.history import Lost
-from harness.recording import boottime
+from harness.history import Lost, boottime
 
 __all__: list[str] = []
 

@@ -10,8 +10,7 @@ from random import Random
 from harness.chaos.processes import wait_for
 from harness.chaos.scenarios import scenario
 from harness.chaos.world import Clock, World
-from harness.history import Lost
-from harness.recording import boottime
+from harness.history import Lost, boottime
 from leasekit import Status
 
 __all__: list[str] = []

@@ -19,9 +19,9 @@ from harness.chaos import logs, redis_clock
 from harness.chaos.handlers import MASKED, UNGUARDED
 from harness.chaos.processes import PATIENCE, Process, Role, Watch, wait_for
 from harness.checker import Rules, Violation, check
-from harness.history import Acknowledged, Effect, Event, Fault, FaultsOver, Final, Log, Renewed, read
+from harness.history import Acknowledged, Effect, Event, Fault, FaultsOver, Final, Log, Renewed, boottime, read
 from harness.proxy import Proxy
-from harness.recording import Recorded, boottime
+from harness.recording import Recorded
 from leasekit import NewTask, Status
 from leasekit.hooks import Hook
 from leasekit.registry import open_backend

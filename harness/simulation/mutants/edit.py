@@ -8,7 +8,7 @@
 - `...` stands for any expression; at the end of arguments, operands or elements, for all the remaining ones; as the
   last statement, for the rest of a block.
 
-`old` has to match exactly once. Names of modules, functions, attributes and keywords have to be the same as in the code.
+`old` has to match exactly once. Names of modules, functions, attributes and keywords have to be the code's.
 """
 
 import ast

@@ -150,7 +150,7 @@ SERVICE: Mapping[str, Mutant] = {
         why_test="this takes a request that arrives after the one that ended its claim",
     ),
     "ended-claim-still-waits": Mutant(
-        "A waiting claim goes on waiting when it is ended, and may be granted tasks.",
+        "A waiting claim is not given up when it is ended, and may be granted tasks.",
         Edit(
             "leasekit.server.long_poll:LongPolls.claim",
             "poll is not None and poll.asked.limit and not limit",
@@ -188,7 +188,7 @@ SERVICE: Mapping[str, Mutant] = {
         "The holder of a running task does not hear that its cancel was requested.",
         Edit("leasekit.server.roles.hsc:_judged", '"cancel" if row.ordered else None', "None"),
         test="tests/server/test_frontend.py::test_a_running_task_is_told_with_its_next_beat_and_keeps_its_lease",
-        why_test="a cancel of a running task promises no moment: the task is cancelled when its lease ends, at the latest",
+        why_test="a cancel of a running task promises no moment: its end is when its lease ends, at the latest",
     ),
     "attempts-unlimited": Mutant(
         "A failing task is retried past its `max_attempts`.",

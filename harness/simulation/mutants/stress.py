@@ -25,7 +25,7 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
         "heartbeats": _TIGHT,
         "tasks_per_hour": 200.0,
     },
-    # A claim may take longer than the granted lease lasts. The server is slow, so that no claim is granted in the instant
+    # A claim may take longer than the granted lease lasts. The server is slow, so no claim is granted in the instant
     # of its arrival: errors in what `waited` is used for would not show then.
     "short": {
         "hours": 1.5,

@@ -41,10 +41,10 @@ import msgspec
 from msgspec import Struct
 
 __all__ = [
-    "Acknowledged", "Asked", "Began", "CancelAnswered", "CancelAsked", "Closed", "Draining", "Effect", "Ended", "Event",
-    "Extended", "Fault", "FaultsOver", "Final", "Frozen", "Granted", "Issued", "Log", "Lost", "Paused", "Refused",
-    "Renewed", "Resumed", "Served", "SettleAnswered", "SettleAsked", "Started", "Stopped", "Thawed", "boottime",
-    "decode", "encode", "merge", "read",
+    "Acknowledged", "Asked", "Began", "CancelAnswered", "CancelAsked", "Closed", "Draining", "Effect", "Ended",
+    "Event", "Extended", "Fault", "FaultsOver", "Final", "Frozen", "Granted", "Issued", "LeaseEvent", "Log", "Lost",
+    "Paused", "Refused", "Renewed", "Resumed", "Served", "SettleAnswered", "SettleAsked", "Started", "Stopped",
+    "Thawed", "boottime", "decode", "encode", "merge", "read",
 ]  # fmt: skip
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has the first

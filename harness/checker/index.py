@@ -1,8 +1,9 @@
-"""A history, sorted by what it is about: tasks, their leases, and the processes that held them."""
+"""A history sorted by tasks, their leases, and the processes that held them."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import get_args, get_origin
 
 from harness import history as log
 
@@ -13,7 +14,7 @@ _SHORTEST_TTL = 2.0  # seconds that a lease can last
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One grant of a task, and all that was said of it. Each list is by time."""
+    """One grant of a task and all events of it. Each list is by time."""
 
     task: str
     fence: int
@@ -33,12 +34,12 @@ class Lease:
 
     @property
     def is_known(self) -> bool:
-        """Somebody saw it granted."""
+        """Whether an event shows the grant."""
         return bool(self.issued or self.granted)
 
     @property
     def grant(self) -> log.Issued | log.Granted:
-        """The event that shows that it was granted, as near to the moment as there is one."""
+        """The event nearest to the moment of the grant."""
         return self.issued[0] if self.issued else self.granted[0]
 
     @property
@@ -47,16 +48,16 @@ class Lease:
 
     @property
     def holder(self) -> str:
-        """Who received it; empty: nobody did."""
+        """The process that received the lease; empty: none."""
         return self.granted[0].who if self.granted else ""
 
     @property
     def asked_at(self) -> float:
-        """It was not granted before."""
+        """A moment before which the lease was not granted."""
         return self.issued[0].at if self.issued else self.granted[0].asked_at
 
     def surely_until(self, drift: float) -> float:
-        """Before that its ttl cannot have passed at the service, whose clock may be this much faster."""
+        """The earliest end: before it the ttl cannot have passed by the service's clock, however fast that runs."""
         until = self.asked_at + self.ttl * (1 - drift)
         ttl = self.ttl
         for beat in self.renewed:
@@ -65,7 +66,7 @@ class Lease:
         return until
 
     def at_most_until(self, drift: float) -> float:
-        """After that its ttl has passed, as far as anybody can know: it may be granted to another."""
+        """The latest end: after it the ttl has passed by the service's clock, and the task may be granted again."""
         grant = self.grant
         until = grant.at + self.ttl * (1 + drift)
         ttl = self.ttl
@@ -79,38 +80,36 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """One task."""
+    """One task and all events of it. Each list is by time."""
 
     task: str
     asked: list[log.Asked] = field(default_factory=list[log.Asked])
-    acknowledged: list[log.Acknowledged] = field(
-        default_factory=list[log.Acknowledged]
-    )  # as the task that was answered
+    acknowledged: list[log.Acknowledged] = field(default_factory=list[log.Acknowledged])
+    """The answers that name this task, whichever id was asked for."""
     cancel_asked: list[log.CancelAsked] = field(default_factory=list[log.CancelAsked])
     cancel_answered: list[log.CancelAnswered] = field(default_factory=list[log.CancelAnswered])
     leases: dict[int, Lease] = field(default_factory=dict[int, Lease])
     final: log.Final | None = None
 
     def lease(self, fence: int) -> Lease:
-        """The one with this fence."""
-        found = self.leases.get(fence)
-        if found is None:
-            found = self.leases[fence] = Lease(self.task, fence)
-        return found
+        """The lease with this fence."""
+        if fence not in self.leases:
+            self.leases[fence] = Lease(self.task, fence)
+        return self.leases[fence]
 
     @property
     def known(self) -> list[Lease]:
-        """Those that somebody saw granted, by fence."""
+        """The leases whose grant an event shows, by fence."""
         return [self.leases[fence] for fence in sorted(self.leases) if self.leases[fence].is_known]
 
     @property
     def longest_ttl(self) -> float:
-        """For how long at most a restart of the service extends its leases, but for their spread."""
+        """How long a restart of the service extends the leases of this task at most, without their spread."""
         return max([*(asked.heartbeat_timeout for asked in self.asked), *(lease.ttl for lease in self.known)])
 
     @property
     def is_durable(self) -> bool:
-        """Somebody was told that it is kept."""
+        """Whether a schedule of this task was acknowledged."""
         return any(answer.created or answer.task == answer.asked for answer in self.acknowledged)
 
 
@@ -121,8 +120,10 @@ class Process:
     who: str
     began: log.Began | None = None
     ended: log.Ended | None = None
-    drains_at: float = math.inf  # from then on it claims no more
-    stood: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])  # paused or frozen
+    drains_at: float = math.inf
+    """When the worker was asked to end."""
+    stood: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    """When the process was paused or frozen."""
     frozen: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
 
 
@@ -145,45 +146,38 @@ class Lives:
 
     def of(self, task: str) -> Life:
         """The life of this task."""
-        found = self.tasks.get(task)
-        if found is None:
-            found = self.tasks[task] = Life(task)
-        return found
+        if task not in self.tasks:
+            self.tasks[task] = Life(task)
+        return self.tasks[task]
 
     def process(self, who: str) -> Process:
-        """This incarnation."""
-        found = self.processes.get(who)
-        if found is None:
-            found = self.processes[who] = Process(who)
-        return found
+        """The process with this name."""
+        if who not in self.processes:
+            self.processes[who] = Process(who)
+        return self.processes[who]
 
     def was_frozen(self, who: str, since: float, until: float) -> bool:
-        """The machine of this process stood still in between: then exclusion is not promised."""
+        """Whether the machine of this process stood still in between: then exclusion is not promised."""
         return who in self.processes and any(
             begin <= until and end >= since for begin, end in self.processes[who].frozen
         )
 
     @property
     def leases(self) -> list[Lease]:
-        """All that somebody saw granted."""
+        """All leases whose grant an event shows."""
         return [lease for life in self.tasks.values() for lease in life.known]
 
     @property
     def servers(self) -> list[Process]:
         """The incarnations of the service, in the order in which they began."""
-        return [one for one in self.processes.values() if one.began is not None and one.began.role == "server"]
+        return [server for server in self.processes.values() if server.began and server.began.role == "server"]
 
     def _take(self, event: log.Event) -> None:
         match event:
             case log.Renewed(ttl=float() as ttl) if not _SHORTEST_TTL <= ttl < math.inf:
-                pass  # a garbled answer: no holder goes by it
-            case (
-                log.Effect() | log.Renewed() | log.Started() | log.Stopped() | log.Granted() | log.Refused()
-                | log.Lost() | log.SettleAsked() | log.SettleAnswered() | log.Extended() | log.Served()
-            ):  # fmt: skip
-                getattr(self.of(event.task).lease(event.fence), _LISTS[type(event)]).append(event)
-            case log.Issued() | log.Closed():
-                self.sees_store = True
+                pass  # a garbled answer, which no holder believes
+            case log.LeaseEvent():
+                self.sees_store |= isinstance(event, log.Issued | log.Closed)
                 getattr(self.of(event.task).lease(event.fence), _LISTS[type(event)]).append(event)
             case log.Asked() | log.Acknowledged() | log.CancelAsked() | log.CancelAnswered():
                 getattr(self.of(event.task), _LISTS[type(event)]).append(event)
@@ -230,21 +224,9 @@ class Lives:
 
 
 _LISTS: dict[type[log.Event], str] = {
-    log.Asked: "asked",
-    log.Acknowledged: "acknowledged",
-    log.CancelAsked: "cancel_asked",
-    log.CancelAnswered: "cancel_answered",
-    log.Issued: "issued",
-    log.Granted: "granted",
-    log.Renewed: "renewed",
-    log.Extended: "extended",
-    log.Refused: "refused",
-    log.Closed: "closed",
-    log.Served: "served",
-    log.Lost: "lost",
-    log.Started: "started",
-    log.Effect: "effects",
-    log.Stopped: "stopped",
-    log.SettleAsked: "settle_asked",
-    log.SettleAnswered: "settle_answered",
+    get_args(field.default_factory)[0]: field.name
+    for owner in (Lease, Life)
+    for field in fields(owner)
+    if get_origin(field.default_factory) is list
 }
+"""The field that holds the events of a type."""

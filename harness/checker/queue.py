@@ -1,4 +1,4 @@
-"""The law of a queue (as in Jepsen): what comes out went in, and what went in comes out once everything is drained."""
+"""The law of a queue, as in Jepsen: a task that comes out went in, and after a drain each that went in has come out."""
 
 from collections.abc import Iterator
 
@@ -11,45 +11,45 @@ _WITH_SUCCESSORS = frozenset({"success", "fatal"})
 
 
 def queue(lives: Lives) -> list[Violation]:
-    """What came out of nowhere, and what did not come out."""
+    """Find tasks that nothing scheduled, and promised tasks that are missing."""
     return [*_out_of_nowhere(lives), *_lost(lives)]
 
 
 def _out_of_nowhere(lives: Lives) -> Iterator[Violation]:
-    """Tasks that nobody scheduled are successors of others: no more of them than were asked for."""
-    nobodys = [life for life in lives.tasks.values() if not life.asked and (life.known or life.final is not None)]
-    asked = {
-        (one.task, one.fence, one.digest): one.then
+    """Tasks without a schedule are successors: there are at most as many as the settlements asked for."""
+    unasked = [life for life in lives.tasks.values() if not life.asked and (life.known or life.final is not None)]
+    successors = {
+        (ask.task, ask.fence, ask.digest): ask.then
         for life in lives.tasks.values()
         for lease in life.leases.values()
-        for one in lease.settle_asked
-        if one.outcome in _WITH_SUCCESSORS
+        for ask in lease.settle_asked
+        if ask.outcome in _WITH_SUCCESSORS
     }
-    if len(nobodys) > sum(asked.values()):
-        events = [lease.grant for life in nobodys for lease in life.known[:1]]
-        names = ", ".join(life.task for life in nobodys[:3])
-        why = f"{len(nobodys)} tasks were scheduled by nobody ({names} …), {sum(asked.values())} can be successors"
+    if len(unasked) > sum(successors.values()):
+        events = [lease.grant for life in unasked for lease in life.known[:1]]
+        names = ", ".join(life.task for life in unasked[:3])
+        why = f"{len(unasked)} tasks have no schedule ({names} …), {sum(successors.values())} can be successors"
         yield Violation(rule="queue", why=why, events=events)
 
 
 def _lost(lives: Lives) -> Iterator[Violation]:
-    """After a full drain all that was promised is there: tasks, and successors of settlements that were accepted."""
+    """After a full drain the successors of all accepted settlements exist, and each success was reported."""
     if lives.over_at is None or not any(life.final is not None for life in lives.tasks.values()):
         return
     promised = {
-        (one.task, one.fence): one.then
+        (answer.task, answer.fence): answer.then
         for life in lives.tasks.values()
         for lease in life.leases.values()
-        for one in lease.settle_answered
-        if one.verdict == "settled" and one.outcome in _WITH_SUCCESSORS
+        for answer in lease.settle_answered
+        if answer.verdict == "settled" and answer.outcome in _WITH_SUCCESSORS
     }
-    there = sum(life.final is not None and not life.asked for life in lives.tasks.values())
-    if there < sum(promised.values()):
-        why = f"{sum(promised.values())} successors were promised, {there} are there"
+    count = sum(life.final is not None and not life.asked for life in lives.tasks.values())
+    if count < sum(promised.values()):
+        why = f"{sum(promised.values())} successors were promised, {count} exist"
         yield Violation(rule="queue", why=why)
     for life in lives.tasks.values():
         if life.final is not None and life.final.status == "success" and not _was_run(life):
-            why = "it stands as a success, and nobody reported one"
+            why = "its final status is success, which no settlement reported"
             yield Violation(rule="queue", task=life.task, why=why, events=[life.final])
 
 

@@ -11,27 +11,27 @@ from harness.checker.rules import Rules, Violation
 __all__ = ["safety"]
 
 _ENDS = {"success": "success", "fatal": "fatal_failure", "cancelled": "cancelled"}
-"""Outcomes after which a task does not run again, and the status that it has then."""
+"""Outcomes after which a task does not run again, and the final status of each."""
 
 _CANCELS = frozenset({"cancelled", "ordered", "gone"})
-"""Answers to a cancel after which the task does not run again: what is none of these says nothing."""
+"""Answers to a cancel after which the task does not run again."""
 
 Found = Iterator[Violation]
 
 
 def safety(lives: Lives, rules: Rules) -> list[Violation]:
-    """What breaks S1-S11."""
-    found: list[Violation] = []
+    """Find the violations of S1-S11."""
+    violations: list[Violation] = []
     for life in lives.tasks.values():
         for of_task in _OF_TASK:
-            found += of_task(life, lives, rules)
+            violations += of_task(life, lives, rules)
     for of_all in (_s7_claims, _s11_order, _s11_dedupe):
-        found += of_all(lives, rules)
-    return found
+        violations += of_all(lives, rules)
+    return violations
 
 
 def _s1_one_lease(life: Life, lives: Lives, rules: Rules) -> Found:
-    """At most one unexpired lease; every fence is greater than all before, and stands for one token."""
+    """A task has at most one unexpired lease; every fence is greater than all before, and has one token."""
     for lease in life.known:
         grants: list[log.Issued | log.Granted] = [*lease.issued, *lease.granted]
         if len({grant.token for grant in grants}) > 1 or not _has_one_holder(lease, lives):
@@ -49,7 +49,7 @@ def _s1_one_lease(life: Life, lives: Lives, rules: Rules) -> Found:
 
 
 def _has_one_holder(lease: Lease, lives: Lives) -> bool:
-    """Whoever asks for a dead process' claim again, to give back what it was granted, is no second holder."""
+    """Whether one process holds the lease; a supervisor that repeats a dead worker's claim does not count."""
     for before, after in pairwise(lease.granted):
         ended = lives.process(before.who).ended
         is_dead = ended is not None and ended.at <= after.asked_at
@@ -59,10 +59,10 @@ def _has_one_holder(lease: Lease, lives: Lives) -> bool:
 
 
 def _s2_one_body(life: Life, lives: Lives, rules: Rules) -> Found:
-    """Nothing of an attempt runs once the next may have been granted, unless the machine was frozen."""
+    """No code of an attempt runs once the next may have been granted, unless the machine was frozen."""
     for position, lease in enumerate(life.known):
-        over: list[log.Event] = [grant.grant for grant in life.known[position + 1 : position + 2]]
-        over += [body for later in life.known[position + 1 :] for body in later.started[:1]]
+        over: list[log.Event] = [later.grant for later in life.known[position + 1 : position + 2]]
+        over += [start for later in life.known[position + 1 :] for start in later.started[:1]]
         over += lease.closed[:1]
         deeds: list[log.Event] = [*lease.started, *lease.effects]
         if not deeds:
@@ -81,76 +81,76 @@ def _s2_one_body(life: Life, lives: Lives, rules: Rules) -> Found:
 
 def _s3_fenced(life: Life, lives: Lives, rules: Rules) -> Found:
     """Only the holder of the last fence writes."""
-    known = life.known
     if (unknown := life.leases.get(0)) is not None and not unknown.is_known:
-        nobodys = [one for one in unknown.served if one.verdict in ("renewed", "settled")]
-        if nobodys:
-            yield Violation(rule="S3", task=life.task, why="a token that nobody was granted wrote", events=nobodys)
-    for before, after in pairwise(known):
+        accepted = [answer for answer in unknown.served if answer.verdict in ("renewed", "settled")]
+        if accepted:
+            yield Violation(rule="S3", task=life.task, why="a token that was never granted wrote", events=accepted)
+    for before, after in pairwise(life.known):
         stale: list[log.Event] = [beat for beat in before.renewed if beat.asked_at > after.grant.at]
-        stale += [one for one in before.served if one.verdict == "renewed" and one.at > after.grant.at]
-        for digest in {one.digest for one in before.settle_answered if one.verdict == "settled"}:
-            asked = [one for one in before.settle_asked if one.digest == digest]
-            if asked and asked[0].at > after.grant.at:
-                stale.append(asked[0])
+        stale += [answer for answer in before.served if answer.verdict == "renewed" and answer.at > after.grant.at]
+        for digest in {answer.digest for answer in before.settle_answered if answer.verdict == "settled"}:
+            asks = [ask for ask in before.settle_asked if ask.digest == digest]
+            if asks and asks[0].at > after.grant.at:
+                stale.append(asks[0])
         first: dict[tuple[str, str], log.Served] = {}
-        for one in before.served:
-            if one.verdict == "settled":
-                first.setdefault((one.outcome, one.digest), one)
-        # A repeat of what had ended it is answered like the first, whose answer may not have been seen by anybody.
+        for answer in before.served:
+            if answer.verdict == "settled":
+                first.setdefault((answer.outcome, answer.digest), answer)
+        # The repeat of the settlement that ended the lease is answered like the first one, whose answer may be lost.
         if not any(not end.expired and end.at <= after.grant.at for end in before.closed):
-            stale += [one for one in first.values() if one.at > after.grant.at]
+            stale += [answer for answer in first.values() if answer.at > after.grant.at]
         if stale:
             why = f"fence {before.fence} wrote after fence {after.fence} was granted"
             yield Violation(rule="S3", task=life.task, why=why, events=[before.grant, after.grant, *stale])
 
 
 def _s4_one_outcome(life: Life, lives: Lives, rules: Rules) -> Found:
-    """At most one end, and nothing after it."""
+    """A task ends at most once, and is not granted afterwards."""
     ends = [end for lease in life.leases.values() for end in lease.closed if end.ended]
-    told = {
-        (one.fence, one.outcome, one.digest): one
+    accepted = {
+        (answer.fence, answer.outcome, answer.digest): answer
         for lease in life.leases.values()
-        for one in lease.settle_answered
-        if one.verdict == "settled" and one.outcome in _ENDS
+        for answer in lease.settle_answered
+        if answer.verdict == "settled" and answer.outcome in _ENDS
     }
     if len(ends) > 1:
         yield Violation(rule="S4", task=life.task, why="it ended more than once", events=ends)
-    if len(told) > 1:
-        yield Violation(rule="S4", task=life.task, why="more than one end was accepted", events=list(told.values()))
-    for one in told.values():
-        success = next((said for said in life.leases[one.fence].settle_asked if said.outcome == "success"), None)
-        if success is not None and one.outcome == "fatal":
+    if len(accepted) > 1:
+        why = "more than one end was accepted"
+        yield Violation(rule="S4", task=life.task, why=why, events=list(accepted.values()))
+    for answer in accepted.values():
+        success = next((ask for ask in life.leases[answer.fence].settle_asked if ask.outcome == "success"), None)
+        if success is not None and answer.outcome == "fatal":
             why = "its result was thrown away, and a fatal failure reported instead"
-            yield Violation(rule="S4", task=life.task, why=why, events=[success, one])
-    ended: list[log.Event] = [*ends, *told.values()]
+            yield Violation(rule="S4", task=life.task, why=why, events=[success, answer])
+    ended: list[log.Event] = [*ends, *accepted.values()]
     if not ended:
         return
     first = min(ended, key=lambda end: end.at)
-    later: list[log.Event] = [one for lease in life.known for one in lease.issued if one.at > first.at]
-    later += [one for lease in life.known for one in lease.granted if one.asked_at > first.at and not lease.issued]
+    later: list[log.Event] = [grant for lease in life.known for grant in lease.issued if grant.at > first.at]
+    later += [grant for lease in life.known if not lease.issued for grant in lease.granted if grant.asked_at > first.at]
     if later:
         yield Violation(rule="S4", task=life.task, why="it was granted after its end", events=[first, *later])
     if life.final is not None:
-        wanted = {_ENDS[one.outcome] for one in told.values()} | {end.status for end in ends}
-        if life.final.status not in wanted:
-            why = f"it ended as {', '.join(sorted(wanted))}, and stands as {life.final.status}"
+        statuses = {_ENDS[answer.outcome] for answer in accepted.values()} | {end.status for end in ends}
+        if life.final.status not in statuses:
+            why = f"it ended as {', '.join(sorted(statuses))}, and its final status is {life.final.status}"
             yield Violation(rule="S4", task=life.task, why=why, events=[first, life.final])
 
 
 def _s5_no_loss(life: Life, lives: Lives, rules: Rules) -> Found:
-    """What was acknowledged is still there at the end."""
-    if life.final is None and life.acknowledged and any(one.final is not None for one in lives.tasks.values()):
+    """A task whose schedule was acknowledged exists at the end."""
+    if life.final is None and life.acknowledged and any(other.final is not None for other in lives.tasks.values()):
         yield Violation(rule="S5", task=life.task, why="it was acknowledged, and is lost", events=life.acknowledged)
 
 
 def _s6_whole_ttl(life: Life, lives: Lives, rules: Rules) -> Found:
-    """Nobody gets a task before the ttl of an earlier lease has passed, unless its holder ended it."""
+    """No task is granted before the ttl of its last lease has passed, unless the holder ended that lease."""
     for lease in life.known:
         held_until = lease.surely_until(rules.drift) + rules.regrant_delay
         for end in lease.closed:
             if end.expired and end.at < lease.surely_until(rules.drift):
-                why = f"fence {lease.fence} ran out {held_until - end.at:.3f} s before its ttl had passed"
+                why = f"fence {lease.fence} expired {held_until - end.at:.3f} s before its ttl had passed"
                 yield Violation(rule="S6", task=life.task, why=why, events=[lease.grant, *lease.renewed[-1:], end])
     for before, after in pairwise(life.known):
         held_until = before.surely_until(rules.drift) + rules.regrant_delay
@@ -162,10 +162,10 @@ def _s6_whole_ttl(life: Life, lives: Lives, rules: Rules) -> Found:
 
 
 def _was_ended(lease: Lease, by: float, lives: Lives) -> bool:
-    """Its holder may have ended it by then, or whoever saw its holder end; or nobody knows who that was."""
-    if any(not end.expired and end.at <= by for end in lease.closed) or any(one.at <= by for one in lease.settle_asked):
+    """Whether the holder or its supervisor may have ended a lease by then; true where the holder is unknown."""
+    if any(not end.expired and end.at <= by for end in lease.closed) or any(ask.at <= by for ask in lease.settle_asked):
         return True
-    if any(one.verdict == "settled" and one.at <= by for one in lease.served):
+    if any(answer.verdict == "settled" and answer.at <= by for answer in lease.served):
         return True
     holder = lease.holder or (lease.issued[0].holder if lease.issued else "")
     ended = lives.processes[holder].ended if holder in lives.processes else None
@@ -173,7 +173,7 @@ def _was_ended(lease: Lease, by: float, lives: Lives) -> bool:
 
 
 def _s7_repeats(life: Life, lives: Lives, rules: Rules) -> Found:
-    """A repeat is answered like the first, and makes nothing anew."""
+    """A repeat is answered like the first request, and changes nothing."""
     own = [answer for answer in life.acknowledged if answer.asked == life.task and answer.created]
     if len(own) > 1:
         yield Violation(rule="S7", task=life.task, why="it was created more than once", events=own)
@@ -191,8 +191,8 @@ def _has_key(lives: Lives, task: str) -> bool:
 
 
 def _s7_settlements(task: str, lease: Lease) -> Found:
-    settled = {(one.outcome, one.digest): one for one in lease.settle_answered[::-1] if one.verdict == "settled"}
-    served = {(one.outcome, one.digest): one for one in lease.served[::-1] if one.verdict == "settled"}
+    settled = {(it.outcome, it.digest): it for it in lease.settle_answered[::-1] if it.verdict == "settled"}
+    served = {(it.outcome, it.digest): it for it in lease.served[::-1] if it.verdict == "settled"}
     for accepted in (settled, served):
         if len(accepted) > 1:
             why = f"fence {lease.fence} was settled in more than one way"
@@ -202,22 +202,22 @@ def _s7_settlements(task: str, lease: Lease) -> Found:
         if before is not None and again.verdict == "gone" and again.at > before.at:
             why = f"a settlement of fence {lease.fence} was accepted, and its repeat refused"
             yield Violation(rule="S7", task=task, why=why, events=[before, again])
-    for one in lease.settle_answered:
-        first = settled.get((one.outcome, one.digest))
-        if first is not None and one.verdict == "gone" and one.asked_at > first.at:
+    for answer in lease.settle_answered:
+        first = settled.get((answer.outcome, answer.digest))
+        if first is not None and answer.verdict == "gone" and answer.asked_at > first.at:
             why = f"a settlement of fence {lease.fence} was accepted, and its repeat refused"
-            yield Violation(rule="S7", task=task, why=why, events=[first, one])
+            yield Violation(rule="S7", task=task, why=why, events=[first, answer])
 
 
 def _s7_claims(lives: Lives, rules: Rules) -> Found:
-    """A claim that is repeated gets what it got, as far as that is still held, and nothing else is granted for it."""
+    """The repeat of a claim gets the leases of the first answer that are still held, and no others."""
     issued: dict[tuple[str, str], log.Issued] = {}
     for lease in sorted(lives.leases, key=lambda lease: lease.grant.at) if rules.claims_once else ():
-        for one in lease.issued:
-            first = issued.setdefault((one.holder, one.claim), one) if one.claim else one
-            if one.at > first.at:
-                why = f"claim {one.claim} was granted tasks, and its repeat other ones"
-                yield Violation(rule="S7", task=one.task, why=why, events=[first, one])
+        for issue in lease.issued:
+            first = issued.setdefault((issue.holder, issue.claim), issue) if issue.claim else issue
+            if issue.at > first.at:
+                why = f"claim {issue.claim} was granted tasks, and its repeat other ones"
+                yield Violation(rule="S7", task=issue.task, why=why, events=[first, issue])
     claims: dict[tuple[str, str], list[log.Granted]] = {}
     for lease in lives.leases:
         for grant in lease.granted:
@@ -228,7 +228,7 @@ def _s7_claims(lives: Lives, rules: Rules) -> Found:
         known = {(grant.task, grant.fence) for grant in grants if grant.at == first_at}
         for grant in grants:
             if (grant.task, grant.fence) not in known:
-                why = f"claim {claim} was answered, and its repeat with something else"
+                why = f"claim {claim} was answered, and its repeat with other tasks"
                 yield Violation(rule="S7", task=grant.task, why=why, events=[grants[0], grant])
 
 
@@ -236,42 +236,44 @@ def _s8_no_revival(life: Life, lives: Lives, rules: Rules) -> Found:
     """A lease that was over or refused is never renewed again."""
     for lease in life.known:
         closed_at = min([end.at for end in lease.closed], default=math.inf)
-        told_at = [one.at for one in lease.refused]
-        told_at += [one.at for one in lease.served if one.verdict == "gone" and one.what == "beat"]
-        since = min([closed_at, *told_at])
+        refused_at = [answer.at for answer in lease.refused]
+        refused_at += [answer.at for answer in lease.served if answer.verdict == "gone" and answer.what == "beat"]
+        since = min([closed_at, *refused_at])
         revived: list[log.Event] = [beat for beat in lease.renewed if beat.asked_at > since]
-        revived += [one for one in lease.served if one.verdict == "renewed" and one.at > since]
-        revived += [more for more in lease.extended if more.at > closed_at]
+        revived += [answer for answer in lease.served if answer.verdict == "renewed" and answer.at > since]
+        revived += [extension for extension in lease.extended if extension.at > closed_at]
         if revived:
-            why = f"fence {lease.fence} was over, and renewed all the same"
+            why = f"fence {lease.fence} was over, and was renewed"
             yield Violation(rule="S8", task=life.task, why=why, events=[*lease.closed, *lease.refused, *revived])
 
 
 def _s9_begun_late(life: Life, lives: Lives, rules: Rules) -> Found:
-    """No body begins without a lease, or after it."""
+    """No handler begins without a lease, or after it."""
     for lease in life.leases.values():
-        for body in lease.started:
+        for start in lease.started:
             if not lease.is_known:
-                why = f"its body began under fence {lease.fence}, which nobody was granted"
-                yield Violation(rule="S9", task=life.task, why=why, events=[body])
-            elif any(grant.who != body.who for grant in lease.granted):
-                why = f"its body began in {body.who}, which was not granted fence {lease.fence}"
-                yield Violation(rule="S9", task=life.task, why=why, events=[lease.grant, body])
-            elif body.at > lease.at_most_until(rules.drift) and not lives.was_frozen(body.who, lease.asked_at, body.at):
-                why = f"its body began after fence {lease.fence} was over"
-                yield Violation(rule="S9", task=life.task, why=why, events=[lease.grant, *lease.renewed[-1:], body])
+                why = f"its handler began under fence {lease.fence}, which was never granted"
+                yield Violation(rule="S9", task=life.task, why=why, events=[start])
+            elif any(grant.who != start.who for grant in lease.granted):
+                why = f"its handler began in {start.who}, which was not granted fence {lease.fence}"
+                yield Violation(rule="S9", task=life.task, why=why, events=[lease.grant, start])
+            elif start.at > lease.at_most_until(rules.drift) and not lives.was_frozen(
+                start.who, lease.asked_at, start.at
+            ):
+                why = f"its handler began after fence {lease.fence} was over"
+                yield Violation(rule="S9", task=life.task, why=why, events=[lease.grant, *lease.renewed[-1:], start])
 
 
 def _s10_bounded(life: Life, lives: Lives, rules: Rules) -> Found:
-    """Attempts and crashes keep to their limits, and who is past them is dead."""
+    """Attempts and crashes stay within their limits, and a task past a limit is dead."""
     if len({(asked.max_attempts, asked.max_crashes) for asked in life.asked}) != 1:
-        return  # nobody scheduled it, or in more than one way
+        return  # no schedule, or several with different limits
     limits = life.asked[0]
     retries = {
-        one.fence: one
+        answer.fence: answer
         for lease in life.leases.values()
-        for one in lease.settle_answered
-        if one.verdict == "settled" and one.outcome == "retry"
+        for answer in lease.settle_answered
+        if answer.verdict == "settled" and answer.outcome == "retry"
     }
     if limits.max_attempts is not None and len(retries) > limits.max_attempts:
         why = f"{len(retries)} attempts ended in retry: at most {limits.max_attempts} may"
@@ -286,7 +288,7 @@ def _s10_bounded(life: Life, lives: Lives, rules: Rules) -> Found:
         return
     is_past = (limits.max_attempts is not None and len(retries) >= limits.max_attempts) or crashed > limits.max_crashes
     if is_past and final.status not in ("dead", "cancelled", *_ENDS.values()):
-        why = f"it is past its limits, and stands as {final.status}"
+        why = f"it is past its limits, and its final status is {final.status}"
         yield Violation(rule="S10", task=life.task, why=why, events=[limits, final])
     may_be = len(life.leases) - crashed  # a retry whose answer was lost counts too
     if final.status == "dead" and crashed <= limits.max_crashes and may_be < (limits.max_attempts or may_be + 1):
@@ -294,7 +296,7 @@ def _s10_bounded(life: Life, lives: Lives, rules: Rules) -> Found:
 
 
 def _s11_gated(life: Life, lives: Lives, rules: Rules) -> Found:
-    """What was cancelled, or is not due, is not granted."""
+    """A task that was cancelled or is not due is not granted."""
     for answer in life.cancel_answered:
         is_known = bool(life.acknowledged) and life.acknowledged[0].at < life.cancel_asked[0].at
         if answer.verdict not in _CANCELS or (answer.verdict == "gone" and not is_known):
@@ -319,12 +321,12 @@ def _s11_gated(life: Life, lives: Lives, rules: Rules) -> Found:
 
 
 def _s11_order(lives: Lives, rules: Rules) -> Found:
-    """The most urgent first: nobody gets a less urgent task of a kind while a fresh one has been waiting."""
+    """The most urgent task of a kind is granted first; only fresh tasks count as waiting."""
     if not rules.ordered:
         return
     waiting: dict[str, dict[str, tuple[int, float, log.Event]]] = {}
     grants: list[log.Issued | log.Granted] = []
-    # A task that was asked for in more than one way is one of these, and nobody knows which.
+    # Without the tasks whose schedules differ in kind or priority: which of them was stored is unknown.
     about = {
         task: life.asked[0]
         for task, life in lives.tasks.items()
@@ -365,7 +367,7 @@ def _s11_order(lives: Lives, rules: Rules) -> Found:
 
 
 def _may_be_granted(lives: Lives, life: Life, by: float) -> bool:
-    """It was granted by then, or may have been to somebody of whom nobody knows."""
+    """Whether the task was granted by then, or may have been, to an unknown holder."""
     known = life.known
     if not known:
         return not lives.sees_store
@@ -373,10 +375,10 @@ def _may_be_granted(lives: Lives, life: Life, by: float) -> bool:
 
 
 def _s11_dedupe(lives: Lives, rules: Rules) -> Found:
-    """One task for a kind and key, as long as the first counts."""
+    """A kind and a dedupe key have one task at a time, within the window of the key."""
     firsts: dict[tuple[str, str], tuple[log.Asked, log.Acknowledged]] = {}
     answers = (answer for life in lives.tasks.values() for answer in life.acknowledged if answer.created)
-    for answer in sorted(answers, key=lambda one: one.at):
+    for answer in sorted(answers, key=lambda answer: answer.at):
         asked = next(iter(lives.of(answer.asked).asked), None)
         if asked is None or asked.dedupe_key is None:
             continue

@@ -17,7 +17,7 @@ Found = Iterator[Violation]
 
 
 def liveness(lives: Lives, rules: Rules) -> list[Violation]:
-    """What breaks L1-L7. L1, L2 and L4 hold from the moment at which the faults are over."""
+    """Find the violations of L1-L7. L1, L2 and L4 hold from the moment at which the faults are over."""
     found: list[Violation] = []
     if lives.over_at is not None and rules.start_within is not None:
         room = _Room(lives)
@@ -40,13 +40,13 @@ def liveness(lives: Lives, rules: Rules) -> list[Violation]:
 
 
 class _Room:
-    """When which worker had a free slot, and nothing held it up."""
+    """The times in which each worker ran and had a free slot."""
 
     def __init__(self, lives: Lives) -> None:
         changes: dict[str, list[tuple[float, int]]] = {}
         for lease in lives.leases:
             for begin in lease.started:
-                stop = next((one.at for one in lease.stopped if one.who == begin.who and one.at >= begin.at), math.inf)
+                stop = next((end.at for end in lease.stopped if end.who == begin.who and end.at >= begin.at), math.inf)
                 changes.setdefault(begin.who, []).extend([(begin.at, 1), (stop, -1)])
         self._free: list[tuple[frozenset[str], float, float]] = []
         for who, process in lives.processes.items():
@@ -62,14 +62,14 @@ class _Room:
             ]
 
     def throughout(self, kind: str, since: float, until: float) -> bool:
-        """Whether one and the same worker could have begun a task of this kind during all of that time."""
+        """Whether a single worker could have begun a task of this kind during all of that time."""
         return any(begin <= since and until <= end and (not kinds or kind in kinds) for kinds, begin, end in self._free)
 
 
 def _below(
     slots: int, changes: Iterable[tuple[float, int]], since: float, until: float
 ) -> Iterator[tuple[float, float]]:
-    """The stretches in which fewer than all slots were taken."""
+    """The times in which at least one slot was free."""
     taken, free_since = 0, since
     for at, change in sorted(changes):
         if at > until:
@@ -84,8 +84,8 @@ def _below(
 
 
 def _l1_granted_soon(lives: Lives, rules: Rules, room: _Room, within: float) -> Found:
-    """A task that is ready is granted soon, where a worker has room for it."""
-    assert lives.over_at is not None  # noqa: S101 - the caller has looked
+    """A ready task is granted soon where a worker has a free slot for its kind."""
+    assert lives.over_at is not None  # noqa: S101 - the caller checks
     stood = _service_clock_stood(lives)
     for life in lives.tasks.values():
         if not life.asked or not life.is_durable or life.cancel_asked or (life.known[:1] and life.known[0].fence > 1):
@@ -95,30 +95,31 @@ def _l1_granted_soon(lives: Lives, rules: Rules, room: _Room, within: float) -> 
 
 
 def _service_clock_stood(lives: Lives) -> list[tuple[float, float]]:
-    """When the clock of the service need not have gone on, by time: its wall clock may have been set back.
+    """The times in which the clock of the service may have stood still.
 
-    It stands with a machine that is frozen, and after a restart it goes on from when the last task had come in.
+    The clock stands while its machine is frozen. Where the wall clock was set back, a restart continues it from the
+    arrival of the last task.
     """
     servers = lives.servers
-    stood = [one for server in servers for one in server.frozen]
+    stood = [span for server in servers for span in server.frozen]
     for before, after in pairwise(servers):
         if before.ended is None or before.began is None or after.began is None:
             continue
-        came_in = [
+        arrivals = [
             life.asked[0].at
             for life in lives.tasks.values()
             if life.asked and life.acknowledged and life.acknowledged[0].at <= before.ended.at
         ]
-        stood.append((max(came_in, default=before.began.at), after.began.at))
+        stood.append((max(arrivals, default=before.began.at), after.began.at))
     return sorted(stood)
 
 
 def _surely_due_at(life: Life, lives: Lives, stood: Iterable[tuple[float, float]]) -> float:
-    """When its time has come by the clock of the service too, at the latest; never: nobody can tell."""
+    """The latest moment at which the task is due by the clock of the service; infinite: unknown."""
     asked, heard_at = life.asked[0], life.acknowledged[0].at
     if asked.due_at is None:
         return -math.inf
-    # The service may never have seen the wall clock by which this time was chosen.
+    # The wall clock by which `due_at` was chosen may never have been the service's.
     if any(fault.name == _SET_BACK and asked.at <= fault.at <= heard_at for fault in lives.faults):
         return math.inf
     due_at = asked.due_at
@@ -129,27 +130,26 @@ def _surely_due_at(life: Life, lives: Lives, stood: Iterable[tuple[float, float]
 
 
 def _l2_taken_back(lives: Lives, rules: Rules, room: _Room, within: float) -> Found:
-    """The task of a holder that is gone is ready after its ttl, or at once where the holder could give it back."""
-    assert lives.over_at is not None  # noqa: S101 - the caller has looked
+    """The task of a dead holder is ready after the ttl, or at once where the holder could release it."""
+    assert lives.over_at is not None  # noqa: S101 - the caller checks
     for life in lives.tasks.values():
         for lease in life.known:
             process = lives.processes.get(lease.holder)
             if process is None or process.ended is None:
                 continue
-            # Who reported an end may have asked for a wait with it, heard or not.
-            if any(one.verdict == "settled" for one in lease.settle_answered) or any(
-                not end.expired for end in lease.closed
-            ):
+            # A settlement may have asked for a delay, whether or not its answer arrived.
+            is_settled = any(answer.verdict == "settled" for answer in lease.settle_answered)
+            if is_settled or any(not end.expired for end in lease.closed):
                 continue
             ready_at = process.ended.at
-            # Who asked for something may not have been heard, and who had lost it had nothing to give back.
+            # A settlement may not have arrived, and a holder does not release what it has lost.
             if process.ended.how == "killed" or lease.lost or lease.refused or lease.settle_asked:
                 ready_at = max(ready_at, _surely_over_at(lease, lives, rules))
             yield from _must_start("L2", life, lease, max(ready_at, lives.over_at), lives, room, within)
 
 
 def _l2_claims_no_more(lives: Lives, rules: Rules) -> Found:
-    """Who was asked to end gives back, and takes nothing more."""
+    """A worker that was asked to end claims nothing more."""
     for lease in lives.leases:
         for grant in lease.granted:
             process = lives.processes.get(grant.who)
@@ -159,14 +159,14 @@ def _l2_claims_no_more(lives: Lives, rules: Rules) -> Found:
 
 
 def _surely_over_at(lease: Lease, lives: Lives, rules: Rules) -> float:
-    """When the service has noticed that it ran out, at the latest; a restart gives it its ttl anew."""
+    """The latest moment at which the service notices that a lease has expired; a restart renews the ttl."""
     until = lease.at_most_until(rules.drift)
     longest = lives.of(lease.task).longest_ttl * (1 + rules.drift)
     extended = longest * (1 + rules.spread)
     holder = lives.processes.get(lease.holder)
     if longest > lease.ttl * (1 + rules.drift) and holder is not None and holder.ended is not None:
-        until = max(until, holder.ended.at + longest)  # its last beat may have granted more than it had heard of
-    stood_still = 0.0  # clocks of servers that were frozen as a whole
+        until = max(until, holder.ended.at + longest)  # the answer to its last beat, which grants more, may be lost
+    stood_still = 0.0  # seconds for which the server's clock stood
     for server in lives.servers:
         if server.began is not None and server.began.at > lease.asked_at:
             until = max(until, server.began.at + extended)
@@ -185,35 +185,30 @@ def _must_start(
     if min(started_at, lives.last_at) - ready_at <= within:
         return
     if life.asked and room.throughout(life.asked[0].kind, ready_at, ready_at + within):
-        why = f"it was ready, a worker had room, and nobody got it within {within:g} s"
-        events: list[log.Event] = [
-            *life.acknowledged[:1],
-            *([after.grant] if after else ()),
-            *(x.grant for x in later[:1]),
-        ]
-        yield Violation(rule=rule, task=life.task, why=why, events=events)
+        why = f"it was ready, a worker had a free slot, and it was not granted within {within:g} s"
+        grants = [lease.grant for lease in (after, *later[:1]) if lease is not None]
+        yield Violation(rule=rule, task=life.task, why=why, events=[*life.acknowledged[:1], *grants])
 
 
 def _l3_outage(lives: Lives, rules: Rules, outage: float) -> Found:
-    """No lease is lost for less trouble than the outage that it survives."""
+    """No lease is lost in faults that are shorter than the outage that it survives."""
     for lease in lives.leases:
         for lost in lease.lost:
-            if lost.reason not in ("expired", "strikes") or any(one.at <= lost.at for one in lease.refused):
+            if lost.reason not in ("expired", "strikes") or any(answer.at <= lost.at for answer in lease.refused):
                 continue
-            since = max(
-                [beat.asked_at for beat in lease.renewed if beat.at <= lost.at], default=lease.granted[0].asked_at
-            )
+            renewed_at = [beat.asked_at for beat in lease.renewed if beat.at <= lost.at]
+            since = max(renewed_at, default=lease.granted[0].asked_at)
             stretches = list(_stretches(lives, lost.who, since, lost.at, rules.bridge))
             if len(stretches) > 1:
                 continue
             trouble = sum(end - begin for begin, end in stretches)
             if trouble < outage - rules.jitter:
-                why = f"fence {lease.fence} was lost for {trouble:.1f} s of trouble: {outage:.1f} are to be survived"
+                why = f"fence {lease.fence} was lost in {trouble:.1f} s of faults: it has to survive {outage:.1f} s"
                 yield Violation(rule="L3", task=lease.task, why=why, events=[lease.grant, *lease.renewed[-1:], lost])
 
 
 def _stretches(lives: Lives, who: str, since: float, until: float, bridge: float) -> Iterator[tuple[float, float]]:
-    """When something was wrong for this process, or for all; what is near to one another counts as one."""
+    """The times of faults that hit this process; faults no further apart than `bridge` count as one."""
     process = lives.process(who)
     wrong = [
         (fault.at, fault.at + fault.lasts)
@@ -233,107 +228,104 @@ def _stretches(lives: Lives, who: str, since: float, until: float, bridge: float
 
 
 def _l4_converges(lives: Lives) -> Found:
-    """Once all is well, every task comes to its end."""
+    """Once the faults are over, every task ends."""
     for life in lives.tasks.values():
         if life.final is not None and life.final.status not in _ENDED:
-            why = f"it stands as {life.final.status} after everything was drained"
+            why = f"its final status is {life.final.status} after everything was drained"
             yield Violation(rule="L4", task=life.task, why=why, events=[*life.acknowledged[:1], life.final])
 
 
 def _l4_no_leak(lives: Lives, rules: Rules, outage: float) -> Found:
-    """A lost answer to a claim costs a repeat, never a ttl: what it was granted does not run out unheard of."""
+    """A lost answer to a claim costs a repeat, never a ttl: no lease expires without its holder knowing of it."""
     for lease in lives.leases:
         process = lives.processes.get(lease.grant.holder) if isinstance(lease.grant, log.Issued) else None
-        ran_out = next((end for end in lease.closed if end.expired), None)
-        if process is None or ran_out is None or lease.granted:
+        expiry = next((end for end in lease.closed if end.expired), None)
+        if process is None or expiry is None or lease.granted:
             continue
-        if min(process.drains_at, process.ended.at if process.ended else math.inf) <= ran_out.at:
+        if min(process.drains_at, process.ended.at if process.ended else math.inf) <= expiry.at:
             continue
-        stretches = list(_stretches(lives, process.who, lease.grant.at - 2 * outage, ran_out.at, rules.bridge))
+        stretches = list(_stretches(lives, process.who, lease.grant.at - 2 * outage, expiry.at, rules.bridge))
         if len(stretches) <= 1 and sum(end - begin for begin, end in stretches) < outage:
-            why = f"fence {lease.fence} was granted to {process.who}, who never heard of it, and ran out"
-            yield Violation(rule="L4", task=lease.task, why=why, events=[lease.grant, ran_out])
+            why = f"fence {lease.fence} was granted to {process.who}, which got no answer, and expired"
+            yield Violation(rule="L4", task=lease.task, why=why, events=[lease.grant, expiry])
 
 
 def _l5_no_zombie(lives: Lives, rules: Rules) -> Found:
-    """Heartbeats alone keep no body for ever: its runtime ends, and so does its idleness."""
+    """Heartbeats alone keep no handler for ever: its runtime and its idle time are bounded."""
     for life in lives.tasks.values():
         longest = life.asked[0].max_runtime if life.asked else None
         for lease in life.known:
             if not lease.started:
                 continue
-            body = lease.started[0]
-            if lives.was_frozen(body.who, lease.asked_at, math.inf):
+            start = lease.started[0]
+            if lives.was_frozen(start.who, lease.asked_at, math.inf):
                 continue
-            # It ends with the lease, which is not renewed any more: one ttl later, or a little more after a restart.
+            # The lease is not renewed any more, and ends one ttl later, or a little more after a restart.
             spare = life.longest_ttl * (1 + rules.spread) * (1 + rules.drift) + rules.jitter
             if longest is not None:
-                last = max([one.at for one in lease.effects], default=body.at)
-                allowed = _runs_until(lease, longest, spare, lives, rules)
-                if last > allowed:
-                    why = f"its body ran for {last - body.at:.1f} s: {longest:g} were allowed"
-                    yield Violation(
-                        rule="L5", task=life.task, why=why, events=[*life.asked[:1], body, lease.effects[-1]]
-                    )
-            if body.idle_timeout is not None:
-                yield from _idle(life.task, lease, body, body.idle_timeout * (1 + rules.drift) + spare)
+                last = max([effect.at for effect in lease.effects], default=start.at)
+                if last > _runs_until(lease, longest, spare, lives, rules):
+                    why = f"its handler ran for {last - start.at:.1f} s: {longest:g} were allowed"
+                    events = [*life.asked[:1], start, lease.effects[-1]]
+                    yield Violation(rule="L5", task=life.task, why=why, events=events)
+            if start.idle_timeout is not None:
+                yield from _idle(life.task, lease, start, start.idle_timeout * (1 + rules.drift) + spare)
 
 
 def _l5_whole_runtime(lives: Lives, rules: Rules) -> Found:
-    """No beat of a live lease is refused before the runtime is over, whatever clocks show and restarts do."""
+    """No beat of a live lease is refused before the runtime is over, in spite of clock steps and restarts."""
     for life in lives.tasks.values():
         longest = life.asked[0].max_runtime if life.asked else None
         for lease in life.known if longest is not None else []:
             over_at = lease.started[0].at + (longest or 0.0) * (1 - rules.drift) if lease.started else math.inf
             grants: list[log.Issued | log.Extended] = [*lease.issued, *lease.extended]
-            for one in lease.served:
-                if one.what != "beat" or one.verdict != "gone" or one.at >= over_at:
+            for beat in lease.served:
+                if beat.what != "beat" or beat.verdict != "gone" or beat.at >= over_at:
                     continue
-                until = max([it.at + it.ttl * (1 - rules.drift) for it in grants if it.at <= one.at], default=0.0)
-                if one.at < until - rules.jitter and not any(end.at <= one.at for end in lease.closed):
-                    why = f"a beat was refused {over_at - one.at:.1f} s before its runtime of {longest:g} s was over"
-                    yield Violation(rule="L5", task=life.task, why=why, events=[lease.started[0], one])
+                until = max([it.at + it.ttl * (1 - rules.drift) for it in grants if it.at <= beat.at], default=0.0)
+                if beat.at < until - rules.jitter and not any(end.at <= beat.at for end in lease.closed):
+                    why = f"a beat was refused {over_at - beat.at:.1f} s before its runtime of {longest:g} s was over"
+                    yield Violation(rule="L5", task=life.task, why=why, events=[lease.started[0], beat])
 
 
 def _runs_until(lease: Lease, longest: float, spare: float, lives: Lives, rules: Rules) -> float:
-    """When its body must have ended that may run for so long.
+    """When a handler that may run for `longest` seconds must have ended.
 
-    That counts from the first beat that told the service of it, by a clock that stands while the service is frozen. A
-    start of the service's machine, of which the service knows no clock, adds the time since it last wrote.
+    The runtime counts from the first beat after its start, by a clock that stands while the service is frozen. A reboot
+    of the service's machine, during which the service has no clock, adds the time since its last write.
     """
     began_at = lease.started[0].at
-    since = min([one.at for one in lease.renewed if one.asked_at >= began_at], default=began_at)
+    since = min([beat.at for beat in lease.renewed if beat.asked_at >= began_at], default=began_at)
     stood_still = sum(end - begin for server in lives.servers for begin, end in server.frozen if end > began_at)
     until = since + longest * (1 + rules.drift) + stood_still + spare
-    for down in (one for one in lives.faults if one.name == "server_reboot" and one.at > began_at):
+    for down in (fault for fault in lives.faults if fault.name == "server_reboot" and fault.at > began_at):
         until += (down.lasts or 0.0) + spare if down.at <= until else 0.0
     return _restarted(lives, began_at, until, spare)
 
 
 def _restarted(lives: Lives, since: float, until: float, spare: float) -> float:
-    """`until`, or later by what restarts of the service in between have extended the lease."""
+    """`until`, or later where restarts of the service in between have extended the lease."""
     for server in lives.servers:
         if server.began is not None and since <= server.began.at <= until:
             until = max(until, server.began.at + spare)
     return until
 
 
-def _idle(task: str, lease: Lease, body: log.Started, allowed: float) -> Found:
-    moved_at = body.at
+def _idle(task: str, lease: Lease, start: log.Started, allowed: float) -> Found:
+    moved_at = start.at
     for effect in lease.effects:
         if effect.at - moved_at > allowed:
-            why = f"its body had reported no progress for {effect.at - moved_at:.1f} s, and went on"
-            yield Violation(rule="L5", task=task, why=why, events=[body, effect])
+            why = f"its handler had reported no progress for {effect.at - moved_at:.1f} s, and went on"
+            yield Violation(rule="L5", task=task, why=why, events=[start, effect])
             return
         if effect.progress:
             moved_at = effect.at
 
 
 def _l6_restart(lives: Lives, rules: Rules) -> Found:
-    """A restart of the service ends no lease: whoever could not beat meanwhile gets a whole ttl."""
-    servers = lives.servers
-    starts = sorted(one.began.at for one in servers if one.began is not None)
-    stops = sorted(one.ended.at for one in servers if one.ended is not None)
+    """A restart of the service ends no lease: every live one gets a whole ttl again."""
+    starts = sorted(server.began.at for server in lives.servers if server.began is not None)
+    stops = sorted(server.ended.at for server in lives.servers if server.ended is not None)
     pairs = [(stop, next((start for start in starts if start >= stop), None)) for stop in stops]
     for life in lives.tasks.values():
         for lease, after in pairwise(life.known):
@@ -344,29 +336,29 @@ def _l6_restart(lives: Lives, rules: Rules) -> Found:
                 ended = any(ask.at <= after.grant.at for ask in lease.settle_asked)
                 ended = ended or any(not end.expired and end.at <= after.grant.at for end in lease.closed)
                 if start < after.grant.at < until and not ended and not _holder_ended(lives, lease, after.grant.at):
-                    why = f"a restart took fence {lease.fence} from its holder {until - after.grant.at:.1f} s too early"
+                    why = f"a restart ended the lease of fence {lease.fence} {until - after.grant.at:.1f} s too early"
                     yield Violation(rule="L6", task=life.task, why=why, events=[lease.grant, after.grant])
 
 
 def _l7_progress(lives: Lives, rules: Rules, fresh: float) -> Found:
-    """The next holder begins where the last one was, but for what that reported in its last moments.
+    """The next holder gets the progress of the last one, except for reports from its last moments.
 
-    What the service has acknowledged it keeps, whatever comes late. Progress is taken to grow.
+    The service keeps all acknowledged progress, whichever beats arrive late. Progress is assumed to grow.
     """
     for life in lives.tasks.values():
         for lease, after in pairwise(life.known):
-            if not after.granted or not after.started:  # an ended claim is told its tasks without progress
+            if not after.granted or not after.started:  # the answer to an ended claim has no progress
                 continue
             ended = lives.process(lease.holder).ended if lease.holder else None
-            ends = [after.grant.at, *(one.at for one in (*lease.lost, *lease.refused, *lease.closed))]
+            ends = [after.grant.at, *(end.at for end in (*lease.lost, *lease.refused, *lease.closed))]
             by = min(*ends, math.inf if ended is None else ended.at) - fresh
-            reports = [one for one in lease.effects if one.reported is not None and one.at <= by]
-            report = next((one for one in reversed(reports) if _was_calm(lives, one, fresh, lease, rules)), None)
+            reports = [effect for effect in reversed(lease.effects) if effect.reported is not None and effect.at <= by]
+            report = next((effect for effect in reports if _was_calm(lives, effect, fresh, lease, rules)), None)
             got = after.granted[0].progress
-            told = max((one for one in lease.renewed if one.progress is not None), key=_progress, default=None)
-            if told is not None and after.fence == lease.fence + 1 and (got is None or got < _progress(told)):
-                why = f"fence {after.fence} was given progress {got}: {told.progress} had been acknowledged"
-                yield Violation(rule="L7", task=life.task, why=why, events=[lease.grant, told, after.granted[0]])
+            kept = max((beat for beat in lease.renewed if beat.progress is not None), key=_progress, default=None)
+            if kept is not None and after.fence == lease.fence + 1 and (got is None or got < _progress(kept)):
+                why = f"fence {after.fence} was given progress {got}: {kept.progress} had been acknowledged"
+                yield Violation(rule="L7", task=life.task, why=why, events=[lease.grant, kept, after.granted[0]])
             if report is not None and report.reported is not None and (got is None or got < report.reported):
                 why = f"fence {after.fence} was given progress {got}: {report.reported} was reported long before"
                 yield Violation(rule="L7", task=life.task, why=why, events=[lease.grant, report, after.granted[0]])
@@ -377,9 +369,9 @@ def _progress(beat: log.Renewed) -> float:
 
 
 def _was_calm(lives: Lives, report: log.Effect, fresh: float, lease: Lease, rules: Rules) -> bool:
-    """Nothing was wrong when it was reported, nor so shortly before that the holder was still catching up.
+    """Whether no fault hit the holder at the report, nor so shortly before that beats were still late.
 
-    A lease whose tries of one cycle have all failed is tried again in the next, which begins within its ttl.
+    A lease whose beats of one cycle have all failed is retried in the next cycle, which begins within its ttl.
     """
     since = report.at - max(2 * (rules.outage or 0.0), lease.ttl)
     return not any(_stretches(lives, report.who, since, report.at + fresh, rules.bridge))

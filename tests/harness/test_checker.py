@@ -610,7 +610,7 @@ def test_a_fault_that_did_not_fire_proves_nothing() -> None:
 def test_a_violation_says_rule_task_reason_and_the_events_that_show_it() -> None:
     violation = check([*asked(), final("claimed", at=50.0), FaultsOver(at=60.0, who="world")], RULES)[0]
     assert isinstance(violation, Violation)
-    assert str(violation).splitlines()[0] == "L4 a: it stands as claimed after everything was drained"
+    assert str(violation).splitlines()[0] == "L4 a: its final status is claimed after everything was drained"
     assert '"event":"Final"' in str(violation)
 
 

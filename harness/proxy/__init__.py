@@ -1,15 +1,15 @@
-"""A TCP proxy with faults: what a network does to a connection, on demand, to clients and services as they are.
+"""A TCP proxy that injects network faults on demand between unchanged clients and services.
 
     with Proxy("http://127.0.0.1:8077") as proxy:  # in a thread of its own; `async with`: in the loop that runs
         client = leasekit.connect(proxy.url)
         proxy.lose_answer("POST", "/v1/results")   # the next report is applied, its answer lost
-        proxy.answer(429, "POST", "/v1/heartbeats", retry_after=3, times=None)  # until told otherwise
+        proxy.answer(429, "POST", "/v1/heartbeats", retry_after=3, times=None)  # until `mend`
         proxy.slow(0.2, jitter=0.1)                # also: drip, limit, hang (half-open), cut (refuse), reset
-        proxy.mend()                               # all is well again
-        assert proxy.fired["lose_answer"] == 1     # ... and it did happen
+        proxy.mend()                               # end all faults
+        assert proxy.fired["lose_answer"] == 1     # the fault did happen
 
-Rules may be given from any thread, and add up. What was on its way when the line hangs arrives when it is mended, as
-on a network. `tcp://host:port` is passed on as bytes; rules about requests need `http://`.
+Any thread may add rules, and rules add up. Data on its way when the line hangs arrives when it is mended, as on a
+network. `tcp://host:port` is passed on as bytes; rules about requests need `http://`.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ _BACKLOG = 128
 
 
 class Proxy:
-    """Listens on a port of its own while its block lasts, and passes on what comes to the service at `target`.
+    """Listen on a port of its own while the block lasts, and pass connections on to the service at `target`.
 
-    A test that injects a fault should look at `fired`. `random` picks where chance decides.
+    A test that injects a fault should check `fired`. `random` makes all random choices.
     """
 
     def __init__(self, target: str, *, random: Random | None = None) -> None:
@@ -48,14 +48,14 @@ class Proxy:
         self._limit: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._port: socket.socket | None = None  # bound and deaf: while nobody listens, it keeps the port ours
+        self._port: socket.socket | None = None  # bound, not listening: reserves the port while connections are refused
         self._ears: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._over: asyncio.Event | None = None
 
     @property
     def port(self) -> int:
-        """Where it listens, on 127.0.0.1."""
+        """The port on 127.0.0.1."""
         assert self._port is not None, "the proxy is only open in its block"  # noqa: S101
         return int(self._port.getsockname()[1])
 
@@ -67,20 +67,20 @@ class Proxy:
     # The line -----------------------------------------------------------------------------------------------------
 
     def slow(self, latency: float, *, jitter: float = 0.0) -> None:
-        """All that passes takes so many seconds each way, and up to `jitter` more."""
+        """Delay all data by `latency` seconds each way, and up to `jitter` more."""
         self._be(replace(self._conditions.line, latency=latency, jitter=jitter))
 
     def drip(self, every: float = 0.01) -> None:
-        """Answers come byte by byte, one every so many seconds."""
+        """Deliver answers byte by byte, one every so many seconds."""
         self._be(replace(self._conditions.line, drip=every))
 
     def hang(self, only: Literal["requests", "answers"] | None = None) -> None:
-        """Half-open: connections are accepted and stay, and nothing arrives: one way, or both."""
+        """Accept and keep connections, and deliver nothing, one way or both (half-open)."""
         both = frozenset[Literal["requests", "answers"]]({"requests", "answers"})
         self._be(replace(self._conditions.line, hangs=frozenset({only}) if only else both))
 
     def limit(self, size: int) -> None:
-        """Every connection, new ones too, is reset once it has carried so many more bytes of answers."""
+        """Reset every connection, also new ones, once it has carried `size` more bytes of answers."""
         self._do(lambda: self._set_limit(size))
 
     def reset(self) -> None:
@@ -88,29 +88,29 @@ class Proxy:
         self._do(lambda: self._break("reset"))
 
     def cut(self) -> None:
-        """Break all connections, and refuse new ones. Those that are refused nobody can count."""
+        """Break all connections, and refuse new ones; refused ones are not counted."""
         self._do(self._cut)
 
     def move(self, target: str) -> None:
-        """Lead new connections to another service; those that are open stay where they are, as with DNS."""
+        """Lead new connections to another service; open ones stay where they are, as with DNS."""
         self._target = _place(target)[1]
 
     def mend(self) -> None:
-        """All is well again: no rules, connections are accepted, what hung arrives."""
+        """End all faults: drop the rules, accept connections, deliver held data."""
         self._do(self._mend)
 
     # Requests -----------------------------------------------------------------------------------------------------
 
     def lose_answer(self, method: str, path: str, *, times: int | None = 1, chance: float = 1.0) -> None:
-        """The next `times` of these requests (None: all) are executed; instead of their answer comes a reset."""
+        """Let the next `times` of these requests (`None`: all) be executed, and reset instead of answering."""
         self._rule(Rule(fault="lose_answer", method=method, path=path, left=times, chance=chance))
 
     def repeat_answer(
         self, method: str, path: str, *, repeats: int = 1, times: int | None = 1, chance: float = 1.0
     ) -> None:
-        """Deliver the answers to the next `times` of these requests (None: all) `repeats` times more, all at once.
+        """Deliver the answers to the next `times` of these requests (`None`: all) `repeats` times more, at once.
 
-        The client has the copies on its connection before its next request leaves.
+        The copies are on the client's connection before its next request leaves.
         """
         if repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {repeats}")
@@ -127,27 +127,25 @@ class Proxy:
         times: int | None = 1,
         chance: float = 1.0,
     ) -> None:
-        """The next `times` of these requests (None: all) get this answer, and do not reach the service."""
+        """Answer the next `times` of these requests (`None`: all), which do not reach the service."""
         head = [f"HTTP/1.1 {status} Scripted", f"content-length: {len(body)}"]
         if retry_after is not None:
             head.append(f"retry-after: {retry_after}")
         answer = "\r\n".join([*head, "", ""]).encode("latin-1") + body
-        self._rule(
-            Rule(fault=f"answer {status}", method=method, path=path, left=times, chance=chance, answer=answer)
-        )  # fmt: skip
+        self._rule(Rule(fault=f"answer {status}", method=method, path=path, left=times, chance=chance, answer=answer))
 
     def foreign(self, method: str = "*", path: str = "*", *, times: int | None = 1, chance: float = 1.0) -> None:
-        """The next `times` of these requests (None: all) are answered by somebody in between, and go no further.
+        """Answer the next `times` of these requests (`None`: all) like an ingress, a firewall or a captive portal.
 
-        By an ingress, a firewall, a captive portal: each time another status and body. "*" is any method, any path.
+        Each answer has another status and body, and the requests go no further. "*" is any method, any path.
         """
         answers = tuple(answer.raw for answer in FOREIGN)
         self._rule(Rule(fault="foreign", method=method, path=path, left=times, chance=chance, answers=answers))
 
     async def again(self, exchange: Exchange) -> bytes:
-        """Send an earlier request to the service once more, as a network that delivers twice does: the raw answer.
+        """Send an earlier request to the service again, as a network that delivers twice does; return the raw answer.
 
-        Requests above 16 KiB are not kept: ValueError.
+        Raises ValueError for requests above 16 KiB, which are not kept.
         """
         if len(exchange.raw) > KEPT:
             raise ValueError(f"{exchange.method} {exchange.path} is not kept: it had more than {KEPT} bytes")
@@ -163,7 +161,7 @@ class Proxy:
     # Facts --------------------------------------------------------------------------------------------------------
 
     async def until(self, fact: Callable[[], bool]) -> None:
-        """Return once `fact()` is true; it is looked at whenever something has passed, or a fault has fired."""
+        """Return once `fact()` is true, which is checked whenever data has passed or a fault has fired."""
         await self._conditions.bell.until(fact)
 
     def wait(self, fact: Callable[[], bool], *, within: float = 30.0) -> None:
@@ -223,7 +221,7 @@ class Proxy:
     # In the loop --------------------------------------------------------------------------------------------------
 
     def _do(self, act: Callable[[], None]) -> None:
-        """In the proxy's loop, and done when this returns."""
+        """Call `act` in the proxy's loop, and wait until it has returned."""
         assert self._loop is not None, "the proxy is only open in its block"  # noqa: S101
         with suppress(RuntimeError):
             if asyncio.get_running_loop() is self._loop:
@@ -287,7 +285,7 @@ class Proxy:
 
     def _accept(self) -> None:
         assert self._loop is not None  # noqa: S101
-        with suppress(OSError):  # gone before it was accepted
+        with suppress(OSError):  # the client closed before it was accepted
             assert self._ears is not None  # noqa: S101
             connection, _ = self._ears.accept()
             task = self._loop.create_task(self._carry(connection))
@@ -315,16 +313,16 @@ class Proxy:
 def _place(target: str) -> tuple[str, tuple[str, int]]:
     parts = urlsplit(target)
     if parts.scheme not in ("http", "tcp") or not parts.hostname or not parts.port:
-        raise ValueError(f"{target!r} is no address to pass on to: write http://host:port or tcp://host:port")
+        raise ValueError(f"{target!r} is no address of a service: write http://host:port or tcp://host:port")
     return parts.scheme, (parts.hostname, parts.port)
 
 
 def _bound(address: tuple[str, int]) -> socket.socket:
-    """Two sockets may have this port, one deaf, one listening; nobody else gets it."""
-    # With the protocol named, asyncio sets TCP_NODELAY on what is accepted: no answer waits 40 ms for a delayed ACK.
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    made.settimeout(0)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    made.bind(address)
-    return made
+    """Bind a socket; a second one of this process may share the port, and no other process gets it."""
+    # With the protocol named, asyncio sets TCP_NODELAY on accepted sockets: no answer waits 40 ms for a delayed ACK.
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    bound.settimeout(0)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    bound.bind(address)
+    return bound

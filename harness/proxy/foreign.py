@@ -1,6 +1,6 @@
-"""Answers of those who stand between a client and its service: an ingress, a firewall, a captive portal.
+"""Answers of what stands between a client and its service: an ingress, a firewall, a captive portal.
 
-None of them knows whether anything was applied, so none of them may end a task. Some look much like answers of ours.
+None of these knows whether a request was applied, so none may end a task. Some look much like leasekit's own answers.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ __all__ = ["FOREIGN", "ForeignAnswer"]
 
 @dataclass(frozen=True, slots=True)
 class ForeignAnswer:
-    """One answer to an HTTP request, by whoever was in the way."""
+    """One answer to an HTTP request by something other than the service."""
 
     status: int
     content_type: str
@@ -18,7 +18,7 @@ class ForeignAnswer:
 
     @property
     def raw(self) -> bytes:
-        """The answer as it is sent."""
+        """The answer as bytes of HTTP."""
         head = f"HTTP/1.1 {self.status} Foreign\r\ncontent-length: {len(self.body)}\r\n"
         if 300 <= self.status < 400:
             head += "location: https://portal.invalid/login?session=5ecre7-0f-a-u5er\r\n"
@@ -35,7 +35,7 @@ _PROBLEM = "application/problem+json"
 FOREIGN = (
     *(ForeignAnswer(status, "text/html; charset=utf-8", _HTML % status) for status in _STATUSES),
     *(ForeignAnswer(status, _JSON, b'{"message":"Forbidden"}') for status in (200, 400, 403, 404, 413, 422)),
-    # Documents like ours, of other services, of no service in particular, and damaged ones of ours.
+    # Problem documents of other services, and damaged ones of leasekit.
     *(
         ForeignAnswer(status, _PROBLEM, body % status)
         for status in (200, 400, 403, 404, 413, 422)
@@ -57,4 +57,4 @@ FOREIGN = (
     ForeignAnswer(404, "text/plain", b""),
     ForeignAnswer(422, "application/xml", b"<Error><Code>AccessDenied</Code></Error>"),
 )
-"""Answers that are nobody's refusal of what a request holds."""
+"""Answers that must not count as the service's refusal of a request."""

@@ -1,4 +1,4 @@
-"""Where HTTP/1.1 messages begin and end in a stream of bytes, for a proxy that passes them on as they came."""
+"""Find where HTTP/1.1 messages begin and end in a stream of bytes, for a proxy that passes them on unchanged."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -10,17 +10,19 @@ _Step = Generator[None, None, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Some bytes of a message, in order; nothing is added, nothing left out."""
+    """Consecutive bytes of a message: the pieces of a stream are all of its bytes."""
 
     data: bytes
-    start: tuple[str, ...] = ()  # with the first: method and target of a request, or version and status of an answer
-    ends: bool = False  # the last of its message
+    start: tuple[str, ...] = ()
+    """Of the first piece: method and target of a request, or version and status of an answer."""
+    ends: bool = False
+    """Whether the piece is the last of its message."""
 
 
 class Framing:
-    """Cuts one direction of one connection into pieces. What is no HTTP raises ValueError.
+    """Cut one direction of one connection into pieces; raise ValueError for bytes that are not HTTP.
 
-    An answer whose length nobody says lasts until the connection ends. Answers to HEAD are not understood.
+    An answer without a length lasts until the connection ends. Answers to HEAD are not supported.
     """
 
     def __init__(self) -> None:
@@ -30,7 +32,7 @@ class Framing:
         next(self._parser)
 
     def feed(self, data: bytes) -> list[Piece]:
-        """What can be said of the stream up to here; heads are held back until they are complete."""
+        """The new pieces of the stream; a head is held back until it is complete."""
         self._buffer += data
         next(self._parser)
         pieces, self._pieces = self._pieces, []
@@ -45,7 +47,7 @@ class Framing:
                 raise ValueError(f"{first[:80]!r} begins no HTTP message")
             headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
             is_answer = first.startswith("HTTP/")
-            if is_answer and start[1].startswith("1"):  # the answer itself is still to come
+            if is_answer and start[1].startswith("1"):  # informational: the final answer follows
                 self._emit(head)
             elif headers.get("transfer-encoding", "").lower().endswith("chunked"):
                 self._emit(head, start=start)

@@ -1,4 +1,4 @@
-"""One connection through a proxy: what passes it, and what the proxy's conditions do to that."""
+"""One connection through a proxy, and the faults that hit it."""
 
 import asyncio
 import socket
@@ -19,30 +19,30 @@ Way = Literal["requests", "answers"]
 
 _CHUNK = 65536
 KEPT = 16384  # bytes of a request that are kept, so that it can be sent again
-_RST = struct.pack("ii", 1, 0)  # SO_LINGER: closing throws away what is unsent, and tells the peer so
+_RST = struct.pack("ii", 1, 0)  # SO_LINGER: closing drops unsent data and resets the connection
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Exchange:
-    """One request that came, and what became of it."""
+    """One request that arrived, and its answer."""
 
     method: str
     """The HTTP method."""
     path: str
     """The path of the request."""
     at: float
-    """When the request came: `time.monotonic()`."""
+    """When the request arrived, by `time.monotonic()`."""
     fault: str = ""
-    """The fault that met the request, as in `lose_answer` or `answer 503`; empty where no rule met it."""
+    """The fault that hit the request, as in `lose_answer` or `answer 503`; empty: none."""
     status: int | None = None
-    """The status of the answer, the proxy's or the service's; None while there is none."""
+    """The status of the answer, the proxy's or the service's; `None` while there is none."""
     raw: bytearray = field(default_factory=bytearray, repr=False)
-    """The request as it came, up to 16 KiB."""
+    """The first 16 KiB of the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What the line is like for all that passes."""
+    """The state of the line for all data."""
 
     latency: float = 0.0
     jitter: float = 0.0
@@ -52,24 +52,24 @@ class Line:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Rule:
-    """What becomes of some requests: they are answered here, or the service's answer is lost, or repeated."""
+    """A fault of certain requests: the proxy answers them, or the service's answer is lost or repeated."""
 
     fault: str
     method: str
     path: str
-    left: int | None  # how many it still meets; None: all
+    left: int | None  # how many more requests it hits; None: all
     chance: float
     answer: bytes = b""
-    answers: tuple[bytes, ...] = ()  # one of them at random, instead
-    repeats: int = 0  # how often the service's answer comes beside the first time
+    answers: tuple[bytes, ...] = ()  # one of these at random, instead of `answer`
+    repeats: int = 0  # copies of the service's answer
 
     def meets(self, exchange: Exchange) -> bool:
-        """Whether this is about such a request."""
+        """Whether the rule is about this request, and not used up."""
         return self.method in ("*", exchange.method) and self.path in ("*", exchange.path) and self.left != 0
 
 
 class Conditions:
-    """What all connections of one proxy meet, and what has fired."""
+    """The rules and the line that all connections of one proxy share, and the faults that have fired."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -84,7 +84,7 @@ class Conditions:
         self.bell.ring()
 
     def rule_for(self, exchange: Exchange) -> Rule | None:
-        """The first rule that meets this request, and one less to come of it."""
+        """Take the first rule that hits this request, and count it as used once more."""
         for rule in self.rules:
             if rule.meets(exchange) and self.random.random() < rule.chance:
                 rule.left = None if rule.left is None else rule.left - 1
@@ -94,7 +94,7 @@ class Conditions:
 
 
 class Link:
-    """A client's connection, and the one to the service that belongs to it."""
+    """A client's connection and its connection to the service."""
 
     def __init__(
         self,
@@ -108,27 +108,27 @@ class Link:
         self._service, self._to_service = service
         self._conditions = conditions
         self._is_http = is_http
-        self._open: deque[tuple[Exchange, Rule | None]] = deque()  # asked, and not answered in full
-        self.left: int | None = None  # bytes of answers until it is reset
+        self._open: deque[tuple[Exchange, Rule | None]] = deque()  # not yet answered in full
+        self.left: int | None = None  # bytes of answers until the link is reset
 
     async def carry(self) -> None:
-        """Until both sides have ended, or one is reset."""
+        """Pass data on until both sides have ended, or one is reset."""
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._requests())
                 both.create_task(self._answers())
             self._to_client.close()
             self._to_service.close()
-        except* (OSError, ValueError):  # one side is gone, or it is no HTTP
+        except* (OSError, ValueError):  # one side is gone, or does not speak HTTP
             self.reset()
         except* asyncio.CancelledError:
             self.reset()
             raise
 
     def reset(self) -> None:
-        """Nothing more passes: both sides see the connection break (RST) if it has not ended."""
+        """Break the connection for both sides (RST), unless it has ended."""
         for writer in (self._to_client, self._to_service):
-            with suppress(OSError):  # it is gone already
+            with suppress(OSError):  # the socket is closed
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)
             writer.transport.abort()
 
@@ -148,20 +148,20 @@ class Link:
             exchange = Exchange(method=method, path=target.partition("?")[0], at=time.monotonic())
             self._open.append((exchange, self._conditions.rule_for(exchange)))
             self._conditions.log.append(exchange)
-        asked, rule = self._open[-1] if self._open else (None, None)
-        if asked and len(asked.raw) <= KEPT:
-            asked.raw += piece.data
+        newest, rule = self._open[-1] if self._open else (None, None)
+        if newest and len(newest.raw) <= KEPT:
+            newest.raw += piece.data
         if rule is None or not rule.answer:
             await self._pass(piece.data, "requests")
-        elif piece.ends and asked:
+        elif piece.ends and newest:
             self._open.pop()
-            asked.status = int(rule.answer.split(b" ", 2)[1])
+            newest.status = int(rule.answer.split(b" ", 2)[1])
             self._conditions.fire(rule.fault)
             await self._pass(rule.answer, "answers")
 
     async def _answers(self) -> None:
         framing = Framing()
-        whole = bytearray()  # of an answer that is repeated
+        whole = bytearray()  # an answer that will be repeated
         while data := await self._service.read(_CHUNK):
             for piece in framing.feed(data) if self._is_http else [Piece(data=data)]:
                 exchange, rule = self._open[0] if self._open else (None, None)
@@ -206,10 +206,10 @@ class Link:
             raise ConnectionResetError("limit")
         else:
             self.left = None if self.left is None else self.left - len(data)
-            await self._say(data)
+            await self._deliver(data)
         self._conditions.bell.ring()
 
-    async def _say(self, data: bytes) -> None:
+    async def _deliver(self, data: bytes) -> None:
         if self._conditions.line.drip is None:
             self._to_client.write(data)
             await self._to_client.drain()
@@ -218,5 +218,5 @@ class Link:
         for at in range(len(data)):
             self._to_client.write(data[at : at + 1])
             await self._to_client.drain()
-            # Looked up each time: a line that is mended need not crawl to the end.
+            # Read the delay for each byte: a line that is mended stops dripping.
             await asyncio.sleep(self._conditions.line.drip or 0)

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from harness.chaos.processes import wait_for
 from harness.chaos.scenarios import scenario
 from harness.chaos.world import World
-from harness.history import Lost, SettleAnswered
-from leasekit import Status
+from harness.history import SettleAnswered
 
 __all__: list[str] = []
 
@@ -25,15 +24,6 @@ def _running(world: World, *workers: str) -> list[str]:
     world.until_running(ids)
     world.until_beaten(ids)
     return ids
-
-
-def _once_each(world: World, ids: list[str]) -> None:
-    """They end well, and none of them had to run twice."""
-    world.finish()
-    world.until_ended(ids)
-    assert {info.status for info in world.infos(ids)} == {Status.SUCCESS}
-    assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * len(ids), "some ran twice"
-    assert not world.of(Lost), world.of(Lost)[:3]
 
 
 # The line -----------------------------------------------------------------------------------------------------
@@ -53,7 +43,7 @@ def line_cut(world: World) -> None:
     time.sleep(1)
     world.proxy.mend()
     world.fired("reset")
-    _once_each(world, ids)
+    world.finish_unharmed(ids)
 
 
 def _at_risk(world: World) -> int:
@@ -67,7 +57,7 @@ def half_open(world: World) -> None:
     ids = _running(world, "first", "second")
     _abandoned(world, world.proxy.hang)
     world.fired("hang")
-    _once_each(world, ids)
+    world.finish_unharmed(ids)
 
 
 @scenario(15, "drip", faults=("drip",), ttl=20, cycle=1)
@@ -76,7 +66,7 @@ def drip(world: World) -> None:
     ids = _running(world, "first", "second")
     _abandoned(world, lambda: world.proxy.drip(0.1))
     world.fired("drip")
-    _once_each(world, ids)
+    world.finish_unharmed(ids)
 
 
 def _abandoned(world: World, break_it: Callable[[], None]) -> None:
@@ -101,7 +91,7 @@ def jitter(world: World) -> None:
     ids = world.schedule("steady", 40, seconds=0.5)
     world.until_ended(ids)
     world.fired("slow")
-    _once_each(world, ids)
+    world.finish_unharmed(ids)
 
 
 @scenario(16, "old-requests-again", faults=("again",), ttl=4)
@@ -129,8 +119,7 @@ def answers_again(world: World) -> None:
     """The answer to one heartbeat is delivered again and again while no other arrives: it renews the lease once."""
     world.serve()
     first = world.work("first", slots=1)
-    ids = world.schedule("steady", 1, until="finish")
-    world.until_running(ids, by=first)
+    ids = world.running(count=1, by=first)
     world.until_beaten(ids)
     world.proxy.repeat_answer("POST", BEATS, repeats=30)
     world.proxy.wait(lambda: world.proxy.fired["repeat_answer"] == 1)
@@ -140,8 +129,7 @@ def answers_again(world: World) -> None:
     time.sleep(2 * world.ttl)  # for all that stale answers could make the first believe
     world.fired("repeat_answer", "hang")
     world.proxy.mend()
-    world.finish()
-    world.until_ended(ids)
+    world.finish(ids)
 
 
 # Lost answers -------------------------------------------------------------------------------------------------
@@ -156,7 +144,7 @@ def claim_answer_lost(world: World) -> None:
     world.work()
     world.until_ended(ids)
     world.fired("lose_answer")
-    _once_each(world, ids)
+    world.finish_unharmed(ids)
     assert {info.fence for info in world.infos(ids)} == {1}, "granted anew"
 
 
@@ -171,7 +159,7 @@ def long_poll_answer_lost(world: World) -> None:
     ids = world.schedule("steady", 4, seconds=0.2) + world.schedule("patient", 4, seconds=0.2)
     world.until_ended(ids)
     world.fired("lose_answer")
-    _once_each(world, ids)
+    world.finish_unharmed(ids)
     assert {info.fence for info in world.infos(ids)} == {1}, "granted anew"
 
 
@@ -198,7 +186,7 @@ def result_answer_lost(world: World) -> None:
     world.until_ended(ids)
     world.proxy.wait(lambda: world.proxy.fired["lose_answer"] == 4)
     world.fired("lose_answer")
-    _once_each(world, ids)
+    world.finish_unharmed(ids)
     assert all(len(info.history) == 1 for info in world.infos(ids))
     assert {answer.verdict for answer in world.of(SettleAnswered)} == {"settled"}, "a repeat was told something else"
 
@@ -211,7 +199,7 @@ def beat_answer_lost(world: World) -> None:
     world.proxy.wait(lambda: world.proxy.fired["lose_answer"] == 3, within=60)
     world.until_beaten(ids)
     world.fired("lose_answer")
-    _once_each(world, ids)
+    world.finish_unharmed(ids)
 
 
 @scenario(20, "first-beat-unheard", faults=("lose_answer", "cut"), ttl=16)
@@ -226,8 +214,7 @@ def first_beat_unheard(world: World) -> None:
     world.fired("lose_answer")
     world.fault("cut", lasts=world.ttl)
     world.until_running(ids, by=world.work("second", past_proxy=True))
-    world.finish()
-    world.until_ended(ids)
+    world.finish(ids)
 
 
 # Refusals and nonsense ----------------------------------------------------------------------------------------
@@ -250,7 +237,7 @@ def storm(world: World) -> None:
     assert len(beats) <= 2 * 50 * passed, f"{len(beats)} beats in {passed:.1f} s"
     world.proxy.mend()
     world.fired("answer 429", "answer 503")
-    _once_each(world, ids)
+    world.finish_unharmed(ids)
 
 
 @scenario(21, "storm-on-the-rest", faults=("answer 429", "answer 503"), ttl=20, cycle=2)
@@ -301,7 +288,7 @@ def nonsense(world: World) -> None:
         world.until_beaten(ids)
     assert _nonsense(world) == len(NONSENSE), f"{_nonsense(world)} beats got nonsense for an answer"
     world.fired("answer 200")
-    _once_each(world, ids)
+    world.finish_unharmed(ids)
     for process in world.processes:
         assert "Traceback" not in process.said, process.said[-3000:]
         assert process.is_alive
@@ -320,7 +307,7 @@ def foreign(world: World) -> None:
     wait_for(lambda: world.proxy.fired["foreign"] >= before + 10, what="results that somebody else refuses")
     world.proxy.mend()
     world.fired("foreign")
-    _once_each(world, ids)
+    world.finish_unharmed(ids)
 
 
 def _nonsense(world: World) -> int:

@@ -32,8 +32,7 @@ def worker_killed(world: World) -> None:
     world.until_beaten(list(world.acting(first)))
     world.work("second")
     first.kill()
-    world.finish()
-    world.until_ended(ids)
+    world.finish(ids)
     _waited_for_their_ttl(world)
 
 
@@ -90,7 +89,7 @@ def spool_shared(world: World) -> None:
         world.until_running(ids)
         assert world.server is not None
         world.server.kill("server-down")
-        world.finish(f"finish-{number}")
+        world.finish(name=f"finish-{number}")
         _until_kept(world.home / "spool", set(ids))
         rng.shuffle(workers)
         for supervisor in workers:

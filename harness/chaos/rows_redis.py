@@ -16,17 +16,7 @@ __all__: list[str] = []
 @scenario(24, "redis-killed", faults=("kill",), ttl=4, redis=True)
 def redis_killed(world: World) -> None:
     """kill -9 of Redis, five times, in the middle of writes: what it acknowledged is there."""
-    redis = world.redis()
-    world.work("first")
-    world.work("second")
-    dice = Random(24)
-    scheduler = world.submit("steady", 500, seconds=0.01, batch=10)
-    for _ in range(5):
-        world.until_acknowledged(since=boottime(), unless=scheduler)
-        time.sleep(dice.uniform(0, 0.05))
-        redis.kill()
-        redis = world.redis()
-    assert scheduler.popen.wait(120) == 0
+    world.kill_while_scheduling(world.redis, 500)
 
 
 @scenario(26, "redis-full", faults=("memory",), ttl=60, cycle=1, redis=True)
@@ -34,14 +24,12 @@ def redis_full(world: World) -> None:
     """Redis has no byte left for two seconds: what is new waits, what runs goes on and ends, no lease is lost."""
     world.redis()
     world.work()
-    ids = world.schedule("steady", 4, until="finish")
-    world.until_running(ids)
+    ids = world.running()
     world.ask("CONFIG", "SET", "maxmemory", 1)
     world.fault("memory", lasts=2)
     scheduler = world.submit("steady", 20)
     world.until_beaten(ids)
-    world.finish()
-    world.until_ended(ids)
+    world.finish(ids)
     assert scheduler.is_alive, "it was accepted, and there was no room"
     world.ask("CONFIG", "SET", "maxmemory", 0)
     assert scheduler.popen.wait(120) == 0
@@ -54,11 +42,9 @@ def redis_stalls(world: World) -> None:
     """Redis stands still again and again, so requests are late: what a dead worker held is taken back all the same."""
     world.redis()
     victim = world.work("victim")
-    ids = world.schedule("steady", 4, until="finish")
-    world.until_running(ids, by=victim)
+    ids = world.running(by=victim)
     other = world.work("other", slots=8)
-    mine = world.schedule("steady", 2, until="finish")
-    world.until_running(mine, by=other)
+    mine = world.running(count=2, by=other)
     victim.kill()
     until = time.monotonic() + 8 * world.ttl
     while not all(world.acting(other)[task_id] for task_id in ids):
@@ -66,9 +52,8 @@ def redis_stalls(world: World) -> None:
         world.fault("stall", lasts=3)
         world.ask("DEBUG", "SLEEP", 2.6)
         time.sleep(1)
-    world.finish()
-    world.until_ended(ids + mine)
-    assert [(info.attempt, info.crashes) for info in world.infos(mine)] == [(1, 0)] * 2, "a lease was lost"
+    world.finish_unharmed(mine)
+    world.until_ended(ids)
 
 
 @scenario(22, "redis-foreign-key", faults=("foreign", "memory"), ttl=20, redis=True)
@@ -102,15 +87,11 @@ def redis_failover(world: World) -> None:
     """The address leads to a replica that has caught up; the demoted one answers on: no lease is lost."""
     pair = Pair(world)
     world.work()
-    ids = world.schedule("steady", 4, until="finish")
-    world.until_running(ids)
+    ids = world.running()
     world.until_beaten(ids)
     pair.fail_over()
     world.until_beaten(ids)
-    world.finish()
-    world.until_ended(ids)
-    assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * 4
-    assert not world.of(Lost)
+    world.finish_unharmed(ids)
 
 
 @scenario(24, "redis-stale-failover", faults=("failover", "rollback"), ttl=4, redis=True)
@@ -134,8 +115,7 @@ def redis_failback(world: World) -> None:
     pair = Pair(world)
     world.work("first")
     world.work("second")
-    ids = world.schedule("steady", 4, until="finish")
-    world.until_running(ids)
+    ids = world.running()
     pair.fail_over()
     world.until_beaten(ids)
     since = pair.go_stale()
@@ -179,14 +159,12 @@ HOUR = 3600.0
 def redis_clock_jumps(world: World) -> None:
     """Redis's clock goes an hour ahead while a holder is cut off: nobody gets its task early, nothing is lost."""
     first, ids = _cut_off(world)
-    mine = world.schedule("steady", 2, until="finish")
-    world.until_running(mine, by=first)
+    mine = world.running(count=2, by=first)
     world.set_redis_clock(HOUR)
     world.until_beaten(mine)
     world.until_running(ids, by=first)
-    world.finish()
-    world.until_ended(ids + mine)
-    assert [(info.attempt, info.crashes) for info in world.infos(mine)] == [(1, 0)] * 2, "a lease was lost"
+    world.finish_unharmed(mine)
+    world.until_ended(ids)
     assert all(info.history[-1].at.timestamp() - time.time() > HOUR / 2 for info in world.infos(mine))
 
 
@@ -198,8 +176,7 @@ def redis_clock_creeps(world: World) -> None:
         world.set_redis_clock(0.3 * step)
         time.sleep(0.4)
     world.until_running(ids, by=second)
-    world.finish()
-    world.until_ended(ids)
+    world.finish(ids)
 
 
 @scenario(11, "redis-clock-set-back", faults=("clock",), ttl=6, cycle=1, redis=True)
@@ -207,16 +184,12 @@ def redis_clock_set_back(world: World) -> None:
     """Redis's clock goes an hour ahead and back again, under leases that are held: none is lost."""
     world.redis()
     world.work()
-    ids = world.schedule("steady", 4, until="finish")
-    world.until_running(ids)
+    ids = world.running()
     for shift in (HOUR, 0.0):
         world.set_redis_clock(shift)
         world.until_beaten(ids)
         world.until_beaten(ids)
-    world.finish()
-    world.until_ended(ids)
-    assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * 4, "a lease was lost"
-    assert not world.of(Lost)
+    world.finish_unharmed(ids)
 
 
 def _cut_off(world: World) -> tuple[Process, list[str]]:

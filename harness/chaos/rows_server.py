@@ -5,12 +5,11 @@ import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
-from random import Random
 
 from harness.chaos.processes import wait_for
 from harness.chaos.scenarios import scenario
 from harness.chaos.world import Clock, World
-from harness.history import Lost, boottime
+from harness.history import Lost
 from leasekit import Status
 
 __all__: list[str] = []
@@ -55,22 +54,17 @@ def server_clock_creeps(world: World) -> None:
         time.sleep(0.4)
     world.fault("clock")
     world.until_running(ids, by=second)
-    world.finish()
-    world.until_ended(ids)
+    world.finish(ids)
 
 
 def _steps(world: World, clock: Clock) -> None:
-    ids = world.schedule("steady", 4, until="finish")
-    world.until_running(ids)
+    ids = world.running()
     for shift in (HOUR, -HOUR):
         clock.set(shift)
         world.fault("clock")
         world.until_beaten(ids)
         world.until_beaten(ids)
-    world.finish()
-    world.until_ended(ids)
-    assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * 4, "a lease was lost"
-    assert not world.of(Lost)
+    world.finish_unharmed(ids)
     info = world.info(ids[0])
     # The server never goes back; the worker has told what time it was when its body ended.
     shown = info.history[-1].at.timestamp() if clock.name == "server" else info.result["time"]
@@ -83,18 +77,7 @@ def _steps(world: World, clock: Clock) -> None:
 @scenario(24, "server-killed", faults=("kill",), ttl=4)
 def server_killed(world: World) -> None:
     """kill -9 of the server, five times, in the middle of commits: what it acknowledged is there."""
-    server = world.serve()
-    world.work("first")
-    world.work("second")
-    chance = Random(24)
-    scheduler = world.submit("steady", 1000, seconds=0.01, batch=10)
-    for _ in range(5):
-        world.until_acknowledged(since=boottime(), unless=scheduler)
-        time.sleep(chance.uniform(0, 0.05))
-        server.kill()
-        server = world.serve()
-    assert scheduler.popen.wait(120) == 0
-    assert world.home.joinpath("tasks.db").exists()
+    world.kill_while_scheduling(world.serve, 1000)
     with sqlite3.connect(world.home / "tasks.db") as connection:
         assert connection.execute("PRAGMA quick_check").fetchone() == ("ok",)
     connection.close()
@@ -105,17 +88,13 @@ def server_away(world: World) -> None:
     """The server is gone for two seconds while bodies run: no lease is lost, nothing runs twice."""
     server = world.serve()
     world.work()
-    ids = world.schedule("steady", 4, until="finish")
-    world.until_running(ids)
+    ids = world.running()
     world.until_beaten(ids)
     server.kill()
     world.fault("outage", lasts=3)
     time.sleep(2)
     world.serve()
-    world.finish()
-    world.until_ended(ids)
-    assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * 4
-    assert not world.of(Lost)
+    world.finish_unharmed(ids)
 
 
 # The store ----------------------------------------------------------------------------------------------------
@@ -126,8 +105,7 @@ def disk_refuses(world: World) -> None:
     """No write to the store gets through for a while: nothing is acknowledged that is not kept."""
     server = world.serve()
     world.work()
-    ids = world.schedule("steady", 4, until="finish")
-    world.until_running(ids)
+    ids = world.running()
     world.until_beaten(ids)
     unlimited = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, unlimited[1]))
@@ -139,9 +117,7 @@ def disk_refuses(world: World) -> None:
         assert not asked.done() or asked.exception() is not None, "it was acknowledged, and cannot have been written"
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, unlimited)
         asked.exception(60)
-    world.finish()
-    world.until_ended(ids)
-    assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * 4, "a lease was lost"
+    world.finish_unharmed(ids)
     assert server.is_alive
     assert _ready(world) == 200
     world.schedule("steady", 4)
@@ -161,17 +137,14 @@ def store_locked(world: World) -> None:
     """A stranger holds the store's lock for two seconds: writes wait or are refused, no lease is lost."""
     world.serve()
     world.work()
-    ids = world.schedule("steady", 4, until="finish")
-    world.until_running(ids)
+    ids = world.running()
     stranger = sqlite3.connect(world.home / "tasks.db", isolation_level=None, timeout=30)
     stranger.execute("BEGIN IMMEDIATE")
     world.fault("lock", lasts=2)
     time.sleep(2)
     stranger.execute("ROLLBACK")
     stranger.close()
-    world.finish()
-    world.until_ended(ids)
-    assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * 4, "a lease was lost"
+    world.finish_unharmed(ids)
 
 
 @scenario(29, "store-damaged", faults=("damage",))
@@ -252,8 +225,7 @@ def server_stopped(world: World) -> None:
     wait_for(lambda: len(world.of(Lost)) >= len(ids), what="the loss of all leases")
     time.sleep(world.ttl)
     server.resume()
-    world.finish()
-    world.until_ended(ids)
+    world.finish(ids)
     assert {info.status for info in world.infos(ids)} == {Status.SUCCESS}
 
 

@@ -6,10 +6,11 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from random import Random
 from typing import Any, Self
 
 from redis import Redis, RedisError
@@ -19,7 +20,7 @@ from harness.chaos import logs, redis_clock
 from harness.chaos.handlers import MASKED, UNGUARDED
 from harness.chaos.processes import PATIENCE, Process, Role, Watch, wait_for
 from harness.checker import Rules, Violation, check
-from harness.history import Acknowledged, Effect, Event, Fault, FaultsOver, Final, Log, Renewed, boottime, read
+from harness.history import Acknowledged, Effect, Event, Fault, FaultsOver, Final, Log, Lost, Renewed, boottime, read
 from harness.proxy import Proxy
 from harness.recording import Recorded
 from leasekit import NewTask, Status
@@ -223,9 +224,44 @@ class World:
         self.ids += [one.id for one in done]
         return [one.id for one in done]
 
-    def finish(self, name: str = "finish") -> None:
-        """Let the bodies end that wait for this."""
+    def running(self, kind: str = "steady", count: int = 4, *, by: Process | None = None, **more: Any) -> list[str]:
+        """Tasks whose handlers run until `finish`; returns once each has acted, in this process."""
+        ids = self.schedule(kind, count, until="finish", **more)
+        self.until_running(ids, by=by)
+        return ids
+
+    def finish(self, ids: Sequence[str] = (), *, name: str = "finish") -> None:
+        """Let the handlers end that run until `name`; return once these tasks have ended."""
         (self.home / name).touch()
+        if ids:
+            self.until_ended(ids)
+
+    def finish_unharmed(self, ids: Sequence[str]) -> None:
+        """Let these tasks end, and check that none has lost its lease or run twice."""
+        self.finish(ids)
+        ends = [(info.status, info.attempt, info.crashes) for info in self.infos(ids)]
+        assert ends == [(Status.SUCCESS, 1, 0)] * len(ids), f"some ran twice, or failed: {ends}"
+        lost = [event for event in self.of(Lost) if event.task in ids]
+        assert not lost, lost[:3]
+
+    def kill_while_scheduling(self, start: Callable[[], Process], tasks: int) -> None:
+        """Kill the service five times in the middle of commits, and start it again each time."""
+        service = start()
+        self.work("first")
+        self.work("second")
+        rng = Random(24)
+        scheduler = self.submit("steady", tasks, seconds=0.01, batch=10)
+        for _ in range(5):
+            self._until_acknowledged(since=boottime(), unless=scheduler)
+            time.sleep(rng.uniform(0, 0.05))
+            service.kill()
+            service = start()
+        assert scheduler.popen.wait(120) == 0
+
+    def _until_acknowledged(self, *, since: float, unless: Process) -> None:
+        wait_for(
+            lambda: not unless.is_alive or any(answer.at >= since for answer in self.of(Acknowledged)), what="commits"
+        )
 
     def until_beaten(self, ids: Sequence[str]) -> None:
         """Return once a beat that left after this call was acknowledged for each of these."""
@@ -233,12 +269,6 @@ class World:
         wait_for(
             lambda: {beat.task for beat in self.of(Renewed) if beat.asked_at >= since} >= set(ids),
             what="a beat of each",
-        )
-
-    def until_acknowledged(self, *, since: float, unless: Process) -> None:
-        """Return once a task was acknowledged after that, or this scheduler has ended."""
-        wait_for(
-            lambda: not unless.is_alive or any(answer.at >= since for answer in self.of(Acknowledged)), what="commits"
         )
 
     def until_ended(self, ids: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`python -m harness.chaos`: all rows and the big run; or what is asked for."""
+"""`python -m harness.chaos`: run all rows and the big run, or the scenarios that the options name."""
 
 import argparse
 import sys
@@ -20,12 +20,12 @@ from harness.chaos.scenarios import SCENARIOS, Report, Scenario, run
 
 __all__ = ["main"]
 
-# Importing them fills the table of scenarios.
+# These imports fill the table of scenarios.
 _TABLE = (rows_processes, rows_executors, rows_network, rows_requests, rows_server, rows_redis, rows_promises, big)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what was asked for; 1 where something was wrong."""
+    """Run the scenarios; return 1 where one failed."""
     asked = _parser().parse_args(arguments)
     chosen = [one for one in SCENARIOS if _is_asked_for(one, asked)]
     if asked.list:
@@ -41,13 +41,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m harness.chaos", description="Break real processes, and look.")
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.chaos", description="Inject faults into real processes, and check their history."
+    )
     parser.add_argument("--list", action="store_true", help="show the scenarios")
     parser.add_argument("--row", type=int, action="append", default=[], help="a row of the fault matrix")
     parser.add_argument("--name", action="append", default=[], help="a scenario by its name")
     parser.add_argument("--all", action="store_true", help="all rows, without the big run and those that take minutes")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (2)")
-    parser.add_argument("--keep", action="store_true", help="keep the folders of those that went well, too")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of passed scenarios, too")
     return parser
 
 
@@ -58,7 +60,7 @@ def _is_asked_for(one: Scenario, asked: argparse.Namespace) -> bool:
 
 
 def _reports(chosen: list[Scenario], *, jobs: int, keep: bool) -> Iterator[Report]:
-    """Reports as they come. What takes minutes runs beside all others, what needs the machine for itself at the end."""
+    """Yield reports as scenarios end. Long ones run beside all others; those that need the whole machine run last."""
     beside = [one for one in chosen if not one.alone]
     with ThreadPoolExecutor(jobs) as threads, ThreadPoolExecutor(len(chosen) or 1) as idle:
         runs = [(idle if one.long else threads).submit(run, one, keep=keep) for one in beside]

@@ -1,4 +1,4 @@
-"""`recorded+http://`, `recorded+redis://`: these backends, with what passes them in the log of the process."""
+"""`recorded+http://` and `recorded+redis://`: these backends, with their calls in the log of the process."""
 
 import os
 import sys
@@ -14,18 +14,18 @@ __all__ = ["connect"]
 
 
 def connect(url: str, *, worker: str) -> Backend:
-    """What the entry point names."""
+    """Open the backend: the entry point names this function."""
     if url.startswith("recorded+redis:"):
         redis_clock.install()
     log = logs.current()
-    if "harness.chaos.handlers" in sys.modules:  # a worker, and not the supervisor above it, which loads no user's code
+    if "harness.chaos.handlers" in sys.modules:  # a worker, not its supervisor, which loads no user code
         os.environ[logs.WHO] = log.who
         log.add(Began, role="worker", slots=int(os.environ[logs.SLOTS]))
     return _Recorded(open_backend(url.removeprefix("recorded+"), worker=worker), log)
 
 
 class _Recorded(Recorded):
-    """Knows the leases of other processes too: a supervisor hands back what its worker was granted."""
+    """A log that knows the fences of other processes too, as a supervisor settles the leases of its worker."""
 
     def fence_of(self, task_id: str, token: str) -> int | None:
         known = super().fence_of(task_id, token)

@@ -1,4 +1,4 @@
-"""The big run: 20,000 tasks, and every few seconds a worker or the server is killed."""
+"""The big run: 20,000 tasks, with a kill of a worker or the server every few seconds."""
 
 import os
 import signal
@@ -14,12 +14,12 @@ __all__ = ["TASKS"]
 TASKS = 20_000
 WORKERS = 3
 SLOTS = 8
-SECONDS = 0.2  # of a body
+SECONDS = 0.2  # that a handler runs
 
 
 @scenario(0, "big", faults=("kill-worker", "kill-server"), ttl=4, alone=True, least_settled=TASKS, ordered=False)
 def big(world: World) -> None:
-    """20,000 tasks; kill -9 of a worker or the server every 2 to 8 s: none lost, none twice at once, one result."""
+    """20,000 tasks; kill -9 of a worker or the server every 2 to 8 s: none lost, none run twice at once."""
     chance = Random(20_000)
     world.serve()
     workers = [world.work(f"worker-{number}", slots=SLOTS, supervised=number > 0) for number in range(WORKERS)]
@@ -40,7 +40,7 @@ def _kill_server(world: World) -> None:
 
 
 def _kill_worker(world: World, workers: list[Process], number: int) -> None:
-    """The worker itself: its supervisor starts it again, where it has one, and the harness where it has none."""
+    """Kill a worker; its supervisor starts it again, or the harness where it has none."""
     worker = workers[number]
     if number:
         wait_for(lambda: worker.children, what="a supervised worker")

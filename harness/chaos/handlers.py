@@ -1,6 +1,6 @@
-"""What the workers run: bodies of all manners, each of which logs what it does.
+"""The handlers of the workers, well-behaved and not; each logs what it does.
 
-A payload says how long a body lasts, and in which attempt it misbehaves: the first, unless it says *always*.
+A payload says for how long a handler runs, and whether it misbehaves in each attempt or only in the first.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ _MIB = 1024 * 1024
 
 
 class Work(msgspec.Struct):
-    """How long, and whether again and again."""
+    """The payload: for how long a handler runs, and whether it misbehaves in each attempt."""
 
     seconds: float = 0.0
     always: bool = False
-    until: str = ""  # a file in the working directory: once it is there, the body ends
+    until: str = ""  # a file in the working directory that ends the handler once it exists
 
 
 def hear(event: hooks.Event) -> None:
@@ -46,17 +46,17 @@ def hear(event: hooks.Event) -> None:
         logs.current().add(Lost, task=event.task_id, fence=fences[event.task_id], reason=event.reason)
 
 
-fences: dict[str, int] = {}  # of the body that runs
+fences: dict[str, int] = {}  # of the newest run of each task
 worker = leasekit.Worker(hooks=[hear], watchdog="soft" if os.environ.get(UNGUARDED) else "auto")
 
-if os.environ.get(MASKED):  # before there are other threads, so that all have it
+if os.environ.get(MASKED):  # before there are other threads, which inherit the mask
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGTERM, signal.SIGINT})
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def body(held: leasekit.Lease) -> Iterator[None]:
-    """The events of one body."""
+    """Log the start and the end of one handler."""
     lease = {"task": held.task.id, "fence": held.fence}
     fences[held.task.id] = held.fence
     logs.current().add(Started, **lease)
@@ -79,20 +79,20 @@ def misbehaves(work: Work, held: leasekit.Lease) -> bool:
 
 
 def moments(work: Work) -> Iterator[None]:
-    """As long as the body is to last; whoever iterates waits a step."""
+    """Yield for as long as the handler runs; the caller waits between the steps."""
     until = time.monotonic() + work.seconds
     while time.monotonic() < until and not (work.until and Path(work.until).exists()):
         yield
 
 
 def steps(work: Work) -> Iterator[None]:
-    """`moments`, a step apart."""
+    """Yield like `moments`, and wait between the steps."""
     for moment in moments(work):
         yield moment
         time.sleep(_STEP)
 
 
-# Bodies that behave -------------------------------------------------------------------------------------------
+# Handlers that behave -----------------------------------------------------------------------------------------
 
 
 @worker.handler("steady")
@@ -112,12 +112,12 @@ async def patient(work: Work, held: leasekit.Lease) -> None:
             await asyncio.sleep(_STEP)
 
 
-# Bodies that do not -------------------------------------------------------------------------------------------
+# Handlers that do not -----------------------------------------------------------------------------------------
 
 
 @worker.handler("deaf")
 def deaf(work: Work, held: leasekit.Lease) -> None:
-    """Looks at no clock and no lease."""
+    """Act without a look at the clock or the lease."""
     with body(held):
         for _ in steps(work) if misbehaves(work, held) else ():
             act(held)
@@ -125,19 +125,19 @@ def deaf(work: Work, held: leasekit.Lease) -> None:
 
 @worker.handler("threads")
 async def threads(work: Work, held: leasekit.Lease) -> None:
-    """Awaits a thread, which does not end with the coroutine."""
+    """Await a thread that does not end with the coroutine."""
     await asyncio.to_thread(deaf.function, work, held)
 
 
 @worker.handler("idles", idle_timeout=1)
 async def idles(work: Work, held: leasekit.Lease) -> None:
-    """The same, and reports no progress."""
+    """Await such a thread, and report no progress."""
     await asyncio.to_thread(deaf.function, work, held)
 
 
 @worker.handler("gil")
 def gil(work: Work, held: leasekit.Lease) -> None:
-    """Lets nobody else have the interpreter."""
+    """Hold the GIL in C code."""
     with body(held):
         act(held)
         if misbehaves(work, held):
@@ -147,7 +147,7 @@ def gil(work: Work, held: leasekit.Lease) -> None:
 
 @worker.handler("regex")
 def regex(work: Work, held: leasekit.Lease) -> None:
-    """Backtracks for longer than anybody waits."""
+    """Backtrack in a regular expression for minutes, with the GIL held."""
     with body(held):
         act(held)
         if misbehaves(work, held):
@@ -157,7 +157,7 @@ def regex(work: Work, held: leasekit.Lease) -> None:
 
 @worker.handler("blocks")
 async def blocks(work: Work, held: leasekit.Lease) -> None:
-    """Holds up its event loop."""
+    """Block the event loop."""
     with body(held):
         act(held)
         time.sleep(work.seconds)  # noqa: ASYNC251 - that is the fault
@@ -166,7 +166,7 @@ async def blocks(work: Work, held: leasekit.Lease) -> None:
 
 @worker.handler("poison")
 def poison(work: Work, held: leasekit.Lease) -> None:
-    """Takes its process along."""
+    """Kill the own process."""
     with body(held):
         act(held)
         if misbehaves(work, held):
@@ -175,7 +175,7 @@ def poison(work: Work, held: leasekit.Lease) -> None:
 
 @worker.handler("hungry")
 def hungry(work: Work, held: leasekit.Lease) -> None:
-    """Takes all memory that its process may have, and sits on it."""
+    """Take all memory that the process may have, and keep it."""
     with body(held):
         act(held)
         if not misbehaves(work, held):
@@ -187,7 +187,7 @@ def hungry(work: Work, held: leasekit.Lease) -> None:
         with contextlib.suppress(MemoryError):
             while True:
                 eaten.append(bytearray(_MIB // 4))
-        eaten.pop()  # enough to say so
+        eaten.pop()  # frees enough to log the fault
         logs.current().add(Fault, name="memory")
         for _ in steps(work):
             act(held)
@@ -196,7 +196,7 @@ def hungry(work: Work, held: leasekit.Lease) -> None:
 
 @worker.handler("forks")
 def forks(work: Work, held: leasekit.Lease) -> int:
-    """Has a child that leaves the handler as if it were the worker."""
+    """Fork a child that returns from the handler as if it were the worker."""
     with body(held):
         act(held)
         child = os.fork()
@@ -208,7 +208,7 @@ def forks(work: Work, held: leasekit.Lease) -> int:
 
 @worker.handler("spawns")
 def spawns(work: Work, held: leasekit.Lease) -> int:
-    """Has a child that runs another program, in a session of its own, and outlives the body."""
+    """Start another program in a session of its own, which outlives the handler."""
     with body(held):
         act(held)
         code = f"import time; time.sleep({work.seconds})"
@@ -222,7 +222,7 @@ def spawns(work: Work, held: leasekit.Lease) -> int:
 
 @worker.handler("family")
 def family(work: Work, held: leasekit.Lease) -> None:
-    """Acts in three processes, one of which has left the process group, and changes its user."""
+    """Act in three processes, one of them outside the process group, and change the user."""
     with body(held):
         act(held)
         if not misbehaves(work, held):
@@ -238,7 +238,7 @@ def family(work: Work, held: leasekit.Lease) -> None:
             if os.geteuid() == 0:
                 os.setresuid(65534, 65534, 65534)
             else:
-                _LIBC.prctl(1, 0, 0, 0, 0)  # what the kernel makes of that: PR_SET_PDEATHSIG is gone
+                _LIBC.prctl(1, 0, 0, 0, 0)  # clears PR_SET_PDEATHSIG, as a change of user does
         for _ in steps(work):
             act(held)
         os._exit(0)
@@ -246,7 +246,7 @@ def family(work: Work, held: leasekit.Lease) -> None:
 
 @worker.handler("execs")
 def execs(work: Work, held: leasekit.Lease) -> None:
-    """Becomes another program, which knows of no lease."""
+    """Replace the process by another program, which knows no lease."""
     with body(held):
         act(held)
         if misbehaves(work, held):

@@ -1,4 +1,4 @@
-"""The log of this process, wherever its code runs: a forked child writes one of its own."""
+"""The log of the current process; a forked child writes its own."""
 
 import os
 from pathlib import Path
@@ -7,22 +7,22 @@ from harness.history import Log
 
 __all__ = ["FOLDER", "NAME", "SLOTS", "WHO", "current", "path_of"]
 
-# What the harness tells its processes.
+# Environment variables that the harness sets for its processes.
 FOLDER = "CHAOS_LOGS"
 NAME = "CHAOS_NAME"
 SLOTS = "CHAOS_SLOTS"
-WHO = "CHAOS_WHO"  # what a worker tells its executors: they act for it
+WHO = "CHAOS_WHO"  # set by a worker for its executors, which log in its name
 
 _logs: dict[int, Log] = {}
 
 
 def path_of(folder: Path, who: str) -> Path:
-    """Where an incarnation `name.pid` writes."""
+    """The file of an incarnation `name.pid`."""
     return folder / f"{who}.jsonl"
 
 
 def current() -> Log:
-    """The log of the process that asks."""
+    """The log of the calling process."""
     pid = os.getpid()
     if pid not in _logs:
         own = f"{os.environ[NAME]}.{pid}"

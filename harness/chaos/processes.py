@@ -1,4 +1,4 @@
-"""Processes that are watched: when each ended, as soon as the kernel says so."""
+"""Processes, and a watch that logs the end of each as soon as the kernel reports it."""
 
 import os
 import selectors
@@ -18,12 +18,12 @@ __all__ = ["PATIENCE", "Process", "Role", "Watch", "children", "wait_for"]
 
 Role = Literal["worker", "server", "scheduler"]
 
-PATIENCE = 120.0  # seconds, for facts that come within a few
+PATIENCE = 120.0  # seconds to wait for facts that take a few
 _LOOK = 0.02  # seconds
 
 
 class Watch:
-    """Logs the end of every process that it is told of, children of ours or not."""
+    """Log the end of every process that was added or that writes a log, also of grandchildren."""
 
     def __init__(self, log: Log, folder: Path) -> None:
         self._log = log
@@ -36,7 +36,7 @@ class Watch:
         self._thread.start()
 
     def add(self, who: str, pid: int, ended: Callable[[], Literal["killed", "exited"]]) -> None:
-        """Log the end of this incarnation, and how it was, which is asked then."""
+        """Watch a process; `ended` is called at its end and returns how it ended."""
         self._known.add(who)
         try:
             handle = os.pidfd_open(pid)
@@ -44,7 +44,7 @@ class Watch:
             self._log.add(Ended, who=who, how=ended())
             return
         self._selector.register(handle, selectors.EVENT_READ, (who, ended))
-        os.write(self._ring, b"x")  # a selector that waits already may not look at it otherwise
+        os.write(self._ring, b"x")  # so that a selector that is waiting sees the new handle
 
     def _run(self) -> None:
         while True:
@@ -61,13 +61,13 @@ class Watch:
                 self._log.add(Ended, who=who, at=at, how=ended())
 
     def _find(self) -> None:
-        """Whoever writes a log is watched: also the children of those that were started here."""
+        """Watch each process that writes a log, such as the children of a supervisor."""
         for path in self._folder.glob("*.jsonl"):
             if path.stem not in self._known:
                 self.add(path.stem, int(path.stem.rpartition(".")[2]), lambda: "killed")
 
     def close(self) -> None:
-        """What ends from now on is not logged."""
+        """Stop logging."""
         os.close(self._ring)
         self._thread.join()
         os.close(self._wake)
@@ -78,7 +78,7 @@ class Watch:
 
 
 class Process:
-    """One command; its output goes to a file, and its end into the log."""
+    """One command, with its output in a file and its end in the log."""
 
     def __init__(
         self,
@@ -105,11 +105,11 @@ class Process:
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **environment},
-                process_group=0,  # Ctrl-C is for the harness, which ends them all
+                process_group=0,  # Ctrl-C reaches only the harness, which ends all processes
             )
         self.pid = self.popen.pid
         self.who = f"{name}.{self.pid}"
-        if role != "worker":  # which says so itself
+        if role != "worker":  # a worker logs its start itself
             log.add(Began, who=self.who, role=role)
         watch.add(self.who, self.pid, self._how)
 
@@ -118,7 +118,7 @@ class Process:
 
     @property
     def children(self) -> list[int]:
-        """Its children: of a supervisor, the worker."""
+        """The pids of child processes; a supervisor has one, the worker."""
         return children(self.pid)
 
     @property
@@ -130,7 +130,7 @@ class Process:
         return self.output.read_text(errors="replace")
 
     def kill(self, fault: str = "kill") -> None:
-        """kill -9; returns when it is reaped."""
+        """Send SIGKILL, and return once the process is reaped."""
         self.popen.kill()
         self._log.add(Fault, name=fault, target=self.who)
         self.popen.wait()
@@ -139,7 +139,7 @@ class Process:
         self.popen.send_signal(number)
 
     def pause(self) -> None:
-        """SIGSTOP; returns when it stands."""
+        """Send SIGSTOP, and return once the process stands still."""
         self.send(signal.SIGSTOP)
         wait_for(lambda: self.state in "TXZ", what=f"{self.name} to stand still")
         self._log.add(Paused, who=self.who)
@@ -151,26 +151,26 @@ class Process:
 
     @property
     def state(self) -> str:
-        """One letter, as in /proc; X: it is no more."""
+        """One letter, as in /proc; X: the process is gone."""
         return self.state_of(self.pid)
 
     @staticmethod
     def state_of(pid: int) -> str:
-        """`state`, of any process."""
+        """The `state` of any process."""
         try:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (FileNotFoundError, ProcessLookupError):
             return "X"
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Ask it to stop; its exit code."""
+        """Ask the process to stop, and return its exit code."""
         if self.is_alive:
             self.send(number)
         return self.popen.wait(PATIENCE)
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process, whichever of its threads has made them."""
+    """The pids of a process's children, whichever thread started them."""
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -179,7 +179,7 @@ def children(pid: int) -> list[int]:
 
 
 def wait_for(fact: Callable[[], object], *, what: str, within: float = PATIENCE) -> None:
-    """Return once it is so. Raises TimeoutError."""
+    """Return once `fact()` is true. Raises TimeoutError."""
     until = time.monotonic() + within
     while not fact():
         if time.monotonic() > until:

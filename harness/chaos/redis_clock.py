@@ -1,7 +1,7 @@
-"""A clock of Redis that can be set: for processes that send the adapter's scripts through `install`.
+"""A settable clock of Redis, for processes that have called `install`.
 
-No option of Redis moves its clock. So these processes send the same scripts, in which the time is TIME plus what one
-key says, or what another says alone: leasekit sees no other clock of Redis. Without the keys the time is as it is.
+Redis has no option for its clock. These processes send the adapter's scripts with another time: TIME plus the shift in
+one key, or the time in another key. leasekit sees no other clock of Redis; without the keys the time is true.
 """
 
 from hashlib import sha1
@@ -11,10 +11,10 @@ from leasekit_redis import scripts
 __all__ = ["KEY", "STANDS", "install"]
 
 KEY = "chaos:clock"
-"""By how many microseconds the clock is off."""
+"""The key of the shift, in microseconds."""
 
 STANDS = "chaos:clock:stands"
-"""What the clock shows, in microseconds, until somebody sets it again."""
+"""The key of a fixed time, in microseconds."""
 
 _TIME = "redis.call('TIME')"
 _SHIFTED = f"""(function()
@@ -25,7 +25,7 @@ end)()"""
 
 
 def install() -> None:
-    """Have the scripts of this process see that clock."""
+    """Put that clock into the scripts of this process."""
     for script in vars(scripts).values():
         if isinstance(script, scripts.Script) and _TIME in script.text and KEY not in script.text:
             text = script.text.replace(_TIME, _SHIFTED)

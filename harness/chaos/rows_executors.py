@@ -1,4 +1,4 @@
-"""Rows about executors: bodies in processes of their own, each with a guard above it."""
+"""Rows about executors: handlers in processes of their own, each with a guard above it."""
 
 import os
 import re
@@ -15,7 +15,7 @@ __all__: list[str] = []
 
 @scenario(1, "executor-killed", faults=("kill",), ttl=20, start_within=30)
 def executor_killed(world: World) -> None:
-    """kill -9 of one executor: its task alone counts a crash and runs again at once, its neighbours notice nothing."""
+    """kill -9 of one executor: its task alone counts a crash and runs again at once, other tasks go on."""
     world.serve()
     worker = world.work(slots=3, processes=True)
     (victim,) = world.schedule("deaf", seconds=60)
@@ -32,7 +32,7 @@ def executor_killed(world: World) -> None:
 
 @scenario(4, "gil-held-in-executor", faults=("gil",), ttl=4, cycle=1)
 def gil_held_in_executor(world: World) -> None:
-    """An executor holds its GIL for two ttls: its lease is kept by others, and nothing is lost."""
+    """An executor holds its GIL for two ttls: other processes renew its lease, and nothing is lost."""
     world.serve()
     world.work(slots=1, processes=True)
     (task,) = world.schedule("gil", seconds=2 * world.ttl)
@@ -45,7 +45,7 @@ def gil_held_in_executor(world: World) -> None:
 
 @scenario(2, "all-stopped", faults=("pause",), start_within=30)
 def all_stopped(world: World) -> None:
-    """Worker, guard and executor are stopped for longer than the ttl: nothing of the body ever runs again."""
+    """Worker, guard and executor are stopped for longer than the ttl: the handler never acts again."""
     world.serve()
     first = world.work("first", slots=1, processes=True)
     ids = world.schedule("deaf", seconds=60)
@@ -63,7 +63,7 @@ def all_stopped(world: World) -> None:
 
 @scenario(2, "worker-stopped-over-another-user", faults=("pause",), start_within=30)
 def worker_stopped_over_another_user(world: World) -> None:
-    """The worker is stopped, the body is another user's and has children: nothing of it acts beside the next run."""
+    """The worker is stopped, the handler is another user's and has children: none acts beside the next run."""
     world.serve()
     first = world.work("first", slots=1, processes=True, masked=True)
     ids = world.schedule("family", seconds=60)
@@ -79,7 +79,7 @@ def worker_stopped_over_another_user(world: World) -> None:
 
 @scenario(8, "memory-full-in-executor", faults=("memory",), start_within=30)
 def memory_full_in_executor(world: World) -> None:
-    """A body takes all the memory of its executor: it fails or dies alone, and is tried again."""
+    """A handler takes all the memory of its executor: it fails or dies alone, and is retried."""
     world.serve()
     world.work(slots=2, processes=True)
     (hungry,) = world.schedule("hungry", seconds=1)
@@ -91,7 +91,7 @@ def memory_full_in_executor(world: World) -> None:
 
 @scenario(33, "poison-in-executor", faults=("kill",), ttl=20, start_within=30)
 def poison_in_executor(world: World) -> None:
-    """A task kills every executor that runs it: dead after its crashes, within seconds, and the worker lives."""
+    """A task kills every executor that runs it: the task is dead within seconds, and the worker lives."""
     world.serve()
     worker = world.work(slots=2, processes=True)
     (pill,) = world.schedule("poison", always=True, max_crashes=2)
@@ -105,7 +105,7 @@ def poison_in_executor(world: World) -> None:
 
 @scenario(36, "worker-killed-over-executors", faults=("kill",), start_within=30)
 def worker_killed_over_executors(world: World) -> None:
-    """kill -9 of the worker alone: its executors end with it, and act no more."""
+    """kill -9 of the worker alone: its executors end with it, and their handlers act no longer."""
     world.serve()
     first = world.work("first", slots=2, processes=True)
     ids = world.schedule("deaf", 2, seconds=60)
@@ -117,13 +117,13 @@ def worker_killed_over_executors(world: World) -> None:
 
 
 def _executor(world: World, task: str) -> int:
-    """The process in which this task's body runs."""
+    """The process in which this task's handler runs."""
     (pid,) = _acting(world, task)
     return pid
 
 
 def _acting(world: World, task: str) -> list[int]:
-    """The processes in which this task's body runs."""
+    """The processes in which this task's handler runs."""
     paths = [path for path in (world.home / "logs").glob("*.jsonl") if path.stem != "harness"]
     return [
         int(re.findall(r"\d+", path.stem)[-1])
@@ -139,8 +139,8 @@ def _kill_executor(world: World, task: str) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """All children, and theirs."""
-    return [one for child in children(pid) for one in (child, *_descendants(child))]
+    """All child processes, direct and indirect."""
+    return [pid for child in children(pid) for pid in (child, *_descendants(child))]
 
 
 def _runs(pid: int) -> bool:

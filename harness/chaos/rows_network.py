@@ -1,4 +1,4 @@
-"""Rows about the line between workers and server: cut, hanging, slow; answers that are lost, refusals, or nonsense."""
+"""Rows about the line between workers and server: cut, hanging, slow; lost answers, refusals, nonsense."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ BEATS, CLAIMS, RESULTS, TASKS = "/v1/heartbeats", "/v1/claims", "/v1/results", "
 
 
 def _running(world: World, *workers: str) -> list[str]:
-    """Bodies that run until `finish`, and have been beaten for."""
+    """Start tasks that run until `finish`; return their ids once each lease was renewed."""
     world.serve()
     for name in workers:
         world.work(name)
@@ -38,7 +38,7 @@ def line_cut(world: World) -> None:
         time.sleep(0.2)
     world.proxy.cut()
     refused = _at_risk(world)
-    wait_for(lambda: _at_risk(world) > refused, what="a beat that is refused")
+    wait_for(lambda: _at_risk(world) > refused, what="a refused beat")
     world.fault("cut")
     time.sleep(1)
     world.proxy.mend()
@@ -47,13 +47,13 @@ def line_cut(world: World) -> None:
 
 
 def _at_risk(world: World) -> int:
-    """How often workers have said that a beat has failed."""
+    """How often workers have logged that a beat failed."""
     return sum(process.said.count("at risk") for process in world.processes)
 
 
 @scenario(14, "half-open", faults=("hang",), ttl=20, cycle=1)
 def half_open(world: World) -> None:
-    """The peer accepts and never answers: each beat gives up in time and is tried again, no lease is lost."""
+    """The peer accepts and never answers: each beat times out early enough to be retried, no lease is lost."""
     ids = _running(world, "first", "second")
     _abandoned(world, world.proxy.hang)
     world.fired("hang")
@@ -62,7 +62,7 @@ def half_open(world: World) -> None:
 
 @scenario(15, "drip", faults=("drip",), ttl=20, cycle=1)
 def drip(world: World) -> None:
-    """Answers come a byte at a time: the budget is for the whole answer, not for each byte."""
+    """Answers come a byte at a time: the timeout is for the whole answer, not for each byte."""
     ids = _running(world, "first", "second")
     _abandoned(world, lambda: world.proxy.drip(0.1))
     world.fired("drip")
@@ -70,14 +70,14 @@ def drip(world: World) -> None:
 
 
 def _abandoned(world: World, break_it: Callable[[], None]) -> None:
-    """Under this fault one beat after the other is given up and sent again: none of them takes all of the time."""
+    """Inject a fault, and return once it has made three beats time out: none of them waits for ever."""
     since = time.monotonic()
     break_it()
 
     def tries() -> int:
-        return sum(one.path == BEATS and one.at >= since for one in list(world.proxy.log))
+        return sum(exchange.path == BEATS and exchange.at >= since for exchange in list(world.proxy.log))
 
-    wait_for(lambda: tries() >= 3, what="beats that are given up")
+    wait_for(lambda: tries() >= 3, what="beats that time out")
     world.proxy.mend()
 
 
@@ -96,16 +96,16 @@ def jitter(world: World) -> None:
 
 @scenario(16, "old-requests-again", faults=("again",), ttl=4)
 def old_requests_again(world: World) -> None:
-    """Every request of a worker arrives once more after all is over: nothing changes."""
+    """Every request of a worker arrives again after all tasks have ended: nothing changes."""
     world.serve()
     world.work()
     ids = world.schedule("steady", 12, seconds=1.0)
     world.until_ended(ids)
     before = world.infos(ids)
-    writes = [one for one in list(world.proxy.log) if one.path in (BEATS, RESULTS) and one.status == 200]
+    writes = [it for it in list(world.proxy.log) if it.path in (BEATS, RESULTS) and it.status == 200]
 
     async def again() -> list[bytes]:
-        return [await world.proxy.again(one) for one in writes]
+        return [await world.proxy.again(exchange) for exchange in writes]
 
     answers = asyncio.run(again())
     assert len(answers) >= 4, "too few requests"
@@ -126,7 +126,7 @@ def answers_again(world: World) -> None:
     world.proxy.hang("requests")
     second = world.work("second", slots=1, past_proxy=True)
     world.until_acting(second)
-    time.sleep(2 * world.ttl)  # for all that stale answers could make the first believe
+    time.sleep(2 * world.ttl)  # long enough for effects of stale answers on the first worker
     world.fired("repeat_answer", "hang")
     world.proxy.mend()
     world.finish(ids)
@@ -137,7 +137,7 @@ def answers_again(world: World) -> None:
 
 @scenario(17, "claim-answer-lost", faults=("lose_answer",), ttl=20, cycle=2)
 def claim_answer_lost(world: World) -> None:
-    """The answer to a claim is lost: its repeat gets the same leases, nothing waits for a ttl."""
+    """The answer to a claim is lost: its repeat gets the same leases, and no task waits for a ttl."""
     world.serve()
     ids = world.schedule("steady", 4, seconds=0.2)
     world.proxy.lose_answer("POST", CLAIMS, times=2)
@@ -150,11 +150,11 @@ def claim_answer_lost(world: World) -> None:
 
 @scenario(17, "long-poll-answer-lost", faults=("lose_answer",), ttl=20, cycle=1)
 def long_poll_answer_lost(world: World) -> None:
-    """The same with claims that had waited for longer than a cycle when there was something."""
+    """The answer to a claim is lost that had waited for longer than a cycle: its repeat gets the same leases."""
     world.serve()
     world.proxy.lose_answer("POST", CLAIMS, times=2)
     world.work()
-    wait_for(lambda: sum(one.path == CLAIMS for one in list(world.proxy.log)) >= 2, what="claims of both executors")
+    wait_for(lambda: sum(it.path == CLAIMS for it in list(world.proxy.log)) >= 2, what="claims of both executors")
     time.sleep(3)
     ids = world.schedule("steady", 4, seconds=0.2) + world.schedule("patient", 4, seconds=0.2)
     world.until_ended(ids)
@@ -188,12 +188,12 @@ def result_answer_lost(world: World) -> None:
     world.fired("lose_answer")
     world.finish_unharmed(ids)
     assert all(len(info.history) == 1 for info in world.infos(ids))
-    assert {answer.verdict for answer in world.of(SettleAnswered)} == {"settled"}, "a repeat was told something else"
+    assert {answer.verdict for answer in world.of(SettleAnswered)} == {"settled"}, "a repeat got another answer"
 
 
 @scenario(20, "beat-answer-lost", faults=("lose_answer",), ttl=20, cycle=1)
 def beat_answer_lost(world: World) -> None:
-    """Answers to heartbeats are lost: the server believes longer than the worker, and nothing is lost."""
+    """Answers to heartbeats are lost: the server's leases last longer than the worker's trust, and nothing is lost."""
     ids = _running(world, "first", "second")
     world.proxy.lose_answer("POST", BEATS, times=3)
     world.proxy.wait(lambda: world.proxy.fired["lose_answer"] == 3, within=60)
@@ -204,7 +204,7 @@ def beat_answer_lost(world: World) -> None:
 
 @scenario(20, "first-beat-unheard", faults=("lose_answer", "cut"), ttl=16)
 def first_beat_unheard(world: World) -> None:
-    """The first beat grants less than the claim, its answer is lost, the line stays cut: nobody gets the task early."""
+    """The first beat grants less than the claim, its answer is lost, the line stays cut: no task is granted early."""
     world.serve()
     world.proxy.lose_answer("POST", BEATS, times=None)
     world.work("first")
@@ -224,7 +224,7 @@ RETRY_AFTER = ["0", "-1", "1000000000", "Wed, 21 Oct 2037 07:28:00 GMT", "soon",
 
 @scenario(21, "storm", faults=("answer 429", "answer 503"), ttl=20, cycle=1)
 def storm(world: World) -> None:
-    """429 and 503 with absurd Retry-After for beats, then nine in ten: the leases live, nobody hammers."""
+    """429 and 503 with absurd Retry-After for beats, then nine in ten: no lease is lost, and retries are paced."""
     ids = _running(world, "first", "second")
     since = time.monotonic()
     for number, after in enumerate(RETRY_AFTER):
@@ -233,7 +233,7 @@ def storm(world: World) -> None:
     world.proxy.answer(429, "POST", BEATS, retry_after=1, times=None, chance=0.9)
     time.sleep(2)
     passed = time.monotonic() - since
-    beats = [one for one in world.proxy.log if one.path == BEATS and one.at >= since]
+    beats = [exchange for exchange in world.proxy.log if exchange.path == BEATS and exchange.at >= since]
     assert len(beats) <= 2 * 50 * passed, f"{len(beats)} beats in {passed:.1f} s"
     world.proxy.mend()
     world.fired("answer 429", "answer 503")
@@ -242,7 +242,7 @@ def storm(world: World) -> None:
 
 @scenario(21, "storm-on-the-rest", faults=("answer 429", "answer 503"), ttl=20, cycle=2)
 def storm_on_the_rest(world: World) -> None:
-    """The same for schedules, claims and results: everything gets through, once."""
+    """429 and 503 with absurd Retry-After for schedules, claims and results: each gets through, once."""
     world.serve()
     for path in (TASKS, CLAIMS, RESULTS):
         for number, after in enumerate(RETRY_AFTER):
@@ -277,16 +277,16 @@ NONSENSE = [
 
 @scenario(22, "nonsense", faults=("answer 200",), ttl=20, cycle=1)
 def nonsense(world: World) -> None:
-    """Answers that are no answers, to everything: the worker calls them so, goes on, and loses nothing."""
+    """Invalid answers to all calls: the worker logs them, goes on, and loses nothing."""
     ids = _running(world, "first")
-    for body in NONSENSE[::3]:  # between those that fail the worker waits longer and longer
+    for body in NONSENSE[::3]:  # not all: the worker waits longer after each failed call
         world.proxy.answer(200, "POST", CLAIMS, body=body)
         world.proxy.answer(200, "POST", RESULTS, body=body)
-    for at in range(0, len(NONSENSE), 3):  # a beat that fails thrice is tried again in the next cycle only
+    for at in range(0, len(NONSENSE), 3):  # a beat that fails three times is not retried before the next cycle
         for body in NONSENSE[at : at + 3]:
             world.proxy.answer(200, "POST", BEATS, body=body)
         world.until_beaten(ids)
-    assert _nonsense(world) == len(NONSENSE), f"{_nonsense(world)} beats got nonsense for an answer"
+    assert _nonsense(world) == len(NONSENSE), f"{_nonsense(world)} beats got an invalid answer"
     world.fired("answer 200")
     world.finish_unharmed(ids)
     for process in world.processes:
@@ -296,7 +296,7 @@ def nonsense(world: World) -> None:
 
 @scenario(22, "foreign", faults=("foreign",), ttl=20, cycle=1)
 def foreign(world: World) -> None:
-    """An ingress, a firewall, a portal answer in the server's place, any call, once and then for long: nothing ends."""
+    """An ingress, a firewall, a portal answer in the server's place, any call, once and then for long: no task ends."""
     ids = _running(world, "first", "second")
     for path in (BEATS, CLAIMS, "*"):
         world.proxy.foreign(path=path, times=5)
@@ -304,20 +304,20 @@ def foreign(world: World) -> None:
     before = world.proxy.fired["foreign"]
     world.finish()
     world.proxy.foreign("POST", RESULTS, times=None)
-    wait_for(lambda: world.proxy.fired["foreign"] >= before + 10, what="results that somebody else refuses")
+    wait_for(lambda: world.proxy.fired["foreign"] >= before + 10, what="results that others refuse")
     world.proxy.mend()
     world.fired("foreign")
     world.finish_unharmed(ids)
 
 
 def _nonsense(world: World) -> int:
-    """Heartbeats that got it."""
-    return sum(one.path == BEATS and bool(one.fault) and one.status == 200 for one in world.proxy.log)
+    """How many heartbeats got an invalid answer."""
+    return sum(it.path == BEATS and bool(it.fault) and it.status == 200 for it in world.proxy.log)
 
 
 @scenario(23, "slow-server", faults=("slow", "limit"), ttl=6)
 def slow_line(world: World) -> None:
-    """Connections are slow, and break in the middle of answers: repeats make nothing twice."""
+    """Connections are slow, and break in the middle of answers: repeats have no effect of their own."""
     world.proxy.slow(0.02, jitter=0.05)
     world.proxy.limit(2000)
     scheduler = world.submit("steady", 100, seconds=0.05)

@@ -1,4 +1,4 @@
-"""Rows about processes: killed, stopped, held up, starved; and what their bodies do to them."""
+"""Rows about processes: killed, stopped, blocked, starved; and what handlers do to their processes."""
 
 import json
 import os
@@ -24,7 +24,7 @@ KILLED = -signal.SIGKILL
 
 @scenario(1, "worker-killed", faults=("kill",), start_within=20)
 def worker_killed(world: World) -> None:
-    """kill -9 of a worker: its tasks run elsewhere, after their ttl and not before."""
+    """kill -9 of a worker: its tasks run elsewhere after their ttl, not before."""
     world.serve()
     first = world.work("first")
     ids = world.schedule("steady", 8, until="finish")
@@ -37,21 +37,21 @@ def worker_killed(world: World) -> None:
 
 
 def _waited_for_their_ttl(world: World) -> None:
-    """Nobody hands back what an unsupervised worker held: to the server it may be alive."""
+    """Check that each task of a worker without a supervisor was granted again only after its ttl."""
     held_until = {
         (event.task, event.fence): event.asked_at + world.ttl * (1 - DRIFT)
-        for event in world.events()  # by time: the last one counts
+        for event in world.events()  # by time: the last event counts
         if isinstance(event, Granted | Renewed)
     }
     again = [grant for grant in world.of(Granted) if grant.fence > 1]
-    assert again, "nothing was granted anew"
+    assert again, "no task was granted again"
     early = [grant for grant in again if grant.at < held_until[grant.task, grant.fence - 1]]
     assert not early, f"granted before the ttl had passed: {early[:3]}"
 
 
 @scenario(1, "supervised-killed", faults=("kill",), ttl=20, start_within=30)
 def supervised_killed(world: World) -> None:
-    """kill -9 of a supervised worker: its leases are handed back, its tasks run again long before their ttl."""
+    """kill -9 of a supervised worker: its tasks are handed back, and run again long before their ttl."""
     world.serve()
     first = world.work("first", supervised=True)
     ids = world.schedule("deaf", 4, seconds=60)
@@ -61,7 +61,7 @@ def supervised_killed(world: World) -> None:
     os.kill(child, signal.SIGKILL)
     world.fault("kill", target=f"first.{child}")
     world.until_ended(ids)
-    assert time.monotonic() - since < world.ttl, "they waited for their ttl"
+    assert time.monotonic() - since < world.ttl, "the tasks waited for their ttl"
     assert [info.crashes for info in world.infos(ids)] == [1] * 4
 
 
@@ -80,7 +80,7 @@ def supervisor_killed(world: World) -> None:
 
 @scenario(1, "spool-shared", faults=("kill", "server-down"), ttl=60, start_within=60)
 def spool_shared(world: World) -> None:
-    """The server is away, two workers that share a spool have finished all, and both are killed: no task runs twice."""
+    """Two workers that share a spool finish all tasks while the server is away, and are killed: no task runs twice."""
     rng = random.Random(1)
     world.serve()
     workers = [world.work(name, supervised=True, options=["--spool", "spool"]) for name in ("first", "second")]
@@ -97,7 +97,7 @@ def spool_shared(world: World) -> None:
             os.kill(child, signal.SIGKILL)
             world.fault("kill", target=f"{supervisor.name}.{child}")
             time.sleep(rng.choice([0.0, 0.0, 0.05, 0.5]))
-        time.sleep(rng.choice([0.0, 0.5, 7.0]))  # also longer than a supervisor waits for its service
+        time.sleep(rng.choice([0.0, 0.5, 7.0]))  # the last is longer than a supervisor waits for its service
         world.serve()
         world.until_ended(ids)
         assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * len(ids), f"round {number}"
@@ -112,22 +112,22 @@ def _until_kept(spool: Path, ids: set[str]) -> None:
 
     def kept() -> set[str]:
         lines = [line for path in spool.glob("*.jsonl") for line in path.read_bytes().splitlines(keepends=True)]
-        said = [json.loads(line) for line in lines if line.endswith(b"\n")]
-        return {one["kept"]["id"] for one in said if "kept" in one}
+        entries = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        return {entry["kept"]["id"] for entry in entries if "kept" in entry}
 
     wait_for(lambda: kept() >= ids, what="all results in the spool")
 
 
 @scenario(2, "worker-stopped", faults=("pause", "death"), start_within=20)
 def worker_stopped(world: World) -> None:
-    """SIGSTOP for longer than the ttl: the worker is dead before its trust ends, while it is stopped."""
+    """SIGSTOP for longer than the ttl: the worker is killed before its trust ends, while it is stopped."""
     world.serve()
     first = world.work("first", slots=2)
     ids = world.schedule("deaf", 2, seconds=30)
     world.until_running(ids, by=first, effects=20)
     first.pause()
     world.work("second")
-    assert _died(world, first) == KILLED, "it was killed by something else"
+    assert _died(world, first) == KILLED, "it ended otherwise"
 
 
 @scenario(4, "gil-held", faults=("gil", "death"), start_within=20)
@@ -138,7 +138,7 @@ def gil_held(world: World) -> None:
 
 @scenario(4, "gil-held-unguarded", faults=("gil",), ttl=2, breaks="S2")
 def gil_held_unguarded(world: World) -> None:
-    """The same without the kernel's timer: the body acts when its task is another's. The checker must find that."""
+    """C code holds the GIL without a kernel timer: two runs act at once. The checker must report that."""
     world.serve()
     first = world.work("first", slots=1, guarded=False)
     ids = world.schedule("gil", seconds=3 * world.ttl)
@@ -151,13 +151,13 @@ def gil_held_unguarded(world: World) -> None:
 
 @scenario(4, "regex-backtracks", faults=("gil", "death"), start_within=20)
 def regex_backtracks(world: World) -> None:
-    """A regular expression backtracks for minutes: the same."""
+    """A regular expression backtracks for minutes: the kernel ends the process when its trust ends."""
     _held_up(world, "regex")
 
 
 @scenario(6, "signals-masked", faults=("gil", "death"), start_within=20)
 def signals_masked(world: World) -> None:
-    """All signals are masked, and SIGALRM has a handler: the kernel's timer does not care."""
+    """All signals are masked, and SIGALRM has a handler: the kernel's timer works all the same."""
     _held_up(world, "gil", masked=True)
 
 
@@ -172,7 +172,7 @@ def _held_up(world: World, kind: str, *, masked: bool = False) -> None:
 
 
 def _died(world: World, process: Process) -> int:
-    """How it ended, by itself."""
+    """Wait for the end of a process, and return its exit code."""
     wait_for(lambda: not process.is_alive, what=f"{process.name} to end")
     world.fault("death", target=process.who)
     return int(process.popen.returncode)
@@ -187,13 +187,13 @@ def loop_blocked(world: World) -> None:
     world.until_running([blocked])
     world.fault("block", lasts=1.5 * world.ttl)
     world.schedule("steady", 4, seconds=0.2)
-    wait_for(lambda: world.info(blocked).status.ended, what="the end of the blocked body")
+    wait_for(lambda: world.info(blocked).status.ended, what="the end of the blocked handler")
     assert world.info(blocked).attempt == 1, "it was lost"
 
 
 @scenario(7, "cpu-starved", faults=("hogs",), ttl=4, alone=True)
 def cpu_starved(world: World) -> None:
-    """Eight hogs on the processor for two ttls: beats may be late, no body runs too long."""
+    """Eight hogs on the processor for two ttls: beats may be late, no handler runs too long."""
     world.serve()
     world.work("first")
     world.work("second")
@@ -212,7 +212,7 @@ def cpu_starved(world: World) -> None:
 
 @scenario(8, "memory-full", faults=("memory",), start_within=30)
 def memory_full(world: World) -> None:
-    """A body takes all memory that its process may have, and holds it: whatever breaks, nothing runs twice at once."""
+    """A handler takes all memory that its process may have, and keeps it: no task has two runs at once."""
     world.serve()
     first = world.work("first", slots=2)
     (hungry,) = world.schedule("hungry", seconds=world.ttl, max_crashes=10)
@@ -224,7 +224,7 @@ def memory_full(world: World) -> None:
 
 @scenario(33, "poison-pill", faults=("death",), start_within=30)
 def poison_pill(world: World) -> None:
-    """A task kills every worker that runs it: it is dead after its crashes, the others get done."""
+    """A task kills every worker that runs it: it is dead after its crashes, and other tasks succeed."""
     world.serve()
     (pill,) = world.schedule("poison", always=True, max_crashes=2)
     others = world.schedule("steady", 8, seconds=0.1)
@@ -236,12 +236,12 @@ def poison_pill(world: World) -> None:
         time.sleep(0.05)
     info = world.info(pill)
     assert (info.status, info.crashes) == (Status.DEAD, 3), f"it is {info.status} after {info.crashes} crashes"
-    wait_for(lambda: all(info.status is Status.SUCCESS for info in world.infos(others)), what="the others")
+    wait_for(lambda: all(info.status is Status.SUCCESS for info in world.infos(others)), what="the other tasks")
 
 
 @scenario(35, "asked-to-stop", faults=("SIGTERM", "SIGINT"), ttl=6, start_within=20)
 def asked_to_stop(world: World) -> None:
-    """SIGTERM and SIGINT at any moment: bodies end and are reported, the rest is given back at once, exit code 0."""
+    """SIGTERM and SIGINT at any moment: handlers end and are reported, others are released at once, exit code 0."""
     world.serve()
     ids = world.schedule("steady", 60, seconds=0.3)
     for number, after in ((signal.SIGTERM, 0.0), (signal.SIGINT, 0.25), (signal.SIGTERM, 0.7)):
@@ -252,7 +252,7 @@ def asked_to_stop(world: World) -> None:
         assert worker.stop(number) == 0, worker.said[-2000:]
     world.work("last")
     world.until_ended(ids)
-    assert all((info.crashes, info.attempt) == (0, 1) for info in world.infos(ids)), "something had to run twice"
+    assert all((info.crashes, info.attempt) == (0, 1) for info in world.infos(ids)), "a task ran twice"
 
 
 @scenario(35, "asked-to-stop-twice", faults=("SIGTERM",), start_within=20)
@@ -286,7 +286,7 @@ def thread_of_a_lost_lease(world: World) -> None:
 
 @scenario(35, "stopped-over-a-thread", faults=("SIGTERM",), ttl=20, start_within=30)
 def stopped_over_a_thread(world: World) -> None:
-    """SIGTERM while a coroutine awaits a thread: its task is given back when the thread has ended, and not before."""
+    """SIGTERM while a coroutine awaits a thread: its task is released when the thread has ended, not before."""
     world.serve()
     first = world.work("first", options=["--drain-grace", "0.2"])
     ids = world.schedule("threads", 4, seconds=10)
@@ -300,7 +300,7 @@ def stopped_over_a_thread(world: World) -> None:
 
 @scenario(35, "ended-over-a-thread", faults=("SIGTERM",), ttl=20, start_within=30)
 def ended_over_a_thread(world: World) -> None:
-    """The same, and the thread does not end: the process does, and its supervisor gives the tasks back after that."""
+    """SIGTERM over a thread that does not end: the process ends, and its supervisor hands the tasks back after that."""
     world.serve()
     first = world.work("first", supervised=True, options=["--drain-grace", "0.2", "--drain-timeout", "1"])
     ids = world.schedule("threads", 4, seconds=60)
@@ -325,13 +325,13 @@ def cancelled_over_a_thread(world: World) -> None:
     wait_for(lambda: world.of(Stopped), what="the end of the thread")
     (settled,) = world.of(SettleAsked)
     (stopped,) = world.of(Stopped)
-    assert stopped.at <= settled.at, f"its body went on for {stopped.at - settled.at:g} s"
+    assert stopped.at <= settled.at, f"its handler went on for {stopped.at - settled.at:g} s"
     assert world.info(task).status is Status.CANCELLED
 
 
 @scenario(5, "idle-over-a-thread", faults=("idle", "death"), start_within=20)
 def idle_over_a_thread(world: World) -> None:
-    """A coroutine is idle for too long over a thread that does not end: the process ends, then others try again."""
+    """A coroutine is idle for too long over a thread that does not end: the process ends, then the task is retried."""
     world.serve()
     first = world.work("first")
     ids = world.schedule("idles", seconds=60)
@@ -343,18 +343,18 @@ def idle_over_a_thread(world: World) -> None:
 
 @scenario(36, "fork", faults=("fork",), ttl=4)
 def forked(world: World) -> None:
-    """A body forks, and the child leaves the handler: it settles nothing, and is no second worker."""
+    """A handler forks, and the child returns from it: the child settles nothing, and is no second worker."""
     world.serve()
     world.work()
     ids = world.schedule("forks", 3)
-    wait_for(lambda: all(info.status.ended for info in world.infos(ids)), what="the bodies")
+    wait_for(lambda: all(info.status.ended for info in world.infos(ids)), what="the handlers")
     world.fault("fork")
     assert [(info.status, info.result, info.attempt) for info in world.infos(ids)] == [(Status.SUCCESS, 0, 1)] * 3
 
 
 @scenario(36, "exec", faults=("exec",), start_within=20)
 def execed(world: World) -> None:
-    """A body becomes another program: whatever held the lease is gone, and the task runs elsewhere."""
+    """A handler becomes another program: the lease has no holder any more, and the task runs elsewhere."""
     world.serve()
     first = world.work("first", slots=1)
     ids = world.schedule("execs", seconds=2 * world.ttl)
@@ -366,7 +366,7 @@ def execed(world: World) -> None:
 
 @scenario(36, "child-survives", faults=("kill",), start_within=20)
 def child_survives(world: World) -> None:
-    """A child in a session of its own survives its worker: it holds nothing, and its task runs elsewhere."""
+    """A child in a session of its own survives its worker: it holds no lease, and its task runs elsewhere."""
     world.serve()
     first = world.work("first", slots=1)
     ids = world.schedule("spawns", seconds=1.5 * world.ttl)

@@ -1,4 +1,4 @@
-"""Rows that keep a promise with the very figures that it names: minutes each, and hardly any work for the machine."""
+"""Rows that check a promise at the figures in its text: each takes minutes, and little of the machine."""
 
 import logging
 import os
@@ -34,7 +34,7 @@ TTL = 300.0  # of the default settings
 
 @scenario(4, "gil-held-for-minutes", faults=("gil",), ttl=30, long=True)
 def gil_held_for_minutes(world: World) -> None:
-    """An executor holds its GIL for three minutes under a lease of 30 s, ended by nothing: the lease is kept."""
+    """An executor holds its GIL for three minutes under a ttl of 30 s: the lease is kept."""
     world.serve()
     world.work(slots=1, processes=True)
     (task,) = world.schedule("gil", seconds=GIL)
@@ -57,7 +57,7 @@ def killed_under_a_long_lease(world: World) -> None:
 
 
 def _killed(world: World, first: Process, name: str) -> list[float]:
-    """Kill a supervised worker beside one that waits for work: after how many seconds each task began there."""
+    """Kill a supervised worker beside an idle one, and return after how many seconds each task began there."""
     ids = world.schedule("deaf", first.slots, seconds=60)
     world.until_running(ids)
     second = world.work(name, slots=2 * first.slots)
@@ -93,8 +93,8 @@ def outage_of_ten_thousand(world: World) -> None:
 
 @scenario(21, "throttled-by-sqs", faults=("answer 400",), ttl=TTL, long=True, least_settled=0)
 def throttled_by_sqs(world: World) -> None:
-    """Nine in ten calls are throttled by SQS, as moto plays it, for ten minutes: no lease is lost."""
-    world.serve()  # of which the harness asks at the end what is left
+    """SQS, simulated by moto, throttles nine in ten calls for ten minutes: no lease is lost."""
+    world.serve()  # only for the checks at the end
     credentials = {"AWS_ACCESS_KEY_ID": "made-up", "AWS_SECRET_ACCESS_KEY": "made-up", "AWS_EC2_METADATA_DISABLED": "1"}
     os.environ.update(credentials)
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
@@ -122,7 +122,7 @@ def throttled_by_sqs(world: World) -> None:
 
 @contextmanager
 def _held(connect: Callable[..., leasekit.Client], url: str, count: int) -> Iterator[Counter[str]]:
-    """Hold so many leases at the default settings while the block runs; what has become of them, counted."""
+    """Hold `count` leases at the default settings while the block runs; yield counts of their events."""
     counts: Counter[str] = Counter()
 
     def hear(event: hooks.Event) -> None:

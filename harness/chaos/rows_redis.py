@@ -1,4 +1,4 @@
-"""Rows on a Redis: the same workers and the same checker, and a redis-server instead of one of ours."""
+"""Rows on Redis: the same workers and the same checker, and a redis-server instead of a leasekit server."""
 
 import time
 from collections.abc import Callable
@@ -15,13 +15,13 @@ __all__: list[str] = []
 
 @scenario(24, "redis-killed", faults=("kill",), ttl=4, redis=True)
 def redis_killed(world: World) -> None:
-    """kill -9 of Redis, five times, in the middle of writes: what it acknowledged is there."""
+    """kill -9 of Redis, five times, in the middle of writes: no acknowledged write is lost."""
     world.kill_while_scheduling(world.redis, 500)
 
 
 @scenario(26, "redis-full", faults=("memory",), ttl=60, cycle=1, redis=True)
 def redis_full(world: World) -> None:
-    """Redis has no byte left for two seconds: what is new waits, what runs goes on and ends, no lease is lost."""
+    """Redis has no memory left for two seconds: new tasks wait, running ones end, no lease is lost."""
     world.redis()
     world.work()
     ids = world.running()
@@ -30,7 +30,7 @@ def redis_full(world: World) -> None:
     scheduler = world.submit("steady", 20)
     world.until_beaten(ids)
     world.finish(ids)
-    assert scheduler.is_alive, "it was accepted, and there was no room"
+    assert scheduler.is_alive, "a task was accepted without memory for it"
     world.ask("CONFIG", "SET", "maxmemory", 0)
     assert scheduler.popen.wait(120) == 0
     assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * 4
@@ -39,7 +39,7 @@ def redis_full(world: World) -> None:
 
 @scenario(23, "redis-stalls", faults=("stall", "kill"), ttl=10, cycle=1, redis=True)
 def redis_stalls(world: World) -> None:
-    """Redis stands still again and again, so requests are late: what a dead worker held is taken back all the same."""
+    """Redis stands still again and again, so requests are late: the leases of a dead worker expire all the same."""
     world.redis()
     victim = world.work("victim")
     ids = world.running(by=victim)
@@ -48,7 +48,7 @@ def redis_stalls(world: World) -> None:
     victim.kill()
     until = time.monotonic() + 8 * world.ttl
     while not all(world.acting(other)[task_id] for task_id in ids):
-        assert time.monotonic() < until, "what a dead worker held lies where it is"
+        assert time.monotonic() < until, "the leases of a dead worker did not expire"
         world.fault("stall", lasts=3)
         world.ask("DEBUG", "SLEEP", 2.6)
         time.sleep(1)
@@ -58,7 +58,7 @@ def redis_stalls(world: World) -> None:
 
 @scenario(22, "redis-foreign-key", faults=("foreign", "memory"), ttl=20, redis=True)
 def redis_foreign_key(world: World) -> None:
-    """Most successors that wait are of a kind that a foreign key is in the way of: the others are brought, and run."""
+    """A foreign key blocks the kind of most waiting successors: those of other kinds are scheduled, and run."""
     world.redis()
     world.ask("SET", "leasekit:{patient}:state", "another program's")
     world.fault("foreign")
@@ -70,7 +70,7 @@ def redis_foreign_key(world: World) -> None:
             held.then("steady", {"seconds": 0.01})
         world.ask("CONFIG", "SET", "maxmemory", 1)
         world.fault("memory")
-    wait_for(lambda: world.ask("LLEN", "leasekit:{steady}:outbox") == 30, what="successors that nobody could bring")
+    wait_for(lambda: world.ask("LLEN", "leasekit:{steady}:outbox") == 30, what="waiting successors")
     world.ask("CONFIG", "SET", "maxmemory", 0)
     world.work()
     _until_succeeded(world, "steady", 6)
@@ -84,7 +84,7 @@ def _until_succeeded(world: World, kind: str, count: int) -> None:
 
 @scenario(24, "redis-failover", faults=("failover",), ttl=60, cycle=1, redis=True)
 def redis_failover(world: World) -> None:
-    """The address leads to a replica that has caught up; the demoted one answers on: no lease is lost."""
+    """The address leads to a replica that has caught up; the old primary still answers: no lease is lost."""
     pair = Pair(world)
     world.work()
     ids = world.running()
@@ -96,7 +96,7 @@ def redis_failover(world: World) -> None:
 
 @scenario(24, "redis-stale-failover", faults=("failover", "rollback"), ttl=4, redis=True)
 def redis_stale_failover(world: World) -> None:
-    """A replica takes over that had no news for a second: what came in between is lost, and nothing else is."""
+    """A replica that is a second behind takes over: only the writes of that second are lost."""
     pair = Pair(world)
     world.work("first")
     world.work("second")
@@ -111,7 +111,7 @@ def redis_stale_failover(world: World) -> None:
 
 @scenario(24, "redis-failback", faults=("failover", "rollback"), ttl=6, cycle=1, redis=True)
 def redis_failback(world: World) -> None:
-    """The first primary is it again, and has not heard of a beat for longer than a lease lasts: none is lost."""
+    """A former primary takes over again, without news for longer than a ttl: no lease is lost."""
     pair = Pair(world)
     world.work("first")
     world.work("second")
@@ -132,7 +132,7 @@ def redis_failback(world: World) -> None:
 
 @scenario(24, "redis-forgets", faults=("kill", "rollback"), ttl=4, redis=True)
 def redis_forgets(world: World) -> None:
-    """kill -9 of a Redis that keeps nothing on the disk: all is lost, and what comes after is kept as ever."""
+    """kill -9 of a Redis that keeps nothing on the disk: all is lost, and later writes are kept."""
     forgetful = ("--appendonly", "no")
     redis = world.redis("redis", *forgetful)
     world.work("first")
@@ -143,7 +143,7 @@ def redis_forgets(world: World) -> None:
     redis.kill()
     world.redis("redis", *forgetful)
     world.roll_back(since)
-    assert not world.ids, "Redis has kept what it was not told to"
+    assert not world.ids, "Redis has kept writes without persistence"
     world.schedule("steady", 40, seconds=0.02)
     held = world.schedule("patient", 8, until="finish")
     world.until_acting(second)
@@ -157,7 +157,7 @@ HOUR = 3600.0
 
 @scenario(11, "redis-clock-jumps", faults=("clock", "cut"), ttl=20, cycle=1, redis=True)
 def redis_clock_jumps(world: World) -> None:
-    """Redis's clock goes an hour ahead while a holder is cut off: nobody gets its task early, nothing is lost."""
+    """Redis's clock goes an hour ahead while a holder is cut off: its task is not granted early, no lease is lost."""
     first, ids = _cut_off(world)
     mine = world.running(count=2, by=first)
     world.set_redis_clock(HOUR)
@@ -170,7 +170,7 @@ def redis_clock_jumps(world: World) -> None:
 
 @scenario(11, "redis-clock-creeps", faults=("clock", "cut"), ttl=20, cycle=1, redis=True)
 def redis_clock_creeps(world: World) -> None:
-    """Redis's clock goes ahead in small steps while a holder is cut off: nobody gets its task early."""
+    """Redis's clock goes ahead in small steps while a holder is cut off: its task is not granted early."""
     second, ids = _cut_off(world)
     for step in range(1, 40):
         world.set_redis_clock(0.3 * step)
@@ -181,7 +181,7 @@ def redis_clock_creeps(world: World) -> None:
 
 @scenario(11, "redis-clock-set-back", faults=("clock",), ttl=6, cycle=1, redis=True)
 def redis_clock_set_back(world: World) -> None:
-    """Redis's clock goes an hour ahead and back again, under leases that are held: none is lost."""
+    """Redis's clock goes an hour ahead and back again: no lease is lost."""
     world.redis()
     world.work()
     ids = world.running()
@@ -193,7 +193,7 @@ def redis_clock_set_back(world: World) -> None:
 
 
 def _cut_off(world: World) -> tuple[Process, list[str]]:
-    """A worker that is not cut off, and was told what time it is; and tasks that are held by one that is."""
+    """Cut one worker off; return another one, which has seen the service's clock, and the tasks of the first."""
     world.redis()
     world.work("cut-off")
     ids = world.schedule("steady", 2, until="finish")
@@ -230,22 +230,22 @@ class Pair:
         return has_caught_up
 
     def go_stale(self) -> float:
-        """The replica hears no more news; since when."""
+        """Disconnect the replica from its primary; return when."""
         since = boottime()
         self._world.ask("REPLICAOF", "127.0.0.1", 1, port=self._replica_port)
         return since
 
     def kill(self) -> None:
-        """kill -9 of the primary, which comes again with all that it has acknowledged."""
+        """Kill the primary, and start it again on its files."""
         self._primary.kill()
         self._primary = self._world.redis(self._primary.name, port=self._primary_port)
         self._world.server = self._primary
 
     def fail_over(self, *, stale_since: float | None = None) -> None:
-        """The replica is the primary from now on, and the other follows it; its connections stay open."""
+        """Swap primary and replica; connections to the old primary stay open."""
         world = self._world
         if stale_since is None:
-            # Nobody writes meanwhile, or what is written last is lost.
+            # Without the pause the last writes would be lost.
             world.ask("CLIENT", "PAUSE", 600_000, "WRITE", port=self._primary_port)
             wait_for(self._has_caught_up_at(self._replica_port), what="a replica that has caught up")
         world.ask("REPLICAOF", "NO", "ONE", port=self._replica_port)
@@ -298,7 +298,7 @@ def _storm(seed: int, world: World) -> None:
         pair.kill()
 
     def step() -> None:
-        # So little that it is within the margin of a lease: a client that has just started notices no step.
+        # A step within the margin of a lease: a client that has just started cannot notice it.
         world.set_redis_clock(dice.uniform(-0.2, 0.2))
 
     def kill_worker() -> None:
@@ -310,7 +310,7 @@ def _storm(seed: int, world: World) -> None:
     for number in range(14):
         scheduler = world.submit(dice.choice(kinds), 20, seconds=dice.uniform(0, 0.1), batch=5)
         time.sleep(dice.uniform(0, 0.3))
-        # Each of them, in some order, then as it comes.
+        # Each fault once, then random ones.
         (faults[number % len(faults)] if number < len(faults) else dice.choice(faults))()
         assert scheduler.popen.wait(120) == 0
 

@@ -1,4 +1,4 @@
-"""Rows about requests: the worst that are legal, and those that are refused, beside heartbeats."""
+"""Rows about requests: the largest legal ones, and refused ones, beside heartbeats."""
 
 import json
 import re
@@ -25,11 +25,11 @@ Request = tuple[str, bytes]
 
 @scenario(35, "worst-requests", faults=("load",), alone=True)
 def worst_requests(world: World) -> None:
-    """The worst requests of each operation, from four clients at once: what the slowest heartbeat beside them takes."""
+    """The worst requests of each operation, from four clients at once: heartbeats beside them stay fast enough."""
     world.serve()
     world.work()
     world.schedule("steady", 4)
-    # On a store of its own: nobody works on what is scheduled there.
+    # A store of its own: no worker claims the tasks that are scheduled there.
     server = world.intrude("loaded", store="loaded.db")
     wait_for(lambda: "listening on" in server.said, what="the second server")
     found = re.search(r"listening on http://127\.0\.0\.1:(\d+)", server.said)
@@ -47,7 +47,7 @@ def worst_requests(world: World) -> None:
 
 
 def _beside(port: int, beat: bytes, requests: Sequence[Request], *, senders: int) -> tuple[float, list[int]]:
-    """The slowest heartbeat while clients send these again and again, and how they were answered."""
+    """Send these requests again and again beside heartbeats; return the slowest heartbeat and the statuses."""
     over, answers, slowest = Event(), list[int](), 0.0
 
     def send(first: int) -> None:

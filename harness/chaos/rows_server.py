@@ -22,7 +22,7 @@ HOUR = 3600.0
 
 @scenario(10, "worker-clock-steps", faults=("clock",), ttl=10, cycle=1)
 def worker_clock_steps(world: World) -> None:
-    """The wall clock of a worker goes an hour ahead, and two back: nothing comes of it."""
+    """The wall clock of a worker goes an hour ahead, and two back: no lease is lost."""
     clock = Clock(world.home, "worker")
     world.serve()
     world.work(environment=clock.environment)
@@ -31,7 +31,7 @@ def worker_clock_steps(world: World) -> None:
 
 @scenario(11, "server-clock-steps", faults=("clock",), ttl=10, cycle=1)
 def server_clock_steps(world: World) -> None:
-    """The wall clock of the server goes an hour ahead, and two back: no lease ends for it."""
+    """The wall clock of the server goes an hour ahead, and two back: no lease is lost."""
     clock = Clock(world.home, "server")
     world.serve(clock.environment)
     world.work()
@@ -40,7 +40,7 @@ def server_clock_steps(world: World) -> None:
 
 @scenario(11, "server-clock-creeps", faults=("clock", "cut"), ttl=10)
 def server_clock_creeps(world: World) -> None:
-    """The server's wall clock goes ahead in small steps while a holder is cut off: nobody gets its task early."""
+    """The server's wall clock goes ahead in small steps while a holder is cut off: its task is not granted early."""
     clock = Clock(world.home, "server")
     world.serve(clock.environment)
     world.work("first")
@@ -66,7 +66,7 @@ def _steps(world: World, clock: Clock) -> None:
         world.until_beaten(ids)
     world.finish_unharmed(ids)
     info = world.info(ids[0])
-    # The server never goes back; the worker has told what time it was when its body ended.
+    # The server's time never goes back; the worker's handler has returned its wall clock.
     shown = info.history[-1].at.timestamp() if clock.name == "server" else info.result["time"]
     assert abs(shown - time.time()) > HOUR / 2, "the clock was not set"
 
@@ -76,7 +76,7 @@ def _steps(world: World, clock: Clock) -> None:
 
 @scenario(24, "server-killed", faults=("kill",), ttl=4)
 def server_killed(world: World) -> None:
-    """kill -9 of the server, five times, in the middle of commits: what it acknowledged is there."""
+    """kill -9 of the server, five times, in the middle of commits: no acknowledged write is lost."""
     world.kill_while_scheduling(world.serve, 1000)
     with sqlite3.connect(world.home / "tasks.db") as connection:
         assert connection.execute("PRAGMA quick_check").fetchone() == ("ok",)
@@ -85,7 +85,7 @@ def server_killed(world: World) -> None:
 
 @scenario(24, "server-away", faults=("kill",), ttl=60, cycle=1)
 def server_away(world: World) -> None:
-    """The server is gone for two seconds while bodies run: no lease is lost, nothing runs twice."""
+    """The server is gone for two seconds while handlers run: no lease is lost, no task runs twice."""
     server = world.serve()
     world.work()
     ids = world.running()
@@ -102,7 +102,7 @@ def server_away(world: World) -> None:
 
 @scenario(26, "disk-refuses", faults=("file-size",), ttl=60, cycle=1)
 def disk_refuses(world: World) -> None:
-    """No write to the store gets through for a while: nothing is acknowledged that is not kept."""
+    """Writes to the store fail for a while: no write is acknowledged without being kept."""
     server = world.serve()
     world.work()
     ids = world.running()
@@ -111,12 +111,12 @@ def disk_refuses(world: World) -> None:
     resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, unlimited[1]))
     world.fault("file-size", lasts=2)
     with world.connect(f"http://127.0.0.1:{world.port}") as client, ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(client.schedule, "steady", {"seconds": 0.0}, id="refused")
-        wait_for(lambda: _ready(world) == 503, what="a server that says that it is not ready")
+        request = thread.submit(client.schedule, "steady", {"seconds": 0.0}, id="refused")
+        wait_for(lambda: _ready(world) == 503, what="a server that is not ready")
         time.sleep(2)
-        assert not asked.done() or asked.exception() is not None, "it was acknowledged, and cannot have been written"
+        assert not request.done() or request.exception() is not None, "an unwritten task was acknowledged"
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, unlimited)
-        asked.exception(60)
+        request.exception(60)
     world.finish_unharmed(ids)
     assert server.is_alive
     assert _ready(world) == 200
@@ -134,22 +134,22 @@ def _ready(world: World) -> int:
 
 @scenario(28, "store-locked", faults=("lock",), ttl=60, cycle=1)
 def store_locked(world: World) -> None:
-    """A stranger holds the store's lock for two seconds: writes wait or are refused, no lease is lost."""
+    """Another program locks the store for two seconds: writes wait or are refused, no lease is lost."""
     world.serve()
     world.work()
     ids = world.running()
-    stranger = sqlite3.connect(world.home / "tasks.db", isolation_level=None, timeout=30)
-    stranger.execute("BEGIN IMMEDIATE")
+    other = sqlite3.connect(world.home / "tasks.db", isolation_level=None, timeout=30)
+    other.execute("BEGIN IMMEDIATE")
     world.fault("lock", lasts=2)
     time.sleep(2)
-    stranger.execute("ROLLBACK")
-    stranger.close()
+    other.execute("ROLLBACK")
+    other.close()
     world.finish_unharmed(ids)
 
 
 @scenario(29, "store-damaged", faults=("damage",))
 def store_damaged(world: World) -> None:
-    """The store's file is damaged while the server is down: it does not start on it, and says why."""
+    """The store's file is damaged while the server is down: the server refuses to start, and says why."""
     server = world.serve()
     world.schedule("steady", 200)
     assert server.stop() == 0
@@ -167,7 +167,7 @@ def store_damaged(world: World) -> None:
 
 @scenario(29, "store-lost", faults=("loss",))
 def store_lost(world: World) -> None:
-    """After kill -9, the log is missing, then the file is empty: the server does not start with less than it had."""
+    """After kill -9, the log is missing, then the file is empty: the server refuses to start."""
     server = world.serve()
     ids = world.schedule("steady", 200)
     server.kill()
@@ -215,7 +215,7 @@ def _refused(world: World, name: str, *, store: str = "tasks.db", says: str = "a
 
 @scenario(34, "server-stopped", faults=("pause",), ttl=4, start_within=20)
 def server_stopped(world: World) -> None:
-    """The server stands still for two ttls: workers end their bodies in time, and what they lost runs again."""
+    """The server stands still for two ttls: workers end their handlers in time, and lost tasks run again."""
     server = world.serve()
     world.work("first")
     world.work("second")
@@ -239,11 +239,11 @@ def herd(world: World) -> None:
             with world.connect(world.proxy.url) as client:
                 client.schedule("steady", {"seconds": 0.0}, id=f"herd-{number}", claim_timeout=6, heartbeat_timeout=6)
 
-        done = [threads.submit(schedule, number) for number in range(200)]
-        wait_for(lambda: sum(one.done() for one in done) > 20, what="the first of them")
+        futures = [threads.submit(schedule, number) for number in range(200)]
+        wait_for(lambda: sum(future.done() for future in futures) > 20, what="the first clients")
         server.kill()
         world.serve()
-        for one in done:
-            one.result(60)
+        for future in futures:
+            future.result(60)
     world.work()
-    wait_for(lambda: world.client.stats().kinds["steady"].get("success") == 200, what="all of them")
+    wait_for(lambda: world.client.stats().kinds["steady"].get("success") == 200, what="all tasks")

@@ -1,4 +1,4 @@
-"""The table of scenarios, and how one is run and judged."""
+"""The table of scenarios; run one and check its history."""
 
 import shutil
 import tempfile
@@ -20,38 +20,38 @@ Act = Callable[[World], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One way to break things: `act` starts what it needs, injects, asserts that it fired, and returns."""
+    """One fault: `act` starts processes, injects the fault, asserts that it fired, and returns."""
 
     row: int  # of the fault matrix; 0: the big run
     name: str
     what: str
-    faults: tuple[str, ...]  # those that must be in the log
+    faults: tuple[str, ...]  # names of faults that must be in the log
     ttl: float
-    cycle: float | None  # shorter than the ttl asks for, where it is about leases that are kept
+    cycle: float | None  # instead of the default for the ttl
     rules: Mapping[str, Any]
-    breaks: str  # the promise that this breaks on purpose: the checker must find that, and nothing else
-    redis: bool  # on a Redis, and not on a server of ours
-    alone: bool  # nothing else runs meanwhile
-    long: bool  # it takes minutes, and hardly any of the machine
+    breaks: str  # the rule that is broken on purpose: the checker must report it, and no other
+    redis: bool  # the service is a Redis, not a leasekit server
+    alone: bool  # no other scenario runs meanwhile
+    long: bool  # takes minutes, and little of the machine
     act: Act
 
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What came of one."""
+    """The outcome of one scenario."""
 
     scenario: Scenario
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
-    broken: Counter[str] = field(default_factory=Counter)  # promises, by their number: S1 …
+    broken: Counter[str] = field(default_factory=Counter)  # violations of each rule
     counts: dict[str, int] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
     figures: list[str] = field(default_factory=list)
-    home: Path | None = None  # kept where something was wrong
+    home: Path | None = None  # the folder, where it is kept
 
     @property
     def sum(self) -> str:
-        """The three numbers that matter."""
+        """The numbers of lost tasks, concurrent runs and double results."""
         lost, twice, double = (
             sum(self.broken[rule] for rule in rules) for rules in (("S5", "L4", "queue"), ("S1", "S2"), ("S4", "S7"))
         )
@@ -59,7 +59,7 @@ class Report:
 
     @property
     def line(self) -> str:
-        """For people."""
+        """The report as one line of text."""
         done = self.counts
         fired = ", ".join(f"{name} {number}" for name, number in sorted(self.faults.items()))
         verdict = "ok  " if not self.problems else "FAIL"
@@ -86,7 +86,7 @@ def scenario(
     long: bool = False,
     **rules: Any,
 ) -> Callable[[Act], Act]:
-    """Put a function into the table; the first line of its docstring says what happens."""
+    """Add a function to the table; the first line of its docstring describes the scenario."""
 
     def register(act: Act) -> Act:
         what = (act.__doc__ or "").strip().splitlines()[0]
@@ -102,7 +102,7 @@ def scenario(
 
 
 def run(one: Scenario, *, keep: bool = False) -> Report:
-    """Run it in a folder of its own, which stays where something was wrong."""
+    """Run a scenario in a folder of its own, which is kept where it failed."""
     report = Report(scenario=one)
     began_at = time.monotonic()
     home = Path(tempfile.mkdtemp(prefix=f"chaos-{one.name}-"))
@@ -115,8 +115,8 @@ def run(one: Scenario, *, keep: bool = False) -> Report:
             report.broken.update(problem.rule for problem in found)
             report.problems += [str(problem) for problem in found if problem.rule != one.breaks]
             if one.breaks and not report.broken[one.breaks]:
-                report.problems.append(f"{one.breaks} was broken on purpose, and nobody noticed")
-        except Exception:  # noqa: BLE001 - whatever it is, it is the report
+                report.problems.append(f"{one.breaks} was broken on purpose, and the checker did not report it")
+        except Exception:  # noqa: BLE001 - any error is reported
             report.problems.append(traceback.format_exc())
         _count(report, world)
     report.seconds = time.monotonic() - began_at
@@ -130,7 +130,7 @@ def run(one: Scenario, *, keep: bool = False) -> Report:
 def _count(report: Report, world: World) -> None:
     report.figures = world.figures
     events = world.events()
-    # A fault is logged once, however many requests the proxy has met with it.
+    # A fault is logged once, however many requests it hit in the proxy.
     report.faults = dict(Counter(event.name for event in events if isinstance(event, Fault)) | world.proxy.fired)
     report.counts = {
         "tasks": len(world.ids),

@@ -1,8 +1,8 @@
-"""A scheduler: schedules so many tasks in batches, each until it is acknowledged, and ends.
+"""Schedule tasks in batches, repeat each batch until it is acknowledged, and end.
 
 python -m harness.chaos.submit URL PREFIX KIND COUNT SECONDS TTL BATCH
 
-Claims and beats grant TTL or twice that, each task what chance says.
+Claims and beats of a task grant TTL or twice that, at random.
 """
 
 import random

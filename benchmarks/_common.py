@@ -1,6 +1,6 @@
-"""What the benchmarks share: the command line, servers as processes, CPU time, and lines of results.
+"""Helpers of all benchmarks: the command line, servers as processes, CPU time, and lines of results.
 
-A benchmark measures and writes one JSON line for each case; `_report` makes the tables and charts of README.md of them.
+A benchmark writes one JSON line for each case; `_report` makes the tables and charts of README.md from these.
 """
 
 import argparse
@@ -26,40 +26,40 @@ RESULTS = HERE / "results"
 
 
 class Bench:
-    """One benchmark's run: its command line, and what it has found."""
+    """The run of one benchmark: its command line and its results."""
 
     def __init__(self, name: str) -> None:
         parser = argparse.ArgumentParser(prog=name)
         parser.add_argument(
-            "--quick", action="store_true", help="a few seconds, to see that it works; numbers mean little"
+            "--quick", action="store_true", help="run for a few seconds to see that it works; the figures mean little"
         )
         parser.add_argument(
-            "--out", type=Path, help="folder for the lines of results, instead of results/ and README.md"
+            "--out", type=Path, help="write the results into this folder, not into results/ and README.md"
         )
-        parser.add_argument("--only", default="", help="only cases in whose name this occurs")
-        parser.add_argument("--repeat", type=int, help="how often each case is measured; its median counts")
+        parser.add_argument("--only", default="", help="run only cases whose names contain this")
+        parser.add_argument("--repeat", type=int, help="how often each case is measured (the median counts)")
         parser.add_argument("--seconds", type=float, help="for how long leases are held")
-        asked = parser.parse_args()
+        options = parser.parse_args()
         self.name = name
-        self.quick: bool = asked.quick
-        self.repeat: int = asked.repeat or (1 if asked.quick else 3)
-        self.seconds: float | None = asked.seconds
-        self._only: str = asked.only
-        self._out: Path | None = asked.out
+        self.quick: bool = options.quick
+        self.repeat: int = options.repeat or (1 if options.quick else 3)
+        self.seconds: float | None = options.seconds
+        self._only: str = options.only
+        self._out: Path | None = options.out
         self._lines: list[dict[str, Any]] = []
 
     def wants(self, case: str) -> bool:
-        """Whether this case is to be measured."""
+        """Whether the options choose this case."""
         return self._only in case
 
     def note(self, case: str, **values: Any) -> None:
-        """Keep and show what a case has come to."""
+        """Keep and print the result of a case."""
         line = {"benchmark": self.name, "case": case, **values}
         self._lines.append(line)
         print(json.dumps(line), flush=True)
 
     def close(self) -> None:
-        """Write the lines. README.md is made anew where this was a whole run."""
+        """Write the results, and after a whole run README.md."""
         whole = not self.quick and not self._only and self._out is None
         if self._out is None and not whole:
             return
@@ -68,7 +68,7 @@ class Bench:
         lines = [{**line, **_machine()} for line in self._lines]
         (folder / f"{self.name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         if whole:
-            import _report  # needs us
+            import _report  # imports this module
 
             _report.write()
 
@@ -84,7 +84,7 @@ def _machine() -> dict[str, Any]:
 
 
 class Server:
-    """A `leasekit serve` of its own."""
+    """A `leasekit serve` in a process of its own."""
 
     def __init__(self, process: "subprocess.Popen[str]", url: str) -> None:
         self.process = process
@@ -92,13 +92,13 @@ class Server:
 
     @property
     def cpu(self) -> float:
-        """Seconds of CPU that it has used."""
+        """Seconds of CPU that the server has used."""
         return cpu_of(self.process.pid)
 
     @classmethod
     @contextmanager
     def running(cls) -> Generator["Server"]:
-        """A server process with a new store, until the block ends."""
+        """Run a server with a new store until the block ends."""
         with stored_in() as store:
             command = [sys.executable, "-m", "leasekit", "serve", "--port", "0", "--store", store]
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -114,19 +114,19 @@ class Server:
 
 @contextmanager
 def stored_in() -> Generator[str]:
-    """The URL of a new store, on the disk on which this file is: /tmp may be memory, where FULL costs nothing."""
+    """Yield the URL of a new store beside this file: /tmp may be in memory, where FULL sync costs nothing."""
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=HERE) as folder:
         yield f"sqlite:///{folder}/tasks.db"
 
 
 def cpu_seconds() -> float:
-    """What this process has used, user and system."""
+    """Seconds of CPU that this process has used."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
 def cpu_of(pid: int) -> float:
-    """What another process has used, as far as Linux tells."""
+    """Seconds of CPU that another process has used, on Linux."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,4 +1,4 @@
-"""README.md's tables and charts, made of the lines in results/."""
+"""Make README.md's tables and charts from the lines in results/."""
 
 import json
 import math
@@ -17,7 +17,7 @@ _WIDTH, _LABEL, _NUMBER, _BAR, _GAP = 720, 170, 90, 18, 8
 
 
 def write() -> None:
-    """Put what results/ holds between the markers of README.md, and draw the charts beside the lines."""
+    """Put the tables between the markers of README.md, and the charts into results/."""
     parts = [part for name, shown in _SHOWN.items() if (lines := _lines(name)) for part in shown(lines)]
     readme = HERE / "README.md"
     head, _, rest = readme.read_text(encoding="utf-8").partition(_BEGIN)
@@ -150,11 +150,11 @@ _SHOWN = {
 
 
 def _machine(lines: Sequence[Line]) -> str:
-    one = lines[0]
+    first = lines[0]
     loads = [line["load"] for line in lines]
     return (
-        f"{one['cpus']} cores (load {min(loads)}-{max(loads)} at the end), Python {one['python']}, "
-        f"SQLite {one['sqlite']}, {one['on']}."
+        f"{first['cpus']} cores (load {min(loads)}-{max(loads)} at the end), Python {first['python']}, "
+        f"SQLite {first['sqlite']}, {first['on']}."
     )
 
 
@@ -163,7 +163,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _columns(columns: dict[str, str], lines: Sequence[Line]) -> str:
-    """A table of these values of each line, by the heads of their columns."""
+    """Make a table of these values of each line; `columns` maps heads to names."""
     return _table(["", *columns], [[line["case"], *(f"{line[name]:,}" for name in columns.values())] for line in lines])
 
 
@@ -178,7 +178,7 @@ def _draw(name: str, title: str, bars: Sequence[tuple[str, float]]) -> str:
 
 
 def chart(title: str, bars: Sequence[tuple[str, float]]) -> str:
-    """Horizontal bars, each with its number, as SVG; readable on light and dark pages."""
+    """Draw horizontal bars with their numbers as SVG that is readable on light and dark pages."""
     most = max((value for _, value in bars), default=0) or 1
     size = f'width="{_WIDTH}" height="{36 + len(bars) * (_BAR + _GAP)}"'
     style = 'font-family="system-ui, sans-serif" font-size="12" fill="#808890"'

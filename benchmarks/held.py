@@ -1,7 +1,7 @@
-"""Many leases in one process: what a renewal costs its holder, and whether any comes late.
+"""Many leases in one process: the cost of a renewal for its holder, and whether any renewal is late.
 
 Leases of 30 s, renewed every 10 s by `Heartbeats(ttl=30, cycle=10, rate=20, batch=1000)`, so that one connection can
-keep 200,000. Bodies do nothing, as those that wait for something outside do. Embedded, the holder's CPU is the
+renew 200,000. Handlers do nothing, like those that wait for something outside. Embedded, the holder's CPU is the
 server's too.
 """
 
@@ -18,11 +18,11 @@ from leasekit.hooks import Event, Lost, Renewed, Sent
 from leasekit.task import NewTask
 
 BATCH = 1000
-_LATE = 1.1  # of a cycle between two beats of a lease
+_LATE = 1.1  # of a cycle, between two beats of a lease
 
 
 class Record:
-    """What the keeper says of its beats; looked through only after the measurement."""
+    """Record the keeper's events, for evaluation after the measurement."""
 
     def __init__(self) -> None:
         self.renewed: list[tuple[float, Sequence[str]]] = []
@@ -52,15 +52,15 @@ def main() -> None:
                 continue
             heartbeats = _heartbeats(quick=bench.quick)
             seconds = 1.5 * heartbeats.cycle if bench.quick else bench.seconds or 60.0
-            # A new process for each: memory that an earlier case has freed would be taken again.
+            # A new process for each case: memory that an earlier case has freed would be used again.
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
                 if where == "embedded":
                     with stored_in() as url:
-                        found = fresh.submit(_hold, url, count, heartbeats, seconds).result()
+                        result = fresh.submit(_hold, url, count, heartbeats, seconds).result()
                 else:
                     with Server.running() as server:
-                        found = fresh.submit(_hold, server.url, count, heartbeats, seconds).result()
-            bench.note(case, seconds=seconds, ttl=heartbeats.ttl, cycle=heartbeats.cycle, **found)
+                        result = fresh.submit(_hold, server.url, count, heartbeats, seconds).result()
+            bench.note(case, seconds=seconds, ttl=heartbeats.ttl, cycle=heartbeats.cycle, **result)
     bench.close()
 
 
@@ -100,7 +100,7 @@ def _hold(url: str, count: int, heartbeats: leasekit.Heartbeats, seconds: float)
 
 
 def _take(client: leasekit.Client, count: int, ttl: float) -> list[leasekit.Lease]:
-    """So many leases whose bodies have begun. By the keeper's own batches: the public doors take them one by one."""
+    """Begin `count` leases, claimed in batches of the keeper: the public interface takes tasks one by one."""
     tasks = [NewTask(kind="held", claim_timeout=ttl, heartbeat_timeout=ttl) for _ in range(count)]
     for first in range(0, count, BATCH):
         client.schedule_all(tasks[first : first + BATCH])
@@ -114,7 +114,7 @@ def _take(client: leasekit.Client, count: int, ttl: float) -> list[leasekit.Leas
 
 
 def _gaps(renewed: Sequence[tuple[float, Sequence[str]]], began: float, ended: float) -> list[float]:
-    """Seconds between two acknowledged beats of the same lease; what has none since the start counts from there."""
+    """Seconds between acknowledged beats of the same lease, the start and the end of the measurement included."""
     last: dict[str, float] = {}
     gaps: list[float] = []
     for at, ids in renewed:

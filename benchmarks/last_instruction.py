@@ -1,9 +1,9 @@
-"""How long after the end of trust did a body's last instruction run?
+"""How long after the end of trust does a handler's last instruction run?
 
-The bodies of `_bodies.py` never end by themselves: each writes the time into memory that it shares with us, over and
-over, and the last entry is its last instruction. Each runs in a process with the watchdog, and in an executor under its
+The handlers of `_bodies.py` never end by themselves: each writes the time into memory shared with this process again and
+again, and the last entry is its last instruction. Each runs in a process with the watchdog, and in an executor under its
 guard (`run="process"`), on an idle machine and beside sixteen busy processes; then stopped by SIGSTOP until its trust
-is over, and continued. Below zero: it was killed between two entries, or was not on a processor when trust ended.
+is over, and continued. Below zero: the process was killed between two entries, or was not on a processor at that time.
 """
 
 import contextlib
@@ -37,16 +37,16 @@ now = BOOT_CLOCK.now
 
 
 class Victim(Protocol):
-    """A process with a body that will not end."""
+    """A process with a handler that does not end."""
 
     pid: int
 
     def begin(self) -> float:
-        """Its body runs from now on; when its trust ends."""
+        """Start the handler; return the end of its trust."""
         ...
 
     def dead(self) -> None:
-        """Wait until it is."""
+        """Wait for the end of the process."""
         ...
 
 
@@ -80,14 +80,14 @@ def _measure(bench: Bench, case: str, start: Start, busy: Busy, runs: int, *, st
         median_ms=round(statistics.median(late), 3),
         p95_ms=round(percentile(late, 95), 3),
         max_ms=round(max(late), 3),
-        over_1_ms=sum(one > 1 for one in late),
-        over_10_ms=sum(one > 10 for one in late),
+        over_1_ms=sum(delay > 1 for delay in late),
+        over_10_ms=sum(delay > 10 for delay in late),
         seen_dead_ms=round(statistics.median(seen), 1),
     )
 
 
 def _run(start: Start, busy: Busy, body: str, *, stopped: bool) -> tuple[float, float]:
-    """Seconds from the end of trust to the last instruction, and to when it was seen dead."""
+    """Return the seconds from the end of trust to the last instruction, and to the end of the process as seen here."""
     with tempfile.NamedTemporaryFile(dir="/dev/shm", buffering=0) as memory:
         memory.truncate(4096)
 
@@ -106,13 +106,13 @@ def _run(start: Start, busy: Busy, body: str, *, stopped: bool) -> tuple[float, 
                     os.kill(victim.pid, signal.SIGCONT)
             victim.dead()
             seen_at = now()
-        if not last():  # it was killed before it came to its first instruction
+        if not last():  # killed before the first instruction
             return _run(start, busy, body, stopped=stopped)
         return last() - ends_at, seen_at - ends_at
 
 
 class _Own:
-    """The body in the main thread of a process with the watchdog."""
+    """The handler in the main thread of a process with the watchdog."""
 
     def __init__(self, body: str, memory: str) -> None:
         command = [sys.executable, __file__, "victim", body, memory]
@@ -141,7 +141,7 @@ def _be_victim(body: str, memory: str) -> None:
 
 
 class _Guarded:
-    """The body in an executor; the lease is with us, and the executor knows nothing of its end."""
+    """The handler in an executor; this process holds the lease, and the executor does not know its end."""
 
     def __init__(self, body: str, memory: str) -> None:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
@@ -172,7 +172,7 @@ class _Guarded:
 
 @contextmanager
 def _busy(count: int) -> Generator[Busy]:
-    """So many other processes want a processor while a block runs, and not before: nothing would come to its start."""
+    """Run so many busy processes within a block; the handler's process can start before without them."""
     hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
 
     @contextmanager

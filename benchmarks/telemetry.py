@@ -1,7 +1,7 @@
-"""What telemetry costs the holder of leases: CPU time a life (claim, lease, beat, settle), on a service in memory.
+"""The cost of telemetry for the holder of leases: CPU time a life (claim, lease, beat, settle), on `memory://`.
 
-Without telemetry; instrumented while no SDK is set up, so that nothing records; and with an SDK that records all of it
-and exports nothing. The cases take turns within one process, so that the machine's moods meet all of them.
+The cases: no telemetry; instrumented while no SDK is set up, so that nothing records; an SDK that records everything
+and exports nothing. They take turns within one process, so that changes of the machine's load hit all of them.
 """
 
 import statistics
@@ -39,14 +39,14 @@ def main() -> None:
     bare = took["not instrumented"]
     for case, values in took.items():
         if bench.wants(case):
-            # Each compared with its neighbour in time.
-            of_bare = statistics.median(one / other for one, other in zip(values, bare, strict=True))
+            # Each round is compared with its neighbour in time.
+            of_bare = statistics.median(value / without for value, without in zip(values, bare, strict=True))
             bench.note(case, cpu_us_per_life=round(statistics.median(values), 1), of_bare=round(of_bare, 3))
     bench.close()
 
 
 def _round(hooks: list[Hook], lives: int) -> float:
-    """Seconds of CPU, of all threads, for so many lives."""
+    """Seconds of CPU, of all threads, for `lives` lives."""
     with Client(MemoryBackend(MemoryService(), worker="bench"), hooks=hooks) as client:
         client.schedule_all([NewTask(kind="k") for _ in range(lives)])
         began_at = time.process_time()

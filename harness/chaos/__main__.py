@@ -26,14 +26,14 @@ _TABLE = (rows_processes, rows_executors, rows_network, rows_requests, rows_serv
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the scenarios; return 1 where one failed."""
-    asked = _parser().parse_args(arguments)
-    chosen = [one for one in SCENARIOS if _is_asked_for(one, asked)]
-    if asked.list:
-        for one in chosen:
-            print(f"{one.row or 'big':>4}  {one.name:<28} {one.what}")
+    options = _parser().parse_args(arguments)
+    chosen = [scenario for scenario in SCENARIOS if _is_asked_for(scenario, options)]
+    if options.list:
+        for scenario in chosen:
+            print(f"{scenario.row or 'big':>4}  {scenario.name:<28} {scenario.what}")
         return 0
     began_at, failed = time.monotonic(), 0
-    for report in _reports(chosen, jobs=asked.jobs, keep=asked.keep):
+    for report in _reports(chosen, jobs=options.jobs, keep=options.keep):
         failed += bool(report.problems)
         _show(report)
     print(f"{len(chosen)} scenarios, {failed} failed, {time.monotonic() - began_at:.0f} s")
@@ -53,22 +53,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _is_asked_for(one: Scenario, asked: argparse.Namespace) -> bool:
-    if asked.row or asked.name:
-        return one.row in asked.row or one.name in asked.name
-    return not asked.all or not (one.row == 0 or one.long)
+def _is_asked_for(scenario: Scenario, options: argparse.Namespace) -> bool:
+    if options.row or options.name:
+        return scenario.row in options.row or scenario.name in options.name
+    return not options.all or not (scenario.row == 0 or scenario.long)
 
 
 def _reports(chosen: list[Scenario], *, jobs: int, keep: bool) -> Iterator[Report]:
     """Yield reports as scenarios end. Long ones run beside all others; those that need the whole machine run last."""
-    beside = [one for one in chosen if not one.alone]
+    beside = [scenario for scenario in chosen if not scenario.alone]
     with ThreadPoolExecutor(jobs) as threads, ThreadPoolExecutor(len(chosen) or 1) as idle:
-        runs = [(idle if one.long else threads).submit(run, one, keep=keep) for one in beside]
+        runs = [(idle if scenario.long else threads).submit(run, scenario, keep=keep) for scenario in beside]
         for done in as_completed(runs):
             yield done.result()
-    for one in chosen:
-        if one.alone:
-            yield run(one, keep=keep)
+    for scenario in chosen:
+        if scenario.alone:
+            yield run(scenario, keep=keep)
 
 
 def _show(report: Report) -> None:

@@ -55,7 +55,7 @@ if os.environ.get(MASKED):  # before there are other threads, which inherit the 
 
 
 @contextlib.contextmanager
-def body(held: leasekit.Lease) -> Iterator[None]:
+def logged(held: leasekit.Lease) -> Iterator[None]:
     """Log the start and the end of one handler."""
     lease = {"task": held.task.id, "fence": held.fence}
     fences[held.task.id] = held.fence
@@ -97,7 +97,7 @@ def steps(work: Work) -> Iterator[None]:
 
 @worker.handler("steady")
 def steady(work: Work, held: leasekit.Lease) -> dict[str, float]:
-    with body(held):
+    with logged(held):
         for _ in steps(work):
             held.check()
             act(held)
@@ -106,7 +106,7 @@ def steady(work: Work, held: leasekit.Lease) -> dict[str, float]:
 
 @worker.handler("patient")
 async def patient(work: Work, held: leasekit.Lease) -> None:
-    with body(held):
+    with logged(held):
         for _ in moments(work):
             act(held)
             await asyncio.sleep(_STEP)
@@ -118,7 +118,7 @@ async def patient(work: Work, held: leasekit.Lease) -> None:
 @worker.handler("deaf")
 def deaf(work: Work, held: leasekit.Lease) -> None:
     """Act without a look at the clock or the lease."""
-    with body(held):
+    with logged(held):
         for _ in steps(work) if misbehaves(work, held) else ():
             act(held)
 
@@ -138,7 +138,7 @@ async def idles(work: Work, held: leasekit.Lease) -> None:
 @worker.handler("gil")
 def gil(work: Work, held: leasekit.Lease) -> None:
     """Hold the GIL in C code."""
-    with body(held):
+    with logged(held):
         act(held)
         if misbehaves(work, held):
             _LIBC.usleep(int(work.seconds * 1e6))
@@ -148,7 +148,7 @@ def gil(work: Work, held: leasekit.Lease) -> None:
 @worker.handler("regex")
 def regex(work: Work, held: leasekit.Lease) -> None:
     """Backtrack in a regular expression for minutes, with the GIL held."""
-    with body(held):
+    with logged(held):
         act(held)
         if misbehaves(work, held):
             re.match("(a+)+$", "a" * 34 + "b")
@@ -158,7 +158,7 @@ def regex(work: Work, held: leasekit.Lease) -> None:
 @worker.handler("blocks")
 async def blocks(work: Work, held: leasekit.Lease) -> None:
     """Block the event loop."""
-    with body(held):
+    with logged(held):
         act(held)
         time.sleep(work.seconds)  # noqa: ASYNC251 - that is the fault
         act(held)
@@ -167,7 +167,7 @@ async def blocks(work: Work, held: leasekit.Lease) -> None:
 @worker.handler("poison")
 def poison(work: Work, held: leasekit.Lease) -> None:
     """Kill the own process."""
-    with body(held):
+    with logged(held):
         act(held)
         if misbehaves(work, held):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -176,7 +176,7 @@ def poison(work: Work, held: leasekit.Lease) -> None:
 @worker.handler("hungry")
 def hungry(work: Work, held: leasekit.Lease) -> None:
     """Take all memory that the process may have, and keep it."""
-    with body(held):
+    with logged(held):
         act(held)
         if not misbehaves(work, held):
             return
@@ -197,7 +197,7 @@ def hungry(work: Work, held: leasekit.Lease) -> None:
 @worker.handler("forks")
 def forks(work: Work, held: leasekit.Lease) -> int:
     """Fork a child that returns from the handler as if it were the worker."""
-    with body(held):
+    with logged(held):
         act(held)
         child = os.fork()
         if child:
@@ -209,7 +209,7 @@ def forks(work: Work, held: leasekit.Lease) -> int:
 @worker.handler("spawns")
 def spawns(work: Work, held: leasekit.Lease) -> int:
     """Start another program in a session of its own, which outlives the handler."""
-    with body(held):
+    with logged(held):
         act(held)
         code = f"import time; time.sleep({work.seconds})"
         child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
@@ -223,7 +223,7 @@ def spawns(work: Work, held: leasekit.Lease) -> int:
 @worker.handler("family")
 def family(work: Work, held: leasekit.Lease) -> None:
     """Act in three processes, one of them outside the process group, and change the user."""
-    with body(held):
+    with logged(held):
         act(held)
         if not misbehaves(work, held):
             return
@@ -247,7 +247,7 @@ def family(work: Work, held: leasekit.Lease) -> None:
 @worker.handler("execs")
 def execs(work: Work, held: leasekit.Lease) -> None:
     """Replace the process by another program, which knows no lease."""
-    with body(held):
+    with logged(held):
         act(held)
         if misbehaves(work, held):
             os.execv(sys.executable, [sys.executable, "-c", f"import time; time.sleep({work.seconds})"])

@@ -96,7 +96,6 @@ class Process:
         self.slots = slots
         self.output = home / f"{name}.out"
         self._log = log
-        self._watch = watch
         with self.output.open("ab") as output:
             self.popen = subprocess.Popen(
                 [sys.executable, *command],

@@ -63,9 +63,9 @@ class Report:
         done = self.counts
         fired = ", ".join(f"{name} {number}" for name, number in sorted(self.faults.items()))
         verdict = "ok  " if not self.problems else "FAIL"
-        one = self.scenario
+        entry = self.scenario
         return (
-            f"{verdict} {one.row:>3} {one.name:<28} {self.seconds:6.1f} s  {done.get('tasks', 0):>6,} tasks"
+            f"{verdict} {entry.row:>3} {entry.name:<28} {self.seconds:6.1f} s  {done.get('tasks', 0):>6,} tasks"
             f" {done.get('runs', 0):>6,} runs {done.get('effects', 0):>8,} effects  {self.sum}  fired: {fired}"
         )
 
@@ -95,27 +95,27 @@ def scenario(
             alone=alone, long=long, act=act,
         )  # fmt: skip
         SCENARIOS.append(made)
-        SCENARIOS.sort(key=lambda one: (one.row or 1000, one.name))
+        SCENARIOS.sort(key=lambda entry: (entry.row or 1000, entry.name))
         return act
 
     return register
 
 
-def run(one: Scenario, *, keep: bool = False) -> Report:
+def run(entry: Scenario, *, keep: bool = False) -> Report:
     """Run a scenario in a folder of its own, which is kept where it failed."""
-    report = Report(scenario=one)
+    report = Report(scenario=entry)
     began_at = time.monotonic()
-    home = Path(tempfile.mkdtemp(prefix=f"chaos-{one.name}-"))
-    with World(home, ttl=one.ttl, cycle=one.cycle, redis=one.redis) as world:
+    home = Path(tempfile.mkdtemp(prefix=f"chaos-{entry.name}-"))
+    with World(home, ttl=entry.ttl, cycle=entry.cycle, redis=entry.redis) as world:
         try:
-            one.act(world)
+            entry.act(world)
             world.drain()
             world.stop()
-            found = world.verdict(faults=one.faults, rules=dict(one.rules))
+            found = world.verdict(faults=entry.faults, rules=dict(entry.rules))
             report.broken.update(problem.rule for problem in found)
-            report.problems += [str(problem) for problem in found if problem.rule != one.breaks]
-            if one.breaks and not report.broken[one.breaks]:
-                report.problems.append(f"{one.breaks} was broken on purpose, and the checker did not report it")
+            report.problems += [str(problem) for problem in found if problem.rule != entry.breaks]
+            if entry.breaks and not report.broken[entry.breaks]:
+                report.problems.append(f"{entry.breaks} was broken on purpose, and the checker did not report it")
         except Exception:  # noqa: BLE001 - any error is reported
             report.problems.append(traceback.format_exc())
         _count(report, world)

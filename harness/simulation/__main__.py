@@ -1,4 +1,4 @@
-"""`python -m harness.simulation`: one history by its seed, or as many as there is time for."""
+"""`python -m harness.simulation`: run one history by its seed, or as many as there is time for."""
 
 import argparse
 import os
@@ -19,26 +19,28 @@ _SHOWN = 5
 
 
 def main() -> int:
-    """The exit code: 1 where a promise was broken."""
+    """Run the histories; return 1 where a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m harness.simulation", description=__doc__)
-    parser.add_argument("--seed", type=int, help="one history, and what is wrong with it")
+    parser.add_argument("--seed", type=int, help="run this history, and show its violations")
     parser.add_argument("--preset", choices=sorted(PRESETS), help="stress one thing, instead of a swarm of faults")
-    parser.add_argument("--hours", type=float, help="the length of that history, without its drain")
+    parser.add_argument("--hours", type=float, help="the length of the history of --seed, without its drain")
     parser.add_argument("--store", choices=("memory", "sql"), default="memory")
-    parser.add_argument("--trace", type=Path, help="write its events there, one a line")
-    parser.add_argument("--no-shrink", action="store_true", help="do not look for a smaller one that fails too")
-    parser.add_argument("--minutes", type=float, default=10.0, help="without --seed: for so long (default: 10)")
+    parser.add_argument("--trace", type=Path, help="with --seed: write the events to this file, one a line")
+    parser.add_argument("--no-shrink", action="store_true", help="do not look for a smaller history that fails too")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="without --seed: run histories for so long (default: 10)"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--first", type=int, help="the first seed (default: by chance)")
-    parser.add_argument("--sql-hours", type=float, default=20.0, help="hours of these over a database (default: 20)")
-    asked = parser.parse_args()
-    return _many(asked) if asked.seed is None else _one(asked)
+    parser.add_argument("--first", type=int, help="the first seed (default: a random one)")
+    parser.add_argument("--sql-hours", type=float, default=20.0, help="simulated hours over a database (default: 20)")
+    options = parser.parse_args()
+    return _many(options) if options.seed is None else _one(options)
 
 
-def _one(asked: argparse.Namespace) -> int:
-    preset = PRESETS.get(asked.preset or "")
-    scenario = swarm(asked.seed) if preset is None else Scenario(seed=asked.seed, **preset)  # type: ignore[arg-type]
-    scenario = replace(scenario, store=asked.store, hours=asked.hours or scenario.hours)
+def _one(options: argparse.Namespace) -> int:
+    preset = PRESETS.get(options.preset or "")
+    scenario = swarm(options.seed) if preset is None else Scenario(seed=options.seed, **preset)  # type: ignore[arg-type]
+    scenario = replace(scenario, store=options.store, hours=options.hours or scenario.hours)
     began_at = time.process_time()
     outcome = simulate(scenario)
     seconds = time.process_time() - began_at
@@ -47,14 +49,14 @@ def _one(asked: argparse.Namespace) -> int:
         f"{len(outcome.events)} events, digest {outcome.digest[:16]}"
     )
     print(_counted(outcome.fired))
-    _trace(outcome, asked.trace)
+    _trace(outcome, options.trace)
     _show(outcome)
-    if outcome.violations and not asked.no_shrink:
+    if outcome.violations and not options.no_shrink:
         print("\nshrinking …")
         smallest = shrink(outcome, say=lambda line: print(f"  {line}", flush=True))
         rates = {name: rate for name, rate in smallest.scenario.rates.items() if rate}
         print(f"\nstill fails: {smallest.scenario.hours:g} h, {rates}, skip={sorted(smallest.scenario.skip)}")
-        _trace(smallest, asked.trace)
+        _trace(smallest, options.trace)
         _show(smallest)
     return bool(outcome.violations)
 
@@ -71,12 +73,12 @@ def _trace(outcome: Outcome, path: Path | None) -> None:
         path.write_bytes(b"".join(encode(event) + b"\n" for event in outcome.events))
 
 
-def _many(asked: argparse.Namespace) -> int:
-    first = secrets.randbelow(10**9) if asked.first is None else asked.first
-    print(f"from seed {first}, {asked.minutes:g} minutes, {asked.processes} processes", flush=True)
+def _many(options: argparse.Namespace) -> int:
+    first = secrets.randbelow(10**9) if options.first is None else options.first
+    print(f"from seed {first}, {options.minutes:g} minutes, {options.processes} processes", flush=True)
     total = campaign.Campaign()
     for summary in campaign.run(
-        total, first=first, minutes=asked.minutes, processes=asked.processes, sql_hours=asked.sql_hours
+        total, first=first, minutes=options.minutes, processes=options.processes, sql_hours=options.sql_hours
     ):
         if summary.violations:
             again = f"python -m harness.simulation --seed {summary.scenario.seed}"

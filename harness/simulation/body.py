@@ -1,4 +1,4 @@
-"""A body of a task: what a handler would do, as events of the world. What it does is in its task's payload."""
+"""Simulated handlers: their steps are events of the world, and the task's payload plans them."""
 
 from random import Random
 from typing import Any, Protocol
@@ -16,19 +16,19 @@ __all__ = ["Body", "Plan"]
 
 
 class Plan(Struct, frozen=True, omit_defaults=True):
-    """What the body of a task does: it is the same in every attempt, but for what the attempt's number changes."""
+    """What a handler does, as the task's payload: the same in every attempt, unless it depends on the attempt."""
 
     lasts: float  # seconds
     effect_every: float
-    ends: str = "success"  # success, retry, fatal, raise, release, flaky: retry at first, then a success
-    deaf: bool = False  # it does not look whether its lease is lost, and acts often
-    poison: bool = False  # it takes its process with it
-    hangs: bool = False  # it reports no progress and does not end by itself, until it is told to
+    ends: str = "success"  # or retry, fatal, raise, release, flaky: two retries, then a success
+    deaf: bool = False  # does not check its lease, and acts often
+    poison: bool = False  # kills its process
+    hangs: bool = False  # reports no progress, and ends only when told to
     then: int = 0
 
 
 class Host(Protocol):
-    """The worker in which a body runs."""
+    """The worker in which a handler runs."""
 
     world: World
     who: str
@@ -36,25 +36,25 @@ class Host(Protocol):
 
     @property
     def bodies_run(self) -> bool:
-        """Whether the process runs at all."""
+        """Whether the process runs."""
         ...
 
     @property
     def gil(self) -> "Body | None":
-        """The body that keeps all others from running."""
+        """The handler that holds the GIL."""
         ...
 
     def die(self, why: str) -> None:
-        """End the process with everything in it."""
+        """Kill the process."""
         ...
 
     def body_ended(self, work: ClaimedTask) -> None:
-        """Take note of the end of a body."""
+        """Free the slot of a handler that has ended."""
         ...
 
 
 class Body:
-    """One run."""
+    """One run of a handler."""
 
     def __init__(self, worker: Host, work: ClaimedTask, lease: Lease) -> None:
         self._worker = worker
@@ -69,7 +69,7 @@ class Body:
         self.is_over = False
 
     def begin(self) -> None:
-        """Its first line."""
+        """Run the first step."""
         world, lease = self._world, self._lease
         idle = self._work.handler.idle_timeout
         world.log(Started, self._worker.who, task=lease.task.id, fence=lease.fence, idle_timeout=idle)
@@ -84,7 +84,7 @@ class Body:
         self._world.at(at if plan.hangs else min(at, self._until), self._step, self._version)
 
     def go_on(self) -> None:
-        """Its process goes on: what it would have done meanwhile it does now."""
+        """Catch up on the step that was skipped while the process stood still."""
         if self._skipped and not self.is_over:
             self._skipped = False
             self._version += 1
@@ -100,8 +100,8 @@ class Body:
         if not self._plan.deaf and worker.gil is not self:
             try:
                 self._lease.check()
-            except LeaseError as told:
-                self._end(told, how=type(told).__name__)
+            except LeaseError as loss:
+                self._end(loss, how=type(loss).__name__)
                 return
         self._moved()
         if self._world.now >= self._until and not self._plan.hangs:
@@ -111,7 +111,7 @@ class Body:
             self._next()
 
     def _moved(self) -> None:
-        """Its task may have been delivered again, and it runs under the newest lease now."""
+        """Switch to the newest lease, where the task was delivered again."""
         if self._lease.fence != self._fence:
             self._stopped("moved")
             self._fence = self._lease.fence
@@ -123,7 +123,7 @@ class Body:
         if progress:
             try:
                 self._lease.progress(reported)
-            except LeaseError:  # it is deaf
+            except LeaseError:  # the handler is deaf
                 progress, reported = False, None
         task = self._lease.task.id
         self._world.log(Effect, self._worker.who, task=task, fence=self._fence, progress=progress, reported=reported)

@@ -15,12 +15,12 @@ __all__ = ["Campaign", "Summary", "run"]
 
 _ENOUGH = 200.0  # simulated hours in which every kind of fault fires
 _SQL_HOURS = 1.0  # of one history over a database
-_EACH = 12  # histories in one process: tasks of killed processes are never collected, and slow down all that follows
+_EACH = 12  # histories in one process: tasks of killed processes are never collected, and slow down later histories
 
 
 @dataclass(slots=True, kw_only=True)
 class Summary:
-    """What one history came to."""
+    """The outcome of one history, without its events."""
 
     scenario: Scenario
     hours: float
@@ -32,7 +32,7 @@ class Summary:
 
 @dataclass(slots=True)
 class Campaign:
-    """What all of them came to."""
+    """The sums over all histories."""
 
     hours: float = 0.0
     sql_hours: float = 0.0
@@ -45,11 +45,11 @@ class Campaign:
 
     @property
     def silent(self) -> list[str]:
-        """Kinds of faults that should have fired by now, and did not."""
+        """Kinds of faults that did not fire although enough hours have passed."""
         return [name for name in FAULTS if not self.fired[name]] if self.hours >= _ENOUGH else []
 
     def add(self, summary: Summary) -> None:
-        """One more."""
+        """Add the outcome of one more history."""
         self.histories += 1
         self.hours += summary.hours
         self.cpu_seconds += summary.seconds
@@ -61,7 +61,7 @@ class Campaign:
 
 
 def run(campaign: Campaign, *, first: int, minutes: float, processes: int, sql_hours: float) -> Iterator[Summary]:
-    """Histories from seed `first` on, as they end; the first of them over a database, for `sql_hours` in all."""
+    """Run histories from seed `first` on; yield each as it ends. The first `sql_hours` of them use a database."""
     began_at = time.monotonic()
     seeds = count(first)
     spawned = multiprocessing.get_context("spawn")

@@ -1,4 +1,4 @@
-"""What goes wrong, and when: a list that is made before anything happens, so that one of them can be left out."""
+"""The faults of a history, planned before it starts, so that each can be left out."""
 
 import random
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _STEPS = (2.0, 60.0, 400.0, 3600.0)  # of a wall clock
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One fault that is to happen."""
+    """One fault in the plan."""
 
     number: int
     name: str
@@ -35,7 +35,7 @@ class Planned:
 
 
 def planned(world: World, *, until: float) -> list[Planned]:
-    """All faults of this history, by time."""
+    """Plan all faults of this history, by time."""
     found: list[tuple[float, str, float]] = []
     for name in FAULTS:
         rate = world.scenario.rates.get(name, 0.0)
@@ -56,7 +56,7 @@ def _length(chance: random.Random) -> float:
 
 
 class Faults:
-    """Brings them about, and takes them back."""
+    """Inject the planned faults, and end them."""
 
     def __init__(self, world: World, net: Net, server: Server, workers: Callable[[], list[Worker]]) -> None:
         self._world = world
@@ -66,13 +66,13 @@ class Faults:
         self._undo: dict[int, Callable[[], None]] = {}
 
     def plan(self, faults: list[Planned]) -> None:
-        """Have all of them happen."""
+        """Schedule these faults, except for skipped ones."""
         for fault in faults:
             if fault.number not in self._world.scenario.skip:
                 self._world.at(fault.at, self._happen, fault)
 
     def end(self) -> None:
-        """From here on all is well."""
+        """End all faults, and let no other happen."""
         for number in list(self._undo):
             self._take_back(number)
         self._net.unheard.clear()
@@ -119,7 +119,7 @@ class Faults:
             self._net.unheard[op, who] = lambda: lose(fault, op, who, away)
 
     def _cut_off(self, fault: Planned, op: str, who: str, away: float) -> bool:
-        """The answer is lost: from here on nothing gets through."""
+        """Lose this answer, and cut the process off."""
         del self._net.unheard[op, who]
         self._world.fired[fault.name] += 1
         self._net.weather[fault.number] = ("cut", who)
@@ -127,7 +127,7 @@ class Faults:
         return False
 
     def _lose_first(self, fault: Planned, op: str, who: str, away: float) -> bool:
-        """The answer is lost. The next one gets through, and nothing after it."""
+        """Lose this answer, deliver the next one, and cut the process off after it."""
         self._world.log(Fault, "world", name=fault.name, target=who)
         self._net.unheard[op, who] = lambda: not self._cut_off(fault, op, who, away)
         return False
@@ -198,7 +198,7 @@ class Faults:
                 server.stop(back_in=min(fault.lasts, 60.0))
             case "kill_before_commit" | "kill_after_commit":
                 server.die_at = name
-                return  # it counts when it has happened
+                return  # counted when it happens
             case "server_slow":
                 server.latency = chance.choice((0.5, 2.0, 8.0))
                 self._lasting(fault, lambda: setattr(server, "latency", 0.0))
@@ -224,7 +224,7 @@ class Faults:
         self._world.fired[name] += 1
 
     def _creep(self, chance: random.Random, *, until: float) -> None:
-        """Step the wall clock ahead by little, again and again."""
+        """Step the wall clock ahead in small steps."""
         if self._world.now < until and not self._world.are_faults_over:
             self._server.wall += chance.uniform(0.05, 0.99)
             self._world.after(chance.uniform(1.0, 10.0), lambda: self._creep(chance, until=until))

@@ -1,4 +1,4 @@
-"""An event loop in which time is what its process says, and which somebody else steps."""
+"""An event loop that goes by the clock of its simulated process, and that the world steps."""
 
 import asyncio
 import heapq
@@ -26,13 +26,13 @@ class SteppedLoop(asyncio.BaseEventLoop):
         self._goes_on = goes_on
 
     def __del__(self) -> None:
-        """Its process was killed: nobody closes anything then."""
+        """Do not warn: the loop of a killed process is never closed."""
 
     def time(self) -> float:
         return self._now()
 
     def turn(self) -> None:
-        """Run everything that is due now, and what follows from it."""
+        """Run all callbacks that are due, and those that these add."""
         events._set_running_loop(self)
         try:
             while True:
@@ -73,10 +73,10 @@ class SteppedLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., Any], *args: Any
     ) -> "asyncio.Future[Any]":
-        """At once: there is one thread, or the order of things would be chance."""
+        """Call the function at once: with a second thread the order of events would not be reproducible."""
         future = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001 - whoever waits gets it
+        except Exception as error:  # noqa: BLE001 - it is raised in the code that awaits
             future.set_exception(error)
         return future

@@ -1,9 +1,9 @@
-"""The network between the server and all others: it delays, loses, repeats and garbles what passes it."""
+"""The network between the server and its clients: it delays, loses, repeats and garbles messages."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from msgspec import structs
@@ -20,7 +20,7 @@ __all__ = ["Net", "Remote"]
 
 _LATEST = 900.0  # seconds by which a duplicate may be late
 _ABSURD = (None, 0.0, -1.0, 0.5, 5.0, 60.0, 3600.0, 1e9)
-"""What a `Retry-After` may say."""
+"""Values of `Retry-After`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,18 +29,18 @@ class _Request:
     worker: str
     op: str
     body: Any
-    future: "asyncio.Future[Any] | None"  # None: nobody waits for an answer
+    future: "asyncio.Future[Any] | None"  # None: no caller waits for the answer
     handling: "asyncio.Task[None] | None" = None
 
 
 class Net:
-    """What is wrong with it at the moment is in `weather`: faults by name, and whom each of them hits."""
+    """The network; `weather` has its current faults and the process that each of them hits."""
 
     def __init__(self, world: World, server: Server) -> None:
         self.world = world
         self.server = server
         self.weather: dict[int, tuple[str, str]] = {}  # number → fault, target (empty: all)
-        # (op, who) → what to call at the next answer: whether that gets through, whatever the weather is.
+        # (op, who) → what to call at the next answer; it returns whether the answer is delivered, whatever the weather.
         self.unheard: dict[tuple[str, str], Callable[[], bool]] = {}
         self._beaten: set[str] = set()  # tokens
         self._chance = world.chance("net")
@@ -49,7 +49,7 @@ class Net:
         return any(name == fault and target in ("", who) for name, target in self.weather.values())
 
     def _hits(self, fault: str, who: str, odds: float = 1.0) -> bool:
-        """Whether this fault hits a message now."""
+        """Whether this fault hits a message; count it."""
         if not self.weather or not self._is_hit(fault, who) or (odds < 1 and self._chance.random() >= odds):
             return False
         self.world.fired[fault] += 1
@@ -66,7 +66,7 @@ class Net:
         return self._chance.uniform(0.0002, 0.01)
 
     def send(self, request: _Request) -> None:
-        """A request leaves."""
+        """Send a request."""
         world, who = self.world, request.client.who
         if self.weather:
             if self._hits("cut", who) or self._hits("drop_request", who, 0.4):
@@ -94,14 +94,14 @@ class Net:
         return self._chance.choice((Unavailable, ProtocolError, Throttled))("something is wrong")
 
     def _foreign(self) -> BackendError:
-        """Somebody else answers; what that means is for the real adapter to say."""
+        """Make a foreign answer into the error that the real adapter makes of it."""
         answer = self._chance.choice(FOREIGN)
         headers = {"content-type": answer.content_type}
         response = httpx.Response(answer.status, headers=headers, request=httpx.Request("POST", "http://server/v1"))
         return failure(response, answer.body, request=b"{}")
 
     def abandon(self, request: _Request) -> None:
-        """Nobody waits for the answer any more: the connection is closed."""
+        """Close the connection of a request whose caller no longer waits."""
         request.future = None
         if request.handling is not None and not self._is_hit("cut", request.client.who):
             self.world.after(0.01, self._disconnect, request)
@@ -151,7 +151,7 @@ class Net:
         self._tell(request, answer, after=self._delay(who))
 
     def _matters(self, request: _Request, answer: Any) -> bool:
-        """Whether an answer tells of something new: of beats, it is a lease's first."""
+        """Whether the loss of this answer matters: of beats, only that of a lease's first one."""
         match request.op:
             case "beat":
                 before = len(self._beaten)
@@ -163,7 +163,7 @@ class Net:
                 return not isinstance(answer, BackendError)
 
     def _garbled(self, answer: Any) -> Any:
-        """Something of the right type that makes no sense."""
+        """Garble an answer within its type."""
         if not isinstance(answer, list) or not answer or not isinstance(answer[0], Verdict):
             return ProtocolError("the answer was cut off")
         kind = self._chance.randrange(4)
@@ -172,11 +172,11 @@ class Net:
         if kind == 1:
             return answer[::-1]
         if kind == 2:
-            return [structs.replace(one, ttl=self._chance.choice((-1.0, 0.0, 1.0, float("inf")))) for one in answer]
-        return [structs.replace(one, id="somebody else") for one in answer]
+            return [structs.replace(item, ttl=self._chance.choice((-1.0, 0.0, 1.0, float("inf")))) for item in answer]
+        return [structs.replace(item, id="another task") for item in answer]
 
     def _with_bad_items(self, answer: Any) -> Any:
-        """Some items of a batch have failed, or are put off."""
+        """Let some items of a batch fail, or be throttled."""
         if not isinstance(answer, list) or not answer or not isinstance(answer[0], Verdict):
             return answer
         odds = self._chance.random()
@@ -185,8 +185,8 @@ class Net:
             Verdict(id="", verdict="throttled", retry_after=self._chance.choice(_ABSURD)),
         )
         return [
-            structs.replace(self._chance.choice(bad), id=one.id) if self._chance.random() < odds else one
-            for one in answer
+            structs.replace(self._chance.choice(bad), id=item.id) if self._chance.random() < odds else item
+            for item in answer
         ]
 
     def _fail(self, request: _Request, error: BackendError, *, after: float) -> None:
@@ -207,7 +207,7 @@ def _resolve(future: "asyncio.Future[Any]", answer: Any) -> None:
 
 
 class Remote:
-    """The server, as an adapter shows it to one process."""
+    """The backend of one process, over the simulated network."""
 
     capabilities = Capabilities()
 
@@ -232,33 +232,26 @@ class Remote:
         claimed: Claimed = await self._ask("claim", body)
         return Claimed(tasks=[structs.replace(task) for task in claimed.tasks], waited=claimed.waited)
 
-    async def beat(self, beats: Sequence[Beat]) -> "list[Verdict]":
-        verdicts: list[Verdict] = await self._ask("beat", list(beats))
-        return verdicts
+    async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
+        return cast("list[Verdict]", await self._ask("beat", list(beats)))
 
-    async def settle(self, settlements: Sequence[Settlement]) -> "list[Verdict]":
-        verdicts: list[Verdict] = await self._ask("settle", list(settlements))
-        return verdicts
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
+        return cast("list[Verdict]", await self._ask("settle", list(settlements)))
 
-    async def schedule(self, tasks: Sequence[NewTask]) -> "list[Scheduled]":
-        answers: list[Scheduled] = await self._ask("schedule", list(tasks))
-        return answers
+    async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
+        return cast("list[Scheduled]", await self._ask("schedule", list(tasks)))
 
-    async def cancel(self, task_ids: Sequence[str]) -> "list[Verdict]":
-        verdicts: list[Verdict] = await self._ask("cancel", list(task_ids))
-        return verdicts
+    async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
+        return cast("list[Verdict]", await self._ask("cancel", list(task_ids)))
 
     async def get(self, task_id: str) -> TaskInfo | None:
-        info: TaskInfo | None = await self._ask("get", task_id)
-        return info
+        return cast("TaskInfo | None", await self._ask("get", task_id))
 
     async def stats(self) -> Stats:
-        stats: Stats = await self._ask("stats", None)
-        return stats
+        return cast("Stats", await self._ask("stats", None))
 
     async def list_tasks(self, **wanted: Any) -> Page:
-        page: Page = await self._ask("list_tasks", wanted)
-        return page
+        return cast("Page", await self._ask("list_tasks", wanted))
 
     async def aclose(self) -> None:
-        """There is no connection to let go of."""
+        """Do nothing: there is no connection."""

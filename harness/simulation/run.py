@@ -1,4 +1,4 @@
-"""One history: built, run, drained, and judged."""
+"""Build, run, drain and check one history."""
 
 import contextlib
 import faulthandler
@@ -28,7 +28,7 @@ __all__ = ["QUIET", "Outcome", "rules_of", "simulate"]
 
 _HOUR = 3600.0
 QUIET = 0.25  # the part of a history that is without faults
-# A task that hangs takes its process and its neighbours along, up to twenty times, and each time a ttl passes.
+# A task that hangs kills its process with all other handlers, up to twenty times, and each time a ttl passes.
 _LONGEST_DRAIN = 12 * _HOUR
 _LOOK = 60.0
 _SHORT_POLL = 5.0
@@ -36,18 +36,18 @@ _SHORT_POLL = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one scenario."""
+    """The outcome of one scenario."""
 
     scenario: Scenario
     violations: Sequence[Violation]
-    fired: Counter[str]  # faults that had an effect
-    faults: int  # that were planned
+    fired: Counter[str]  # effects of each fault
+    faults: int  # planned ones
     hours: float
     events: Sequence[Event]
 
     @property
     def digest(self) -> str:
-        """The same for the same history."""
+        """A digest of all events."""
         whole = hashlib.blake2s()
         for event in self.events:
             whole.update(encode(event))
@@ -55,7 +55,7 @@ class Outcome:
 
 
 def simulate(scenario: Scenario) -> Outcome:
-    """Run one history to its end. The same scenario gives the same, in every process."""
+    """Run one history to its end. A scenario gives the same history in every process."""
     world = World(scenario)
     with _alone(world):
         server = Server(world)
@@ -81,7 +81,7 @@ def simulate(scenario: Scenario) -> Outcome:
 
 
 def rules_of(scenario: Scenario) -> Rules:
-    """What is to be expected of such a history."""
+    """The rules for a history of this scenario."""
     steps = any(scenario.rates.get(name) for name in ("wall_forward", "wall_back", "wall_creep"))
     of_ttls = [Rules.for_heartbeats(scenario.heartbeats.for_ttl(ttl)) for ttl in scenario.ttls]
     return Rules(
@@ -90,8 +90,8 @@ def rules_of(scenario: Scenario) -> Rules:
         drift=max(DRIFT, scenario.drift),
         sweep=scenario.period + 1.0,
         start_within=scenario.poll + scenario.look + 40.0,
-        # A claim that takes long is given up after few tries: what its last one was granted is nobody's then.
         fresh=10.0,
+        # A long claim is given up after few tries: leases that the last try was granted then have no holder.
         lost_claim=scenario.heartbeats.cycle / 2 if scenario.poll <= _SHORT_POLL else None,
         due_slack=None if steps else 1.0 + 2 * scenario.drift * (scenario.hours * _HOUR + _LONGEST_DRAIN),
         least_settled=int(scenario.hours * scenario.tasks_per_hour / 10),
@@ -119,7 +119,7 @@ def _run(world: World, server: Server) -> int:
 
 
 class _Fleet:
-    """The workers: who ends comes back as somebody else."""
+    """The workers; each that ends is followed by another incarnation."""
 
     def __init__(self, world: World, net: Net) -> None:
         self._world = world
@@ -139,12 +139,12 @@ class _Fleet:
 
     @property
     def alive(self) -> list[Worker]:
-        """Those that have not ended."""
+        """The workers whose processes live."""
         return [worker for worker in self._workers.values() if worker.process.is_alive]
 
 
 class _Errors(logging.Handler):
-    """What the code under test says is wrong with itself."""
+    """Collect the errors that the code under test logs."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.ERROR)
@@ -159,14 +159,14 @@ class _Errors(logging.Handler):
 
 @contextlib.contextmanager
 def _alone(world: World) -> Iterator[None]:
-    """Chance that nobody injects comes from the seed too (tenacity's jitter), and nothing is printed."""
+    """Seed the global random generator, which tenacity uses for jitter, and collect errors instead of printing them."""
     state = random.getstate()
     dump = faulthandler.dump_traceback
     loggers = [(logging.getLogger(name), logging.getLogger(name).level) for name in ("leasekit", "asyncio")]
     handler = _Errors(world)
     random.seed(world.scenario.seed)
     unraisable, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    faulthandler.dump_traceback = lambda *_, **__: None  # of no use here, and long
+    faulthandler.dump_traceback = lambda *_, **__: None  # useless here, and long
     for logger, _ in loggers:
         logger.setLevel(logging.ERROR)
         logger.addHandler(handler)

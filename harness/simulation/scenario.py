@@ -1,4 +1,4 @@
-"""What is simulated: how much of what, and how often what goes wrong."""
+"""Scenarios: the amount of work, and the rate of each fault."""
 
 import random
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from leasekit.config import Heartbeats
 __all__ = ["FAULTS", "PRESETS", "Scenario", "swarm"]
 
 FAULTS = (
-    # Of the network: for one process or all, for a while.
+    # Of the network: of one process or all, for a while.
     "cut", "refuse", "one_way", "drop_request", "drop_reply", "reset", "slow", "crawl", "jitter", "duplicate",
     "throttle", "throttle_most", "garble", "bad_items", "flaky",
     # A request is served, its answer is lost, and the network stays away for longer than every lease lasts.
@@ -22,12 +22,12 @@ FAULTS = (
     "wall_forward", "wall_back", "wall_creep",
     # Of workers.
     "kill", "hand_back", "pause", "gil", "stall", "stop", "freeze", "suspend", "deaf", "poison", "hang",
-    # Of those who schedule.
+    # Of scheduling clients.
     "again", "cancel", "same_key",
-    # Of those who stand between a worker and the server, and answer in its place.
+    # Of what stands between a worker and the server, and answers in its place.
     "foreign",
 )  # fmt: skip
-"""All that can go wrong. Rates are per hour; `deaf` and those after it are parts of a hundred tasks."""
+"""All faults. Rates are per hour; of `deaf` and those after it they are a percentage of tasks."""
 
 _BEATS = Heartbeats()
 _RATES = (0.0, 0.3, 1.0, 4.0)
@@ -36,31 +36,31 @@ _TTLS = ((300.0,), (60.0, 300.0), (60.0, 600.0), (30.0, 120.0, 300.0))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One history. Times in seconds."""
+    """The parameters of one history. Times are in seconds."""
 
     seed: int
-    hours: float = 4.0  # of which the last quarter is without faults; then everything is drained
+    hours: float = 4.0  # the last quarter is without faults; a drain follows
     rates: Mapping[str, float] = field(default_factory=dict[str, float])
-    skip: frozenset[int] = frozenset()  # faults that do not happen, by their number: for shrinking
+    skip: frozenset[int] = frozenset()  # numbers of faults to leave out, for shrinking
     workers: int = 3
     slots: int = 6
     heartbeats: Heartbeats = _BEATS
-    ttls: tuple[float, ...] = (300.0,)  # that are granted: each task draws one for its claims, and one for its beats
+    ttls: tuple[float, ...] = (300.0,)  # each task draws one for its claims, and one for its beats
     tasks_per_hour: float = 80.0
     longest_body: float = 1500.0
     effect_every: float = 30.0
     drift: float = 0.001  # the worst rate error of a clock
     poll: float = 60.0  # of one claim
-    look: float = 30.0  # of a controller
+    look: float = 30.0  # a controller's period
     period: float = 5.0  # of the server's consumer
     store: str = "memory"
 
 
 def swarm(seed: int, **others: object) -> Scenario:
-    """A scenario in which each kind of fault has a rate of its own, none for many."""
+    """A scenario in which each kind of fault has a random rate, zero for many."""
     chance = random.Random(f"swarm/{seed}")
     rates = {name: chance.choice(_RATES) for name in FAULTS}
-    if chance.random() < 0.5:  # half of all histories are without that for which exclusion is not promised
+    if chance.random() < 0.5:  # exclusion is not promised for frozen machines: half of all histories have none
         rates["freeze"] = 0.0
     return replace(Scenario(seed=seed, rates=rates, ttls=chance.choice(_TTLS)), **others)  # type: ignore[arg-type]
 
@@ -94,4 +94,4 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
     "strangers": {"rates": _only(foreign=8.0)},
     "schedules": {"rates": _only(again=20.0, cancel=15.0, same_key=20.0, duplicate=4.0, drop_reply=4.0)},
 }
-"""Scenarios that stress one thing: `Scenario(seed=1, **PRESETS["outages"])`."""
+"""Scenarios that stress one kind of fault: `Scenario(seed=1, **PRESETS["outages"])`."""

@@ -1,4 +1,4 @@
-"""Those who have work for others: they schedule, schedule again, and cancel."""
+"""A client that schedules tasks, repeats schedules, and cancels."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -22,7 +22,7 @@ _ENDS = ("success",) * 12 + ("flaky", "retry", "fatal", "raise", "release")
 
 
 class Scheduler:
-    """One client that schedules until `until`."""
+    """Schedule tasks until the moment `until`."""
 
     def __init__(self, world: World, net: Net, *, until: float) -> None:
         self.world = world

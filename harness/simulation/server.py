@@ -1,4 +1,4 @@
-"""The server as a simulated process: the real engine over a store that survives it."""
+"""The server as a simulated process: the real engine, over a store that outlives the process."""
 
 import tempfile
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ __all__ = ["Server"]
 
 
 class Server:
-    """A place where the task server runs: one incarnation after another, over one store."""
+    """The task server: one incarnation after another, over one store."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -33,18 +33,18 @@ class Server:
         else:
             inner = MemoryStore()
         self.store = WatchedStore(inner, world)
-        self.wall = 1_700_000_000.0  # what its wall clock is ahead of true time
-        self.latency = 0.0  # of one commit, at most
-        self.die_at: str | None = None  # the point of a commit at which it is killed next
-        self._is_rebooted = False  # since its last incarnation
+        self.wall = 1_700_000_000.0  # wall clock minus true time
+        self.latency = 0.0  # the longest of a commit
+        self.die_at: str | None = None  # the point of a commit at which the next kill happens
+        self._is_rebooted = False  # since the last incarnation
         self.process: Process | None = None
         self.engine: Engine | None = None
         self._count = 0
-        self._boots = 0  # starts of its machine
+        self._boots = 0  # starts of the machine
         self._rate = 1 + self._chance.uniform(-1, 1) * world.scenario.drift
 
     def start(self) -> None:
-        """The next incarnation, where none is there."""
+        """Start the next incarnation, unless one is alive."""
         if self.process is not None and self.process.is_alive:
             return
         self._count += 1
@@ -72,13 +72,13 @@ class Server:
         self.store.now = engine._clock.instant
         try:
             await engine.__aenter__()
-        except BackendError:  # the store does not do its part: whoever started it tries again
+        except BackendError:  # the store failed: it is started again
             self.kill(back_in=5.0)
         else:
             self.engine = engine
 
     def kill(self, *, back_in: float, is_rebooted: bool = False) -> None:
-        """Nothing of it runs any more, whatever it was doing; its machine may be started anew before it comes back."""
+        """Kill the server, and start it again later, after a reboot of its machine if `is_rebooted`."""
         process = self.process
         if process is None or not process.is_alive:
             return
@@ -90,7 +90,7 @@ class Server:
         self.world.after(back_in, self.start)
 
     def stop(self, *, back_in: float) -> None:
-        """It ends by itself: who waits is answered, what was accepted is written."""
+        """Stop the server: waiting calls are answered, accepted writes are committed."""
         if self.process is not None and self.engine is not None and self.process.runs:
             engine, self.engine = self.engine, None
             self.process.start(self._stop(self.process, engine, back_in))
@@ -103,7 +103,7 @@ class Server:
         self.world.after(back_in, self.start)
 
     async def answer(self, op: str, worker: str, request: Any) -> Any:
-        """What a request is answered, as the routes would ask the engine."""
+        """Answer a request with the engine, as the HTTP routes do."""
         engine = self.engine
         if engine is None:
             raise Throttled("the server starts or stops", retry_after=0.5)
@@ -125,12 +125,12 @@ class Server:
             case _:
                 return await engine.list_tasks(**request)
 
-    def reset_latency(self) -> float:
-        """How long the next commit takes."""
+    def commit_time(self) -> float:
+        """Draw the duration of the next commit."""
         return self._chance.uniform(0, self.latency) if self.latency else 0.0
 
-    def finals(self) -> bool:
-        """Write how all tasks stand; whether all have ended."""
+    def finals(self) -> None:
+        """Log the final state of all tasks."""
         with self.store.view() as view:
             rows = view.page(Filter(), after=0, limit=10_000_000)
         for row in rows:
@@ -138,17 +138,16 @@ class Server:
                 Final, "store", task=row.id, status=row.status.value, kind=row.kind, attempt=row.attempt,
                 crashes=row.crashes, fence=row.fence,
             )  # fmt: skip
-        return all(row.status.ended for row in rows)
 
     @property
     def unfinished(self) -> int:
-        """Tasks that have not ended."""
+        """The number of tasks that have not ended."""
         with self.store.view() as view:
             counts = view.counts()
         return sum(n for of_kind in counts.values() for status, n in of_kind.items() if status not in _ENDED)
 
     def close(self) -> None:
-        """Remove the file, where there is one."""
+        """Close the store, and remove its file."""
         self.store.close()
         if self._folder is not None:
             self._folder.cleanup()
@@ -158,7 +157,7 @@ _ENDED = frozenset({"success", "fatal_failure", "cancelled", "dropped", "dead"})
 
 
 class _Writer(GroupCommit):
-    """The group commit, applied in the loop of its process, where it may be killed before and after."""
+    """A group commit in the loop of its process, which may be killed before or after it."""
 
     def __init__(self, server: Server, process: Process, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -183,7 +182,7 @@ class _Writer(GroupCommit):
             self._soon(self._write)
 
     def _soon(self, call: Any, *args: Any) -> None:
-        wait = self._server.reset_latency()
+        wait = self._server.commit_time()
         if wait:
             self._server.world.fired["server_slow"] += 1
             self._process.loop.call_later(wait, call, *args)
@@ -226,10 +225,10 @@ class _Writer(GroupCommit):
     def _served(self, item: Beat | Settlement, verdict: str) -> None:
         _, fence = self._server.store.fences.get(item.token, (item.id, 0))
         if isinstance(item, Settlement):
-            said = {"what": "settle", "outcome": item.outcome, "digest": digest(item)}
+            details = {"what": "settle", "outcome": item.outcome, "digest": digest(item)}
         else:
-            said = {"what": "beat"}
-        self._server.world.log(Served, self._process.who, task=item.id, fence=fence, verdict=verdict, **said)
+            details = {"what": "beat"}
+        self._server.world.log(Served, self._process.who, task=item.id, fence=fence, verdict=verdict, **details)
 
 
 _SERVED = frozenset({"heartbeats", "releases", "results"})

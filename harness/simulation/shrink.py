@@ -1,4 +1,4 @@
-"""A failing history, made as small as it fails: fewer kinds of faults, fewer faults, less time."""
+"""Shrink a failing history: fewer kinds of faults, fewer faults, less time."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ _SHORTEST = 0.25  # hours
 
 
 def shrink(outcome: Outcome, *, tries: int = 80, say: Callable[[str], None] = lambda _: None) -> Outcome:
-    """The smallest that was found within so many runs which breaks one of the same rules."""
+    """Return the smallest history found in `tries` runs that breaks one of the same rules."""
     return _Shrinking(outcome, tries, say).run()
 
 
@@ -35,7 +35,7 @@ class _Shrinking:
         return self._best
 
     def _still_fails(self, **changes: object) -> bool:
-        """Whether it fails with these changes too; then they are kept."""
+        """Keep these changes if the history still fails with them."""
         if self._tries <= 0:
             return False
         self._tries -= 1
@@ -49,11 +49,11 @@ class _Shrinking:
         return fails
 
     def _drop_kinds(self) -> None:
-        """All but one half, then the other, then each."""
+        """Drop one half of the kinds, or the other, then smaller parts, then single kinds."""
         for share in (2, 4, 8):
             kinds = [name for name, rate in self._best.scenario.rates.items() if rate]
-            for some in _parts(kinds, share):
-                self._without(some)
+            for part in _parts(kinds, share):
+                self._without(part)
         for name in [name for name, rate in self._best.scenario.rates.items() if rate]:
             self._without([name])
 
@@ -61,11 +61,11 @@ class _Shrinking:
         self._still_fails(rates={**self._best.scenario.rates, **dict.fromkeys(names, 0.0)}, skip=frozenset())
 
     def _drop_faults(self) -> None:
-        """Bisected: halves of what is left, then quarters, and so on."""
+        """Drop halves of the remaining faults, then quarters, and so on."""
         share = 2
         while self._tries > 0 and (left := _left(self._best.scenario)) and share <= 2 * len(left):
-            for some in _parts(left, share):
-                self._still_fails(skip=self._best.scenario.skip | set(some))
+            for part in _parts(left, share):
+                self._still_fails(skip=self._best.scenario.skip | set(part))
             share *= 2
 
 
@@ -75,6 +75,6 @@ def _parts(whole: Sequence[T], share: int) -> list[Sequence[T]]:
 
 
 def _left(scenario: Scenario) -> list[int]:
-    """The numbers of the faults that happen."""
+    """The numbers of the faults that still happen."""
     until = scenario.hours * 3600 * (1 - QUIET)
     return [fault.number for fault in planned(World(scenario), until=until) if fault.number not in scenario.skip]

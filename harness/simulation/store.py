@@ -1,4 +1,4 @@
-"""A store that writes the life of every lease into the history, as it is committed, and that fails on demand."""
+"""A store that logs each lease as it is committed, and that fails on demand."""
 
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
@@ -17,16 +17,16 @@ _NEVER = 1e12  # seconds: later than any lease ends
 
 
 class WatchedStore:
-    """A `Store` around a store."""
+    """A `Store` around another store."""
 
     def __init__(self, inner: Store, world: World) -> None:
         self._inner = inner
         self._world = world
-        self._rows: dict[int, Trigger] = {}  # as they were committed last
-        self.fences: dict[str, tuple[str, int]] = {}  # of all tokens that there ever were: task and fence
-        self.now: Callable[[], float] = lambda: 0.0  # by the clock of whoever has it open
-        self.fails = False  # nothing is taken
-        self.lies = False  # it is taken, and an error is said
+        self._rows: dict[int, Trigger] = {}  # as of their last commits
+        self.fences: dict[str, tuple[str, int]] = {}  # every token → task and fence
+        self.now: Callable[[], float] = lambda: 0.0  # by the clock of the server that has it open
+        self.fails = False  # commits are refused
+        self.lies = False  # commits take effect, and raise an error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -39,7 +39,7 @@ class WatchedStore:
             if self.fails and watched.steps:
                 self._world.fired["store_error"] += 1
                 raise Unavailable("the disk is full")
-        # By task: in which order one batch is applied may depend on the order of a set, and means nothing.
+        # Sorted by task: the order within a batch may depend on the order of a set, and has no meaning.
         for row in sorted(watched.steps, key=lambda row: row.seq):
             claim = watched.claims.get(row.token or "", "")
             self._note(self._rows.get(row.seq), row, ran_out=(row.seq, row.fence) in watched.ran_out, claim=claim)
@@ -62,7 +62,7 @@ class WatchedStore:
         elif is_leased and was_leased:
             if (after.next_trigger_at or 0.0) > (before.next_trigger_at or 0.0):
                 self._world.log(Extended, "store", **lease, ttl=(after.next_trigger_at or 0.0) - self.now())
-        # A lease that had run out may be settled after all: that ends its task, if not the lease.
+        # An expired lease may still be settled, which ends its task.
         elif was_leased or after.status.ended:
             self._world.log(
                 Closed, "store", **lease, status=after.status.value, expired=ran_out, ended=after.status.ended
@@ -70,13 +70,13 @@ class WatchedStore:
 
 
 class _Watched:
-    """A transaction that remembers what it has changed, step by step."""
+    """A transaction that records its changes in order."""
 
     def __init__(self, tx: Any) -> None:
         self._tx = tx
         self.steps: list[Trigger] = []
         self.ran_out: set[tuple[int, int]] = set()
-        self.claims: dict[str, str] = {}  # token → the claim that was answered with it
+        self.claims: dict[str, str] = {}  # token → the claim that granted it
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tx, name)
@@ -103,7 +103,7 @@ class _Watched:
         self.steps += self._tx.expired(now=_NEVER, limit=1_000_000)
 
     def remember(self, claims: Sequence[ClaimMemory]) -> None:
-        self.claims.update((token, one.claim_id) for one in claims for _, token in one.grants)
+        self.claims.update((token, claim.claim_id) for claim in claims for _, token in claim.grants)
         self._tx.remember(claims)
 
     def add_runs(self, runs: Sequence[Run]) -> None:

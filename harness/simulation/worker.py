@@ -1,4 +1,4 @@
-"""A worker as a simulated process: the real keeper and controller; bodies, timer and supervisor are the world's."""
+"""A worker as a simulated process: keeper and controller are real; handlers, timer and supervisor are simulated."""
 
 import asyncio
 import math
@@ -31,7 +31,7 @@ KINDS = ("long", "short")
 
 
 class Clock:
-    """What the keeper goes by."""
+    """The keeper's clock: that of a simulated process."""
 
     def __init__(self, process: Process) -> None:
         self.now = process.boot
@@ -48,7 +48,7 @@ class Clock:
 
 
 class KernelTimer:
-    """The timer that kills a process: also one that stands still, but not before its machine goes on."""
+    """The kernel's timer, which kills a process even if it stands still, but not while its machine is frozen."""
 
     def __init__(self, worker: "Worker") -> None:
         self._worker = worker
@@ -69,7 +69,7 @@ class KernelTimer:
         self.at = None
 
     def look(self) -> None:
-        """Its machine goes on, or it was armed anew."""
+        """Plan the kill, after the timer was armed or the machine went on."""
         if self.at is not None:
             self._version += 1
             process = self._worker.process
@@ -83,7 +83,7 @@ class KernelTimer:
 
 
 class Connected(Connection):
-    """A connection whose driver is the loop of a simulated process."""
+    """A connection that is driven by the loop of a simulated process."""
 
     def __init__(self, worker: "Worker") -> None:
         self.pid = os.getpid()
@@ -110,7 +110,7 @@ class Worker:
         self._net = net
         self.timer = KernelTimer(self)
         self.bodies: dict[ClaimedTask, Body] = {}
-        self.gil: Body | None = None  # the body that keeps all others, and the keeper, from running
+        self.gil: Body | None = None  # the handler that keeps all others and the keeper from running
         self.clock = Clock(process)
         self.backend = Recorded(Remote(net, process, worker=self.who), MemoryLog(process), now=lambda: world.now)
         self.hooks = Hooks([self._heard])
@@ -144,7 +144,7 @@ class Worker:
         process.start(self.keeper.run())
         process.start(self._work())
 
-    # What controller, works and leases take for client, driver and executor -----------------------------------------
+    # In place of client, driver and executor, for controller, tasks and leases --------------------------------------
 
     def call_soon(self, call: Callable[..., object], *args: Any) -> None:
         self.process.call(call, *args)
@@ -153,15 +153,15 @@ class Worker:
         self.buffer.put(works)
         self.world.after(0.001, self.fill)
 
-    # Bodies ---------------------------------------------------------------------------------------------------------
+    # Handlers -------------------------------------------------------------------------------------------------------
 
     @property
     def bodies_run(self) -> bool:
-        """Its threads get their turns."""
+        """Whether the process's threads run."""
         return self.process.is_alive and not self.process.is_held("paused", "frozen", "suspended")
 
     def fill(self) -> None:
-        """Begin what there are free slots for."""
+        """Begin a task in each free slot."""
         if not self.bodies_run or self.gil is not None:
             return
         while len(self.bodies) < self.slots and (work := self.buffer.take()) is not None:
@@ -170,7 +170,7 @@ class Worker:
                 body.begin()
 
     def body_ended(self, work: ClaimedTask) -> None:
-        """Its slot is free."""
+        """Free the slot of a handler that has ended."""
         del self.bodies[work]
         self.fill()
 
@@ -183,14 +183,14 @@ class Worker:
         self._end("exited")
 
     def stop(self) -> None:
-        """It is asked to end: bodies end by themselves, what has not begun is given back."""
+        """Ask the worker to end: handlers run to their ends, tasks that have not begun are released."""
         if self.process.runs and not self.is_stopping:
             self.is_stopping = True
             self.world.log(Draining, self.who)
             self.process.call(self.controller.stop)
 
     def die(self, why: str) -> None:
-        """It is killed. Its supervisor may see that, and report what it reported."""
+        """Kill the worker; its supervisor may hand its tasks back."""
         if not self.process.is_alive:
             return
         reported = list(self.keeper._leases.values())
@@ -206,11 +206,8 @@ class Worker:
             body.is_over = True
         self._on_end(self)
 
-    def pause(self) -> None:
-        self.process.hold("paused")
-
     def resume(self, why: str) -> None:
-        """It goes on after one of its stand-stills."""
+        """Let the process go on after it stood still for this reason."""
         self.process.let_go(why)
         if not self.process.is_held("frozen", "suspended"):
             self.timer.look()
@@ -230,7 +227,7 @@ class Worker:
 
 
 class Supervisor:
-    """It has seen a worker reaped, and reports what that reported as crashed."""
+    """The supervisor of a killed worker: settle its leases as crashed."""
 
     def __init__(self, world: World, net: Net, worker: str, backend: Recorded, reported: Sequence[HeldLease]) -> None:
         self.process = Process(world, f"{worker}/supervisor")
@@ -255,7 +252,7 @@ class Supervisor:
 
 
 def _unused(payload: Any) -> None:
-    """Bodies are the world's."""
+    """Do nothing: handlers are simulated by `Body`."""
 
 
 _HANDLERS = {

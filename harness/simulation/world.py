@@ -1,4 +1,4 @@
-"""The world: true time, what is to happen in it, and everything that did."""
+"""The world: true time, the calls that are planned, and all events so far."""
 
 import asyncio
 import heapq
@@ -16,40 +16,40 @@ from harness.simulation.scenario import Scenario
 __all__ = ["MemoryLog", "Process", "World"]
 
 E = TypeVar("E", bound=Event)
-_LATE = 1e-6  # seconds by which a timer is late, at least: so that no clock shows less than it was set to
+_LATE = 1e-6  # seconds by which a timer is late: no clock shows less than the moment that it was set to
 
 
 class World:
-    """One heap of what is to happen. Every source of chance is forked off from one seed, by name."""
+    """A heap of planned calls. Each random generator is derived from one seed by its name."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.now = 0.0
         self.events: list[Event] = []
-        self.fired: Counter[str] = Counter()  # faults that have had an effect
-        self.errors: list[str] = []  # what the code under test said was wrong with itself
-        # The dead too: what is left of their tasks ends when the world does, not when it pleases the garbage collector.
+        self.fired: Counter[str] = Counter()  # effects of each fault
+        self.errors: list[str] = []  # that the code under test logged
+        # Dead ones too: the rest of their tasks ends with the world, not whenever the garbage collector runs.
         self.processes: list[Process] = []
         self.are_faults_over = False
-        self.is_over = False  # nothing that still ends from here on is part of the history
+        self.is_over = False  # later events are not part of the history
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
 
     def chance(self, name: str) -> random.Random:
-        """A source of chance of its own, the same in every run of this seed."""
+        """A random generator of its own, the same in every run of this seed."""
         return random.Random(f"{self.scenario.seed}/{name}")
 
     def at(self, when: float, call: Callable[..., None], *args: Any) -> None:
-        """Have it called then."""
+        """Plan a call at this moment of true time."""
         if when < math.inf:
             heapq.heappush(self._heap, (max(when, self.now), next(self._order), call, args))
 
     def after(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
-        """Have it called so many seconds from now."""
+        """Plan a call in so many seconds."""
         self.at(self.now + seconds, call, *args)
 
     def run(self, until: float, *, unless: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass until then, or until `unless` is true."""
+        """Let time pass until this moment, or until `unless` is true."""
         heap = self._heap
         while heap and heap[0][0] <= until and not unless():
             self.now, _, call, args = heapq.heappop(heap)
@@ -58,13 +58,13 @@ class World:
             self.now = max(self.now, until)
 
     def log(self, event: type[E], who: str, **fields: Any) -> None:
-        """Something happened."""
+        """Add an event to the history."""
         if not self.is_over:
             self.events.append(event(at=self.now, who=who, **fields))
 
 
 class MemoryLog(Log):
-    """The log of one process: into the history of its world, as long as it lives."""
+    """The log of one process, which writes to the world's history while the process lives."""
 
     def __init__(self, process: "Process") -> None:
         self.who = process.who
@@ -73,20 +73,20 @@ class MemoryLog(Log):
     def add(self, event: type[E], **fields: Any) -> E:
         if "token" in fields:
             fields["token"] = fields["token"][:6]
-        made = event(**{"at": self._process.world.now, "who": self.who, **fields})
+        entry = event(**{"at": self._process.world.now, "who": self.who, **fields})
         if self._process.is_alive and not self._process.world.is_over:
-            self._process.world.events.append(made)
-        return made
+            self._process.world.events.append(entry)
+        return entry
 
     def close(self) -> None:
-        """There is no file."""
+        """Do nothing: there is no file."""
 
 
 class Process:
-    """A simulated process: a loop, a clock that is a little off, and ways to stand still and to die.
+    """A simulated process: an event loop, a clock that drifts, and ways to stand still and to die.
 
-    Its clock shows boottime, that of its machine: it goes on from `boot` where there were processes before. It is
-    paused where its clock goes on, frozen where its whole machine stands still.
+    The clock shows its machine's boottime; it starts at `boot`, where an earlier process ended. A process is
+    paused where its clock goes on, and frozen where its whole machine stands still.
     """
 
     def __init__(self, world: World, who: str, *, rate: float = 1.0, boot: float | None = None) -> None:
@@ -96,10 +96,10 @@ class Process:
         self.loop = SteppedLoop(self.boot, lambda: self.is_alive)
         self.loop.set_exception_handler(self._note_error)
         self._rate = rate
-        self._since = (world.now, 1000.0 + world.now if boot is None else boot)  # true time, and what the clock showed
-        self._held: Counter[str] = Counter()  # why it does not run
-        self._stands = False  # there is such a reason …
-        self._is_frozen = False  # … and this is one
+        self._since = (world.now, 1000.0 + world.now if boot is None else boot)  # true time, and the clock's then
+        self._held: Counter[str] = Counter()  # reasons to stand still
+        self._stands = False  # for any reason
+        self._is_frozen = False
         self._wake_at = math.inf
         self._is_turning = False
         self._tasks: set[asyncio.Task[Any]] = set()  # the loop itself holds tasks only weakly
@@ -108,12 +108,12 @@ class Process:
     # Its clock ------------------------------------------------------------------------------------------------------
 
     def boot(self) -> float:
-        """What its clock shows."""
+        """The time that the process's clock shows."""
         true, shown = self._since
         return shown if self._is_frozen else shown + (self.world.now - true) * self._rate
 
     def true(self, boot: float) -> float:
-        """When its clock will show that; never, while it is frozen."""
+        """The true time at which the clock will show `boot`; infinite while it is frozen."""
         true, shown = self._since
         return math.inf if self._is_frozen or boot == math.inf else true + (boot - shown) / self._rate + _LATE
 
@@ -121,17 +121,17 @@ class Process:
 
     @property
     def runs(self) -> bool:
-        """Its loop is stepped."""
+        """Whether the process's loop is stepped."""
         return self.is_alive and not self._stands
 
     def call(self, callback: Callable[..., object], *args: Any) -> None:
-        """Have it called in its loop."""
+        """Call this in the process's loop."""
         if self.is_alive:
             self.loop.call_soon(callback, *args)
             self._look()
 
     def start(self, work: Any) -> None:
-        """Run a coroutine in its loop."""
+        """Run a coroutine in the process's loop."""
         self.call(self._start, work)
 
     def _start(self, work: Any) -> None:
@@ -142,10 +142,10 @@ class Process:
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._note_error(self.loop, {"message": "it ended", "exception": error})
+            self._note_error(self.loop, {"message": "a task ended", "exception": error})
 
     def _look(self) -> None:
-        """See to it that its loop is stepped when there is something to do."""
+        """Plan the next step of the loop."""
         if self._is_turning or not self.runs:
             return
         at = self.loop.next_at()
@@ -168,18 +168,18 @@ class Process:
 
     def _note_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if self.is_alive and not self.world.is_over:
-            said = f"{context.get('message')}: {context.get('exception')!r}"
-            self.world.errors.append(f"{self.who} at {self.world.now:.3f}: {said}")
+            error = f"{context.get('message')}: {context.get('exception')!r}"
+            self.world.errors.append(f"{self.who} at {self.world.now:.3f}: {error}")
 
     # Standing still, and the end ------------------------------------------------------------------------------------
 
     def hold(self, why: str) -> None:
-        """It runs no more, until it is let go of as often."""
+        """Stop the process until it was let go as often as held."""
         self._held[why] += 1
         self._note_reasons()
 
     def let_go(self, why: str) -> None:
-        """It goes on."""
+        """Take back one `hold` for this reason."""
         self._held[why] -= 1
         self._note_reasons()
         self._wake_at = math.inf
@@ -191,11 +191,11 @@ class Process:
         self._is_frozen = self._held["frozen"] > 0
 
     def is_held(self, *why: str) -> bool:
-        """It does not run for one of these reasons."""
-        return any(self._held[one] > 0 for one in why)
+        """Whether the process stands still for one of these reasons."""
+        return any(self._held[reason] > 0 for reason in why)
 
     def die(self) -> None:
-        """Nothing of it runs from here on."""
+        """End the process: its code runs no longer."""
         self.is_alive = False
         for task in asyncio.all_tasks(self.loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]

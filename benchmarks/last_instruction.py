@@ -1,7 +1,7 @@
 """How long after the end of trust does a handler's last instruction run?
 
-The handlers of `_bodies.py` never end by themselves: each writes the time into memory shared with this process again and
-again, and the last entry is its last instruction. Each runs in a process with the watchdog, and in an executor under its
+The handlers of `_bodies.py` never end by themselves: each writes the time into shared memory again and again,
+and the last entry is its last instruction. Each runs in a process with the watchdog, and in an executor under its
 guard (`run="process"`), on an idle machine and beside sixteen busy processes; then stopped by SIGSTOP until its trust
 is over, and continued. Below zero: the process was killed between two entries, or was not on a processor at that time.
 """

@@ -1,4 +1,4 @@
-"""One lease: a task is claimed, its lease is kept alive while the body runs, and leaving the block settles it."""
+"""One lease: claim a task, hold its lease while the code in the block runs, and settle the task at its end."""
 
 import time
 
@@ -10,9 +10,9 @@ with leasekit.connect("sqlite:///tasks.db") as client:
     for task in client.tasks("thumbnail", until_idle=0.5):
         with leasekit.lease(task) as held:
             for page in range(held.checkpoint or 0, task.payload["pages"]):
-                held.check()  # before each side effect: is the task still ours?
-                time.sleep(0.1)  # the work; heartbeats go on meanwhile, from a thread of their own
-                held.progress(page + 1)  # where the next holder would go on, if this process died here
+                held.check()  # before each side effect: raises if the lease is lost
+                time.sleep(0.1)  # the work; a thread sends heartbeats meanwhile
+                held.progress(page + 1)  # where the next run goes on if this process dies here
                 print(f"page {page}, fence {held.fence}, {held.remaining():.0f} s of trust left")
             held.complete({"pages": task.payload["pages"]})
 

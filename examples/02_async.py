@@ -1,4 +1,4 @@
-"""The same in an event loop (asyncio or trio): several leases at a time, each body cancelled if its lease is lost."""
+"""Leases in an event loop (asyncio or trio): several at a time; a block is cancelled if its lease is lost."""
 
 import sys
 
@@ -20,7 +20,7 @@ async def main() -> None:
 
         async with anyio.create_task_group() as group:
             async for task in client.tasks("greeting", until_idle=0.5):
-                # The lease is made here: a task without one is given back when the loop asks for the next.
+                # The lease is made here: the loop releases a task without one when it asks for the next.
                 group.start_soon(run, leasekit.lease(task))
 
         for name in ("Ada", "Grace", "Barbara"):

@@ -1,6 +1,6 @@
-"""A worker: handlers by kind, payloads checked against their annotations, and a stop that loses nothing.
+"""A worker: handlers by kind, payloads checked against their annotations, and a stop without lost tasks.
 
-`worker.run()` goes on until SIGTERM or Ctrl-C; here it stops itself when all is done.
+`worker.run()` goes on until SIGTERM or Ctrl-C; here the worker stops itself when all tasks have ended.
 """
 
 import asyncio
@@ -20,21 +20,21 @@ class Image(msgspec.Struct):
     width: int = 100
 
 
-@worker.handler("thumbnail")  # a plain function: in a thread
+@worker.handler("thumbnail")  # a plain function runs in a thread
 def thumbnail(image: Image, held: leasekit.Lease) -> str:
     held.check()
     time.sleep(0.1)
     return f"{image.path} at {image.width}"
 
 
-@worker.handler("notify")  # a coroutine: in an event loop
+@worker.handler("notify")  # a coroutine runs in an event loop
 async def notify(address: str) -> None:
     await asyncio.sleep(0.1)
 
 
 for i in range(5):
     client.schedule("thumbnail", {"path": f"{i}.png"}, id=f"thumbnail-{i}")
-client.schedule("thumbnail", {"width": "wide"}, id="misfit")  # fits no Image: a fatal failure that says where
+client.schedule("thumbnail", {"width": "wide"}, id="misfit")  # not an Image: a fatal failure that says where
 client.schedule("notify", "ada@example.org", id="notify")
 
 

@@ -1,4 +1,4 @@
-"""Losing a lease: nothing gets through to the service any more, and the body hears of it in time to stop."""
+"""Losing a lease: the service cannot be reached, and the code in the block is told in time to stop."""
 
 import time
 

@@ -1,6 +1,6 @@
-"""One trace from whoever schedules a task to the worker that runs it, and numbers about leases, with OpenTelemetry.
+"""OpenTelemetry: a trace from the schedule of a task to the worker that runs it, and metrics about leases.
 
-`telemetry.instrument()` is all that leasekit needs (`pip install 'leasekit[otel]'`); the rest is the set-up of the SDK
+leasekit needs only `telemetry.instrument()` (`pip install 'leasekit[otel]'`); the rest is the set-up of the SDK
 (`pip install opentelemetry-sdk`), which an application does once. Here spans and metrics are printed; an exporter would
 send them to a collector.
 """

@@ -1,9 +1,9 @@
-"""One leader of several processes: whoever holds the name, for as long as it does.
+"""A leader among several processes: the one that holds a named lease.
 
     python examples/07_one_leader.py
 
-Three members want the same name. One leads, the others wait; when it steps down, or dies, the next one leads, with a
-higher fence: what it writes elsewhere can be told from what a leader of old may still send.
+Three members want the same name. One leads, and the others wait. When the leader steps down or dies, the next one leads
+with a higher fence, which distinguishes its writes from late writes of a former leader.
 """
 
 import tempfile
@@ -17,8 +17,8 @@ terms: list[tuple[str, int]] = []
 
 def member(client: leasekit.Client, name: str) -> None:
     with client.named("reports/nightly", wait=30) as held:
-        terms.append((name, held.fence))  # only one is in here at a time
-        held.progress({"last_leader": name})  # the next one finds it in `held.checkpoint`
+        terms.append((name, held.fence))  # only one member is here at a time
+        held.progress({"last_leader": name})  # the next leader finds this in `held.checkpoint`
         print(f"{name} leads with fence {held.fence}, after {held.checkpoint}")
 
 

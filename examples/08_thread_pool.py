@@ -1,4 +1,4 @@
-"""A thread pool that you have already, made safe: each job runs under its lease, whichever thread takes it.
+"""Leases in an existing thread pool: each job runs under its lease, whichever thread takes it.
 
 python examples/08_thread_pool.py
 """
@@ -13,7 +13,7 @@ done: list[str] = []
 
 
 def job(task: leasekit.Task, held: leasekit.Lease) -> None:
-    with held:  # in the pool's thread; an exception settles the task as one that is tried again
+    with held:  # in the pool's thread; after an exception the task is retried
         held.check()
         done.append(f"{task.id} in {threading.current_thread().name}")
 
@@ -22,7 +22,7 @@ for number in range(6):
     client.schedule("job", {"number": number}, id=f"job-{number}")
 
 with client, ThreadPoolExecutor(max_workers=3, thread_name_prefix="pool") as pool:
-    # `lease(task)` reserves the task: it is beaten while it waits for a thread, and the loop does not give it back.
+    # `lease(task)` reserves the task: while it waits for a thread, the lease is renewed, and the loop keeps the task.
     wait([pool.submit(job, task, leasekit.lease(task)) for task in client.tasks("job", until_idle=0.2)])
     assert all(task.status is leasekit.Status.SUCCESS for task in client.wait_tasks(*(f"job-{n}" for n in range(6))))
 

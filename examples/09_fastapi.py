@@ -1,9 +1,9 @@
-"""Background work of a web application that survives its process: FastAPI, with leases instead of BackgroundTasks.
+"""FastAPI: background work that survives its process, with leases instead of BackgroundTasks.
 
     pip install fastapi httpx && python examples/09_fastapi.py
 
-`BackgroundTasks` die with the process. Here a request schedules durable work and answers at once; a worker inside the
-same application runs it (`worker.serve()` is just another coroutine), and so does any other process of it.
+`BackgroundTasks` die with the process. Here a request schedules durable work and returns at once. A worker inside the
+application runs the work (`worker.serve()` is a coroutine), and so does any other process of the application.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
     async with client, anyio.create_task_group() as group:
         group.start_soon(worker.serve)
         yield
-        worker.stop()  # bodies end, results are reported, and only then does the application go
+        worker.stop()  # handlers end and results are reported before the application ends
 
 
 app = FastAPI(lifespan=lifespan)
@@ -45,8 +45,8 @@ async def order(customer: str) -> dict[str, str]:
 
 @app.get("/reports/{task_id}")
 async def look(task_id: str) -> dict[str, str | None]:
-    found = await client.aget(task_id)
-    return {"status": found.status if found else "unknown", "result": found.result if found else None}
+    info = await client.aget(task_id)
+    return {"status": info.status if info else "unknown", "result": info.result if info else None}
 
 
 async def main() -> None:

@@ -1,9 +1,9 @@
-"""A loop over Amazon SQS made safe: the two lines with `lease` are all that leasekit added to it.
+"""Leases in a loop over Amazon SQS: leasekit adds the two lines with `lease`.
 
-It ends when a poll has brought nothing. Queue and credentials are yours, or those of a test.
-It needs `pip install 'leasekit[sqs]'`, and AWS_DEFAULT_REGION.
+The loop ends when a poll is empty. Queue and credentials are yours, or those of a test.
+Requires `pip install 'leasekit[sqs]'`, and AWS_DEFAULT_REGION.
 """
-# The stubs of boto3 know only services that are installed:
+# The stubs of boto3 cover only installed services:
 # pyright: reportUnknownMemberType=false, reportTypedDictNotRequiredAccess=false
 
 import sys

@@ -1,9 +1,9 @@
-"""A poller of Amazon SWF made safe: the three lines with `lease` and `held` are all that leasekit added to it.
+"""Leases in a poller of Amazon SWF: leasekit adds the three lines with `lease` and `held`.
 
-It ends when a poll has brought nothing. Domain, workflow and credentials are yours, or those of a test.
-It needs `pip install 'leasekit[swf]'`, and AWS_DEFAULT_REGION.
+The loop ends when a poll is empty. Domain, workflow and credentials are yours, or those of a test.
+Requires `pip install 'leasekit[swf]'`, and AWS_DEFAULT_REGION.
 """
-# The stubs of boto3 know only services that are installed:
+# The stubs of boto3 cover only installed services:
 # pyright: reportUnknownMemberType=false
 
 import json

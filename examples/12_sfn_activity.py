@@ -1,9 +1,9 @@
-"""An activity worker of AWS Step Functions made safe: the three lines with `lease` and `held` are what was added.
+"""Leases in an activity worker of AWS Step Functions: leasekit adds the three lines with `lease` and `held`.
 
-It ends when a poll has brought nothing. The activity's ARN is its argument; credentials are yours, or those of a test.
-It needs `pip install 'leasekit[sfn]'`, and AWS_DEFAULT_REGION.
+The loop ends when a poll is empty. The argument is the activity's ARN; credentials are yours, or those of a test.
+Requires `pip install 'leasekit[sfn]'`, and AWS_DEFAULT_REGION.
 """
-# The stubs of boto3 know only services that are installed:
+# The stubs of boto3 cover only installed services:
 # pyright: reportUnknownMemberType=false
 
 import json

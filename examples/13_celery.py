@@ -1,8 +1,8 @@
-"""Celery: a message that is delivered twice runs once. One line turns it on.
+"""Celery: a message that is delivered twice runs once. One line turns this on.
 
     pip install celery && python examples/13_celery.py
 
-The broker is Celery's own in memory, so that this runs without one; with Redis it is the same.
+The broker is Celery's own in memory, so that the example needs no other; with Redis the code is the same.
 """
 
 import threading
@@ -13,7 +13,7 @@ from celery.contrib.testing.worker import start_worker
 import leasekit_celery
 
 app = Celery("shop", broker="memory://", backend="cache+memory://")
-leasekit_celery.install(app, "memory://shop")  # the line; redis:// or http:// where there are several processes
+leasekit_celery.install(app, "memory://shop")  # the one line; redis:// or http:// for several processes
 
 runs: list[str] = []
 over = threading.Event()
@@ -31,7 +31,7 @@ def last() -> None:
 
 with start_worker(app, perform_ping_check=False, pool="solo"):
     charge.apply_async(["order-7"], task_id="charge-7").get(timeout=30)
-    charge.apply_async(["order-7"], task_id="charge-7")  # as a broker does that missed an acknowledgement
+    charge.apply_async(["order-7"], task_id="charge-7")  # like a broker that missed an acknowledgement
     last.delay()
     assert over.wait(30)
 

@@ -1,8 +1,8 @@
-"""Dramatiq: a message that is delivered twice runs once. One line turns it on.
+"""Dramatiq: a message that is delivered twice runs once. One line turns this on.
 
     pip install dramatiq && python examples/14_dramatiq.py
 
-The broker is Dramatiq's own in memory, so that this runs without one; with Redis or RabbitMQ it is the same.
+The broker is Dramatiq's own in memory, so that the example needs no other; with Redis or RabbitMQ the code is the same.
 """
 
 import dramatiq
@@ -25,7 +25,7 @@ worker = dramatiq.Worker(broker, worker_timeout=100)
 worker.start()
 message = charge.send("order-7")
 broker.join("default")
-broker.enqueue(message)  # as a broker does that believes its worker to be dead
+broker.enqueue(message)  # like a broker that takes its worker for dead
 broker.join("default")
 worker.stop()
 

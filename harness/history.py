@@ -1,4 +1,4 @@
-"""What happened, as an append-only log that every process writes and `harness.checker` reads.
+"""A history: an append-only log of events that every process writes and `harness.checker` reads.
 
     with Log("worker-1.jsonl", who="worker-1") as log:          # one file a process, or one for all: both are safe
         log.add(Started, task=task.id, fence=task.fence)         # stamped with the time and the writer

@@ -35,6 +35,7 @@ READ = (
     "leasekit/_core", "leasekit/_driver", "leasekit/_worker", "leasekit/cli", "leasekit/named.py", "leasekit/idle.py",
     "leasekit/ids.py", "leasekit/claiming.py", "leasekit/hooks.py", "leasekit/telemetry.py", "leasekit/config.py",
     "leasekit/wire.py", "leasekit/registry.py", "leasekit/worker.py", "leasekit/server", "adapters", "docs",
+    "harness", "benchmarks", "examples",
 )  # fmt: skip
 """Where each docstring has been read; the rest follows."""
 

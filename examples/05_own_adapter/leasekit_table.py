@@ -20,7 +20,7 @@ CREATE TABLE IF NOT EXISTS job (
     id TEXT PRIMARY KEY, kind TEXT NOT NULL, payload TEXT NOT NULL, ttl REAL NOT NULL DEFAULT 300,
     due REAL NOT NULL DEFAULT 0,      -- when it may be claimed; while it is held: when the lease ends
     token TEXT,                       -- of the last claim
-    report TEXT,                      -- what its holder said at the end
+    report TEXT,                      -- how its last run ended
     attempt INTEGER NOT NULL DEFAULT 0, fence INTEGER NOT NULL DEFAULT 0, over INTEGER NOT NULL DEFAULT 0
 )
 """
@@ -34,7 +34,7 @@ HELD = "id = ? AND token = ? AND report IS NULL AND over = 0"
 
 
 def connect(url: str, *, worker: str) -> "TableBackend":
-    """What the entry point names: opens nothing yet, refuses a URL that it does not understand."""
+    """Make the backend for a URL, without opening anything: the entry point names this function."""
     parts = urlsplit(url)
     if parts.netloc or len(parts.path) < 2 or parts.query:
         raise ConfigError("a table's URL is table:///file.db")
@@ -44,7 +44,7 @@ def connect(url: str, *, worker: str) -> "TableBackend":
 class TableBackend:
     """Jobs of one SQLite file."""
 
-    # What the service cannot do is said here: the keeper makes up for it where it can.
+    # What the service cannot do: the keeper makes up for it where possible.
     capabilities = Capabilities(remembers_claims=False, orders=False, progress=False, max_result=None)
 
     def __init__(self, path: str) -> None:
@@ -54,9 +54,9 @@ class TableBackend:
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
         began = time.monotonic()
-        asked = {"kinds": json.dumps(list(kinds)), "limit": limit}
+        values = {"kinds": json.dumps(list(kinds)), "limit": limit}
         while True:
-            rows = await self._write(lambda db: db.execute(CLAIM, asked | {"now": time.time()}).fetchall())
+            rows = await self._write(lambda db: db.execute(CLAIM, values | {"now": time.time()}).fetchall())
             waited = time.monotonic() - began
             if rows or waited >= wait:
                 names = ("id", "kind", "payload", "token", "ttl", "fence", "attempt")
@@ -80,16 +80,16 @@ class TableBackend:
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
         return await self._write(lambda db: [self._end(db, settlement) for settlement in settlements])
 
-    def _end(self, db: sqlite3.Connection, said: Settlement) -> Verdict:
-        report = json.dumps([said.outcome, said.result, said.error])
-        again = said.outcome in {"retry", "release", "crash"}
-        wait = said.retry_after if said.retry_after is not None else 60 if said.outcome == "retry" else 0
-        end = f"UPDATE job SET report = ?, over = ?, due = ?, attempt = attempt - ? WHERE {HELD}"
-        values = (report, not again, time.time() + wait, said.outcome == "release", said.id, said.token)
+    def _end(self, db: sqlite3.Connection, end: Settlement) -> Verdict:
+        report = json.dumps([end.outcome, end.result, end.error])
+        again = end.outcome in {"retry", "release", "crash"}
+        wait = end.retry_after if end.retry_after is not None else 60 if end.outcome == "retry" else 0
+        update = f"UPDATE job SET report = ?, over = ?, due = ?, attempt = attempt - ? WHERE {HELD}"
+        values = (report, not again, time.time() + wait, end.outcome == "release", end.id, end.token)
         repeated = "SELECT 1 FROM job WHERE id = ? AND token = ? AND report = ?"
-        if db.execute(end, values).rowcount or db.execute(repeated, (said.id, said.token, report)).fetchone():
-            return Verdict(id=said.id, verdict="settled")
-        return self._gone(db, said.id, said.token)
+        if db.execute(update, values).rowcount or db.execute(repeated, (end.id, end.token, report)).fetchone():
+            return Verdict(id=end.id, verdict="settled")
+        return self._gone(db, end.id, end.token)
 
     def _gone(self, db: sqlite3.Connection, job: str, token: str) -> Verdict:
         row = db.execute("SELECT token, report FROM job WHERE id = ?", (job,)).fetchone()
@@ -108,7 +108,7 @@ class TableBackend:
                 self._database = None
 
     async def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """One transaction, in a thread: durable when it returns."""
+        """Run a transaction in a thread; its changes are durable when this returns."""
         async with self._turn:
             return await asyncio.to_thread(self._transact, work)
 
@@ -125,7 +125,7 @@ class TableBackend:
 
 
 def put(path: str, job: str, kind: str, payload: Any, ttl: float = 300) -> None:
-    """How jobs get into this table: not leasekit's business, here for the tests."""
+    """Add a job; leasekit itself does not need this function, the tests do."""
     with sqlite3.connect(path) as db:
         db.execute(TABLE)
         db.execute(

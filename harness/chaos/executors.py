@@ -1,4 +1,4 @@
-"""Some handlers of `harness.chaos.handlers`, in processes of their own (`run="process"`)."""
+"""Handlers of `harness.chaos.handlers` in processes of their own (`run="process"`)."""
 
 import leasekit
 from harness.chaos import handlers

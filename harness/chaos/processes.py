@@ -78,7 +78,7 @@ class Watch:
 
 
 class Process:
-    """One command, with its output in a file and its end in the log."""
+    """A command, with its output in a file and its end in the log."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Process:
 
     @property
     def state(self) -> str:
-        """One letter, as in /proc; X: the process is gone."""
+        """The state as one letter, as in /proc; X: the process is gone."""
         return self.state_of(self.pid)
 
     @staticmethod

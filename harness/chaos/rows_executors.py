@@ -139,7 +139,7 @@ def _kill_executor(world: World, task: str) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """All child processes, direct and indirect."""
+    """The child processes, direct and indirect."""
     return [pid for child in children(pid) for pid in (child, *_descendants(child))]
 
 

@@ -157,7 +157,7 @@ def regex_backtracks(world: World) -> None:
 
 @scenario(6, "signals-masked", faults=("gil", "death"), start_within=20)
 def signals_masked(world: World) -> None:
-    """All signals are masked, and SIGALRM has a handler: the kernel's timer works all the same."""
+    """Every signal is masked, and SIGALRM has a handler: the kernel's timer works all the same."""
     _held_up(world, "gil", masked=True)
 
 

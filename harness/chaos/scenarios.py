@@ -20,7 +20,7 @@ Act = Callable[[World], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One fault: `act` starts processes, injects the fault, asserts that it fired, and returns."""
+    """A fault to test: `act` starts processes, injects the fault, asserts that it fired, and returns."""
 
     row: int  # of the fault matrix; 0: the big run
     name: str

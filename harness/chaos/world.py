@@ -303,7 +303,7 @@ class World:
         return Counter(effect.task for effect in self.of(Effect) if by is None or effect.who == by.who)
 
     def events(self) -> list[Event]:
-        """All events that were logged so far."""
+        """The events that were logged so far, of all processes."""
         return read(*sorted(self._folder.glob("*.jsonl")))
 
     def of(self, event: type[Any]) -> list[Any]:

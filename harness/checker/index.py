@@ -14,7 +14,7 @@ _SHORTEST_TTL = 2.0  # seconds that a lease can last
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One grant of a task and all events of it. Each list is by time."""
+    """A grant of a task and all events of it. Each list is by time."""
 
     task: str
     fence: int
@@ -115,7 +115,7 @@ class Life:
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """One incarnation of a process."""
+    """An incarnation of a process."""
 
     who: str
     began: log.Began | None = None
@@ -128,7 +128,7 @@ class Process:
 
 
 class Lives:
-    """All tasks and processes of a history."""
+    """The tasks and processes of a history."""
 
     def __init__(self, events: Sequence[log.Event]) -> None:
         self.events = events
@@ -164,7 +164,7 @@ class Lives:
 
     @property
     def leases(self) -> list[Lease]:
-        """All leases whose grant an event shows."""
+        """The leases of all tasks whose grant an event shows."""
         return [lease for life in self.tasks.values() for lease in life.known]
 
     @property

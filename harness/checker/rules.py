@@ -1,4 +1,4 @@
-"""What the checker expects of a history, and the violations that it finds."""
+"""The checker's expectations of a history, and the violations that it finds."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

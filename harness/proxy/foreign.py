@@ -10,7 +10,7 @@ __all__ = ["FOREIGN", "ForeignAnswer"]
 
 @dataclass(frozen=True, slots=True)
 class ForeignAnswer:
-    """One answer to an HTTP request by something other than the service."""
+    """An answer to an HTTP request by something other than the service."""
 
     status: int
     content_type: str

@@ -1,4 +1,4 @@
-"""One connection through a proxy, and the faults that hit it."""
+"""A connection through a proxy, and the faults that hit it."""
 
 import asyncio
 import socket
@@ -24,7 +24,7 @@ _RST = struct.pack("ii", 1, 0)  # SO_LINGER: closing drops unsent data and reset
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Exchange:
-    """One request that arrived, and its answer."""
+    """A request that arrived, and its answer."""
 
     method: str
     """The HTTP method."""

@@ -16,7 +16,7 @@ __all__ = ["Body", "Plan"]
 
 
 class Plan(Struct, frozen=True, omit_defaults=True):
-    """What a handler does, as the task's payload: the same in every attempt, unless it depends on the attempt."""
+    """The plan of a handler, as its task's payload: the same in every attempt, except for `flaky` ends."""
 
     lasts: float  # seconds
     effect_every: float
@@ -54,7 +54,7 @@ class Host(Protocol):
 
 
 class Body:
-    """One run of a handler."""
+    """A run of a handler."""
 
     def __init__(self, worker: Host, work: ClaimedTask, lease: Lease) -> None:
         self._worker = worker

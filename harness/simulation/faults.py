@@ -26,7 +26,7 @@ _STEPS = (2.0, 60.0, 400.0, 3600.0)  # of a wall clock
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One fault in the plan."""
+    """A fault in the plan."""
 
     number: int
     name: str

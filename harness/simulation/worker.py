@@ -96,7 +96,7 @@ class Connected(Connection):
 
 
 class Worker:
-    """One incarnation of a worker, from its start until it ends or is killed."""
+    """An incarnation of a worker, from its start until it ends or is killed."""
 
     def __init__(self, world: World, net: Net, name: str, number: int, *, on_end: Callable[["Worker"], None]) -> None:
         scenario = world.scenario

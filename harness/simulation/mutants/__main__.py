@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def _clean(pool: ThreadPoolExecutor, chosen: Collection[Mutant]) -> list[str]:
-    """What is wrong with the unbroken code, in the same histories and tests in which mutants are looked for."""
+    """Run the unbroken code in the histories and tests that kill mutants; return what fails."""
     seeds: dict[str, int] = {}
     for by in (mutant.by for mutant in chosen if mutant.by):
         seeds[by.under] = max(seeds.get(by.under, 0), by.seeds)

@@ -27,12 +27,12 @@ _BUILTINS = frozenset(dir(builtins))
 
 
 class NotThere(Exception):
-    """What a mutant replaces is missing from the code or ambiguous there, or the replacement does not fit."""
+    """The code to replace is missing or ambiguous, or the replacement does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One replacement."""
+    """A replacement in one function."""
 
     where: str  # module:qualified name of a function
     old: str

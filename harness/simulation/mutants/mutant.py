@@ -23,12 +23,12 @@ class Histories:
     """The number of histories in which the mutant is looked for, at the most."""
 
     def scenarios(self) -> list[Scenario]:
-        """These histories, one for each seed."""
+        """The histories, one for each seed."""
         return [Scenario(seed=seed, **STRESSES[self.under]) for seed in range(1, self.seeds + 1)]
 
 
 class Mutant:
-    """One rule, broken on purpose: `by` histories have to show it, or, where none does, a `test` has to fail."""
+    """A rule that is broken on purpose: the histories `by` have to show it or, where none does, `test` has to fail."""
 
     def __init__(
         self, breaks: str, *edits: Edit, by: Histories | None = None, test: str = "", why_test: str = ""

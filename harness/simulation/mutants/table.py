@@ -1,4 +1,4 @@
-"""All mutants, by name."""
+"""The mutants, by name."""
 
 from harness.simulation.mutants.holder import HOLDER
 from harness.simulation.mutants.service import SERVICE

@@ -1,4 +1,4 @@
-"""One mutant in its own copy of the tree: `python -m harness.simulation.mutants.trial NAME` in that copy's root.
+"""Try a mutant in its own copy of the tree: `python -m harness.simulation.mutants.trial NAME` in that copy's root.
 
 The output is one line of JSON. Each trial needs a process of its own, as imported modules stay imported.
 """

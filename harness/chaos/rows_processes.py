@@ -28,7 +28,7 @@ def worker_killed(world: World) -> None:
     world.serve()
     first = world.work("first")
     ids = world.schedule("steady", 8, until="finish")
-    wait_for(lambda: len(world.acting(first)) == first.slots, what="bodies in all slots")
+    wait_for(lambda: len(world.acting(first)) == first.slots, what="handlers in all slots")
     world.until_beaten(list(world.acting(first)))
     world.work("second")
     first.kill()

@@ -18,7 +18,7 @@ _TIGHT = Heartbeats(margin=1.0, call_timeout=60.0)
 
 STRESSES: Mapping[str, Mapping[str, Any]] = {
     **{name: {"hours": 1.5, **preset} for name, preset in PRESETS.items()},
-    # Answers that come late to holders that hear nothing after them and whose bodies do not check their leases.
+    # Answers that come late to holders that hear nothing after them and whose handlers do not check their leases.
     "tight": {
         "hours": 2.0,
         "rates": _only(crawl=16.0, one_way=10.0, cut=8.0, deaf=100.0),

@@ -32,9 +32,9 @@ def worst_requests(world: World) -> None:
     # A store of its own: no worker claims the tasks that are scheduled there.
     server = world.intrude("loaded", store="loaded.db")
     wait_for(lambda: "listening on" in server.said, what="the second server")
-    found = re.search(r"listening on http://127\.0\.0\.1:(\d+)", server.said)
-    assert found is not None
-    port = int(found[1])
+    address = re.search(r"listening on http://127\.0\.0\.1:(\d+)", server.said)
+    assert address is not None
+    port = int(address[1])
     _call(port, "/v1/tasks", _body(tasks=[{"kind": "beaten", "claim_timeout": 600, "heartbeat_timeout": 600}]))
     (held,) = _claim(port, "beaten", 1)
     beat = _body(worker="w", beats=[{"id": held["id"], "token": held["token"]}])
@@ -126,8 +126,8 @@ def _successors(port: int) -> Sequence[Request]:
     _call(port, "/v1/tasks", _body(tasks=[{"kind": "ends"}] * 200))
     then = [{"kind": "next", "payload": {"number": n}} for n in range(MAX_SUCCESSORS)]
     return [
-        ("/v1/results", _body(worker="w", results=[dict(one, outcome="success", then=then)]))
-        for one in ({"id": task["id"], "token": task["token"]} for task in _claim(port, "ends", 200))
+        ("/v1/results", _body(worker="w", results=[dict(lease, outcome="success", then=then)]))
+        for lease in ({"id": task["id"], "token": task["token"]} for task in _claim(port, "ends", 200))
     ]
 
 

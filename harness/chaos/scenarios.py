@@ -111,9 +111,9 @@ def run(entry: Scenario, *, keep: bool = False) -> Report:
             entry.act(world)
             world.drain()
             world.stop()
-            found = world.verdict(faults=entry.faults, rules=dict(entry.rules))
-            report.broken.update(problem.rule for problem in found)
-            report.problems += [str(problem) for problem in found if problem.rule != entry.breaks]
+            violations = world.verdict(faults=entry.faults, rules=dict(entry.rules))
+            report.broken.update(violation.rule for violation in violations)
+            report.problems += [str(violation) for violation in violations if violation.rule != entry.breaks]
             if entry.breaks and not report.broken[entry.breaks]:
                 report.problems.append(f"{entry.breaks} was broken on purpose, and the checker did not report it")
         except Exception:  # noqa: BLE001 - any error is reported

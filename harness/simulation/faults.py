@@ -36,7 +36,7 @@ class Planned:
 
 def planned(world: World, *, until: float) -> list[Planned]:
     """Plan all faults of this history, by time."""
-    found: list[tuple[float, str, float]] = []
+    faults: list[tuple[float, str, float]] = []
     for name in FAULTS:
         rate = world.scenario.rates.get(name, 0.0)
         if name not in _PLANNED or not rate:
@@ -44,9 +44,9 @@ def planned(world: World, *, until: float) -> list[Planned]:
         chance = world.chance(f"plan/{name}")
         at = chance.expovariate(rate / 3600)
         while at < until:
-            found.append((at, name, _length(chance)))
+            faults.append((at, name, _length(chance)))
             at += chance.expovariate(rate / 3600)
-    return [Planned(number, name, at, lasts) for number, (at, name, lasts) in enumerate(sorted(found))]
+    return [Planned(number, name, at, lasts) for number, (at, name, lasts) in enumerate(sorted(faults))]
 
 
 def _length(chance: random.Random) -> float:

@@ -218,7 +218,7 @@ class Worker:
 
     def _heard(self, event: hooks.Event) -> None:
         if isinstance(event, hooks.Lost):
-            held = next((one for one in self.keeper._leases.values() if one.task.token == event.token), None)
+            held = next((lease for lease in self.keeper._leases.values() if lease.task.token == event.token), None)
             fence = held.task.fence if held is not None else self._fence(event.token)
             self.world.log(Lost, self.who, task=event.task_id, fence=fence, reason=event.reason)
 

@@ -4,6 +4,7 @@ The output is one line of JSON. Each trial needs a process of its own, as import
 """
 
 import json
+import resource
 import sys
 import time
 from collections import Counter
@@ -18,6 +19,8 @@ from harness.simulation.run import simulate
 from harness.simulation.scenario import Scenario
 
 __all__ = ["Trial"]
+
+_PATIENCE = 600  # seconds of CPU time, as other processes may be busy: a mutant may loop for ever
 
 
 @dataclass(slots=True)
@@ -76,4 +79,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_CPU, (_PATIENCE, _PATIENCE))
     main()

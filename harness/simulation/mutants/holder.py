@@ -106,7 +106,7 @@ HOLDER: Mapping[str, Mutant] = {
             "verdict.id == beat.id and _sensible(verdict)",
             "_sensible(verdict)",
         ),
-        test="tests/driver/test_keeper.py::test_a_verdict_that_names_another_task_is_not_believed",
+        test="tests/driver/keeping/test_keeper.py::test_a_verdict_that_names_another_task_is_not_believed",
         why_test="this takes a garbled order of answers to a batch in which one lease is gone: 30 histories had none",
     ),
     "news-waits-for-the-cycle": Mutant(
@@ -137,13 +137,13 @@ HOLDER: Mapping[str, Mutant] = {
     "timer-ignores-loss": Mutant(
         "The timer does not move to the end of the grace of a lost lease.",
         Edit("leasekit._driver.guarding.watchdog:Watchdog.lost", "self._ends.fix(...)", "None"),
-        test="tests/driver/test_watchdog.py::test_the_deadline_is_that_of[a lost one, before its trust ends]",
+        test="tests/driver/guarding/test_watchdog.py::test_the_deadline_is_that_of[a lost one, before its trust ends]",
         why_test="the timer stays at the end of trust, which is enough for S2; the grace only spares other handlers",
     ),
     "timer-never-moved": Mutant(
         "A renewal does not move the timer: the process is killed although its leases are held.",
         Edit("leasekit._driver.guarding.watchdog:Watchdog.renewed", "self._ends.move(...)", "None"),
-        test="tests/driver/test_watchdog.py::test_it_does_not_kill[a body that was renewed]",
+        test="tests/driver/guarding/test_watchdog.py::test_it_does_not_kill[a body that was renewed]",
         why_test="no rule forbids to kill a process: its tasks crash, and run again",
     ),
     "timer-moved-by-failed-beats": Mutant(
@@ -158,14 +158,14 @@ HOLDER: Mapping[str, Mutant] = {
     "timer-stays-at-a-longer-ttl": Mutant(
         "The timer does not move when a beat grants a shorter ttl.",
         Edit("leasekit._driver.keeping.keeper:Keeper._perform_one", "effect.term.key.watchdog.renewed(...)", "pass"),
-        test="tests/driver/test_keeper.py::test_the_timer_follows_a_ttl_that_a_beat_is_granted_shorter",
+        test="tests/driver/keeping/test_keeper.py::test_the_timer_follows_a_ttl_that_a_beat_is_granted_shorter",
         why_test="the next beat repairs this: a process would have to be stopped between the first two beats of a run",
     ),
     # Handlers -------------------------------------------------------------------------------------------------------
     "late-start": Mutant(
         "A handler begins although its lease is over by the clock.",
         Edit("leasekit._driver.keeping.held_lease:HeldLease._refuse_lost", "self.lost", "self.reason is not None"),
-        test="tests/driver/test_keeper.py::test_a_body_does_not_begin_when_its_lease_is_over_by_the_clock_alone",
+        test="tests/driver/keeping/test_keeper.py::test_a_body_does_not_begin_when_its_lease_is_over_by_the_clock_alone",
         why_test="a late handler arms the timer in the past, or ends at its first check; where a task waits for a "
         "slot, the timer of others ends the process sooner (`unconfirmed-begun` shows that S9 is checked)",
     ),
@@ -222,7 +222,7 @@ HOLDER: Mapping[str, Mutant] = {
             "lambda: self._backend.claim("
             "asked.kinds, limit=limit, wait=wait, claim_id=f'{self._chance.getrandbits(128):032x}')",
         ),
-        test="tests/driver/test_claims.py::test_the_wait_of_a_long_poll_is_not_taken_from_the_time_for_repeats",
+        test="tests/driver/keeping/test_claims.py::test_the_wait_of_a_long_poll_is_not_taken_from_the_time_for_repeats",
         why_test="L4 shows this in one history of some thirty: the lost answer has to have tasks in it",
     ),
     "first-failed-claim-is-the-last": Mutant(
@@ -244,25 +244,25 @@ HOLDER: Mapping[str, Mutant] = {
     "late-claim-kept-when-cancelled": Mutant(
         "A claim that is cancelled as its answer comes keeps its tasks.",
         Edit("leasekit._driver.keeping.claims:Claims.claim", "self._release(waiting.result().tasks)", "pass"),
-        test="tests/driver/test_claims.py::test_a_claim_that_is_cancelled_as_its_answer_comes_gives_back_its_tasks",
+        test="tests/driver/keeping/test_claims.py::test_a_claim_that_is_cancelled_as_its_answer_comes_gives_back_its_tasks",
         why_test="the answer has to come in the very turn of the loop in which the claim ends",
     ),
     "late-claim-kept-when-closed": Mutant(
         "A claim whose client is closed as its answer comes keeps its tasks.",
         Edit("leasekit._driver.keeping.claims:Claims.claim", "self._release(claimed.tasks)", "pass"),
-        test="tests/driver/test_claims.py::test_a_claim_whose_client_is_closed_as_its_answer_comes_gives_back_its_tasks",
+        test="tests/driver/keeping/test_claims.py::test_a_claim_whose_client_is_closed_as_its_answer_comes_gives_back_its_tasks",
         why_test="the answer has to come in the very turn of the loop in which the claim ends",
     ),
     "late-claim-ended-and-kept": Mutant(
         "A claim that was given up is ended, and keeps the tasks of that answer.",
         Edit("leasekit._driver.keeping.claims:Claims._end.give_back", "self._release(ended.tasks)", "pass"),
-        test="tests/driver/test_claims.py::test_a_claim_that_is_given_up_is_ended_and_gives_back_its_tasks",
+        test="tests/driver/keeping/test_claims.py::test_a_claim_that_is_given_up_is_ended_and_gives_back_its_tasks",
         why_test="a worker that stops seldom has a claim that is granted at this moment",
     ),
     "late-claim-not-ended": Mutant(
         "A claim that was given up is not ended.",
         Edit("leasekit._driver.keeping.claims:Claims._end", "spawn(...)", "pass"),
-        test="tests/driver/test_claims.py::test_a_claim_that_is_given_up_is_ended_and_gives_back_its_tasks",
+        test="tests/driver/keeping/test_claims.py::test_a_claim_that_is_given_up_is_ended_and_gives_back_its_tasks",
         why_test="a worker that stops seldom has a claim that is granted at this moment",
     ),
     "dead-workers-claim-not-ended": Mutant(
@@ -278,7 +278,7 @@ HOLDER: Mapping[str, Mutant] = {
     "late-claim-not-awaited": Mutant(
         "Tasks that arrive after their claim was given up are kept, where the service remembers no claims.",
         Edit("leasekit._driver.keeping.claims:Claims._answer.call", "spawn(...)", "pass"),
-        test="tests/driver/test_claims.py::test_a_claim_that_no_service_remembers_gives_back_its_tasks_when_its_own_answer_comes",
+        test="tests/driver/keeping/test_claims.py::test_a_claim_that_no_service_remembers_gives_back_its_tasks_when_its_own_answer_comes",
         why_test="the simulated service remembers claims",
     ),
     # Answers of other services --------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ SERVICE: Mapping[str, Mutant] = {
     "expired-revived": Mutant(
         "A beat renews an expired lease while its task is not granted again.",
         Edit("leasekit.server.roles.hsc:_judged", "is_held(row, beat.token, now)", "is_latest(row, beat.token)"),
-        test="tests/server/test_hsc.py::test_a_beat_at_the_very_end_is_too_late",
+        test="tests/server/roles/test_hsc.py::test_a_beat_at_the_very_end_is_too_late",
         why_test="the holder trusts this lease no longer, and there is no other yet: the task only waits longer",
     ),
     # Expiry ---------------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ SERVICE: Mapping[str, Mutant] = {
     "ended-claim-granted-later": Mutant(
         "A claim that was ended is granted tasks when its request arrives again.",
         Edit("leasekit.server.roles.claims:_ended", "turn.tx.remember(...)", "pass"),
-        test="tests/server/test_claims.py::test_a_claim_that_was_ended_is_granted_nothing_for_a_day_and_through_restarts",
+        test="tests/server/roles/test_claims.py::test_a_claim_that_was_ended_is_granted_nothing_for_a_day_and_through_restarts",
         why_test="this takes a request that arrives after the one that ended its claim",
     ),
     "ended-claim-still-waits": Mutant(
@@ -156,7 +156,7 @@ SERVICE: Mapping[str, Mutant] = {
             "poll is not None and poll.asked.limit and not limit",
             "poll is not None and limit < 0",
         ),
-        test="tests/server/test_claims.py::"
+        test="tests/server/roles/test_claims.py::"
         "test_a_claim_that_waits_is_answered_with_nothing_when_it_is_ended_and_granted_nothing_after",
         why_test="this takes a request that arrives after the one that ended its claim",
     ),
@@ -187,7 +187,7 @@ SERVICE: Mapping[str, Mutant] = {
     "order-not-told": Mutant(
         "The holder of a running task does not hear that its cancel was requested.",
         Edit("leasekit.server.roles.hsc:_judged", '"cancel" if row.ordered else None', "None"),
-        test="tests/server/test_frontend.py::test_a_running_task_is_told_with_its_next_beat_and_keeps_its_lease",
+        test="tests/server/roles/test_frontend.py::test_a_running_task_is_told_with_its_next_beat_and_keeps_its_lease",
         why_test="a cancel of a running task promises no moment: its end is when its lease ends, at the latest",
     ),
     "attempts-unlimited": Mutant(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ARN = "arn:aws:states:eu-central-1:123456789012:activity:resize"
 
 

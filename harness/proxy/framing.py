@@ -1,11 +1,13 @@
-"""Find where HTTP/1.1 messages begin and end in a stream of bytes, for a proxy that passes them on unchanged."""
+"""Find where HTTP/1.1 messages begin and end in a stream of bytes, for a proxy that passes them on unchanged.
 
-from collections.abc import Generator
-from dataclasses import dataclass
+h11 finds the boundaries; the bytes that it has consumed are passed on, not the events that it returns.
+"""
+
+from dataclasses import dataclass, replace
+
+import h11
 
 __all__ = ["Framing", "Piece"]
-
-_Step = Generator[None, None, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,78 +22,48 @@ class Piece:
 
 
 class Framing:
-    """Cut one direction of one connection into pieces; raise ValueError for bytes that are not HTTP.
+    """Cut one direction of one connection into pieces: requests as a server reads them, or answers as a client does.
 
     An answer without a length lasts until the connection ends. Answers to HEAD are not supported.
     """
 
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._pieces: list[Piece] = []
-        self._parser = self._messages()
-        next(self._parser)
+    def __init__(self, role: type[h11.SERVER] | type[h11.CLIENT]) -> None:
+        self._role = role
+        self._begin(b"")
 
     def feed(self, data: bytes) -> list[Piece]:
-        """The new pieces of the stream; a head is held back until it is complete."""
-        self._buffer += data
-        next(self._parser)
-        pieces, self._pieces = self._pieces, []
+        """Return the new pieces of the stream; a head is held back until it is complete.
+
+        `data` must not be empty. Raises `h11.RemoteProtocolError` for bytes that are not HTTP.
+        """
+        self._parser.receive_data(data)
+        pieces: list[Piece] = []
+        event: object = None
+        while event not in (h11.NEED_DATA, h11.PAUSED):
+            before, _ = self._parser.trailing_data
+            event = self._parser.next_event()
+            after, _ = self._parser.trailing_data
+            if len(after) < len(before):
+                pieces.append(Piece(data=before[: len(before) - len(after)], start=_start(event)))
+            if isinstance(event, h11.EndOfMessage):
+                pieces[-1] = replace(pieces[-1], ends=True)
+                self._begin(after)
         return pieces
 
-    def _messages(self) -> Generator[None, None, None]:
-        while True:
-            head = yield from self._through(b"\r\n\r\n")
-            first, *lines = head.decode("latin-1").rstrip().split("\r\n")
-            start = tuple(first.split(" ")[:2])
-            if len(start) < 2:
-                raise ValueError(f"{first[:80]!r} begins no HTTP message")
-            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-            is_answer = first.startswith("HTTP/")
-            if is_answer and start[1].startswith("1"):  # informational: the final answer follows
-                self._emit(head)
-            elif headers.get("transfer-encoding", "").lower().endswith("chunked"):
-                self._emit(head, start=start)
-                yield from self._chunks()
-            elif "content-length" in headers or not is_answer or start[1] in {"204", "304"}:
-                length = int(headers.get("content-length", "0"))
-                self._emit(head, start=start, ends=not length)
-                yield from self._body(length, ends=True)
-            else:
-                self._emit(head, start=start)
-                while True:
-                    self._emit(self._take(len(self._buffer)))
-                    yield
-
-    def _chunks(self) -> Generator[None, None, None]:
-        while size := int((yield from self._line()).partition(b";")[0], 16):
-            yield from self._body(size + 2, ends=False)
-        while (line := (yield from self._through(b"\r\n"))) != b"\r\n":
-            self._emit(line)
-        self._emit(line, ends=True)
-
-    def _line(self) -> _Step:
-        line = yield from self._through(b"\r\n")
-        self._emit(line)
-        return line
-
-    def _body(self, left: int, *, ends: bool) -> Generator[None, None, None]:
-        while left:
-            if data := self._take(left):
-                left -= len(data)
-                self._emit(data, ends=ends and not left)
-            else:
-                yield
-
-    def _through(self, mark: bytes) -> _Step:
-        while (at := self._buffer.find(mark)) < 0:
-            yield
-        return self._take(at + len(mark))
-
-    def _take(self, most: int) -> bytes:
-        data = bytes(self._buffer[:most])
-        del self._buffer[:most]
-        return data
-
-    def _emit(self, data: bytes, *, start: tuple[str, ...] = (), ends: bool = False) -> None:
+    def _begin(self, data: bytes) -> None:
+        self._parser = h11.Connection(self._role)
+        if self._role is h11.CLIENT:  # without a request h11 expects no answer
+            self._parser.send(h11.Request(method="GET", target="/", headers=[("host", "any")]))
+            self._parser.send(h11.EndOfMessage())
         if data:
-            self._pieces.append(Piece(data=data, start=start, ends=ends))
+            self._parser.receive_data(data)
+
+
+def _start(event: object) -> tuple[str, ...]:
+    match event:
+        case h11.Request(method=method, target=target):
+            return method.decode(), target.decode()
+        case h11.Response(http_version=version, status_code=status):
+            return f"HTTP/{version.decode()}", str(status)
+        case _:
+            return ()

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Literal
 
+import h11
+
 from harness.proxy.framing import Framing, Piece
 from leasekit.testing._notify import Notifier
 
@@ -119,7 +121,7 @@ class Link:
                 both.create_task(self._answers())
             self._to_client.close()
             self._to_service.close()
-        except* (OSError, ValueError):  # one side is gone, or does not speak HTTP
+        except* (OSError, h11.RemoteProtocolError):  # one side is gone, or does not speak HTTP
             self.reset()
         except* asyncio.CancelledError:
             self.reset()
@@ -135,7 +137,7 @@ class Link:
     # Both ways ----------------------------------------------------------------------------------------------------
 
     async def _requests(self) -> None:
-        framing = Framing()
+        framing = Framing(h11.SERVER)
         while data := await self._client.read(_CHUNK):
             for piece in framing.feed(data) if self._is_http else [Piece(data=data)]:
                 await self._request(piece)
@@ -160,7 +162,7 @@ class Link:
             await self._pass(rule.answer, "answers")
 
     async def _answers(self) -> None:
-        framing = Framing()
+        framing = Framing(h11.CLIENT)
         whole = bytearray()  # an answer that will be repeated
         while data := await self._service.read(_CHUNK):
             for piece in framing.feed(data) if self._is_http else [Piece(data=data)]:

@@ -340,7 +340,7 @@ def test_leaving_the_block_leaves_nothing_behind(service: str) -> None:
         port = proxy.port
         client = socket.create_connection(("127.0.0.1", port), PATIENCE)
         proxy.hang()
-        client.sendall(b"POST / HTTP/1.1\r\n\r\n")
+        client.sendall(b"POST / HTTP/1.1\r\nhost: localhost\r\n\r\n")
         proxy.wait(lambda: proxy.fired["hang"] == 1)
     with client, pytest.raises(ConnectionResetError):
         client.recv(1)

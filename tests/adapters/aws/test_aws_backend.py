@@ -230,6 +230,7 @@ async def test_progress_that_leaves_no_room_for_the_error_is_left_out(aws: Any, 
 
 async def test_a_workers_name_is_cut_to_what_step_functions_takes(aws: Any, steps: Backend) -> None:
     await claim(steps, wait=0)
+    await until(aws, lambda: bool(aws.asked("GetActivityTask")))
     assert aws.asked("GetActivityTask")[0]["workerName"] == "w" * 80
 
 

@@ -5,9 +5,9 @@ from leasekit_aws.backend import AwsBackend
 from leasekit_aws.clients import Call, Clients
 from leasekit_aws.own import adopt, close_all
 from leasekit_aws.service import Service
-from leasekit_aws.values import error_json, json_text, payload
+from leasekit_aws.values import failure_json, json_text, payload
 
 __all__ = [
-    "AwsBackend", "Call", "Clients", "Options", "Service", "adopt", "close_all", "error_json", "json_text", "options",
-    "payload",
+    "AwsBackend", "Call", "Clients", "Options", "Service", "adopt", "close_all", "failure_json", "json_text",
+    "options", "payload",
 ]  # fmt: skip

@@ -1,14 +1,14 @@
-"""The options that the URLs of the AWS adapters share: `?region=…&endpoint=…&ttl=…`."""
+"""The options in the URLs of the AWS adapters: `?region=…&endpoint=…&ttl=…`, and those of one adapter alone."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlsplit
 
 from leasekit.errors import ConfigError
 
 __all__ = ["Options", "options"]
 
-_KNOWN = ("region", "endpoint", "ttl")
+_SHARED = ("region", "endpoint", "ttl")
 _SHORTEST, _LONGEST = 2.0, 365 * 86400.0
 
 
@@ -19,25 +19,33 @@ class Options:
     region: str | None = None
     endpoint: str | None = None
     ttl: float = 300.0
+    more: dict[str, str] = field(default_factory=dict[str, str])
+    """The options of one adapter alone."""
 
 
-def options(query: str) -> Options:
-    """Parse the options in the query of a URL.
+def options(query: str, *more: str) -> Options:
+    """Parse the options in the query of a URL; `more` are the names of those of one adapter alone.
 
     Raises `ConfigError` for an option that is unknown, given twice or invalid; the message never contains its value.
     """
+    known = (*_SHARED, *more)
     try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=10)
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=20)
     except ValueError:
-        raise ConfigError(f"the query of the URL must be name=value&…, with {', '.join(_KNOWN)}") from None
+        raise ConfigError(f"the query of the URL must be name=value&…, with {', '.join(known)}") from None
     found = dict(pairs)
-    if unknown := sorted(set(found) - set(_KNOWN)):
-        raise ConfigError(f"unknown option {unknown[0]!r} in the URL: known are {', '.join(_KNOWN)}")
+    if unknown := sorted(set(found) - set(known)):
+        raise ConfigError(f"unknown option {unknown[0]!r} in the URL: known are {', '.join(known)}")
     if len(found) != len(pairs):
         raise ConfigError("an option of the URL is given twice: give each option once")
     if not all(found.values()):
         raise ConfigError("an option of the URL is empty: leave it out, or give it a value")
-    return Options(region=found.get("region"), endpoint=_endpoint(found.get("endpoint")), ttl=_ttl(found.get("ttl")))
+    return Options(
+        region=found.pop("region", None),
+        endpoint=_endpoint(found.pop("endpoint", None)),
+        ttl=_ttl(found.pop("ttl", None)),
+        more=found,
+    )
 
 
 def _endpoint(url: str | None) -> str | None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from leasekit import Heartbeats, Task
+from leasekit.errors import ProtocolError
 from leasekit_aws.backend import AwsBackend
 from leasekit_aws.keepers import Keepers
 from leasekit_aws.service import Service
@@ -13,8 +14,13 @@ __all__ = ["adopt", "close_all"]
 _keepers: Keepers[AwsBackend] = Keepers(Heartbeats(rate=10))
 
 
-def adopt(task: Task, *, service: Service, name: str, client: Any) -> Task:
-    """Return a task, which the user's boto3 `client` has received, so that `lease(task)` keeps it."""
+def adopt(task: Task | None, *, service: Service, name: str, client: Any) -> Task:
+    """Return a task, which the user's boto3 `client` has received, so that `lease(task)` keeps it.
+
+    Raises `ProtocolError` if the answer of the poll had no task.
+    """
+    if task is None:
+        raise ProtocolError("the answer of this poll has no task: check its taskToken first")
     keeper, _ = _keepers.of(client, name, lambda clients: AwsBackend(service, clients))
     return keeper.adopt(task)
 

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
+from msgspec import UNSET
 
 from leasekit.errors import ProtocolError, Refused
+from leasekit.task import Settlement
 
-__all__ = ["error_json", "json_text", "payload", "text_of"]
+__all__ = ["failure_json", "json_text", "payload", "text_of"]
 
 _LONGEST_INPUT = 1024 * 1024
 _SHORT = 1000
@@ -40,14 +42,15 @@ def json_text(value: Any, field: str, *, at_most: int, item: int = 0, unit: str 
     return text
 
 
-def error_json(error: Any, *, at_most: int, **more: Any) -> str:
-    """Return `{"error": …}` with the fields `more` as JSON, cut to fit: the end of a task must not fail by its length.
+def failure_json(settlement: Settlement, *, at_most: int) -> str:
+    """Return `{"error": …, "retry_after": …, "progress": …}` as JSON, cut to fit, so that its length stops no end.
 
-    The traceback is cut first, then all but the beginning of the message, then the fields `more`.
+    The traceback is cut first, then all but the beginning of the message, then all but the error.
     """
-    known = {name: value for name, value in more.items() if value is not None}
+    more = {"retry_after": settlement.retry_after, "progress": settlement.progress}
+    known = {name: value for name, value in more.items() if value is not None and value is not UNSET}
     try:
-        whole: Any = msgspec.json.decode(msgspec.json.encode(error))
+        whole: Any = msgspec.json.decode(msgspec.json.encode(settlement.error))
     except (TypeError, ValueError, OverflowError, RecursionError) as failure:
         whole = f"the error cannot be sent as JSON: {failure}"
     fields = cast("dict[str, Any]", whole) if isinstance(whole, dict) else {}

@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 import leasekit
 from leasekit import Lease, Task
-from leasekit.errors import ConfigError, ProtocolError
+from leasekit.errors import ConfigError
 from leasekit_aws import AwsBackend, Clients, adopt, options
 from leasekit_sfn.service import SfnService, kind_of, region_of
 
@@ -47,10 +47,7 @@ def task(response: Mapping[str, Any], *, client: Any, ttl: float = 300.0, kind: 
 
     Raises `ProtocolError` if the answer has no task.
     """
-    found = _PLAIN.task(response, kind=kind, ttl=ttl)
-    if found is None:
-        raise ProtocolError("the answer of this poll has no task: check its taskToken first")
-    return adopt(found, service=_PLAIN, name="stepfunctions", client=client)
+    return adopt(_PLAIN.task(response, kind=kind, ttl=ttl), service=_PLAIN, name="stepfunctions", client=client)
 
 
 def lease(response: Mapping[str, Any], *, client: Any, ttl: float = 300.0, idle_timeout: float | None = None) -> Lease:

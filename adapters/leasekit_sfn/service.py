@@ -17,12 +17,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from msgspec import UNSET
-
 from leasekit import Task
 from leasekit.backend import Capabilities
 from leasekit.task import Beat, Settlement
-from leasekit_aws import Call, error_json, json_text, payload
+from leasekit_aws import Call, failure_json, json_text, payload
 from leasekit_aws.values import text_of
 
 __all__ = ["SfnService", "kind_of", "region_of", "task_id"]
@@ -89,9 +87,7 @@ class SfnService:
         if settlement.outcome == "success":
             output = json_text(settlement.result, "result", at_most=_MAX_OUTPUT, item=item, unit="bytes")
             return Call("send_task_success", {"taskToken": token, "output": output})
-        progress = None if settlement.progress is UNSET else settlement.progress
-        known = {"retry_after": settlement.retry_after, "progress": progress}
-        cause = error_json(settlement.error, at_most=_MAX_CAUSE, **known)
+        cause = failure_json(settlement, at_most=_MAX_CAUSE)
         error = _ERRORS[settlement.outcome]
         return Call("send_task_failure", {"taskToken": token, "error": error, "cause": cause})
 

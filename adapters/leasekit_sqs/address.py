@@ -1,9 +1,8 @@
 """The URL of a queue: `sqs://thumbnails?region=eu-west-1`, or `sqs://jobs-{kind}` for one queue per kind."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from leasekit.errors import ConfigError, Refused
 from leasekit_aws.addresses import options
@@ -13,8 +12,6 @@ __all__ = ["LONGEST_POLL", "LONGEST_TTL", "Address", "address"]
 LONGEST_TTL = 12 * 3600
 LONGEST_POLL = 20
 _WAIT = 5
-_SHARED = ("region", "endpoint", "ttl")
-_KNOWN = (*_SHARED, "account", "kind", "wait")
 _FORM = "the URL of a queue must be sqs://name?region=…, or sqs://prefix-{kind}?region=… for one queue per kind"
 _QUEUE = re.compile(r"[\w-]{1,80}|[\w-]{1,75}\.fifo", re.ASCII)
 _KIND = "{kind}"
@@ -72,8 +69,8 @@ def address(url: str) -> Address:
         raise ConfigError(_FORM)
     if not _QUEUE.fullmatch(queue.replace(_KIND, "k", 1)):
         raise ConfigError(f"SQS does not accept this name of a queue: {_FORM}")
-    found = _query(parts.query)
-    shared = options(urlencode({name: found[name] for name in _SHARED if name in found}))
+    shared = options(parts.query, "account", "kind", "wait")
+    found = shared.more
     if shared.ttl != int(shared.ttl) or shared.ttl > LONGEST_TTL:
         raise ConfigError(f"ttl must be whole seconds, 2 to {LONGEST_TTL}: SQS hides a message for no longer")
     if _KIND in queue and "kind" in found:
@@ -87,19 +84,6 @@ def address(url: str) -> Address:
         ttl=int(shared.ttl),
         wait=_wait(found.get("wait", str(_WAIT))),
     )
-
-
-def _query(query: str) -> Mapping[str, str]:
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=20)
-    except ValueError:
-        raise ConfigError(f"the query of the URL must be name=value&…, with {', '.join(_KNOWN)}") from None
-    found = dict(pairs)
-    if unknown := sorted(set(found) - set(_KNOWN)):
-        raise ConfigError(f"unknown option {unknown[0]!r} in the URL: known are {', '.join(_KNOWN)}")
-    if len(found) != len(pairs) or not all(found.values()):
-        raise ConfigError("an option of the URL is given twice, or empty: give each option once, with a value")
-    return found
 
 
 def _account(text: str | None) -> str | None:

@@ -6,7 +6,7 @@ from urllib.parse import unquote, urlsplit
 
 import leasekit
 from leasekit import Lease, Task
-from leasekit.errors import ConfigError, ProtocolError
+from leasekit.errors import ConfigError
 from leasekit_aws import AwsBackend, Clients, adopt, options
 from leasekit_swf.service import SwfService
 
@@ -41,10 +41,7 @@ def task(response: Mapping[str, Any], *, client: Any, ttl: float = 300.0) -> Tas
 
     Raises `ProtocolError` if the answer has no task.
     """
-    found = _PLAIN.task(response, ttl=ttl)
-    if found is None:
-        raise ProtocolError("the answer of this poll has no task: check its taskToken first")
-    return adopt(found, service=_PLAIN, name="swf", client=client)
+    return adopt(_PLAIN.task(response, ttl=ttl), service=_PLAIN, name="swf", client=client)
 
 
 def lease(response: Mapping[str, Any], *, client: Any, ttl: float = 300.0, idle_timeout: float | None = None) -> Lease:

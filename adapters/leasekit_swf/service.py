@@ -23,7 +23,7 @@ from leasekit import Task
 from leasekit.backend import Capabilities
 from leasekit.errors import ProtocolError
 from leasekit.task import Beat, Settlement
-from leasekit_aws import Call, error_json, json_text, payload
+from leasekit_aws import Call, failure_json, json_text, payload
 from leasekit_aws.values import text_of
 
 __all__ = ["SwfService", "task_id"]
@@ -104,9 +104,7 @@ class SwfService:
         if settlement.outcome == "success":
             result = json_text(settlement.result, "result", at_most=_MAX_RESULT, item=item)
             return Call("respond_activity_task_completed", {"taskToken": token, "result": result})
-        progress = None if settlement.progress is UNSET else settlement.progress
-        known = {"retry_after": settlement.retry_after, "progress": progress}
-        details = error_json(settlement.error, at_most=_MAX_RESULT, **known)
+        details = failure_json(settlement, at_most=_MAX_RESULT)
         if settlement.outcome == "cancelled":
             return Call("respond_activity_task_canceled", {"taskToken": token, "details": details})
         reason = _REASONS[settlement.outcome]

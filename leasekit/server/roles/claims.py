@@ -28,6 +28,7 @@ All answers of one transaction together have at most about twice as many, becaus
 
 _ALWAYS_FIT = _ANSWER // (MAX_PAYLOAD + MAX_PROGRESS)
 _NULL = Raw(b"null")
+_WITHOUT_CONTENT = Content(payload=b"null", collection=None, traceparent=None, progress=None)
 
 
 @dataclass(slots=True, eq=False)
@@ -116,19 +117,7 @@ def _still_held(turn: UnitOfWork, memory: ClaimMemory) -> list[Task]:
 
 
 def _to_release(turn: UnitOfWork, memory: ClaimMemory) -> list[Task]:
-    return [
-        Task(
-            id=row.id,
-            kind=row.kind,
-            token=row.token or "",
-            ttl=row.claim_timeout,
-            fence=row.fence,
-            attempt=row.attempt,
-            payload=_NULL,
-            progress=_NULL,
-        )
-        for row in _live(turn, memory)
-    ]
+    return [_task(row, _WITHOUT_CONTENT) for row in _live(turn, memory)]
 
 
 def _live(turn: UnitOfWork, memory: ClaimMemory) -> list[Trigger]:

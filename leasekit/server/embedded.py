@@ -26,7 +26,6 @@ from leasekit.task import (
     Scheduled,
     Settlement,
     Stats,
-    Status,
     Task,
     TaskInfo,
     Verdict,
@@ -106,22 +105,10 @@ class DirectBackend:
         """List the workers that hold leases or have sent a request recently."""
         return await (await self._engine()).workers()
 
-    async def list_tasks(
-        self,
-        *,
-        kind: str | None = None,
-        status: Status | None = None,
-        collection: str | None = None,
-        worker: str | None = None,
-        cursor: str | None = None,
-        limit: int = 100,
-    ) -> Page:
+    async def list_tasks(self, *, limit: int = 100, **filters: Any) -> Page:
         """List the tasks that match all given filters, oldest first; `cursor` is the end of an earlier page."""
         check_limit("limit", limit)
-        engine = await self._engine()
-        page = await engine.list_tasks(
-            kind=kind, status=status, collection=collection, worker=worker, cursor=cursor, limit=limit
-        )
+        page = await (await self._engine()).list_tasks(limit=limit, **filters)
         return Page(tasks=[plain_info(info) for info in page.tasks], cursor=page.cursor)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 
 from leasekit.backend import Backend
 from leasekit.errors import BackendError
-from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, Status, TaskInfo, Verdict
+from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, TaskInfo, Verdict
 from leasekit.testing._notify import Notifier
 
 __all__ = ["CALLS", "Call", "Fault", "Faulty", "Gate", "ok"]
@@ -281,18 +281,8 @@ class Faulty:
         self._late.add(task)
         task.add_done_callback(self._late.discard)
 
-    async def list_tasks(
-        self,
-        *,
-        kind: str | None = None,
-        status: Status | None = None,
-        collection: str | None = None,
-        worker: str | None = None,
-        cursor: str | None = None,
-        limit: int = 100,
-    ) -> Page:
-        options = {"kind": kind, "status": status, "collection": collection, "worker": worker}
-        return cast("Page", await self._call("list_tasks", **options, cursor=cursor, limit=limit))
+    async def list_tasks(self, **filters: Any) -> Page:
+        return cast("Page", await self._call("list_tasks", **filters))
 
 
 async def _unheard(request: Callable[[], Awaitable[Any]]) -> None:

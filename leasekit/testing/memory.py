@@ -214,7 +214,7 @@ class MemoryService:
             async with asyncio.timeout(until - self._clock()):
                 await wake.wait()
 
-    async def list_tasks(self, *, cursor: str | None, limit: int, **wanted: Any) -> Page:
+    async def list_tasks(self, *, cursor: str | None = None, limit: int, **wanted: Any) -> Page:
         """Return the tasks that match all that is given, oldest first."""
         with self._view() as view:
             return frontend.page(view, Filter(**wanted), cursor=cursor, limit=limit)

@@ -23,6 +23,7 @@ __all__ = ["Moment", "StoreClock", "boottime"]
 _STALL = 5.0  # seconds between two readings; the consumer causes a reading each second
 _BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has CLOCK_BOOTTIME
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # a new id after each start of the machine
+_OFFSETS = Path("/proc/self/timens_offsets")  # what the time namespace of this process adds to CLOCK_BOOTTIME
 
 
 def boottime() -> float:
@@ -31,10 +32,13 @@ def boottime() -> float:
 
 
 def _boot_id() -> str:
+    """Name what the boot clock counts from: a start of the machine, moved by the offsets of a time namespace."""
     try:
-        return _BOOT_ID.read_text().strip()
+        boot_id = _BOOT_ID.read_text()
     except OSError:  # not Linux: each process then counts as a start of the machine
         return uuid.uuid4().hex
+    offsets = _OFFSETS.read_text() if _OFFSETS.exists() else ""  # kernels before 5.6 have no time namespaces
+    return " ".join((boot_id + offsets).split())
 
 
 class Moment(NamedTuple):
@@ -95,8 +99,8 @@ class StoreClock:
     def shift(self, anchor: Anchor | None, instant: float) -> float | None:
         """Return the seconds to add to instants of the process that left this anchor; None: unknown.
 
-        The result is exact until the machine restarts. After a restart, the time since the anchor does not count:
-        only a wall clock could measure it.
+        The result is exact until the machine restarts or the server comes into another time namespace. After that,
+        the time since the anchor does not count: only a wall clock could measure it.
         """
         if anchor is None:
             return None

@@ -1,5 +1,8 @@
 """The store's time."""
 
+import time
+from pathlib import Path
+
 import pytest
 
 from leasekit.server import clock as clocks
@@ -88,3 +91,20 @@ def test_a_clock_that_is_turned_by_hand_does_not_stall() -> None:
     hands.wall += 100
     hands.boot += 100
     assert not it.read().after_gap
+
+
+def test_the_boot_clock_of_another_time_namespace_tells_nothing_of_the_time_that_passed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`unshare --time --boottime 100000`: the machine is the same, and so is its boot id."""
+    real, offsets = time.clock_gettime, tmp_path / "timens_offsets"
+    monkeypatch.setattr(clocks, "_OFFSETS", offsets, raising=False)
+    offsets.write_text("monotonic 0 0\nboottime 0 0\n")
+    earlier = StoreClock(None, None)
+    anchor = earlier.anchor(earlier.instant())
+    offsets.write_text("monotonic 0 0\nboottime 100000 0\n")
+    monkeypatch.setattr(time, "clock_gettime", lambda which: real(which) + 100_000)
+    later = StoreClock(None, None)
+    shift = later.shift(anchor, later.instant())
+    assert shift is not None
+    assert abs(shift) < 1000

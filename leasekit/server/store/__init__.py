@@ -133,7 +133,7 @@ class Anchor(NamedTuple):
     """A moment by two clocks, by which a later process translates the instants in the store."""
 
     boot_id: str
-    """The id of the start of the machine from which `boot` counts."""
+    """The id of the start of the machine, and the time namespace, from which `boot` counts."""
     boot: float
     """The moment by CLOCK_BOOTTIME."""
     instant: float

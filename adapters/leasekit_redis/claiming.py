@@ -238,7 +238,7 @@ class Claims:
         unheard.discard(kind)
         self._heard(kind, shard, claim_id)
         if not (grants.is_repeat or look.recall):  # in these cases the script does not check for a jump of the clock
-            self._clocks.told(kind, grants.now, asked_at=now)
+            self._clocks.told(kind, grants.now, asked_at=now, steps_back=grants.steps_back)
         look.add(grants, await self._readable(grants.tasks, kind))
 
     async def _shards(self, kinds: Sequence[str]) -> dict[str, str]:

@@ -18,6 +18,10 @@ A step ends leases of all kinds, but a script sees the leases of one kind. So a 
 and says in each request how long ago that was: a kind that it asks about for the first time then has its leases
 prolonged too. All kinds of one Redis share one clock; in a cluster each node has its own, so each kind is tracked
 apart.
+
+A step back and a step ahead, both while a client was silent, can leave the time within its bounds, yet a lease that was
+granted in between seems to have ended. So each kind counts the steps back that its scripts have seen, and a client
+sends the count that it heard last: a script that knows another count gives every lease its whole ttl.
 """
 
 import time
@@ -59,6 +63,7 @@ class Clocks:
         self._is_one = is_one
         self._stepped = stepped
         self._told: LRU[Told] = LRU()
+        self._steps_back: LRU[int] = LRU()  # kind → the number that was heard last
         self._jumped_at: float | None = None  # when a step was noticed last, by the client's own clock
 
     def known(self, kind: str) -> dict[str, int | None]:
@@ -66,20 +71,24 @@ class Clocks:
 
         `latest` is the latest time that it can be in Redis when the request leaves, plus some slack; `earliest` is the
         earliest. Both are None if no answer of that clock is remembered. `jumped` is how long ago a step of any clock
-        was noticed; None: never.
+        was noticed; None: never. `steps_back` is the number of steps back that the kind told last; None: not yet.
         """
         at, told = time.monotonic(), self._told.get(self._clock(kind))
         return {
             "latest": None if told is None else told.latest(at) + _SLACK,
             "earliest": None if told is None else told.earliest(at),
             "jumped": None if self._jumped_at is None else int(1000 * (at - self._jumped_at) / _RATE),
+            "steps_back": self._steps_back.get(kind),
         }
 
-    def told(self, kind: str, now: int, *, asked_at: float) -> None:
+    def told(self, kind: str, now: int, *, asked_at: float, steps_back: int | None = None) -> None:
         """Record that it was `now` in Redis at some instant since the request left."""
         at, clock = time.monotonic(), self._clock(kind)
         known = self._told.get(clock)
         has_stepped = known is not None and now - known.latest(at) > _GAIN
+        if steps_back is not None:
+            has_stepped |= self._steps_back.get(kind, steps_back) != steps_back
+            self._steps_back[kind] = steps_back
         if known is not None and known.latest(asked_at) < now and not has_stepped:
             self._told[clock] = known  # the clock has gained a little, or the request was late
             return

@@ -109,7 +109,7 @@ class Maintenance:
             }
             raw = await self._link.run(MAINTAIN, self._keys.of_kind(kind), encode(asked))
             due: MaintenanceWork = decode(raw, _WORK)
-            self._clocks.told(kind, due.now, asked_at=asked_at)
+            self._clocks.told(kind, due.now, asked_at=asked_at, steps_back=due.steps_back)
             for task in due.damaged:
                 logger.error("%s", decoding.damage(task.id, kind, task.damage))
             # Deletions come first and do not depend on the rest, because full memory refuses successors.

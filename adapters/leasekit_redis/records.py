@@ -79,6 +79,7 @@ class Grants(Struct):
     tasks: list[Raw]  # each a `Granted`, if it can be read
     next: int | None = None
     is_repeat: bool = False
+    steps_back: int | None = None
 
 
 class Result(Struct, omit_defaults=True):
@@ -148,6 +149,7 @@ class Heard(Struct):
 
     now: int
     words: list[int | str | list[int]]
+    steps_back: int | None = None
 
 
 class Cancelled(Struct):
@@ -185,6 +187,7 @@ class MaintenanceWork(Struct):
     is_free: bool
     is_done: bool
     next: int | None = None
+    steps_back: int | None = None
 
 
 class DueKinds(Struct):

@@ -98,7 +98,7 @@ class Renewing:
             half = len(batch) // 2
             return [word for part in (batch[:half], batch[half:]) for word in await self._run(script, kind, name, part)]
         heard: Heard = decode(await self._link.run(script, self._keys.of_kind(kind), argument), _HEARD)
-        self._clocks.told(kind, heard.now, asked_at=asked_at)
+        self._clocks.told(kind, heard.now, asked_at=asked_at, steps_back=heard.steps_back)
         return heard.words
 
     async def _each_kind(self, items: Sequence[BeatItem | SettlementItem], ask: Ask) -> list[Verdict]:

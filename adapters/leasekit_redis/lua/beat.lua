@@ -1,6 +1,6 @@
 -- Renew leases that are still held; for the others, say why they are gone. A lease that has ended is never revived,
 -- even if no other worker has got the task yet, and no lease is renewed without its token.
--- Takes {worker, latest?, earliest?, jumped?, beats: list of {id, token, started, progress?, progress_seq?}}, gives
+-- Takes {worker, [clock], beats: list of {id, token, started, progress?, progress_seq?}}, gives
 -- {now, words}: for each lease its ttl in milliseconds; {ttl} where cancel is requested; or the word why the lease is
 -- gone.
 

@@ -1,5 +1,5 @@
 -- Cancel tasks: a waiting task at once, a running task by an order that its holder gets with its next heartbeat.
--- Takes {ids, latest?, earliest?, jumped?}, gives {words, ending}: for each task the verdict (cancelled, ordered, or
+-- Takes {ids, [clock]}, gives {words, ending}: for each task the verdict (cancelled, ordered, or
 -- why it is gone); and the ids of the cancelled tasks that other tasks wait for.
 
 outrank_full_memory()

@@ -1,5 +1,5 @@
 -- Claim tasks that are due: the most urgent first, then the longest due, then in the order in which they came.
--- Takes {kind, worker, claim_id, limit, seed, waited, waiter?, wait, recall, latest?, earliest?, jumped?}, gives {now,
+-- Takes {kind, worker, claim_id, limit, seed, waited, waiter?, wait, recall, [clock]}, gives {now,
 -- waited, tasks, next?, is_repeat?}: `next` is the milliseconds until there may be a task. The limit 0 ends the claim:
 -- later requests with its `claim_id` are granted nothing. The answer to limit 0 has no values of users, because its
 -- tasks are released.

@@ -394,8 +394,13 @@ local function wake_for_all_due()
   end
 end
 
+local steps_back -- how often the clock was seen to be set back; nil: this script does not look at the clock
+
 -- Make the gathered changes and pack the answer: the end of every script that changes something.
 local function answer(value)
+  if steps_back then
+    value.steps_back = steps_back
+  end
   flush()
   -- The changes are made: an error in a counter, or in waking a claim, must not make the script fail.
   for status, by in pairs(counted) do
@@ -582,11 +587,32 @@ local function expire(id, lease)
   end_run(id, s, 'expired', lease.ordered, {token = lease.token})
 end
 
+-- Count steps back of the clock. A lease that is granted after one ends early if the clock steps ahead again, and a
+-- client that was silent in between can notice neither. So clients hear the count with the time, and if a client knows
+-- another count, every lease has its whole ttl from now.
+local function notice_step_back()
+  local noted = redis.call('HMGET', META, 'latest', 'steps_back', 'seq')
+  local latest = math.max(tonumber(noted[1]) or 0, ARGUMENT.earliest or 0)
+  steps_back = tonumber(noted[2]) or 0
+  if noted[3] and latest > now + NOTED then
+    steps_back = steps_back + 1
+    put(META, 'steps_back', steps_back)
+  end
+  if noted[3] and math.abs(now - (tonumber(noted[1]) or 0)) > NOTED / 2 then
+    put(META, 'latest', now)
+  end
+  if ARGUMENT.steps_back and ARGUMENT.steps_back ~= steps_back then
+    ARGUMENT.jumped = 0
+  end
+end
+
 -- Check for a jump of the clock. The client sends the latest time that it can be here when its request leaves. If it is
 -- later than that, the clock has jumped or the request was slow. The client finds out which by the answer, and its next
 -- request says how long ago it noticed a jump. Until then leases are judged by the earliest time that it can have been
 -- when the request left. Every script that tells a client the time calls this, before it relies on any end of a lease.
+-- What these scripts take as [clock] is latest?, earliest?, jumped?, steps_back? in milliseconds: see `Clocks.known`.
 local function notice_jump()
+  notice_step_back()
   if ARGUMENT.latest and now > ARGUMENT.latest then
     judged_at = math.min(now, ARGUMENT.earliest)
   end

@@ -1,5 +1,5 @@
 -- Do the regular work for one kind, and give the client what has to be done outside of this slot. Any client runs it.
--- Takes {retention, seen_for, name?, latest?, earliest?, jumped?} in milliseconds; `name`: the name that the kind is
+-- Takes {retention, seen_for, name?, [clock]} in milliseconds; `name`: the name that the kind is
 -- of, if any. Gives {now, outbox, ending, gated, old, unmet, damaged, is_free, is_done, next?}:
 --   outbox   successors to schedule             ending   ids of ended tasks that other tasks wait for
 --   gated    waiting tasks {id, after, age}     old      ids of tasks that were kept long enough

@@ -1,7 +1,7 @@
 -- Settle runs. The first result of a token counts, its repeat gets the same answer, any other result is answered
 -- "gone". A lease that has ended may still be settled while no other worker has got its task: finished work is not
 -- thrown away.
--- Takes {worker, latest?, earliest?, jumped?, results: list of {id, token, outcome, digest, chance, result?, error?,
+-- Takes {worker, [clock], results: list of {id, token, outcome, digest, chance, result?, error?,
 -- retry_after?, progress?, progress_seq?, successors?}}, gives {now, words}: for each 1 (accepted), 2 (accepted, and
 -- other tasks wait for the end of this one), 0 (was accepted before), or the word why the lease is gone.
 

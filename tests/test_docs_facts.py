@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from leasekit import Heartbeats, Status
-from leasekit._core.cycle import Cycle
+from leasekit._core.cycle import Cycle, Early
 from leasekit._lifecycle.states import NEXT, Event
 from leasekit.server.http.openapi import EXAMPLES, document
 from leasekit.server.http.routes import PROVIDED, ROUTES
@@ -60,7 +60,7 @@ def test_the_picture_of_a_task_has_every_status_that_is_reached_and_every_event(
 
 
 def test_the_picture_of_the_cycle_has_every_place_where_a_lease_can_be() -> None:
-    cycle = Cycle(Heartbeats(), now=0, random=random.Random(0).random)
+    cycle = Cycle(Heartbeats(), now=0, random=random.Random(0).random, early=Early())
     # What is in flight is drawn apart, and what has news is in main or backup as well.
     others = {"_calls", "_news"}
     places = {name.strip("_") for name, value in vars(cycle).items() if isinstance(value, dict) and name not in others}

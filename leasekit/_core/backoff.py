@@ -11,8 +11,6 @@ class Backoff:
     `random` gives numbers in [0, 1).
     """
 
-    __slots__ = ("_first", "_most", "_next", "_random")
-
     def __init__(self, first: float, most: float, *, random: Callable[[], float]) -> None:
         self._first = first
         self._most = max(first, most)

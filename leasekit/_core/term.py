@@ -12,6 +12,7 @@ A slow answer does not extend trust, and neither does a request that is sent aga
 Failed heartbeats in a row (strikes) can end a lease earlier; they are never the guard.
 """
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from leasekit.config import DRIFT, Heartbeats
@@ -28,6 +29,7 @@ def granted_at(asked_at: float, waited: float | None, *, answered_at: float) -> 
     return min(answered_at, asked_at + max(0.0, waited or 0.0) * (1 - 2 * DRIFT))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Term:
     """Track the trust in one lease. `key` identifies the lease to its owner; `heartbeats` are the settings for its ttl.
 
@@ -35,20 +37,15 @@ class Term:
     little of it is left). Such a term cannot be lost: its task must not begin before a heartbeat is acknowledged.
     """
 
-    __slots__ = (
-        "confirmed", "granted_at", "has_news", "heartbeats", "key", "not_before", "place", "retries", "strikes",
-    )  # fmt: skip
-
-    def __init__(self, key: Any, heartbeats: Heartbeats, *, granted_at: float, confirmed: bool = True) -> None:
-        self.key = key
-        self.heartbeats = heartbeats
-        self.granted_at = granted_at  # when the last acknowledged heartbeat, or the claim, was sent
-        self.confirmed = confirmed
-        self.strikes = 0  # failed heartbeats in a row
-        self.retries = 0  # failed heartbeats in this cycle
-        self.not_before = 0.0  # when the next heartbeat may be tried
-        self.has_news = False  # there is news since the last heartbeat left: the next may come early
-        self.place: object | None = None  # the one place of the cycle that holds this term
+    key: Any
+    heartbeats: Heartbeats
+    granted_at: float = field(kw_only=True)  # when the last acknowledged heartbeat, or the claim, was sent
+    confirmed: bool = field(default=True, kw_only=True)
+    strikes: int = field(default=0, init=False)  # failed heartbeats in a row
+    retries: int = field(default=0, init=False)  # failed heartbeats in this cycle
+    not_before: float = field(default=0.0, init=False)  # when the next heartbeat may be tried
+    has_news: bool = field(default=False, init=False)  # came since the last heartbeat left: the next may come early
+    place: Any = field(default=None, init=False)  # the one place of the cycle that holds this term
 
     @property
     def trusted_until(self) -> float:

@@ -128,9 +128,7 @@ class Controller:
         """Have the supervisor release the tasks whose handlers run when the process ends; return their number."""
         for work in self._works.values():
             task, progress = work.held.task, work.held.progress
-            self._keeper.report_on_exit(
-                work.held, Settlement(id=task.id, token=task.token, outcome="release", progress=progress)
-            )
+            work.held.report_on_exit(Settlement(id=task.id, token=task.token, outcome="release", progress=progress))
         return len(self._works)
 
     @property

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from leasekit._core.cycle import AtRisk, CancelRequested, Confirmed, Cycle, Effect, Lost, Regranted, Send
+from leasekit._core.cycle import Cycle, Early, Lost, Send
 from leasekit._core.term import Term
 from leasekit.config import Heartbeats
 from leasekit.task import Verdict, VerdictWord
@@ -37,7 +37,6 @@ RHYTHMS = (
 )
 ANSWERS = (
     Verdict(id="", verdict="renewed"),
-    Verdict(id="", verdict="renewed", order="cancel"),
     Verdict(id="", verdict="renewed", ttl=47.0),
     Verdict(id="", verdict="throttled"),
     Verdict(id="", verdict="throttled", retry_after=7.0),
@@ -62,7 +61,7 @@ class CycleMachine(RuleBasedStateMachine):
     @initialize(heartbeats=st.sampled_from(RHYTHMS), now=st.floats(0, 1e6), seed=st.integers(0, 9))
     def begin(self, heartbeats: Heartbeats, now: float, seed: int) -> None:
         self.heartbeats, self.began, self.now = heartbeats, now, now
-        self.cycle = Cycle(heartbeats, now=now, random=random.Random(seed).random)
+        self.cycle = Cycle(heartbeats, now=now, random=random.Random(seed).random, early=Early())
         self.keys = itertools.count()
         self.held: dict[Term, None] = {}
         self.open: dict[Send, float] = {}  # → asked_at
@@ -168,40 +167,37 @@ class CycleMachine(RuleBasedStateMachine):
         asked_at = self.open.pop(send)
         before = {term: term.confirmed for term in send.terms}
         heard = {term: verdict for term, verdict in zip(send.terms, verdicts, strict=True) if term in self.held}
-        effects = self.cycle.answered(send, verdicts, asked_at=asked_at, now=self.now)
+        lost = {loss.term: loss for loss in self.cycle.answered(send, verdicts, asked_at=asked_at, now=self.now)}
         for term, verdict in heard.items():
-            self.hear(term, verdict, asked_at, was_confirmed=before[term], effects=effects)
-        for effect in effects:
-            self.perform(effect)
-        assert all(effect.term in heard for effect in effects if not isinstance(effect, Send)), "not its verdict"
+            self.hear(term, verdict, asked_at, was_confirmed=before[term], is_lost=term in lost)
+        for loss in lost.values():
+            self.perform(loss)
+        assert lost.keys() <= heard.keys(), "not its verdict"
 
-    def hear(
-        self, term: Term, verdict: Verdict, asked_at: float, *, was_confirmed: bool, effects: Sequence[Effect]
-    ) -> None:
+    def hear(self, term: Term, verdict: Verdict, asked_at: float, *, was_confirmed: bool, is_lost: bool) -> None:
         """One verdict, and what it is allowed and obliged to change."""
-        mine = [effect for effect in effects if not isinstance(effect, Send) and effect.term is term]
-        expected: list[type] = []
+        must_be_lost, is_confirmed = False, was_confirmed
         match verdict.verdict:
             case "renewed" if not was_confirmed and asked_at + self.heartbeats.slack <= self.now:
                 pass  # over again before anybody could rely on it
             case "renewed":
-                expected += [Confirmed] * (not was_confirmed) + [CancelRequested] * (verdict.order is not None)
-                expected += [Regranted] * (verdict.ttl is not None)
+                is_confirmed = True
                 self.strikes[term] = 0
                 self.granted[term] = max(self.granted[term], asked_at)
                 self.check_once_a_cycle(term)
+                if verdict.ttl is not None:  # the keeper moves it to the cycle of that ttl
+                    self.cycle.remove(term)
+                    self.forget(term)
             case "gone":
-                expected.append(Lost)
+                must_be_lost = True
             case "failed":
                 self.strikes[term] += 1
                 silent = asked_at - self.granted[term] >= self.heartbeats.strikes_from
-                if self.strikes[term] >= self.heartbeats.max_failures and (silent or not was_confirmed):
-                    expected.append(Lost)
-                elif self.strikes[term] == 1:
-                    expected.append(AtRisk)
+                must_be_lost = self.strikes[term] >= self.heartbeats.max_failures and (silent or not was_confirmed)
             case _:
                 pass
-        assert [type(effect) for effect in mine] == expected
+        assert is_lost == must_be_lost
+        assert term.confirmed == is_confirmed
 
     def check_once_a_cycle(self, term: Term) -> None:
         assert self.renewed_in.get(term) != self.turns, "renewed twice in one cycle"
@@ -210,7 +206,7 @@ class CycleMachine(RuleBasedStateMachine):
         if term.granted_at + cycle > self.began + (self.turns + 1) * cycle + 1 / self.heartbeats.rate:
             self.renewed_in[term] = self.turns
 
-    def perform(self, effect: Effect) -> None:
+    def perform(self, effect: Send | Lost) -> None:
         match effect:
             case Send(terms, late):
                 assert 0 < len(terms) <= self.heartbeats.batch
@@ -226,10 +222,6 @@ class CycleMachine(RuleBasedStateMachine):
                 assert reason != "expired" or term.confirmed, "nobody relied on it yet"
                 assert reason != "expired" or term.lost_at <= self.now, "lost before its time"
                 self.forget(term)
-            case Regranted(term):
-                self.forget(term)
-            case AtRisk(term) | Confirmed(term) | CancelRequested(term):
-                assert term in self.held
 
     def forget(self, term: Term) -> None:
         del self.held[term]
@@ -255,7 +247,7 @@ class CycleMachine(RuleBasedStateMachine):
     @invariant()
     def calls_are_bounded(self) -> None:
         assert len(self.open) <= self.heartbeats.in_flight
-        assert set(self.cycle._calls) == set(self.open)
+        assert set(self.cycle._in_flight) == set(self.open)
 
     @invariant()
     def main_is_ordered_and_only_the_unconfirmed_are_urgent(self) -> None:

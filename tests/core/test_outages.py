@@ -11,12 +11,12 @@ import itertools
 import math
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
-from leasekit._core.cycle import Cycle, Early, Effect, Lost, Regranted, Send
+from leasekit._core.cycle import Cycle, Early, Lost, Send
 from leasekit._core.term import Term
 from leasekit.config import Heartbeats
 from leasekit.errors import ConfigError
@@ -185,18 +185,13 @@ class World:
             for cycle in list(self.cycles.values()):
                 self._perform(cycle, cycle.step(self.now))
 
-    def _perform(self, cycle: Cycle, effects: list[Effect]) -> None:
+    def _perform(self, cycle: Cycle, effects: Sequence[Send | Lost]) -> None:
         for effect in effects:
             match effect:
                 case Lost():
                     self.lost.append((self.now, effect.term, effect.reason))
                 case Send():
                     self._send(cycle, effect)
-                case Regranted():
-                    effect.term.heartbeats = self.case.heartbeats.for_ttl(effect.ttl)
-                    self.cycle(effect.term.heartbeats).restore(effect.term, self.now)
-                case _:
-                    pass
 
     def _send(self, cycle: Cycle, send: Send) -> None:
         asked_at, case = self.now, self.case
@@ -217,6 +212,11 @@ class World:
                 self.longest = max(self.longest, asked_at - term.granted_at)
             verdicts.append(Verdict(id="", verdict=word, ttl=ttl))  # type: ignore[arg-type]
         self._perform(cycle, cycle.answered(send, verdicts, asked_at=asked_at, now=self.now))
+        for term, verdict in zip(send.terms, verdicts, strict=True):
+            if term.place is not None and verdict.ttl not in (None, cycle.heartbeats.ttl):
+                cycle.remove(term)
+                term.heartbeats = self.case.heartbeats.for_ttl(verdict.ttl)
+                self.cycle(term.heartbeats).add(term, self.now, renewed=True)
 
 
 def survive(case: Case) -> World:

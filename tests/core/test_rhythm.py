@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from leasekit._core.cycle import Cycle, Lost, Send
+from leasekit._core.cycle import Cycle, Early, Lost, Send
 from leasekit._core.term import Term
 from leasekit.config import Heartbeats
 from leasekit.task import Verdict
@@ -46,7 +46,7 @@ class Run:
     renewals: dict[Term, list[float]] = field(default_factory=dict[Term, list[float]])
 
     def __post_init__(self) -> None:
-        self.cycle = Cycle(self.heartbeats, now=self.now, random=random.Random(7).random)
+        self.cycle = Cycle(self.heartbeats, now=self.now, random=random.Random(7).random, early=Early())
         self._turns_at = self.now
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()

@@ -30,7 +30,6 @@ class LossFacts:
     """The facts known about a lease that was lost at `now`."""
 
     reason: str  # in one word
-    said: str  # the text if nothing more is known
     is_gone: bool  # the service reported the lease as gone
     now: float
     granted_at: float  # when its last acknowledged heartbeat, or its claim, was sent
@@ -69,7 +68,7 @@ def explain(facts: LossFacts) -> str:
         cause = _cause(facts) if facts.reason in _OUR_FAULT else None
         return f"the service said that {_GONE[facts.reason]}" + (f"; {cause}" if cause else "")
     if facts.is_gone or facts.reason not in ("expired", "strikes"):
-        return facts.said
+        return f"the service answered that the lease is gone: {facts.reason}"
     why = _cause(facts) or f"no beat was acknowledged for {facts.now - facts.granted_at:.1f} s"
     return f"{why}; trust ended at {_clock(facts.lost_at + facts.wall)}"
 

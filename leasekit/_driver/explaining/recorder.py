@@ -151,7 +151,7 @@ class Recorder:
         for effect in lost:
             term, its = effect.term, calls[effect.term]
             verdicts = [call.verdict(term) for call in its]
-            key = (effect.reason, effect.why, term.granted_at, term.strikes, *map(id, its), *map(id, verdicts))
+            key = (effect.reason, term.granted_at, term.strikes, *map(id, its), *map(id, verdicts))
             if key not in told:
                 told[key] = self._story(effect, its, notes, now)
             stories.append(told[key])
@@ -161,7 +161,7 @@ class Recorder:
         """Explain a lease whose trust ended before the keeper, which may be stuck, has noticed. Any thread."""
         notes = [*_copy(self._notes), *self._noticed(reading)]
         calls = self._calls_of({term})[term]
-        return self._story(Lost(term, "expired", ""), calls, notes, reading.at)
+        return self._story(Lost(term, "expired"), calls, notes, reading.at)
 
     def _calls_of(self, terms: set[Term]) -> dict[Term, list[Call]]:
         found: dict[Term, list[Call]] = {term: [] for term in terms}
@@ -174,7 +174,6 @@ class Recorder:
         term = lost.term
         facts = LossFacts(
             reason=lost.reason,
-            said=lost.why,
             is_gone=any(one.verdict == "gone" for one in (_try(call, call.verdict(term)) for call in calls)),
             now=now,
             granted_at=term.granted_at,

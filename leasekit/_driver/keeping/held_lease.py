@@ -17,7 +17,7 @@ from leasekit._driver.reporting.ledger import Ledger
 from leasekit.backend import Capabilities
 from leasekit.config import Heartbeats
 from leasekit.errors import Cancelled, Draining, LeaseError, LeaseLost, LossReason, NotHeld
-from leasekit.task import Beat, Task
+from leasekit.task import Beat, Settlement, Task
 
 __all__ = ["HeldLease", "Owner", "loss_reason"]
 
@@ -240,7 +240,14 @@ class HeldLease:
         return None if latest[1] is self._acknowledged else latest
 
     def reported(self, beat: Beat) -> None:
-        """Record that `beat` was acknowledged: its progress is not sent again, unless newer progress exists."""
+        """Record that `beat` was acknowledged: no heartbeat and no supervisor reports its progress again."""
+        self.forget_progress(beat)
+        if self.checkpoint and self.unsent is None and self.ledger is not None:
+            self.ledger.remove(self.checkpoint)
+            self.checkpoint = 0
+
+    def forget_progress(self, beat: Beat) -> None:
+        """Do not send the progress of `beat` again; newer progress is sent."""
         if beat.progress is not UNSET:
             self._acknowledged = beat.progress
 
@@ -266,6 +273,11 @@ class HeldLease:
             self.confirmed.set_exception(self.loss())
         self._notify()
 
+    def may_begin(self) -> None:
+        """Tell the code that waits for the first acknowledged heartbeat that it has come."""
+        if self.confirmed is not None and not self.confirmed.done():
+            self.confirmed.set_result(None)
+
     @property
     def ends_at(self) -> float:
         """The instant by which the handler of a lost lease must have ended."""
@@ -274,3 +286,29 @@ class HeldLease:
     def _notify(self) -> None:
         if self.listener is not None:
             self.listener()
+
+    # What a supervisor reads --------------------------------------------------------------------------------------
+
+    def enter(self, ledger: Ledger) -> None:
+        """Note in `ledger` that this process holds the lease."""
+        self.ledger, self.entry = ledger, ledger.add(self.task.id, self.task.token)
+
+    def note_progress(self, progress: tuple[int | None, Any]) -> None:
+        """Note numbered progress in the ledger: the supervisor reports it if this process dies before."""
+        if self.ledger is not None:
+            number, value = progress
+            self.checkpoint = self.ledger.progress(
+                self.checkpoint, self.task.id, self.task.token, value, number=number or 0
+            )
+
+    def report_on_exit(self, settlement: Settlement) -> None:
+        """Have the supervisor report `settlement`, for a handler that goes on, once this process has ended."""
+        if self.ledger is not None:
+            self.entry = self.ledger.record_settlement(self.entry, settlement)
+
+    def leave_ledger(self) -> None:
+        """Remove the lease from the ledger: a supervisor does not hand it back when this process ends."""
+        if self.ledger is not None:
+            self.ledger.remove(self.entry)
+            self.ledger.remove(self.checkpoint)
+            self.ledger = None

@@ -7,17 +7,13 @@ of a backend becomes a verdict: no error of a service, an adapter or a hook ends
 import asyncio
 import contextlib
 import logging
-import math
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from msgspec import UNSET
-
 from leasekit import hooks as events
-from leasekit._core.cycle import AtRisk, CancelRequested, Confirmed, Cycle, Early, Effect, Lost, Regranted, Send
+from leasekit._core.cycle import Lost
 from leasekit._core.term import Term, granted_at
 from leasekit._driver.clock import Clock
 from leasekit._driver.explaining.loop_monitor import LoopMonitor, take_reading
@@ -27,15 +23,14 @@ from leasekit._driver.guarding.idle_watch import IdleWatch
 from leasekit._driver.guarding.watchdog import UNGUARDED, Watchdog
 from leasekit._driver.keeping.claims import Claims
 from leasekit._driver.keeping.held_lease import HeldLease, Owner, loss_reason
+from leasekit._driver.keeping.renewal import Renewal
 from leasekit._driver.reporting.ledger import Ledger
 from leasekit._driver.reporting.outbox import Delivery, Outbox
-from leasekit._driver.retrying import call_once
-from leasekit._driver.thread import spawn
 from leasekit.backend import Backend, Scheduler
 from leasekit.config import Heartbeats
-from leasekit.errors import BackendError, Cancelled, ConfigError, Refused, Throttled
+from leasekit.errors import Cancelled, ConfigError, Refused
 from leasekit.hooks import Hooks
-from leasekit.task import Beat, Claimed, Settlement, Task, Verdict
+from leasekit.task import Claimed, Settlement, Task, Verdict
 
 __all__ = ["Keeper"]
 
@@ -67,17 +62,12 @@ class Keeper:
         self._heartbeats = replace(heartbeats, batch=min(heartbeats.batch, capabilities.max_batch))
         self._clock = clock
         self._hooks = hooks
-        self._chance = chance
         self._watchdog = watchdog
-        self.guards_elsewhere = False  # handlers may run in other processes, each lease with a watchdog of its own
-        self._cycles: dict[float, Cycle] = {}
-        self._early = Early()
         # Schedules a call in the keeper's loop, from any thread.
         self.call_soon: Callable[..., object] = _at_once
         self._on_news = self._hear_news  # one bound method for all leases
         self._shows_status = isinstance(backend, Scheduler)
         self._leases: dict[tuple[str, str], HeldLease] = {}
-        self._calls: set[asyncio.Task[None]] = set()
         self._escalation = Escalation(last_resort)
         self._idle_watch = IdleWatch()
         self._wake = asyncio.Event()
@@ -87,6 +77,19 @@ class Keeper:
         self._expired = self._tell_expired  # one bound method for all leases
         self._ledger: Ledger | None = None  # where a supervisor reads what is held
         self.outbox = Outbox(backend, clock=clock, hooks=hooks, random=chance.random, call_timeout=_SETTLE_TIMEOUT)
+        self._renewal = Renewal(
+            backend,
+            self._heartbeats,
+            clock=clock,
+            hooks=hooks,
+            chance=chance,
+            recorder=self._recorder,
+            watchdog=watchdog,
+            wake=self._wake,
+            look_after=self._look_after,
+            on_lost=self._lose,
+            on_cancel=self._cancel_requested,
+        )
         self._claims = Claims(backend, clock=clock, outbox=self.outbox, patience=heartbeats.cycle, chance=chance)
 
     def note_in(self, ledger: Ledger) -> None:
@@ -119,11 +122,8 @@ class Keeper:
         """Claim up to `limit` tasks, and renew their leases from now on.
 
         `started`: their handlers are about to begin; otherwise tasks wait in a buffer, and heartbeats say so until they
-        begin. `failing` is called with the error of each failed try that is repeated.
-
-        A claim whose answer was lost is repeated under the same id, so that no task is idle until its lease expires.
-        Cancelling this call gives back tasks that may have been granted meanwhile, and so does closing, which raises
-        `Closed` here.
+        begin. `failing` is called with the error of each failed try that is repeated. `Claims.claim` says what happens
+        to granted tasks when this call is cancelled.
         """
         claimed, asked_at = await self._claims.claim(kinds, limit=limit, wait=wait, failing=failing)
         return self._granted(claimed, asked_at, started=started)
@@ -162,7 +162,7 @@ class Keeper:
         held = self._hold(task, granted=granted, confirmed=confirmed, started=started)
         self._leases[task.id, task.token] = held
         if self._ledger is not None:
-            held.ledger, held.entry = self._ledger, self._ledger.add(task.id, task.token)
+            held.enter(self._ledger)
         self.start_renewing(held)
         return held
 
@@ -182,18 +182,8 @@ class Keeper:
 
     def start_renewing(self, held: HeldLease) -> None:
         """Renew the lease `held` from now on."""
-        self._cycle(held.task.ttl).add(held.term, self._clock.now())
+        self._renewal.add(held)
         self._check_capacity()
-        self._wake.set()
-
-    def _cycle(self, ttl: float) -> Cycle:
-        cycle = self._cycles.get(ttl)
-        if cycle is None:
-            heartbeats = self._heartbeats.for_ttl(ttl)
-            cycle = self._cycles[ttl] = Cycle(
-                heartbeats, now=self._clock.now(), random=self._chance.random, early=self._early
-            )
-        return cycle
 
     def _check_capacity(self) -> None:
         overloaded = len(self._leases) > self.capacity
@@ -215,57 +205,24 @@ class Keeper:
     def _take_news(self, held: HeldLease) -> None:
         """Note for the supervisor that the handler has begun or progressed, and have the service hear of it soon."""
         held.announced = False  # first: news that are written from here on are announced again
-        unsent, term = held.unsent, held.term
-        if held.settling or term.place is None:
+        unsent = held.unsent
+        if held.settling or held.term.place is None:
             return
         if unsent is None:
             if self._shows_status:
-                self._hasten(held)
+                self._renewal.hasten(held)
         elif self._backend.capabilities.progress:
-            if held.ledger is not None:
-                task = held.task
-                number, progress = unsent
-                held.checkpoint = held.ledger.progress(
-                    held.checkpoint, task.id, task.token, progress, number=number or 0
-                )
-            self._hasten(held)
-
-    def _hasten(self, held: HeldLease) -> None:
-        self._cycle(held.term.heartbeats.ttl).hasten(held.term, self._clock.now())
-        self._wake.set()
-
-    def _reported(self, held: HeldLease, beat: Beat) -> None:
-        """Record that the service has this progress; the supervisor need not report the latest progress then."""
-        held.reported(beat)
-        if held.checkpoint and held.unsent is None and held.ledger is not None:
-            held.ledger.remove(held.checkpoint)
-            held.checkpoint = 0
+            held.note_progress(unsent)
+            self._renewal.hasten(held)
 
     def drop(self, held: HeldLease) -> None:
         """Stop renewing this lease and drop its bookkeeping."""
         self._leases.pop((held.task.id, held.task.token), None)
         self._check_capacity()
         held.hand_over(None)  # or the reference's callback would form a reference cycle
-        self._remove_from_ledger(held)
-        self._drop(held)
+        held.leave_ledger()
+        self._renewal.remove(held)
         held.term.key = None  # or the two would keep task and payload until the garbage collector runs
-
-    def _remove_from_ledger(self, held: HeldLease) -> None:
-        """Remove the lease from the ledger: a supervisor does not hand it back when this process ends."""
-        if held.ledger is not None:
-            held.ledger.remove(held.entry)
-            held.ledger.remove(held.checkpoint)
-            held.ledger = None
-
-    def report_on_exit(self, held: HeldLease, settlement: Settlement) -> None:
-        """Have the supervisor report `settlement`, for a handler that goes on, once this process has ended."""
-        if held.ledger is not None:
-            held.entry = held.ledger.record_settlement(held.entry, settlement)
-
-    def _drop(self, held: HeldLease) -> None:
-        cycle = self._cycles.get(held.term.heartbeats.ttl)
-        if cycle is not None:
-            cycle.remove(held.term)
 
     def ended(self, held: HeldLease) -> None:
         """Record that the handler has ended: from here on, none of its code runs."""
@@ -312,8 +269,8 @@ class Keeper:
         self.ended(held)
         held.settling = True
         if report.settlement.outcome in ("retry", "release") and not self._backend.capabilities.refuses_stale:
-            self._drop(held)  # a later heartbeat would take the task back again
-            self._remove_from_ledger(held)  # and so would a supervisor that hands the task back
+            self._renewal.remove(held)  # a later heartbeat would take the task back again
+            held.leave_ledger()  # and so would a supervisor that hands the task back
         settlement = report.settlement
         report.heard = lambda answer: self._settled(held, settlement, answer, ours=ours)
         self.outbox.put(report)
@@ -367,103 +324,15 @@ class Keeper:
 
     def _once(self, now: float) -> float:
         """Do what is due at `now`; return the instant at which the next work is due."""
-        for ttl, cycle in list(self._cycles.items()):
-            self._perform(cycle, cycle.step(now), now)
-            if cycle.unused:
-                del self._cycles[ttl]
+        renew_at = self._renewal.step(now)
         for held in self._idle_watch.step(now):  # a hung task must not heartbeat for ever
-            self._drop(held)
+            self._renewal.remove(held)
             why = f"its handler reported no progress for {held.idle_timeout:g} s, and did not end when told to"
             self._lost(held, "idle", Story(why), now)
         self._escalation.step(now)
-        wake_at = min((cycle.wake_at for cycle in self._cycles.values()), default=math.inf)
-        return min(wake_at, self._idle_watch.wake_at, self._escalation.wake_at)
+        return min(renew_at, self._idle_watch.wake_at, self._escalation.wake_at)
 
-    def _perform(self, cycle: Cycle, effects: Sequence[Effect], now: float) -> None:
-        if lost := [effect for effect in effects if isinstance(effect, Lost)]:
-            self._recorder.woke(self._reading())  # an answer may have woken the loop before the keeper did
-            for loss, story in zip(lost, self._recorder.explain(lost, now), strict=True):
-                self._lost(loss.term.key, loss.reason, story, now)
-        for effect in effects:
-            self._perform_one(cycle, effect, now)
-
-    def _perform_one(self, cycle: Cycle, effect: Effect, now: float) -> None:
-        match effect:
-            case Send():
-                spawn(self._beat(cycle, effect, [term.key for term in effect.terms]), self._calls)
-            case Lost():
-                pass
-            case AtRisk():
-                task: Task = effect.term.key.task
-                self._hooks(events.AtRisk(at=now, task_id=task.id, token=task.token, why=effect.why))
-            case CancelRequested():
-                self._ordered(effect.term.key, effect.order, now)
-            case Confirmed():
-                held: HeldLease = effect.term.key
-                if held.confirmed is not None and not held.confirmed.done():
-                    held.confirmed.set_result(None)
-            case Regranted():
-                effect.term.heartbeats = self._heartbeats.for_ttl(effect.ttl)
-                effect.term.key.watchdog.renewed([effect.term], effect.term.trusted_until)
-                self._cycle(effect.ttl).restore(effect.term, now)
-                if effect.term.has_news:  # the news came while the heartbeat was on its way
-                    self._take_news(effect.term.key)
-
-    # Heartbeats ---------------------------------------------------------------------------------------------------
-
-    async def _beat(self, cycle: Cycle, send: Send, leases: Sequence[HeldLease]) -> None:
-        for held in leases:
-            self._look_after(held)
-        beats = [held.beat for held in leases]
-        asked_at = self._clock.now()
-        call, failure = self._recorder.sent(send, asked_at, held=len(self._leases)), None
-        if self._hooks.active:
-            self._hooks(events.Sent(at=asked_at, task_ids=[beat.id for beat in beats], late=send.late))
-        try:
-            verdicts = await call_once(lambda: self._verdicts(beats), within=cycle.heartbeats.call_timeout)
-        except BackendError as error:
-            failure = _no_verdict(error)
-            verdicts = [failure] * len(beats)
-            if isinstance(error, Refused):
-                _without_progress(leases, beats, error)
-        now = self._clock.now()
-        self._recorder.answered(call, verdicts, now, error=failure)
-        for held, beat, verdict in zip(leases, beats, verdicts, strict=True):
-            if beat.progress is not UNSET and verdict.verdict == "renewed":
-                self._reported(held, beat)
-        if self._hooks.active:
-            counts = Counter[str]([verdict.verdict for verdict in verdicts])
-            self._hooks(events.Answered(at=now, round_trip=now - asked_at, verdicts=counts))
-        if self._hooks.active and (renewed := [verdict.id for verdict in verdicts if verdict.verdict == "renewed"]):
-            self._hooks(events.Renewed(at=now, task_ids=renewed, round_trip=now - asked_at))
-        effects = cycle.answered(send, verdicts, asked_at=asked_at, now=now)
-        # No await between the extended trust and the timer that ends with it.
-        if self._watchdog.guards or self.guards_elsewhere:
-            renewed_terms = [term for term in send.terms if term.granted_at == asked_at and term.place is not None]
-            self._guard(renewed_terms, asked_at + cycle.heartbeats.trust)
-        self._perform(cycle, effects, now)
-        self._wake.set()
-
-    def _guard(self, renewed: Sequence[Term], until: float) -> None:
-        self._watchdog.renewed(renewed, until)
-        if self.guards_elsewhere:
-            for term in renewed:
-                if (guard := term.key.watchdog) is not self._watchdog:
-                    guard.renewed([term], until)
-
-    async def _verdicts(self, beats: Sequence[Beat]) -> list[Verdict]:
-        verdicts = await self._backend.beat(beats)
-        # Nearly always all verdicts are in order, and this is the cheapest check for that.
-        if [verdict.id for verdict in verdicts] == [beat.id for beat in beats] and all(
-            map(_sensible, {verdict.ttl: verdict for verdict in verdicts}.values())
-        ):
-            return verdicts
-        return [
-            verdict if verdict.id == beat.id and _sensible(verdict) else _nonsense(beat.id)
-            for beat, verdict in zip(beats, verdicts, strict=True)
-        ]
-
-    def _ordered(self, held: HeldLease, order: str, now: float) -> None:
+    def _cancel_requested(self, held: HeldLease, order: str, now: float) -> None:
         if held.stop is None:
             task = held.task
             self._hooks(events.CancelRequested(at=now, task_id=task.id, token=task.token, order=order))
@@ -477,6 +346,12 @@ class Keeper:
     def _tell_expired(self, term: Term) -> Story:
         return self._recorder.expired(term, self._reading())
 
+    def _lose(self, lost: Sequence[Lost], now: float) -> None:
+        if lost:
+            self._recorder.woke(self._reading())  # an answer may have woken the loop before the keeper did
+            for loss, story in zip(lost, self._recorder.explain(lost, now), strict=True):
+                self._lost(loss.term.key, loss.reason, story, now)
+
     def _lost(self, held: HeldLease, reason: str, story: Story, now: float) -> None:
         self._look_after(held)
         # A heartbeat that crosses its settlement is answered *gone*, which is no loss: the settlement's answer counts.
@@ -484,7 +359,7 @@ class Keeper:
             return
         held.lose(reason, story, now)  # first: a handler that begins at this moment sees the loss, or is seen below
         if not self._backend.capabilities.refuses_stale:
-            self._remove_from_ledger(held)  # another process may hold the task when this process ends
+            held.leave_ledger()  # another process may hold the task when this process ends
         if held.body_runs:
             if held.watchdog is self._watchdog:  # handlers in other processes end without this one
                 self._escalation.add(held)
@@ -504,7 +379,7 @@ class Keeper:
             self._look_after(held)
             self.release_if_unstarted(held)
             if held.body_runs:
-                self._drop(held)
+                self._renewal.remove(held)
                 self._lost(held, "closed", Story("its client was closed while the code under it ran"), now)
         try:
             with contextlib.suppress(TimeoutError):
@@ -513,10 +388,7 @@ class Keeper:
                     await self.outbox.empty()
             await self._claims.aclose()
             await self.outbox.aclose()
-            calls = list(self._calls)
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
+            await self._renewal.aclose()
         finally:
             self._watchdog.close()  # handlers that still run stay guarded
             await self._backend.aclose()
@@ -524,25 +396,3 @@ class Keeper:
 
 def _at_once(call: Callable[..., object], *args: Any) -> None:
     call(*args)
-
-
-def _without_progress(leases: Sequence[HeldLease], beats: Sequence[Beat], refused: Refused) -> None:
-    """Drop the progress to blame for a refused batch: apart from ids, only users' progress can be at fault."""
-    blamed = {error.get("item") for error in refused.errors}
-    for position in [n for n in range(len(beats)) if n in blamed] or range(len(beats)):
-        leases[position].reported(beats[position])
-
-
-def _sensible(verdict: Verdict) -> bool:
-    return verdict.ttl is None or 2 <= verdict.ttl < math.inf
-
-
-def _nonsense(task_id: str) -> Verdict:
-    return Verdict(id=task_id, verdict="failed", reason="the service's verdict makes no sense")
-
-
-def _no_verdict(error: BackendError) -> Verdict:
-    """Return the verdict that a failed call means for each lease in it."""
-    if isinstance(error, Throttled):
-        return Verdict(id="", verdict="throttled", retry_after=error.retry_after)
-    return Verdict(id="", verdict="failed", reason=f"{type(error).__name__}: {error}")

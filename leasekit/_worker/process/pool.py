@@ -42,7 +42,6 @@ class ProcessExecutor:
         self._was_ready = False
         self._closed = False
         setup = handler_import.setup(handlers, connection)
-        connection.keeper.guards_elsewhere = True
         self._slots = [Slot(setup, connection.clock.now) for _ in range(count)]
         self._threads = [
             threading.Thread(target=self._serve, args=[slot], name=f"leasekit-executor-{number}", daemon=True)

@@ -9,7 +9,6 @@ from leasekit._driver.explaining.loss_report import LossFacts, Note, Try, explai
 NOON = 1_767_268_800.0  # 12:00:00 UTC
 FACTS = LossFacts(
     reason="expired",
-    said="as the cycle has it",
     is_gone=False,
     now=400.0,
     granted_at=115.0,
@@ -124,4 +123,4 @@ def test_what_the_service_said_comes_with_what_is_known_of_the_cause() -> None:
 
 
 def test_other_reasons_are_told_as_they_came() -> None:
-    assert explain(replace(FACTS, reason="odd")) == "as the cycle has it"
+    assert explain(replace(FACTS, reason="odd")) == "the service answered that the lease is gone: odd"

@@ -26,8 +26,8 @@ def term(granted_at: float = START) -> Term:
     return Term(None, Heartbeats(), granted_at=granted_at)
 
 
-def lost(term: Term, reason: str = "expired", why: str = "") -> Lost:
-    return Lost(term, reason, why)
+def lost(term: Term, reason: str = "expired") -> Lost:
+    return Lost(term, reason)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def beaten(
     late: float = 0.0,
 ) -> None:
     """A batch that was sent and answered: *renewed* for all but those at these positions."""
-    call = recorder.sent(Send(terms, late), at, held=len(terms))
+    call = recorder.sent(Send(list(terms), late), at, held=len(terms))
     verdicts = [(odd or {}).get(n, error or Verdict(id="", verdict="renewed")) for n in range(len(terms))]
     recorder.answered(call, verdicts, at + took, error=error)
     if error is None:

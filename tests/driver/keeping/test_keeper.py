@@ -17,8 +17,8 @@ from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit._driver.keeping.keeper import Keeper
 from leasekit._driver.reporting.outbox import Report
 from leasekit.backend import Backend, Capabilities
-from leasekit.errors import LeaseLost, NotHeld
-from leasekit.hooks import CapacityExceeded, Event, Hooks, Lost, Renewed, Sent
+from leasekit.errors import Cancelled, LeaseLost, NotHeld
+from leasekit.hooks import AtRisk, CancelRequested, CapacityExceeded, Event, Hooks, Lost, Renewed, Sent
 from leasekit.task import Beat, NewTask, Settlement, Status, Task, Verdict
 from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
@@ -209,6 +209,30 @@ async def test_whatever_an_adapter_does_to_a_beat_is_one_failed_try(
     assert held.clock.now() - held.term.granted_at < 140
 
 
+async def test_the_first_strike_puts_a_lease_at_risk_and_the_second_says_nothing_new(
+    start: Start, faulty: Faulty, clock: FakeClock
+) -> None:
+    rig = start()
+    [held] = await take(rig, faulty)
+    await let_pass(clock, 1)
+    faulty.always("beat", faults.refuse)
+    await let_pass(clock, 130)
+    assert held.term.strikes > 1
+    assert [event.task_id for event in rig.of(AtRisk)] == [held.task.id]
+
+
+async def test_a_lease_whose_cancel_is_requested_is_kept_while_its_handler_winds_down(
+    start: Start, faulty: Faulty, clock: FakeClock
+) -> None:
+    rig = start()
+    [held] = await take(rig, faulty)
+    await faulty.cancel([held.task.id])
+    await let_pass(clock, 300)
+    assert [event.order for event in rig.of(CancelRequested)] == ["cancel"]
+    assert held.stop is Cancelled
+    assert not held.lost
+
+
 async def test_a_verdict_that_names_another_task_is_not_believed(
     start: Start, faulty: Faulty, clock: FakeClock
 ) -> None:
@@ -251,7 +275,7 @@ async def test_the_rhythm_follows_the_ttl_that_is_granted(start: Start, faulty: 
     assert 9 <= faulty.calls["beat"] <= 16
     end(rig, held)
     await let_pass(clock, 2)
-    assert not rig.keeper._cycles
+    assert not rig.keeper._renewal._cycles
 
 
 async def test_a_keeper_that_had_nothing_to_do_goes_on_with_the_next_lease(
@@ -366,7 +390,7 @@ async def test_a_settled_lease_leaves_nothing_behind(start: Start, faulty: Fault
         end(rig, held)
     await let_pass(clock, 2)
     assert not len(rig.keeper)
-    assert not rig.keeper._cycles
+    assert not rig.keeper._renewal._cycles
 
 
 async def test_bodies_that_ended_are_not_kept_for_their_idle_time(
@@ -569,7 +593,6 @@ def guarded(start: Start, faulty: Faulty, timer: Timer, request: pytest.FixtureR
         await faulty.schedule([NewTask(kind="k", **options)])
         [held] = await rig.keeper.claim(["k"], limit=1, wait=0, started=True)
         if request.param == "another":
-            rig.keeper.guards_elsewhere = True
             held.watchdog = watchdog
         held.begin(None)
         return rig, held

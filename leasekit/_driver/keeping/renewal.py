@@ -1,0 +1,215 @@
+"""Renewal: send the heartbeats of one connection's leases, and do what the verdicts ask for.
+
+Which lease is renewed when is decided by the cycles (`_core/cycle.py`), one for each ttl. All of it runs in the
+driver's thread. An error of a backend becomes a verdict: no error of a service or an adapter ends a lease.
+"""
+
+import asyncio
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from msgspec import UNSET
+
+from leasekit import hooks as events
+from leasekit._core.cycle import Cycle, Early, Lost, Send
+from leasekit._core.term import Term
+from leasekit._driver.clock import Clock
+from leasekit._driver.explaining.recorder import Recorder
+from leasekit._driver.guarding.watchdog import Watchdog
+from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit._driver.retrying import call_once
+from leasekit._driver.thread import spawn
+from leasekit.backend import Backend
+from leasekit.config import Heartbeats
+from leasekit.errors import BackendError, Refused, Throttled
+from leasekit.hooks import Hooks
+from leasekit.task import Beat, Verdict
+
+__all__ = ["Renewal"]
+
+
+class Renewal:
+    """The cycles of one connection and their calls in progress. Used in the driver's thread alone.
+
+    `wake` is set when `step` has to be called again. `look_after` is called with each lease before its heartbeat
+    leaves, `on_lost` with the leases that are lost, `on_cancel` with one that the service asks to wind down.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        heartbeats: Heartbeats,
+        *,
+        clock: Clock,
+        hooks: Hooks,
+        chance: random.Random,
+        recorder: Recorder,
+        watchdog: Watchdog,
+        wake: asyncio.Event,
+        look_after: Callable[[HeldLease], object],
+        on_lost: Callable[[Sequence[Lost], float], object],
+        on_cancel: Callable[[HeldLease, str, float], object],
+    ) -> None:
+        self._backend = backend
+        self._heartbeats = heartbeats
+        self._clock = clock
+        self._hooks = hooks
+        self._chance = chance
+        self._recorder = recorder
+        self._watchdog = watchdog
+        self._wake = wake
+        self._look_after = look_after
+        self._on_lost = on_lost
+        self._on_cancel = on_cancel
+        self._cycles: dict[float, Cycle] = {}
+        self._early = Early()
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def add(self, held: HeldLease, *, renewed: bool = False) -> None:
+        """Renew a lease from now on. `renewed`: it was renewed just now, by another cycle."""
+        term = held.term
+        ttl = term.heartbeats.ttl
+        cycle = self._cycles.get(ttl)
+        if cycle is None:
+            cycle = self._cycles[ttl] = Cycle(
+                term.heartbeats, now=self._clock.now(), random=self._chance.random, early=self._early
+            )
+        cycle.add(term, self._clock.now(), renewed=renewed)
+        self._wake.set()
+
+    def remove(self, held: HeldLease) -> None:
+        """Renew a lease no longer; a lease that is not renewed is no error."""
+        cycle = self._cycles.get(held.term.heartbeats.ttl)
+        if cycle is not None:
+            cycle.remove(held.term)
+
+    def hasten(self, held: HeldLease) -> None:
+        """Have the next heartbeat of a lease leave soon, because it brings news."""
+        self._cycles[held.term.heartbeats.ttl].hasten(held.term, self._clock.now())
+        self._wake.set()
+
+    def step(self, now: float) -> float:
+        """Do what is due at `now`; return the instant at which the next work is due."""
+        for ttl, cycle in list(self._cycles.items()):
+            effects = cycle.step(now)
+            self._on_lost([effect for effect in effects if isinstance(effect, Lost)], now)
+            for effect in effects:
+                if isinstance(effect, Send):
+                    spawn(self._beat(cycle, effect, [term.key for term in effect.terms]), self._calls)
+            if cycle.unused:
+                del self._cycles[ttl]
+        return min((cycle.wake_at for cycle in self._cycles.values()), default=math.inf)
+
+    async def aclose(self) -> None:
+        """Cancel the calls in progress."""
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    # Calls --------------------------------------------------------------------------------------------------------
+
+    async def _beat(self, cycle: Cycle, send: Send, leases: Sequence[HeldLease]) -> None:
+        for held in leases:
+            self._look_after(held)
+        beats = [held.beat for held in leases]
+        asked_at = self._clock.now()
+        call, failure = self._recorder.sent(send, asked_at, held=sum(map(len, self._cycles.values()))), None
+        if self._hooks.active:
+            self._hooks(events.Sent(at=asked_at, task_ids=[beat.id for beat in beats], late=send.late))
+        try:
+            verdicts = await call_once(lambda: self._verdicts(beats), within=cycle.heartbeats.call_timeout)
+        except BackendError as error:
+            failure = _no_verdict(error)
+            verdicts = [failure] * len(beats)
+            if isinstance(error, Refused):
+                _without_progress(leases, beats, error)
+        now = self._clock.now()
+        self._recorder.answered(call, verdicts, now, error=failure)
+        for held, beat, verdict in zip(leases, beats, verdicts, strict=True):
+            if beat.progress is not UNSET and verdict.verdict == "renewed":
+                held.reported(beat)
+        if self._hooks.active:
+            self._tell_answer(verdicts, asked_at, now)
+        lost = cycle.answered(send, verdicts, asked_at=asked_at, now=now)
+        # No await between the extended trust and the timer that ends with it.
+        renewed = [term for term in send.terms if term.granted_at == asked_at and term.place is not None]
+        self._guard(renewed, asked_at + cycle.heartbeats.trust)
+        self._on_lost(lost, now)
+        for held, verdict in zip(leases, verdicts, strict=True):
+            self._follow(cycle, held, verdict, now)
+        self._wake.set()
+
+    async def _verdicts(self, beats: Sequence[Beat]) -> list[Verdict]:
+        verdicts = await self._backend.beat(beats)
+        # Nearly always all verdicts are in order, and this is the cheapest check for that.
+        if [verdict.id for verdict in verdicts] == [beat.id for beat in beats] and all(
+            map(_sensible, {verdict.ttl: verdict for verdict in verdicts}.values())
+        ):
+            return verdicts
+        return [
+            verdict if verdict.id == beat.id and _sensible(verdict) else _nonsense(beat.id)
+            for beat, verdict in zip(beats, verdicts, strict=True)
+        ]
+
+    def _tell_answer(self, verdicts: Sequence[Verdict], asked_at: float, now: float) -> None:
+        counts = Counter[str]([verdict.verdict for verdict in verdicts])
+        self._hooks(events.Answered(at=now, round_trip=now - asked_at, verdicts=counts))
+        if renewed := [verdict.id for verdict in verdicts if verdict.verdict == "renewed"]:
+            self._hooks(events.Renewed(at=now, task_ids=renewed, round_trip=now - asked_at))
+
+    def _guard(self, renewed: Sequence[Term], until: float) -> None:
+        self._watchdog.renewed(renewed, until)
+        for term in renewed:
+            if (guard := term.key.watchdog) is not self._watchdog:  # the handler runs in another process
+                guard.renewed([term], until)
+
+    # Verdicts -----------------------------------------------------------------------------------------------------
+
+    def _follow(self, cycle: Cycle, held: HeldLease, verdict: Verdict, now: float) -> None:
+        """Do what a verdict asks for beyond the cycle, unless the lease was settled or lost meanwhile."""
+        term, task = held.term, held.task
+        if term.place is None:
+            return
+        if verdict.verdict == "renewed" and term.confirmed:
+            held.may_begin()
+            if verdict.order is not None:
+                self._on_cancel(held, verdict.order, now)
+            if verdict.ttl is not None and verdict.ttl != cycle.heartbeats.ttl:
+                self._regrant(held, verdict.ttl)
+        elif term.strikes == 1 and verdict.verdict not in ("renewed", "throttled"):
+            why = verdict.reason or "no reason given"
+            self._hooks(events.AtRisk(at=now, task_id=task.id, token=task.token, why=why))
+
+    def _regrant(self, held: HeldLease, ttl: float) -> None:
+        """Move a lease that was renewed with another ttl into the cycle of that ttl."""
+        self.remove(held)
+        held.term.heartbeats = self._heartbeats.for_ttl(ttl)
+        held.watchdog.renewed([held.term], held.term.trusted_until)
+        self.add(held, renewed=True)
+        if held.term.has_news and not held.settling:  # the news came while the heartbeat was on its way
+            self.hasten(held)
+
+
+def _without_progress(leases: Sequence[HeldLease], beats: Sequence[Beat], refused: Refused) -> None:
+    """Drop the progress to blame for a refused batch: apart from ids, only users' progress can be at fault."""
+    blamed = {error.get("item") for error in refused.errors}
+    for position in [n for n in range(len(beats)) if n in blamed] or range(len(beats)):
+        leases[position].forget_progress(beats[position])
+
+
+def _sensible(verdict: Verdict) -> bool:
+    return verdict.ttl is None or 2 <= verdict.ttl < math.inf
+
+
+def _nonsense(task_id: str) -> Verdict:
+    return Verdict(id=task_id, verdict="failed", reason="the service's verdict makes no sense")
+
+
+def _no_verdict(error: BackendError) -> Verdict:
+    """Return the verdict that a failed call means for each lease in it."""
+    if isinstance(error, Throttled):
+        return Verdict(id="", verdict="throttled", retry_after=error.retry_after)
+    return Verdict(id="", verdict="failed", reason=f"{type(error).__name__}: {error}")

@@ -6,12 +6,9 @@ anything of a service that tasks do not need, and all that keeps tasks' leases k
 fence, the watchdog, the checkpoint that one holder leaves to the next.
 """
 
-# pyright: reportPrivateUsage=false
-# A name and the leases of it are halves of one thing; users see neither half.
-
 import math
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar, Unpack
 from urllib.parse import quote
@@ -20,6 +17,7 @@ from leasekit._binding import Reserve, bind
 from leasekit._blocks import Block, end_of_block
 from leasekit._driver.connection import Connection
 from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit._leased_run import LeasedRun, outcome_of
 from leasekit.errors import AlreadyDone, LeasekitError, NotGranted, NotHeld
 from leasekit.lease import Lease
 from leasekit.task import NewTask, Outcome, Scheduled, Status, Task, TaskOptions
@@ -51,8 +49,8 @@ class _Name:
     """How the kinds and ids of its tasks begin."""
 
     def __init__(self, service: _Service, reserve: Reserve, name: str, *, wait: float | None, ttl: float) -> None:
-        said = self.prefix + quote(name, safe=" !#$&'()*+,:;=?@[]")
-        if not name or len(said) > _LONGEST:
+        kind = self.prefix + quote(name, safe=" !#$&'()*+,:;=?@[]")
+        if not name or len(kind) > _LONGEST:
             raise ValueError(
                 f"{name[:200]!r} cannot be the name of a lease: give 1 to {_LONGEST - len(self.prefix)} characters "
                 "(one that is not ASCII, a slash or a percent sign counts as three or more)"
@@ -63,36 +61,40 @@ class _Name:
         self.reserve = reserve
         self._service = service
         self._wait = wait
-        self._new = NewTask(kind=said, id=said, max_crashes=_MANY, claim_timeout=ttl, heartbeat_timeout=ttl)
+        self._new = NewTask(kind=kind, id=kind, max_crashes=_MANY, claim_timeout=ttl, heartbeat_timeout=ttl)
 
     @property
     def task(self) -> Task:
         """The task that stands for the granted one, until it is granted."""
         return Task(id=self._new.kind, kind=self._new.kind, token="", ttl=self._new.heartbeat_timeout)
 
-    def acquire(self, lease: "_Acquiring") -> None:
-        """Wait until the name is granted to `lease`. Raises `NotGranted`, and `AlreadyDone` for a once."""
+    def outcome_of(self, held: HeldLease, error: BaseException | None, interrupted: Outcome) -> Outcome:
+        """Return the outcome of the name's task when a block ends; see `_leased_run.outcome_of`."""
+        return "release"
+
+    def acquire(self, acquisition: "_Acquisition") -> None:
+        """Wait until the name is granted to `acquisition`. Raises `NotGranted`, and `AlreadyDone` for a once."""
         self._check_service()
         self._look(self._service.schedule_all([self._new])[0])
         connection = self._service.connection()
         try:
-            is_granted = connection.run(self._granted(connection, lease))
+            is_granted = connection.run(self._granted(connection, acquisition))
         except BaseException:
-            lease._give_up(connection)  # it may have been granted at this very moment
+            acquisition.give_up(connection)  # it may have been granted at this very moment
             raise
         if not is_granted:
             self._look(self._service.schedule_all([self._new])[0])
             raise self._elsewhere()
 
-    async def aacquire(self, lease: "_Acquiring") -> None:
+    async def aacquire(self, acquisition: "_Acquisition") -> None:
         """Do what `acquire` does, from an event loop."""
         self._check_service()
         self._look((await self._service.aschedule_all([self._new]))[0])
         connection = self._service.connection()
         try:
-            is_granted = await connection.arun(self._granted(connection, lease))
+            is_granted = await connection.arun(self._granted(connection, acquisition))
         except BaseException:
-            lease._give_up(connection)
+            acquisition.give_up(connection)
             raise
         if not is_granted:
             self._look((await self._service.aschedule_all([self._new]))[0])
@@ -114,15 +116,15 @@ class _Name:
     def _elsewhere(self) -> NotGranted:
         return NotGranted(f"the lease of {self.name!r} is held by another process; waited for {self._wait:g} s")
 
-    async def _granted(self, connection: Connection, lease: "_Acquiring") -> bool:
+    async def _granted(self, connection: Connection, acquisition: "_Acquisition") -> bool:
         """Claim the name, in the driver's loop. Return False if it was not granted in time."""
         clock, keeper = connection.clock, connection.keeper
         until = math.inf if self._wait is None else clock.now() + self._wait
-        while not lease._given_up:
+        while not acquisition.given_up:
             left = max(0.0, until - clock.now())
             leases = await keeper.claim([self._new.kind], limit=1, wait=min(_POLL, left), started=True)
             if leases:
-                lease._take_grant(connection, leases[0])
+                acquisition.take(connection, leases[0])
                 return True
             if clock.now() >= until:
                 return False
@@ -133,48 +135,63 @@ class _OnceName(_Name):
     prefix = PREFIXES[1]
     """How the kinds and ids of its tasks begin."""
 
+    def outcome_of(self, held: HeldLease, error: BaseException | None, interrupted: Outcome) -> Outcome:
+        outcome = outcome_of(held, error, interrupted)
+        return "release" if outcome == "retry" else outcome
+
     def _look(self, scheduled: Scheduled) -> None:
         if scheduled.status in (Status.SUCCESS, Status.FATAL_FAILURE):
             raise AlreadyDone(f"{self.name!r} was run to its end before: {scheduled.status}")
         super()._look(scheduled)
 
 
+class _Acquisition:
+    """An attempt to acquire a name, with its grant. Written in the driver's loop."""
+
+    def __init__(self, on_grant: Callable[[Connection, HeldLease], object]) -> None:
+        self._on_grant = on_grant
+        self._granted: tuple[Connection, HeldLease] | None = None
+        self.given_up = False
+
+    def take(self, connection: Connection, held: HeldLease) -> None:
+        """Record a grant at once: the thread that waits for it may be interrupted before it knows."""
+        held.reserved = True
+        self._granted = connection, held
+        self._on_grant(connection, held)
+
+    def give_up(self, connection: Connection) -> None:
+        """Give the lease back if it was granted, and stop waiting: its block will not begin. Any thread."""
+        self.given_up = True
+        connection.driver.call_soon(self._release)
+
+    def _release(self) -> None:
+        if self._granted is not None:
+            connection, held = self._granted
+            connection.keeper.release_if_unstarted(held)
+
+
 class _Acquiring(Lease):
     """A lease that is acquired where its block begins."""
 
     def __init__(self, named: _Name, *, idle_timeout: float | None = None, block: Block | None = None) -> None:
-        super().__init__(named.task, idle_timeout=idle_timeout)
+        super().__init__(LeasedRun(named.task, idle_timeout=idle_timeout, outcome_of=named.outcome_of))
         self._named = named
         self._block = block
-        self._given_up = False  # nobody waits for it any more
-        self._reserved: tuple[Connection, HeldLease] | None = None  # what was granted
 
     def __enter__(self) -> Self:
-        if self._record is None:
-            self._named.acquire(self)
+        if not self._run.begun:
+            self._named.acquire(_Acquisition(self._granted))
         return super().__enter__()
 
     async def __aenter__(self) -> Self:
-        if self._record is None:
-            await self._named.aacquire(self)
+        if not self._run.begun:
+            await self._named.aacquire(_Acquisition(self._granted))
         return await super().__aenter__()
 
-    def _take_grant(self, connection: Connection, held: HeldLease) -> None:
-        """Record a grant, in the driver's loop: the thread that waits for it may be interrupted before it knows."""
-        self.task = bind(held.task, self._named.reserve)
-        held.reserved = True
+    def _granted(self, connection: Connection, held: HeldLease) -> None:
+        self._run.task = bind(held.task, self._named.reserve)
         self._reserved = connection, held
         self._own(connection, held)
-
-    def _give_up(self, connection: Connection) -> None:
-        """Give the lease back if it was granted, and stop waiting: its block will not begin."""
-        self._given_up = True
-        connection.driver.call_soon(self._let_go)
-
-    def _let_go(self) -> None:
-        if self._reserved is not None:
-            connection, held = self._reserved
-            connection.keeper.release_if_unstarted(held)
 
 
 class NamedLease(_Acquiring):
@@ -197,16 +214,9 @@ class NamedLease(_Acquiring):
             f"{self._named.name!r} is a name, not a task: it has no outcome, leave the block to release it"
         )
 
-    def _outcome_of(self, error: BaseException | None, interrupted: Outcome) -> Outcome:
-        return "release"
-
 
 class OnceLease(_Acquiring):
     """The right to run code to its end. A block that fails releases it, and a later caller tries again."""
-
-    def _outcome_of(self, error: BaseException | None, interrupted: Outcome) -> Outcome:
-        outcome = super()._outcome_of(error, interrupted)
-        return "release" if outcome == "retry" else outcome
 
 
 L = TypeVar("L", bound=_Acquiring)
@@ -232,7 +242,7 @@ class _Entered(Generic[L]):
         """The name that is leased."""
         return self._name.name
 
-    def _leased(self, idle_timeout: float | None) -> L:
+    def __lease__(self, idle_timeout: float | None) -> L:
         """Return a lease of this name, for the block of `with lease(…)`."""
         return self._lease_type(self._name, idle_timeout=idle_timeout)
 

@@ -531,7 +531,7 @@ async def test_a_body_that_was_blocked_beyond_its_loss_is_cancelled_as_soon_as_i
         async with leasekit.lease(task) as held:
             faulty.always("beat", faults.refuse)
             clock.advance(300)
-            while client.connection().keeper.get(task) is not None and not held._held.reason:
+            while client.connection().keeper.get(task) is not None and not held._run.held.reason:
                 time.sleep(0.002)
             await anyio.sleep(3600)
             reached = True

@@ -253,7 +253,7 @@ def test_a_holder_that_died_loses_it_to_the_next() -> None:
     with Client(MemoryBackend(service, worker="a")) as dead, Client(MemoryBackend(service, worker="b")) as living:
         held = leasekit.lease(dead.named("n", ttl=2)).__enter__()
         connection = dead.connection()
-        connection.driver.call_soon(connection.keeper.drop, held._record)  # it beats no more
+        connection.driver.call_soon(connection.keeper.drop, held._run.held)  # it beats no more
         with leasekit.lease(living.named("n", wait=30)) as next_one:
             assert next_one.fence > held.fence
         with pytest.raises(LeaseLost):

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from harness.history import Effect, Started, Stopped
 from harness.simulation.world import World
+from leasekit._leased_run import LeasedRun
 from leasekit._worker.claimed_task import ClaimedTask
 from leasekit.errors import Fatal, LeaseError
 from leasekit.lease import Lease
@@ -56,11 +57,12 @@ class Host(Protocol):
 class Body:
     """A run of a handler."""
 
-    def __init__(self, worker: Host, work: ClaimedTask, lease: Lease) -> None:
+    def __init__(self, worker: Host, work: ClaimedTask, run: LeasedRun) -> None:
         self._worker = worker
         self._world = worker.world
         self._work = work
-        self._lease = lease
+        self._run = run
+        self._lease = lease = Lease(run)
         self._plan = msgspec.convert(_decoded(lease.task.payload), Plan)
         self._fence = lease.fence
         self._until = self._world.now + self._plan.lasts
@@ -160,7 +162,7 @@ class Body:
             self._world.fired["hang"] += 1
         self.is_over = True
         self._stopped(how)
-        self._work.end(self._lease, error)
+        self._work.end(self._run, error)
         self._worker.body_ended(self._work)
 
     def _stopped(self, how: str) -> None:

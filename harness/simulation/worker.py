@@ -165,8 +165,8 @@ class Worker:
         if not self.bodies_run or self.gil is not None:
             return
         while len(self.bodies) < self.slots and (work := self.buffer.take()) is not None:
-            if (lease := work.begin()) is not None:
-                self.bodies[work] = body = Body(self, work, lease)
+            if (run := work.begin()) is not None:
+                self.bodies[work] = body = Body(self, work, run)
                 body.begin()
 
     def body_ended(self, work: ClaimedTask) -> None:

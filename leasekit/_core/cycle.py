@@ -131,7 +131,7 @@ class Cycle:
         """Remove a lease; the verdict of a heartbeat in flight is ignored. A lease that is not held is no error."""
         if term.place is None:
             return
-        if isinstance(term.place, dict):
+        if not isinstance(term.place, Send):
             del term.place[term]
             self._news.pop(term, None)
         term.place = None
@@ -391,7 +391,7 @@ class Cycle:
 
 def _move(terms: Iterable[Term], place: dict[Term, None]) -> None:
     for term in terms:
-        if isinstance(term.place, dict):
+        if not isinstance(term.place, Send | None):
             del term.place[term]
         place[term] = None
         term.place = place

@@ -1,8 +1,5 @@
 """Claimed task: one task on its way through a worker, from claim and buffer to run and report."""
 
-# pyright: reportPrivateUsage=false
-# A worker drives its leases itself: users have their `with` blocks.
-
 import logging
 import os
 import traceback
@@ -12,11 +9,11 @@ from typing import cast
 from leasekit._driver.connection import Connection
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit._driver.reporting import encoding
+from leasekit._leased_run import LeasedRun
 from leasekit._worker.handlers import Handler
 from leasekit.errors import Cancelled, Draining, Fatal, IdleTimeout, LeaseError, LeaseLost
 from leasekit.hooks import log_fields
-from leasekit.lease import Lease
-from leasekit.task import Settlement
+from leasekit.task import Settlement, Task
 
 __all__ = ["ClaimedTask"]
 
@@ -26,12 +23,12 @@ _CHILD_CAME_BACK = 70  # EX_SOFTWARE
 
 
 class ClaimedTask:
-    """A task, its handler, and the lease under which the handler runs.
+    """A task, its handler, and the run of the handler under the lease of the task.
 
     The executor calls `begin` and `end`, in its own thread; all other methods are for the driver's thread.
     """
 
-    __slots__ = ("_connection", "_ended", "again", "handler", "held", "lease", "since")
+    __slots__ = ("_connection", "_ended", "again", "handler", "held", "run", "since")
 
     def __init__(
         self,
@@ -45,7 +42,7 @@ class ClaimedTask:
         self.held = held
         self.handler = handler
         self.since = since  # when the task came into the buffer
-        self.lease: Lease | None = None  # set while the handler runs
+        self.run: LeasedRun | None = None  # set while the handler runs
         self.again: HeldLease | None = None  # the same task, if it was delivered again meanwhile
         self._connection = connection
         self._ended = ended
@@ -58,24 +55,24 @@ class ClaimedTask:
     def _about(self) -> dict[str, str]:
         return log_fields(self.task_id, self.held.task.token)
 
-    def begin(self) -> Lease | None:
-        """Start the run and return its lease; None if the lease is over, and the handler must not run."""
-        lease = Lease(self.held.task, idle_timeout=self.handler.idle_timeout)
+    def begin(self) -> LeasedRun | None:
+        """Start the run and return it; None if the lease is over, and the handler must not run."""
+        run = LeasedRun(self.held.task, idle_timeout=self.handler.idle_timeout)
         try:
-            lease._begin(self._connection, self.held)
+            run.begin(self._connection, self.held)
         except LeaseError as error:
             logger.info("task %s is not begun: %s", self.task_id, error, extra=self._about)
             self._ended(self, None)
             return None
-        self.lease = lease
-        return lease
+        self.run = run
+        return run
 
     def interrupt(self) -> None:
         """Cancel a running async handler, without changing its lease."""
         if (cancel := self.held.listener) is not None:
             cancel()
 
-    def end(self, lease: Lease, error: BaseException | None, *, interrupted: bool = False) -> None:
+    def end(self, run: LeasedRun, error: BaseException | None, *, interrupted: bool = False) -> None:
         """Record the end of the handler: its slot is free, and the settlement is on its way.
 
         `interrupted`: the worker was cancelled, not the handler ended; the task is then released. Otherwise a
@@ -87,21 +84,20 @@ class ClaimedTask:
         if error is not None and any(encoding.each(error, MemoryError)):
             _let_go(error)
         try:
-            settlement = lease._ended(error, interrupted="release" if interrupted else "retry")
+            settlement = run.ended(error, interrupted="release" if interrupted else "retry")
         except Exception as unreportable:
-            logger.exception("the outcome of task %s cannot be reported", lease.task.id, extra=self._about)
-            settlement = lease._ended(RuntimeError(f"its error cannot be reported: {type(unreportable).__qualname__}"))
+            logger.exception("the outcome of task %s cannot be reported", run.task.id, extra=self._about)
+            settlement = run.ended(RuntimeError(f"its error cannot be reported: {type(unreportable).__qualname__}"))
         self._ended(self, settlement)
         if error is not None and not interrupted:
-            self._log(lease, error)
+            self._log(run.task, error)
 
-    def settle(self, lease: Lease, settlement: Settlement | None, error: Exception | None = None) -> None:
+    def settle(self, run: LeasedRun, settlement: Settlement | None, error: Exception | None = None) -> None:
         """Do what `end` does, for a handler in another process. None: it was stopped because its lease was lost."""
-        lease._ended_elsewhere(settlement, error)
+        run.ended_elsewhere(settlement, error)
         self._ended(self, settlement)
 
-    def _log(self, lease: Lease, error: BaseException) -> None:
-        task = lease.task
+    def _log(self, task: Task, error: BaseException) -> None:
         if isinstance(error, LeaseLost | Cancelled | Draining | IdleTimeout):
             logger.info("task %s (%s) was stopped: %s", task.id, task.kind, error, extra=self._about)
         else:

@@ -8,9 +8,6 @@ Rule 2: every delivery that it accepted ends in exactly one of: settled, given b
 Rule 3: for each task id, one handler runs in this process, however often the task is delivered.
 """
 
-# pyright: reportPrivateUsage=false
-# A worker drives its leases itself: users have their `with` blocks.
-
 import asyncio
 import logging
 import math
@@ -244,8 +241,8 @@ class Controller:
             first.again = None
         if old.withdraw():  # it has not begun: the executor will find it withdrawn, and then `again` is run
             self._keeper.drop(old)
-        elif first.lease is not None and old.stop is None and not old.lost:
-            first.lease._move(held)
+        elif first.run is not None and old.stop is None and not old.lost:
+            first.run.move(held)
             first.held = held
             self._keeper.finish(old)
             return

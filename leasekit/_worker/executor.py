@@ -7,9 +7,6 @@ Rule 2: a slot is free as soon as its handler has ended; the keeper reports the 
 Rule 3: an exception of a handler, of whatever type, ends that handler only.
 """
 
-# pyright: reportPrivateUsage=false
-# A worker drives its leases itself: users have their `with` blocks.
-
 import asyncio
 import contextvars
 import math
@@ -22,11 +19,11 @@ import anyio
 import anyio.lowlevel
 
 from leasekit._driver.bridge import call_soon_here, ring
+from leasekit._leased_run import LeasedRun
 from leasekit._worker.buffer import Buffer
 from leasekit._worker.claimed_task import ClaimedTask
 from leasekit._worker.handlers import Handler
 from leasekit._worker.jobs import Jobs, count_in
-from leasekit.lease import Lease
 
 __all__ = ["Executor", "LoopExecutor", "ThreadExecutor", "run_here"]
 
@@ -76,15 +73,15 @@ class ThreadExecutor:
             self._run(work)
 
     def _run(self, work: ClaimedTask) -> None:
-        if (lease := work.begin()) is None:
+        if (run := work.begin()) is None:
             return
         error: BaseException | None = None
         try:
             # A context of its own: context variables that one task sets must not be visible to the next.
-            contextvars.copy_context().run(work.handler.call, lease)
+            contextvars.copy_context().run(work.handler.call, run)
         except BaseException as raised:  # noqa: BLE001 - a handler's sys.exit() must not end the thread
             error = raised
-        work.end(lease, error)
+        work.end(run, error)
 
 
 class LoopExecutor:
@@ -140,35 +137,35 @@ class LoopExecutor:
 
     async def _run(self, work: ClaimedTask, call_soon: Callable[..., object]) -> None:
         try:
-            if (lease := work.begin()) is not None:
-                await self._body(work, lease, call_soon)
+            if (run := work.begin()) is not None:
+                await self._body(work, run, call_soon)
         finally:
             self._free += 1
             self._look_here()
 
-    async def _body(self, work: ClaimedTask, lease: Lease, call_soon: Callable[..., object]) -> None:
+    async def _body(self, work: ClaimedTask, run: LeasedRun, call_soon: Callable[..., object]) -> None:
         self._running.add(work)
-        error = await run_here(work.handler, lease, call_soon)
+        error = await run_here(work.handler, run, call_soon)
         self._running.discard(work)
         # A cancellation without a request (the handler awaited something that was cancelled) is a failure.
         interrupted = error is not None and _is_cancellation(error) and (self._cancelled or _scope_is_cancelled())
-        work.end(lease, error, interrupted=interrupted)
+        work.end(run, error, interrupted=interrupted)
         if error is not None and interrupted:
             raise error
 
 
-async def run_here(handler: Handler, lease: Lease, call_soon: Callable[..., object]) -> BaseException | None:
+async def run_here(handler: Handler, run: LeasedRun, call_soon: Callable[..., object]) -> BaseException | None:
     """Run an async handler until all that it started in this event loop has ended. Return its error, or None."""
-    jobs, error = Jobs(lease.task), None
+    jobs, error = Jobs(run.task), None
     jobs.belong_here()
-    lease._enter_scope(call_soon)
+    run.enter_scope(call_soon)
     try:
-        await handler.acall(lease)
+        await handler.acall(run)
     except BaseException as raised:  # noqa: BLE001 - a handler's sys.exit() must not end the loop
         error = raised
     await jobs.ended()
     try:
-        return lease._leave_scope(error)
+        return run.leave_scope(error)
     except Exception as raised:  # noqa: BLE001 - the handler left a cancel scope open
         return raised
 

@@ -1,8 +1,5 @@
 """Handlers: a function, the kind of tasks that it runs, and the schema of their payload."""
 
-# pyright: reportPrivateUsage=false
-# A worker drives its leases itself: users have their `with` blocks.
-
 import inspect
 import sys
 import typing
@@ -15,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from leasekit._driver.reporting import encoding
+from leasekit._leased_run import LeasedRun
 from leasekit.errors import ConfigError, NotHeld
 from leasekit.lease import Lease
 from leasekit.task import Name
@@ -39,14 +37,16 @@ class Handler:
     idle_timeout: float | None = None
     concurrency: int | None = None  # slots of its own; None: it shares those of the worker
 
-    def call(self, held: Lease) -> None:
+    def call(self, run: LeasedRun) -> None:
         """Run the function under a lease, in a context of its own. Its value is the result, unless it has settled."""
-        held._attach()
+        run.attach()
+        held = Lease(run)
         if (arguments := self._arguments(held)) is not None:
             _complete(held, self.function(*arguments))
 
-    async def acall(self, held: Lease) -> None:
-        """Do what `call` does, for an async function."""
+    async def acall(self, run: LeasedRun) -> None:
+        """Do what `call` does, for an async function in the scope of its run."""
+        held = Lease(run)
         if (arguments := self._arguments(held)) is not None:
             _complete(held, await self.function(*arguments))
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import leasekit
+from leasekit._leased_run import LeasedRun
 
 
 class _Much:
@@ -57,14 +58,14 @@ def test_what_a_body_had_when_memory_ran_out_is_free_when_it_is_reported(
 ) -> None:
     held_then: list[bool] = []
     MUCH.clear()
-    ended = leasekit.Lease._ended
+    ended = LeasedRun.ended
 
-    def look(lease: leasekit.Lease, error: BaseException | None, **options: Any) -> Any:
+    def look(run: LeasedRun, error: BaseException | None, **options: Any) -> Any:
         held_then.append(MUCH[0]() is not None)
         worker.stop()
-        return ended(lease, error, **options)
+        return ended(run, error, **options)
 
-    monkeypatch.setattr(leasekit.Lease, "_ended", look)
+    monkeypatch.setattr(LeasedRun, "ended", look)
     with leasekit.connect("memory://") as client:
         worker = leasekit.Worker(client, concurrency=1)
 

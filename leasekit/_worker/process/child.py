@@ -4,9 +4,6 @@ The worker renews leases, watches idleness, and kills. A handler gets a real `Le
 worker sends. Its clock is the same, so that it is lost here in time, even if the worker is held up.
 """
 
-# pyright: reportPrivateUsage=false
-# A worker drives its leases itself: users have their `with` blocks.
-
 import asyncio
 import contextlib
 import contextvars
@@ -34,6 +31,7 @@ from leasekit._driver.connection import Connection
 from leasekit._driver.explaining.recorder import Story
 from leasekit._driver.keeping.held_lease import HeldLease, Owner
 from leasekit._driver.locks import taken
+from leasekit._leased_run import LeasedRun
 from leasekit._worker import linux
 from leasekit._worker.executor import run_here
 from leasekit._worker.handlers import Handler, declare, is_async
@@ -57,7 +55,6 @@ from leasekit._worker.process.messages import (
 )
 from leasekit.errors import Cancelled, Draining, IdleTimeout, LeaseError, LeasekitError, LeaseLost
 from leasekit.hooks import Hooks
-from leasekit.lease import Lease
 from leasekit.task import NewTask
 
 __all__ = ["Channel", "main"]
@@ -229,7 +226,7 @@ class _Executor:
         self._guard = guard
         self._lock = threading.Lock()  # guards incoming messages against a run's begin and end
         self._holding: _HeldLease | None = None  # from the arrival of a run until its end
-        self._lease: Lease | None = None  # while its handler runs
+        self._leased_run: LeasedRun | None = None  # while its handler runs
 
     def listen(self) -> None:
         """Receive messages of the worker while handlers run."""
@@ -263,8 +260,8 @@ class _Executor:
                 held.learn(message)
             case LeaseReplaced() if held is not None:
                 self._holding = _HeldLease(self, message, held.number, held.idle_timeout)
-                if self._lease is not None:
-                    self._lease._move(self._holding)
+                if self._leased_run is not None:
+                    self._leased_run.move(self._holding)
             case _:
                 pass
 
@@ -279,51 +276,51 @@ class _Executor:
         linux.end_with(self._guard)
         self.catch_up()
         try:
-            lease = self._begin()
+            run = self._begin()
         except LeaseError as error:
             return Ended(raised=True, stopped=str(error))
-        raised = self._body(handler, lease)
+        raised = self._body(handler, run)
         if os.getpid() != self._pid:
             # A child process that the handler forked came back from the handler: it must not be a second executor.
             os._exit(0 if raised is None else _CHILD_CAME_BACK)
         stopped = str(raised) if isinstance(raised, LeaseLost | Cancelled | IdleTimeout | Draining) else None
-        ended = self._ended(lease, raised, stopped)
+        ended = self._ended(run, raised, stopped)
         with self._lock:
-            self._lease = self._holding = None
+            self._leased_run = self._holding = None
         return ended
 
-    def _begin(self) -> Lease:
+    def _begin(self) -> LeasedRun:
         with self._lock:
             assert self._holding is not None  # noqa: S101 - it came with the run
-            lease = Lease(self._holding.task)
-            lease._begin(cast("Connection", self._connection), self._holding)
-            self._lease = lease
-            return lease
+            run = LeasedRun(self._holding.task)
+            run.begin(cast("Connection", self._connection), self._holding)
+            self._leased_run = run
+            return run
 
-    def _body(self, handler: Handler, lease: Lease) -> BaseException | None:
+    def _body(self, handler: Handler, run: LeasedRun) -> BaseException | None:
         body: Callable[..., Any] = _run_async if is_async(handler.function) else Handler.call
         try:
-            contextvars.copy_context().run(body, handler, lease)
+            contextvars.copy_context().run(body, handler, run)
         except BaseException as error:  # noqa: BLE001 - a handler's sys.exit() is a failure like any other
             return error
         return None
 
-    def _ended(self, lease: Lease, error: BaseException | None, stopped: str | None) -> Ended:
+    def _ended(self, run: LeasedRun, error: BaseException | None, stopped: str | None) -> Ended:
         try:
-            settlement = lease._ended(error, interrupted="retry")
+            settlement = run.ended(error, interrupted="retry")
         except Exception as unreportable:  # noqa: BLE001 - the error's own methods may raise anything
             error = RuntimeError(f"its error cannot be reported: {type(unreportable).__qualname__}")
-            settlement = lease._ended(error)
+            settlement = run.ended(error)
         for stream in (sys.stdout, sys.stderr):  # if this process is killed later, this output must not be lost
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
         return Ended.said(settlement, raised=error is not None, stopped=stopped)
 
 
-def _run_async(handler: Handler, lease: Lease) -> None:
+def _run_async(handler: Handler, run: LeasedRun) -> None:
     async def body() -> None:
         count_in(asyncio.get_running_loop())
-        if (error := await run_here(handler, lease, call_soon_here())) is not None:
+        if (error := await run_here(handler, run, call_soon_here())) is not None:
             raise error
 
     anyio.run(body)

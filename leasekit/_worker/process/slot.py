@@ -18,6 +18,7 @@ import msgspec
 
 from leasekit._core.backoff import Backoff
 from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit._leased_run import LeasedRun
 from leasekit._worker.claimed_task import ClaimedTask
 from leasekit._worker.process.guard import AHEAD
 from leasekit._worker.process.guarded_process import GuardedProcess
@@ -33,7 +34,6 @@ from leasekit._worker.process.messages import (
 )
 from leasekit.errors import Cancelled, ConfigError, Draining, IdleTimeout, LeaseError
 from leasekit.hooks import log_fields
-from leasekit.lease import Lease
 from leasekit.task import Outcome, Settlement
 
 __all__ = ["Bell", "ExecutorDied", "HandlerFailed", "Slot"]
@@ -250,18 +250,18 @@ class Slot:
 
     def _run(self, executor: GuardedProcess, work: ClaimedTask) -> None:
         work.held.watchdog = executor.watchdog
-        if (lease := work.begin()) is None:
+        if (leased := work.begin()) is None:
             return
         try:
             self._runs += 1
             run = _Run(executor, work, self._runs)
             if self._ends_at is not None or not executor.guarded():
-                self._never_begun(work, lease)
+                self._never_begun(work, leased)
                 return
             run.begin()
             self._backoff.reset()  # not when it was ready: an executor that dies soon after that is no better
         except (TypeError, ValueError) as error:  # the payload of a backend in memory may not be JSON
-            work.end(lease, error)
+            work.end(leased, error)
             return
         try:
             ended = self._until_ended(executor, run)
@@ -270,16 +270,16 @@ class Slot:
             executor.shutdown(0)
             ended = None
         if ended is not None:
-            self._settle(work, lease, ended)
+            self._settle(work, leased, ended)
         else:
-            self._crashed(work, lease, run.executed)
+            self._crashed(work, leased, run.executed)
 
-    def _never_begun(self, work: ClaimedTask, lease: Lease) -> None:
+    def _never_begun(self, work: ClaimedTask, leased: LeasedRun) -> None:
         if self._ends_at is None and self._executor is not None:
             logger.error("the guard of an executor does not answer: task %s is given back", work.task_id)
             executor, self._executor = self._executor, None
             _end(executor, within=0)
-        work.settle(lease, _settlement(work.held, "release"))
+        work.settle(leased, _settlement(work.held, "release"))
 
     def _until_ended(self, executor: GuardedProcess, run: _Run) -> Ended | None:
         """Return how the run ended; None if its executor is dead."""
@@ -316,17 +316,17 @@ class Slot:
 
     # The end of a run ---------------------------------------------------------------------------------------------
 
-    def _settle(self, work: ClaimedTask, lease: Lease, ended: Ended) -> None:
+    def _settle(self, work: ClaimedTask, leased: LeasedRun, ended: Ended) -> None:
         error = _raised(ended) if ended.raised else None
-        work.settle(lease, ended.settlement(lease.task), error)
-        extra = log_fields(lease.task.id, lease.task.token)
+        work.settle(leased, ended.settlement(leased.task), error)
+        extra = log_fields(leased.task.id, leased.task.token)
         if ended.stopped is not None:
-            logger.info("task %s (%s) was stopped: %s", lease.task.id, lease.task.kind, ended.stopped, extra=extra)
+            logger.info("task %s (%s) was stopped: %s", leased.task.id, leased.task.kind, ended.stopped, extra=extra)
         elif error is not None:
             how = "for good" if ended.outcome == "fatal" else "and will be tried again"
-            logger.warning("task %s (%s) failed, %s: %s", lease.task.id, lease.task.kind, how, error, extra=extra)
+            logger.warning("task %s (%s) failed, %s: %s", leased.task.id, leased.task.kind, how, error, extra=extra)
 
-    def _crashed(self, work: ClaimedTask, lease: Lease, plan: _KillPlan | None) -> None:
+    def _crashed(self, work: ClaimedTask, leased: LeasedRun, plan: _KillPlan | None) -> None:
         how = self._lose_pair()
         held = work.held
         why = f"its executor {how}" if plan is None else f"its executor was killed: {plan.why}"
@@ -334,8 +334,8 @@ class Slot:
         if held.stop is Cancelled and outcome == "crash":
             outcome = "cancelled"
         error = ExecutorDied(why if held.story is None else f"{why}; its lease was lost: {held.story.why}")
-        work.settle(lease, _settlement(held, outcome, error), error)
-        task = lease.task
+        work.settle(leased, _settlement(held, outcome, error), error)
+        task = leased.task
         logger.warning("task %s (%s) ended: %s", task.id, task.kind, why, extra=log_fields(task.id, task.token))
 
 

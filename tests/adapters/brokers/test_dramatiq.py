@@ -109,7 +109,7 @@ def test_a_message_whose_holder_died_runs_when_the_lease_has_run_out(
     with leasekit.connect(leases_url, heartbeats=leasekit.Heartbeats().for_ttl(6)) as dead:
         held = leasekit.lease(dead.once(f"dramatiq:{message.message_id}")).__enter__()
         connection = dead.connection()
-        connection.driver.call_soon(connection.keeper.drop, held._record)  # it beats no more
+        connection.driver.call_soon(connection.keeper.drop, held._run.held)  # it beats no more
         deliver(broker, message)
         eventually(lambda: runs.ended)
         with pytest.raises(leasekit.LeaseLost):

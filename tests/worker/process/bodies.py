@@ -122,8 +122,7 @@ def changes_its_user(payload: None) -> int:
 def leaves_a_thread(payload: str | None, held: leasekit.Lease) -> None:
     """Its thread reports in the middle of the next body, as one may that looked at its lease just before the end."""
     if payload is None:
-        record = held._record
-        assert record is not None
+        record = held._run.held
 
         def report() -> None:
             _next_runs.wait()

@@ -1,0 +1,238 @@
+"""Leased run: one run of code under the lease of its task, from its begin to the settlement that reports its end.
+
+    begin ── code ── end ──┬── normally ───────────── success, with what `complete` was given
+                           ├── an exception ───────── retry; `Fatal`: fatal; what `fail`, `release` said stands
+                           ├── cancelled on request ─ cancelled
+                           ├── interrupted ────────── release: ready again at once, the attempt is not counted
+                           └── LeaseLost ──────────── nothing: the task may belong to another process
+
+Nothing is settled before the code has ended, and heartbeats go on until the settlement is answered.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import anyio
+from msgspec import UNSET
+
+from leasekit._driver.bridge import ring
+from leasekit._driver.connection import Connection
+from leasekit._driver.keeping.held_lease import HeldLease, Owner
+from leasekit._driver.reporting import encoding
+from leasekit.errors import Cancelled, Draining, Fatal, LeaseError, LeaseLost, NotHeld, TooLarge
+from leasekit.hooks import Running
+from leasekit.task import NewTask, Outcome, Settlement, Task
+
+__all__ = ["LeasedRun", "OutcomeOf", "outcome_of"]
+
+logger = logging.getLogger("leasekit")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OutcomeOf = Callable[[HeldLease, BaseException | None, Outcome], Outcome]
+"""Returns the outcome of code that ended with this error; the last argument is the outcome of an interruption."""
+
+
+def outcome_of(held: HeldLease, error: BaseException | None, interrupted: Outcome) -> Outcome:
+    """Return the outcome of a task whose code ended with `error`, and decided nothing."""
+    if error is None:
+        return "success"
+    if any(encoding.each(error, Fatal)):
+        return "fatal"
+    # Only on this task's own request: the error may be that of another lease, whose block is within this one.
+    if held.stop is Cancelled and any(encoding.each(error, Cancelled)):
+        return "cancelled"
+    if held.stop is Draining and any(encoding.each(error, Draining)):
+        return "release"
+    # An interruption (KeyboardInterrupt, a cancelled loop, the end of the interpreter) says nothing of the task.
+    return "retry" if isinstance(error, Exception) else interrupted
+
+
+class LeasedRun:
+    """The parts of a lease that `with` blocks and workers share; users have a `Lease` of it.
+
+    `begin`, `decide`, `enter_scope` and the ends are called by the thread that runs the code, `move` by the driver's.
+    """
+
+    def __init__(self, task: Task, *, idle_timeout: float | None = None, outcome_of: OutcomeOf = outcome_of) -> None:
+        self.task = task
+        self.connection: Connection | None = None  # set together with the held lease
+        self.successors: list[NewTask] = []
+        self.ended_at: float | None = None
+        self._idle_timeout = idle_timeout
+        self._outcome_of = outcome_of
+        self._held: HeldLease | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._trace: Running | None = None
+        self._outcome: Outcome | None = None
+        self._result: Any = None
+        self._error: Any = None
+        self._retry_after: float | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the code was begun."""
+        return self._held is not None
+
+    @property
+    def held(self) -> HeldLease:
+        """The held lease. Raises `NotHeld` before the begin."""
+        if self._held is None:
+            raise NotHeld(f"the lease of task {self.task.id} has not begun: use it in a `with` block")
+        return self._held
+
+    def over(self) -> NotHeld:
+        """Return the error for calls after the end."""
+        return NotHeld(f"the lease of task {self.task.id} has ended: report in its block what there is to report")
+
+    def check(self) -> None:
+        """Raise what the code must know, as `Lease.check` does."""
+        held = self.held
+        if self.ended_at is not None:
+            raise self.over()
+        held.check()
+
+    @property
+    def decided(self) -> bool:
+        """Whether the code has decided its outcome."""
+        return self._outcome is not None
+
+    def decide(
+        self, outcome: Outcome, *, result: Any = None, error: Any = None, retry_after: float | None = None
+    ) -> None:
+        """Record the outcome that the code asks for; the latest counts."""
+        if self.ended_at is not None:
+            raise self.over()
+        if self._held is not None:
+            self._held.check_process()
+        self._outcome, self._result, self._error, self._retry_after = outcome, result, error, retry_after
+
+    # The begin ----------------------------------------------------------------------------------------------------
+
+    def begin(self, connection: Connection, held: HeldLease, owner: Owner | None = None) -> None:
+        """Start the code; it must not run if this raises. `owner`: see `HeldLease.begin`."""
+        held.begin(self._idle_timeout, owner)
+        self.connection, self._held = connection, held
+        self._trace = self._safely(connection.hooks.running, held.task)  # this very object, which events carry too
+        if self._idle_timeout is not None:
+            connection.driver.call_soon(connection.keeper.watch, held)
+
+    def attach(self) -> None:
+        """Make the trace of this run the current one in this context, in which the code starts."""
+        if self._trace is not None:
+            self._safely(self._trace.enter)
+
+    def detach(self) -> None:
+        """Undo `attach`."""
+        if self._trace is not None:
+            self._safely(self._trace.leave)
+
+    def enter_scope(self, call_soon: Callable[..., object]) -> None:
+        """Start async code: it is cancelled, in the loop of `call_soon`, when it must end."""
+        self.attach()
+        scope = self._scope = anyio.CancelScope()
+        scope.__enter__()
+        self.held.listener = lambda: ring(call_soon, scope.cancel)
+        if self._told() is not None:  # told before the listener was there
+            scope.cancel()
+
+    def leave_scope(self, error: BaseException | None) -> BaseException | None:
+        """End async code. Return its error; where it was cancelled because it was told to end, what it was told."""
+        self.detach()
+        assert self._scope is not None  # noqa: S101 - `enter_scope` has made it
+        try:
+            ours = self._scope.__exit__(None if error is None else type(error), error, None)
+            ours = ours and error is not None  # trio says True also where there was nothing to swallow
+        except RuntimeError as misplaced:
+            # The block was left in another task than it was entered in, or not in nested order, as by a generator
+            # that was not read to its end. The error of the code stays what it is.
+            if misplaced is not error:
+                logger.warning("the block of task %s could not have been cancelled: %s", self.task.id, misplaced)
+            return error
+        except BaseException as rest:  # noqa: BLE001 - the part of a group that is no cancellation by this scope
+            return rest
+        return (self._told() or error) if ours else error
+
+    def move(self, held: HeldLease) -> None:
+        """Go on under the newest lease of a task that was delivered again while its code runs.
+
+        In the driver's thread, and not after the code was told to end.
+        """
+        old = self.held
+        held.watchdog = old.watchdog  # it guards the same code
+        held.begin(self._idle_timeout)
+        if old.progress is not UNSET:
+            held.report(old.progress)
+        held.listener, old.listener = old.listener, None
+        self.task, self._held = held.task, held
+        old.watchdog.ended(old.term)
+
+    def _told(self) -> BaseException | None:
+        try:
+            self.check()
+        except LeaseError as told:
+            return told
+        return None
+
+    # The end ------------------------------------------------------------------------------------------------------
+
+    def ended(self, error: BaseException | None, *, interrupted: Outcome = "release") -> Settlement | None:
+        """Record that the code has ended. Return the settlement; None if it was stopped because its lease was lost.
+
+        `interrupted` is the outcome of an error that is no `Exception`.
+        """
+        held = self._close()
+        is_stopped = error is not None and (held.lost or self.is_own_loss(error))
+        settlement = None if is_stopped else self._settlement(error, interrupted)
+        self._end_trace(settlement, error)
+        return settlement
+
+    def ended_elsewhere(self, settlement: Settlement | None, error: BaseException | None) -> None:
+        """Record that the code has ended in another process, which has made the settlement."""
+        self._close()
+        self._end_trace(settlement, error)
+
+    def is_own_loss(self, error: BaseException) -> bool:
+        """Return whether `error` says that this lease was lost, and not another one, whose block is within its own."""
+        return any(loss.task_id in ("", self.task.id) for loss in encoding.each(error, LeaseLost))
+
+    def _close(self) -> HeldLease:
+        held = self.held
+        held.listener = None
+        self.ended_at = held.clock.now()
+        held.watchdog.ended(held.term)  # here, in the code's own thread: the driver may not get its turn in time
+        return held
+
+    def _settlement(self, error: BaseException | None, interrupted: Outcome) -> Settlement:
+        task, held = self.task, self.held
+        outcome, result, described, after = self._outcome, self._result, self._error, self._retry_after
+        is_too_large = error is not None and any(encoding.each(error, TooLarge))
+        if outcome is None or (error is not None and outcome == "success"):
+            outcome, result, after = self._outcome_of(held, error, interrupted), None, None
+            described = None if error is None else encoding.described(error)
+        return Settlement(
+            id=task.id,
+            token=task.token,
+            outcome=outcome,
+            result=result,
+            error=described,
+            retry_after=after,
+            progress=held.progress,
+            # Some of the successors, without the rest, are worse than none.
+            then=list(self.successors) if outcome in ("success", "fatal") and not is_too_large else [],
+        )
+
+    def _end_trace(self, settlement: Settlement | None, error: BaseException | None) -> None:
+        if self._trace is not None:
+            outcome = settlement.outcome if settlement is not None else None
+            self._safely(self._trace.end, self.held.task, outcome, error)
+
+    def _safely(self, trace: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+        """Call a tracer: its errors must not keep the lease of code that has ended, or never begins."""
+        try:
+            return trace(*args, **kwargs)
+        except Exception:
+            logger.exception("task %s is not traced as it should be", self.task.id)
+            return None

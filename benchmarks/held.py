@@ -85,7 +85,7 @@ def _hold(url: str, count: int, heartbeats: leasekit.Heartbeats, seconds: float)
         cpu, ended = cpu_seconds() - cpu, time.clock_gettime(time.CLOCK_BOOTTIME)
         renewed, lateness = record.renewed[:], record.lateness[:]
         for lease in leases:
-            lease._finish(None)
+            lease._report(None)
     renewals = sum(len(ids) for _, ids in renewed)
     gaps = _gaps(renewed, began, ended)
     return {
@@ -105,11 +105,11 @@ def _take(client: leasekit.Client, count: int, ttl: float) -> list[leasekit.Leas
     for first in range(0, count, BATCH):
         client.schedule_all(tasks[first : first + BATCH])
     del tasks
-    connection = client.connection()
+    connection = client.__connection__()
     leases: list[leasekit.Lease] = []
     while len(leases) < count:
         granted = connection.run(connection.keeper.claim(["held"], limit=BATCH, wait=5, started=True))
-        leases += [leasekit.lease(bind(held.task, client._reserve)).__enter__() for held in granted]
+        leases += [leasekit.lease(bind(held.task, client._session.reserve)).__enter__() for held in granted]
     return leases
 
 

@@ -13,11 +13,12 @@ from types import TracebackType
 from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar, Unpack
 from urllib.parse import quote
 
-from leasekit._binding import Reserve, bind
+from leasekit._binding import bind
 from leasekit._blocks import Block, end_of_block
 from leasekit._driver.connection import Connection
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit._leased_run import LeasedRun, outcome_of
+from leasekit._session import Session
 from leasekit.errors import AlreadyDone, LeasekitError, NotGranted, NotHeld
 from leasekit.lease import Lease
 from leasekit.task import NewTask, Outcome, Scheduled, Status, Task, TaskOptions
@@ -39,8 +40,6 @@ class _Service(Protocol):
 
     async def aschedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]: ...
 
-    def connection(self) -> Connection: ...
-
 
 class _Name:
     """A name, and how a lease of it is acquired."""
@@ -48,7 +47,7 @@ class _Name:
     prefix = PREFIXES[0]
     """How the kinds and ids of its tasks begin."""
 
-    def __init__(self, service: _Service, reserve: Reserve, name: str, *, wait: float | None, ttl: float) -> None:
+    def __init__(self, service: _Service, session: Session, name: str, *, wait: float | None, ttl: float) -> None:
         kind = self.prefix + quote(name, safe=" !#$&'()*+,:;=?@[]")
         if not name or len(kind) > _LONGEST:
             raise ValueError(
@@ -58,8 +57,8 @@ class _Name:
         if wait is not None and not 0 <= wait < math.inf:
             raise ValueError(f"wait={wait!r} is no time to wait: give seconds, 0 to try once, or None to wait for ever")
         self.name = name
-        self.reserve = reserve
         self._service = service
+        self._session = session
         self._wait = wait
         self._new = NewTask(kind=kind, id=kind, max_crashes=_MANY, claim_timeout=ttl, heartbeat_timeout=ttl)
 
@@ -67,6 +66,10 @@ class _Name:
     def task(self) -> Task:
         """The task that stands for the granted one, until it is granted."""
         return Task(id=self._new.kind, kind=self._new.kind, token="", ttl=self._new.heartbeat_timeout)
+
+    def bound(self, task: Task) -> Task:
+        """Return the granted task, with the session that keeps its lease."""
+        return bind(task, self._session.reserve)
 
     def outcome_of(self, held: HeldLease, error: BaseException | None, interrupted: Outcome) -> Outcome:
         """Return the outcome of the name's task when a block ends; see `_leased_run.outcome_of`."""
@@ -76,7 +79,7 @@ class _Name:
         """Wait until the name is granted to `acquisition`. Raises `NotGranted`, and `AlreadyDone` for a once."""
         self._check_service()
         self._look(self._service.schedule_all([self._new])[0])
-        connection = self._service.connection()
+        connection = self._session.connection()
         try:
             is_granted = connection.run(self._granted(connection, acquisition))
         except BaseException:
@@ -90,7 +93,7 @@ class _Name:
         """Do what `acquire` does, from an event loop."""
         self._check_service()
         self._look((await self._service.aschedule_all([self._new]))[0])
-        connection = self._service.connection()
+        connection = self._session.connection()
         try:
             is_granted = await connection.arun(self._granted(connection, acquisition))
         except BaseException:
@@ -102,7 +105,7 @@ class _Name:
 
     def _check_service(self) -> None:
         """Raise `LeasekitError` where the service makes several tasks of one id: each would have a holder."""
-        backend = self._service.connection().backend
+        backend = self._session.connection().backend
         if not backend.capabilities.unique_ids:
             what = f"{type(backend).__name__} may hold several tasks of one id, so {self.name!r} could have two holders"
             raise LeasekitError(f"{what}: keep names in another service, such as redis:// or http://")
@@ -189,7 +192,7 @@ class _Acquiring(Lease):
         return await super().__aenter__()
 
     def _granted(self, connection: Connection, held: HeldLease) -> None:
-        self._run.task = bind(held.task, self._named.reserve)
+        self._run.task = self._named.bound(held.task)
         self._reserved = connection, held
         self._own(connection, held)
 
@@ -228,8 +231,8 @@ class _Entered(Generic[L]):
     _name_type: ClassVar[type[_Name]] = _Name
     _lease_type: type[L]
 
-    def __init__(self, service: _Service, reserve: Reserve, name: str, *, wait: float | None, ttl: float) -> None:
-        self._name = self._name_type(service, reserve, name, wait=wait, ttl=ttl)
+    def __init__(self, service: _Service, session: Session, name: str, *, wait: float | None, ttl: float) -> None:
+        self._name = self._name_type(service, session, name, wait=wait, ttl=ttl)
         self._entered = threading.Lock()  # never waited for
         self._blocks: dict[int, Block] = {}  # by thread: of the `with` statement that is about to enter
         self._lease: L | None = None

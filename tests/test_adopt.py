@@ -92,7 +92,7 @@ def test_two_leases_of_one_adoption_run_one_body(client: Client, service: Memory
 
 def test_an_adopted_task_of_which_no_lease_is_made_is_not_touched(client: Client, service: MemoryService) -> None:
     task = client.adopt(received(service))
-    assert len(client.connection().keeper) == 0
+    assert len(client.__connection__().keeper) == 0
     assert status(client, task) is Status.CLAIMED
 
 

@@ -46,7 +46,7 @@ def drivers() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("nothing", [None, ""])
 def test_a_client_of_no_service_is_refused_at_once(nothing: Any) -> None:
-    with pytest.raises(ConfigError, match="which service"):
+    with pytest.raises(ConfigError, match="service is missing"):
         leasekit.connect(nothing)
 
 
@@ -77,7 +77,7 @@ def test_until_idle_waits_for_so_long_by_the_clock(client: Client, clock: FakeCl
 
 
 def test_tasks_of_no_kind_are_refused(client: Client) -> None:
-    with pytest.raises(ConfigError, match="which kind"):
+    with pytest.raises(ConfigError, match="got no kind"):
         client.tasks()
 
 
@@ -211,14 +211,14 @@ def test_what_was_granted_to_an_interrupted_claim_is_given_back(client: Client, 
     with pytest.raises(KeyboardInterrupt), interrupting(lambda: status(client, task) is Status.CLAIMED):
         next(client.tasks("k"))
     eventually(lambda: status(client, task) is Status.ENQUEUED)
-    assert not len(client.connection().keeper)
+    assert not len(client.__connection__().keeper)
 
 
 def test_what_was_granted_at_the_very_moment_of_the_interruption_is_given_back(
     client: Client, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = client.schedule("k").id
-    connection = client.connection()
+    connection = client.__connection__()
 
     def interrupted(work: Any) -> Any:
         connection.driver.submit(work).result()
@@ -418,7 +418,7 @@ def test_threads_that_use_a_client_at_once_share_one_connection(service: MemoryS
 
         def connect(client: Client = client, barrier: threading.Barrier = barrier) -> None:
             barrier.wait()
-            connections.add(id(client.connection()))  # noqa: B023 - joined below
+            connections.add(id(client.__connection__()))  # noqa: B023 - joined below
 
         threads = [threading.Thread(target=connect) for _ in range(4)]
         for thread in threads:
@@ -547,7 +547,7 @@ def test_closing_waits_for_reports_under_way(client: Client, faulty: Faulty, ser
     eventually(lambda: faulty.calls["settle"] == 1)
     closing = threading.Thread(target=client.close)
     closing.start()
-    eventually(lambda: client.connection is not None and client._connection is None)
+    eventually(lambda: client._session._connection is None)
     answered.open()
     closing.join(20)
     thread.join(20)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import leasekit
-from leasekit import Client, ConfigError, NotHeld
+from leasekit import Client, ConfigError, NotHeld, _session
 from leasekit._driver import thread
 from leasekit._driver.thread import NAME
 from leasekit.hooks import Event, Renewed
@@ -213,7 +213,7 @@ def test_the_parent_goes_on_beating() -> None:
         assert found.history[0].outcome == "success"
 
 
-@pytest.mark.parametrize("lock", [lambda: thread._lock, lambda: leasekit.client._connecting])
+@pytest.mark.parametrize("lock", [lambda: thread._lock, lambda: _session._connecting])
 def test_a_fork_while_another_thread_has_a_lock_does_not_hang(client: Client, lock: Callable[[], Any]) -> None:
     client.schedule("k")
     has, go = threading.Event(), threading.Event()

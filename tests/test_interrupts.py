@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 
 import leasekit
-import leasekit.client
+import leasekit._session
 from leasekit import Client, Task
 from leasekit._driver import thread
 from leasekit._driver.guarding.watchdog import Watchdog
@@ -120,7 +120,7 @@ async def nothing() -> None: ...
 
 def is_over(client: Client, where: str | None, error: BaseException | None, *, at_once: bool) -> None:
     """The driver's thread answers, and keeps no lease: of a block not even while the traceback is held (`at_once`)."""
-    connection = client.connection()
+    connection = client.__connection__()
     connection.driver.submit(nothing()).result(_ENDED)
     keeper = connection.keeper
     if at_once:
@@ -160,10 +160,10 @@ def test_an_interrupt_while_a_client_is_closed_harms_no_other(client: Client) ->
     while unreached < 10:
         other, place = Client(MemoryBackend(MemoryService(), worker="x")), Place(number)
         task = claimed(other)
-        connection = other.connection()
+        connection = other.__connection__()
         with suppress(Interrupt), interrupts(place):
             other.close()
-        client.connection().driver.submit(nothing()).result(_ENDED)
+        client.__connection__().driver.submit(nothing()).result(_ENDED)
         if not connection.closed:
             connection.run(connection.aclose())
         connection.driver.users = 1  # who was interrupted may not have let go
@@ -174,7 +174,7 @@ def test_an_interrupt_while_a_client_is_closed_harms_no_other(client: Client) ->
 
 
 def test_an_interrupt_while_the_driver_is_let_go_of_holds_up_no_other(client: Client) -> None:
-    driver = client.connection().driver
+    driver = client.__connection__().driver
     number = 0
     while True:
         thread.acquire()
@@ -206,11 +206,11 @@ class EnteredInVain:
 def test_an_interrupt_between_a_lock_and_its_block_leaves_it_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     driver, clients, timer = threading.Lock(), threading.Lock(), threading.Lock()
     monkeypatch.setattr(thread, "_lock", EnteredInVain(driver))
-    monkeypatch.setattr(leasekit.client, "_connecting", EnteredInVain(clients))
+    monkeypatch.setattr(leasekit._session, "_connecting", EnteredInVain(clients))
     watchdog = Watchdog("off", timer=Mock())
     watchdog._lock = EnteredInVain(timer)  # type: ignore[assignment]
     client = Client(MemoryBackend(MemoryService(), worker="w"))
-    for use in (client.connection, client.close, watchdog.close):
+    for use in (client.__connection__, client.close, watchdog.close):
         with suppress(Interrupt):
             use()
         assert not any(lock.locked() for lock in (driver, clients, timer)), use

@@ -434,7 +434,7 @@ def test_a_task_that_was_settled_cannot_be_leased_again(client: Client) -> None:
     task = claimed(client)
     with leasekit.lease(task):
         pass
-    eventually(lambda: not len(client.connection().keeper))
+    eventually(lambda: not len(client.__connection__().keeper))
     with pytest.raises(NotHeld, match="ended"), leasekit.lease(task):
         pytest.fail("it began")
 
@@ -806,7 +806,7 @@ def test_a_body_does_not_begin_under_a_lease_that_is_gone_when_it_is_asked_for(c
     asked.open()
     with pytest.raises(LeaseLost, match="the service said"), held:
         pytest.fail("it began")
-    assert not len(client.connection().keeper)
+    assert not len(client.__connection__().keeper)
 
 
 def test_with_little_trust_left_on_arrival_the_first_beat_decides(
@@ -863,7 +863,7 @@ def test_an_order_that_came_before_the_body_began_is_told_to_it(client: Client, 
     task = claimed(client)
     client.cancel(task.id)
     clock.advance(120)
-    record = client.connection().keeper.get(task)
+    record = client.__connection__().keeper.get(task)
     assert record is not None
     eventually(lambda: record.stop is Cancelled)
     with pytest.raises(Cancelled), leasekit.lease(task) as held:
@@ -1101,7 +1101,7 @@ def test_a_settlement_that_crosses_a_beat_is_no_loss(
     [call] = [call for call in faulty.log if call.kind == "beat" and call.fault == "delay"]
     eventually(lambda: call.is_over)
     assert [verdict.verdict for verdict in call.answer] == ["gone"]
-    eventually(lambda: not len(client.connection().keeper))
+    eventually(lambda: not len(client.__connection__().keeper))
     assert info(client, task).at == clock.later(50)
     assert not of(Lost, events)
 
@@ -1160,7 +1160,7 @@ def test_closing_the_client_ends_the_wait_for_a_report(faulty: Faulty, clock: Fa
     client = Client(faulty, clock=clock)
     client.schedule("k")
     task = next(client.tasks("k"))
-    connection = client.connection()
+    connection = client.__connection__()
     with pytest.raises(LeaseLost, match="could not be reported"), leasekit.lease(task):
         faulty.always("settle", faults.refuse)
         other = meanwhile(

@@ -245,7 +245,7 @@ async def test_what_else_a_task_group_raised_is_not_lost_with_the_cancellation(
             clock.advance(120)
             await anyio.sleep_forever()
     assert await status(client, task) is Status.CANCELLED
-    await until(lambda: not len(client.connection().keeper))
+    await until(lambda: not len(client.__connection__().keeper))
 
 
 async def test_a_group_with_our_cancellation_in_it_ends_the_lease(
@@ -263,7 +263,7 @@ async def test_a_group_with_our_cancellation_in_it_ends_the_lease(
             except BaseException as cancelled:  # noqa: BLE001 - raised again
                 raise BaseExceptionGroup("both", [cancelled, ValueError()]) from None
     assert faulty.calls["settle"] == 1
-    await until(lambda: not len(client.connection().keeper))
+    await until(lambda: not len(client.__connection__().keeper))
 
 
 async def test_an_idle_body_is_cancelled_and_its_task_tried_again(
@@ -288,7 +288,7 @@ async def test_an_order_that_came_before_the_body_began_cancels_it(
     task = await beaten(client, faulty)
     await client.acancel(task.id)
     clock.advance(120)
-    held = client.connection().keeper.get(task)
+    held = client.__connection__().keeper.get(task)
     assert held is not None
     await until(lambda: held.stop is Cancelled)
     with pytest.raises(Cancelled), anyio.fail_after(20):
@@ -350,7 +350,7 @@ async def test_cancelled_from_outside_and_told_at_once_is_cancelled_from_outside
             await client.acancel(task.id)
             clock.advance(120)
             with anyio.CancelScope(shield=True):
-                record = client.connection().keeper.get(task)
+                record = client.__connection__().keeper.get(task)
                 assert record is not None
                 await until(lambda: record.stop is Cancelled)
             outside.cancel()
@@ -531,7 +531,7 @@ async def test_a_body_that_was_blocked_beyond_its_loss_is_cancelled_as_soon_as_i
         async with leasekit.lease(task) as held:
             faulty.always("beat", faults.refuse)
             clock.advance(300)
-            while client.connection().keeper.get(task) is not None and not held._run.held.reason:
+            while client.__connection__().keeper.get(task) is not None and not held._run.held.reason:
                 time.sleep(0.002)
             await anyio.sleep(3600)
             reached = True

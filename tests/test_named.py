@@ -122,7 +122,7 @@ def test_threads_that_enter_a_name_at_once_do_not_end_the_block_of_another(clien
     with named as held:
         in_block.set()
         assert refused.wait(30)
-        connection = client.connection()
+        connection = client.__connection__()
         connection.run(_turn())  # whatever the end of the other block has asked of the driver is done
         held.check()
         assert connection.keeper.get(held.task) is not None
@@ -230,7 +230,7 @@ async def test_the_async_door_acquires_it_too(client: Client) -> None:
 def test_whoever_is_interrupted_when_it_is_granted_gives_it_back(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connection = client.connection()
+    connection = client.__connection__()
     run = connection.run
 
     def interrupted(work: Any) -> Any:
@@ -252,7 +252,7 @@ def test_a_holder_that_died_loses_it_to_the_next() -> None:
     service = MemoryService()
     with Client(MemoryBackend(service, worker="a")) as dead, Client(MemoryBackend(service, worker="b")) as living:
         held = leasekit.lease(dead.named("n", ttl=2)).__enter__()
-        connection = dead.connection()
+        connection = dead.__connection__()
         connection.driver.call_soon(connection.keeper.drop, held._run.held)  # it beats no more
         with leasekit.lease(living.named("n", wait=30)) as next_one:
             assert next_one.fence > held.fence

@@ -245,7 +245,7 @@ def test_whatever_happens(seed: int, caplog: pytest.LogCaptureFixture, monkeypat
     assert storm.runs > 20, "too little happened to say anything"
     finish(storm, clients, ids)
     for client in clients:
-        assert not len(client.connection().keeper)
+        assert not len(client.__connection__().keeper)
         client.close()
     gc.collect()
     assert not [record.message for record in caplog.records if record.name == "asyncio"]
@@ -261,8 +261,8 @@ def finish(storm: Storm, clients: list[Client], ids: list[str]) -> None:
             with contextlib.suppress(LeasekitError), leasekit.lease(task) as held, storm.body(held):
                 pass
         storm.clock.advance(10)
-    while any(len(client.connection().keeper) for client in clients):
-        assert time.monotonic() < until, [len(client.connection().keeper) for client in clients]
+    while any(len(client.__connection__().keeper) for client in clients):
+        assert time.monotonic() < until, [len(client.__connection__().keeper) for client in clients]
         storm.clock.advance(1)
         time.sleep(0.002)
     assert not storm.wrong

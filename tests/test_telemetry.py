@@ -497,7 +497,7 @@ def test_leases_held_go_up_and_down(client: Client, recorder: Recorder) -> None:
     client.schedule("k")
     with leasekit.lease(next(client.tasks("k"))):
         assert recorder.value("leasekit.leases.held") == 1
-        assert recorder.value("leasekit.leases.capacity") == client.connection().keeper.capacity
+        assert recorder.value("leasekit.leases.capacity") == client.__connection__().keeper.capacity
     eventually(lambda: recorder.value("leasekit.leases.held") == 0)
 
 
@@ -513,7 +513,7 @@ def test_leases_of_a_client_that_is_not_instrumented_are_not_counted(client: Cli
     with leasekit.connect("memory://") as other:
         other.schedule("k")
         with leasekit.lease(next(other.tasks("k"))):
-            client.connection()
+            client.__connection__()
             assert recorder.value("leasekit.leases.held") == 0
 
 

@@ -131,7 +131,7 @@ def test_the_bound_is_that_of_the_service() -> None:
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_settlement_that_fits_into_no_request_is_refused_with_its_largest_field(server: str) -> None:
     """Also of whoever speaks to the backend alone: the server breaks off, and its answer is never read."""
-    backend = leasekit.connect(server)._open()
+    backend = leasekit.connect(server)._session._open()
     small = Settlement(id="small", token="t", outcome="success")
     with pytest.raises(leasekit.Refused, match="item 1: result has 9,000,002 bytes as JSON") as refused:
         await backend.settle([small, Settlement(id="large", token="t", outcome="success", result="x" * 9_000_000)])

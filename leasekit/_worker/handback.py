@@ -48,7 +48,7 @@ def hand_back(past: Past, why: str, *, waiting: Callable[[float], bool]) -> None
         return
     try:
         with Client(holder.url, worker=holder.worker) as client:
-            connection = client.connection()
+            connection = client.__connection__()
             reported = connection.driver.submit(_report(connection, holder, past, why))
             left = _PATIENCE
             while not reported.done() and left > 0 and not waiting(_PAUSE):

@@ -51,7 +51,7 @@ class WorkerRun:
         end: Callable[[], None] | None = None,
     ) -> None:
         self._client = client
-        self._connection = client.connection()
+        self._connection = client.__connection__()
         self.hooks = client.hooks
         self._open = ExitStack()
         self._failed: list[BaseException] = []

@@ -63,7 +63,7 @@ def note(client: Client, *, spool: str | None) -> None:
     global _noted  # noqa: PLW0603 - there is one ledger
     if _ledger is None or (_noted is not None and not _noted.closed):
         return
-    connection = _noted = client.connection()
+    connection = _noted = client.__connection__()
     guarded = connection.watchdog.guards
     _ledger.open(Holder(worker=client.worker, url=client.url, guarded=guarded, spool=spool))
     connection.keeper.note_in(_ledger)

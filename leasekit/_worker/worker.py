@@ -315,7 +315,7 @@ class Worker:
     def _outlive(self, client: Client) -> None:
         """Set up what outlives this process: the spool for unreported results, and the ledger for the supervisor."""
         self._check_guarded(client)
-        connection, directory = client.connection(), None
+        connection, directory = client.__connection__(), None
         if self.spool is not None and client.url is not None and not client.url.startswith("memory:"):
             spool = Spool(self.spool, client.url)
             connection.driver.submit(connection.keeper.outbox.use(spool))
@@ -324,7 +324,7 @@ class Worker:
 
     def _check_guarded(self, client: Client) -> None:
         """Raise `ConfigError` if a watchdog is required, but none would end this process after its lease."""
-        if self._watchdog == "required" and not client.connection().watchdog.guards:
+        if self._watchdog == "required" and not client.__connection__().watchdog.guards:
             raise ConfigError(
                 "watchdog='required' ends the process of a handler that outlives its lease, which is done for a worker "
                 "with a URL or backend of its own that is run by run(): not in serve(), whose process belongs to other "

@@ -91,7 +91,7 @@ def test_stats_as_json_are_one_document(run: Run) -> None:
 def test_a_backend_that_does_not_tell_who_works_says_so(run: Run) -> None:
     done = run("workers")
     assert done.exit_code == 1
-    assert done.stderr == "leasekit workers: MemoryBackend does not tell who its workers are: ask the service itself\n"
+    assert done.stderr == "leasekit workers: MemoryBackend cannot list its workers: ask the service itself\n"
 
 
 def test_an_unknown_scheme_is_wrong_usage(run: Run) -> None:

@@ -32,7 +32,7 @@ class Dead:
         (self.task,) = self.claim("c")
 
     def claim(self, claim_id: str) -> list[Task]:
-        connection = self.client.connection()
+        connection = self.client.__connection__()
         return connection.run(connection.backend.claim(["k"], limit=1, wait=0, claim_id=claim_id)).tasks
 
     def hand_back(self, *, begun: bool, elsewhere: bool = False) -> str:
@@ -177,7 +177,7 @@ def test_a_result_in_the_spool_is_no_crash_whichever_process_has_it(
 def test_progress_that_was_noted_before_a_beat_brought_newer_does_not_replace_that(dead: Dead) -> None:
     """The body reports, the driver notes it, the body reports again, a beat takes that along, the worker dies."""
     newer = Beat(id=dead.task.id, token=dead.task.token, progress="newer", progress_seq=2)
-    dead.client.connection().run(dead.client.connection().backend.beat([newer]))
+    dead.client.__connection__().run(dead.client.__connection__().backend.beat([newer]))
     left = Left(dead.task.id, dead.task.token, begun=True, progress="noted", progress_seq=1)
     handback.hand_back(Past(Holder(worker="dead", url="memory://"), [left], [], []), "killed", waiting=waiting)
     info = dead.client.get(dead.task_id)

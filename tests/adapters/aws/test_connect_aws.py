@@ -128,7 +128,7 @@ def test_heartbeats_are_one_a_slot_so_capacity_is_rate_times_cycle(aws: Any, rat
     """120 at one a second and 120 s; nothing bursts."""
     url = f"swf://media/render?endpoint={aws.url}"
     with leasekit.connect(url, heartbeats=Heartbeats(rate=rate)) as client:
-        assert client.connection().keeper.capacity == capacity
+        assert client.__connection__().keeper.capacity == capacity
 
 
 @pytest.mark.parametrize(

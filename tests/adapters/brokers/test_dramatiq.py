@@ -108,7 +108,7 @@ def test_a_message_whose_holder_died_runs_when_the_lease_has_run_out(
     message = broker.get_actor("runs").message("a")
     with leasekit.connect(leases_url, heartbeats=leasekit.Heartbeats().for_ttl(6)) as dead:
         held = leasekit.lease(dead.once(f"dramatiq:{message.message_id}")).__enter__()
-        connection = dead.connection()
+        connection = dead.__connection__()
         connection.driver.call_soon(connection.keeper.drop, held._run.held)  # it beats no more
         deliver(broker, message)
         eventually(lambda: runs.ended)

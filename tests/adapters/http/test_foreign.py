@@ -161,7 +161,7 @@ def test_work_ends_with_its_real_result_whoever_answers_meanwhile(
 def test_a_result_from_the_spool_outlives_whoever_answers_meanwhile(server: str, tmp_path: Path) -> None:
     with Proxy(server) as proxy, leasekit.connect(proxy.url) as client:
         task_id = client.schedule("foreign-spool").id
-        connection = client.connection()
+        connection = client.__connection__()
         (task,) = connection.run(
             connection.backend.claim(["foreign-spool"], limit=1, wait=10, claim_id="foreign-spool")
         ).tasks

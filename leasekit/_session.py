@@ -1,0 +1,156 @@
+"""Session: the connection of a client in this process, made on first use; a forked child gets one of its own."""
+
+import os
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+
+from leasekit._binding import bind
+from leasekit._driver.clock import Clock
+from leasekit._driver.connection import Connection
+from leasekit._driver.guarding.watchdog import Mode, check_mode
+from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit._driver.locks import taken
+from leasekit._driver.thread import check_process
+from leasekit.backend import Backend
+from leasekit.config import Heartbeats
+from leasekit.errors import Closed, ConfigError
+from leasekit.hooks import Hooks
+from leasekit.registry import open_backend
+from leasekit.task import Task
+
+__all__ = ["Session"]
+
+# Two threads that use a client at once get one connection. Reentrant: signal handlers may close clients.
+_connecting = threading.RLock()
+
+
+def _forget() -> None:
+    """Replace the lock in a forked child, where it may be held by a thread that does not exist there."""
+    global _connecting  # noqa: PLW0603 - one for each process
+    _connecting = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+class Session:
+    """Open, hand out and close the connection of one client, and reserve the leases that it keeps."""
+
+    def __init__(
+        self,
+        url_or_backend: str | Backend,
+        *,
+        heartbeats: Heartbeats,
+        hooks: Hooks,
+        worker: str | None,
+        clock: Clock,
+        last_resort: Callable[[], None] | None,
+        watchdog: Mode,
+    ) -> None:
+        check_mode(watchdog)
+        self.worker = worker or _incarnation()
+        self._heartbeats = heartbeats
+        self._hooks = hooks
+        self._clock = clock
+        self._last_resort = last_resort
+        self._watchdog: Mode = watchdog
+        self.url = url_or_backend if isinstance(url_or_backend, str) else None
+        # Opened here, so that an unknown URL is refused here.
+        self._backend: Backend | None = self._open() if isinstance(url_or_backend, str) else url_or_backend
+        if self.url is not None:
+            self.url = getattr(self._backend, "url", None) or self.url  # relative paths mean this directory
+        self._made_in = os.getpid()
+        self._connection: Connection | None = None
+        self._is_closed = False
+
+    def _open(self) -> Backend:
+        assert self.url is not None  # noqa: S101 - for the type checker
+        return open_backend(self.url, worker=self.worker)
+
+    def connection(self) -> Connection:
+        """Return this process's connection, made on first use.
+
+        Raises `Closed`, and `ConfigError` if gevent or eventlet has patched this process, which may happen any time.
+        """
+        check_process()
+        connection = self._connection
+        if connection is not None and not connection.forked:
+            return connection
+        lock = _connecting
+        for _ in taken(lock):
+            try:
+                return self._connected()
+            finally:
+                lock.release()
+        raise AssertionError  # it was taken
+
+    def _connected(self) -> Connection:
+        if self._is_closed:
+            raise Closed
+        if self._connection is not None and not self._connection.forked:  # another thread was first
+            return self._connection
+        backend = self._backend
+        if backend is None or self._made_in != os.getpid():
+            if self.url is None:
+                raise ConfigError("a backend object is not carried over a fork: connect() by URL, or in the child")
+            if self._made_in != os.getpid():
+                self.worker, self._made_in = _incarnation(), os.getpid()
+            backend = self._open()
+        self._connection = Connection(
+            backend,
+            self._heartbeats,
+            clock=self._clock,
+            hooks=self._hooks,
+            last_resort=self._last_resort,
+            watchdog=self._watchdog,
+        )
+        self._backend = None
+        return self._connection
+
+    def close(self) -> Connection | None:
+        """Refuse further connections. Return the connection to close; None if this process has none."""
+        lock = _connecting
+        for _ in taken(lock):
+            try:
+                connection = self._connection
+                if connection is not None and not connection.forked:
+                    connection.refuse_hooks()
+                    self._connection = None
+                self._is_closed = True
+                return None if connection is None or connection.forked else connection
+            finally:
+                lock.release()
+        raise AssertionError  # it was taken
+
+    # Leases of this session ---------------------------------------------------------------------------------------
+
+    def reserve(self, task: Task, lease: object) -> tuple[Connection, HeldLease] | None:
+        """Reserve a task that this process has claimed, for as long as `lease` lives."""
+        connection = self._connection
+        if connection is None or connection.forked or (held := connection.keeper.get(task)) is None:
+            return None
+        return self._reserved(connection, held, lease)
+
+    def reserve_adopted(self, task: Task, lease: object) -> tuple[Connection, HeldLease] | None:
+        """Hold and reserve a task that other code has claimed; a task is adopted for one lease."""
+        bind(task, self.reserve)
+        connection = self.connection()
+        held = connection.keeper.get(task)
+        if held is None:
+            held = connection.keeper.adopt(task)
+            connection.driver.call_soon(connection.keeper.start_renewing, held)
+        return self._reserved(connection, held, lease)
+
+    def _reserved(self, connection: Connection, held: HeldLease, lease: object) -> tuple[Connection, HeldLease]:
+        if not held.begun:
+            held.wanted_by = connection.owner(held, lease)  # first: an interrupted thread has reserved nothing
+        held.reserved = True
+        return connection, held
+
+
+def _incarnation() -> str:
+    host = re.sub(r"[^!-.0-~]", "-", socket.gethostname())[:80] or "host"
+    return f"{host}:{os.getpid()}:{secrets.token_hex(4)}"

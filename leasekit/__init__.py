@@ -1,6 +1,5 @@
 """The keeper of leases for long-running work."""
 
-from leasekit.claiming import Tasks
 from leasekit.client import Client, connect
 from leasekit.config import Heartbeats
 from leasekit.errors import (
@@ -49,6 +48,7 @@ from leasekit.task import (
     Verdict,
     WorkerInfo,
 )
+from leasekit.task_iterator import Tasks
 from leasekit.worker import Worker
 
 __all__ = [

@@ -26,13 +26,13 @@ from leasekit._driver.retrying import call_once, call_until
 from leasekit._driver.thread import check_process
 from leasekit._session import Session
 from leasekit.backend import Backend, Scheduler, TaskSink, WorkerDirectory
-from leasekit.claiming import Tasks
 from leasekit.config import Heartbeats
 from leasekit.errors import Closed, ConfigError, LeasekitError, Refused
 from leasekit.hooks import Hook, Hooks
 from leasekit.ids import uuid7s
 from leasekit.named import Named, Once
 from leasekit.task import NewTask, Page, Scheduled, Stats, Status, Task, TaskInfo, TaskOptions, Verdict, WorkerInfo
+from leasekit.task_iterator import Tasks
 from leasekit.wire import MAX_KINDS
 
 __all__ = ["Client", "connect"]

@@ -15,7 +15,7 @@ FILES = sorted(path for top in ("leasekit", "adapters") for path in (ROOT / top)
 
 VALUES = {"task", "errors", "config"}
 SEAM = {"backend", "wire", "hooks", "registry", "ids"}
-HANDLES = {"client", "claiming", "lease", "named", "idle", "worker", "telemetry"}
+HANDLES = {"client", "task_iterator", "lease", "named", "idle", "worker", "telemetry"}
 INSIDE = {"_core", "_driver", "_arguments", "_binding", "_blocks", "_leased_run", "_session"}
 SERVICE = {"server.embedded", "server.roles", "server.store", "server.unit_of_work"}  # what `memory://` is made of
 PUBLIC = {"__init__"} | VALUES | SEAM | HANDLES
@@ -45,7 +45,7 @@ LAYERS = {
     "_leased_run": Layer(VALUES | INSIDE | {"hooks"}, {"anyio", "msgspec"}),
     "_session": Layer(VALUES | INSIDE | {"backend", "hooks", "registry"}, set()),
     "_driver": Layer(VALUES | INSIDE | {"_lifecycle", "backend", "hooks", "wire"}, {"anyio", "msgspec", "tenacity"}),
-    "claiming": Layer(VALUES | INSIDE, set()),
+    "task_iterator": Layer(VALUES | INSIDE, set()),
     "client": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
     "lease": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
     "named": Layer(VALUES | INSIDE | {"lease"}, set()),

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from leasekit._driver.connection import Connection
-from leasekit._driver.keeping.claims import Ended, end_claim
+from leasekit._driver.keeping.pending_claims import Ended, end_claim
 from leasekit._driver.reporting.ledger import Asked, Holder, Left, Past
 from leasekit._driver.reporting.outbox import Delivery, Outbox
 from leasekit._driver.reporting.spool import Spool

@@ -21,8 +21,8 @@ from leasekit._driver.explaining.recorder import Reading, Recorder, Story
 from leasekit._driver.guarding.escalation import Escalation
 from leasekit._driver.guarding.idle_watch import IdleWatch
 from leasekit._driver.guarding.watchdog import UNGUARDED, Watchdog
-from leasekit._driver.keeping.claims import Claims
 from leasekit._driver.keeping.held_lease import HeldLease, Owner, loss_reason
+from leasekit._driver.keeping.pending_claims import Claims
 from leasekit._driver.keeping.renewal import Renewal
 from leasekit._driver.reporting.ledger import Ledger
 from leasekit._driver.reporting.outbox import Delivery, Outbox

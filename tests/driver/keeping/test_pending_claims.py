@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from leasekit._driver.clock import BOOT_CLOCK
-from leasekit._driver.keeping.claims import Claims
+from leasekit._driver.keeping.pending_claims import Claims
 from leasekit._driver.reporting.ledger import Asked, Ledger, SharedMemory
 from leasekit._driver.reporting.outbox import Delivery
 from leasekit.backend import Capabilities

@@ -154,7 +154,7 @@ class CancelAnswered(Event, frozen=True, kw_only=True):
 
     task: str
     verdict: str
-    """`cancelled`, `ordered` or `gone`."""
+    """`cancelled`, `cancel_requested` or `gone`."""
 
 
 # Leases, as their holders see them ------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ class Scheduler(TaskSink, Protocol):
         ...
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
-        """Cancel: `cancelled` where it waits, `ordered` where it runs, `gone` where it has ended or is unknown."""
+        """Cancel: `cancelled` if it waits, `cancel_requested` if it runs, `gone` if it has ended or is unknown."""
         ...
 
     async def list_tasks(

@@ -33,7 +33,7 @@ ProgressSeq = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Outcome = Literal["success", "retry", "fatal", "release", "cancelled", "crash"]
 """How a run ends."""
 
-VerdictWord = Literal["renewed", "settled", "cancelled", "ordered", "gone", "throttled", "failed"]
+VerdictWord = Literal["renewed", "settled", "cancelled", "cancel_requested", "gone", "throttled", "failed"]
 """What became of one item of a batch."""
 
 

@@ -902,7 +902,7 @@ def test_a_cancelled_task_tells_its_body_and_keeps_the_lease_meanwhile(
 ) -> None:
     task = claimed(client)
     with pytest.raises(Cancelled), leasekit.lease(task) as held:
-        assert client.cancel(task.id)[0].verdict == "ordered"
+        assert client.cancel(task.id)[0].verdict == "cancel_requested"
         clock.advance(120)
         eventually(lambda: told(held))
         assert not held.lost

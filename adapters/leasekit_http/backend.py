@@ -43,7 +43,7 @@ _PAGE = msgspec.json.Decoder(Page)
 
 _BEAT: frozenset[VerdictWord] = frozenset({"renewed", "gone", "throttled"})
 _SETTLE: frozenset[VerdictWord] = frozenset({"settled", "gone", "throttled"})
-_CANCEL: frozenset[VerdictWord] = frozenset({"cancelled", "ordered", "gone", "throttled"})
+_CANCEL: frozenset[VerdictWord] = frozenset({"cancelled", "cancel_requested", "gone", "throttled"})
 
 
 def connect(url: str, *, worker: str) -> "HttpBackend":
@@ -94,7 +94,7 @@ class HttpBackend:
         return await self._verdicts("/v1/results", "results", settlements, [s.id for s in settlements], _SETTLE)
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
-        """Cancel tasks: `cancelled` if a task waits, `ordered` if it runs, `gone` if it has ended or is unknown."""
+        """Cancel: `cancelled` if one waits, `cancel_requested` if one runs, `gone` if one has ended or is unknown."""
         return await self._verdicts("/v1/tasks/cancel", "ids", task_ids, task_ids, _CANCEL)
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:

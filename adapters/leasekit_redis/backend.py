@@ -128,7 +128,7 @@ class RedisBackend:
         return await self._intake.schedule(items)
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
-        """Cancel tasks: `cancelled` if a task waits, `ordered` if it runs, `gone` if it has ended or is unknown."""
+        """Cancel: `cancelled` if one waits, `cancel_requested` if one runs, `gone` if one has ended or is unknown."""
         if not task_ids:
             return []
         ids = checked(CancelRequest, {"ids": list(task_ids)}).ids

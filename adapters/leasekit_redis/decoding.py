@@ -86,7 +86,7 @@ def cancelled(ids: Sequence[str], words: Sequence[Any]) -> list[Verdict]:
     _check(ids, words)
     return [
         Verdict(id=task_id, verdict=word)
-        if word in ("cancelled", "ordered")
+        if word in ("cancelled", "cancel_requested")
         else Verdict(id=task_id, verdict="gone", reason=str(word))
         for task_id, word in zip(ids, words, strict=True)
     ]

@@ -13,7 +13,7 @@ __all__ = ["safety"]
 _ENDS = {"success": "success", "fatal": "fatal_failure", "cancelled": "cancelled"}
 """Outcomes after which a task does not run again, and the final status of each."""
 
-_CANCELS = frozenset({"cancelled", "ordered", "gone"})
+_CANCELS = frozenset({"cancelled", "cancel_requested", "gone"})
 """Answers to a cancel after which the task does not run again."""
 
 Found = Iterator[Violation]

@@ -23,7 +23,7 @@ class Trigger(Struct, frozen=True, array_like=True, gc=False):
     attempt: int = 0
     crashes: int = 0
     failures: int = 0  # runs that ended in *retry*
-    ordered: bool = False  # to be cancelled, while it runs
+    cancel_requested: bool = False  # to be cancelled, while it runs
     owner: str | None = None  # who holds the lease; None: nobody
     token: str | None = None  # of the last grant, as long as it may be settled
     next_trigger_at: float | None = None  # due, or the end of the lease, by its own clock; None: never again

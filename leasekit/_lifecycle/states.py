@@ -101,7 +101,7 @@ ENDING: dict[Outcome | Literal["expired"], Event] = {
 """What the end of a run does to its task: outcomes that holders report, and the lease that ran out."""
 
 WOUND_DOWN = frozenset({Event.RETRY, Event.RELEASE, Event.CRASH, Event.EXPIRE})
-"""Ends after which a task would run again: where it is ordered to be cancelled, it is cancelled instead."""
+"""Ends after which a task would run again: where its cancel is requested, it is cancelled instead."""
 
 
 def step(status: Status, event: Event) -> Status:
@@ -113,7 +113,7 @@ def step(status: Status, event: Event) -> Status:
 
 
 def asked_to_cancel(status: Status) -> Event | None:
-    """What a cancel does: waiting tasks end at once, running ones are ordered to, ended ones stay (None)."""
+    """What a cancel does: waiting tasks end at once, running ones are asked to, ended ones stay (None)."""
     if status in WAITING:
         return Event.CANCEL
     return Event.ORDER if status in LEASED else None

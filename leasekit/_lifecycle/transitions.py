@@ -77,8 +77,8 @@ def cancelled(row: Trigger, *, now: float) -> Trigger:
     event = asked_to_cancel(row.status)
     if event is Event.CANCEL:
         return end_run(row, event, limits=NO_LIMITS, now=now)
-    if event is Event.ORDER and not row.ordered:
-        return replace(row, ordered=True)
+    if event is Event.ORDER and not row.cancel_requested:
+        return replace(row, cancel_requested=True)
     return row
 
 
@@ -107,7 +107,7 @@ def end_run(row: Trigger, event: Event, *, limits: Limits, now: float, wait: flo
     reason = None
     if event in WOUND_DOWN:
         row, reason = _counted(row, event, limits, why)
-        if row.ordered:
+        if row.cancel_requested:
             event, token, reason = Event.CANCEL, None, None
         elif reason is not None:
             event, token = Event.EXHAUST, None
@@ -115,7 +115,7 @@ def end_run(row: Trigger, event: Event, *, limits: Limits, now: float, wait: flo
     return replace(
         row,
         status=status,
-        ordered=False,
+        cancel_requested=False,
         owner=None,
         token=token,
         next_trigger_at=next_trigger(status, now=now, after=wait),

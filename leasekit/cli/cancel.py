@@ -15,7 +15,8 @@ _BATCH = 1000  # the largest batch of a backend
 
 EXAMPLES = """\b
 Prints a line for each task: id, verdict, reason. Verdicts: cancelled;
-ordered, if it runs and was told to stop; gone, if it has ended or is unknown.
+cancel_requested, if it runs and was told to stop; gone, if it has ended or is
+unknown.
 Exit code 1 if a task could not be cancelled.
 
 \b
@@ -44,6 +45,6 @@ def cancel(
             output.print_json(verdict)
         else:
             output.print_line([verdict.id, verdict.verdict, *([verdict.reason] if verdict.reason else [])])
-    if gone := [verdict.id for verdict in verdicts if verdict.verdict not in {"cancelled", "ordered"}]:
+    if gone := [verdict.id for verdict in verdicts if verdict.verdict not in {"cancelled", "cancel_requested"}]:
         shown = output.plain(gone[0]) + (f" and {len(gone) - 1} more" if len(gone) > 1 else "")
         fail("cancel", f"{shown} cannot be cancelled: ended before, or unknown")

@@ -91,7 +91,7 @@ class DirectBackend:
         return None if info is None else plain_info(info)
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
-        """Cancel tasks: `cancelled` if a task waits, `ordered` if it runs, `gone` if it has ended or is unknown."""
+        """Cancel: `cancelled` if a task waits, `cancel_requested` if it runs, `gone` if it has ended or is unknown."""
         if not task_ids:
             return []
         ids = checked(CancelRequest, {"ids": task_ids}).ids

@@ -144,7 +144,7 @@ class Engine:
         return answer
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict]:
-        """Cancel tasks: `cancelled` if a task waits, `ordered` if it runs, `gone` if it has ended or is unknown."""
+        """Cancel: `cancelled` if a task waits, `cancel_requested` if it runs, `gone` if it has ended or is unknown."""
         return await self._write(_CANCEL, ids)
 
     async def get(self, task_id: str) -> TaskInfo | None:

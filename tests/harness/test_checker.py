@@ -300,11 +300,11 @@ BROKEN: list[tuple[str, str, list[Event]]] = [
     ),
     (
         "S11",
-        "granted after its holder was ordered to end it",
+        "granted after its holder was asked to end it",
         [
             *RERUN,
             CancelAsked(at=10.0, who="s", task="a"),
-            CancelAnswered(at=10.1, who="s", task="a", verdict="ordered"),
+            CancelAnswered(at=10.1, who="s", task="a", verdict="cancel_requested"),
         ],
     ),
     (

@@ -76,13 +76,13 @@ def test_past_a_limit_it_is_dead_and_says_why(event: Event, row: Trigger, reason
 @pytest.mark.parametrize("event", [Event.RETRY, Event.RELEASE, Event.CRASH, Event.EXPIRE, Event.CANCEL])
 @pytest.mark.parametrize("crashes", [0, 9])
 def test_what_was_ordered_to_be_cancelled_is_cancelled_whatever_its_limits(event: Event, crashes: int) -> None:
-    after = ended(event, replace(HELD, ordered=True, crashes=crashes))
-    assert (after.status, after.reason, after.token, after.ordered) == (Status.CANCELLED, None, None, False)
+    after = ended(event, replace(HELD, cancel_requested=True, crashes=crashes))
+    assert (after.status, after.reason, after.token, after.cancel_requested) == (Status.CANCELLED, None, None, False)
 
 
 @pytest.mark.parametrize(("event", "status"), [(Event.SUCCEED, Status.SUCCESS), (Event.FAIL, Status.FATAL_FAILURE)])
 def test_an_order_does_not_undo_an_end(event: Event, status: Status) -> None:
-    assert ended(event, replace(HELD, ordered=True)).status is status
+    assert ended(event, replace(HELD, cancel_requested=True)).status is status
 
 
 def test_the_policy_counts_the_try_that_ends_now() -> None:

@@ -71,7 +71,7 @@ class Model:
     attempt: int = 0
     failures: int = 0
     crashes: int = 0
-    ordered: bool = False
+    cancel_requested: bool = False
     progress: int | None = None
     reason: str | None = None
     grants: list[Grant] = field(default_factory=list)
@@ -90,9 +90,9 @@ class Model:
         self.give_back(now, why=many if self.crashes > MAX_CRASHES else None)
 
     def give_back(self, due_at: float, *, why: str | None = None, status: str = "enqueued") -> None:
-        self.reason = None if self.ordered else why
-        self.status = "cancelled" if self.ordered else "dead" if why else status
-        self.ordered = False
+        self.reason = None if self.cancel_requested else why
+        self.status = "cancelled" if self.cancel_requested else "dead" if why else status
+        self.cancel_requested = False
         self.due_at = due_at
 
     def end(self, outcome: str, now: float, wait: float | None) -> None:
@@ -305,7 +305,7 @@ class Histories(RuleBasedStateMachine):
         assert (verdict.verdict == "renewed") == is_renewed, "S3, S8"
         if is_renewed:
             assert verdict.ttl == model.ttls[1]
-            assert verdict.order == ("cancel" if model.ordered else None)
+            assert verdict.order == ("cancel" if model.cancel_requested else None)
             model.ends_at = max(model.ends_at, now + verdict.ttl)
             if started and model.overdue_at is None and model.max_runtime is not None:
                 model.overdue_at = now + model.max_runtime
@@ -374,8 +374,8 @@ class Histories(RuleBasedStateMachine):
         model = self.tasks[task_id]
         self.settle_time(model)
         if model.is_leased:
-            model.ordered = True
-            assert verdict.verdict == "ordered"
+            model.cancel_requested = True
+            assert verdict.verdict == "cancel_requested"
         elif model.status in ENDED:
             assert verdict.verdict == ("cancelled" if model.status == "cancelled" else "gone")
         else:

@@ -67,7 +67,7 @@ for i, beat in ipairs(ARGUMENT.beats) do
     end
     -- Never earlier than before: a holder that misses this answer relies on the end that it was granted before.
     place(LEASES, id, math.max(end_of(i, id), now + lease.ttl))
-    answers[i] = lease.ordered and {lease.ttl} or lease.ttl
+    answers[i] = lease.cancel_requested and {lease.ttl} or lease.ttl
   else
     answers[i] = why_gone(id, read(STATE, id), token)
   end

@@ -1,6 +1,6 @@
 -- Cancel tasks: a waiting task at once, a running task by an order that its holder gets with its next heartbeat.
--- Takes {ids, [clock]}, gives {words, ending}: for each task the verdict (cancelled, ordered, or
--- why it is gone); and the ids of the cancelled tasks that other tasks wait for.
+-- Takes {ids, [clock]}, gives {words, ending}: for each task the verdict (cancelled, cancel_requested,
+-- or why it is gone); and the ids of the cancelled tasks that other tasks wait for.
 
 outrank_full_memory()
 notice_jump()
@@ -16,15 +16,15 @@ local function cancel(id)
     broken[id] = 'lease: its end is missing'
     return 'unknown'
   elseif lease and has_ended(id, lease, ends_at) then
-    expire(id, lease) -- there is no holder that could get an order
+    expire(id, lease) -- there is no holder that could be asked
     s, lease = read(STATE, id), nil
   end
   if lease then
-    if not lease.ordered then
-      lease.ordered = true
+    if not lease.cancel_requested then
+      lease.cancel_requested = true
       put(WORKING, id, lease)
     end
-    return 'ordered'
+    return 'cancel_requested'
   end
   if s.status == 'cancelled' then
     return 'cancelled' -- a repeat gets the same answer as the first request

@@ -90,7 +90,7 @@ local SHAPES = { -- key → required fields, optional fields
   },
   [WORKING] = {
     {token = is_text, worker = is_text, ttl = is_number},
-    {max_runtime = is_number, longest = is_number, ends = is_number, started = is_flag, ordered = is_flag,
+    {max_runtime = is_number, longest = is_number, ends = is_number, started = is_flag, cancel_requested = is_flag,
      progress_seq = is_number},
   },
   [RUNS] = {
@@ -476,11 +476,11 @@ local function has_come_to_its_end(id, s)
 end
 
 -- End a run: put the task back into its lane, or among the ended tasks, and save its state.
-local function end_run(id, s, outcome, ordered, options)
+local function end_run(id, s, outcome, cancel_requested, options)
   local reason = counted_end(s, outcome)
   local status = AFTER[outcome]
   s.token = nil
-  if WOUND_DOWN[outcome] and ordered then
+  if WOUND_DOWN[outcome] and cancel_requested then
     status, reason = 'cancelled', nil -- instead of running again
   elseif reason then
     status = 'dead'
@@ -584,7 +584,7 @@ local function expire(id, lease)
   let_go(id, lease)
   s.progress_seq = lease.progress_seq -- its holder may still report
   record(id, s, {outcome = 'expired', attempt = s.attempt, worker = lease.worker, token = lease.token})
-  end_run(id, s, 'expired', lease.ordered, {token = lease.token})
+  end_run(id, s, 'expired', lease.cancel_requested, {token = lease.token})
 end
 
 -- Count steps back of the clock. A lease that is granted after one ends early if the clock steps ahead again, and a

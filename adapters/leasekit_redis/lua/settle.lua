@@ -34,7 +34,7 @@ local function accept(item, s, lease)
     outbox[#outbox + 1] = successor
   end
   local before = #told_next
-  end_run(item.id, s, item.outcome, lease and lease.ordered, item)
+  end_run(item.id, s, item.outcome, lease and lease.cancel_requested, item)
   return #told_next > before and 2 or 1
 end
 

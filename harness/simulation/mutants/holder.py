@@ -12,16 +12,16 @@ HOLDER: Mapping[str, Mutant] = {
     "beat-stamped-after-reply": Mutant(
         "Trust counts from the answer to a beat.",
         Edit(
-            "leasekit._driver.keeping.keeper:Keeper._beat",
-            "effects = cycle.answered(send, verdicts, asked_at=asked_at, now=now)",
-            "asked_at = now\neffects = cycle.answered(send, verdicts, asked_at=asked_at, now=now)",
+            "leasekit._driver.keeping.renewal:Renewal._beat",
+            "lost = cycle.answered(send, verdicts, asked_at=asked_at, now=now)",
+            "asked_at = now\nlost = cycle.answered(send, verdicts, asked_at=asked_at, now=now)",
         ),
         by=Histories("tight", ["S2", "S9"], seeds=12),
     ),
     "claim-stamped-after-reply": Mutant(
         "Trust counts from the answer to a claim.",
         Edit(
-            "leasekit._driver.keeping.claims:Claims.claim",
+            "leasekit._driver.keeping.pending_claims:Claims.claim",
             "return claimed, asked_at",
             "return claimed, self._clock.now()",
         ),
@@ -30,12 +30,14 @@ HOLDER: Mapping[str, Mutant] = {
     "claim-retry-restamps": Mutant(
         "Trust counts from the last time that a repeated claim was sent.",
         Edit(
-            "leasekit._driver.keeping.claims:Claims._answer.call",
+            "leasekit._driver.keeping.pending_claims:Claims._answer.call",
             "tries += 1",
             "tries += 1\nself._sent_at = self._clock.now()",
         ),
         Edit(
-            "leasekit._driver.keeping.claims:Claims.claim", "return claimed, asked_at", "return claimed, self._sent_at"
+            "leasekit._driver.keeping.pending_claims:Claims.claim",
+            "return claimed, asked_at",
+            "return claimed, self._sent_at",
         ),
         by=Histories("repeats", ["S2", "S9"]),
     ),
@@ -102,7 +104,7 @@ HOLDER: Mapping[str, Mutant] = {
     "verdicts-by-position-unchecked": Mutant(
         "A verdict is believed whichever task it names.",
         Edit(
-            "leasekit._driver.keeping.keeper:Keeper._verdicts",
+            "leasekit._driver.keeping.renewal:Renewal._verdicts",
             "verdict.id == beat.id and _sensible(verdict)",
             "_sensible(verdict)",
         ),
@@ -149,7 +151,7 @@ HOLDER: Mapping[str, Mutant] = {
     "timer-moved-by-failed-beats": Mutant(
         "A failed beat moves the timer like an acknowledged one.",
         Edit(
-            "leasekit._driver.keeping.keeper:Keeper._beat",
+            "leasekit._driver.keeping.renewal:Renewal._beat",
             "term.granted_at == asked_at and term.place is not None",
             "term.place is not None",
         ),
@@ -157,7 +159,7 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "timer-stays-at-a-longer-ttl": Mutant(
         "The timer does not move when a beat grants a shorter ttl.",
-        Edit("leasekit._driver.keeping.keeper:Keeper._perform_one", "effect.term.key.watchdog.renewed(...)", "pass"),
+        Edit("leasekit._driver.keeping.renewal:Renewal._regrant", "held.watchdog.renewed(...)", "pass"),
         test="tests/driver/keeping/test_keeper.py::test_the_timer_follows_a_ttl_that_a_beat_is_granted_shorter",
         why_test="the next beat repairs this: a process would have to be stopped between the first two beats of a run",
     ),
@@ -177,7 +179,7 @@ HOLDER: Mapping[str, Mutant] = {
     "settled-before-the-end": Mutant(
         "A cancelled task is settled when its handler is told, not when the handler has ended.",
         Edit(
-            "leasekit._driver.keeping.keeper:Keeper._ordered",
+            "leasekit._driver.keeping.keeper:Keeper._cancel_requested",
             "held.tell(Cancelled)",
             "held.tell(Cancelled)\n"
             "self.settle(held, Delivery(Settlement(id=held.task.id, token=held.task.token, outcome='cancelled')))",
@@ -217,12 +219,12 @@ HOLDER: Mapping[str, Mutant] = {
     "claim-retry-under-a-new-id": Mutant(
         "The repeat of a claim whose answer was lost has a new id.",
         Edit(
-            "leasekit._driver.keeping.claims:Claims._answer",
+            "leasekit._driver.keeping.pending_claims:Claims._answer",
             "partial(self._backend.claim, asked.kinds, limit=limit, wait=wait, claim_id=asked.claim_id)",
             "lambda: self._backend.claim("
             "asked.kinds, limit=limit, wait=wait, claim_id=f'{self._chance.getrandbits(128):032x}')",
         ),
-        test="tests/driver/keeping/test_claims.py::test_the_wait_of_a_long_poll_is_not_taken_from_the_time_for_repeats",
+        test="tests/driver/keeping/test_pending_claims.py::test_the_wait_of_a_long_poll_is_not_taken_from_the_time_for_repeats",
         why_test="L4 shows this in one history of some thirty: the lost answer has to have tasks in it",
     ),
     "first-failed-claim-is-the-last": Mutant(
@@ -243,26 +245,26 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "late-claim-kept-when-cancelled": Mutant(
         "A claim that is cancelled as its answer comes keeps its tasks.",
-        Edit("leasekit._driver.keeping.claims:Claims.claim", "self._release(waiting.result().tasks)", "pass"),
-        test="tests/driver/keeping/test_claims.py::test_a_claim_that_is_cancelled_as_its_answer_comes_gives_back_its_tasks",
+        Edit("leasekit._driver.keeping.pending_claims:Claims.claim", "self._release(waiting.result().tasks)", "pass"),
+        test="tests/driver/keeping/test_pending_claims.py::test_a_claim_that_is_cancelled_as_its_answer_comes_gives_back_its_tasks",
         why_test="the answer has to come in the very turn of the loop in which the claim ends",
     ),
     "late-claim-kept-when-closed": Mutant(
         "A claim whose client is closed as its answer comes keeps its tasks.",
-        Edit("leasekit._driver.keeping.claims:Claims.claim", "self._release(claimed.tasks)", "pass"),
-        test="tests/driver/keeping/test_claims.py::test_a_claim_whose_client_is_closed_as_its_answer_comes_gives_back_its_tasks",
+        Edit("leasekit._driver.keeping.pending_claims:Claims.claim", "self._release(claimed.tasks)", "pass"),
+        test="tests/driver/keeping/test_pending_claims.py::test_a_claim_whose_client_is_closed_as_its_answer_comes_gives_back_its_tasks",
         why_test="the answer has to come in the very turn of the loop in which the claim ends",
     ),
     "late-claim-ended-and-kept": Mutant(
         "A claim that was given up is ended, and keeps the tasks of that answer.",
-        Edit("leasekit._driver.keeping.claims:Claims._end.give_back", "self._release(ended.tasks)", "pass"),
-        test="tests/driver/keeping/test_claims.py::test_a_claim_that_is_given_up_is_ended_and_gives_back_its_tasks",
+        Edit("leasekit._driver.keeping.pending_claims:Claims._end.give_back", "self._release(ended.tasks)", "pass"),
+        test="tests/driver/keeping/test_pending_claims.py::test_a_claim_that_is_given_up_is_ended_and_gives_back_its_tasks",
         why_test="a worker that stops seldom has a claim that is granted at this moment",
     ),
     "late-claim-not-ended": Mutant(
         "A claim that was given up is not ended.",
-        Edit("leasekit._driver.keeping.claims:Claims._end", "spawn(...)", "pass"),
-        test="tests/driver/keeping/test_claims.py::test_a_claim_that_is_given_up_is_ended_and_gives_back_its_tasks",
+        Edit("leasekit._driver.keeping.pending_claims:Claims._end", "spawn(...)", "pass"),
+        test="tests/driver/keeping/test_pending_claims.py::test_a_claim_that_is_given_up_is_ended_and_gives_back_its_tasks",
         why_test="a worker that stops seldom has a claim that is granted at this moment",
     ),
     "dead-workers-claim-not-ended": Mutant(
@@ -277,8 +279,8 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "late-claim-not-awaited": Mutant(
         "Tasks that arrive after their claim was given up are kept, where the service remembers no claims.",
-        Edit("leasekit._driver.keeping.claims:Claims._answer.call", "spawn(...)", "pass"),
-        test="tests/driver/keeping/test_claims.py::test_a_claim_that_no_service_remembers_gives_back_its_tasks_when_its_own_answer_comes",
+        Edit("leasekit._driver.keeping.pending_claims:Claims._answer.call", "spawn(...)", "pass"),
+        test="tests/driver/keeping/test_pending_claims.py::test_a_claim_that_no_service_remembers_gives_back_its_tasks_when_its_own_answer_comes",
         why_test="the simulated service remembers claims",
     ),
     # Answers of other services --------------------------------------------------------------------------------------

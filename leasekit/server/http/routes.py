@@ -152,7 +152,7 @@ async def list_tasks(
 
 @post("/v1/tasks/cancel", status_code=200, responses=_WRITES)
 async def cancel(data: JSONBody[CancelRequest], engine: _Engine) -> VerdictsAnswer:
-    """Cancel tasks: `cancelled` if a task waits, `ordered` if it runs, `gone` if it has ended or is unknown."""
+    """Cancel: `cancelled` if a task waits, `cancel_requested` if it runs, `gone` if it has ended or is unknown."""
     return VerdictsAnswer(verdicts=await engine.cancel(data.ids))
 
 
@@ -213,7 +213,7 @@ async def events(
 ) -> Stream:
     """Stream the events of tasks and workers, as Server-Sent Events; `kind` and `task` are filters.
 
-    `event` is `scheduled`, `claimed`, `started`, `settled`, `expired`, `ordered` (cancel requested) or `cancelled`; of
+    `event` is `scheduled`, `claimed`, `started`, `settled`, `expired`, `cancel_requested` or `cancelled`; of
     workers `joined` or `left`. `data` is JSON: `event`, `at`, and if they apply, `id`, `kind`, `status` (after the
     event), `worker`, `outcome`. A client that reconnects with `Last-Event-ID` gets the events since then, after a
     `missed` if some are no longer kept. A client that reads too slowly is dropped. Comments show a live stream.

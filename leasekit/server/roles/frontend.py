@@ -171,7 +171,7 @@ def cancel(turn: UnitOfWork, ids: Sequence[str]) -> list[Verdict]:
         after = cancelled(rows[task_id], now=turn.now)
         if after is not rows[task_id]:
             rows[task_id] = changed[task_id] = after
-            turn.tell("cancelled" if after.status is Status.CANCELLED else "ordered", after)
+            turn.tell("cancelled" if after.status is Status.CANCELLED else "cancel_requested", after)
         verdicts.append(_told(after))
     turn.tx.save(list(changed.values()))
     return verdicts
@@ -181,7 +181,7 @@ def _told(row: Trigger) -> Verdict:
     if row.status is Status.CANCELLED:  # also for a repeat: the second answer equals the first
         return Verdict(id=row.id, verdict="cancelled")
     if row.status in LEASED:
-        return Verdict(id=row.id, verdict="ordered")
+        return Verdict(id=row.id, verdict="cancel_requested")
     return Verdict(id=row.id, verdict="gone", reason="settled")
 
 

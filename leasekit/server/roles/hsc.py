@@ -82,7 +82,7 @@ def _judged(rows: Mapping[str, Trigger], beats: Sequence[Beat], now: float) -> _
         if beat.started and row.run_until is None and row.max_runtime is not None:
             batch.bounded.append(row)
         progress.report(row, beat)
-        order: Literal["cancel"] | None = "cancel" if row.ordered else None
+        order: Literal["cancel"] | None = "cancel" if row.cancel_requested else None
         verdicts.append(Verdict(id=beat.id, verdict="renewed", ttl=row.heartbeat_timeout, order=order))
     return batch
 

@@ -75,7 +75,9 @@ def set_aside(row: Trigger, damage: str) -> Trigger:
     """Return the state of a damaged task as *dead*; a status that is already final stays."""
     status = row.status if row.status.ended else Status.DEAD
     reason = f"the store is damaged, and this task is set aside: {damage}; schedule it again under another id"
-    return replace(row, status=status, ordered=False, owner=None, token=None, next_trigger_at=None, reason=reason)
+    return replace(
+        row, status=status, cancel_requested=False, owner=None, token=None, next_trigger_at=None, reason=reason
+    )
 
 
 def log(rows: Iterable[Trigger]) -> None:

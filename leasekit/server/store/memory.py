@@ -208,7 +208,7 @@ class _MemoryTx(_MemoryView, Tx):
 
     def end(self, seqs: Collection[int], status: Status) -> None:
         rows = self.triggers_of(seqs).values()
-        ended = {"status": status, "ordered": False, "owner": None, "token": None, "reason": None}
+        ended = {"status": status, "cancel_requested": False, "owner": None, "token": None, "reason": None}
         self.save([replace(row, next_trigger_at=None, **ended) for row in rows])
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:

@@ -79,7 +79,7 @@ trigger = Table(
     Column("attempt", Integer, nullable=False),
     Column("crashes", Integer, nullable=False),
     Column("failures", Integer, nullable=False),
-    Column("ordered", Boolean, nullable=False),
+    Column("cancel_requested", Boolean, nullable=False),
     Column("owner", Text),
     Column("token", Text),
     Column("next_trigger_at", Double),

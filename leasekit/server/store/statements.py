@@ -238,7 +238,7 @@ END = Statement(
     .where(_is_one_of(trigger.c.seq, "seqs"))
     .values(
         status=bindparam("to_status"),
-        ordered=false(),
+        cancel_requested=false(),
         owner=null(),
         token=null(),
         next_trigger_at=null(),

@@ -246,7 +246,7 @@ def _values(row: Trigger) -> tuple[Any, ...]:
         row.attempt,
         row.crashes,
         row.failures,
-        int(row.ordered),  # a bool costs the driver more than an int
+        int(row.cancel_requested),  # a bool costs the driver more than an int
         row.owner,
         row.token,
         row.next_trigger_at,

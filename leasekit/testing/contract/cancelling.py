@@ -39,11 +39,11 @@ class Cancelling(SchedulerBase):
         for _ in range(2):
             told = await backend.beat(beats)
             if backend.capabilities.orders:
-                assert [verdict.verdict for verdict in verdicts] == ["ordered", "ordered"]
+                assert [verdict.verdict for verdict in verdicts] == ["cancel_requested", "cancel_requested"]
                 assert [beat.verdict for beat in told] == ["renewed"] * 3
                 assert [beat.order for beat in told] == ["cancel", None, "cancel"]
             else:
-                assert "ordered" not in {verdict.verdict for verdict in verdicts}
+                assert "cancel_requested" not in {verdict.verdict for verdict in verdicts}
                 assert {beat.order for beat in told} == {None}
         for run in (buffered, task) if backend.capabilities.orders else ():
             assert (await self.settle(backend, run, "cancelled")).verdict == "settled"

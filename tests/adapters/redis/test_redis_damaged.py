@@ -172,7 +172,7 @@ def variants(record: str) -> Iterator[tuple[str, Any]]:
             "max_crashes", "max_runtime", "claim_ttl", "beat_ttl", "worker", "token", "reason", "digest", "dedupe",
             "collection", "after", "retry", "awaited",
         ],
-        "lease": ["token", "worker", "ttl", "max_runtime", "longest", "ends", "started", "ordered"],
+        "lease": ["token", "worker", "ttl", "max_runtime", "longest", "ends", "started", "cancel_requested"],
         "run": ["fence", "attempt", "at", "outcome", "worker", "token", "digest", "result", "error"],
         "claim": ["waited", "grants"],
         "dedupe": ["id", "ends"],

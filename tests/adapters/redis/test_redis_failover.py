@@ -111,7 +111,7 @@ CALLS: dict[str, tuple[Call, Callable[[Any], bool]]] = {
         lambda answer: not answer[0].created,
     ),
     "claim": (lambda backend, task: claim(backend, task.kind), lambda answer: answer == []),
-    "cancel": (lambda backend, task: backend.cancel([task.id]), lambda answer: answer[0].verdict == "ordered"),
+    "cancel": (lambda backend, task: backend.cancel([task.id]), lambda answer: answer[0].verdict == "cancel_requested"),
     "maintain": (lambda backend, _: backend.maintain(), lambda answer: answer is None),
     "get": (lambda backend, task: backend.get(task.id), lambda answer: answer is not None),
     "list_tasks": (lambda backend, _: backend.list_tasks(), lambda answer: len(answer.tasks) == 1),

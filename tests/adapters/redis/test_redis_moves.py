@@ -540,7 +540,7 @@ async def test_a_jump_is_noticed_before_a_lease_is_said_to_have_ended(
     task = await held(backend, kind, id=kind)
     step(server, backend, task)
     if move == "cancel":
-        assert [verdict.verdict for verdict in await backend.cancel([kind])] == ["ordered"]
+        assert [verdict.verdict for verdict in await backend.cancel([kind])] == ["cancel_requested"]
     assert (await beat(backend, task)).verdict == "renewed"
 
 

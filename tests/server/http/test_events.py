@@ -128,7 +128,7 @@ def test_cancels_are_told(server: Any) -> None:
         server.post("/v1/tasks/cancel", {"ids": ["runs", "waits"]})
         server.post("/v1/tasks/cancel", {"ids": ["runs", "waits"]})
         settle(server, task, "cancelled")
-        assert reader.names(6) == ["scheduled", "claimed", "scheduled", "ordered", "cancelled", "settled"]
+        assert reader.names(6) == ["scheduled", "claimed", "scheduled", "cancel_requested", "cancelled", "settled"]
 
 
 def test_a_lease_that_runs_out_is_told(server: Any) -> None:

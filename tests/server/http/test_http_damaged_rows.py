@@ -31,7 +31,7 @@ COLUMNS = {
     ],
     "trigger": [
         "id", "kind", "priority", "claim_timeout", "heartbeat_timeout", "status", "fence", "attempt", "crashes",
-        "failures", "ordered", "owner", "token", "next_trigger_at", "reason", "max_runtime", "run_until",
+        "failures", "cancel_requested", "owner", "token", "next_trigger_at", "reason", "max_runtime", "run_until",
     ],
     "progress": ["value"],
     "run": ["attempt", "outcome", "at", "worker", "token", "digest", "result", "error"],

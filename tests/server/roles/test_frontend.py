@@ -158,15 +158,15 @@ async def test_a_cancel_can_be_repeated(bench: Any) -> None:
     await bench.put("a")
     assert [(await bench.cancel("a")).verdict for _ in range(2)] == ["cancelled", "cancelled"]
     task = await bench.taken("b")
-    assert [(await bench.cancel("b")).verdict for _ in range(2)] == ["ordered", "ordered"]
-    assert [one.verdict for one in await bench.engine.cancel(["b", "b"])] == ["ordered", "ordered"]
+    assert [(await bench.cancel("b")).verdict for _ in range(2)] == ["cancel_requested", "cancel_requested"]
+    assert [one.verdict for one in await bench.engine.cancel(["b", "b"])] == ["cancel_requested", "cancel_requested"]
     assert (await bench.beat(task)).order == "cancel"
 
 
 async def test_a_running_task_is_told_with_its_next_beat_and_keeps_its_lease(bench: Any) -> None:
     task = await bench.taken("a")
     assert (await bench.beat(task)).order is None
-    assert (await bench.cancel("a")).verdict == "ordered"
+    assert (await bench.cancel("a")).verdict == "cancel_requested"
     beat = await bench.beat(task)
     assert (beat.verdict, beat.order) == ("renewed", "cancel")
     assert await bench.status("a") == "processing"

@@ -50,7 +50,7 @@ def claim(tx: Tx, rows: list[Trigger], now: float) -> None:
 
 
 def order(tx: Tx, rows: list[Trigger], now: float) -> None:
-    tx.save([replace(row, ordered=True) for row in rows])
+    tx.save([replace(row, cancel_requested=True) for row in rows])
 
 
 def expire(tx: Tx, rows: list[Trigger], now: float) -> None:

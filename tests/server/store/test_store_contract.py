@@ -95,7 +95,9 @@ def test_what_was_added_is_found_as_it_was(store: Store) -> None:
         traceparent="00-ab",
         digest=b"\xff\x00",
     )
-    row = trigger(1, status=Status.PROCESSING, fence=2**40, attempt=3, crashes=1, failures=2, ordered=True, owner="w")
+    row = trigger(
+        1, status=Status.PROCESSING, fence=2**40, attempt=3, crashes=1, failures=2, cancel_requested=True, owner="w"
+    )
     with store.transaction() as tx:
         tx.add([full], [row])
     with store.view() as view:
@@ -109,7 +111,7 @@ def test_what_was_added_is_found_as_it_was(store: Store) -> None:
         assert tx.size([1, 9]) == len(full.payload)
         found = tx.triggers(["t1"])["t1"]
         assert type(found.status) is Status
-        assert type(found.ordered) is bool
+        assert type(found.cancel_requested) is bool
 
 
 def test_numbers_are_given_out_once_and_grow_after_a_restart_too(store: Store, make_store: Any) -> None:
@@ -212,7 +214,7 @@ def test_a_renewal_brings_no_end_nearer(store: Store) -> None:
 
 def test_an_end_leaves_the_counts_and_nothing_due(store: Store) -> None:
     counted: dict[str, Any] = {"fence": 4, "attempt": 3, "crashes": 1, "failures": 1}
-    held = trigger(1, owner="w", token="t", ordered=True, status=Status.PROCESSING, **counted)
+    held = trigger(1, owner="w", token="t", cancel_requested=True, status=Status.PROCESSING, **counted)
     add(store, held, trigger(2))
     with store.transaction() as tx:
         tx.end([1], Status.SUCCESS)

@@ -80,7 +80,7 @@ def _tasks(serial: sa.types.TypeEngine[int]) -> None:
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("crashes", sa.Integer(), nullable=False),
         sa.Column("failures", sa.Integer(), nullable=False),
-        sa.Column("ordered", sa.Boolean(), nullable=False),
+        sa.Column("cancel_requested", sa.Boolean(), nullable=False),
         sa.Column("owner", sa.Text()),
         sa.Column("token", sa.Text()),
         sa.Column("next_trigger_at", _SECONDS),

@@ -163,10 +163,11 @@ class LeasedRun:
         old = self.held
         held.watchdog = old.watchdog  # it guards the same code
         held.begin(self._idle_timeout)
-        if old.progress is not UNSET:
-            held.report(old.progress)
+        held.idle_at = old.idle_at  # a delivery is no activity of the handler
         held.listener, old.listener = old.listener, None
         self.task, self._held = held.task, held
+        if old.progress is not UNSET and held.progress is UNSET:
+            held.report(old.progress)
         old.watchdog.ended(old.term)
 
     def _told(self) -> BaseException | None:

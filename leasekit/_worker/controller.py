@@ -244,6 +244,8 @@ class Controller:
         elif first.run is not None and old.stop is None and not old.lost:
             first.run.move(held)
             first.held = held
+            if held.idle_timeout is not None:
+                self._keeper.watch(held)
             self._keeper.finish(old)
             return
         first.again = held

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -416,6 +417,52 @@ def test_a_task_that_is_delivered_again_joins_its_run(
         assert (info.result, info.progress) == (2, "half")
         assert [run.outcome for run in info.history] == ["expired", "success"]
     assert len(leases) == 1
+
+
+@pytest.mark.parametrize("mode", ["async", "thread"])
+def test_a_body_that_goes_idle_after_its_task_was_delivered_again_is_told_to_end(
+    redelivered: Redelivered, at_work: Any, eventually: Eventually, mode: str
+) -> None:
+    worker = Worker(redelivered.faulty)
+    leases: list[Lease] = []
+    told: list[BaseException] = []
+    if mode == "async":
+
+        @worker.handler("k", idle_timeout=2)
+        async def in_loop(payload: Any, held: Lease) -> None:
+            leases.append(held)
+            while held.fence == 1:  # not idle before
+                held.progress("half")
+                await anyio.sleep(0.001)
+            try:
+                await anyio.sleep(60)
+            except BaseException as error:
+                told.append(error)
+                raise
+    else:
+
+        @worker.handler("k", idle_timeout=2)
+        def in_thread(payload: Any, held: Lease) -> None:
+            leases.append(held)
+            while held.fence == 1:
+                held.progress("half")
+                time.sleep(0.001)
+            until = time.monotonic() + 60
+            while time.monotonic() < until:
+                try:
+                    held.check()
+                except BaseException as error:
+                    told.append(error)
+                    raise
+                time.sleep(0.01)
+
+    with at_work(worker):
+        task_id = redelivered.submitter.schedule("k").id
+        eventually(lambda: leases)
+        redelivered.again()
+        eventually(lambda: leases[0].fence == 2)
+        eventually(lambda: told)
+        eventually(lambda: redelivered.status(task_id).status == "retriable_failure")
 
 
 def lost_then_redelivered(redelivered: Redelivered, worker: Worker, begun: list[Lease], eventually: Eventually) -> str:

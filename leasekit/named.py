@@ -9,17 +9,22 @@ fence, the watchdog, the checkpoint that one holder leaves to the next.
 import math
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar, Unpack
 from urllib.parse import quote
+
+from msgspec.structs import replace
 
 from leasekit._binding import bind
 from leasekit._blocks import Block, end_of_block
 from leasekit._driver.connection import Connection
 from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit._driver.retrying import call_once
 from leasekit._leased_run import LeasedRun, outcome_of
 from leasekit._session import Session
-from leasekit.errors import AlreadyDone, LeasekitError, NotGranted, NotHeld
+from leasekit.errors import AlreadyDone, BackendError, LeasekitError, NotGranted, NotHeld
 from leasekit.lease import Lease
 from leasekit.task import NewTask, Outcome, Scheduled, Status, Task, TaskOptions
 
@@ -30,7 +35,7 @@ PREFIXES = ("named:", "once:")
 
 _LONGEST = 128  # the length of an id
 _MANY = 1_000_000  # crashes of holders; a name must survive all of them
-_POLL = 20.0  # seconds of one long poll
+_LOOK = 10.0  # seconds for the answer to a look at a name
 
 
 class _Service(Protocol):
@@ -46,6 +51,8 @@ class _Name:
 
     prefix = PREFIXES[0]
     """How the kinds and ids of its tasks begin."""
+    poll = 20.0
+    """Seconds of one long poll; the name is looked at after each."""
 
     def __init__(self, service: _Service, session: Session, name: str, *, wait: float | None, ttl: float) -> None:
         kind = self.prefix + quote(name, safe=" !#$&'()*+,:;=?@[]")
@@ -125,18 +132,32 @@ class _Name:
         until = math.inf if self._wait is None else clock.now() + self._wait
         while not acquisition.given_up:
             left = max(0.0, until - clock.now())
-            leases = await keeper.claim([self._new.kind], limit=1, wait=min(_POLL, left), started=True)
+            leases = await keeper.claim([self._new.kind], limit=1, wait=min(self.poll, left), started=True)
             if leases:
                 acquisition.take(connection, leases[0])
                 return True
             if clock.now() >= until:
                 return False
+            await self._look_again(connection)
         return False
+
+    async def _look_again(self, connection: Connection) -> None:
+        """Raise what `_look` does, between two polls; schedule the task anew if the service has lost it.
+
+        Its last holder may still believe in its lease, so a task that was lost is not due before its ttl is over.
+        """
+        due_at = datetime.now(UTC) + timedelta(seconds=self._new.heartbeat_timeout)
+        again = replace(self._new, at=due_at)
+        backend: Any = connection.backend  # a `TaskSink`: it has scheduled the name before
+        with suppress(BackendError):  # the next poll is repeated for longer
+            self._look((await call_once(lambda: backend.schedule([again]), within=_LOOK))[0])
 
 
 class _OnceName(_Name):
     prefix = PREFIXES[1]
     """How the kinds and ids of its tasks begin."""
+    poll = 5.0
+    """Seconds of one long poll: shorter, because the end of another run does not wake it."""
 
     def outcome_of(self, held: HeldLease, error: BaseException | None, interrupted: Outcome) -> Outcome:
         outcome = outcome_of(held, error, interrupted)

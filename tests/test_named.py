@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 
 import leasekit
-from leasekit import AlreadyDone, Client, Fatal, LeasekitError, LeaseLost, NotGranted, NotHeld
+from leasekit import AlreadyDone, Client, Fatal, LeasekitError, LeaseLost, NotGranted, NotHeld, Refused
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit.backend import Capabilities
+from leasekit.testing.faults import Call, Fault, Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -281,6 +284,74 @@ def test_a_name_that_somebody_cancelled_says_so(client: Client) -> None:
     assert refused.value.ended == "cancelled"
 
 
+@pytest.fixture
+def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind_of_name in ("_Name", "_OnceName"):
+        monkeypatch.setattr(f"leasekit.named.{kind_of_name}.poll", 0.05)
+
+
+@pytest.mark.usefixtures("short_polls")
+def test_whoever_waits_for_ever_hears_that_the_name_was_cancelled() -> None:
+    heard: list[NotGranted] = []
+    faulty = Faulty(MemoryBackend(MemoryService(), worker="a"))
+    with Client(faulty) as client:
+
+        def second() -> None:
+            with pytest.raises(NotGranted) as refused, client.named("n"):
+                pytest.fail("it was granted")
+            heard.append(refused.value)
+
+        thread = threading.Thread(target=second)
+        with client.named("n"):
+            thread.start()
+            eventually(lambda: faulty.calls["claim"] > 1)
+            client.cancel("named:n")
+        thread.join(30)
+    assert [refused.ended for refused in heard] == ["cancelled"]
+
+
+@pytest.mark.usefixtures("short_polls")
+def test_a_name_that_the_service_has_lost_is_granted_to_who_waits_once_its_ttl_is_over() -> None:
+    """A failover to a replica that has not heard of it, say: its holder may believe in its lease till then."""
+    before, after = MemoryService(), MemoryService()
+    backend = MemoryBackend(before, worker="b")
+    faulty = Faulty(backend)
+    with Client(MemoryBackend(before, worker="a")) as holder, Client(faulty) as waiting:
+        granted = threading.Event()
+
+        def second() -> None:
+            with waiting.named("n", ttl=2):
+                granted.set()
+
+        thread = threading.Thread(target=second)
+        with holder.named("n", ttl=2):
+            thread.start()
+            eventually(lambda: faulty.calls["claim"])
+            lost_at = time.time()
+            backend.service = after
+            assert granted.wait(30)
+            assert time.time() > lost_at + 2
+        thread.join(30)
+
+
+def test_a_lease_of_a_name_that_could_not_be_acquired_may_be_entered_again() -> None:
+    faulty = Faulty(MemoryBackend(MemoryService(), worker="a"))
+    with Client(faulty) as client:
+        held = leasekit.lease(client.named("n"))
+        faulty.script("claim", refused)
+        with pytest.raises(Refused), held:
+            pytest.fail("it was granted")
+        with held:
+            assert held.fence == 1
+
+
+async def _refuse(call: Call) -> Any:
+    raise Refused("no")
+
+
+refused = Fault("refused", _refuse)
+
+
 # Once
 
 
@@ -334,6 +405,25 @@ def test_whoever_waits_hears_that_it_was_done_meanwhile(client: Client) -> None:
         waits.wait(10)
     thread.join(30)
     assert heard == ["done"]
+
+
+@pytest.mark.usefixtures("short_polls")
+def test_whoever_waits_for_ever_hears_that_it_was_done() -> None:
+    heard: list[AlreadyDone] = []
+    faulty = Faulty(MemoryBackend(MemoryService(), worker="a"))
+    with Client(faulty) as client:
+
+        def second() -> None:
+            with pytest.raises(AlreadyDone) as done, client.once("m", wait=None):
+                pytest.fail("it ran twice")
+            heard.append(done.value)
+
+        thread = threading.Thread(target=second)
+        with client.once("m"):
+            thread.start()
+            eventually(lambda: faulty.calls["claim"] > 1)
+        thread.join(30)
+    assert heard
 
 
 @pytest.mark.anyio

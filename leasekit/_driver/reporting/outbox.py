@@ -274,11 +274,11 @@ class Outbox:
                 if not self._spool_fails:
                     logger.warning("results cannot be kept in %s, only in memory: %s", self._spool.directory, error)
                 self._spool_fails = True
-                return
-            self._spool_fails = False
+            else:
+                self._spool_fails = False
             for report in fresh:
-                report.spooled = True
-                if report not in self._unanswered:  # answered meanwhile
+                report.spooled = self._spool.has(report.settlement)
+                if report.spooled and report not in self._unanswered:  # answered meanwhile
                     self._mark_answered(report)
 
     def _mark_answered(self, report: Delivery) -> None:

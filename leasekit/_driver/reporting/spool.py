@@ -114,9 +114,13 @@ class Spool:
         return self._directory
 
     def keep(self, settlements: Sequence[Settlement]) -> None:
-        """Write settlements and sync them to the disk."""
+        """Write settlements and sync them to the disk. If the disk takes only the first ones, these are kept."""
         with self._lock:
             self._keep(settlements)
+
+    def has(self, settlement: Settlement) -> bool:
+        """Return whether this settlement was kept, and is not yet answered. Does not block."""
+        return _key(settlement) in self._kept
 
     def answered(self, settlements: Iterable[Settlement]) -> None:
         """Record that these settlements need not be reported any longer."""
@@ -221,11 +225,15 @@ class Spool:
         fresh = {_key(settlement): settlement for settlement in settlements if _key(settlement) not in self._kept}
         if not fresh:
             return
-        sizes = [self._write({"kept": settlement}) for settlement in fresh.values()]
-        assert self._file is not None  # noqa: S101 - it was written to
-        os.fsync(self._file[1])
-        self._kept |= dict(zip(fresh, zip(fresh.values(), sizes, strict=True), strict=True))
-        self._live += sum(sizes)
+        written: dict[Key, tuple[Settlement, int]] = {}
+        try:
+            for key, settlement in fresh.items():
+                written[key] = settlement, self._write({"kept": settlement})
+        finally:  # if the disk is full, what it took is not written again with the next try
+            if written and self._file is not None:
+                os.fsync(self._file[1])
+                self._kept |= written
+                self._live += sum(size for _, size in written.values())
 
     def _write(self, line: Mapping[str, object]) -> int:
         """Append one line; return its size."""

@@ -315,6 +315,30 @@ def test_a_long_file_that_a_full_disk_does_not_let_be_written_anew_stays_as_it_i
     assert ids(spool.adopt()) == ["stays"]
 
 
+def test_what_an_almost_full_disk_took_is_kept_and_not_written_again(
+    home: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Spool(home, URL)
+    fits, does_not = settlement("fits"), settlement("does-not", result="x" * 50_000)
+    write = os.write
+
+    def almost_full(fd: int, data: memoryview) -> int:
+        if len(data) > 50_000:
+            raise OSError(28, "No space left on device")
+        return write(fd, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", almost_full)
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space"):
+                other.keep([fits, does_not])
+    assert (other.has(fits), other.has(does_not)) == (True, False)
+    [path] = home.iterdir()
+    assert len(path.read_text().splitlines()) == 1
+    other.close()
+    assert ids(spool.adopt()) == ["fits"]
+
+
 def test_what_dead_processes_kept_is_adopted_from_a_full_disk_and_noted_as_answered_where_it_can_be(
     home: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

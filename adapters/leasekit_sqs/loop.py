@@ -51,10 +51,11 @@ def task(
 ) -> Task:
     """Return a message that boto3's `receive_message` has returned as a task for `leasekit.lease`.
 
-    Call this as soon as the message has arrived: for messages that this client received before its first call here, the
-    time of arrival is unknown. `visibility_timeout` is that of the receive (30 s by default in SQS); each heartbeat
-    hides the message for as long again. The code in the `with` block begins when the first heartbeat was acknowledged.
-    If the message became visible before, the `with` statement raises `LeaseLost` and the code does not run.
+    Call this as soon as the message has arrived: the time counts from when the receive was sent, which is unknown for
+    messages that this client received before its first call here. `visibility_timeout` is that of the receive (30 s by
+    default in SQS); each heartbeat hides the message for as long again. The code in the `with` block begins when the
+    first heartbeat was acknowledged. If the message became visible before, the `with` statement raises `LeaseLost` and
+    the code does not run.
 
     Leaving the block deletes the message; after an exception it becomes visible again, after the wait of a retry. With
     `settle=False` the block does neither: it only keeps the lease, and your own code deletes the message after the
@@ -73,7 +74,7 @@ def task(
     leased = received.task(kind=kind or received.kind or name, ttl=visibility_timeout)
     keeper, backend = _keepers.of(client, "sqs", partial(_backend, visibility_timeout), visibility_timeout)
     receipt = received.receipt(queue_url)
-    receipt.hidden(_arrivals.at(client, received.handle), visibility_timeout)
+    receipt.hidden(_arrivals.asked_at(client, received.handle), visibility_timeout)
     receipt.settles = settle
     backend.receipts.add(receipt)
     return keeper.adopt(leased)

@@ -160,6 +160,29 @@ def test_the_last_of_a_batch_whose_turn_comes_too_late_is_not_begun(
         pytest.fail("its body ran")
 
 
+def test_a_message_whose_answer_took_longer_than_its_time_is_not_begun(
+    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow network, or a process that was stopped meanwhile: another may have it by then."""
+    send("first")
+    with leasekit_sqs.lease(receive(), queue_url=queue_url, client=sqs):
+        pass  # from here on this client is listened to
+    send("late")
+    behind = [31.0]
+
+    def answered(**_: Any) -> None:
+        behind[0] = 0.0
+
+    monkeypatch.setattr("leasekit_sqs.loop.boot_time", lambda: boot_time() - behind[0])
+    sqs.meta.events.register("response-received.sqs.ReceiveMessage", answered)
+    message = receive(60)
+    with (
+        pytest.raises(LeaseLost, match="expired"),
+        leasekit_sqs.lease(message, queue_url=queue_url, client=sqs, visibility_timeout=30),
+    ):
+        pytest.fail("its body ran")
+
+
 def test_a_message_that_was_deleted_meanwhile_is_not_begun(
     sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Check what users hand to `connect` and `Worker`, so that a wrong type is refused where it is given."""
+"""Check the arguments of `connect` and `Worker`, so that a wrong type is refused where it is given."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -10,10 +10,10 @@ __all__ = ["check_arguments"]
 
 
 def check_arguments(*, service: object, heartbeats: object, hooks: object, retry_for: object = None) -> None:
-    """Raise `ConfigError` that names the first argument of a wrong type. None stands for a default."""
+    """Raise `ConfigError` for the first argument of a wrong type. None stands for a default."""
     if not isinstance(service, str | None) and not hasattr(service, "capabilities"):
-        what = f"{type(service).__name__!r} object is no service"
-        raise ConfigError(f"a {what}: give a URL, as in http://127.0.0.1:8077, or a backend")
+        given = f"an object of type {type(service).__name__!r}"
+        raise ConfigError(f"service must be a URL, as in http://127.0.0.1:8077, or a backend, got {given}")
     if not isinstance(heartbeats, Heartbeats | None):
         raise ConfigError(f"heartbeats must be leasekit.Heartbeats(…), got {heartbeats!r}")
     if not (isinstance(hooks, Sequence) and all(callable(hook) for hook in cast("Sequence[object]", hooks))):

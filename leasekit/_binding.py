@@ -1,4 +1,4 @@
-"""Which client keeps the lease of a task: noted beside the task, which knows no client."""
+"""Link a task to the client that keeps its lease, outside the fields of the task."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -10,15 +10,15 @@ from leasekit.task import Task
 __all__ = ["Reserve", "bind", "reserve_of"]
 
 Reserve: TypeAlias = Callable[[Task, object], tuple[Connection, HeldLease] | None]
-"""Reserve what this process holds of a task, for as long as the second argument (a `Lease`) lives."""
+"""Reserve the lease of a task while the second argument (a `Lease`) lives; None: this process does not hold it."""
 
 
 def bind(task: Task, reserve: Reserve) -> Task:
-    """Note the client that keeps the lease of this task, by its `reserve`, and return the task."""
+    """Link the task to the client whose `reserve` is given, and return the task."""
     vars(task)["reserve"] = reserve  # the instance's __dict__ is neither compared nor serialised
     return task
 
 
 def reserve_of(task: Task) -> Reserve | None:
-    """Return what `bind` noted; None for a task that no client of this process has claimed or adopted."""
+    """Return the `reserve` that `bind` stored; None if no client of this process has claimed or adopted the task."""
     return vars(task).get("reserve")

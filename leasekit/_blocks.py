@@ -1,4 +1,4 @@
-"""How the keeper learns that a `with` block is over, whatever ended it."""
+"""Show the keeper that a `with` block is over, whatever ended the block."""
 
 import functools
 import weakref
@@ -10,7 +10,7 @@ __all__ = ["Block", "end_of_block"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 Block = weakref.ref[Callable[..., Any]]
-"""Dead once the block of a `with` statement is over."""
+"""A weak reference that is dead once the block of a `with` statement is over."""
 
 
 class _HasBlock(Protocol):
@@ -18,11 +18,11 @@ class _HasBlock(Protocol):
 
 
 class _EndOfBlock:
-    """`__exit__` or `__aexit__` of a lease: an object of its own for each block.
+    """Descriptor of `__exit__` or `__aexit__` of a lease: makes an exit function for each block.
 
-    A `with` statement looks it up before it enters, and drops it when the block is over, whatever ended the block: also
-    an exception out of a signal handler in the very moment before the first line of `__exit__`. Nobody else holds it,
-    not even a traceback. So the block is over when it is dead, and the keeper may rely on that.
+    A `with` statement looks the exit function up before the block begins, and drops the function when the block is
+    over, even if a signal handler raises just before the first line of `__exit__`. Nothing else refers to the function,
+    not even a traceback. So the keeper may rely on this: when the function is dead, the block is over.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -30,13 +30,13 @@ class _EndOfBlock:
         self.__doc__ = function.__doc__
 
     def __get__(self, manager: _HasBlock | None, owner: type | None = None) -> Callable[..., Any]:
-        if manager is None:  # looked up in the class, by an ExitStack: the manager stands for its block
+        if manager is None:  # looked up in the class, by an ExitStack: the block is over when the manager is dead
             return self._function
-        end = functools.partial(self._function, manager)  # C: it shows up in no frame
+        end = functools.partial(self._function, manager)  # written in C, so no frame refers to it
         manager._block = weakref.ref(end)  # pyright: ignore[reportPrivateUsage] - a part of the manager
         return end
 
 
 def end_of_block(function: F) -> F:
-    """Decorate `__exit__` or `__aexit__`: `_block` dies when the block that looked it up is over."""
+    """Decorate `__exit__` or `__aexit__`: the manager's `_block` is dead once the `with` block is over."""
     return cast("F", _EndOfBlock(function))

@@ -1,14 +1,13 @@
-"""The seam: what an adapter implements, and nothing more.
+"""The seam between the keeper and a service: the protocols that an adapter implements.
 
-A backend is one service that hands out tasks under leases. It is called from the keeper's event loop (asyncio) only,
-so it needs no locks; a blocking client library is wrapped inside the adapter. It may be opened in one loop and is
-closed in the same.
+A backend is one service that hands out tasks under leases. The keeper calls a backend from one asyncio event loop only,
+and closes it there, so a backend needs no locks. An adapter wraps a blocking client library itself.
 
-Every method takes a batch and answers item by item, in order. Errors of the whole call are `BackendError`s:
-`Unavailable` (also `ProtocolError`), `Throttled`, `Refused`. Anything else that escapes is treated as `Unavailable`.
+Every method takes a batch and answers item by item, in order. A call that fails as a whole raises a `BackendError`:
+`Unavailable` (or `ProtocolError`), `Throttled` or `Refused`. Any other exception is treated as `Unavailable`.
 Every call can be repeated: the second answer equals the first.
 
-`leasekit.testing.contract` is the suite that says the same in tests; subclass it.
+`leasekit.testing.contract` has these rules as tests; subclass it for each adapter.
 """
 
 from collections.abc import Sequence
@@ -45,31 +44,31 @@ class Capabilities:
     """Capabilities of a service, declared by its adapter and checked by the contract suite."""
 
     max_batch: int = 100
-    """Heartbeats or settlements in one call."""
+    """The most heartbeats or settlements in one call."""
     max_claim: int = 100
-    """Tasks in one claim."""
+    """The most tasks in one claim."""
     fences: bool = True
-    """The service grants a number that grows with every claim."""
+    """The service grants a fence: a number that grows with every claim of a task."""
     refuses_stale: bool = True
-    """A write with the token of an earlier claim is *gone*."""
+    """The service answers *gone* to a write with the token of an earlier claim."""
     tells_waited: bool = True
     """The service says how long a claim had waited when it was granted."""
     remembers_claims: bool = True
-    """A repeated `claim_id` gets the same tasks again; `limit` 0 ends the claim."""
+    """A claim repeated under its `claim_id` gets the same tasks; `limit` 0 ends the claim."""
     keeps_claims: bool = False
-    """What a cancelled claim was granted goes to the adapter's next claim, or back."""
+    """Tasks that were granted to a cancelled call of `claim` go to the adapter's next claim, or are released."""
     orders: bool = True
-    """A beat's verdict passes on a cancel."""
+    """The verdict of a heartbeat says that a cancel was requested."""
     progress: bool = True
     """The service keeps checkpoints for the next holder."""
     max_progress: int = 64 * 1024
-    """Bytes of one checkpoint as JSON; 64 KiB at most."""
+    """The most bytes of one checkpoint as JSON; never more than 64 KiB."""
     max_result: int | None = 1024 * 1024
-    """Bytes of a result as JSON; None: results are not kept, of whatever size."""
+    """The most bytes of a result as JSON; None: any size is accepted, because results are not kept."""
     retries: bool = True
-    """The service hands out again what was given back or lost its holder; False: others must do that."""
+    """The service hands a task out again after a retry, release, crash or expiry; False: another system must do it."""
     unique_ids: bool = True
-    """There is one task for each id, or live dedupe key; named leases depend on that."""
+    """The service keeps one task for each id, and for each live dedupe key; named leases depend on that."""
     dependencies: bool = False
     """A task may be scheduled `after` others, in any order; False: such a task is refused."""
 
@@ -77,27 +76,27 @@ class Capabilities:
 class Backend(Protocol):
     """A service that hands out tasks under leases.
 
-    Where the URL that a backend was opened by means something else in another working directory, the backend has an
-    attribute `url` that does not: forks and supervisors connect by it.
+    If the meaning of the URL by which a backend was opened depends on the working directory, the backend has an
+    attribute `url` whose meaning does not: forks and supervisors connect by that.
     """
 
     capabilities: Capabilities
     """What the service can do."""
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
-        """Take up to `limit` tasks of these kinds (100 at most); wait up to `wait` seconds for the first.
+        """Claim up to `limit` tasks of these kinds (at most 100 kinds); wait up to `wait` seconds for the first task.
 
-        A call repeated with the same `claim_id` joins the first, or gets what the first got and what is still live.
-        With `limit` 0 it ends the claim, where the service remembers claims: it gets what the first got and what is
-        still live, does not wait, and no call with this `claim_id` is granted anything more, however late it arrives.
-        Its tasks are for releasing: they come without payload and progress, so that a slow line carries them at once.
+        A call repeated with the same `claim_id` joins the first call, or gets those of its tasks whose leases are live.
+        Where the service remembers claims, `limit` 0 ends the claim: the call does not wait and gets the same tasks,
+        and no call with this `claim_id`, however late, is granted any other task. The tasks of an ended claim are only
+        to be released: they come without payload and progress, so that a slow line carries them at once.
         """
         ...
 
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
         """Renew leases: `renewed`, `gone`, `throttled` or `failed` for each, in order.
 
-        One try: the cycle is its retry.
+        Try once: the keeper's cycle does the retries.
         """
         ...
 
@@ -106,16 +105,16 @@ class Backend(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Let go of connections. Leases are not touched."""
+        """Close the connections. Leases are not touched."""
         ...
 
 
 @runtime_checkable
 class TaskSink(Protocol):
-    """A backend that also accepts work. What has become of one task it may not know: many a queue does not."""
+    """A backend that also accepts work. Like many queues, such a backend may not know the state of a single task."""
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
-        """Accept tasks: when this returns they are durable. The same id, or live dedupe key, makes no second task."""
+        """Accept tasks; they are durable when this returns. The same id, or live dedupe key, makes no second task."""
         ...
 
     async def stats(self) -> Stats:
@@ -125,14 +124,14 @@ class TaskSink(Protocol):
 
 @runtime_checkable
 class Scheduler(TaskSink, Protocol):
-    """A backend that also accepts work, and knows what has become of it."""
+    """A backend that also accepts work, and knows the state of every task."""
 
     async def get(self, task_id: str) -> TaskInfo | None:
-        """Everything about one task, None where there is none of that id."""
+        """Return everything about one task; None if no task has that id."""
         ...
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
-        """Cancel: `cancelled` if it waits, `cancel_requested` if it runs, `gone` if it has ended or is unknown."""
+        """Cancel tasks: `cancelled` if one waits, `cancel_requested` if it runs, `gone` if it has ended or is unknown."""
         ...
 
     async def list_tasks(
@@ -145,14 +144,14 @@ class Scheduler(TaskSink, Protocol):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
-        """Tasks that match all that is given, oldest first; `cursor` is where an earlier page ended."""
+        """List the tasks that match all given filters, oldest first; `cursor` is that of the page before."""
         ...
 
 
 @runtime_checkable
 class WorkerDirectory(Protocol):
-    """A backend that also knows who works on its tasks. Few services do: it is a protocol of its own."""
+    """A backend that also knows the workers of its tasks. Few services do, so this is a protocol of its own."""
 
     async def workers(self) -> list[WorkerInfo]:
-        """List the workers that hold leases, or were heard of lately."""
+        """List the workers that hold leases, or called the service lately."""
         ...

@@ -1,29 +1,29 @@
-"""Every exception that leasekit raises, and the two that a body raises itself.
+"""Every exception that leasekit raises, and `Fatal`, which handlers raise.
 
 As a tree:
 
     LeasekitError
     ├── ConfigError              settings that contradict one another (also a ValueError)
-    ├── UnknownScheme            no installed backend answers to this URL
-    ├── MissingDependency        the backend is known, a library that it needs is not installed
-    ├── Closed                   the client was closed: it stays closed, connect() again
+    ├── UnknownScheme            no installed backend has this URL's scheme
+    ├── MissingDependency        a library that the backend needs is not installed
+    ├── Closed                   the client was closed, and stays closed: connect() again
     ├── StoreLocked              another server has this store open
-    ├── StoreDamaged             the file of this store is not whole, or not what it was; says how to recover
-    ├── BackendError             the service did not do what it was asked
+    ├── StoreDamaged             the file of this store is damaged, missing or replaced; says how to recover
+    ├── BackendError             a request to the service failed
     │   ├── Unavailable          no usable answer: refused, timed out, broken off, 5xx; worth another try
-    │   │   └── ProtocolError    it answered something that is not in the protocol
-    │   ├── Throttled            it answered "later"; worth another try, not before `retry_after`
-    │   └── Refused              it will not take this request, now or later; says which item and field
+    │   │   └── ProtocolError    the service's answer is not in the protocol
+    │   ├── Throttled            the service answered "later"; worth another try, not before `retry_after`
+    │   └── Refused              the service will never take this request; says which item and field
     └── LeaseError
-        ├── LeaseLost            someone else may hold this task now: stop side effects
-        ├── Cancelled            whoever scheduled the task no longer wants it: wind down
-        ├── Draining             the worker stops: end, the task is given back with its progress
-        ├── IdleTimeout          the body reported no progress for its idle_timeout: end, the task is tried again
-        ├── AlreadyDone          of what is to be run once: it was, to its end
-        ├── NotGranted           a named lease is held by another, and the time to wait for it is over
-        └── NotHeld              this lease has ended, or was never begun, in this process
+        ├── LeaseLost            another process may hold this task now: stop side effects
+        ├── Cancelled            the task was cancelled while it ran: wind down
+        ├── Draining             the worker stops: end now; the task is released with its progress
+        ├── IdleTimeout          no progress was reported for idle_timeout: end now; the task is tried again
+        ├── AlreadyDone          the work of a `once` was completed before
+        ├── NotGranted           the named lease was not granted within the time to wait for it
+        └── NotHeld              the lease has ended, or was never begun, in this process
 
-    Fatal                        raised by a body: the task failed for good, do not run it again
+    Fatal                        raised by a handler: the task failed for good and must not run again
     └── TooLarge                 a result, an error or successors are larger than the service takes (a ValueError, too)
 """
 
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class LeasekitError(Exception):
-    """The root: catching it catches everything that leasekit raises by itself."""
+    """The root of every exception that leasekit raises by itself."""
 
 
 class ConfigError(LeasekitError, ValueError):
@@ -48,7 +48,7 @@ class ConfigError(LeasekitError, ValueError):
 
 
 class UnknownScheme(LeasekitError, ValueError):
-    """No installed backend answers to the scheme of this URL; the message lists those that are installed."""
+    """No installed backend has the scheme of this URL; the message lists the installed schemes."""
 
 
 class MissingDependency(LeasekitError, ImportError):
@@ -67,22 +67,22 @@ class StoreLocked(LeasekitError):
 
 
 class StoreDamaged(LeasekitError):
-    """The file of this store is not whole, or not what it was; the message says how to recover.
+    """The file of this store is damaged, missing or replaced; the message says how to recover.
 
-    Nothing was handed out from it.
+    No task was handed out from that file.
     """
 
 
 class BackendError(LeasekitError):
-    """The service did not do what it was asked."""
+    """A request to the service failed."""
 
 
 class Unavailable(BackendError):
-    """No usable answer came: whether the request was applied is unknown, and every request may be repeated."""
+    """No usable answer came. Whether the request was applied is unknown; every request may be repeated."""
 
 
 class Throttled(BackendError):
-    """The service answered "later"."""
+    """The service answered "later": try again, not before `retry_after`."""
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -91,7 +91,7 @@ class Throttled(BackendError):
 
 
 class ProtocolError(Unavailable):
-    """The service answered something that is not in the protocol: truncated, of a wrong type, or no JSON at all."""
+    """The service's answer is not in the protocol: truncated, of a wrong type, or not JSON at all."""
 
 
 class Refused(BackendError):
@@ -100,11 +100,11 @@ class Refused(BackendError):
     def __init__(self, message: str, *, errors: Sequence[dict[str, Any]] = ()) -> None:
         super().__init__(message)
         self.errors = list(errors)
-        """What was wrong, one mapping an entry: `item` (position in the batch), `field`, `detail`."""
+        """One mapping for each fault: `item` (position in the batch), `field`, `detail`."""
 
 
 class LeaseError(LeasekitError):
-    """Something about one lease."""
+    """The root of the exceptions about one lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,10 @@ class LeaseEvent:
     """CLOCK_BOOTTIME, in seconds."""
     what: str
     """`sent`, a verdict's word, or `failed` for a call without an answer; `stopped`, `starved`, `blocked` or
-    `suspended` for what befell the process, and `jumped` for its wall clock."""
+    `suspended` for events of the process, and `jumped` for its wall clock."""
     seconds: float
-    """With `sent`: how long after its slot was due; with verdicts and `failed`: the round trip; with the others: how
-    much of it."""
+    """With `sent`: how late after its slot; with verdicts and `failed`: the round trip; with the others: how long the
+    process was held up, or how far the clock jumped."""
     detail: str = ""
     """With `failed`: why."""
 
@@ -129,11 +129,11 @@ LossReason = Literal[
 """Why a lease was lost.
 
 - `expired`: no beat was acknowledged in time; `strikes`: too many failed in a row.
-- `taken`, `settled`, `cancelled`: the service says that another holds the task, or that it has ended.
+- `taken`, `settled`, `cancelled`: the service says that another process holds the task, or that the task has ended.
 - `unknown`: the service says that the lease is gone, for no reason of this list.
-- `idle`: the body reported no progress, and did not end when told to.
-- `unreported`: the body has ended, and its result could not be reported while the lease lasted.
-- `closed`: the client was closed while the body ran.
+- `idle`: the handler reported no progress, and did not end when told to.
+- `unreported`: the handler has ended, and its result could not be reported while the lease lasted.
+- `closed`: the client was closed while the handler ran.
 """
 
 
@@ -147,46 +147,46 @@ class LeaseLost(LeaseError):
         self.task_id = task_id
         """The id of the task."""
         self.reason: LossReason = reason
-        """Why, in one word."""
+        """Why the lease was lost, in one word."""
         self.events = events
-        """What happened to the lease before, the oldest first."""
+        """The recorded events of the lease, the oldest first."""
 
 
 class Cancelled(LeaseError):
-    """The task was cancelled while it ran: wind down; the lease is still yours until the block ends."""
+    """The task was cancelled while it ran: wind down; the lease is kept until the block ends."""
 
 
 class Draining(LeaseError):
-    """The worker stops and waits no longer for the body: end; the task is then given back, with its progress."""
+    """The worker stops and no longer waits for the handler: end now; the task is then released with its progress."""
 
 
 class IdleTimeout(LeaseError):
-    """The body reported no progress for its `idle_timeout`: end; the task is then settled as a retriable failure."""
+    """The handler reported no progress for its `idle_timeout`: end now; the task is then settled as *retry*."""
 
 
 class AlreadyDone(LeaseError):
-    """The work of a `once` was run to its end before: there is nothing left to do."""
+    """The work of a `once` was completed before: nothing is left to do."""
 
 
 class NotGranted(LeaseError):
-    """A named lease is held by another, and the time to wait for it is over: nothing was begun."""
+    """The named lease was not granted within the time to wait for it: the block did not begin."""
 
     def __init__(self, message: str, *, ended: str | None = None) -> None:
         super().__init__(message)
         self.ended = ended
-        """How the name's task has ended (`cancelled`, `dead` …) where nobody is granted it any more, else None."""
+        """How the name's task has ended (`cancelled`, `dead` …) if the name can no longer be granted, else None."""
 
 
 class NotHeld(LeaseError):
-    """This lease has ended, or was never begun, in this process (a forked child holds none of its parent's)."""
+    """The lease has ended, or was never begun, in this process (a forked child holds no lease of its parent)."""
 
 
 class Fatal(Exception):
-    """Raise it in a body to settle the task as a fatal failure: it will not be run again."""
+    """Raise `Fatal` in a handler to settle the task as a fatal failure: the task will not run again."""
 
 
 class TooLarge(Fatal, ValueError):
     """A result, an error or the successors of a task are larger than the service takes.
 
-    Raised where they are given. A body that lets it pass fails for good, for its next run would end in the same.
+    Raised where the value is given. A handler that does not catch it fails for good: the next run would end the same.
     """

@@ -1,8 +1,8 @@
-"""The values that everyone exchanges: users, keeper, adapters, server.
+"""The values that users, the keeper, adapters and the server exchange.
 
-Frozen, keyword-only, and shaped like the items of the wire, so that a batch is encoded and decoded
-as it is. Times are seconds, except `at`, which is a point in time with its zone. What comes in batches is told to the
-garbage collector as nothing that it has to look at (`gc=False`): JSON has no cycles.
+All values are frozen, keyword-only and shaped like the items of messages, so that a batch is encoded and decoded as it
+is. Durations are seconds; `at` is an instant with its time zone. The garbage collector does not track values that come
+in batches (`gc=False`), because JSON has no cycles.
 """
 
 import enum
@@ -28,7 +28,7 @@ Seconds = Annotated[float, Meta(ge=0, le=10 * 365 * 86400)]
 
 Timeout = Annotated[float, Meta(ge=2, le=365 * 86400)]
 ProgressSeq = Annotated[int, Meta(ge=0, le=2**53 - 1)]
-"""The number of a checkpoint among those of one claim. Every JSON reader has numbers so large."""
+"""The number of a checkpoint among those of one claim. Every JSON reader can represent integers up to the bound."""
 
 Outcome = Literal["success", "retry", "fatal", "release", "cancelled", "crash"]
 """How a run ends."""
@@ -38,16 +38,16 @@ VerdictWord = Literal["renewed", "settled", "cancelled", "cancel_requested", "go
 
 
 class Status(enum.StrEnum):
-    """Where a task is in its life."""
+    """A stage in the life of a task."""
 
     NEW = "new"
     """Scheduled, and not claimed yet."""
     ENQUEUED = "enqueued"
     """Ready to be claimed again: its lease was released or expired, or its holder crashed."""
     CLAIMED = "claimed"
-    """Under a lease; its body has not begun."""
+    """Under a lease; the handler has not begun."""
     PROCESSING = "processing"
-    """Under a lease; its body runs."""
+    """Under a lease; the handler runs."""
     RETRIABLE_FAILURE = "retriable_failure"
     """Failed, and waiting for its next attempt."""
     SUCCESS = "success"
@@ -55,15 +55,15 @@ class Status(enum.StrEnum):
     FATAL_FAILURE = "fatal_failure"
     """Failed for good."""
     CANCELLED = "cancelled"
-    """Ended because somebody cancelled the task."""
+    """Ended by a cancel."""
     DROPPED = "dropped"
-    """Ended without a run: what it was to follow did not succeed, or never came."""
+    """Ended without a run: a task that this one waited for did not succeed, or was never scheduled."""
     DEAD = "dead"
     """Ended by a failure, a crash or an expiry past `max_attempts` or `max_crashes`."""
 
     @property
     def ended(self) -> bool:
-        """True where nothing follows: the task will not run again."""
+        """Whether the task has ended and will not run again."""
         return self in _ENDED
 
 
@@ -124,7 +124,7 @@ class NewTask(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkn
     kind: Name
     """Which handler runs the task."""
     id: Name | None = None
-    """The submitter's own id; a UUIDv7 is made up where there is none."""
+    """An id of the submitter's choice; None: a UUIDv7 is made up."""
     payload: Any = None
     """JSON, up to 1 MiB."""
     collection: Name | None = None
@@ -132,25 +132,25 @@ class NewTask(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkn
     priority: Annotated[int, Meta(ge=0, le=4)] = 2
     """0 is the most urgent."""
     at: Annotated[datetime, Meta(tz=True)] | None = None
-    """The task does not start before this moment."""
+    """The task does not start before this instant."""
     after: Annotated[list[Name], Meta(max_length=100)] = []
-    """Ids of tasks: this one does not start before they have succeeded."""
+    """Ids of tasks that must succeed before this task starts."""
     dedupe_key: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
-    """One task for each kind and key: scheduling another one returns the first."""
+    """A kind has one task for each key: scheduling another returns the first."""
     dedupe_window: Seconds | None = None
     """Seconds for which the key counts; None: as long as the first task is kept."""
     max_attempts: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    """Bounds the attempts that ended in *retry*; None: no bound."""
+    """The most attempts that may end in *retry*; the last of them ends the task. None: no bound."""
     max_crashes: Annotated[int, Meta(ge=0, le=1_000_000)] = 5
-    """Bounds the runs that ended because their holder vanished."""
+    """The most runs that may end because their holder vanished; one more ends the task."""
     max_runtime: Timeout | None = None
-    """Seconds that a run may take from its first beat. Then its lease is no longer renewed, which counts as a crash."""
+    """Seconds that a run may take from its first heartbeat. Then its lease is left to expire: a crash."""
     enqueue_timeout: Annotated[float, Meta(ge=1, le=365 * 86400)] = 60.0
-    """Kept with the task; nothing acts on it while the store is the queue."""
+    """Kept with the task, but without effect while the store is the queue."""
     claim_timeout: Timeout | None = None
-    """The ttl that a claim grants: no beat shortens it; None: `heartbeat_timeout`."""
+    """The ttl that a claim grants, which no heartbeat shortens; None: `heartbeat_timeout`."""
     heartbeat_timeout: Timeout = 300.0
-    """The ttl that a beat grants."""
+    """The ttl that a heartbeat grants."""
     retry: RetryPolicy = Exponential()
     """How long to wait before the next attempt: `Exponential`, `Polynomial` or `FixedDelays`."""
     traceparent: Annotated[str, Meta(max_length=128)] | None = None
@@ -158,12 +158,12 @@ class NewTask(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkn
 
     @property
     def claim_ttl(self) -> float:
-        """Seconds that a claim of this task grants: `claim_timeout`, or `heartbeat_timeout` where none is given."""
+        """The ttl that a claim of this task grants: `claim_timeout`, or `heartbeat_timeout` if that is None."""
         return self.heartbeat_timeout if self.claim_timeout is None else self.claim_timeout
 
 
 class TaskOptions(TypedDict, total=False):
-    """What may be said of a task besides its kind and payload; `NewTask` has the meanings and bounds."""
+    """The options of a task besides its kind and payload; `NewTask` has their meanings and bounds."""
 
     id: str
     collection: str
@@ -188,9 +188,9 @@ class Scheduled(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False)
     id: str
     """The id of the task."""
     created: bool
-    """False: the task, or the first one with its dedupe key, existed already."""
+    """False: the task, or the first task with its dedupe key, existed already."""
     status: Status
-    """Where the task is in its life."""
+    """The stage in the life of the task."""
     conflict: bool = False
     """True: the id belongs to a task of another kind or payload; nothing was changed."""
 
@@ -199,7 +199,7 @@ class Scheduled(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False)
 
 
 class _WithToken(Struct, frozen=True, kw_only=True):
-    """A value that shows itself without its token: who reads a log must not be able to settle the task."""
+    """A value whose repr leaves out the token, so that a reader of a log cannot settle the task."""
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         return [(name, value) for name, value in super().__rich_repr__() if name != "token"]
@@ -209,7 +209,7 @@ class _WithToken(Struct, frozen=True, kw_only=True):
 
 
 class Task(_WithToken, frozen=True, kw_only=True, dict=True, weakref=True):
-    """One task, claimed by this process: what to run, and the right to run it."""
+    """A task that this process has claimed: what to run, and the right to run it."""
 
     id: str
     """The id of the task."""
@@ -239,13 +239,13 @@ class Claimed(Struct, frozen=True, kw_only=True):
     """The answer to a claim."""
 
     tasks: list[Task]
-    """The tasks that were granted; none where none was ready in time."""
+    """The granted tasks; empty if no task was ready in time."""
     waited: float | None = 0.0
     """Seconds for which the request had waited at the service when it was granted; None: the service does not say."""
 
 
 class Beat(_WithToken, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """One lease to be renewed."""
+    """A request to renew one lease."""
 
     id: Name
     """The id of the task."""
@@ -254,13 +254,13 @@ class Beat(_WithToken, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     progress: Any | UnsetType = UNSET
     """The latest checkpoint, where there is a new one."""
     started: bool = True
-    """False: the task waits in a buffer and its body has not begun."""
+    """False: the task waits in a buffer and its handler has not begun."""
     progress_seq: ProgressSeq | None = None
-    """Grows with each checkpoint of the claim; None: keep the checkpoint in any case."""
+    """Grows with each checkpoint of the claim; None: the service keeps the checkpoint in any case."""
 
 
 class Settlement(_WithToken, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """How a run ended. Nothing is settled while its body may still run."""
+    """A report of how a run ended, made only once its handler no longer runs."""
 
     id: Name
     """The id of the task."""
@@ -279,7 +279,7 @@ class Settlement(_WithToken, frozen=True, kw_only=True, omit_defaults=True, forb
     then: list[NewTask] = []
     """Successors, scheduled in the same transaction; with *success* and *fatal* only."""
     progress_seq: ProgressSeq | None = None
-    """As in a `Beat`: a process that settles for a dead holder may not have its latest checkpoint."""
+    """As in a `Beat`: a process that settles for a dead holder may not have the latest checkpoint."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -290,9 +290,9 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     verdict: VerdictWord
     """What became of the item, in one word; a server never answers *failed*."""
     ttl: float | None = None
-    """With *renewed*: what was granted, counted from when the request left."""
+    """With *renewed*: the granted seconds, counted from when the request left."""
     order: Literal["cancel"] | None = None
-    """With *renewed*: wind the body down; the lease is kept meanwhile."""
+    """With *renewed*: a cancel was requested, so the handler must wind down; the lease is kept meanwhile."""
     reason: str | None = None
     """With *gone*: `settled`, `taken`, `expired`, `cancelled` or `unknown`; with *failed*: what failed."""
     retry_after: float | None = None
@@ -303,7 +303,7 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
 
 class HistoryEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One run of a task, as it ended."""
+    """A run of a task that has ended."""
 
     fence: int
     """The fence of the run's lease."""
@@ -322,14 +322,14 @@ class HistoryEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TaskInfo(Struct, frozen=True, kw_only=True):
-    """All about one task."""
+    """Everything that the service knows about a task."""
 
     id: str
     """The id of the task."""
     kind: str
     """Which handler runs the task."""
     status: Status
-    """Where the task is in its life."""
+    """The stage in the life of the task."""
     priority: int
     """0 is the most urgent."""
     attempt: int
@@ -359,29 +359,29 @@ class TaskInfo(Struct, frozen=True, kw_only=True):
 
 
 class Stats(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How many tasks there are."""
+    """The number of tasks of each kind in each status."""
 
     kinds: dict[str, dict[str, int]]
     """Kind → status → how many tasks; only those that occur."""
     damaged: dict[str, int] = {}
-    """Kind → how many tasks were set aside because their record is damaged, where the service keeps such (Redis)."""
+    """Kind → how many tasks were set aside because their record is damaged, if the service keeps such tasks (Redis)."""
 
 
 class WorkerInfo(Struct, frozen=True, kw_only=True):
-    """One worker that holds leases, or was heard of lately."""
+    """A worker that holds leases, or called the service lately."""
 
     name: str
     """The name under which the worker claims."""
     last_seen: Annotated[datetime, Meta(tz=True)] | None
-    """When the service last heard of the worker; None: not since the service started."""
+    """When the worker last called the service; None: not since the service started."""
     running: int
     """How many leases the worker holds."""
 
 
 class Page(Struct, frozen=True, kw_only=True):
-    """Some tasks of a listing, and where to go on."""
+    """A page of a listing of tasks."""
 
     tasks: list[TaskInfo]
     """The tasks, oldest first."""
     cursor: str | None = None
-    """Where the next page begins; None: this is the last one."""
+    """Where the next page begins; None: this is the last page."""

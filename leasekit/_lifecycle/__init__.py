@@ -1,1 +1,1 @@
-"""The life of a task, once for all services: the table, what each event changes, what a request may hold. No I/O."""
+"""The life of a task, the same for all services: statuses and events, their changes, and checks of requests. No I/O."""

@@ -1,4 +1,4 @@
-"""Where a task stands, and what bounds it: the values that transitions are made of."""
+"""The state of a task and its limits: the values that transitions take and return."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ __all__ = ["Limits", "Trigger"]
 
 
 class Trigger(Struct, frozen=True, array_like=True, gc=False):
-    """Where a task stands. The order of the fields is that of the columns of a store's table."""
+    """The state of a task. The order of the fields is that of the columns of a store's table."""
 
     seq: int
     id: str
@@ -23,18 +23,18 @@ class Trigger(Struct, frozen=True, array_like=True, gc=False):
     attempt: int = 0
     crashes: int = 0
     failures: int = 0  # runs that ended in *retry*
-    cancel_requested: bool = False  # to be cancelled, while it runs
-    owner: str | None = None  # who holds the lease; None: nobody
-    token: str | None = None  # of the last grant, as long as it may be settled
-    next_trigger_at: float | None = None  # due, or the end of the lease, by its own clock; None: never again
-    reason: str | None = None  # why it is dead
+    cancel_requested: bool = False  # while the task runs
+    owner: str | None = None  # the worker that holds the lease; None: the task is not leased
+    token: str | None = None  # of the last grant, as long as its run may be settled
+    next_trigger_at: float | None = None  # due, by the store's time; or the lease's end, by the clock of leases
+    reason: str | None = None  # why the task is dead
     max_runtime: float | None = None
-    # By the clock of leases, from when on this one is not renewed; None: there is no bound, or the body has not begun.
+    # By the clock of leases: from then on the lease is not renewed. None: no bound, or the handler has not begun.
     run_until: float | None = None
 
 
 class Limits(NamedTuple):
-    """How often a task may fail, and how long it waits in between."""
+    """The bounds on failures of a task, and its waits between attempts."""
 
     max_attempts: int | None
     max_crashes: int

@@ -1,4 +1,4 @@
-"""The life of a task as a table: (status, event) → status, and when the store looks at it next.
+"""The life of a task as a table, (status, event) → status, and when the store looks at the task next.
 
               claim                  beat
    NEW ─────────────────▶ CLAIMED ─────────▶ PROCESSING ──┬─ succeed ─▶ SUCCESS
@@ -9,9 +9,9 @@
        enqueue                                       cancel, from everywhere that has not ended ─▶ CANCELLED
 
 Rule 1: what is not in the table cannot happen.
-Rule 2: no clock, no store, no chance in here (sans-IO); callers say what time it is.
-Rule 3: every change writes the next trigger time, so that a task is picked up again if nothing more happens to it.
-        The store is the queue: a claim takes due tasks directly, and what is put back is due at once.
+Rule 2: this module has no clock, no store and no randomness (sans-IO); callers pass `now`.
+Rule 3: every change writes the next trigger time, so that a task is picked up again if no other event comes.
+        The store is the queue: a claim takes due tasks directly, and a task that is put back is due at once.
 """
 
 import enum
@@ -23,13 +23,13 @@ __all__ = ["ENDING", "LEASED", "NEXT", "WAITING", "WOUND_DOWN", "Event", "asked_
 
 
 class Event(enum.StrEnum):
-    """What can happen to a task."""
+    """An event in the life of a task."""
 
-    ENQUEUE = "enqueue"  # the consumer hands it to a queue, once more where the queue lost it
+    ENQUEUE = "enqueue"  # the consumer moves the task to a queue, again if the queue has lost it
     CLAIM = "claim"
-    HOLD = "hold"  # a beat from a buffer: its body has not begun
+    HOLD = "hold"  # a heartbeat for a task in a buffer: the handler has not begun
     BEAT = "beat"
-    ORDER = "order"  # someone wants a running task cancelled
+    ORDER = "order"  # a cancel of a running task is requested
     SUCCEED = "succeed"
     FAIL = "fail"
     RETRY = "retry"
@@ -56,7 +56,7 @@ NEXT: dict[Status, dict[Event, Status]] = {
         Event.CLAIM: Status.CLAIMED,
         Event.CANCEL: Status.CANCELLED,
     },
-    # Its last lease may have expired and its holder may yet report: finished work is not thrown away.
+    # The holder of an expired lease may still report: finished work is not thrown away.
     Status.ENQUEUED: {
         Event.ENQUEUE: Status.ENQUEUED,
         Event.CLAIM: Status.CLAIMED,
@@ -84,10 +84,10 @@ NEXT: dict[Status, dict[Event, Status]] = {
 }
 
 LEASED = frozenset({Status.CLAIMED, Status.PROCESSING})
-"""Somebody holds the task; its next trigger time is when the lease ends."""
+"""Statuses under a lease: the next trigger time is the end of the lease."""
 
 WAITING = frozenset({Status.NEW, Status.ENQUEUED, Status.RETRIABLE_FAILURE})
-"""Nobody holds the task; its next trigger time is when it may be claimed."""
+"""Statuses without a lease: the next trigger time is when the task may be claimed."""
 
 ENDING: dict[Outcome | Literal["expired"], Event] = {
     "success": Event.SUCCEED,
@@ -98,14 +98,14 @@ ENDING: dict[Outcome | Literal["expired"], Event] = {
     "cancelled": Event.CANCEL,
     "expired": Event.EXPIRE,
 }
-"""What the end of a run does to its task: outcomes that holders report, and the lease that ran out."""
+"""The event of each end of a run: of the outcomes that holders report, and of an expired lease."""
 
 WOUND_DOWN = frozenset({Event.RETRY, Event.RELEASE, Event.CRASH, Event.EXPIRE})
-"""Ends after which a task would run again: where its cancel is requested, it is cancelled instead."""
+"""Ends after which a task runs again, except where a cancel was requested: then the task is cancelled."""
 
 
 def step(status: Status, event: Event) -> Status:
-    """The status that follows. Raises `ValueError` where this cannot happen."""
+    """Return the status that follows. Raises `ValueError` if the event cannot happen in this status."""
     try:
         return NEXT[status][event]
     except KeyError:
@@ -113,17 +113,16 @@ def step(status: Status, event: Event) -> Status:
 
 
 def asked_to_cancel(status: Status) -> Event | None:
-    """What a cancel does: waiting tasks end at once, running ones are asked to, ended ones stay (None)."""
+    """Return the event of a cancel: waiting tasks end at once, running ones are asked to, ended ones stay (None)."""
     if status in WAITING:
         return Event.CANCEL
     return Event.ORDER if status in LEASED else None
 
 
 def next_trigger(status: Status, *, now: float, after: float) -> float | None:
-    """When the store looks at a task again that comes to `status` now; None: never.
+    """Return when the store next looks at a task that enters `status` now; None: never.
 
-    `after` is, for what waits, the time until it may run: nothing, its retry policy's wait, or what its holder asked
-    for; for what is leased, the ttl that was granted: *claimed* the claim timeout, and with every beat the heartbeat
-    timeout.
+    For a waiting task, `after` is the wait until it may run: none, that of its retry policy, or as its holder asked.
+    For a leased task, `after` is the granted ttl: the claim timeout, and with every heartbeat the heartbeat timeout.
     """
     return now + after if status in NEXT else None

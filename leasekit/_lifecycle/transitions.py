@@ -1,4 +1,4 @@
-"""What each event makes of a task: a grant, a beat, a cancel, the end of a run with its counts and limits. Sans-IO."""
+"""The changes that a grant, a heartbeat, a cancel and the end of a run make to a task. Sans-IO."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +18,15 @@ __all__ = [
 ]  # fmt: skip
 
 NO_LIMITS = Limits(None, 0, None)
-"""For ends that look at no limit."""
+"""For ends that check no limit."""
 
 _DEFAULT_POLICY = Exponential()
-_DAMAGED = "the store is damaged, and this task runs no more"
+_DAMAGED = "the store is damaged, and this task no longer runs"
 _decode_policy = msgspec.json.Decoder(RetryPolicy).decode
 
 
 def grant(row: Trigger, worker: str, token: str, *, now: float) -> Trigger:
-    """Hand the task to a worker, under a new token and a higher fence."""
+    """Grant the task to a worker, under a new token and a higher fence."""
     status = step(row.status, Event.CLAIM)
     return replace(
         row,
@@ -41,38 +41,38 @@ def grant(row: Trigger, worker: str, token: str, *, now: float) -> Trigger:
 
 
 def is_latest(row: Trigger, token: str) -> bool:
-    """Whether this is the token of a lease that nobody has taken back yet, even where it has ended."""
+    """Whether `token` is that of the task's current lease, even if the lease has ended and was not expired yet."""
     return row.token == token and row.status in LEASED
 
 
 def is_held(row: Trigger, token: str, now: float) -> bool:
-    """Whether this is the token of a lease that has not ended."""
+    """Whether `token` is that of a lease that has not ended."""
     return is_latest(row, token) and row.next_trigger_at is not None and row.next_trigger_at > now
 
 
 def has_lapsed(row: Trigger, now: float) -> bool:
-    """Whether the task is leased, and its lease has ended: whoever finds it so ends the run by *expire*."""
+    """Whether the task is leased, and its lease has ended: the caller must then end the run by *expire*."""
     return row.status in LEASED and row.next_trigger_at is not None and row.next_trigger_at <= now
 
 
 def is_overdue(row: Trigger, now: float) -> bool:
-    """Whether the run has lasted as long as it may. Its lease is renewed no more: it expires, and counts as a crash."""
+    """Whether the run has lasted as long as it may: its lease is then not renewed, expires, and counts as a crash."""
     return row.run_until is not None and row.run_until <= now
 
 
 def renewed(row: Trigger, status: Status, *, now: float) -> Trigger:
-    """Where a task stands whose lease is renewed at `now`.
+    """Return the task with its lease renewed at `now`.
 
-    Its end is never brought nearer: a holder that has not heard the answer goes by what it was granted before.
+    The end of the lease never moves nearer: a holder that did not get the answer relies on the earlier grant.
     """
     until = now + row.heartbeat_timeout
     return replace(row, status=status, next_trigger_at=max(until, row.next_trigger_at or until))
 
 
 def cancelled(row: Trigger, *, now: float) -> Trigger:
-    """Cancel a task that waits, or order its holder to; one that has ended stays as it is.
+    """Cancel a waiting task, or request it from the holder of a running one; an ended task stays as it is.
 
-    A lease that has ended is to be taken back before: there is nobody to give an order to.
+    The caller must first expire a lease that has ended: it has no holder that could be told.
     """
     event = asked_to_cancel(row.status)
     if event is Event.CANCEL:
@@ -83,13 +83,13 @@ def cancelled(row: Trigger, *, now: float) -> Trigger:
 
 
 def retry_wait(row: Trigger, limits: Limits, random: "Random") -> float:
-    """Seconds until the next attempt, after the one that now ends in *retry*."""
+    """Return the seconds until the next attempt, after the run that ends in *retry* now."""
     policy = _policy(limits)
     return 0.0 if policy is None else policy.wait(row.failures + 1, random)
 
 
 def _policy(limits: Limits) -> RetryPolicy | None:
-    """How long to wait for another attempt; None: the store is damaged, and nobody knows."""
+    """Return the retry policy of the task; None: the store is damaged, and the policy cannot be read."""
     try:
         return _DEFAULT_POLICY if limits.retry is None else _decode_policy(limits.retry)
     except (ValueError, TypeError, RecursionError):
@@ -97,11 +97,10 @@ def _policy(limits: Limits) -> RetryPolicy | None:
 
 
 def end_run(row: Trigger, event: Event, *, limits: Limits, now: float, wait: float = 0.0, why: str = "") -> Trigger:
-    """Where a task stands after its run has ended by `event`; `wait` is the time until it may run again.
+    """Return the task after its run has ended by `event`; `wait` is the time until the task may run again.
 
-    `why` is what is known of a lease that ran out, for a task that is dead of it.
-
-    A lease that ran out keeps its token: its holder may yet report, as long as nobody else got the task.
+    `why` is what is known of an expired lease, for the `reason` of a task that is dead by it.
+    An expired lease keeps its token: its holder may still report, as long as the task is not granted again.
     """
     token = row.token if event is Event.EXPIRE else None
     reason = None
@@ -124,12 +123,12 @@ def end_run(row: Trigger, event: Event, *, limits: Limits, now: float, wait: flo
 
 
 def _counted(row: Trigger, event: Event, limits: Limits, why: str) -> tuple[Trigger, str | None]:
-    """The task with this end counted, and why it may not run again (None: it may)."""
+    """Return the task with this end counted, and why the task must not run again (None: it may)."""
     if event is Event.RELEASE:
         return replace(row, attempt=row.attempt - 1), None
     most: tuple[Any, Any] = (limits.max_attempts, limits.max_crashes)
     if not (isinstance(most[0], int | None) and isinstance(most[1], int)):
-        return row, f"{_DAMAGED}: max_attempts or max_crashes is no number"
+        return row, f"{_DAMAGED}: max_attempts or max_crashes is not a number"
     if event is Event.RETRY:
         failures = row.failures + 1
         if _policy(limits) is None:
@@ -138,7 +137,7 @@ def _counted(row: Trigger, event: Event, limits: Limits, why: str) -> tuple[Trig
     crashes = row.crashes + 1
     reason = _too_many_crashes(crashes, limits)
     if reason is not None and why:
-        reason = f"{reason}; of the last, {why}"
+        reason = f"{reason}; in the last run, {why}"
     return replace(row, crashes=crashes), reason
 
 

@@ -1,10 +1,10 @@
-"""What a request may hold: the one check of all services, and of what holders hand to the keeper.
+"""Checks of requests, the same for all services, and of the values that holders hand to the keeper.
 
-Every door calls it before anything is applied: HTTP and embedded, memory, Redis. A request that does not fit is refused
-whole, with the item and the field. Users' JSON comes as `msgspec.Raw`, which msgspec skips without looking closely:
-bad UTF-8, lone surrogates and numbers out of range pass. So each value is decoded here once, and thrown away.
+Every service calls these checks before anything is applied: HTTP and embedded, memory, Redis. A request that does not
+fit is refused whole, with the item and the field. Users' JSON comes as `msgspec.Raw`, in which msgspec does not find
+bad UTF-8, lone surrogates and numbers out of range. So each value is decoded here once, and thrown away.
 
-Rule 1: bounds are on work, not on bytes alone. What would take long to decode is refused before it is decoded: many
+Rule 1: work is bounded, not only bytes. A request that would take long to decode is refused before it is decoded: many
 short items in a long list (`read`), many arrays and objects in a value (`value_fault`).
 """
 
@@ -45,7 +45,7 @@ ENDS: frozenset[Outcome] = frozenset({"success", "fatal"})
 """Outcomes that may have successors."""
 
 _NULL = b"null"
-_NO_DEPENDENCIES = "needs dependencies, this service has none: have the task before schedule this one, with `then`"
+_NO_DEPENDENCIES = "needs dependencies, which this service lacks: schedule this task from the one before, with `then`"
 _OWN_DEPENDENCY = "names the task itself: it would never be ready"
 _NO_JSON = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 _decode = msgspec.json.Decoder().decode
@@ -57,14 +57,14 @@ _LONGEST = 500  # characters of a text that may repeat what a client sent
 
 
 def read(body: bytes, kind: type[Any]) -> Any:
-    """Decode a request and check what is in it. Raises `Refused`, msgspec's `DecodeError`, and `RecursionError`."""
+    """Decode a request and check its values. Raises `Refused`, msgspec's `DecodeError`, and `RecursionError`."""
     if len(body) > MAX_NAMES:
         _check_shape(body)
     return _decoded(body, kind, dependencies=False)
 
 
 def checked(kind: type[_R], body: Mapping[str, Any], *, dependencies: bool = False) -> _R:
-    """Read a request that was made in this process as a server would read it from the wire: users' values as bytes.
+    """Check a request of this process as a server would, and return it with users' values as bytes.
 
     `dependencies`: whether this service keeps tasks that wait for others. Raises `Refused`.
     """
@@ -73,25 +73,25 @@ def checked(kind: type[_R], body: Mapping[str, Any], *, dependencies: bool = Fal
     except Refused:
         raise
     except _NO_JSON as error:
-        raise _unspeakable(body, error) from None
+        raise _not_json(body, error) from None
 
 
 def check_kinds(kinds: Sequence[str]) -> None:
-    """Raise `Refused` where a claim names no kind, or more than any service takes."""
+    """Raise `Refused` if a claim names no kind, or more kinds than any service takes."""
     if not 1 <= len(kinds) <= MAX_KINDS:
         detail = f"a claim of {len(kinds):,} kinds: name 1 to {MAX_KINDS}, and make more claims for more"
         raise Refused(detail, errors=[{"field": "kinds", "detail": detail}])
 
 
 def check_limit(field: str, count: int) -> None:
-    """Raise `Refused` where this is not a number of items that a batch or page may have."""
+    """Raise `Refused` if a batch or page must not have `count` items; `field` is the name of that number."""
     if not 1 <= count <= MAX_BATCH:
         detail = f"is {count}: give 1 to {MAX_BATCH}"
         raise Refused(f"{field} {detail}", errors=[{"field": field, "detail": detail}])
 
 
 def check_new_tasks(tasks: Sequence[NewTask], *, dependencies: bool = False) -> None:
-    """Refuse a batch in which a payload is too big, nested too deep, or no JSON, or a task waits for what it cannot.
+    """Refuse a batch if a payload is too big, nested too deep or not JSON, or if a task has impossible dependencies.
 
     Raises `Refused`, with one error for each field that does not fit.
     """
@@ -102,7 +102,7 @@ def check_new_tasks(tasks: Sequence[NewTask], *, dependencies: bool = False) -> 
 
 
 def check_beats(beats: Sequence[Beat], *, dependencies: bool = False) -> None:
-    """Refuse a batch in which a progress is too big, nested too deep, or no JSON. Raises `Refused`."""
+    """Refuse a batch if a progress is too big, nested too deep or not JSON. Raises `Refused`."""
     errors = _Errors(dependencies=dependencies)
     for item, beat in enumerate(beats):
         if beat.progress is not UNSET:
@@ -111,27 +111,27 @@ def check_beats(beats: Sequence[Beat], *, dependencies: bool = False) -> None:
 
 
 def check_settlements(settlements: Sequence[Settlement], *, dependencies: bool = False) -> None:
-    """Refuse a batch in which a value or a successor does not fit, or `then` goes with a wrong outcome.
+    """Refuse a batch if a value or a successor does not fit, or if an outcome must not have successors.
 
     Raises `Refused`, with one error for each field that does not fit.
     """
     errors = _Errors(dependencies=dependencies)
-    for item, one in enumerate(settlements):
-        errors.check(item, "result", one.result, MAX_PAYLOAD)
-        errors.check(item, "error", one.error, MAX_ERROR)
-        if one.progress is not UNSET:
-            errors.check(item, "progress", one.progress, MAX_PROGRESS)
-        if one.then:
-            _check_successors(errors, item, one)
+    for item, settlement in enumerate(settlements):
+        errors.check(item, "result", settlement.result, MAX_PAYLOAD)
+        errors.check(item, "error", settlement.error, MAX_ERROR)
+        if settlement.progress is not UNSET:
+            errors.check(item, "progress", settlement.progress, MAX_PROGRESS)
+        if settlement.then:
+            _check_successors(errors, item, settlement)
     errors.refuse()
 
 
 def refusal(error: msgspec.ValidationError) -> Refused:
-    """What the types refused, told like the rest: with the item and the field, as msgspec's message has them.
+    """Turn a type error of msgspec into a `Refused` with the item and the field that msgspec's message names.
 
     `Expected `str`, got `int` - at `$.tasks[3].kind`` is item 3, field `kind`.
     """
-    # The last "at": what stands before it may repeat names that the client chose.
+    # The last "at": the text before it may repeat names that the client chose.
     detail, _, path = str(error).rpartition(" - at `$")
     if not detail:
         detail, path = str(error), ""
@@ -147,29 +147,29 @@ def refusal(error: msgspec.ValidationError) -> Refused:
     if field:
         entry["field"] = shortened(field)
     where = "the request" if item is None else f"item {item}"
-    said = ": ".join(entry[key] for key in ("field", "detail") if key in entry)
-    return Refused(f"{where} does not fit, and nothing was applied: {said}", errors=[entry])
+    fault = ": ".join(entry[key] for key in ("field", "detail") if key in entry)
+    return Refused(f"{where} does not fit, and nothing was applied: {fault}", errors=[entry])
 
 
 def shortened(text: str) -> str:
-    """The text, or its beginning where it is long: it may repeat what a client sent."""
+    """Cut a long text, which may repeat what a client sent."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 class _Errors:
-    """What does not fit in one batch."""
+    """The faults of one batch."""
 
     def __init__(self, *, dependencies: bool) -> None:
         self._dependencies = dependencies
-        self._found: list[dict[str, Any]] = []
+        self._faults: list[dict[str, Any]] = []
         self._nodes = 0
 
     def add(self, item: int, field: str, detail: str) -> None:
-        self._found.append({"item": item, "field": field, "detail": detail})
+        self._faults.append({"item": item, "field": field, "detail": detail})
 
     def check(self, item: int, field: str, value: Any, most: int) -> None:
         try:
-            # A plain value is measured as it would travel.
+            # A plain value is measured as it would be sent.
             raw = bytes(value) if type(value) is Raw else _encode(value)
             detail = self._fault(raw, most)
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
@@ -199,19 +199,20 @@ class _Errors:
         return None
 
     def refuse(self) -> None:
-        if self._found:
-            first = self._found[0]
-            raise Refused(f"item {first['item']}: {first['field']} {first['detail']}", errors=self._found)
+        if self._faults:
+            first = self._faults[0]
+            raise Refused(f"item {first['item']}: {first['field']} {first['detail']}", errors=self._faults)
 
 
-def _check_successors(errors: _Errors, item: int, one: Settlement) -> None:
-    if one.outcome not in ENDS:
-        errors.add(item, "then", f"goes with success and fatal only, not with {one.outcome}")
-    if len(one.then) > MAX_BATCH:
-        errors.add(item, "then", f"has {len(one.then)} successors: {MAX_BATCH} at most")
-    if (size := len(_encode(one.then))) > MAX_THEN:
+def _check_successors(errors: _Errors, item: int, settlement: Settlement) -> None:
+    then = settlement.then
+    if settlement.outcome not in ENDS:
+        errors.add(item, "then", f"goes with success and fatal only, not with {settlement.outcome}")
+    if len(then) > MAX_BATCH:
+        errors.add(item, "then", f"has {len(then)} successors: {MAX_BATCH} at most")
+    if (size := len(_encode(then))) > MAX_THEN:
         errors.add(item, "then", f"has {size:,} bytes together: {MAX_THEN:,} at most")
-    for position, task in enumerate(one.then):
+    for position, task in enumerate(then):
         errors.check_task(item, f"then[{position}].", task)
 
 
@@ -223,7 +224,7 @@ _TOO_DEEP = f"is nested too deep: {MAX_NESTING} levels at most"
 
 
 def value_fault(value: bytes, most: int) -> str | None:
-    """Say why a JSON value has too many bytes, arrays or objects, or is too deep; None where it has not."""
+    """Return why a JSON value is too big, has too many arrays and objects, or is too deep; None if it fits."""
     if len(value) > most:
         return f"has {len(value):,} bytes: {most:,} at most"
     left = _brackets(value)
@@ -236,9 +237,9 @@ def value_fault(value: bytes, most: int) -> str | None:
 
 
 def _brackets(value: bytes) -> bytes:
-    """The brackets of a JSON value outside of its strings, all as square ones; none where there are only a few.
+    """Return the brackets of a JSON value outside of its strings, all as square ones; empty if there are only a few.
 
-    Nothing is decoded for it: a megabyte of brackets would make half a million objects.
+    The value is not decoded: a megabyte of brackets would make half a million objects.
     """
     if value.count(b"[") + value.count(b"{") <= MAX_NESTING:  # also counts those in strings
         return b""
@@ -250,13 +251,13 @@ def _without_strings(value: bytes) -> bytes:
     return b"".join(value.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2]) if b'"' in value else value
 
 
-# What is long, before it is decoded -----------------------------------------------------------------------------
+# Long requests, before they are decoded -------------------------------------------------------------------------
 
 _NO_VALUE = Raw(b"")
 
 
 class _Item(Struct):
-    """An item of a request, as far as much of it may be long."""
+    """The fields of an item that may be long."""
 
     payload: Raw = _NO_VALUE
     result: Raw = _NO_VALUE
@@ -265,13 +266,13 @@ class _Item(Struct):
     then: list[Raw] = []
 
     def rest(self, whole: int) -> int:
-        """How many bytes the other fields have, of so many."""
+        """Return the bytes of the other fields, in an item of `whole` bytes."""
         values = [self.payload, self.result, self.error, self.progress, *self.then]
         return whole - sum(len(bytes(value)) for value in values)
 
 
 class _Request(Struct):
-    """A request, as far as much of it may be long."""
+    """The batch of a request, which may be long."""
 
     tasks: list[Raw] = []
     beats: list[Raw] = []
@@ -279,14 +280,14 @@ class _Request(Struct):
 
 
 def _check_shape(body: bytes) -> None:
-    """Refuse a long request that has too many items, or is long where it should be short.
+    """Refuse a long request that has too many items, or too many bytes in fields that should be short.
 
-    Its types would find that too, but only after all of it was decoded: a million items take seconds.
+    The request's types would refuse it too, but only after all of it was decoded: a million items take seconds.
     """
     try:
         request = msgspec.json.decode(body, type=_Request)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return  # its own types say what is wrong; they end at the first mistake
+        return  # the request's types say what is wrong; decoding ends at the first mistake
     batches = {"tasks": request.tasks, "beats": request.beats, "results": request.results}
     if len(body) - sum(len(bytes(item)) for items in batches.values() for item in items) > MAX_NAMES:
         _refuse_length("the request", {})
@@ -301,13 +302,13 @@ def _check_item(item: Raw, place: Mapping[str, Any]) -> None:
     if size <= MAX_NAMES:
         return
     try:
-        found = msgspec.json.decode(item, type=_Item)
+        fields = msgspec.json.decode(item, type=_Item)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return
-    if found.rest(size) > MAX_NAMES:
+    if fields.rest(size) > MAX_NAMES:
         _refuse_length(f"item {place['item']}", place)
-    _check_count(found.then, {**place, "field": "then"}, f"item {place['item']}: then")
-    for successor in found.then:
+    _check_count(fields.then, {**place, "field": "then"}, f"item {place['item']}: then")
+    for successor in fields.then:
         _check_item(successor, {**place, "field": "then"})
 
 
@@ -318,7 +319,7 @@ def _check_count(items: Sequence[Raw], place: Mapping[str, Any], name: str) -> N
 
 
 def _refuse_length(name: str, place: Mapping[str, Any]) -> NoReturn:
-    detail = f"has more than {MAX_NAMES:,} bytes beside payloads, results, errors, progress and successors"
+    detail = f"has more than {MAX_NAMES:,} bytes besides payloads, results, errors, progress and successors"
     raise Refused(f"{name} {detail}", errors=[{**place, "detail": detail}])
 
 
@@ -342,14 +343,14 @@ def _decoded(body: bytes, kind: type[_R], *, dependencies: bool) -> _R:
     return request
 
 
-def _unspeakable(body: Mapping[str, Any], error: Exception) -> Refused:
-    """Say which item it is that cannot be written as JSON."""
+def _not_json(body: Mapping[str, Any], error: Exception) -> Refused:
+    """Make the error that names the first item that cannot be encoded as JSON."""
     for field, items in body.items():
         for position, item in enumerate(items if type(items) in (list, tuple) else ()):
-            if (own := _encoding_error(item)) is not None:
+            if (fault := _encoding_error(item)) is not None:
                 names = getattr(item, "__struct_fields__", ())
                 inner = next((name for name in names if _encoding_error(getattr(item, name)) is not None), field)
-                detail = f"is not JSON: {own}"
+                detail = f"is not JSON: {fault}"
                 place = {"item": position, "field": inner, "detail": detail}
                 return Refused(f"item {position} {detail}", errors=[place])
     return Refused(f"the request is not JSON: {error}", errors=[{"detail": f"is not JSON: {error}"}])

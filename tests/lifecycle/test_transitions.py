@@ -64,7 +64,7 @@ def test_what_has_ended_is_never_due(event: Event) -> None:
         (
             Event.EXPIRE,
             replace(HELD, crashes=2),
-            "3 runs ended because their holder vanished: max_crashes is 2; of the last, nothing was heard",
+            "3 runs ended because their holder vanished: max_crashes is 2; in the last run, nothing was heard",
         ),
     ],
 )

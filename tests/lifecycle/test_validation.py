@@ -104,7 +104,7 @@ def test_a_successors_payload_is_looked_at_too() -> None:
 def test_a_task_that_is_to_wait_for_others_is_refused_with_what_to_do_instead() -> None:
     waiting = NewTask(kind="b", after=["a-1"])
     one = Settlement(id="a", token="t", outcome="success", then=[waiting])
-    with pytest.raises(Refused, match="have the task before schedule this one") as refused:
+    with pytest.raises(Refused, match="schedule this task from the one before") as refused:
         validation.check_new_tasks([*tasks(1), waiting])
     assert [(e["item"], e["field"]) for e in refused.value.errors] == [(1, "after")]
     with pytest.raises(Refused) as refused:

@@ -131,7 +131,7 @@ class Scheduler(TaskSink, Protocol):
         ...
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
-        """Cancel tasks: `cancelled` if one waits, `cancel_requested` if it runs, `gone` if it has ended or is unknown."""
+        """Cancel tasks: `cancelled` for a waiting one, `cancel_requested` for a running one, else `gone`."""
         ...
 
     async def list_tasks(

@@ -1,4 +1,4 @@
-"""The machine behind `leasekit.testing.faults`: a backend that looks up, for each call, what becomes of it."""
+"""The machine behind `leasekit.testing.faults`: a backend that chooses a fault for each call."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ CALLS = frozenset({"claim", "beat", "settle", "schedule", "get", "cancel", "stat
 
 
 class Gate:
-    """A fact that a test decides: shut until `open()`, which may be called from any thread; then open for good."""
+    """A gate that a test opens: shut until `open()`, which any thread may call; then open for good."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -29,7 +29,7 @@ class Gate:
         self._bell = Notifier()
 
     def open(self) -> None:
-        """Let all pass who wait, and who come later."""
+        """Let all calls pass that wait, and all that come later."""
         self.is_open = True
         self._bell.ring()
 
@@ -39,21 +39,21 @@ class Gate:
 
 
 class Call:
-    """One call of the keeper: what it asked, which fault met it, and, once it is over, how it ended."""
+    """A call of the keeper: its arguments, the fault that met it, and, once it is over, its answer or error."""
 
     def __init__(self, faulty: "Faulty", kind: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         self.kind = kind
         """The method that was called."""
         self.args = args
-        """Its positional arguments; a batch is the first, and a list of its own."""
+        """The positional arguments; a batch is the first, and a copy."""
         self.options = options
-        """Its keyword arguments."""
+        """The keyword arguments."""
         self.fault = "ok"
         """The name of the fault that met the call."""
         self.answer: Any = None
-        """What the caller got."""
+        """The answer that the caller got."""
         self.error: BaseException | None = None
-        """What the caller saw raised."""
+        """The exception that the caller got."""
         self.is_over = False
         """True once the caller has its answer, its error, or has given up."""
         self.faulty = faulty
@@ -65,16 +65,16 @@ class Call:
         return list(self.args[0]) if self.args else []
 
     async def send(self, items: Sequence[Any] | None = None) -> Any:
-        """Let the request reach the service, each time that this is called; `items` instead of its own batch."""
+        """Send the request to the service, once for each call of `send`; `items` replaces the call's own batch."""
         args = self.args if items is None else (items, *self.args[1:])
         return await getattr(self.faulty.backend, self.kind)(*args, **self.options)
 
     async def sleep(self, until: "float | Gate") -> None:
-        """Wait so many seconds, or for a gate."""
+        """Wait for `until`: so many seconds, or a gate."""
         await (until.passed() if isinstance(until, Gate) else self.faulty.sleep(until))
 
     def send_later(self, until: "float | Gate") -> None:
-        """Let the request reach the service after so many seconds, or a gate, when nobody waits for its answer."""
+        """Send the request to the service after so many seconds, or a gate, when the caller no longer waits."""
         self.faulty.perform(partial(self._send_later, until))
 
     async def _send_later(self, until: "float | Gate") -> None:
@@ -88,7 +88,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What becomes of a call."""
+    """A fault that can meet a call."""
 
     name: str
     """The name under which `Faulty.fired` counts the fault."""
@@ -107,9 +107,9 @@ ok = Fault("ok", Call.send)
 class Faulty:
     """A backend (and scheduler, where the wrapped one is) whose calls meet faults.
 
-    Each call takes the next fault scripted for its kind, else what `always` or `sometimes` says of its kind, else what
-    they say of "*", else it goes through. Rules may be given and facts awaited from any thread. `random` picks where
-    chance decides: a seed replays, as far as the order of the calls does. `sleep` waits where a fault lasts for a time.
+    Each call meets the next fault scripted for its kind, else the rule of `always` or `sometimes` for its kind, else
+    the rule for "*", else no fault. Rules may be set and facts awaited from any thread. `random` makes all random
+    choices: the same seed and order of calls repeat a run. `sleep` waits where a fault lasts for a time.
     """
 
     def __init__(
@@ -122,15 +122,15 @@ class Faulty:
         self.backend = backend
         """The wrapped backend."""
         self.capabilities = backend.capabilities
-        """Those of the wrapped backend."""
+        """The capabilities of the wrapped backend."""
         self.random = random or Random(0)  # noqa: S311 - chance, not secrets
-        """What faults pick with where chance decides."""
+        """The random generator for all choices of faults."""
         self.sleep = sleep
-        """How faults wait."""
+        """The function with which faults wait."""
         self.calls: Counter[str] = Counter()
         """How many calls of each kind were made."""
         self.fired: Counter[str] = Counter()
-        """How often each fault met a call, by its name; `ok` too."""
+        """How often each fault met a call, by the fault's name; `ok` too."""
         self.log: deque[Call] = deque(maxlen=10_000)
         """The last calls, oldest first."""
         self._scripts: dict[str, deque[Fault]] = defaultdict(deque)
@@ -142,46 +142,46 @@ class Faulty:
         self._late: set[asyncio.Task[None]] = set()
         missing = dict.fromkeys(call for call in CALLS if not hasattr(backend, call))
         if missing:
-            # A method that is None is no method: isinstance(faulty, Scheduler) says what it says of the wrapped one.
+            # A method that is None is no method: isinstance(faulty, Scheduler) is as for the wrapped backend.
             own = type(self)
             self.__class__ = cast("type[Self]", type(own.__name__, (own,), missing))
 
     # Rules
 
     def script(self, kind: str, *faults: Fault) -> None:
-        """The next calls of this kind meet these faults, one each, after those that were scripted before."""
+        """Script the next calls of this kind: each meets one fault, after the faults that were scripted before."""
         self._check(kind, faults)
         with self._lock:
             self._scripts[kind].extend(faults)
 
     def always(self, kind: str, fault: Fault) -> None:
-        """Every call of this kind without a script meets this fault; "*": every kind without a rule of its own."""
+        """Let every unscripted call of this kind meet this fault; "*": of every kind without a rule of its own."""
         self.sometimes(kind, {fault: 1.0})
 
     def sometimes(self, kind: str, chances: Mapping[Fault, float]) -> None:
-        """Calls of this kind without a script meet these faults, each with its probability, else none."""
+        """Let unscripted calls of this kind meet these faults, each with its probability, else no fault."""
         self._check(kind, chances)
         if min(chances.values(), default=0.0) < 0 or sum(chances.values()) > 1 + 1e-9:
-            raise ValueError(f"chances of {kind!r} are {list(chances.values())}: give 0 to 1 each, 1 at most in all")
+            raise ValueError(f"chances of {kind!r} are {list(chances.values())}: give 0 to 1 each, at most 1 in all")
         with self._lock:
             self._rules[kind] = list(chances.items())
 
     def clear(self) -> None:
-        """Forget all rules, let go of what hangs: from now on all calls go through."""
+        """Forget all rules and release the calls that hang: from now on all calls go through."""
         with self._lock:
             self._scripts.clear()
             self._rules.clear()
         self.release()
 
     def release(self) -> None:
-        """Let the calls that hang fail."""
+        """End the calls that hang, with their failure."""
         with self._lock:
             gate, self._gate = self._gate, Gate()
         gate.open()
 
     @property
     def hanging(self) -> Gate:
-        """The gate that those wait for who hang now."""
+        """The gate for which the calls wait that hang now."""
         return self._gate
 
     def _check(self, kind: str, faults: Sequence[Fault] | Mapping[Fault, float]) -> None:
@@ -196,7 +196,7 @@ class Faulty:
     # Facts
 
     async def next(self, kind: str) -> Call:
-        """The first call of this kind that `next` has not returned yet; it has been made, and may not be over."""
+        """Wait for the first call of this kind that `next` has not returned yet; the call may not be over."""
         if kind not in CALLS:
             raise ValueError(_no_call(kind))
         unseen = self._unseen[kind]
@@ -204,11 +204,11 @@ class Faulty:
         return unseen.popleft()
 
     async def until(self, fact: Callable[[], bool]) -> None:
-        """Return once `fact()` is true; it is looked at when a call is made and when one ends."""
+        """Return once `fact()` is true, which is checked when a call is made and when a call ends."""
         await self._bell.until(fact)
 
     async def again(self, call: Call) -> Any:
-        """Send an earlier call's request once more, as a network that delivers twice does: the service's answer."""
+        """Send an earlier call's request once more, as a network does that delivers twice, and return the answer."""
         return await call.send()
 
     # The backend
@@ -235,7 +235,7 @@ class Faulty:
         return cast("Stats", await self._call("stats"))
 
     async def aclose(self) -> None:
-        """Close the wrapped backend; what is late or hangs is given up."""
+        """Close the wrapped backend; calls that are late or hang are given up."""
         for task in self._late:
             task.cancel()
         await asyncio.gather(*self._late, return_exceptions=True)
@@ -276,7 +276,7 @@ class Faulty:
         return ok
 
     def perform(self, request: Callable[[], Awaitable[Any]]) -> None:
-        """Perform a request that nobody waits for; `aclose` gives up what is left of it."""
+        """Perform a request whose answer is ignored; `aclose` cancels the request."""
         task = asyncio.ensure_future(_unheard(request))
         self._late.add(task)
         task.add_done_callback(self._late.discard)
@@ -291,4 +291,4 @@ async def _unheard(request: Callable[[], Awaitable[Any]]) -> None:
 
 
 def _no_call(kind: str) -> str:
-    return f"{kind!r} is no call: {', '.join(sorted(CALLS))}"
+    return f"no call is named {kind!r}: use {', '.join(sorted(CALLS))}"

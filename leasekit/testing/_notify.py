@@ -1,4 +1,4 @@
-"""Telling whoever waits, in whatever event loop, that something changed."""
+"""Wake the code that waits in any event loop, because something changed."""
 
 import asyncio
 from collections.abc import Callable, Generator
@@ -8,9 +8,9 @@ __all__ = ["Notifier"]
 
 
 class Notifier:
-    """Wakes everyone who listens, each in their own event loop; may be rung from any thread.
+    """A bell that wakes all listeners, each in its own event loop; any thread may ring it.
 
-    It says that something changed, never what: listeners look for themselves, and may be woken for nothing.
+    A ring says that something changed, never what: listeners check for themselves, and may be woken for nothing.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class Notifier:
 
     @contextmanager
     def listen(self) -> Generator[asyncio.Event]:
-        """An event of the running loop that every ring from now on sets; look before you wait."""
+        """Yield an event of the running loop that every ring from now on sets; check before you wait."""
         rung = asyncio.Event()
         self._listeners[rung] = asyncio.get_running_loop()
         try:
@@ -27,14 +27,14 @@ class Notifier:
             del self._listeners[rung]
 
     def ring(self) -> None:
-        """Wake all who listen."""
+        """Wake all listeners."""
         for rung, loop in self._listeners.copy().items():
-            # A loop that was closed over a listener has nobody left to wake.
+            # A loop that was closed has no listener left to wake.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(rung.set)
 
     async def until(self, fact: Callable[[], bool]) -> None:
-        """Return once `fact()` is true; it is looked at now and after each ring."""
+        """Return once `fact()` is true, which is checked now and after each ring."""
         with self.listen() as rung:
             while not fact():
                 await rung.wait()

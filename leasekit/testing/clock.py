@@ -1,4 +1,4 @@
-"""A clock that is turned by hand, for tests of what happens in time without waiting for it."""
+"""A clock that is turned by hand, for tests that depend on time but do not wait."""
 
 import asyncio
 import math
@@ -20,13 +20,13 @@ class _Sleeper:
 
 
 class FakeClock:
-    """Time in seconds that moves only by `advance`, which may be called from any thread.
+    """A clock whose time, in seconds, moves only by `advance`, which any thread may call.
 
-    It stands in wherever a clock is asked for: as a function (`clock()`), and as the keeper's clock (`now`, `wait`).
-    A service in memory takes its seconds for Unix time; `later` says a moment of it as `NewTask.at` wants it.
+    The clock can be used as a function (`clock()`) and as the keeper's clock (`now`, `wait`). A service in memory takes
+    its seconds for Unix time; `later` makes an instant for `NewTask.at`.
 
-    Asleep is who waits for the time or for an event, not yet woken by either. `advance` counts a sleeper whose time
-    has come as awake at once, so that `clock.advance(5); await clock.asleep()` waits until it is done and sleeps again.
+    A sleeper is a call that waits for an instant or an event, and was woken by neither. `advance` counts sleepers whose
+    instant has come as awake at once: `clock.advance(5); await clock.asleep()` waits until their code sleeps again.
     """
 
     def __init__(self, start: float = 0.0) -> None:
@@ -36,25 +36,25 @@ class FakeClock:
         self._bell = Notifier()
 
     def now(self) -> float:
-        """What time it is, in seconds."""
+        """Return the time, in seconds."""
         return self._now
 
     __call__ = now
 
     def later(self, seconds: float) -> datetime:
-        """The moment that is `seconds` from now."""
+        """Return the instant that is `seconds` from now."""
         return datetime.fromtimestamp(self._now + seconds, UTC)
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass in one jump, and wake those whose time has come, the earliest first."""
+        """Let `seconds` pass in one jump, and wake the sleepers whose instant has come, the earliest first."""
         if not (math.isfinite(seconds) and seconds >= 0):
-            raise ValueError(f"a clock does not advance by {seconds!r} seconds: give zero or more")
+            raise ValueError(f"seconds must be finite and zero or more, got {seconds!r}")
         with self._lock:
             self._now += seconds
             due = sorted((s for s in self._sleepers if s.until <= self._now), key=lambda s: s.until)
             self._sleepers = [s for s in self._sleepers if s.until > self._now]
         for sleeper in due:
-            # A closed loop took its sleepers with it: there is nobody to wake.
+            # A closed loop has no sleeper left to wake.
             if not sleeper.loop.is_closed():
                 sleeper.loop.call_soon_threadsafe(sleeper.waking.cancel)
 
@@ -81,16 +81,16 @@ class FakeClock:
 
     @property
     def sleepers(self) -> int:
-        """How many are asleep."""
+        """The number of sleepers."""
         with self._lock:
             return sum(not s.wake.is_set() for s in self._sleepers)
 
     @property
     def next_wake(self) -> float:
-        """When the first sleeper is due; infinity where nobody waits for a time."""
+        """The earliest instant that a sleeper waits for; infinity if there is none."""
         with self._lock:
             return min((s.until for s in self._sleepers), default=math.inf)
 
     async def asleep(self, count: int = 1) -> None:
-        """Return once at least `count` are asleep: then all that they had to do until now is done."""
+        """Return once there are at least `count` sleepers: their code has then done its work up to now."""
         await self._bell.until(lambda: self.sleepers >= count)

@@ -1,4 +1,4 @@
-"""Side effects, and whether any of them came after its lease was lost.
+"""Record the side effects of handlers, and find those that came after the loss of their lease.
 
     effects = Effects()
     client = leasekit.connect(service, hooks=[effects])
@@ -8,7 +8,7 @@
     ...
     effects.assert_none_after_loss()
 
-The fixture `leasekit_effects` of the pytest plugin is one of these.
+The fixture `leasekit_effects` of the pytest plugin is an `Effects`.
 """
 
 import math
@@ -28,10 +28,10 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideEffect:
-    """One act of a handler under a lease."""
+    """A side effect of a handler under a lease."""
 
     task_id: str
-    """The task whose handler acted."""
+    """The id of the task."""
     fence: int
     """The fence of the lease."""
     at: float
@@ -40,7 +40,7 @@ class SideEffect:
 
 @dataclass(slots=True, kw_only=True)
 class _Life:
-    """What became of one lease, as its holder heard of it."""
+    """The life of a lease, as its holder learned of it."""
 
     ttl: float
     expires_at: float  # at the latest, by the service's clock
@@ -49,23 +49,22 @@ class _Life:
     superseded_at: float = math.inf  # by another grant of the task
 
     def problem(self, effect: SideEffect) -> str | None:
-        """Say what is wrong with a side effect under this lease; None: nothing."""
+        """Describe what is wrong with a side effect under this lease; None: nothing."""
         ends = (
             (self.lost_at, f"its lease was lost ({self.lost_why})"),
             (self.superseded_at, "its task was granted again"),
             (self.expires_at, "its lease had expired"),
         )
-        for at, what in ends:
+        for at, end in ends:
             if effect.at > at:
-                return f"task {effect.task_id}, fence {effect.fence}: a side effect {effect.at - at:.3f} s after {what}"
+                return f"task {effect.task_id}, fence {effect.fence}: a side effect {effect.at - at:.3f} s after {end}"
         return None
 
 
 class Effects:
-    """Record what handlers do and what becomes of their leases: a hook of the client that they run on.
+    """Record what handlers do and how their leases end: a hook for the client of these handlers.
 
-    `recorded` is what they did and `lost` which leases were lost, each in that order. `now` is the clock of the leases,
-    where a test turns it by hand.
+    `now` is the clock of the leases, for a test that turns it by hand.
     """
 
     def __init__(self, *, now: Callable[[], float] = lambda: time.clock_gettime(_CLOCK)) -> None:
@@ -75,16 +74,16 @@ class Effects:
         self._newest: dict[str, int] = {}  # by task
         self._heard = threading.Condition()
         self.recorded: list[SideEffect] = []
-        """What handlers did, in that order."""
+        """The side effects, in their order."""
         self.lost: list[hooks.Lost] = []
-        """Which leases were lost, in that order."""
+        """The losses of leases, in their order."""
 
     def record(self, held: Lease) -> None:
-        """Record a side effect of now, under this lease. Raises nothing, whatever has become of the lease."""
+        """Record that a side effect happens now under this lease. Raises nothing, even if the lease is lost."""
         self.recorded.append(SideEffect(task_id=held.task.id, fence=held.fence, at=self._now()))
 
     def __call__(self, event: hooks.Event) -> None:
-        """Hear what happens to leases."""
+        """Take an event of the client."""
         match event:
             case hooks.Claimed():
                 for task in event.tasks:
@@ -106,10 +105,10 @@ class Effects:
                 pass
 
     def assert_none_after_loss(self, *, lost: int = 1, within: float = 5.0) -> None:
-        """Fail where a side effect carries a fence whose lease was lost, had expired, or is another's by now.
+        """Fail if a side effect came after its lease was lost or had expired, or after its task was granted again.
 
-        Fails too where fewer than `lost` leases were lost, or nothing was recorded: then nothing is proved. A handler
-        may hear of its loss before this does: wait for that, `within` so many seconds.
+        Fail also if fewer than `lost` leases were lost, or if nothing was recorded: then nothing is proved. A handler
+        may learn of a loss before this hook does: wait up to `within` seconds for the hook.
         """
         __tracebackhide__ = True
         with self._heard:
@@ -117,15 +116,15 @@ class Effects:
         losses, effects = len(self.lost), len(self.recorded)
         if losses < lost or not effects:
             raise AssertionError(
-                f"{losses} leases were lost, of at least {lost}, and {effects} side effects recorded: nothing is proved"
+                f"nothing is proved by {losses} lost leases and {effects} side effects: provoke at least {lost} and 1"
             )
         if problems := self.problems():
             raise AssertionError("\n".join(problems))
 
     def problems(self) -> list[str]:
-        """Say of each side effect that came too late how late it was, and after what."""
+        """Describe each side effect that came too late: how late, and after which event."""
         lives = ((effect, self._lives.get((effect.task_id, effect.fence))) for effect in list(self.recorded))
-        return [said for effect, life in lives if life is not None and (said := life.problem(effect)) is not None]
+        return [text for effect, life in lives if life is not None and (text := life.problem(effect)) is not None]
 
     def _life(self, task_id: str) -> _Life | None:
         return self._lives.get((task_id, self._newest.get(task_id, 0)))

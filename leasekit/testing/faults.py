@@ -1,11 +1,11 @@
-"""A backend with faults: what a network and a tired service do to a keeper, on demand.
+"""A backend with faults on demand: those of a network, and of a service under load.
 
     faulty = Faulty(backend)
-    faulty.script("beat", faults.lose_answer, faults.ok, faults.delay(3))   # the next three beats, then all is well
-    faulty.always("claim", faults.refuse)                                   # until told otherwise
-    faulty.sometimes("*", {faults.drop: 0.1, faults.repeat: 0.05})          # of all calls without a rule of their own
-    call = await faulty.next("beat")                                        # a beat has been asked for
-    await call.over()                                                       # ... and answered
+    faulty.script("beat", faults.lose_answer, faults.ok, faults.delay(3))   # the next three heartbeats
+    faulty.always("claim", faults.refuse)                                   # until another rule, or clear()
+    faulty.sometimes("*", {faults.drop: 0.1, faults.repeat: 0.05})          # all kinds without a rule of their own
+    call = await faulty.next("beat")                                        # the keeper has sent a heartbeat
+    await call.over()                                                       # ... and has its answer
     assert faulty.calls["beat"] == 1 and faulty.fired["lose_answer"] == 1
 
 A fault is a value: a name, and a coroutine that gets the `Call` and answers it. Write your own with `Fault`:
@@ -58,23 +58,23 @@ async def _hang(call: Call) -> Any:
 
 
 refuse = Fault("refuse", _refuse)
-"""Nobody listens: `Unavailable` at once, never applied."""
+"""The connection is refused: `Unavailable` at once, never applied."""
 
 drop = Fault("drop", _drop)
 """The request is lost on its way: `Unavailable`, never applied."""
 
 lose_answer = Fault("lose_answer", _lose_answer)
-"""The request is applied, its answer lost: `Unavailable`."""
+"""The request is applied, but its answer is lost: `Unavailable`."""
 
 hang = Fault("hang", _hang)
-"""Neither applied nor answered until the caller gives up, or `faulty.release()`: then `Unavailable`."""
+"""The call hangs until the caller gives up, or until `faulty.release()`: then `Unavailable`, never applied."""
 
 
 # Late ---------------------------------------------------------------------------------------------------------
 
 
 def delay(until: float | Gate) -> Fault:
-    """The request takes so many seconds, or until a gate opens, to get there; a caller that gives up takes it back."""
+    """Delay a request by so many seconds, or until a gate opens; if the caller gives up before, it is never applied."""
 
     async def act(call: Call) -> Any:
         await call.sleep(until)
@@ -84,7 +84,7 @@ def delay(until: float | Gate) -> Fault:
 
 
 def delay_answer(until: float | Gate) -> Fault:
-    """The request is applied at once, its answer comes so many seconds later, or when a gate opens."""
+    """Apply the request at once; its answer comes so many seconds later, or when a gate opens."""
 
     async def act(call: Call) -> Any:
         answer = await call.send()
@@ -95,7 +95,7 @@ def delay_answer(until: float | Gate) -> Fault:
 
 
 def late(until: float | Gate) -> Fault:
-    """`Unavailable` at once, yet the request gets there so many seconds later, or when a gate opens."""
+    """Raise `Unavailable` at once, but apply the request so many seconds later, or when a gate opens."""
 
     async def act(call: Call) -> Any:
         call.send_later(until)
@@ -113,13 +113,13 @@ async def _repeat(call: Call) -> Any:
 
 
 repeat = Fault("repeat", _repeat)
-"""The request gets there twice; the second answer is the one that comes."""
+"""The request is applied twice; the caller gets the second answer."""
 
 
 def replay(kind: str | None = None, *, back: int = 1) -> Fault:
-    """The call goes through; then an earlier one gets there again, and nobody hears the answer.
+    """Let the call through, then send an earlier request again, and ignore its answer.
 
-    It is the `back`-th last of this kind before the call; without `kind`, of the call's own. None there: nothing more.
+    The earlier request is the `back`-th last of `kind` (None: the call's own kind) before the call, if there is one.
     """
 
     async def act(call: Call) -> Any:
@@ -132,24 +132,24 @@ def replay(kind: str | None = None, *, back: int = 1) -> Fault:
     return Fault("replay", act)
 
 
-# Too late -----------------------------------------------------------------------------------------------------
+# Stolen -------------------------------------------------------------------------------------------------------
 
 
 async def _steal(call: Call) -> Any:
     for item in call.items:
-        call.faulty.backend.steal(item.id, item.token)  # type: ignore[attr-defined] # `needs` has seen to it
+        call.faulty.backend.steal(item.id, item.token)  # type: ignore[attr-defined] # `needs` has checked it
     return await call.send()
 
 
 steal = Fault("steal", _steal, _WITH_ITEMS, needs="steal")
-"""Before the call gets there, its leases run out and somebody else is granted the tasks: all verdicts are *gone*."""
+"""Before the call is applied, its leases expire and another worker is granted the tasks: all verdicts are *gone*."""
 
 
 # "Later" ------------------------------------------------------------------------------------------------------
 
 
 def throttle(retry_after: float | None = None) -> Fault:
-    """`Throttled` for the whole call, never applied."""
+    """Raise `Throttled` for the whole call, never applied."""
 
     async def act(call: Call) -> Any:
         raise Throttled(f"{call.kind}: too many requests", retry_after=retry_after)
@@ -158,12 +158,12 @@ def throttle(retry_after: float | None = None) -> Fault:
 
 
 def throttle_items(which: float | Sequence[int] = 0.5, *, retry_after: float | None = None) -> Fault:
-    """Verdict *throttled* for a share of the items, or those at these positions; the others go through."""
+    """Answer *throttled* for a share of the items, or for the items at these positions; the others go through."""
     return _spoil("throttle_items", "throttled", which, retry_after=retry_after)
 
 
 def fail_items(which: float | Sequence[int] = 0.5, *, reason: str = "scripted") -> Fault:
-    """Verdict *failed* for a share of the items, or those at these positions; the others go through."""
+    """Answer *failed* for a share of the items, or for the items at these positions; the others go through."""
     return _spoil("fail_items", "failed", which, reason=reason)
 
 
@@ -183,7 +183,7 @@ def _spoil(name: str, word: VerdictWord, which: float | Sequence[int], **more: A
     return Fault(name, act, _WITH_ITEMS)
 
 
-# Nonsense -----------------------------------------------------------------------------------------------------
+# Wrong answers ------------------------------------------------------------------------------------------------
 
 
 async def _garble(call: Call) -> Any:
@@ -210,7 +210,7 @@ async def _misspell(call: Call) -> Any:
 
 
 garble = Fault("garble", _garble)
-"""The request is applied, its answer unreadable: `ProtocolError`."""
+"""The request is applied, but its answer is unreadable: `ProtocolError`."""
 
 shorten = Fault("shorten", _shorten, _WITH_VERDICTS)
 """The last verdict is missing."""
@@ -219,7 +219,7 @@ lengthen = Fault("lengthen", _lengthen, _WITH_VERDICTS)
 """The last verdict comes twice."""
 
 shuffle = Fault("shuffle", _shuffle, _WITH_VERDICTS)
-"""The verdicts come in another order: the first is the last."""
+"""The verdicts come in another order: the first comes last."""
 
 misspell = Fault("misspell", _misspell, _WITH_VERDICTS)
-"""Every verdict is a word that is none."""
+"""Every verdict is a word that the protocol does not have."""

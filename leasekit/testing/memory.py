@@ -1,8 +1,8 @@
 """`memory://`: the server's rules over its store in memory, in this process, for tests.
 
 Rule 1: a request is one transaction in the thread that makes it, under one lock; any thread and any loop may call.
-Rule 2: the time is what the clock says, and never steps back. What is due is judged when somebody asks, and a waiting
-        claim asks when the next task is due, or the next lease ends.
+Rule 2: time is that of the clock, but never steps back. Leases are expired by the next request, and a waiting claim
+        looks again when the next task is due or the next lease ends.
 """
 
 import asyncio
@@ -49,14 +49,14 @@ Wait = Callable[[asyncio.Event, float], Awaitable[None]]
 
 
 def _unix_now() -> float:
-    """Unix time that does not step: the wall clock is read once, at import."""
+    """Return Unix time without steps: the wall clock is read once, at import."""
     return _STARTED_AT + time.monotonic()
 
 
 def connect(url: str, *, worker: str) -> "MemoryBackend":
-    """Open `memory://`, a service of this connection's own, or `memory://name`, one for all who say that name here.
+    """Open `memory://`, a service for this connection alone, or `memory://name`, which this process shares by name.
 
-    Raises `ConfigError` where the URL says more than a name.
+    Raises `ConfigError` if the URL has more than a name.
     """
     parts = urlsplit(url)
     if parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None:
@@ -68,7 +68,7 @@ def connect(url: str, *, worker: str) -> "MemoryBackend":
 
 @dataclass(slots=True)
 class _Poll:
-    """A claim that is under way: since when, and how many calls ask for it."""
+    """A claim that is under way: when it arrived, and how many calls wait for its answer."""
 
     arrived_at: float
     callers: int = 0
@@ -77,8 +77,8 @@ class _Poll:
 class MemoryService:
     """A lease service whose time is `now()`, in seconds and taken for Unix time.
 
-    `wait(wake, until)` is how a waiting claim sleeps until `wake` is set or `now()` reaches `until`; where `now` is a
-    `FakeClock`, it is that clock's. `random` makes tokens, ids and jitter: seed it, and a history repeats.
+    A waiting claim calls `wait(wake, until)` to sleep until `wake` is set or `now()` reaches `until`; the default for a
+    `FakeClock` is the method of that clock. `random` makes tokens, ids and jitter: a seeded one repeats a history.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class MemoryService:
         self._bell = Notifier()  # rung when a task may have become ready, or something is due earlier
         self._polls: dict[tuple[str, str], _Poll] = {}
         self._numbers = itertools.count()
-        self._seen: dict[str, float] = {}  # worker → when it was last heard of
+        self._seen: dict[str, float] = {}  # worker → when it last called
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Accept tasks: one answer for each, in order."""
@@ -112,24 +112,24 @@ class MemoryService:
         kinds = tuple(dict.fromkeys(kinds))
         with self._bell.listen() as rung, self._asking((worker, claim_id)) as (arrived_at, now):
             self._seen[worker] = now
-            asked = claims.Asked(next(self._numbers), worker, claim_id, kinds, limit, arrived_at)
+            request = claims.Asked(next(self._numbers), worker, claim_id, kinds, limit, arrived_at)
             deadline = now + min(wait, MAX_WAIT)
             while True:
                 rung.clear()
                 with self._turn() as turn:
-                    (answer,) = claims.claim(turn, [asked])
+                    (answer,) = claims.claim(turn, [request])
                     until = min(deadline, _next_due(turn, kinds))
                 if answer.claimed is not None:
-                    self._bell.ring()  # what was granted ends earlier, maybe, than anything that others wait for
+                    self._bell.ring()  # the granted lease may end before anything that other claims wait for
                     return answer.claimed
                 if turn.now >= deadline:
                     return Claimed(tasks=[], waited=turn.now - arrived_at)
                 await self._wait(rung, until)
 
     def steal(self, task_id: str, *, token: str | None = None, thief: str = "thief") -> Task | None:
-        """Let the lease of a task run out now, and grant the task to another worker at once: what that one was given.
+        """Expire the lease of a task now, grant the task to another worker at once, and return that grant.
 
-        None, and nothing is changed, where nobody holds it, or not by this `token`.
+        Return None and change nothing if the task is not leased, or not under this `token`.
         """
         with self._turn() as turn:
             row = turn.tx.triggers([task_id]).get(task_id)
@@ -137,7 +137,7 @@ class MemoryService:
                 return None
             lapsed = consumer.lapse(turn, [row])
             turn.tx.save(lapsed)
-            if lapsed[0].status.ended:  # that was one crash too many
+            if lapsed[0].status.ended:  # this was one crash too many
                 return None
             stolen = claims.grant_all(turn, lapsed, thief)
             turn.tx.save(stolen)
@@ -179,7 +179,7 @@ class MemoryService:
 
     @contextmanager
     def _turn(self) -> Generator[UnitOfWork]:
-        """One transaction, with all leases that have ended by now taken back."""
+        """Open a transaction, after all leases that have ended by now are expired in it."""
         with self._lock, self._store.transaction() as tx:
             now = self._latest = max(self._latest, self._clock())
             turn = UnitOfWork(tx, now=now, instant=now, random=self._random)
@@ -197,7 +197,7 @@ class MemoryService:
 
     @contextmanager
     def _asking(self, key: tuple[str, str]) -> Generator[tuple[float, float]]:
-        """When the first of the calls under way with this claim arrived, and this one."""
+        """Yield when the first of the calls under way with this claim arrived, and when this call did."""
         with self._turn() as turn:
             poll = self._polls.setdefault(key, _Poll(turn.now))
             poll.callers += 1
@@ -215,20 +215,20 @@ class MemoryService:
                 await wake.wait()
 
     async def list_tasks(self, *, cursor: str | None = None, limit: int, **wanted: Any) -> Page:
-        """Return the tasks that match all that is given, oldest first."""
+        """Return the tasks that match all given filters, oldest first."""
         with self._view() as view:
             return frontend.page(view, Filter(**wanted), cursor=cursor, limit=limit)
 
 
 def _next_due(turn: UnitOfWork, kinds: Sequence[str]) -> float:
-    """When a task of these kinds is due next, or a lease ends."""
+    """Return when the next task of these kinds is due, or the next lease ends."""
     lanes = [lane.due_at for lane in turn.tx.lanes(kinds)]
     ends = [row.next_trigger_at or math.inf for row in turn.tx.expired(now=math.inf, limit=1)]
     return min([*lanes, *ends], default=math.inf)
 
 
 class MemoryBackend(DirectBackend):
-    """One worker's connection to a `MemoryService`: a `Backend` and a `Scheduler`."""
+    """A worker's connection to a `MemoryService`: a `Backend` and a `Scheduler`."""
 
     def __init__(self, service: MemoryService, *, worker: str) -> None:
         super().__init__(worker=worker)
@@ -238,15 +238,15 @@ class MemoryBackend(DirectBackend):
         return self.service
 
     async def get(self, task_id: str) -> TaskInfo | None:
-        """Everything about one task, None where there is none of that id."""
+        """Return everything about one task; None if no task has that id."""
         return self.service.get(task_id)
 
     def steal(self, task_id: str, token: str) -> None:
-        """Have this lease run out, and somebody else be granted the task: `MemoryService.steal`."""
+        """Expire this lease and grant the task to another worker, by `MemoryService.steal`."""
         self.service.steal(task_id, token=token)
 
     async def aclose(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is no connection to close."""
 
 
 _shared: dict[str, MemoryService] = {}

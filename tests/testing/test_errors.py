@@ -117,9 +117,9 @@ async def test_chance_is_replayed_by_its_seed(memory: MemoryBackend, tasks: list
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
-        (lambda f: f.script("heartbeat", faults.ok), "no call: beat, cancel"),
+        (lambda f: f.script("heartbeat", faults.ok), "'heartbeat': use beat, cancel"),
         (lambda f: f.script("claim", faults.shuffle), "cannot meet a claim: only beat"),
-        (lambda f: f.sometimes("beat", {faults.drop: 0.7, faults.repeat: 0.7}), "1 at most"),
+        (lambda f: f.sometimes("beat", {faults.drop: 0.7, faults.repeat: 0.7}), "at most 1 in all"),
     ],
 )
 def test_a_rule_that_cannot_be_is_refused(faulty: Faulty, rule: Callable[[Faulty], None], says: str) -> None:

@@ -1,4 +1,4 @@
-"""What every adapter promises, as tests; subclass it and run it against the real thing.
+"""The promises of every adapter, as tests: subclass a contract and run it against the real service.
 
     # conftest.py
     pytest.register_assert_rewrite("leasekit.testing.contract")     # before it is imported: failures show their values
@@ -12,10 +12,10 @@
         @pytest.fixture
         async def other(self, service_url): ...                     # yield a second one, with another worker's name
 
-The tests run on asyncio through anyio's pytest plugin (`pip install anyio pytest`). They put tasks of fresh kinds, so
-that they can share a service. A capability that is declared false is held to that: a service without fences grants 0.
+The tests run on asyncio through anyio's pytest plugin (`pip install anyio pytest`). Each test uses a new kind, so that
+tests can share a service. A capability that is declared false is checked too: a service without fences must grant 0.
 
-A service that does not take work by itself subclasses `BackendContract` and says in `put` how a task gets into it.
+For a service that takes no work by itself, subclass `BackendContract` and override `put`, which schedules a task.
 """
 
 from leasekit.testing.contract.suites import BackendContract, SchedulerContract

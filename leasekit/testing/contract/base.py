@@ -1,4 +1,4 @@
-"""What an adapter's author says of a service, and the moves that the tests are made of."""
+"""The base of the contract: settings of the service under test, and steps that the tests share."""
 
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -14,27 +14,27 @@ from leasekit.task import Beat, Claimed, NewTask, Outcome, Settlement, Task, Tas
 
 __all__ = ["WAIT", "ContractBase", "SchedulerBase", "ids_of", "is_gone"]
 
-WAIT = 20.0  # for a task that is there or is about to be; never waited out where the promise is kept
+WAIT = 20.0  # seconds for a task that is ready or about to be; a passing test never waits so long
 
 _GONE = {"settled", "taken", "expired", "cancelled", "unknown"}
 
 
 class ContractBase:
-    """What a subclass says about its service, and the moves that the tests are made of."""
+    """Settings and fixtures of the service under test, and steps that the tests share."""
 
     pytestmark = pytest.mark.anyio
 
     short_ttl: float = 2.0
-    """The shortest lease that the service grants: tests that let one run out put tasks with this `claim_timeout`."""
+    """The shortest ttl that the service grants: tests in which a lease expires use it as `claim_timeout`."""
 
     late_results: bool = True
-    """Whether a result is accepted after its lease ran out, as long as the task was not granted again."""
+    """Whether a result is accepted after its lease expired, as long as the task was not granted again."""
 
     max_payload: int = 1024 * 1024
-    """Bytes of JSON that a payload may have. The longest that is tried has 50,000."""
+    """The most bytes of JSON in a payload; only a bound below 50,000 changes a test."""
 
     counts_releases: bool = False
-    """Whether the service counts a run that was given back unharmed as an attempt."""
+    """Whether the service counts a released run as an attempt."""
 
     @pytest.fixture
     def anyio_backend(self) -> str:
@@ -43,16 +43,16 @@ class ContractBase:
     @pytest.fixture
     async def backend(self) -> Backend:
         """A connection to the service. Define it."""
-        raise NotImplementedError(f"{type(self).__name__} says nothing of its backend: define the fixture `backend`")
+        raise NotImplementedError(f"{type(self).__name__} has no backend: define the fixture `backend`")
 
     @pytest.fixture
     async def other(self, backend: Backend) -> Backend:
-        """A second connection to the same service, of another worker. Define it where there can be one."""
+        """A second connection to the same service, of another worker. Define it if the service can have two."""
         return backend
 
     @pytest.fixture
     async def out_of_reach(self) -> Backend | None:
-        """A connection by which no call reaches the service. Define it where there is a network between."""
+        """A connection whose calls never reach the service. Define it if there is a network between."""
         return None
 
     @pytest.fixture
@@ -60,29 +60,29 @@ class ContractBase:
         return f"contract-{uuid.uuid4().hex[:12]}"
 
     async def put(self, backend: Backend, task: NewTask) -> str:
-        """Get a task into the service, and say its id. Redefine it where the backend is no `Scheduler`.
+        """Put a task into the service and return its id. Override this method if the backend is no `Scheduler`.
 
-        Kind, payload and the two timeouts count; the rest is given by `SchedulerContract` only.
+        Use the kind, the payload and the two timeouts of `task`; only `SchedulerContract` gives other options.
         """
-        assert isinstance(backend, Scheduler), "the service takes no work by itself: define `put`"
+        assert isinstance(backend, Scheduler), "the backend is no Scheduler: override `put`"
         (answer,) = await backend.schedule([task])
         assert answer.created
         return answer.id
 
     async def sleep(self, seconds: float) -> None:
-        """Let time pass for the service. Redefine it where its clock can be turned."""
+        """Let time pass for the service. Override this method if the service's clock can be turned."""
         await anyio.sleep(seconds)
 
     def now(self) -> datetime:
-        """What time it is for the service, as far as its clock is known here."""
+        """Return the time of the service, as far as its clock is known here."""
         return datetime.now(UTC)
 
     async def expire(self, *tasks: Task) -> None:
-        """Let these leases run out."""
+        """Let these leases expire."""
         await self.sleep(max(task.ttl for task in tasks) + 0.1)
 
     async def interrupt(self, *tasks: Task) -> None:
-        """Have the service give leases more time, as after a restart or a jump of its clock; redefine where it does."""
+        """Make the service extend leases, if it does so after a restart or a jump of its clock: then override this."""
 
     async def claim(
         self,
@@ -101,7 +101,7 @@ class ContractBase:
     async def waiting(
         self, backend: Backend, kind: str, *, claims: int = 1, **options: Any
     ) -> AsyncGenerator[list[Claimed]]:
-        """Claims that wait while the block runs; after it their answers are there, well before they are over."""
+        """Run claims that wait while the block runs, and must be answered soon after the block."""
         answers: list[Claimed] = []
 
         async def ask() -> None:
@@ -119,12 +119,12 @@ class ContractBase:
         return task
 
     async def held(self, backend: Backend, kind: str, payload: Any = None, **options: Any) -> Task:
-        """A task put and claimed, under a lease that outlasts the test."""
+        """Put a task and claim it, under a lease that outlasts the test."""
         await self.put(backend, NewTask(kind=kind, payload=payload, **options))
         return await self.claim_one(backend, kind)
 
     async def briefly_held(self, backend: Backend, kind: str, **options: Any) -> Task:
-        """A task put and claimed, under a lease that can be waited out."""
+        """Put a task and claim it, under a lease that is short enough to let it expire."""
         ttl = self.short_ttl
         return await self.held(backend, kind, claim_timeout=ttl, heartbeat_timeout=ttl, **options)
 
@@ -143,17 +143,17 @@ class ContractBase:
         return not (await self.claim(backend, kind, wait=0)).tasks
 
     async def claim_again(self, backend: Backend, task: Task) -> Task | None:
-        """The next claim of a task that is to run again; None where the service leaves that to others, and does."""
+        """Claim a task that must run again; None if the service leaves retries to another system, which is checked."""
         if backend.capabilities.retries:
             again = await self.claim_one(backend, task.kind)
             assert again.id == task.id
             return again
-        assert await self.nothing_left(backend, task.kind), "it hands the task out again: declare retries"
+        assert await self.nothing_left(backend, task.kind), "the service hands it out again: declare retries"
         return None
 
 
 class SchedulerBase(ContractBase):
-    """The same for a service that takes work by itself."""
+    """Steps for a service that takes work by itself."""
 
     @pytest.fixture
     def scheduler(self, backend: Backend) -> Scheduler:
@@ -168,7 +168,7 @@ class SchedulerBase(ContractBase):
 
 
 def is_gone(verdict: Verdict, *reasons: str) -> bool:
-    """Whether a write was refused, for one of these reasons, or for any that there is."""
+    """Assert that a write was refused, for one of these reasons (none given: for any that exists); return True."""
     assert verdict.verdict == "gone"
     assert verdict.reason in (reasons or _GONE)
     return True

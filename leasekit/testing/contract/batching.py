@@ -1,4 +1,4 @@
-"""A batch is answered item by item, in its order, whatever becomes of each."""
+"""Tests of batches: a batch is answered item by item, in order."""
 
 from leasekit.backend import Backend
 from leasekit.task import Beat, Settlement
@@ -8,7 +8,7 @@ __all__ = ["Batching"]
 
 
 class Batching(ContractBase):
-    """What `Backend.beat` and `Backend.settle` promise of many at a time."""
+    """The promises of `Backend.beat` and `Backend.settle` for batches."""
 
     async def test_verdicts_come_in_order_with_one_bad_among_good(self, backend: Backend, kind: str) -> None:
         tasks = [await self.held(backend, kind) for _ in range(5)]

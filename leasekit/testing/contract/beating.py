@@ -1,4 +1,4 @@
-"""What keeps a lease, and how it ends without."""
+"""Tests of heartbeats: a lease lives with heartbeats, and expires without."""
 
 from leasekit.backend import Backend
 from leasekit.task import Beat
@@ -25,7 +25,7 @@ class Beating(ContractBase):
         assert await self.nothing_left(other, kind)
 
     async def test_a_beat_brings_no_end_nearer(self, backend: Backend, other: Backend, kind: str) -> None:
-        """Its answer may be lost: until then the holder goes by what the claim granted."""
+        """The answer to a heartbeat may be lost: then the holder relies on what the claim granted."""
         ttl = self.short_ttl
         task = await self.held(backend, kind, claim_timeout=ttl + 60, heartbeat_timeout=ttl)
         for started in (False, True):
@@ -39,7 +39,7 @@ class Beating(ContractBase):
     async def test_a_lease_lasts_for_what_a_beat_said_though_a_claim_grants_less(
         self, backend: Backend, other: Backend, kind: str
     ) -> None:
-        """Each of a batch does, the last as well as the first."""
+        """Each lease of a batch does, the last as well as the first."""
         ttl, count = self.short_ttl, min(12, backend.capabilities.max_batch)
         tasks = [await self.held(backend, kind, claim_timeout=ttl, heartbeat_timeout=ttl + 60) for _ in range(count)]
         verdicts = await backend.beat([Beat(id=task.id, token=task.token) for task in tasks])

@@ -1,4 +1,4 @@
-"""What is cancelled does not run, and what runs is told."""
+"""Tests of cancels: a waiting task does not run, and the holder of a running task is told."""
 
 import pytest
 
@@ -30,21 +30,21 @@ class Cancelling(SchedulerBase):
     async def test_a_running_task_is_ordered_to_wind_down(
         self, scheduler: Scheduler, backend: Backend, kind: str
     ) -> None:
-        """With every beat, as an answer may be lost; before the run has started, too; and nobody beside it."""
+        """The order comes with every heartbeat, because answers may be lost, also before the start, and to no other."""
         buffered, spared, task = [await self.held(backend, kind) for _ in range(3)]
         await self.beat(backend, task)
         ids = [buffered.id, task.id]
         verdicts = await scheduler.cancel(ids)
         beats = [Beat(id=run.id, token=run.token, started=run is not buffered) for run in (buffered, spared, task)]
         for _ in range(2):
-            told = await backend.beat(beats)
+            answers = await backend.beat(beats)
             if backend.capabilities.orders:
                 assert [verdict.verdict for verdict in verdicts] == ["cancel_requested", "cancel_requested"]
-                assert [beat.verdict for beat in told] == ["renewed"] * 3
-                assert [beat.order for beat in told] == ["cancel", None, "cancel"]
+                assert [answer.verdict for answer in answers] == ["renewed"] * 3
+                assert [answer.order for answer in answers] == ["cancel", None, "cancel"]
             else:
                 assert "cancel_requested" not in {verdict.verdict for verdict in verdicts}
-                assert {beat.order for beat in told} == {None}
+                assert {answer.order for answer in answers} == {None}
         for run in (buffered, task) if backend.capabilities.orders else ():
             assert (await self.settle(backend, run, "cancelled")).verdict == "settled"
             assert (await self.info(scheduler, run.id)).status is Status.CANCELLED

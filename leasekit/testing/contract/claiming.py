@@ -1,4 +1,4 @@
-"""How tasks are handed out: to one claimer, under a new token, and the same again for a claim that is repeated."""
+"""Tests of claims: a task goes to one claimer, under a new token, and again to a repeat of the same claim."""
 
 import itertools
 import uuid
@@ -50,7 +50,7 @@ class Claiming(ContractBase):
         got: list[str] = []
 
         async def take(connection: Backend) -> None:
-            # More often than there is something to get: a task that is handed out twice would show.
+            # More claims than there are tasks, so that a task that is handed out twice shows.
             for round_ in itertools.count():
                 if round_ >= len(put) and len(got) >= len(put):
                     break
@@ -80,8 +80,8 @@ class Claiming(ContractBase):
 
     async def test_a_claim_gets_no_more_than_its_limit_of_all_its_kinds(self, backend: Backend, kind: str) -> None:
         kinds = [kind + "-a", kind + "-b"]
-        for one in kinds:
-            await self.put(backend, NewTask(kind=one))
+        for name in kinds:
+            await self.put(backend, NewTask(kind=name))
         claims = [await self.claim(backend, kinds[0], also=kinds[1:]) for _ in kinds]
         assert [len(claimed.tasks) for claimed in claims] == [1, 1]
         assert sorted(claimed.tasks[0].kind for claimed in claims) == kinds
@@ -103,10 +103,10 @@ class Claiming(ContractBase):
         self, backend: Backend, other: Backend, kind: str
     ) -> None:
         kinds = [kind + "-a", kind + "-b"]
-        for one in kinds:
+        for name in kinds:
             async with self.waiting(other, kinds[0], also=kinds[1:]) as answers:
-                await self.put(backend, NewTask(kind=one))
-            assert [task.kind for task in answers[0].tasks] == [one]
+                await self.put(backend, NewTask(kind=name))
+            assert [task.kind for task in answers[0].tasks] == [name]
 
     async def test_waited_is_told_where_the_trait_says_so(self, backend: Backend, kind: str) -> None:
         await self.put(backend, NewTask(kind=kind))
@@ -163,7 +163,7 @@ class Claiming(ContractBase):
         assert first.tasks[0].id not in {task.id for task in second.tasks}
 
     async def test_a_repeated_claim_of_which_nothing_is_live_gets_nothing(self, backend: Backend, kind: str) -> None:
-        for _ in range(2):  # another one is ready: that is for a claim with an id of its own
+        for _ in range(2):  # the second task is for a claim with an id of its own
             await self.put(backend, NewTask(kind=kind))
         first = await self.claim_one(backend, kind, claim_id=kind)
         await self.settle(backend, first)
@@ -182,7 +182,7 @@ class Claiming(ContractBase):
         await self.interrupt(task)
         again = await self.claim(backend, kind, wait=0, claim_id=kind)
         is_renewed = (await self.beat(backend, task)).verdict == "renewed"
-        assert [one.token for one in again.tasks] == [task.token] * is_renewed
+        assert [repeated.token for repeated in again.tasks] == [task.token] * is_renewed
 
     async def test_a_repeat_joins_the_claim_that_waits(self, backend: Backend, kind: str) -> None:
         claims = 2 if backend.capabilities.remembers_claims else 1
@@ -199,7 +199,7 @@ class Claiming(ContractBase):
     async def test_a_claim_that_was_ended_is_granted_nothing_however_late_it_arrives(
         self, backend: Backend, kind: str
     ) -> None:
-        """As a request does that a proxy has kept, whose sender is dead: nobody would hear of the lease."""
+        """A proxy may deliver a request after its sender is dead: then the lease would have no holder."""
         if not backend.capabilities.remembers_claims:
             return
         also = [kind + "-b"]
@@ -224,7 +224,7 @@ class Claiming(ContractBase):
         assert (await self.claim(backend, kind, limit=2, wait=0, claim_id=kind)).tasks == first.tasks[1:]
 
     async def test_a_claim_that_is_ended_is_told_no_values(self, backend: Backend, other: Backend, kind: str) -> None:
-        """Its tasks are only to be released: payloads would keep a slow line from carrying that in time."""
+        """The tasks of an ended claim are only to be released: payloads would hold that up on a slow line."""
         if not (backend.capabilities.remembers_claims and backend.capabilities.retries):
             return
         task = await self.held(other, kind, "x" * 1000)
@@ -235,7 +235,7 @@ class Claiming(ContractBase):
         assert _grants(ended) == _grants(first)
         assert [(task.payload, task.progress) for task in ended.tasks] == [(None, None)]
         late = await self.claim(backend, kind, wait=0, claim_id=kind)
-        assert [task.payload for task in late.tasks] == ["x" * 1000], "no other answer is without them"
+        assert [task.payload for task in late.tasks] == ["x" * 1000], "all other answers have payloads"
 
     async def test_a_claim_that_waits_is_granted_nothing_once_it_was_ended(self, backend: Backend, kind: str) -> None:
         if not backend.capabilities.remembers_claims:
@@ -247,5 +247,5 @@ class Claiming(ContractBase):
 
 
 def _grants(claimed: Claimed) -> list[tuple[str, str, str, int, int, float]]:
-    """What is needed to release these tasks."""
+    """Return the fields that are needed to release these tasks."""
     return [(task.id, task.kind, task.token, task.fence, task.attempt, task.ttl) for task in claimed.tasks]

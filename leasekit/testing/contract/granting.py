@@ -1,5 +1,6 @@
-"""What a holder may believe of a grant: how long it lasts, how old it is, and that nobody else has it."""
+"""Tests of grants: how long a grant lasts, how old it is, and that no other holder has it."""
 
+import itertools
 import threading
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -44,7 +45,7 @@ class Granting(ContractBase):
 
     async def test_a_waiting_claim_lets_the_event_loop_run(self, backend: Backend, other: Backend, kind: str) -> None:
         turns, ended = 0, threading.Event()
-        # A thread beside the loop is what the loop is measured by: a busy machine holds up both.
+        # The loop is measured against a thread, because a busy machine holds up both.
         beside = threading.Thread(target=lambda: [ended.wait(0.01) for _ in range(50)])
         async with self.waiting(other, kind) as answers:
             beside.start()
@@ -68,9 +69,8 @@ class Granting(ContractBase):
         tasks = [await self.held(backend, kind) for _ in range(4)]
         tokens = [task.token.replace(task.id, "") for task in tasks]
         assert min(map(len, tokens)) >= _LEAST_DIFFERENCE
-        for one in tokens:
-            for two in tokens:
-                assert one is two or _difference(one, two) >= _LEAST_DIFFERENCE, f"tokens are alike: {one!r}, {two!r}"
+        for a, b in itertools.combinations(tokens, 2):
+            assert _difference(a, b) >= _LEAST_DIFFERENCE, f"tokens are alike: {a!r}, {b!r}"
 
     async def test_attempts_grow_with_failures(self, backend: Backend, kind: str) -> None:
         task = await self.held(backend, kind)
@@ -99,8 +99,8 @@ class Granting(ContractBase):
             return
         beats, ends = [Beat(id=kind, token=kind)], [Settlement(id=kind, token=kind, outcome="success")]
         with pytest.raises(BackendError):
-            await self.claim(out_of_reach, kind)  # which waits: a poll may fail in a thread, later than a claim ends
-        # A service of one request an item fails item by item; an adapter may know a made-up receipt without asking.
+            await self.claim(out_of_reach, kind)  # with a wait, because a poll may fail in a thread, after the claim
+        # A service with one request per item fails item by item; an adapter may refuse a made-up receipt by itself.
         with suppress(BackendError):
             assert (await out_of_reach.beat(beats))[0].verdict in {"failed", "gone"}
         with suppress(BackendError):
@@ -111,9 +111,9 @@ class Granting(ContractBase):
         for n in range(1, 41 if backend.capabilities.retries else 1):  # twice as long as it should take
             await self.sleep(ttl / 20)
             if (await self.claim(other, task.kind, wait=0)).tasks:
-                # A subclass may turn the clock of its service and not that of `now`: it has slept so long at least.
+                # A subclass may turn the clock of its service but not that of `now`: count at least the time slept.
                 held = max(n * ttl / 20, (self.now() - since).total_seconds())
-                # Asked for before it was granted, told after it was granted again: a busy machine makes this longer.
+                # Measured from before the grant until after the next one: a busy machine only makes this longer.
                 assert held >= ttl - 0.01, f"granted again after {held:g} of the {ttl:g} s that the holder was told"
                 return
         await self.sleep(ttl * 0.75)
@@ -129,6 +129,6 @@ class Granting(ContractBase):
         assert waited <= took * 1.001, f"waited {waited:g} s in a claim that took {took:g} s"
 
 
-def _difference(one: str, two: str) -> int:
+def _difference(a: str, b: str) -> int:
     """Count the places in which two texts differ."""
-    return sum(a != b for a, b in zip(one, two, strict=False)) + abs(len(one) - len(two))
+    return sum(x != y for x, y in zip(a, b, strict=False)) + abs(len(a) - len(b))

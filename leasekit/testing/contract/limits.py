@@ -1,4 +1,4 @@
-"""How often and for how long a task runs at most."""
+"""Tests of limits: how often and for how long a task runs at most."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ __all__ = ["Limits"]
 
 
 class Limits(SchedulerBase):
-    """What counts as an attempt, what as a crash, and what becomes of a task that has had too many."""
+    """The promises on attempts, crashes and run time, and on tasks that exceed a limit."""
 
     async def test_a_retry_waits_by_its_policy(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
         task = await self.held(backend, kind, retry=FixedDelays(waits=[0, 3600]))
@@ -49,7 +49,7 @@ class Limits(SchedulerBase):
             await self.settle(backend, task, "crash")
         else:
             await self.expire(task)
-            assert await self.nothing_left(backend, kind)  # a claim judges what is due, a reader need not
+            assert await self.nothing_left(backend, kind)  # a claim expires leases, a read need not
         info = await self.info(scheduler, task.id)
         assert (info.status, info.crashes) == (Status.DEAD, 1)
 
@@ -78,12 +78,12 @@ class Limits(SchedulerBase):
         await self.settle(backend, await self.claim_one(backend, kind), "crash")
         assert await self.nothing_left(backend, kind)
 
-    async def test_a_run_that_lasts_too_long_is_renewed_no_more(
+    async def test_a_run_that_lasts_too_long_is_no_longer_renewed(
         self, scheduler: Scheduler, backend: Backend, kind: str
     ) -> None:
         task = await self.held(backend, kind, max_runtime=2.0)
         assert (await self.beat(backend, task)).verdict == "renewed"
         await self.sleep(2.1)
         assert is_gone(await self.beat(backend, task), "expired")
-        assert await self.nothing_left(backend, kind)  # what was granted is not taken back
+        assert await self.nothing_left(backend, kind)  # the granted lease is not taken back
         assert (await self.info(scheduler, task.id)).crashes == 0

@@ -1,4 +1,4 @@
-"""What can be read of many tasks."""
+"""Tests of reads: single tasks, listings and counts."""
 
 import math
 
@@ -10,7 +10,7 @@ __all__ = ["Reading"]
 
 
 class Reading(SchedulerBase):
-    """The promises of `Scheduler.get`, `list` and `stats`."""
+    """The promises of `Scheduler.get`, `list_tasks` and `stats`."""
 
     async def test_of_an_unknown_task_there_is_nothing(self, scheduler: Scheduler, kind: str) -> None:
         assert await scheduler.get(f"{kind}-nobody") is None
@@ -19,13 +19,13 @@ class Reading(SchedulerBase):
         ids = [f"{kind}-{n}" for n in range(5)]
         for task_id in ids:
             await scheduler.schedule([NewTask(kind=kind, id=task_id)])
-        found: list[str] = []
+        listed: list[str] = []
         cursor: str | None = None
         for _ in range(math.ceil(len(ids) / 2)):
             page = await scheduler.list_tasks(kind=kind, cursor=cursor, limit=2)
-            found += [info.id for info in page.tasks]
+            listed += ids_of(page.tasks)
             cursor = page.cursor
-        assert found == ids
+        assert listed == ids
         assert cursor is None
 
     async def test_a_listing_matches_all_that_is_given(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:

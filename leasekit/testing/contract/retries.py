@@ -1,4 +1,4 @@
-"""The life of a task, as it can be read."""
+"""Tests of the life of a task, as it can be read."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ _GIVEN_BACK: tuple[Outcome, ...] = ("retry", "release", "crash")
 
 
 class Retries(SchedulerBase):
-    """What a service that takes work tells of every run, and of why it refuses."""
+    """The promises on what can be read of every run, and on what is refused."""
 
     async def test_a_status_follows_the_life_of_a_task(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
         await scheduler.schedule([NewTask(kind=kind, id=kind)])

@@ -1,4 +1,4 @@
-"""What work is taken, how often, and when it is ready."""
+"""Tests of scheduling: which tasks are accepted, how often, and when they are ready."""
 
 from datetime import timedelta
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["Scheduling"]
 
 
 class Scheduling(SchedulerBase):
-    """The promises of `Scheduler.schedule`, but for tasks that wait for others."""
+    """The promises of `Scheduler.schedule`, except on tasks that wait for others."""
 
     async def test_scheduling_answers_in_order(self, scheduler: Scheduler, kind: str) -> None:
         ids = [f"{kind}-{n}" for n in range(5)]
@@ -23,9 +23,9 @@ class Scheduling(SchedulerBase):
         assert all(answer.created and not answer.conflict and answer.status is Status.NEW for answer in answers)
 
     async def test_a_task_without_id_gets_one_of_its_own(self, scheduler: Scheduler, kind: str) -> None:
-        one, two = await scheduler.schedule([NewTask(kind=kind), NewTask(kind=kind)])
-        assert one.id
-        assert one.id != two.id
+        first, second = await scheduler.schedule([NewTask(kind=kind), NewTask(kind=kind)])
+        assert first.id
+        assert first.id != second.id
 
     async def test_the_same_id_makes_no_second_task(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
         task = NewTask(kind=kind, id=kind, payload={"a": 1, "b": [2]})

@@ -1,4 +1,4 @@
-"""How a run ends, what is refused afterwards, and what the next holder gets."""
+"""Tests of settling: how a run ends, what is refused afterwards, and what the next holder gets."""
 
 from typing import Any, Literal
 
@@ -128,7 +128,7 @@ class Settling(ContractBase):
             await self.settle(backend, first),
         ]
         if not backend.capabilities.refuses_stale:
-            assert {verdict.verdict for verdict in verdicts} != {"gone"}, "it does: declare refuses_stale"
+            assert {verdict.verdict for verdict in verdicts} != {"gone"}, "all are gone: declare refuses_stale"
             return
         assert all(is_gone(verdict) for verdict in verdicts[:2])
         if second is not None:
@@ -176,9 +176,9 @@ class Settling(ContractBase):
     async def test_progress_that_is_overtaken_does_not_replace_newer(
         self, backend: Backend, other: Backend, kind: str, way: Literal["beat", "batch", "settle", "late"]
     ) -> None:
-        """A beat that timed out may arrive after the next, and who settles for a dead holder may know less than that.
+        """A heartbeat may arrive after the next one, and a process that settles for a dead holder may know less.
 
-        Each claim counts anew; what has no number is taken as it comes.
+        Numbers begin anew with each claim; a checkpoint without a number is always kept.
         """
         task = await (self.briefly_held if way == "late" else self.held)(backend, kind)
         newer, older = (Beat(id=task.id, token=task.token, progress=[number], progress_seq=number) for number in (2, 1))
@@ -187,8 +187,8 @@ class Settling(ContractBase):
         assert {verdict.verdict for verdict in verdicts} == {"renewed"}, "an old beat renews as any other"
         if way == "late":
             await self.expire(task)
-        ours = {} if way in ("beat", "batch") else {"progress": [1], "progress_seq": 1}
-        await self.settle(backend, task, "release", **ours)
+        last = {} if way in ("beat", "batch") else {"progress": [1], "progress_seq": 1}
+        await self.settle(backend, task, "release", **last)
         if (second := await self.claim_again(other, task)) is None or not backend.capabilities.progress:
             return
         assert second.progress == [2]
@@ -246,7 +246,7 @@ class Settling(ContractBase):
         """Check that no result of the first holder ends the run of the second, nor leaves anything to the third."""
         for outcome in _OUTCOMES:
             assert is_gone(await self.settle(backend, first, outcome, progress="stale")), outcome
-            # The second holder stays alive by this, too, however long it all takes.
+            # This also renews the second lease, however long the loop takes.
             assert (await self.beat(other, second)).verdict == "renewed", f"ended by the {outcome} of another"
         assert await self.nothing_left(backend, first.kind)
         await self.settle(other, second, "release")

@@ -1,4 +1,4 @@
-"""Tasks after other tasks. Kinds differ, so that a service that spreads them does so here."""
+"""Tests of tasks after other tasks. Kinds differ, so that a service that spreads kinds does so here."""
 
 from datetime import timedelta
 from typing import Any
@@ -17,13 +17,13 @@ class Successors(SchedulerBase):
     """The promises of `NewTask.after`, where a service has dependencies."""
 
     async def scheduled_after(self, scheduler: Scheduler, kind: str, name: str, *others: str, **options: Any) -> str:
-        """A task of a kind of its own that waits for others: its id, which is its kind too."""
+        """Schedule a task that waits for others; return its id, which is its kind too."""
         after = [f"{kind}-{other}" for other in others]
         await scheduler.schedule([NewTask(kind=f"{kind}-{name}", id=f"{kind}-{name}", after=after, **options)])
         return f"{kind}-{name}"
 
     async def run(self, backend: Backend, task_id: str, outcome: Outcome = "success") -> None:
-        """Claim a task that is of a kind of its own, and end it so."""
+        """Claim the task, whose kind is its id, and settle it with `outcome`."""
         assert (await self.settle(backend, await self.claim_one(backend, task_id), outcome)).verdict == "settled"
 
     async def test_a_task_after_others_is_refused_where_there_are_no_dependencies(
@@ -75,8 +75,8 @@ class Successors(SchedulerBase):
         second = await self.scheduled_after(scheduler, kind, "b", "a")
         first = await self.scheduled_after(scheduler, kind, "a")
         for task_id, later in ((first, [second, third]), (second, [third]), (third, [])):
-            for one in later:
-                assert await self.nothing_left(backend, one)
+            for waiting in later:
+                assert await self.nothing_left(backend, waiting)
             await self.run(backend, task_id)
         assert (await self.info(scheduler, third)).reason is None
 

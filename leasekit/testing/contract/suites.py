@@ -1,4 +1,4 @@
-"""The two suites that adapters subclass, of all their parts."""
+"""The two suites that adapters subclass, made of all parts."""
 
 from leasekit.backend import Backend, Scheduler
 from leasekit.testing.contract.batching import Batching

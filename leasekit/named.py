@@ -15,8 +15,6 @@ from types import TracebackType
 from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar, Unpack
 from urllib.parse import quote
 
-from msgspec.structs import replace
-
 from leasekit._binding import bind
 from leasekit._blocks import Block, end_of_block
 from leasekit._driver.connection import Connection
@@ -67,7 +65,7 @@ class _Name:
         self._service = service
         self._session = session
         self._wait = wait
-        self._new = NewTask(kind=kind, id=kind, max_crashes=_MANY, claim_timeout=ttl, heartbeat_timeout=ttl)
+        self._new = _task(kind, ttl)
 
     @property
     def task(self) -> Task:
@@ -146,11 +144,15 @@ class _Name:
 
         Its last holder may still believe in its lease, so a task that was lost is not due before its ttl is over.
         """
-        due_at = datetime.now(UTC) + timedelta(seconds=self._new.heartbeat_timeout)
-        again = replace(self._new, at=due_at)
+        ttl = self._new.heartbeat_timeout
+        again = _task(self._new.kind, ttl, at=datetime.now(UTC) + timedelta(seconds=ttl))
         backend: Any = connection.backend  # a `TaskSink`: it has scheduled the name before
         with suppress(BackendError):  # the next poll is repeated for longer
             self._look((await call_once(lambda: backend.schedule([again]), within=_LOOK))[0])
+
+
+def _task(kind: str, ttl: float, *, at: datetime | None = None) -> NewTask:
+    return NewTask(kind=kind, id=kind, at=at, max_crashes=_MANY, claim_timeout=ttl, heartbeat_timeout=ttl)
 
 
 class _OnceName(_Name):

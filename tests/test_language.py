@@ -31,15 +31,7 @@ OPENS = re.compile(
     r"|Anybody|Everybody|One|All|Some|Any|None|Here|There|So)\b(?! (?:lease|task|process|module|test)\b)"
 )
 RIDDLE = re.compile(r"\b(?:nobody|somebody|someone|anybody|everybody|whoever|whomever|no more)\b", re.IGNORECASE)
-READ = (
-    "leasekit/_core", "leasekit/_driver", "leasekit/_worker", "leasekit/cli", "leasekit/named.py", "leasekit/idle.py",
-    "leasekit/ids.py", "leasekit/task_iterator.py", "leasekit/hooks.py", "leasekit/telemetry.py", "leasekit/config.py",
-    "leasekit/wire.py", "leasekit/registry.py", "leasekit/worker.py", "leasekit/_lifecycle", "leasekit/testing",
-    "leasekit/__init__.py", "leasekit/_arguments.py", "leasekit/_binding.py", "leasekit/_blocks.py",
-    "leasekit/backend.py", "leasekit/errors.py", "leasekit/task.py", "leasekit/server", "adapters", "docs",
-    "harness", "benchmarks", "examples",
-)  # fmt: skip
-"""Where each docstring has been read; the rest follows."""
+READ = ("leasekit", "adapters", "harness", "benchmarks", "examples", "docs")
 
 
 def docstrings(path: Path) -> Iterator[str]:

@@ -12,6 +12,7 @@ import pytest
 import leasekit_sqs
 from leasekit import ConfigError, LeaseLost, ProtocolError, lease
 from leasekit._binding import reserve_of
+from leasekit_sqs import loop
 from leasekit_sqs.backend import boot_time
 
 EXTEND = "ChangeMessageVisibilityBatch"
@@ -274,11 +275,10 @@ def test_no_log_has_a_whole_handle_or_a_credential(
     send()
     message = receive()
     task = leasekit_sqs.task(message, queue_url=queue_url, client=sqs)
-    keeper = reserve_of(task).__self__  # type: ignore[union-attr]
     with caplog.at_level(logging.DEBUG, logger="leasekit"):
         held = lease(task)
         held.__enter__()
-        keeper.close()
+        loop._keepers.close()
         with pytest.raises(LeaseLost):
             held.__exit__(None, None, None)
     assert caplog.records

@@ -182,6 +182,8 @@ class RedisRig(Rig):
         self._server.ask("SET", redis_clock.STANDS, round(1e6 * self.now))
 
     async def look(self) -> None:
+        if self._is_interrupted and self._server.ask("EXISTS", f"{self._prefix}:{{k}}:leases"):  # it notices at once
+            self._counts_from, self._is_interrupted = self.instant, False
         backend: Any = self.service
         await backend._maintenance.maintain("k")
 

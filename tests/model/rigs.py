@@ -166,7 +166,6 @@ class RedisRig(Rig):
         self._server = server
         self._prefix = prefix
         self._clock = START  # the client's, which does not step
-        self._is_interrupted = False
         self._counts_from = 0.0  # since when leases count anew
         self._stepped_at: float | None = None  # by the client's clock
         own = SimpleNamespace(monotonic=lambda: self._clock, time=lambda: self.now)
@@ -182,16 +181,15 @@ class RedisRig(Rig):
         self._server.ask("SET", redis_clock.STANDS, round(1e6 * self.now))
 
     async def look(self) -> None:
-        if self._is_interrupted and self._server.ask("EXISTS", f"{self._prefix}:{{k}}:leases"):  # it notices at once
-            self._counts_from, self._is_interrupted = self.instant, False
         backend: Any = self.service
         await backend._maintenance.maintain("k")
 
     async def restart(self, leases: list[Lease]) -> None:
-        """As after one: it is another process that answers. Who first looks at a lease that has ended notices."""
-        if leases:
+        """Have another process answer, as after a restart; maintenance notices at once, and leases count anew."""
+        if self._server.ask("EXISTS", f"{self._prefix}:{{k}}:leases"):
             self._server.ask("HSET", f"{self._prefix}:{{k}}:meta", "run", "of another process")
-            self._is_interrupted = True
+            self._counts_from = self.instant
+            await self.look()
 
     async def advance(self, seconds: float) -> None:
         await super().advance(seconds)
@@ -204,13 +202,11 @@ class RedisRig(Rig):
         await super().advance(seconds)
         self._set()
         await self.look()
-        self._counts_from, self._is_interrupted, self._stepped_at = self.instant, False, self._clock
+        self._counts_from, self._stepped_at = self.instant, self._clock
 
     def has_ended(self, lease: Lease) -> bool:
         if lease.ends_at > self.instant:
             return False
-        if self._is_interrupted:
-            self._counts_from, self._is_interrupted = self.instant, False
         since = self._counts_from
         if self._stepped_at is not None:  # the client says how long ago, by a clock that may be faster
             since = max(since, self.instant - int(1000 * (self._clock - self._stepped_at) / 1.001) / 1000)

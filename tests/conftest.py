@@ -3,6 +3,7 @@
 And what many of them stand on: a service in memory whose time and faults are decided by hand.
 """
 
+import gc
 import os
 import signal
 import socket
@@ -57,6 +58,12 @@ class _Failures:
         why = (str(report.longrepr) if crash is None else crash.message).strip().partition("\n")[0]
         self._reporter.write_line(f"\nFAILED {report.nodeid} ({report.when}, {report.duration:.0f} s): {why}"[:500])
         self._reporter.flush()
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collected tests from garbage collection: a test that asks for one would scan all of them each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -25,10 +25,9 @@ demo: $(VENV)/leasekit ## Run `leasekit demo`
 test: $(VENV)/dev $(VENV)/leasekit ## Test the installed package (ARGS=… goes to pytest)
 	@$(BIN)/pytest -n auto --maxprocesses 8 $(ARGS)
 
-.PHONY: fuzz
-fuzz: $(VENV)/dev $(VENV)/leasekit ## Many more generated requests to the server, and damaged records in Redis, than in `make test`
-	@LEASEKIT_FUZZ=1 $(BIN)/pytest -n auto --timeout 1800 -o faulthandler_timeout=2000 tests/server/http/test_schemathesis.py \
-		tests/adapters/redis/test_redis_damaged.py $(ARGS)
+.PHONY: soak
+soak: $(VENV)/dev $(VENV)/leasekit ## Run all cases of the tests that run a sample of them in `make test`
+	@LEASEKIT_SOAK=1 $(BIN)/pytest -m soak -n auto --timeout 1800 -o faulthandler_timeout=2000 $(ARGS)
 
 .PHONY: check
 check: $(VENV)/dev ## Lint, format and types (changes nothing)

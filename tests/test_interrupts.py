@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 import signal
 import sys
 import threading
@@ -22,14 +21,16 @@ from leasekit._driver import thread
 from leasekit._driver.guarding.watchdog import Watchdog
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from tests.injecting import Interrupt, Place, interrupts
+from tests.sampling import in_soak
 from tests.waiting import eventually
 
 _ENDED = 20.0  # seconds
-_STEP = 61  # places apart: 0, 61, 122 … of a few thousand
 
 
 @pytest.fixture
 def client() -> Iterator[Client]:
+    gc.collect()
+    gc.freeze()  # `is_over` looks for garbage after each interrupt: not among what was there before
     with Client(MemoryBackend(MemoryService(), worker="w")) as client:
         yield client
 
@@ -131,24 +132,25 @@ def is_over(client: Client, where: str | None, error: BaseException | None, *, a
     eventually(lambda: len(keeper) == 0, where or "", within=_ENDED)
 
 
+# Sample: each third place of the plain `with`, each 61st of the others.
+_STEP_OF_BLOCK, _STEP = in_soak(1, by_default=3), in_soak(1, by_default=61)
 _ALL = [block, failing, in_a_stack, loop, named, once, async_block, async_loop, async_named]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
 @pytest.mark.parametrize("body", _ALL, ids=lambda one: one.__name__)
 def test_an_interrupt_anywhere_holds_up_no_beats_and_leaves_no_lease(
     client: Client, body: Callable[[Client, Task], Any]
 ) -> None:
-    """Each seventh place of the plain door, each `_STEP`-th of the others; all of them with LEASEKIT_INTERRUPTS=1."""
-    number, step = 0, 1 if "LEASEKIT_INTERRUPTS" in os.environ else 7 if body is block else _STEP
+    number = 0
     while True:
         where, error = interrupted(number, body, client)
         # A stack holds the lease itself, and so does the traceback of who was interrupted in it.
         is_over(client, where, error, at_once=body is not in_a_stack)
         if where is None:
             break
-        number += step
+        number += _STEP_OF_BLOCK if body is block else _STEP
     assert number > 100
 
 
@@ -249,14 +251,15 @@ def interrupts_of_the_system(body: Callable[..., Any], after: float) -> Iterator
         signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.timeout(300)
+# Sample: ten signals that interrupt the body; some come when it has ended.
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
 @pytest.mark.parametrize("body", [block, failing, loop], ids=lambda one: one.__name__)
 def test_real_signals_hold_up_no_beats_and_leave_no_lease(client: Client, body: Callable[[Client, Task], Any]) -> None:
-    chance, number = Random(1), 0
-    for _ in range(20):
+    rng, number = Random(1), 0
+    while number < in_soak(200, by_default=10):
         task, error = claimed(client), None
-        with interrupts_of_the_system(body, after=chance.uniform(0.00001, 0.003)):
+        with interrupts_of_the_system(body, after=rng.uniform(0.0, 0.003)):
             try:
                 body(client, task)
             except (Interrupt, leasekit.LeasekitError) as raised:
@@ -264,4 +267,3 @@ def test_real_signals_hold_up_no_beats_and_leave_no_lease(client: Client, body: 
                 number += 1
         del task
         is_over(client, "a signal", error, at_once=True)
-    assert number > 0

@@ -9,7 +9,6 @@ has them.
 import heapq
 import itertools
 import math
-import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +20,10 @@ from leasekit._core.term import Term
 from leasekit.config import Heartbeats
 from leasekit.errors import ConfigError
 from leasekit.task import Verdict
+from tests.sampling import in_soak
 
-CASES = int(os.environ.get("LEASEKIT_OUTAGES", "320"))
-"""How many settings are drawn; each run in CI draws the same ones."""
+CASES = in_soak(3200, by_default=160)
+"""How many settings are drawn; each run draws the same ones."""
 
 _BLOCKS = 8
 _MOST_SLOTS = 4000  # of one case: what would take longer is drawn again
@@ -227,16 +227,24 @@ def survive(case: Case) -> World:
     return world
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("block", range(_BLOCKS))
 def test_an_outage_of_outage_survived_loses_no_lease_whatever_the_settings_are(block: int) -> None:
     for seed in range(block, CASES, _BLOCKS):
         survive(drawn(seed))
 
 
+# Sample: a fifth of the leases.
+@pytest.mark.soak
 @pytest.mark.parametrize(
-    ("count", "ttls"), [(100_000, (300.0,)), (10_000, (300.0, 600.0, 150.0))], ids=["one ttl", "regranted"]
+    ("count", "ttls"),
+    [
+        (in_soak(100_000, by_default=20_000), (300.0,)),
+        (in_soak(10_000, by_default=2_000), (300.0, 600.0, 150.0)),
+    ],
+    ids=["one ttl", "regranted"],
 )
-def test_a_hundred_thousand_leases_survive_it(count: int, ttls: tuple[float, ...]) -> None:
+def test_tens_of_thousands_of_leases_survive_it(count: int, ttls: tuple[float, ...]) -> None:
     case = Case(
         seed=1,
         heartbeats=Heartbeats(batch=2500),

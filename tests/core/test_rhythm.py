@@ -15,6 +15,7 @@ from leasekit._core.cycle import Cycle, Early, Lost, Send
 from leasekit._core.term import Term
 from leasekit.config import Heartbeats
 from leasekit.task import Verdict
+from tests.sampling import combinations, in_soak
 
 Answer = Callable[[float, Sequence[Term]], tuple[float, Sequence[str]]]
 """(asked_at, leases) → how long the answer takes, and a verdict word for each."""
@@ -102,14 +103,17 @@ def crowds() -> Iterator[tuple[int, Heartbeats]]:
     yield from ((count, Heartbeats(batch=500)) for count in (1_000, 10_000))
 
 
-@pytest.mark.parametrize(
-    ("count", "heartbeats"), list(crowds()), ids=lambda value: value if isinstance(value, int) else ""
-)
-@pytest.mark.parametrize("arrival", ["at once", "one by one", "in claims", "over hours"])
-@pytest.mark.parametrize("phase", [0.0, 1.0, 59.5, 113.0, 119.0, 119.99])
+ARRIVALS = ["at once", "one by one", "in claims", "over hours"]
+PHASES = [0.0, 1.0, 59.5, 113.0, 119.0, 119.99]
+
+
+# Sample: one combination in six.
+@pytest.mark.soak
+@pytest.mark.parametrize(("crowd", "arrival", "phase"), combinations(list(crowds()), ARRIVALS, PHASES, one_in=6))
 def test_nobody_waits_longer_than_a_cycle_and_a_tenth(
-    count: int, heartbeats: Heartbeats, arrival: str, phase: float
+    crowd: tuple[int, Heartbeats], arrival: str, phase: float
 ) -> None:
+    count, heartbeats = crowd
     run = Run(heartbeats)
     start = run.now + phase
     spread = {"at once": 0.0, "one by one": 100.0 / count, "in claims": 0.0, "over hours": 1000.0 / count}[arrival]
@@ -137,10 +141,18 @@ def test_nobody_is_renewed_twice_in_a_cycle() -> None:
         assert len(cycles) == len(set(cycles))
 
 
-@pytest.mark.parametrize("count", [1, 10, 120, 1_000, 10_000])
-@pytest.mark.parametrize("hang", [0.0, 10.0], ids=["refused", "hanging"])
-@pytest.mark.parametrize("phase", [*range(0, 120, 17), 119.9])
-@pytest.mark.parametrize("arrival", ["at once", "over a cycle", "in claims"])
+OUTAGES = combinations(
+    [1, 10, 120, 1_000, 10_000],
+    [0.0, 10.0],  # refused, hanging
+    [*range(0, 120, 17), 119.9],
+    ["at once", "over a cycle", "in claims"],
+    one_in=8,
+)
+
+
+# Sample: one combination in eight.
+@pytest.mark.soak
+@pytest.mark.parametrize(("count", "hang", "phase", "arrival"), OUTAGES)
 def test_an_outage_of_130_s_loses_no_lease(count: int, hang: float, phase: float, arrival: str) -> None:
     heartbeats = Heartbeats()
     run = Run(heartbeats)
@@ -181,21 +193,20 @@ SURVIVORS = {
 }
 
 
-@pytest.mark.parametrize("heartbeats", SURVIVORS.values(), ids=SURVIVORS)
-@pytest.mark.parametrize("load", [0.0, 0.1, 0.8], ids=["one lease", "a tenth", "nearly full"])
-@pytest.mark.parametrize("hanging", [False, True], ids=["refused", "hanging"])
+# Sample: one combination in three, at three phases of seven. A load of 0: one lease.
+@pytest.mark.soak
+@pytest.mark.parametrize(("name", "load", "hang"), combinations(list(SURVIVORS), [0.0, 0.1, 0.8], [0, 1], one_in=3))
 def test_an_outage_as_long_as_outage_survived_says_loses_no_lease_at_any_phase(
-    heartbeats: Heartbeats,
-    load: float,
-    hanging: bool,  # noqa: FBT001
+    name: str, load: float, hang: int
 ) -> None:
+    heartbeats = SURVIVORS[name]
     count = max(1, int(load * heartbeats.capacity))
     length = heartbeats.outage_survived - heartbeats.cycle / 1000
-    for phase in range(7):
+    for phase in range(0, 7, in_soak(1, by_default=3)):
         run = Run(heartbeats)
         run.at(run.now + heartbeats.cycle / 40, partial(run.add, count))
         began = run.now + heartbeats.cycle * (2 + (phase + 0.001) / 7)
-        run.answer = outage(began, length, hang=heartbeats.call_timeout if hanging else 0.0)
+        run.answer = outage(began, length, hang=hang * heartbeats.call_timeout)
         run.run(began + length + 2 * heartbeats.cycle)
         assert not run.lost, f"at phase {phase} of 7"
 

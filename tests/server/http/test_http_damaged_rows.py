@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime
+from itertools import cycle, product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import leasekit_http
 from leasekit.server.embedded import connect
 from leasekit.task import Beat, FixedDelays, NewTask, Settlement, Status, Task, TaskInfo
+from tests.sampling import in_soak
 
 pytestmark = pytest.mark.anyio
 
@@ -177,14 +179,19 @@ async def test_a_result_that_is_no_json_is_left_out(place: Place) -> None:
     assert await place.ids() == ["bad", "good", "other"]
 
 
+STAGES = ["waiting", "running", "retried", "ended"]
+
+
+# Sample: each column at each stage with one of the values, the same in each run.
+@pytest.mark.soak
 @pytest.mark.parametrize("table", COLUMNS)
-@pytest.mark.parametrize("stage", ["waiting", "running", "retried", "ended"])
+@pytest.mark.parametrize("stage", STAGES)
 async def test_whatever_is_in_a_row_the_others_go_on(
     tmp_path: Path, request: pytest.FixtureRequest, table: str, stage: str
 ) -> None:
-    random = Random(request.node.name)
-    wrong = [(column, value) for column in COLUMNS[table] for value in VALUES]
-    for number, (column, value) in enumerate(random.sample(wrong, min(len(wrong), 40))):
+    values = Random(request.node.name).sample(VALUES, len(VALUES))
+    wrong = in_soak(list(product(COLUMNS[table], VALUES)), by_default=list(zip(COLUMNS[table], cycle(values))))
+    for number, (column, value) in enumerate(wrong):
         path = tmp_path / f"{number}.db"
         embedded = connect(f"sqlite:///{path}", worker="w")
         try:

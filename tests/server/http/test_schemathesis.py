@@ -1,9 +1,5 @@
-"""Requests that Schemathesis makes up from our own OpenAPI document: answered as the document says, and never a 5xx.
+"""Requests that Schemathesis makes up from our own OpenAPI document: answered as the document says, and never a 5xx."""
 
-`LEASEKIT_FUZZ=1` (`make fuzz`) makes up many more of them than a run of all tests has time for.
-"""
-
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,10 +12,12 @@ from schemathesis.specs.openapi.checks import allow_header_conformance
 from leasekit.server.http import routes
 from leasekit.server.http.openapi import document
 from leasekit.server.http.routes import PROVIDED, ROUTES
+from tests.sampling import in_soak
 
-IS_FUZZ = os.environ.get("LEASEKIT_FUZZ") == "1"
-EXAMPLES = 500 if IS_FUZZ else 100  # of each operation
-HISTORIES = 100 if IS_FUZZ else 10  # of calls that feed one another
+pytestmark = pytest.mark.soak
+# Sample: a twentieth of the examples, and a tenth of the histories.
+EXAMPLES = in_soak(500, by_default=25)  # of each operation
+HISTORIES = in_soak(100, by_default=10)  # of calls that feed one another
 ROUNDS = 20  # of histories, until one of them goes all the way, which is for chance to say
 SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
 

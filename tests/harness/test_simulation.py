@@ -22,6 +22,7 @@ from leasekit._lifecycle.states import LEASED
 from leasekit._lifecycle.transitions import grant
 from leasekit.server.roles import claims, consumer, hsc
 from leasekit.server.store import Trigger
+from tests.sampling import in_soak
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,26 +31,34 @@ def preset(name: str, *, hours: float = 1.0, seed: int = 1, **others: Any) -> Sc
     return Scenario(seed=seed, hours=hours, **{**PRESETS[name], **others})
 
 
+# Sample: half an hour of each stress, of two swarms of faults, and of one that is new in each run.
+HOURS = in_soak(4.0, by_default=0.5)
+
+
 def shown(violations: Sequence[Violation]) -> str:
     return "\n".join(map(str, violations[:5]))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", PRESETS)
 def test_all_promises_are_kept_under_this_stress(name: str) -> None:
-    outcome = simulate(preset(name))
+    outcome = simulate(preset(name, hours=HOURS))
     assert not outcome.violations, shown(outcome.violations)
 
 
-@pytest.mark.parametrize("seed", [4, 20])
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", in_soak(range(1, 41), by_default=[4, 20]))
 def test_all_promises_are_kept_in_a_swarm_of_faults(seed: int) -> None:
-    outcome = simulate(swarm(seed, hours=2.0))
+    outcome = simulate(swarm(seed, hours=HOURS))
     assert not outcome.violations, shown(outcome.violations)
 
 
 def test_all_promises_are_kept_in_a_history_that_nobody_has_seen_before() -> None:
     seed = secrets.randbelow(10**9)
-    outcome = simulate(swarm(seed))
-    assert not outcome.violations, f"python -m harness.simulation --seed {seed}\n{shown(outcome.violations)}"
+    outcome = simulate(swarm(seed, hours=HOURS))
+    assert not outcome.violations, (
+        f"python -m harness.simulation --seed {seed} --hours {HOURS}\n{shown(outcome.violations)}"
+    )
 
 
 def test_all_promises_are_kept_over_a_database() -> None:
@@ -123,9 +132,9 @@ def test_it_finds_a_process_that_nobody_kills(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_history_that_fails_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer, "rebase", lambda turn, shift: None)
-    outcomes = (simulate(preset("restarts", seed=seed)) for seed in range(1, 9))
+    outcomes = (simulate(preset("restarts", hours=2.0, seed=seed)) for seed in range(1, 9))
     outcome = next(outcome for outcome in outcomes if outcome.violations)
-    smallest = shrink(outcome, tries=8)
+    smallest = shrink(outcome, tries=4)
     assert broken(smallest) & broken(outcome)
     assert size(smallest) < size(outcome)
 

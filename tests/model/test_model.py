@@ -35,6 +35,7 @@ from leasekit.testing.faults import Faulty
 from leasekit_redis import scripts
 from tests.model.rigs import HttpRig, MemoryRig, RedisRig, Rig, SqliteRig
 from tests.redis_server import Server
+from tests.sampling import in_soak
 
 WAIT = 5.0
 TTLS = st.sampled_from([(10.0, 20.0), (20.0, 10.0), (30.0, 4.0), (10.0, 10.0)])  # of a claim, and of a beat
@@ -459,23 +460,24 @@ def settable_scripts() -> Iterator[None]:
 
 
 def check(make: Callable[[], Rig], *, examples: int) -> None:
+    examples *= in_soak(20, by_default=1)  # Sample: a twentieth of the histories.
     few = settings(max_examples=examples, stateful_step_count=40, deadline=None)
     machine: Any = lambda: Histories(make())  # noqa: E731 - the type says a class, and any factory will do
     run_state_machine_as_test(machine, settings=few)
 
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.soak
 
 
 def test_memory() -> None:
-    check(MemoryRig, examples=40)
+    check(MemoryRig, examples=25)
 
 
-@pytest.mark.parametrize(("make", "examples"), [(SqliteRig, 15), (HttpRig, 5)])
+@pytest.mark.parametrize(("make", "examples"), [(SqliteRig, 8), (HttpRig, 4)])
 def test_the_server(make: type[SqliteRig], examples: int, tmp_path: Path) -> None:
     check(lambda: make(Path(mkdtemp(dir=tmp_path))), examples=examples)
 
 
 @pytest.mark.usefixtures("settable_scripts")
 def test_redis(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(lambda: RedisRig(redis_server, f"p{uuid.uuid4().hex}", monkeypatch), examples=25)
+    check(lambda: RedisRig(redis_server, f"p{uuid.uuid4().hex}", monkeypatch), examples=12)

@@ -23,7 +23,7 @@ demo: $(VENV)/leasekit ## Run `leasekit demo`
 
 .PHONY: test
 test: $(VENV)/dev $(VENV)/leasekit ## Test the installed package (ARGS=… goes to pytest)
-	@$(BIN)/pytest -n auto --maxprocesses 8 $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto --maxprocesses 16 --dist worksteal $(ARGS)
 
 .PHONY: soak
 soak: $(VENV)/dev $(VENV)/leasekit ## Run all cases of the tests that run a sample of them in `make test`

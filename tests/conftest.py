@@ -66,6 +66,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """More processes than cores: most tests wait for other processes, for disks, and for leases to end."""
+    return 2 * (os.cpu_count() or 1)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What workers keep on disk is not kept in the home of who runs the tests."""

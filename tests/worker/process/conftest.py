@@ -69,6 +69,24 @@ def _is_dead(pid: int) -> bool:
     return all(stat.rpartition(")")[2].split()[0] in "ZX" for stat in stats)
 
 
+@pytest.fixture
+def runs_no_more() -> Callable[[int], bool]:
+    return _runs_no_more
+
+
+def _runs_no_more(pid: int) -> bool:
+    """Tell whether no code of this process runs any more: it is dead, or SIGKILL is all that each thread will see.
+
+    On a busy machine the kernel takes a while to end a process that was killed.
+    """
+    try:
+        threads = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):
+        return _is_dead(pid)
+    pending = [int(line.split()[1], 16) for text in threads for line in text.splitlines() if line.startswith("SigPnd")]
+    return _is_dead(pid) or all(mask & 1 << signal.SIGKILL - 1 for mask in pending)
+
+
 def _children_of(pid: int) -> list[int]:
     """All child processes of this process."""
     found: list[int] = []

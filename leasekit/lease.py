@@ -253,11 +253,15 @@ class Lease:
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> Coroutine[Any, Any, None]:
-        leaving, connection = self._leaving(error), self._run.connection
-        if connection is not None and not connection.forked:
-            # The object of `end_of_block` dies where the waiting begins; the coroutine lives until the waiting ends.
-            self._run.held.hand_over(connection.owner(self._run.held, leaving))
-        return leaving
+        leaving = self._leaving(error)
+        try:
+            connection = self._run.connection
+            if connection is not None and not connection.forked:
+                # The object of `end_of_block` dies where the waiting begins; the coroutine lives until the waiting ends.
+                self._run.held.hand_over(connection.owner(self._run.held, leaving))
+            return leaving
+        finally:
+            del leaving  # or the traceback of an interrupt here would keep the lease
 
     async def _leaving(self, error: BaseException | None) -> None:
         ended_by = self._run.leave_scope(error)

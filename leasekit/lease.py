@@ -257,7 +257,7 @@ class Lease:
         try:
             connection = self._run.connection
             if connection is not None and not connection.forked:
-                # The object of `end_of_block` dies where the waiting begins; the coroutine lives until the waiting ends.
+                # The object of `end_of_block` dies where the waiting begins; the coroutine lives until its end.
                 self._run.held.hand_over(connection.owner(self._run.held, leaving))
             return leaving
         finally:

@@ -1,6 +1,7 @@
 """Worker run: the executors and controllers of one run of a worker, from the first claim to the end of all handlers."""
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -224,12 +225,8 @@ def _until_done(answer: Answer[None]) -> None:
     A signal that arrives just before the thread goes to sleep, or in another thread, does not wake it: Python runs the
     handler only when the main thread has its next turn.
     """
-    while True:
+    while not answer.done():
         supervisor_link.stay()
-        try:
-            answer.result(_LISTEN)
-        except TimeoutError:
-            if not answer.done():
-                continue
-            raise
-        return
+        with contextlib.suppress(TimeoutError):  # the answer may come in this very moment
+            answer.exception(_LISTEN)
+    answer.result()

@@ -9,6 +9,8 @@ import anyio
 import pytest
 
 from leasekit import Worker
+from leasekit._driver.answer import Answer
+from leasekit._worker import run
 from leasekit.testing.faults import Faulty
 
 
@@ -112,3 +114,17 @@ def test_two_kinds_of_equal_concurrency_share_no_slots(
         eventually(lambda: other.ran == 3)
         few.go.set()
     assert (few.most, other.most) == (1, 1)
+
+
+def test_an_answer_that_comes_as_a_wait_for_it_ends_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer: Answer[None] = Answer()
+    wait = Answer.exception
+
+    def comes_late(answer: Answer[None], timeout: float | None = None) -> BaseException | None:
+        if answer.done():
+            return wait(answer, timeout)
+        answer.set_result(None)
+        raise TimeoutError
+
+    monkeypatch.setattr(Answer, "exception", comes_late)
+    run._until_done(answer)

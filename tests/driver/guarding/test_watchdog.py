@@ -192,10 +192,21 @@ def test_a_stopped_process_dies_while_it_is_stopped_and_runs_nothing_when_it_is_
 
 
 @linux
-def test_pytests_own_timeouts_do_not_disarm_it(tmp_path: Path) -> None:
+def test_pytests_own_timeouts_do_not_disarm_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # others take most of the time of such a short run
     test = "import pytest\n" + PRELUDE + "\ndef test_it():\n    begin()\n    spin()\n"
     (tmp_path / "test_it.py").write_text(test)
-    options = ["-q", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=60", "-o", "timeout=60"]
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "pytest_timeout",
+        "-o",
+        "faulthandler_timeout=60",
+        "-o",
+        "timeout=60",
+    ]
     command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path / "test_it.py")]
     assert Victim(tmp_path / "memory", command).end().in_time
 

@@ -111,7 +111,7 @@ class Session:
         return self._connection
 
     def close(self) -> Connection | None:
-        """Refuse further connections. Return the connection to close; None if this process has none."""
+        """Refuse further connections; return the one to close or None. Raises `LeasekitError` if a hook calls this."""
         lock = _connecting
         for _ in taken(lock):
             try:

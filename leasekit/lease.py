@@ -345,7 +345,7 @@ class Lease:
         return min(max(held.term.trusted_until, ended_at + _LAST_WORD) - held.clock.now(), _LOOK)
 
     def _conclude(self, verdict: Verdict | None, error: BaseException | None) -> None:
-        """Raise `LeaseLost` if the service did not accept the result of code that ended well."""
+        """Raise `LeaseLost` if code ended well but its result was refused, or not answered in time (None)."""
         if error is not None or (verdict is not None and verdict.verdict != "gone"):
             return
         if verdict is None:

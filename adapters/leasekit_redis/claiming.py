@@ -174,7 +174,7 @@ class Claims:
         return await self._readable(grants.tasks, kind)
 
     async def _end(self, asked: ClaimRequest) -> Claimed:
-        """End the claim at each of its kinds.
+        """End the claim at each of its kinds; return the live leases that it was granted, without their payloads.
 
         Raises if a kind does not answer, because a request under way could be granted tasks there. A repeat gets the
         same answers from the other kinds. Without a repeat, the claim is ended there when the kind answers another

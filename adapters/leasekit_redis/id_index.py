@@ -84,7 +84,7 @@ class IdIndex:
         return [kind if isinstance(kind, str) else None for kind in await self._ask([(task_id,) for task_id in ids])]
 
     async def await_unknown_id(self, waits: Sequence[tuple[str, str]], *, is_over: bool = False) -> list[str | None]:
-        """Return the kind of the id in each (id, waiting task); if it has none, note that wait, or remove its note."""
+        """Return each id's kind at once. If it has none, note its waiting task, or remove the note (`is_over`)."""
         items = [(task_id, waiting, is_over) for task_id, waiting in waits]
         kinds = await self._ask(items, AWAIT_UNKNOWN_ID, (self._keys.register, self._keys.wanted))
         return [kind if isinstance(kind, str) else None for kind in kinds]

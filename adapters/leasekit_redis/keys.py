@@ -76,5 +76,5 @@ class Keys:
         return f"{self._prefix}:clients".encode()
 
     def channel(self, name: str) -> str:
-        """Return the channel on which a client receives wake-ups for its claims."""
+        """Return the channel on which the client of this name receives wake-ups for its claims."""
         return f"{self._prefix}:wake:{name}"

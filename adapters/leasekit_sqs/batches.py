@@ -45,7 +45,7 @@ async def in_batches(
 
 
 def _parts(items: Sequence[Item]) -> Iterable[list[int]]:
-    """Group the positions of items into calls: of one queue, up to ten items, and not too large."""
+    """Group the positions of items into calls: of one queue, with ten items or 1 MiB at most, or one larger item."""
     open_parts: dict[str, tuple[list[int], int]] = {}
     for position, item in enumerate(items):
         part, size = open_parts.get(item.url, ([], 0))

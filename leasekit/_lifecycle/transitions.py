@@ -83,7 +83,7 @@ def cancelled(row: Trigger, *, now: float) -> Trigger:
 
 
 def retry_wait(row: Trigger, limits: Limits, random: "Random") -> float:
-    """Return the seconds until the next attempt, after the run that ends in *retry* now."""
+    """Return the wait in seconds after a run that ends in *retry*, by the policy in `limits` (0: it cannot be read)."""
     policy = _policy(limits)
     return 0.0 if policy is None else policy.wait(row.failures + 1, random)
 

@@ -1,4 +1,4 @@
-"""Checks of requests, the same for all services, and of the values that holders hand to the keeper.
+"""Checks of requests, which raise `Refused` in all services alike, and of the values that holders hand to the keeper.
 
 Every service calls these checks before anything is applied: HTTP and embedded, memory, Redis. A request that does not
 fit is refused whole, with the item and the field. Users' JSON comes as `msgspec.Raw`, in which msgspec does not find
@@ -290,7 +290,7 @@ def _check_shape(body: bytes) -> None:
         return  # the request's types say what is wrong; decoding ends at the first mistake
     batches = {"tasks": request.tasks, "beats": request.beats, "results": request.results}
     if len(body) - sum(len(bytes(item)) for items in batches.values() for item in items) > MAX_NAMES:
-        _refuse_length("the request", {})
+        _refuse_long_fields("the request", {})
     for field, items in batches.items():
         _check_count(items, {"field": field}, field)
         for position, item in enumerate(items):
@@ -306,7 +306,7 @@ def _check_item(item: Raw, place: Mapping[str, Any]) -> None:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return
     if fields.rest(size) > MAX_NAMES:
-        _refuse_length(f"item {place['item']}", place)
+        _refuse_long_fields(f"item {place['item']}", place)
     _check_count(fields.then, {**place, "field": "then"}, f"item {place['item']}: then")
     for successor in fields.then:
         _check_item(successor, {**place, "field": "then"})
@@ -318,9 +318,9 @@ def _check_count(items: Sequence[Raw], place: Mapping[str, Any], name: str) -> N
         raise Refused(f"{name} {detail}", errors=[{**place, "detail": detail}])
 
 
-def _refuse_length(name: str, place: Mapping[str, Any]) -> NoReturn:
+def _refuse_long_fields(subject: str, place: Mapping[str, Any]) -> NoReturn:
     detail = f"has more than {MAX_NAMES:,} bytes besides payloads, results, errors, progress and successors"
-    raise Refused(f"{name} {detail}", errors=[{**place, "detail": detail}])
+    raise Refused(f"{subject} {detail}", errors=[{**place, "detail": detail}])
 
 
 # Decoding -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Linux calls of a supervisor: adopt orphans, end them, and detect that memory ran out."""
+"""Linux calls of a supervisor: start the worker, adopt orphans, end them, and detect that memory ran out."""
 
 import contextlib
 import errno
@@ -48,9 +48,9 @@ def end_with(parent: int) -> None:
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], *, mask: Iterable[signal.Signals]) -> int:
-    """Start a program as a child that ends with this process, even if it is stopped before its first line.
+    """Start a program as a child that the kernel kills when this process ends, even before the program's first line.
 
-    Returns the child's pid. Raises `OSError` if the program cannot be started.
+    Returns the child's pid. The program starts with the signals of `mask` blocked. Raises `OSError` if it does not.
     """
     parent = os.getpid()
     failure, fail = os.pipe2(os.O_CLOEXEC)

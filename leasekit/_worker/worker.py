@@ -197,7 +197,7 @@ class Worker:
         """
         patience = self._patience.but(grace=drain_grace, timeout=drain_timeout)
         signals = Signals(self._signalled)
-        with self._working(), signals.hearing() as heard:
+        with self._single_run(), signals.hearing() as heard:
             client = self._at_work = self._client(url, heartbeats, watchdog=self._watchdog)
             try:
                 # Connect here, so that a watchdog that is required but impossible is refused here.
@@ -225,7 +225,7 @@ class Worker:
 
         Cancelling this call cancels async handlers, whose tasks are given back, and waits for handlers in threads.
         """
-        with self._working():
+        with self._single_run():
             client = self._at_work = self._client(None, None, watchdog="soft")
             try:
                 self._outlive(client)
@@ -282,7 +282,7 @@ class Worker:
             shift.stop()
 
     @contextmanager
-    def _working(self) -> Generator[None]:
+    def _single_run(self) -> Generator[None]:
         if here.executing:
             raise ConfigError('this is an executor of a worker: run the worker under `if __name__ == "__main__":`')
         if not self._handlers:

@@ -65,7 +65,7 @@ class Fleet:
         return {worker.pid for worker in self.workers if worker.poll() is not None}
 
     def log(self) -> str:
-        """Return the output of all processes."""
+        """Return what every process has written, each under its name."""
         return "\n".join(f"--- {path.stem}\n{path.read_text()}" for path in sorted(self._home.glob("*.log")))
 
     def _start(self, name: str, *command: str, stdout: int | None = None) -> "subprocess.Popen[str]":

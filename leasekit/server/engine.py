@@ -251,7 +251,7 @@ class Engine:
 
     async def tick(self) -> None:
         """Do the consumer's work once: expire leases, forget old claims and workers, wake claims of due tasks."""
-        self._look_at_room()
+        self._check_store_space()
         taken = consumer.REAP_BATCH
         for _ in range(_REAP_MOST // consumer.REAP_BATCH):
             if taken < consumer.REAP_BATCH:
@@ -266,7 +266,7 @@ class Engine:
         self._long_polls.look()
         self.feed.look()
 
-    def _look_at_room(self) -> None:
+    def _check_store_space(self) -> None:
         was, self._cramped = self._cramped, self._store.cramped()
         if self._cramped is not None and was is None:
             logger.error("no new tasks are accepted, existing tasks go on: %s", self._cramped)

@@ -221,7 +221,7 @@ class HeldLease:
         return self._latest[1]
 
     def report(self, progress: Any) -> None:
-        """Record progress: the latest wins, and leaves with an early heartbeat. After `tell` it is no activity."""
+        """Record progress for an early heartbeat; the latest wins. Until `tell`, this restarts the idle timeout."""
         self._latest = next(self._numbers) if self._numbers is not None else None, progress
         if self.stop is None:
             self.touch()

@@ -96,7 +96,7 @@ class SharedMemory:
         self._header[: len(_MAGIC)] = _MAGIC
 
     def signalled(self) -> bool:
-        """Count one more signal. Return False if the worker has received as many: the signal need not be passed on."""
+        """Count a signal to the supervisor. Return whether to pass it on: False if the worker has received as many."""
         self._header[_SIGNALS] = min(255, self._header[_SIGNALS] + 1)
         return self._header[_SIGNALS] > self._header[_HEARD]
 

@@ -73,7 +73,7 @@ class Report(Delivery):
 
 
 class Outbox:
-    """The settlements of one connection."""
+    """The settlements of one connection: each is sent until a verdict, a `Refused` or `aclose` ends it."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class Outbox:
     async def _report(self, batch: Sequence[Delivery]) -> None:
         """Try to report a batch once; settlements without an answer are tried again later."""
         try:
-            verdicts = await call_once(lambda: self._settle(batch), within=self._call_timeout)
+            verdicts = await call_once(lambda: self._settle_once(batch), within=self._call_timeout)
         except Refused as refused:
             await self._refused(batch, refused)
         except BackendError as error:
@@ -197,7 +197,7 @@ class Outbox:
             self._most = min(self._most * 2, self._backend.capabilities.max_batch)
             self._take(batch, verdicts)
 
-    async def _settle(self, batch: Sequence[Delivery]) -> list[Verdict]:
+    async def _settle_once(self, batch: Sequence[Delivery]) -> list[Verdict]:
         verdicts = await self._backend.settle([report.settlement for report in batch])
         if [verdict.id for verdict in verdicts] != [report.settlement.id for report in batch]:
             raise ProtocolError("the verdicts do not match the settlements")

@@ -105,7 +105,7 @@ class GuardedProcess:
 
     def wait_started(self) -> None:
         """Wait until the guard has started its executor. Raises `ConfigError` if it cannot guard, and OSError."""
-        message, fds, _, _ = self._hear_fds()
+        message, fds, _, _ = self._first_message_and_fds()
         if message.startswith(guard.REFUSED):
             why = message.removeprefix(guard.REFUSED).decode()
             raise ConfigError(f"run='process', but no guard can be started here: {why}")
@@ -120,7 +120,7 @@ class GuardedProcess:
         if not self._started_at - _PRECISION <= at <= self._now() + _PRECISION:
             raise ConfigError("run='process', but leases are not counted by the clock of the kernel (CLOCK_BOOTTIME)")
 
-    def _hear_fds(self) -> tuple[bytes, list[int], int, str | None]:
+    def _first_message_and_fds(self) -> tuple[bytes, list[int], int, str | None]:
         if not _readable(self._control, _PATIENCE):
             raise OSError("the guard of an executor does not answer")
         return socket.recv_fds(self._control, _CONTROL, 1, socket.MSG_CMSG_CLOEXEC)

@@ -24,7 +24,7 @@ __all__ = ["find", "prepare", "setup"]
 
 
 def setup(handlers: Mapping[str, Handler], connection: Connection) -> Setup:
-    """Return what an executor needs to find these handlers. Raises `ConfigError` for a handler that cannot be found."""
+    """Return handlers' names and the service's limits for executors. Raises `ConfigError` if a name is not found."""
     addresses = [_address(handler) for handler in handlers.values()]
     main = _main() if any(address.module == "__main__" for address in addresses) else {}
     root = logging.getLogger()

@@ -114,7 +114,7 @@ def _portable(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drop_null(schema: dict[str, Any]) -> None:
-    # A handler marks an optional parameter by `X | None`; no parameter is ever null.
+    """Remove null from a parameter's schema: handlers mark optional ones by `X | None`, but none is ever null."""
     for arm in schema.pop("oneOf", ()):
         if arm != {"type": "null"}:
             schema.update(arm)

@@ -173,7 +173,7 @@ class Tx(Protocol):
         ...
 
     def triggers_of(self, seqs: Collection[int]) -> dict[int, Trigger]:
-        """Return the states of these tasks."""
+        """Return the states of the tasks with these numbers; unknown numbers are left out."""
         ...
 
     def digests(self, seqs: Collection[int]) -> dict[int, bytes]:

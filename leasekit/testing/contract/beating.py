@@ -39,7 +39,7 @@ class Beating(ContractBase):
     async def test_a_lease_lasts_for_what_a_beat_said_though_a_claim_grants_less(
         self, backend: Backend, other: Backend, kind: str
     ) -> None:
-        """Each lease of a batch does, the last as well as the first."""
+        """A heartbeat has each lease of a batch outlive a shorter `claim_timeout`, the last as well as the first."""
         ttl, count = self.short_ttl, min(12, backend.capabilities.max_batch)
         tasks = [await self.held(backend, kind, claim_timeout=ttl, heartbeat_timeout=ttl + 60) for _ in range(count)]
         verdicts = await backend.beat([Beat(id=task.id, token=task.token) for task in tasks])

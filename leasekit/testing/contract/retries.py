@@ -18,7 +18,7 @@ _GIVEN_BACK: tuple[Outcome, ...] = ("retry", "release", "crash")
 
 
 class Retries(SchedulerBase):
-    """The promises on what can be read of every run, and on what is refused."""
+    """The promises on what can be read of every run, and on requests that are `Refused`: nothing is applied."""
 
     async def test_a_status_follows_the_life_of_a_task(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
         await scheduler.schedule([NewTask(kind=kind, id=kind)])

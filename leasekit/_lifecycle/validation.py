@@ -237,7 +237,7 @@ def value_fault(value: bytes, most: int) -> str | None:
 
 
 def _brackets(value: bytes) -> bytes:
-    """Return the brackets of a JSON value outside of its strings, all as square ones; empty if there are only a few.
+    """Return the brackets of a JSON value outside of its strings, as square ones; empty if up to `MAX_NESTING` open.
 
     The value is not decoded: a megabyte of brackets would make half a million objects.
     """

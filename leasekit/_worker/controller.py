@@ -265,7 +265,7 @@ class Controller:
         while self._ended:
             work, settlement = self._ended.popleft()
             count += 1
-            self._report(work, settlement)
+            self._settle_or_finish(work, settlement)
         self._left(count)
 
     def _left(self, count: int) -> None:
@@ -273,7 +273,7 @@ class Controller:
         if self._claim is None or self._stopping:
             self._wake.set()
 
-    def _report(self, work: ClaimedTask, settlement: Settlement | None) -> None:
+    def _settle_or_finish(self, work: ClaimedTask, settlement: Settlement | None) -> None:
         del self._works[work.task_id]
         held, again = work.held, work.again
         if again is not None:

@@ -42,13 +42,13 @@ class Handler:
         run.attach()
         held = Lease(run)
         if (arguments := self._arguments(held)) is not None:
-            _complete(held, self.function(*arguments))
+            _complete_if_undecided(held, self.function(*arguments))
 
     async def acall(self, run: LeasedRun) -> None:
         """Do what `call` does, for an async function in the scope of its run."""
         held = Lease(run)
         if (arguments := self._arguments(held)) is not None:
-            _complete(held, await self.function(*arguments))
+            _complete_if_undecided(held, await self.function(*arguments))
 
     def payload(self, payload: tuple[Any, ...], fields: dict[str, Any]) -> msgspec.Raw:
         """Return the payload to schedule, given as one value or as fields, as JSON that fits this handler.
@@ -94,7 +94,7 @@ class Handler:
         return (payload, held) if self.takes_held else (payload,)
 
 
-def _complete(held: Lease, result: Any) -> None:
+def _complete_if_undecided(held: Lease, result: Any) -> None:
     if not held.decided:
         with suppress(NotHeld):  # a child that the handler forked came back from it: the worker ends it
             held.complete(result)

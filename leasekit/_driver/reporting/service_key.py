@@ -33,12 +33,12 @@ def _normalised(url: str) -> str:
         (name, value) for name, value in parse_qsl(parts["query"], keep_blank_values=True) if name not in _MANNERS
     ]
     if scheme in _PORTS:
-        authority = ",".join(sorted({_address(one, _PORTS[scheme]) for one in authority.split(",")}))
+        authority = ",".join(sorted({_with_port(host, _PORTS[scheme]) for host in authority.split(",")}))
         path = path.rstrip("/")
     if scheme.startswith("redis"):
         path = path or "/0"
     return f"{scheme}://{authority}{path}?{urlencode(sorted(options))}"
 
 
-def _address(one: str, port: int) -> str:
-    return one.lower() if _PORT.search(one) else f"{one.lower().removesuffix(':')}:{port}"
+def _with_port(host: str, port: int) -> str:
+    return host.lower() if _PORT.search(host) else f"{host.lower().removesuffix(':')}:{port}"

@@ -55,7 +55,7 @@ class Metrics:
 
 
 class _RequestCollector(Collector):
-    """Counts the answers of this server."""
+    """Counts the answers of this server by route, method (unusual methods together) and status."""
 
     def __init__(self) -> None:
         self._answered = Counter[tuple[str, str, int]]()

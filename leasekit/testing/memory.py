@@ -129,7 +129,7 @@ class MemoryService:
     def steal(self, task_id: str, *, token: str | None = None, thief: str = "thief") -> Task | None:
         """Expire the lease of a task now, grant the task to another worker at once, and return that grant.
 
-        Return None and change nothing if the task is not leased, or not under this `token`. None too if expiry ends it.
+        Return None and change nothing if the task is not leased (under `token`). Return None if expiry ends the task.
         """
         with self._turn() as turn:
             row = turn.tx.triggers([task_id]).get(task_id)

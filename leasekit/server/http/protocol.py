@@ -21,7 +21,7 @@ STALL_TIMEOUT = 30.0  # seconds that a full buffer of answers may stay unread
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection that closes if a head is too long or slow, or answers stay unread; requests may abort it too."""
+    """A connection that closes if a head is too long or slow, or answers stay unread; the server may abort it."""
 
     _timer: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None

@@ -180,8 +180,9 @@ class LeasedRun:
     # The end ------------------------------------------------------------------------------------------------------
 
     def ended(self, error: BaseException | None, *, interrupted: Outcome = "release") -> Settlement | None:
-        """Record that the code has ended. Return the settlement; None if it was stopped because its lease was lost.
+        """Record that the code has ended. Return the settlement; None if it raised any error after its lease was lost.
 
+        Code that ended without an error has a settlement even then: `HeldLease.reportable` tells whether it counts.
         `interrupted` is the outcome of an error that is no `Exception`.
         """
         held = self._close()

@@ -128,7 +128,10 @@ class Session:
     # Leases of this session ---------------------------------------------------------------------------------------
 
     def reserve(self, task: Task, lease: object) -> tuple[Connection, HeldLease] | None:
-        """Reserve a task that this process has claimed, for as long as `lease` lives."""
+        """Keep the lease of a claimed task for the object `lease`: when that dies, the task is given back.
+
+        The latest caller counts until the code begins. None: this process does not hold the task.
+        """
         connection = self._connection
         if connection is None or connection.forked or (held := connection.keeper.get(task)) is None:
             return None

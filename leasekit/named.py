@@ -81,7 +81,7 @@ class _Name:
         return "release"
 
     def acquire(self, acquisition: "_Acquisition") -> None:
-        """Wait until the name is granted to `acquisition`. Raises `NotGranted`, and `AlreadyDone` for a once."""
+        """Wait until the name is granted. Raises `NotGranted`, `LeasekitError`, and `AlreadyDone` for a once."""
         self._check_service()
         self._look(self._service.schedule_all([self._new])[0])
         connection = self._session.connection()

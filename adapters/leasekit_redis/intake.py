@@ -43,9 +43,9 @@ class Intake:
         answers: list[Scheduled | None] = [None] * len(tasks)
         # First, so that a repeat with a dedupe key takes no place in the register.
         await self._ask(records, kinds, [at for at, one in enumerate(records) if one.dedupe], answers, peek=True)
-        wanted: list[int] = []
+        awaited: list[int] = []
         try:
-            wanted = await self._add(records, kinds, answers)
+            awaited = await self._add(records, kinds, answers)
         except Unavailable:  # memory may be full: tasks that exist already need no room
             await self._ask(
                 records, kinds, [at for at, known in enumerate(answers) if known is None], answers, peek=True
@@ -53,7 +53,7 @@ class Intake:
             if None in answers:
                 raise
         scheduled = [answer for answer in answers if answer is not None]
-        await self._introduce(records, kinds, wanted, scheduled)
+        await self._introduce(records, kinds, awaited, scheduled)
         return scheduled
 
     async def _add(
@@ -75,14 +75,14 @@ class Intake:
         return [at for at, owner in zip(new, owners, strict=True) if owner.is_wanted]
 
     async def _introduce(
-        self, records: Sequence[NewRecord], kinds: Sequence[str], wanted: Sequence[int], scheduled: Sequence[Scheduled]
+        self, records: Sequence[NewRecord], kinds: Sequence[str], awaited: Sequence[int], scheduled: Sequence[Scheduled]
     ) -> None:
-        """Connect new tasks with the tasks that wait for them, and with those that they wait for.
+        """Connect tasks with the tasks that wait for them (`awaited`: their positions), and with those they wait for.
 
-        Repeats are connected too, because the first submitter may have died before it did so. The tasks are accepted,
-        so maintenance repeats what fails here.
+        The waits of repeats are noted too, because the first submitter may have died before it did so. The tasks are
+        accepted, so a `BackendError` is ignored: maintenance repeats what failed.
         """
-        known = [at for at in wanted if scheduled[at].id == records[at].id]
+        known = [at for at in awaited if scheduled[at].id == records[at].id]
         waits = [
             Wait(record.id, kind, name)
             for record, kind, answer in zip(records, kinds, scheduled, strict=True)

@@ -19,7 +19,7 @@ def connect(url: str, *, worker: str) -> AwsBackend:
     """Return the backend for one or several activities: each is a kind, named by the last part of its ARN.
 
     Nothing is opened yet. `ttl` must be the `HeartbeatSeconds` of the states that run the activities, which Step
-    Functions does not tell workers; default 300 s. The region is that of the ARN.
+    Functions does not tell workers; default 300 s. The region is that of the ARN, unless the URL names one.
 
     Raises `ConfigError` if the URL is wrong.
     """

@@ -106,7 +106,7 @@ def end_lost() -> NoReturn:
 
 
 def _write_logs() -> None:
-    """Flush logs, but not for long: a thread that holds a lock of a log may never release it."""
+    """Flush and close logs, but not for long: a thread that holds a lock of a log may never release it."""
 
     def flush() -> None:
         logging.shutdown()

@@ -1,4 +1,4 @@
-"""Deadline set: the earliest deadline of very many leases, for one timer.
+"""Deadline set: the earliest end of the leases of very many running handlers, for one timer.
 
 Leases that were renewed in one call end at the same moment. Such a cohort is one entry of the heap, whatever its size,
 so that a renewal costs a move from one set to another. `earliest` is exact at any time: a deadline that is too early
@@ -20,7 +20,7 @@ _STALE = 64  # entries of the heap that are not worth a clean-up
 
 
 class DeadlineSet(Generic[K]):
-    """Keys, each with the moment at which its lease ends."""
+    """Keys, each with the moment at which the lease of its running handler ends."""
 
     __slots__ = ("_cohorts", "_ends", "_fixed", "_heap")
 
@@ -45,7 +45,7 @@ class DeadlineSet(Generic[K]):
         return None
 
     def add(self, key: K, at: float) -> None:
-        """Add `key`, which ends at `at`, or change its deadline."""
+        """Add `key`, whose handler begins under a lease that ends at `at`. A known key gets `at`, even a fixed one."""
         self.remove(key)
         self._ends[key] = at
         self._cohort(at).add(key)

@@ -1,4 +1,4 @@
-"""The routes of `/v1`: they translate between HTTP and the engine, and decide nothing.
+"""The routes of `/v1`, `/metrics` and the health checks: they translate for the engine, and decide nothing.
 
 The classes in `leasekit.wire` and `leasekit._lifecycle.validation` define what a request may contain. A handler's
 docstring is the description of its route in the OpenAPI document.
@@ -81,8 +81,8 @@ def _text(description: str, media_type: str) -> dict[int, ResponseSpec]:
     return {200: ResponseSpec(str, description=description, media_type=media_type, generate_examples=False)}
 
 
-_ALWAYS = {403: "The `Host` header does not name this machine."}
-_ENGINE = _ALWAYS | {
+_FOREIGN_HOST = {403: "The `Host` header does not name this machine."}
+_ENGINE = _FOREIGN_HOST | {
     429: (
         "CapacityExceeded: nothing was applied, except if two answers to the same claim are still being sent. "
         "Repeat the request after `Retry-After` seconds."
@@ -224,20 +224,20 @@ async def events(
 
 @get(
     "/metrics",
-    responses={**_refusals(_ALWAYS), **_text("The metrics.", "text/plain")},
+    responses={**_refusals(_FOREIGN_HOST), **_text("The metrics.", "text/plain")},
 )
 async def prometheus(metrics: _Metrics) -> Response[bytes]:
     """Get the server's metrics, in the text format of Prometheus."""
     return Response(await metrics.exposition(), media_type=CONTENT_TYPE, headers={"cache-control": "no-store"})
 
 
-@get("/healthz", responses=_refusals(_ALWAYS))
+@get("/healthz", responses=_refusals(_FOREIGN_HOST))
 async def healthz() -> HealthAnswer:
     """Check that this process answers."""
     return HealthAnswer(status="ok")
 
 
-@get("/readyz", responses=_refusals(_ALWAYS | {503: "Not ready; `detail` says why."}))
+@get("/readyz", responses=_refusals(_FOREIGN_HOST | {503: "Not ready; `detail` says why."}))
 async def readyz(engine: _Engine) -> HealthAnswer:
     """Check that this process can serve requests: its store answers."""
     reason = await engine.ready()

@@ -192,7 +192,7 @@ class LeasedRun:
         return settlement
 
     def ended_elsewhere(self, settlement: Settlement | None, error: BaseException | None) -> None:
-        """Record that the code has ended in another process, which has made the settlement."""
+        """Record that a run in another process is over. `settlement` is its report; None: the lease was lost."""
         self._close()
         self._end_trace(settlement, error)
 

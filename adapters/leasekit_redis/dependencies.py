@@ -112,7 +112,7 @@ class Dependencies:
             await self._link.command("ZREM", notes, *members)
 
     async def release(self, kind: str, names: Iterable[str]) -> None:
-        """Resolve the waits for these ended tasks, and the waits for tasks that are dropped by that, in turn."""
+        """Resolve the waits for these tasks, as far as they have ended, and for those dropped by it: `_ROUNDS` deep."""
         await self._release([(kind, name) for name in names])
 
     async def withdraw(self, kind: str, unmet: Sequence[Gated]) -> None:

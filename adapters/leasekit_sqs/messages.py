@@ -81,8 +81,9 @@ class Received:
 
 
 def plain_id(text: str) -> str:
-    """Return an id that SQS accepts: `text`, or its digest if `text` has spaces or is too long."""
-    return text if len(text) <= 128 and " " not in text and text.isascii() else sha256(text.encode()).hexdigest()
+    """Return an id that SQS accepts: `text`, or its digest if `text` is too long or has other than visible ASCII."""
+    is_plain = len(text) <= 128 and " " not in text and text.isascii() and text.isprintable()
+    return text if is_plain else sha256(text.encode()).hexdigest()
 
 
 def attribute(text: str) -> dict[str, str]:

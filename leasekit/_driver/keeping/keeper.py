@@ -262,9 +262,10 @@ class Keeper:
             self.abandoned(held, owner)
 
     def settle(self, held: HeldLease, report: Delivery, *, ours: bool = False) -> None:
-        """Report how the run ended, and renew the lease until that is answered; then drop it, whatever the answer.
+        """Report how the run ended. The lease is renewed until that is answered, and then dropped. Does not wait.
 
-        `ours`: the report holds no value of a user.
+        A report that the service refuses is replaced by one of a failure (`ours`: it holds no value of a user), which
+        is answered first. If the service obeys stale heartbeats, a lease that is given back is no longer renewed.
         """
         self.ended(held)
         held.settling = True

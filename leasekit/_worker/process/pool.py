@@ -50,7 +50,7 @@ class ProcessExecutor:
 
     @property
     def slots(self) -> int:
-        """The number of slots that could run a handler now: their processes live. Any thread."""
+        """The number of slots whose processes live, with a running handler or without. Any thread."""
         return sum(slot.ready for slot in self._slots)
 
     def put(self, works: Sequence[ClaimedTask]) -> None:

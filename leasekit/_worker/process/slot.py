@@ -54,7 +54,7 @@ class HandlerFailed(Exception):
 
 
 class Bell:
-    """Wakes a slot. For any thread, also after it was closed."""
+    """Wakes a slot. Any thread may `ring`, also after `close`; the rest is for the slot's thread."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

@@ -91,7 +91,7 @@ class Feed:
         return self._stream(kind, task, self._next if after is None else self._place(after))
 
     def _place(self, after: str) -> int:
-        """Return the number after this id; 0 if the id is unknown or no longer in the ring."""
+        """Return the number after this id; 0 if the id is unknown, or events after it may have been lost."""
         name, _, number = after.partition("-")
         if name != self._name or not number.isascii() or not number.isdigit() or len(number) > 18:
             return 0

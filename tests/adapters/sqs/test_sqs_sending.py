@@ -1,6 +1,7 @@
 """Scheduling: what is sent, what is refused before anything is, and what is sent once."""
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,6 +12,7 @@ from leasekit.backend import Scheduler, TaskSink
 from leasekit.errors import LeasekitError, Refused, Throttled, Unavailable
 from leasekit.task import Exponential, FixedDelays, NewTask, Status
 from leasekit_sqs import SqsBackend
+from leasekit_sqs.messages import plain_id
 
 pytestmark = pytest.mark.anyio
 
@@ -248,3 +250,9 @@ async def test_without_dead_letters_nothing_can_be_moved(connected: Connected, a
     aws.queue("q")
     with pytest.raises(Refused, match="RedrivePolicy"):
         await connected().redrive()
+
+
+@pytest.mark.parametrize("text", ["a b", "a\tb", "a\nb", "\x7f", "é", "k" * 129])
+def test_an_id_that_sqs_refuses_becomes_a_digest(text: str) -> None:
+    assert re.fullmatch("[0-9a-f]{64}", plain_id(text))
+    assert plain_id("k/a-1") == "k/a-1"

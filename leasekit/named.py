@@ -91,7 +91,7 @@ class _Name:
             acquisition.give_up(connection)  # it may have been granted at this very moment
             raise
         if not is_granted:
-            self._look(self._service.schedule_all([self._new])[0])
+            self._look(self._service.schedule_all([self._lost()])[0])
             raise self._elsewhere()
 
     async def aacquire(self, acquisition: "_Acquisition") -> None:
@@ -105,7 +105,7 @@ class _Name:
             acquisition.give_up(connection)
             raise
         if not is_granted:
-            self._look((await self._service.aschedule_all([self._new]))[0])
+            self._look((await self._service.aschedule_all([self._lost()]))[0])
             raise self._elsewhere()
 
     def _check_service(self) -> None:
@@ -140,15 +140,15 @@ class _Name:
         return False
 
     async def _look_again(self, connection: Connection) -> None:
-        """Raise what `_look` does, between two polls; schedule the task anew if the service has lost it.
-
-        Its last holder may still believe in its lease, so a task that was lost is not due before its ttl is over.
-        """
-        ttl = self._new.heartbeat_timeout
-        again = _task(self._new.kind, ttl, at=datetime.now(UTC) + timedelta(seconds=ttl))
+        """Raise what `_look` does, between two polls; schedule the task anew if the service has lost it."""
         backend: Any = connection.backend  # a `TaskSink`: it has scheduled the name before
         with suppress(BackendError):  # the next poll is repeated for longer
-            self._look((await call_once(lambda: backend.schedule([again]), within=_LOOK))[0])
+            self._look((await call_once(lambda: backend.schedule([self._lost()]), within=_LOOK))[0])
+
+    def _lost(self) -> NewTask:
+        """Return the task of a name that the service may have lost: not due before the trust of its holder ends."""
+        ttl = self._new.heartbeat_timeout
+        return _task(self._new.kind, ttl, at=datetime.now(UTC) + timedelta(seconds=ttl))
 
 
 def _task(kind: str, ttl: float, *, at: datetime | None = None) -> NewTask:

@@ -547,6 +547,19 @@ def test_the_first_failed_beat_ends_nothing(client: Client, clock: FakeClock, fa
     assert faulty.fired["drop"] == 1
 
 
+def test_hooks_hear_of_a_loss_that_the_code_notices_first(
+    client: Client, clock: FakeClock, events: list[Event]
+) -> None:
+    task, busy = claimed(client), threading.Event()
+    with pytest.raises(LeaseLost), leasekit.lease(task) as held:
+        reaches(1, lambda: len(of(Renewed, events)))
+        client.__connection__().driver.call_soon(busy.wait, 30)
+        clock.advance(Heartbeats().slack)
+        held.check()
+    busy.set()
+    reaches(1, lambda: len(of(Lost, events)))
+
+
 def test_a_lease_is_lost_before_the_end_of_trust_and_says_why(
     client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
 ) -> None:

@@ -334,6 +334,26 @@ def test_a_name_that_the_service_has_lost_is_granted_to_who_waits_once_its_ttl_i
         thread.join(30)
 
 
+def test_a_wait_that_ends_after_the_service_has_lost_the_name_does_not_make_it_due() -> None:
+    before, after = MemoryService(), MemoryService()
+    backend = MemoryBackend(before, worker="b")
+    faulty = Faulty(backend)
+    with Client(MemoryBackend(before, worker="a")) as holder, Client(faulty) as waiting:
+
+        def wait(seconds: float) -> None:
+            with pytest.raises(NotGranted), waiting.named("n", ttl=60, wait=seconds):
+                pytest.fail("it was granted")
+
+        with holder.named("n", ttl=60):
+            thread = threading.Thread(target=wait, args=[0.5])
+            thread.start()
+            eventually(lambda: faulty.calls["claim"])
+            backend.service = after
+            thread.join(30)
+            assert "named:n" in {info.id for info in waiting.list_tasks().tasks}
+            wait(0)
+
+
 def test_a_lease_of_a_name_that_could_not_be_acquired_may_be_entered_again() -> None:
     faulty = Faulty(MemoryBackend(MemoryService(), worker="a"))
     with Client(faulty) as client:

@@ -279,6 +279,8 @@ class Keeper:
     def finish(self, held: HeldLease) -> None:
         """End a lease whose handler has ended with nothing to report."""
         self.ended(held)
+        if held.reason is None and held.lost:  # the handler noticed the end of trust before this thread had its turn
+            self._lose([Lost(held.term, "expired")], self._clock.now())
         self.drop(held)
 
     def _settled(

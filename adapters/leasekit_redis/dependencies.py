@@ -43,7 +43,7 @@ _IDS = msgpack.Decoder(list[str])
 
 
 class Wait(NamedTuple):
-    """One task waits for the end of another, `name`."""
+    """The wait of a task for the end of another task, `name`."""
 
     id: str
     kind: str

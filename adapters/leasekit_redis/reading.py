@@ -31,7 +31,7 @@ _CURSOR = re.compile(r"(\d{1,16})/([ -.0-~]{1,128})", re.ASCII)
 
 
 class _Place(NamedTuple):
-    """Where a task stands in a listing of several kinds."""
+    """The position of a task in a listing of several kinds."""
 
     seq: int
     kind: str

@@ -199,13 +199,13 @@ class RedisBackend:
 
     async def aclose(self) -> None:
         """Close the connections. Leases are not touched."""
+        await self._wakes.aclose()  # first, because its messages start errands
         moving, self._moving = self._moving, None
         errands = [*self._errands, *([moving] if moving else [])]
         for task in errands:
             task.cancel()
         if errands:
             await asyncio.wait(errands)
-        await self._wakes.aclose()
         await self._link.aclose()
 
     def _keep_moving(self) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from redis import exceptions
@@ -19,7 +19,7 @@ from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from leasekit.errors import ProtocolError
+from leasekit.errors import ProtocolError, Unavailable
 from leasekit_redis.address import Address
 from leasekit_redis.errors import is_displaced, mapped
 from leasekit_redis.scripts import Script
@@ -56,8 +56,25 @@ class _Session:
 
     client: _Client
     calls: int = 0  # calls under way
+    is_idle: asyncio.Event = field(default_factory=asyncio.Event)  # set once it is left and no call is under way
     has_served: bool = False
     is_left: bool = False  # no further call uses it
+
+    def leave(self) -> asyncio.Task[None]:
+        """Let no further call use the session; return the task that closes it when the calls under way have ended."""
+        self.is_left = True
+        self.note_end()
+        return asyncio.create_task(self._close())
+
+    def note_end(self) -> None:
+        """Note that a call may have been the last one."""
+        if self.is_left and not self.calls:
+            self.is_idle.set()
+
+    async def _close(self) -> None:
+        # A connection that is closed under a call is opened again by redis-py, and then nobody closes it.
+        await self.is_idle.wait()
+        await self.client.aclose()
 
 
 class Link:
@@ -67,6 +84,7 @@ class Link:
         self.address = address
         self._session: _Session | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
         self._opening = asyncio.Lock()
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._subscriptions: set[asyncio.Timeout] = set()
@@ -122,19 +140,17 @@ class Link:
             raise
         finally:
             session.calls -= 1
-            if session.is_left and not session.calls:
-                # In a task of its own, because the code that made the last call may be cancelled.
-                closing = asyncio.create_task(session.client.aclose())
-                self._closing.add(closing)
-                closing.add_done_callback(self._closing.discard)
+            session.note_end()
         session.has_served = True
         return answer
 
     def _leave(self, session: _Session) -> None:
         """Give up a session: the next call and subscriptions resolve the address again; calls under way may end."""
-        session.is_left = True
         if self._session is session:
             self._session = None
+            closing = session.leave()
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
             for subscription in self._subscriptions:
                 subscription.reschedule(0)
 
@@ -170,10 +186,12 @@ class Link:
         return str(node.host), int(node.port)
 
     async def aclose(self) -> None:
-        """Close all connections; a later call opens new ones."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.client.aclose()
+        """Close all connections when the calls under way have ended; a later call raises `Unavailable`."""
+        self._notice_loop()
+        async with self._opening:
+            self._is_closed = True
+            if self._session is not None:
+                self._leave(self._session)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _notice_loop(self) -> None:
@@ -186,13 +204,12 @@ class Link:
 
     async def _opened(self) -> _Session:
         self._notice_loop()
-        session = self._session
-        if session is None:
-            async with self._opening:
-                session = self._session
-                if session is None:
-                    session = self._session = _Session(await _client(self.address))
-        return session
+        async with self._opening:
+            if self._is_closed:
+                raise Unavailable(f"the connection to {self.address} was closed")
+            if self._session is None:
+                self._session = _Session(await _client(self.address))
+            return self._session
 
 
 async def _client(address: Address) -> _Client:

@@ -16,6 +16,9 @@ import leasekit
 from leasekit.errors import ProtocolError, Refused, Unavailable
 from leasekit.task import Beat, NewTask, Settlement, Task
 from leasekit_redis import RedisBackend, connect
+from leasekit_redis.address import parse
+from leasekit_redis.client import Link
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -262,6 +265,22 @@ async def test_who_may_not_do_what_is_needed_is_refused(own_server: Any, kind: s
     with pytest.raises(Refused, match="allow"):
         await backend.schedule([NewTask(kind=kind)])
     await backend.aclose()
+
+
+async def test_closing_waits_for_calls_under_way_and_leaves_no_connection(own_server: Any) -> None:
+    """redis-py opens a connection again that is closed under a call, and then nobody would close it."""
+    link = Link(parse(own_server.url))
+    call = asyncio.create_task(link.command("BLPOP", "k", 10))
+    await until(lambda: b"blocked_clients:1" in own_server.ask("INFO", "clients"))
+    closing = asyncio.create_task(link.aclose())
+    await asyncio.sleep(0)
+    own_server.ask("RPUSH", "k", "v")
+    assert (await call)[1] == b"v"
+    await closing
+    assert len(own_server.ask("CLIENT", "LIST").splitlines()) == 1
+    with pytest.raises(Unavailable, match="was closed"):
+        await link.command("PING")
+    await link.aclose()
 
 
 # Strange ------------------------------------------------------------------------------------------------------

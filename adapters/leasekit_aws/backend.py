@@ -40,7 +40,7 @@ class AwsBackend:
         self._service = service
         self._clients = clients
         self._at_once = asyncio.Semaphore(_AT_ONCE)
-        self._said = _Said()
+        self._sent = _SentSettlements()
         self._polls = Polls(
             ask=lambda kind: clients.send(service.polls[kind], is_poll=True),
             read=service.read,
@@ -93,31 +93,31 @@ class AwsBackend:
         try:
             order = self._service.order(await self._send(call))
         except BackendError as error:
-            if reason := self._over(error):
-                return _gone(beat.id, "settled" if self._said.ended(beat.token) else reason)
-            return _no_verdict(beat.id, error)
+            if reason := self._reason_gone(error):
+                return _gone(beat.id, "settled" if self._sent.has(beat.token) else reason)
+            return _throttled_or_failed(beat.id, error)
         return Verdict(id=beat.id, verdict="renewed", ttl=self._service.ttl, order=order)
 
     async def _end(self, settlement: Settlement, call: Call) -> Verdict:
-        """Send a settlement. The service answers a repeat with an error; `_said` knows repeats: these are *settled*."""
-        said = (settlement.id, call)
-        is_repeat = self._said.before(settlement.token, said)
+        """Send a settlement. The service answers a repeat with an error; `_sent` knows repeats: these are *settled*."""
+        content = (settlement.id, call)
+        is_repeat = self._sent.note(settlement.token, content)
         try:
             await self._send(call)
         except BackendError as error:
-            if reason := self._over(error):
+            if reason := self._reason_gone(error):
                 if is_repeat:
                     return Verdict(id=settlement.id, verdict="settled")
-                self._said.taken_back(settlement.token, said)
-                return _gone(settlement.id, "settled" if self._said.ended(settlement.token) else reason)
+                self._sent.forget(settlement.token, content)
+                return _gone(settlement.id, "settled" if self._sent.has(settlement.token) else reason)
             if not is_repeat and isinstance(error, (Forbidden, Refused, Throttled, Unreached)):
-                self._said.taken_back(settlement.token, said)
+                self._sent.forget(settlement.token, content)
             if isinstance(error, Refused) and (not isinstance(error, Answered) or error.is_about_content):
                 raise
-            return _no_verdict(settlement.id, error)
+            return _throttled_or_failed(settlement.id, error)
         return Verdict(id=settlement.id, verdict="settled")
 
-    def _over(self, error: BackendError) -> str | None:
+    def _reason_gone(self, error: BackendError) -> str | None:
         """Return the reason why the lease is gone if the service has answered so, else None."""
         return self._service.gone(error.code, str(error)) if isinstance(error, Answered) else None
 
@@ -131,8 +131,8 @@ class AwsBackend:
                 logger.debug("a task that no claim has taken could not be released: %s", error)
 
 
-class _Said:
-    """The last settlement of each lease, for the latest ten thousand leases.
+class _SentSettlements:
+    """The first settlement that was sent of each lease, for the latest ten thousand leases.
 
     A settlement is noted before it is sent, because its answer may be lost; the note is removed if the settlement was
     certainly not applied.
@@ -143,9 +143,9 @@ class _Said:
     def __init__(self) -> None:
         self._digests: OrderedDict[bytes, bytes] = OrderedDict()
 
-    def before(self, token: str, said: object) -> bool:
-        """Note a settlement that is about to be sent. Return whether it was sent before."""
-        key, digest = _digest(token), _digest(said)
+    def note(self, token: str, content: object) -> bool:
+        """Note a settlement to be sent if its lease has none. Return whether the same one was noted before."""
+        key, digest = _digest(token), _digest(content)
         known = self._digests.get(key)
         if known is None:
             self._digests[key] = digest
@@ -153,13 +153,13 @@ class _Said:
                 self._digests.popitem(last=False)
         return known == digest
 
-    def taken_back(self, token: str, said: object) -> None:
+    def forget(self, token: str, content: object) -> None:
         """Forget a settlement that was certainly not applied."""
-        if self._digests.get(_digest(token)) == _digest(said):
+        if self._digests.get(_digest(token)) == _digest(content):
             del self._digests[_digest(token)]
 
-    def ended(self, token: str) -> bool:
-        """Return whether this backend has settled this lease."""
+    def has(self, token: str) -> bool:
+        """Return whether a settlement of this lease is noted: this backend has settled the lease, or tried to."""
         return _digest(token) in self._digests
 
 
@@ -171,7 +171,7 @@ def _gone(task_id: str, reason: str) -> Verdict:
     return Verdict(id=task_id, verdict="gone", reason=reason)
 
 
-def _no_verdict(task_id: str, error: BackendError) -> Verdict:
+def _throttled_or_failed(task_id: str, error: BackendError) -> Verdict:
     if isinstance(error, Throttled):
         return Verdict(id=task_id, verdict="throttled", retry_after=error.retry_after)
     return Verdict(id=task_id, verdict="failed", reason=f"{type(error).__name__}: {error}")

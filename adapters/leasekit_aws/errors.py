@@ -57,7 +57,7 @@ def meaning(error: Exception) -> BackendError:
     if isinstance(error, BackendError):
         return error
     if isinstance(error, boto.ClientError):
-        return _answered(error)
+        return _meaning_of_answer(error)
     if isinstance(error, _CREDENTIALS):
         return Forbidden(f"no usable AWS credentials: {says}")
     if isinstance(error, _UNREACHED):
@@ -70,10 +70,10 @@ def meaning(error: Exception) -> BackendError:
     return Refused(says) if isinstance(error, boto.ParamValidationError) else ProtocolError(says)
 
 
-def _answered(error: boto.ClientError) -> BackendError:
+def _meaning_of_answer(error: boto.ClientError) -> BackendError:
     response = cast("Mapping[str, Any]", error.response)
-    detail = _mapping(response.get("Error"))
-    metadata = _mapping(response.get("ResponseMetadata"))
+    detail = _mapping_or_empty(response.get("Error"))
+    metadata = _mapping_or_empty(response.get("ResponseMetadata"))
     code, status = str(detail.get("Code", "")), metadata.get("HTTPStatusCode")
     says = f"{code[:100]}: {str(detail.get('Message', ''))[:_LONGEST]}"
     if status == 429 or code in _LATER:
@@ -87,7 +87,7 @@ def _answered(error: boto.ClientError) -> BackendError:
     return Answered(says, code=code)
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def _mapping_or_empty(value: object) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 

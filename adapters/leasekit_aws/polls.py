@@ -81,36 +81,36 @@ class Polls:
             self._waiting[source] = self._waiting.get(source, 0) + 1
         try:
             while True:
-                if (kept := self._taken(kinds)) is not None:
+                if (kept := self._take_kept(kinds)) is not None:
                     return kept.task, kept.asked_at >= began_at
                 left = ends_at - loop.time()
                 if left <= 0:
                     return None
-                polls = [poll for source in sources for poll in self._polling(source)]
+                polls = [poll for source in sources for poll in self._ensure_polls(source)]
                 if not polls:
                     await asyncio.sleep(min(left, _HASTY))
                     continue
                 done, _ = await asyncio.wait(polls, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 for poll in done:
                     poll.result()
-                if done and not wait and not self._has(kinds):  # the answer has no task
+                if done and not wait and not self._has_kept(kinds):  # the answer has no task
                     return None
         finally:
             for source in sources:
                 self._waiting[source] -= 1
 
-    def _has(self, kinds: Collection[str]) -> bool:
+    def _has_kept(self, kinds: Collection[str]) -> bool:
         return any(kept.task.kind in kinds for kept in self._kept.values())
 
-    def _taken(self, kinds: Collection[str]) -> _Kept | None:
+    def _take_kept(self, kinds: Collection[str]) -> _Kept | None:
         for token, kept in self._kept.items():
             if kept.task.kind in kinds:
                 kept.timer.cancel()
                 return self._kept.pop(token)
         return None
 
-    def _polling(self, source: str | None) -> Iterable[asyncio.Task[None]]:
-        """Return the polls of a source: one for each claim that waits for it, and those of earlier claims.
+    def _ensure_polls(self, source: str | None) -> Iterable[asyncio.Task[None]]:
+        """Begin polls of a source until each claim that waits for it has one; return all that run.
 
         No poll is begun while many tasks are kept: a worker that does not know the kinds of the tasks must not drain
         their queue.
@@ -120,7 +120,7 @@ class Polls:
             poll = asyncio.create_task(self._poll(source))
             running.add(poll)
             poll.add_done_callback(running.discard)
-            poll.add_done_callback(_heard)
+            poll.add_done_callback(_retrieve_error)
         return running
 
     async def _poll(self, source: str | None) -> None:
@@ -131,27 +131,27 @@ class Polls:
             answer = await asyncio.wrap_future(call)
         except asyncio.CancelledError:
             if not call.cancel() and call.exception() is None:  # the answer came at the same moment
-                self._return(call.result())
+                self._begin_give_back(call.result())
             raise
         try:
             task = self._read(source, answer)
         except ProtocolError:
-            self._return(answer)
+            self._begin_give_back(answer)
             raise
         if task is not None:
             if (twice := self._kept.get(task.token)) is not None:
                 twice.timer.cancel()
-            timer = loop.call_later(self._keep, self._unwanted, task.token)
+            timer = loop.call_later(self._keep, self._release_kept, task.token)
             self._kept[task.token] = _Kept(task, answer, asked_at, timer)
         else:
             await asyncio.sleep(max(0.0, asked_at + _HASTY - loop.time()))
 
-    def _unwanted(self, token: str) -> None:
+    def _release_kept(self, token: str) -> None:
         task, answer, _, _ = self._kept.pop(token)
         logger.warning("task %s is released: this process has not claimed kind %s", task.id, task.kind)
-        self._return(answer)
+        self._begin_give_back(answer)
 
-    def _return(self, answer: Answer) -> None:
+    def _begin_give_back(self, answer: Answer) -> None:
         returning = asyncio.wrap_future(in_thread(partial(self._give_back, answer)))
         self._returning.add(returning)
         returning.add_done_callback(self._returning.discard)
@@ -164,12 +164,12 @@ class Polls:
         await asyncio.gather(*polls, return_exceptions=True)
         for token, kept in list(self._kept.items()):
             kept.timer.cancel()
-            self._unwanted(token)
+            self._release_kept(token)
         if self._returning:
             await asyncio.wait(list(self._returning), timeout=within)
 
 
-def _heard(poll: asyncio.Task[None]) -> None:
+def _retrieve_error(poll: asyncio.Task[None]) -> None:
     """Retrieve the error of a poll that no claim waits for, so that asyncio does not log it."""
     with contextlib.suppress(asyncio.CancelledError):
         poll.exception()

@@ -43,7 +43,7 @@ def json_text(value: Any, field: str, *, at_most: int, item: int = 0, unit: str 
 
 
 def failure_json(settlement: Settlement, *, at_most: int) -> str:
-    """Return `{"error": …, "retry_after": …, "progress": …}` as JSON, cut to fit, so that its length stops no end.
+    """Return `{"error": …, "retry_after": …, "progress": …}` as JSON, cut to fit, because a settlement must be sent.
 
     The traceback is cut first, then all but the beginning of the message, then all but the error.
     """

@@ -60,7 +60,7 @@ def verdicts(raw: bytes, *, ids: Sequence[str], words: frozenset[VerdictWord]) -
         found = decode(raw, _VERDICTS).verdicts
     except ProtocolError:
         # Perhaps only a word is new, or one item invalid: then the other verdicts still count.
-        found = [_known(verdict) for verdict in decode(raw, _RAW_VERDICTS).verdicts]
+        found = [_verdict_or_failed(verdict) for verdict in decode(raw, _RAW_VERDICTS).verdicts]
     if [verdict.id for verdict in found] != list(ids):
         raise ProtocolError(f"the {len(found)} verdicts have other ids than the {len(ids)} items that were sent")
     # A thousand verdicts have only a few distinct contents: each of these is validated once.
@@ -93,7 +93,7 @@ _VERDICT = msgspec.json.Decoder(Verdict)
 _ANY_VERDICT = msgspec.json.Decoder(_AnyVerdict)
 
 
-def _known(raw: msgspec.Raw) -> Verdict:
+def _verdict_or_failed(raw: msgspec.Raw) -> Verdict:
     try:
         return decode(raw, _VERDICT)
     except ProtocolError:

@@ -103,7 +103,7 @@ class HttpBackend:
         def read(raw: bytes, part: slice) -> list[Scheduled]:
             return answers.scheduled(raw, count=len(tasks[part]))
 
-        return await self._batch("/v1/tasks", {}, "tasks", tasks, read)
+        return await self._post_items("/v1/tasks", {}, "tasks", tasks, read)
 
     async def get(self, task_id: str) -> TaskInfo | None:
         """Return everything about one task, None for an unknown id."""
@@ -128,37 +128,37 @@ class HttpBackend:
         return await self._transport.get(path, partial(answers.decode, decoder=decoder), timeout=self._timeout)
 
     async def _verdicts(
-        self, path: str, name: str, items: Sequence[Item], ids: Sequence[str], words: frozenset[VerdictWord]
+        self, path: str, field: str, items: Sequence[Item], ids: Sequence[str], words: frozenset[VerdictWord]
     ) -> list[Verdict]:
         def read(raw: bytes, part: slice) -> list[Verdict]:
             return answers.verdicts(raw, ids=ids[part], words=words)
 
-        head = {} if name == "ids" else {"worker": self._worker}
-        return await self._batch(path, head, name, items, read)
+        head = {} if field == "ids" else {"worker": self._worker}
+        return await self._post_items(path, head, field, items, read)
 
-    async def _batch(
+    async def _post_items(
         self,
         path: str,
         head: dict[str, str],
-        name: str,
+        field: str,
         items: Sequence[Item],
         read: Callable[[bytes, slice], list[T]],
         first: int = 0,
     ) -> list[T]:
-        """Send items in one request; halve the items, repeatedly, if the server would refuse its size."""
+        """Send items as `field` of a request, or in halves if too large; `first` is the position of items[0] in all."""
         if not items:
             return []
-        body = _encoded({**head, name: items})
+        body = _encoded({**head, field: items})
         if len(body) > MAX_BODY and len(items) > 1:
             middle = len(items) // 2
-            left = await self._batch(path, head, name, items[:middle], read, first)
-            return left + await self._batch(path, head, name, items[middle:], read, first + middle)
+            left = await self._post_items(path, head, field, items[:middle], read, first)
+            return left + await self._post_items(path, head, field, items[middle:], read, first + middle)
         if len(body) > MAX_BODY:
             raise _too_large(items[0], len(body), first)
         try:
             part = slice(first, first + len(items))
             return await self._transport.post(
-                path, body, lambda raw: read(raw, part), timeout=self._timeout, is_one_try=name == "beats"
+                path, body, lambda raw: read(raw, part), timeout=self._timeout, is_one_try=field == "beats"
             )
         except Refused as refused:
             raise _moved(refused, by=first) from None

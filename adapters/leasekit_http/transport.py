@@ -72,12 +72,12 @@ class Transport:
         `timeout` bounds the whole answer at each address, however slowly its bytes come. `is_one_try`: no other address
         is asked. If the caller is cancelled after `owed_after` seconds, the address counts as one that does not answer.
         """
-        ask = functools.partial(self._once, "POST", path, read, body=body, timeout=timeout, at_most=at_most)
-        return await self._answer(ask, owed_after=owed_after, is_one_try=is_one_try)
+        ask = functools.partial(self._request, "POST", path, read, body=body, timeout=timeout, at_most=at_most)
+        return await self._first_answer(ask, owed_after=owed_after, is_one_try=is_one_try)
 
     async def get(self, path: str, read: Callable[[bytes], T], *, timeout: float) -> T:
         """Send a GET and return its answer as decoded by `read`. Raises `NotThere` if the server has no such task."""
-        return await self._answer(functools.partial(self._once, "GET", path, read, timeout=timeout))
+        return await self._first_answer(functools.partial(self._request, "GET", path, read, timeout=timeout))
 
     async def aclose(self) -> None:
         """Close the connections; a later request opens new ones."""
@@ -85,43 +85,43 @@ class Transport:
         if client is not None:
             await client.aclose()
 
-    async def _answer(
+    async def _first_answer(
         self, ask: Callable[[str], Awaitable[T]], *, owed_after: float = 0.0, is_one_try: bool = False
     ) -> T:
         """Return the answer of the first address that has one; raise the last address's error if none has."""
         *first, last = [self._urls[0]] if is_one_try else self._urls
         for url in first:
             with contextlib.suppress(Unavailable):
-                return await self._asked(ask, url, owed_after)
-        return await self._asked(ask, last, owed_after)
+                return await self._ask_address(ask, url, owed_after)
+        return await self._ask_address(ask, last, owed_after)
 
-    async def _asked(self, ask: Callable[[str], Awaitable[T]], url: str, owed_after: float) -> T:
+    async def _ask_address(self, ask: Callable[[str], Awaitable[T]], url: str, owed_after: float) -> T:
         """Ask one address and note whether it answered: a refusal is an answer, a long wait in vain is not."""
         began_at = time.monotonic()
         try:
             answer = await ask(url)
         except Unavailable:
-            self._pass_over(url)
+            self._move_last(url)
             raise
         except asyncio.CancelledError:
             if time.monotonic() - began_at >= owed_after:
-                self._pass_over(url)
+                self._move_last(url)
             raise
         except BackendError:
-            self._prefer(url)
+            self._move_first(url)
             raise
-        self._prefer(url)
+        self._move_first(url)
         return answer
 
-    def _pass_over(self, url: str) -> None:
+    def _move_last(self, url: str) -> None:
         # Only if no other request has done so: requests that fail together must skip one address, not two.
         if self._urls[0] == url:
             self._urls.rotate(-1)
 
-    def _prefer(self, url: str) -> None:
+    def _move_first(self, url: str) -> None:
         self._urls.rotate(-self._urls.index(url))
 
-    async def _once(
+    async def _request(
         self,
         method: str,
         path: str,
@@ -132,7 +132,7 @@ class Transport:
         body: bytes | None = None,
         at_most: int = MAX_ANSWER,
     ) -> T:
-        client = self._opened()
+        client = self._client_of_loop()
         headers = {REQUEST_HEADER: next(self._tries)}
         if body is not None:
             headers |= _JSON
@@ -140,7 +140,7 @@ class Transport:
             with anyio.fail_after(timeout):
                 async with client.stream(method, base_url + path, content=body, headers=headers) as response:
                     _check_request(response, headers[REQUEST_HEADER])
-                    raw = await _received(response, at_most)
+                    raw = await _read_body(response, at_most)
         except TimeoutError:
             raise Unavailable(f"{base_url} did not answer within {timeout:g} s") from None
         except httpx.RemoteProtocolError as error:
@@ -152,20 +152,20 @@ class Transport:
         try:
             return read(raw)
         except ProtocolError as error:
-            raise ProtocolError(f"{_told(response, raw)}: {error}") from error
+            raise ProtocolError(f"{_description(response, raw)}: {error}") from error
 
-    def _opened(self) -> httpx.AsyncClient:
+    def _client_of_loop(self) -> httpx.AsyncClient:
         # A forked child has another loop. The connections belong to its parent, so the child leaves them untouched.
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
             self._loop = loop
-            self._tries = _values()  # new for a forked child too, whose requests would have its parent's values
+            self._tries = _request_names()  # new for a forked child too, whose requests would have its parent's values
             # No proxy and no .netrc, so that requests go to the given address itself.
             self._client = httpx.AsyncClient(headers=_HEADERS, limits=_LIMITS, timeout=_NO_TIMEOUT, trust_env=False)
         return self._client
 
 
-def _values() -> Iterator[str]:
+def _request_names() -> Iterator[str]:
     """Generate names of requests that no other request of any client has."""
     prefix = secrets.token_hex(8)
     return (f"{prefix}-{number}" for number in itertools.count())
@@ -178,26 +178,26 @@ def _check_request(response: httpx.Response, request: str) -> None:
     """
     if response.headers.get(REQUEST_HEADER, request) != request:
         raise ProtocolError(
-            f"{_told(response)} to another request than this one (its {REQUEST_HEADER} header differs): "
+            f"{_description(response)} to another request than this one (its {REQUEST_HEADER} header differs): "
             "whether this request was applied is unknown, it may be repeated"
         )
 
 
-async def _received(response: httpx.Response, at_most: int) -> bytes:
+async def _read_body(response: httpx.Response, at_most: int) -> bytes:
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise ProtocolError(f"{_told(response)}, compressed, though that was not asked for")
+        raise ProtocolError(f"{_description(response)}, compressed, though that was not asked for")
     raw = bytearray()
     async for chunk in response.aiter_raw():
         raw += chunk
         if len(raw) > at_most:
-            raise ProtocolError(f"{_told(response)} and is larger than {at_most:,} bytes")
+            raise ProtocolError(f"{_description(response)} and is larger than {at_most:,} bytes")
     return bytes(raw)
 
 
 def failure(response: httpx.Response, raw: bytes, *, request: bytes | None) -> BackendError:
-    """Return the error for an answer whose status is not 200."""
+    """Return the error for an answer whose status is not 200, to a request with this body; None: to a GET."""
     status, problem = response.status_code, _problem(response, raw)
-    says = f"the server answered {status}: {problem.detail}" if problem else _told(response, raw)
+    says = f"the server answered {status}: {problem.detail}" if problem else _description(response, raw)
     if status == 429:
         return Throttled(says, retry_after=_retry_after(response.headers.get("retry-after")))
     if problem is not None:
@@ -214,7 +214,7 @@ def failure(response: httpx.Response, raw: bytes, *, request: bytes | None) -> B
     return ProtocolError(says)
 
 
-def _told(response: httpx.Response, raw: bytes | None = None) -> str:
+def _description(response: httpx.Response, raw: bytes | None = None) -> str:
     """Return the URL, the status and the beginning of an answer for messages, without possible secrets."""
     says = f"{str(response.url)[:_LONGEST]} answered {response.status_code}"
     if raw is None:

@@ -28,17 +28,17 @@ class Arrivals:
         self._asked_at: OrderedDict[str, float] = OrderedDict()
 
     def asked_at(self, client: Any, handle: str) -> float:
-        """Return when the message with this receipt handle was asked for; the present time if that is unknown."""
+        """Return when the message with this receipt handle was asked for; now if unknown. Observe the client."""
         if client not in self._clients:
             self._clients.add(client)
-            client.meta.events.register("request-created.sqs.ReceiveMessage", self._asked)
-            client.meta.events.register("after-call.sqs.ReceiveMessage", self._came)
+            client.meta.events.register("request-created.sqs.ReceiveMessage", self._note_request)
+            client.meta.events.register("after-call.sqs.ReceiveMessage", self._note_answer)
         return self._asked_at.pop(handle, self._clock())
 
-    def _asked(self, request: Any, **_: Any) -> None:
+    def _note_request(self, request: Any, **_: Any) -> None:
         request.context[_ASKED_AT] = self._clock()  # of the latest try: botocore repeats a call that failed
 
-    def _came(self, parsed: Mapping[str, Any], context: Mapping[str, Any], **_: Any) -> None:
+    def _note_answer(self, parsed: Mapping[str, Any], context: Mapping[str, Any], **_: Any) -> None:
         asked_at = context.get(_ASKED_AT, self._clock())
         for message in parsed.get("Messages", []):
             self._asked_at[message.get("ReceiptHandle", "")] = asked_at

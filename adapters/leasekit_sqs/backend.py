@@ -115,25 +115,25 @@ class SqsBackend:
             if receipt is None or reason is not None or not grant:
                 verdicts[position] = _gone(beat.id, reason or "expired")
                 continue
-            self._warn_in_time(receipt, now)
+            self._warn_of_twelve_hours(receipt, now)
             entry = {"ReceiptHandle": receipt.handle, "VisibilityTimeout": grant}
             items.append(Item(receipt.url, entry, receipt=receipt))
             kept.append((position, receipt, grant))
-        errors = await in_batches(self._calls, "change_message_visibility_batch", items, started=_note)
+        errors = await in_batches(self._calls, "change_message_visibility_batch", items, started=_note_beat_call)
         for (position, receipt, grant), error in zip(kept, errors, strict=True):
-            verdicts[position] = self._beaten(receipt, grant, now, error)
+            verdicts[position] = self._beat_verdict(receipt, grant, now, error)
         return [verdicts[position] for position in range(len(beats))]
 
-    def _beaten(self, receipt: Receipt, grant: int, asked_at: float, error: BackendError | None) -> Verdict:
+    def _beat_verdict(self, receipt: Receipt, grant: int, asked_at: float, error: BackendError | None) -> Verdict:
         if error is not None:
-            return _no(receipt.id, error)
+            return _error_verdict(receipt.id, error)
         # SQS answers success too if the message had become visible before the request came, and hides nothing.
         if self._clock() >= receipt.until:
             return _gone(receipt.id, "expired")
         receipt.hidden(asked_at, grant)
         return Verdict(id=receipt.id, verdict="renewed", ttl=float(grant))
 
-    def _warn_in_time(self, receipt: Receipt, now: float) -> None:
+    def _warn_of_twelve_hours(self, receipt: Receipt, now: float) -> None:
         left = receipt.left(now)
         if left <= max(_SOON, min(3 * self.address.ttl, LONGEST_TTL / 4)) and not receipt.warned:
             receipt.warned = True
@@ -160,7 +160,7 @@ class SqsBackend:
             if settlement.then:
                 detail = "SQS cannot send a message and delete another in one transaction: call schedule() instead"
                 raise Refused(detail, errors=[{"item": position, "field": "then", "detail": detail}])
-            receipt = self.receipts.find(settlement.id, settlement.token) or await self._receipt_of_crashed(settlement)
+            receipt = self.receipts.find(settlement.id, settlement.token) or await self._add_crashed(settlement)
             if receipt is None:
                 verdicts[position] = _gone(settlement.id, "unknown")
             elif receipt.outcome is not None:
@@ -175,20 +175,21 @@ class SqsBackend:
         errors = await self._endings.end(endings)
         for position, ending, error in zip(positions, endings, errors, strict=True):
             if error is None:
-                self.receipts.settled(ending.receipt, ending.said.outcome)
-            verdicts[position] = _settled(ending.said.id) if error is None else _no(ending.said.id, error)
+                self.receipts.settled(ending.receipt, ending.settlement.outcome)
+            task_id = ending.settlement.id
+            verdicts[position] = _settled(task_id) if error is None else _error_verdict(task_id, error)
         return [verdicts[position] for position in range(len(settlements))]
 
-    async def _receipt_of_crashed(self, said: Settlement) -> Receipt | None:
-        """Make a receipt for a task of a process that crashed: its supervisor knows only the task's id and token."""
-        if said.outcome != "crash" or self.address.is_template or said.token in self.receipts:
+    async def _add_crashed(self, settlement: Settlement) -> Receipt | None:
+        """Add a receipt for a crash that a supervisor reports, which knows id and token; None for any other end."""
+        if settlement.outcome != "crash" or self.address.is_template or settlement.token in self.receipts:
             return None
         # Before the queue is looked up: a repeat after a failed look-up keeps the instant of the first report.
-        seen_at = self._crashed_since.setdefault(said.token, self._clock())
+        seen_at = self._crashed_since.setdefault(settlement.token, self._clock())
         url = await self._queues.of("")
         receipt = Receipt(
-            id=said.id,
-            handle=said.token,
+            id=settlement.id,
+            handle=settlement.token,
             url=url,
             message={},
             attempt=1,
@@ -196,9 +197,9 @@ class SqsBackend:
             retry=Exponential(),
             polled_for=self.address.longest_poll + 1 if self.address.longest_poll else 0,
         )
-        receipt.assume_held_until(seen_at, self.address.ttl)
+        receipt.assume_holder_ended(seen_at, self.address.ttl)
         self.receipts.add(receipt)
-        self._crashed_since.pop(said.token, None)
+        self._crashed_since.pop(settlement.token, None)
         return receipt
 
     # Scheduling ---------------------------------------------------------------------------------------------------
@@ -223,12 +224,12 @@ class SqsBackend:
             }
             errors = await in_batches(self._calls, "send_message_batch", list(items.values()))
             failed = {n: error for n, error in zip(items, errors, strict=True) if error is not None}
-            self._remember(ids[n] for n in items if n not in failed)
+            self._remember_sent(ids[n] for n in items if n not in failed)
             if failed:
-                raise _unsent(failed)
+                raise _unsent_error(failed)
         return [Scheduled(id=task_id, created=n in items, status=Status.NEW) for n, task_id in enumerate(ids)]
 
-    def _remember(self, ids: Iterable[str]) -> None:
+    def _remember_sent(self, ids: Iterable[str]) -> None:
         self._sent.update(dict.fromkeys(ids))
         while len(self._sent) > _SENT:
             del self._sent[next(iter(self._sent))]
@@ -274,7 +275,7 @@ def _why_gone(receipt: Receipt | None, now: float) -> str | None:
     return "expired" if now >= receipt.until else None
 
 
-def _note(item: Item, call: "asyncio.Future[Answer]") -> None:
+def _note_beat_call(item: Item, call: "asyncio.Future[Answer]") -> None:
     if item.receipt is not None:
         item.receipt.under_way = call
 
@@ -287,7 +288,7 @@ def _settled(task_id: str) -> Verdict:
     return Verdict(id=task_id, verdict="settled")
 
 
-def _no(task_id: str, error: BackendError) -> Verdict:
+def _error_verdict(task_id: str, error: BackendError) -> Verdict:
     if isinstance(error, Gone):
         return _gone(task_id, error.reason)
     if isinstance(error, Throttled):
@@ -295,7 +296,7 @@ def _no(task_id: str, error: BackendError) -> Verdict:
     return Verdict(id=task_id, verdict="failed", reason=f"{type(error).__name__}: {error}")
 
 
-def _unsent(failed: dict[int, BackendError]) -> BackendError:
+def _unsent_error(failed: dict[int, BackendError]) -> BackendError:
     """Return the error of a batch whose messages `failed` were not sent; an error worth a repeat takes precedence."""
     refused = [
         {"item": n, "field": "payload", "detail": str(error)}

@@ -33,10 +33,10 @@ async def in_batches(
 ) -> list[BackendError | None]:
     """Send items in batches; return None or the error for each item, in order. Raises nothing.
 
-    `started` is called with each item and its call, which may go on after this coroutine was cancelled.
+    `started` is called, before the answer, with each item and its call, which outlives a cancelled coroutine.
     """
-    parts = list(_parts(items))
-    ended = await asyncio.gather(*(_one(calls, operation, [items[n] for n in part], started) for part in parts))
+    parts = list(_group(items))
+    ended = await asyncio.gather(*(_send_batch(calls, operation, [items[n] for n in part], started) for part in parts))
     found: list[BackendError | None] = [None] * len(items)
     for part, errors in zip(parts, ended, strict=True):
         for position, error in zip(part, errors, strict=True):
@@ -44,7 +44,7 @@ async def in_batches(
     return found
 
 
-def _parts(items: Sequence[Item]) -> Iterable[list[int]]:
+def _group(items: Sequence[Item]) -> Iterable[list[int]]:
     """Group the positions of items into calls: of one queue, with ten items or 1 MiB at most, or one larger item."""
     open_parts: dict[str, tuple[list[int], int]] = {}
     for position, item in enumerate(items):
@@ -57,7 +57,7 @@ def _parts(items: Sequence[Item]) -> Iterable[list[int]]:
     yield from (part for part, _ in open_parts.values())
 
 
-async def _one(
+async def _send_batch(
     calls: Calls, operation: str, items: Sequence[Item], started: Started | None
 ) -> Sequence[BackendError | None]:
     entries = [{"Id": str(n), **item.entry} for n, item in enumerate(items)]
@@ -71,10 +71,10 @@ async def _one(
         return [error] * len(items)
     done = {str(entry.get("Id")) for entry in mappings(answer, "Successful")}
     failed = {str(entry.get("Id")): entry for entry in mappings(answer, "Failed")}
-    return [_of(str(n), done, failed) for n in range(len(items))]
+    return [_error_of(str(n), done, failed) for n in range(len(items))]
 
 
-def _of(entry_id: str, done: set[str], failed: Mapping[str, Mapping[str, Any]]) -> BackendError | None:
+def _error_of(entry_id: str, done: set[str], failed: Mapping[str, Mapping[str, Any]]) -> BackendError | None:
     if entry_id in failed:
         return of_entry(failed[entry_id])
     return None if entry_id in done else ProtocolError("SQS has answered without a verdict on this message")

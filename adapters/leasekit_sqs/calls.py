@@ -17,7 +17,7 @@ from leasekit_aws.clients import Call, Clients
 from leasekit_aws.errors import Answered, Forbidden, Unreached, meaning
 from leasekit_aws.threads import in_thread
 
-__all__ = ["Answer", "Calls", "Gone", "is_certain", "mappings", "of_entry", "refusing"]
+__all__ = ["Answer", "Calls", "Gone", "is_unapplied", "mappings", "of_entry", "refusing"]
 
 Answer = dict[str, Any]
 
@@ -56,7 +56,7 @@ class Calls:
         """
         call = Call(operation, params)
         future = asyncio.wrap_future(in_thread(lambda: self._send(call, is_poll=is_poll), missed=missed))
-        future.add_done_callback(_heard)
+        future.add_done_callback(_retrieve_error)
         return future
 
     async def __call__(self, operation: str, **params: Any) -> Answer:
@@ -74,7 +74,7 @@ class Calls:
         try:
             return self._clients.send(call, is_poll=is_poll)
         except BackendError as error:
-            raise _in_our_words(error) from error
+            raise _meaning_for_sqs(error) from error
 
 
 @asynccontextmanager
@@ -98,7 +98,7 @@ def of_entry(failure: Mapping[str, Any]) -> BackendError:
     if code in _OVER or _NO_HANDLE.search(says):
         reason = "expired" if "has expired" in says else _OVER.get(code, "unknown")
         return Gone(str(error), reason=reason)
-    return _in_our_words(error)
+    return _meaning_for_sqs(error)
 
 
 def mappings(answer: Answer, name: str) -> list[Mapping[str, Any]]:
@@ -108,19 +108,20 @@ def mappings(answer: Answer, name: str) -> list[Mapping[str, Any]]:
     return [cast("Mapping[str, Any]", item) for item in items if isinstance(item, Mapping)]
 
 
-def is_certain(error: BackendError) -> bool:
+def is_unapplied(error: BackendError) -> bool:
     """Return whether the request was certainly not applied."""
     return isinstance(error, (Forbidden, Refused, Throttled, Unreached))
 
 
-def _in_our_words(error: BackendError) -> BackendError:
+def _meaning_for_sqs(error: BackendError) -> BackendError:
+    """Return the error with what its code means for SQS, without receipt handles."""
     says = _cut(str(error))
     code = error.code if isinstance(error, Answered) else ""
     if code in _NO_QUEUE:
         return Answered(f"the queue does not exist in this region and account: {says}", code=code)
     if code in ("OverLimit", "AWS.SimpleQueueService.OverLimit"):
         return Throttled(f"too many messages of this queue are in flight: {says}")
-    if _status(error) == 503 or "hrottl" in code:
+    if _http_status(error) == 503 or "hrottl" in code:
         return Throttled(says)
     if code.startswith(("Kms", "KMS.")) and "AccessDenied" in code:
         return Forbidden(f"the key of this queue may not be used: {says}")
@@ -128,7 +129,7 @@ def _in_our_words(error: BackendError) -> BackendError:
     return error
 
 
-def _status(error: BackendError) -> object:
+def _http_status(error: BackendError) -> object:
     cause = error.__cause__
     response: Any = cause.response if isinstance(cause, ClientError) else {}
     return response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -139,7 +140,7 @@ def _cut(text: str) -> str:
     return _HANDLE.sub(lambda found: found[0][:6] + "…", text)
 
 
-def _heard(future: "asyncio.Future[Answer]") -> None:
+def _retrieve_error(future: "asyncio.Future[Answer]") -> None:
     """Retrieve the error of a call that no caller waits for, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()

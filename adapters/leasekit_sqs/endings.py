@@ -24,7 +24,7 @@ from leasekit.errors import BackendError
 from leasekit.hooks import log_fields
 from leasekit.task import Settlement
 from leasekit_sqs.batches import Item, in_batches
-from leasekit_sqs.calls import Calls, Gone, is_certain
+from leasekit_sqs.calls import Calls, Gone, is_unapplied
 from leasekit_sqs.messages import plain_id, sent_on, size_of
 from leasekit_sqs.queues import Queues
 from leasekit_sqs.receipts import Receipt
@@ -39,7 +39,7 @@ class Ending:
     """A message and the settlement that ends it."""
 
     receipt: Receipt
-    said: Settlement
+    settlement: Settlement
 
 
 class Endings:
@@ -52,11 +52,11 @@ class Endings:
 
     async def end(self, endings: Sequence[Ending]) -> list[BackendError | None]:
         """End messages; return None or the error for each, in order. Raises nothing."""
-        returned = [one for one in endings if one.said.outcome in ("retry", "release", "crash")]
-        in_dlq = [one for one in endings if one.said.outcome == "fatal"]
-        deleted = [one for one in endings if one.said.outcome in ("success", "cancelled")]
+        returned = [one for one in endings if one.settlement.outcome in ("retry", "release", "crash")]
+        in_dlq = [one for one in endings if one.settlement.outcome == "fatal"]
+        deleted = [one for one in endings if one.settlement.outcome in ("success", "cancelled")]
         parts = (returned, in_dlq, deleted)
-        found = await asyncio.gather(self._give_back(returned), self._dead_letter(in_dlq), self._delete(deleted))
+        found = await asyncio.gather(self._give_back(returned), self._move_to_dlq(in_dlq), self._delete(deleted))
         became = {
             id(one): error
             for part, errors in zip(parts, found, strict=True)
@@ -78,8 +78,8 @@ class Endings:
         became: dict[int, BackendError | None] = {}
         items: list[tuple[int, Item, int]] = []
         for n, one in enumerate(endings):
-            receipt, said = one.receipt, one.said
-            wait = receipt.wait(said.outcome, said.retry_after, now)
+            receipt, settlement = one.receipt, one.settlement
+            wait = receipt.wait(settlement.outcome, settlement.retry_after, now)
             if receipt.returned_until is not None:
                 wait = math.ceil(receipt.returned_until - now)
                 if wait <= 0:  # the message becomes visible by itself, at the latest at the end of its lease
@@ -92,20 +92,23 @@ class Endings:
                 items.append((n, Item(receipt.url, entry), wait))
         errors = await in_batches(self._calls, "change_message_visibility_batch", [item for _, item, _ in items])
         for (n, _, wait), error in zip(items, errors, strict=True):
-            became[n] = self._given_back(endings[n].receipt, now, wait, error)
+            became[n] = self._note_give_back(endings[n].receipt, now, wait, error)
         return [became[n] for n in range(len(endings))]
 
-    def _given_back(self, receipt: Receipt, now: float, wait: int, error: BackendError | None) -> BackendError | None:
+    def _note_give_back(
+        self, receipt: Receipt, now: float, wait: int, error: BackendError | None
+    ) -> BackendError | None:
+        """Record a give-back that may have been applied. Return its error, None if an earlier try was applied."""
         if isinstance(error, Gone) and receipt.returned_until is not None:
             return None  # the first try was applied
-        if error is not None and not is_certain(error) and receipt.returned_until is None:
+        if error is not None and not is_unapplied(error) and receipt.returned_until is None:
             # From then on SQS may show the message to others: because it was asked to, or at the end of its lease.
             receipt.returned_until = min(now + wait * (1 - 2 * DRIFT), receipt.until)
         return error
 
     # Dead letters -------------------------------------------------------------------------------------------------
 
-    async def _dead_letter(self, endings: Sequence[Ending]) -> list[BackendError | None]:
+    async def _move_to_dlq(self, endings: Sequence[Ending]) -> list[BackendError | None]:
         became = dict(enumerate(await self._copy(endings)))
         copied = [n for n, error in became.items() if error is None]
         became.update(zip(copied, await self._delete([endings[n] for n in copied]), strict=True))
@@ -147,7 +150,7 @@ class Endings:
 
 def _copy_of(ending: Ending, dead_letter_queue: str) -> Item:
     receipt = ending.receipt
-    entry = sent_on(receipt.message or {}, receipt.id, ending.said.error)
+    entry = sent_on(receipt.message or {}, receipt.id, ending.settlement.error)
     if dead_letter_queue.endswith(".fifo"):
         entry["MessageGroupId"] = receipt.group or plain_id(receipt.id)
         entry["MessageDeduplicationId"] = sha256(receipt.handle.encode()).hexdigest()

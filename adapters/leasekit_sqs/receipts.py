@@ -90,7 +90,7 @@ class Receipt:
         self.until = asked_at + seconds * (1 - 2 * DRIFT)
         self.returns_until = self.until - min(_TRAVEL * seconds, _LONGEST_TRAVEL)
 
-    def assume_held_until(self, seen_at: float, ttl: int) -> None:
+    def assume_holder_ended(self, seen_at: float, ttl: int) -> None:
         """Assume that the lease ends `margin` after its holder was seen to have ended: holders stop that early.
 
         Half of the margin is for the delay until the end was noticed, and for the way to SQS.

@@ -46,14 +46,14 @@ class Receiver:
         self._clock = clock
         self._turns = 0
         self._said: set[str] = set()
-        self._unclaimed = Unclaimed(self._unwanted, keep=min(_KEEP, address.ttl / 4), clock=clock)
+        self._unclaimed = Unclaimed(self._release, keep=min(_KEEP, address.ttl / 4), clock=clock)
         self._left: set[Poll] = set()  # polls under way whose claims have ended
         self._returning: set[asyncio.Task[Any]] = set()
         self._closing = False
 
     async def take(self, kinds: Sequence[str], limit: int, wait: float, claim_id: str) -> list[Task]:
-        """Return up to `limit` tasks of these kinds, as soon as one arrives. Raises `BackendError` if none did."""
-        queues = await self._asked(kinds)
+        """Return up to `limit` tasks of these kinds when one arrives, none after `wait`; raise if a call fails."""
+        queues = await self._queues_in_turn(kinds)
         # When a poll is answered, its messages may have been leased for as long as the poll took.
         ends_at = self._clock() + min(wait, self._address.longest_poll)
         attempts = (plain_id(f"{claim_id}-{n}") for n in itertools.count())
@@ -77,7 +77,7 @@ class Receiver:
                 return tasks
             looks = _TURN if len(queues) > 1 else math.inf
 
-    async def _asked(self, kinds: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
+    async def _queues_in_turn(self, kinds: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
         """Return the queues to read and the kinds that each may contain; another queue is first each time."""
         if not self._address.is_template:
             return [(await self._queues.of(kinds[0]), kinds)]
@@ -106,12 +106,12 @@ class Receiver:
             if not await self._came(poll, asked, partial(self._came_late, url, asked, asked_at)):
                 continue
             messages = mappings(poll.result(), "Messages")
-            ours, others = self._sorted(messages, url, asked, asked_at)
+            ours, others = self._take_in(messages, url, asked, asked_at)
             tasks += ours
             if not messages:
                 tasks += self._unclaimed.take(asked, limit - len(tasks))
                 return
-            await self._leave(others)
+            await self._change_visibility(others)
 
     async def _came(self, poll: Poll, asked: Sequence[str], late: Callable[[Poll], None]) -> bool:
         """Wait for a poll: True when it is answered, False when a task of these kinds came to another claim instead.
@@ -155,28 +155,29 @@ class Receiver:
     def _came_late(self, url: str, asked: Sequence[str], asked_at: float, poll: Poll) -> None:
         self._left.discard(poll)
         if not poll.cancelled() and poll.exception() is None:
-            self._later(self._keep(mappings(poll.result(), "Messages"), url, asked, asked_at))
+            self._in_background(self._keep(mappings(poll.result(), "Messages"), url, asked, asked_at))
 
     async def _keep(
         self, messages: Sequence[Mapping[str, Any]], url: str, asked: Sequence[str], asked_at: float
     ) -> None:
-        ours, others = self._sorted(messages, url, asked, asked_at)
+        ours, others = self._take_in(messages, url, asked, asked_at)
         for task in ours:
             self._unclaimed.put(task)
-        await self._leave(others)
+        await self._change_visibility(others)
 
-    def _later(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.create_task(work)
         self._returning.add(task)
         task.add_done_callback(self._returning.discard)
 
-    def _unwanted(self, task: Task) -> None:
+    def _release(self, task: Task) -> None:
         """Make an unclaimed message visible again."""
         receipt = self._receipts.find(task.id, task.token)
         if receipt is not None:
-            self._later(self._leave([Item(receipt.url, _hidden(task.token, 0 if self._closing else _ELSEWHERE))]))
+            entry = _visibility(task.token, 0 if self._closing else _ELSEWHERE)
+            self._in_background(self._change_visibility([Item(receipt.url, entry)]))
 
-    async def _leave(self, items: Sequence[Item]) -> None:
+    async def _change_visibility(self, items: Sequence[Item]) -> None:
         """Change when messages are visible again; a failure does no harm, because their leases expire by themselves."""
         await in_batches(self._calls, "change_message_visibility_batch", items)
 
@@ -194,10 +195,10 @@ class Receiver:
         if self._returning:
             await asyncio.wait(list(self._returning), timeout=_CLOSING)
 
-    def _sorted(
+    def _take_in(
         self, messages: Sequence[Mapping[str, Any]], url: str, asked: Sequence[str], asked_at: float
     ) -> tuple[Sequence[Task], Sequence[Item]]:
-        """Return the tasks among these messages, and calls that leave messages of unclaimed kinds to other workers."""
+        """Add receipts; keep other claims' tasks; return the `asked` tasks, and calls that leave others' messages."""
         tasks: list[Task] = []
         others: list[Item] = []
         for message in messages:
@@ -205,7 +206,7 @@ class Receiver:
                 received = Received.of(message)
                 kind = self._kind(received, asked)
                 if kind is None:
-                    others.append(Item(url, _hidden(received.handle, _ELSEWHERE)))
+                    others.append(Item(url, _visibility(received.handle, _ELSEWHERE)))
                     continue
                 task = received.task(kind=kind, ttl=self._address.ttl)
             except ProtocolError as error:
@@ -228,12 +229,12 @@ class Receiver:
         if kind is not None and (kind in asked or self._unclaimed.serves(kind)):
             return kind
         if kind is None:
-            self._say("names no kind, and several are asked for: set the kind of such messages in the URL (kind=…)")
+            self._warn("names no kind, and several are asked for: set the kind of such messages in the URL (kind=…)")
         else:
-            self._say(f"is of kind {kind!r}, which is not asked for; each time it comes counts as a receive")
+            self._warn(f"is of kind {kind!r}, which is not asked for; each time it comes counts as a receive")
         return None
 
-    def _say(self, why: str) -> None:
+    def _warn(self, why: str) -> None:
         if why not in self._said and len(self._said) < _MOST_SAID:
             self._said.add(why)
             logger.warning("a message of queue %s %s", self._address.queue, why)
@@ -249,5 +250,5 @@ class Receiver:
                 logger.debug("messages that no claim has taken could not be released: %s", error)
 
 
-def _hidden(handle: str, seconds: int) -> dict[str, Any]:
+def _visibility(handle: str, seconds: int) -> dict[str, Any]:
     return {"ReceiptHandle": handle, "VisibilityTimeout": seconds}

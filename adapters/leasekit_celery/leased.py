@@ -82,7 +82,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         request = self.request
         if request.called_directly or request.is_eager or hasattr(request, _RUN):
             return super().__call__(*args, **kwargs)
-        held = self._entered(request)
+        held = self._enter_lease(request)
         setattr(request, _RUN, (held, sys.exception()))
         try:
             return self._run_held(held, request, args, kwargs)
@@ -122,14 +122,14 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             if held.lost or not (has_ended and self.acks_on_failure_or_timeout):
                 if isinstance(error, (Retry, Ignore)):
                     self._note_end(held, request)
-                _leave(request, error)
+                _leave_lease(request, error)
             raise
         if held.lost:  # a lost lease must be reported before Celery stores the result
-            _leave(request, None)
+            _leave_lease(request, None)
         return result
 
-    def _entered(self, request: Any) -> Lease:
-        """Return the entered lease of a request. Without a lease the task does not run, and its message is not lost."""
+    def _enter_lease(self, request: Any) -> Lease:
+        """Enter the lease of a request; raise `Ignore` if the task must not run. Its message is not lost."""
         follows = request.retries or request.replaced_task_nesting
         once = self.leases.once(_name(request.id), wait=_HANDED_ON if follows else 0)
         try:
@@ -162,7 +162,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             raise done
 
     def _note_end(self, held: Lease, request: Any) -> None:
-        """Record that this run has ended and another follows it: the record is sent with the lease's release."""
+        """Record that this run has ended if another follows it: the record is sent with the lease's release."""
         if hasattr(request, _HAS_SUCCESSOR):
             with suppress(LeasekitError):  # a lost lease raises when it is left
                 held.progress(_ended(held) | {str(self.name): _number(request)})
@@ -220,7 +220,7 @@ def _ended(held: Lease) -> dict[str, list[int]]:
     return held.checkpoint if isinstance(held.checkpoint, dict) else {}
 
 
-def _leave(request: Any, error: BaseException | None) -> None:
+def _leave_lease(request: Any, error: BaseException | None) -> None:
     held, _ = vars(request).pop(_RUN)
     held.__exit__(None if error is None else type(error), error, None)
 
@@ -241,7 +241,7 @@ def _settle(task: Any, state: str | None, retval: Any, **_: Any) -> None:
     elif state != states.SUCCESS:
         error = Fatal(repr(retval)) if task.acks_on_failure_or_timeout else Retry(exc=retval)
     try:
-        _leave(request, error)
+        _leave_lease(request, error)
     except LeaseLost as lost:
         logger.warning("task %s may run again, though it has ended: %s", request.id, lost)
 

@@ -87,11 +87,11 @@ class Leases(Middleware):
         if exception is None and message.failed:  # another middleware has rejected the message
             self.after_skip_message(broker, message)
         elif exception is not None:
-            self._leave(message, exception)
+            self._leave_lease(message, exception)
 
     def before_ack(self, broker: Broker, message: MessageProxy) -> None:
         """Leave the lease of a run that succeeded, after all other middleware has finished its work on it."""
-        self._leave(message, None)
+        self._leave_lease(message, None)
 
     def before_nack(self, broker: Broker, message: MessageProxy) -> None:
         """Release the lease: another middleware has made the message a dead letter although its run succeeded."""
@@ -101,13 +101,13 @@ class Leases(Middleware):
         """Release the lease of a message that another middleware has skipped, because it has not run."""
         if (lease := self._lease) is not None:
             lease.release()
-        self._leave(message, None)
+        self._leave_lease(message, None)
 
     @property
     def _lease(self) -> Lease | None:
         return getattr(self._here, "lease", None)
 
-    def _leave(self, message: MessageProxy, exception: BaseException | None) -> None:
+    def _leave_lease(self, message: MessageProxy, exception: BaseException | None) -> None:
         lease, self._here.lease = self._lease, None
         if lease is None:
             return

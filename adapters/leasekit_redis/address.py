@@ -65,18 +65,18 @@ def parse(url: str) -> Address:
     if len(hosts) > 1 and not is_cluster:
         raise ConfigError("only a cluster has several hosts: write redis+cluster://…, or give one host")
     options = _options(parts.query)
-    tls = scheme == "rediss" or (is_cluster and _tls(options))
+    tls = scheme == "rediss" or (is_cluster and _take_tls(options))
     return Address(
         hosts=hosts,
         is_cluster=is_cluster,
         tls=tls,
-        tls_options=_tls_options(options, tls=tls),
+        tls_options=_take_tls_options(options, tls=tls),
         username=unquote(username) or None,
         password=unquote(password) if has_password else None,
         db=_db(parts.path, is_cluster=is_cluster),
         prefix=_prefix(options.pop("prefix", "leasekit")),
-        retention=_seconds(options.pop("retention", "180d")),
-        **_nothing_else(options),
+        retention=_retention_seconds(options.pop("retention", "180d")),
+        **_refuse_rest(options),
     )
 
 
@@ -99,7 +99,8 @@ def _options(query: str) -> dict[str, str]:
     return options
 
 
-def _nothing_else(options: dict[str, str]) -> dict[str, str]:
+def _refuse_rest(options: dict[str, str]) -> dict[str, str]:
+    """Raise `ConfigError` if options are left that no other function has taken; return no options."""
     if options:
         # Only the names of options, because their values may be secrets.
         raise ConfigError(
@@ -109,14 +110,14 @@ def _nothing_else(options: dict[str, str]) -> dict[str, str]:
     return {}
 
 
-def _tls(options: dict[str, str]) -> bool:
+def _take_tls(options: dict[str, str]) -> bool:
     value = options.pop("tls", "false")
     if value not in {"true", "false"}:
         raise ConfigError("tls must be true or false")
     return value == "true"
 
 
-def _tls_options(options: dict[str, str], *, tls: bool) -> dict[str, str]:
+def _take_tls_options(options: dict[str, str], *, tls: bool) -> dict[str, str]:
     given = {name: options.pop(name) for name in _TLS_OPTIONS if name in options}
     if given and not tls:
         raise ConfigError(f"{', '.join(given)}: only for TLS: write rediss://…, or for a cluster tls=true")
@@ -148,7 +149,7 @@ def _prefix(prefix: str) -> str:
     return prefix
 
 
-def _seconds(duration: str) -> float:
+def _retention_seconds(duration: str) -> float:
     match = _DURATION.fullmatch(duration)
     if match is None or not 60.0 <= float(match[1]) * _UNITS[match[2]] <= 100 * 365 * 86400:
         raise ConfigError(

@@ -68,7 +68,7 @@ class RedisBackend:
         self._worker = worker
         self._link = link = Link(address)
         self._keys = keys = Keys(address.prefix)
-        self._clocks = clocks = Clocks(is_one=not address.is_cluster, stepped=self._tell_of_step)
+        self._clocks = clocks = Clocks(is_one=not address.is_cluster, stepped=self._prolong_leases)
         name = secrets.token_hex(8)
         self._wakes = Wakes(link, keys.channel(name), self._pass_on)
         self._register = register = IdIndex(link, keys)
@@ -87,17 +87,17 @@ class RedisBackend:
             chance=chance or random.SystemRandom(),
         )
         self._reading = Reading(link, keys, register)
-        self._moving: asyncio.Task[None] | None = None
+        self._maintaining: asyncio.Task[None] | None = None
         self._errands: set[asyncio.Task[None]] = set()
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
         """Take up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
         fields = {"worker": self._worker, "kinds": list(kinds), "limit": limit, "wait": wait, "claim_id": claim_id}
         asked = checked(ClaimRequest, fields)
-        self._keep_moving()
+        self._ensure_maintenance()
         claimed = await self._claims.claim(asked)
         if unnoted := self._register.not_noted(task.kind for task in claimed.tasks):
-            self._send(self._register.note, unnoted)  # maintenance of a quiet kind is rare, and is needed soon now
+            self._start(self._register.note, unnoted)  # maintenance of a quiet kind is rare, and is needed soon now
         return claimed
 
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
@@ -124,7 +124,7 @@ class RedisBackend:
         if not tasks:
             return []
         items = checked(ScheduleRequest, {"tasks": tasks}, dependencies=True).tasks
-        self._keep_moving()
+        self._ensure_maintenance()
         return await self._intake.schedule(items)
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
@@ -200,37 +200,37 @@ class RedisBackend:
     async def aclose(self) -> None:
         """Close the connections. Leases are not touched."""
         await self._wakes.aclose()  # first, because its messages start errands
-        moving, self._moving = self._moving, None
-        errands = [*self._errands, *([moving] if moving else [])]
+        maintaining, self._maintaining = self._maintaining, None
+        errands = [*self._errands, *([maintaining] if maintaining else [])]
         for task in errands:
             task.cancel()
         if errands:
             await asyncio.wait(errands)
         await self._link.aclose()
 
-    def _keep_moving(self) -> None:
-        if self._moving is None or self._moving.done():
-            self._moving = asyncio.get_running_loop().create_task(self._maintenance.run())
+    def _ensure_maintenance(self) -> None:
+        if self._maintaining is None or self._maintaining.done():
+            self._maintaining = asyncio.get_running_loop().create_task(self._maintenance.run())
 
     def _pass_on(self, meta_key: str) -> None:
         """Wake another claim for a ready task, because the claim that was woken for it has ended."""
         kind = self._claims.kind_of(meta_key)
         if kind is not None:
-            self._send(self._maintenance.maintain, kind)  # if it fails, waiting claims look again by themselves
+            self._start(self._maintenance.maintain, kind)  # if it fails, waiting claims look again by themselves
 
-    def _tell_of_step(self, kind: str) -> None:
+    def _prolong_leases(self, kind: str) -> None:
         """Prolong the leases of a kind before a client that does not know of the clock step expires them."""
-        self._send(self._maintenance.maintain, kind)
+        self._start(self._maintenance.maintain, kind)
 
     def _give_back(self, kind: str, claim_id: str) -> None:
         """Release the tasks that a claim was granted in an answer that was lost."""
-        self._send(self._recall, kind, claim_id)  # if it fails, the leases expire by themselves
+        self._start(self._recall_and_release, kind, claim_id)  # if it fails, the leases expire by themselves
 
-    async def _recall(self, kind: str, claim_id: str) -> None:
+    async def _recall_and_release(self, kind: str, claim_id: str) -> None:
         tasks = await self._claims.recall(self._worker, kind, claim_id)
         await self.settle([Settlement(id=task.id, token=task.token, outcome="release") for task in tasks])
 
-    def _send(self, work: Callable[P, Awaitable[object]], *args: P.args, **kwargs: P.kwargs) -> None:
+    def _start(self, work: Callable[P, Awaitable[object]], *args: P.args, **kwargs: P.kwargs) -> None:
         """Run `work` in the background; a `BackendError` is ignored."""
 
         async def run() -> None:

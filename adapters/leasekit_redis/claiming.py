@@ -48,7 +48,7 @@ class _Found(NamedTuple):
         return Claimed(tasks=self.tasks, waited=self.waited)
 
 
-class _Look:
+class _Sweep:
     """A pass of a claim over several kinds: the tasks granted so far, and the kinds and shards that failed."""
 
     def __init__(self, asked: ClaimRequest, began_at: float, deadline: float, *, recall: bool = False) -> None:
@@ -137,27 +137,28 @@ class Claims:
         kinds = self._in_turn(asked.kinds)
         for kind in kinds:
             self._told_as[self._keys.of_kind(kind)[0].decode()] = kind
-        if self._is_repeat(asked.claim_id) and len(kinds) > 1:
-            found = await self._look(asked, kinds, began_at, deadline, recall=True)
+        if self._note_claim(asked.claim_id) and len(kinds) > 1:
+            found = await self._claim_from(asked, kinds, began_at, deadline, recall=True)
             if found.is_repeat:
-                return self._answered(asked, found)
+                return self._conclude(asked, found)
         with self._wakes.waiting(asked.claim_id) as waiter:
             looked_at: Sequence[str] = kinds
             while True:
                 is_last = time.monotonic() >= deadline
-                found = await self._look(asked, looked_at, began_at, deadline)
+                found = await self._claim_from(asked, looked_at, began_at, deadline)
                 if found.tasks or found.is_repeat or is_last:
-                    return self._answered(asked, found)
+                    return self._conclude(asked, found)
                 pause = min(found.next, _LOOK * (0.5 + random.random()))  # noqa: S311 - not in step with others
                 told = await waiter.wait(min(max(pause, _SOONEST), max(deadline - time.monotonic(), 0.0)))
                 looked_at = [kind for kind in kinds if kind in {self._told_as.get(key) for key in told}] or kinds
 
-    def _answered(self, asked: ClaimRequest, found: _Found) -> Claimed:
+    def _conclude(self, asked: ClaimRequest, found: _Found) -> Claimed:
+        """Return the answer to a claim; remember to end the claim at each kind that has failed to answer."""
         for kind in self._asked.get(asked.claim_id, ()):
-            self._unheard_by(kind, asked.claim_id)
+            self._end_later(kind, asked.claim_id)
         return found.claimed
 
-    def _unheard_by(self, kind: str, claim_id: str) -> None:
+    def _end_later(self, kind: str, claim_id: str) -> None:
         """Remember to end this claim at a kind when the kind answers again."""
         claims = self._unheard.setdefault(kind, {})
         if len(claims) < _UNHEARD:
@@ -169,7 +170,7 @@ class Claims:
         try:
             grants: Grants = decode(await self._link.run(CLAIM, self._keys.of_kind(kind), encode(request)), _GRANTS)
         except Unavailable:
-            self._unheard_by(kind, claim_id)
+            self._end_later(kind, claim_id)
             raise
         return await self._readable(grants.tasks, kind)
 
@@ -181,23 +182,23 @@ class Claims:
         claim of this client.
         """
         began_at = time.monotonic()
-        look = _Look(asked, began_at, began_at)
+        sweep = _Sweep(asked, began_at, began_at)
         kinds = list(dict.fromkeys(asked.kinds))
         for kind in kinds:
-            self._unheard_by(kind, asked.claim_id)
+            self._end_later(kind, asked.claim_id)
         shards = await self._shards(kinds)
-        await asyncio.gather(*(self._end_at(look, shard, shards) for shard in dict.fromkeys(shards.values())))
-        if look.failed or not look.has_answer:
-            raise look.error
-        self._say(look.damaged)
-        return look.found().claimed
+        await asyncio.gather(*(self._end_at_shard(sweep, shard, shards) for shard in dict.fromkeys(shards.values())))
+        if sweep.failed or not sweep.has_answer:
+            raise sweep.error
+        self._log_damaged(sweep.damaged)
+        return sweep.found().claimed
 
-    async def _end_at(self, look: "_Look", shard: str, shards: dict[str, str]) -> None:
+    async def _end_at_shard(self, sweep: "_Sweep", shard: str, shards: dict[str, str]) -> None:
         for kind in (kind for kind, place in shards.items() if place == shard):
-            if shard not in look.failed:
-                await self._ask(look, kind, shard)
+            if shard not in sweep.failed:
+                await self._claim_from_kind(sweep, kind, shard)
 
-    async def _look(
+    async def _claim_from(
         self, asked: ClaimRequest, kinds: Sequence[str], began_at: float, deadline: float, *, recall: bool = False
     ) -> _Found:
         """Claim from the kinds, in this order, up to the limit.
@@ -205,41 +206,41 @@ class Claims:
         A kind whose keys are damaged, or whose shard does not answer, is skipped as long as another kind answers. If no
         kind answers, raises the first error: a repeat of the claim loses nothing.
         """
-        look = _Look(asked, began_at, deadline, recall=recall)
+        sweep = _Sweep(asked, began_at, deadline, recall=recall)
         shards = await self._shards(kinds)
         for kind in self._present(kinds, shards):
-            if shards[kind] not in look.failed:
-                await self._ask(look, kind, shards[kind])
-            if look.is_full:
+            if shards[kind] not in sweep.failed:
+                await self._claim_from_kind(sweep, kind, shards[kind])
+            if sweep.is_full:
                 break
-        if not look.has_answer:
-            raise look.error
-        self._pass_over(look.failed)
-        self._say(look.damaged)
-        return look.found()
+        if not sweep.has_answer:
+            raise sweep.error
+        self._skip_shards(sweep.failed)
+        self._log_damaged(sweep.damaged)
+        return sweep.found()
 
-    async def _ask(self, look: "_Look", kind: str, shard: str) -> None:
-        """Add the answer of one kind to `look`, or the error why the kind did not answer."""
-        claim_id = look.asked.claim_id
+    async def _claim_from_kind(self, sweep: "_Sweep", kind: str, shard: str) -> None:
+        """Add the answer of one kind to `sweep`, or the error why the kind did not answer."""
+        claim_id = sweep.asked.claim_id
         unheard = self._asked.setdefault(claim_id, set())
         now = time.monotonic()
-        waiter = self._wakes.name(claim_id) if look.asked.wait > 0 else None
-        request = {**look.request(now), "kind": kind, "waiter": waiter, **self._clocks.known(kind)}
+        waiter = self._wakes.name(claim_id) if sweep.asked.wait > 0 else None
+        request = {**sweep.request(now), "kind": kind, "waiter": waiter, **self._clocks.known(kind)}
         try:
             raw = await self._link.run(CLAIM, self._keys.of_kind(kind), encode(request))
             grants: Grants = decode(raw, _GRANTS)
         except ProtocolError as error:
-            look.damaged[kind] = error
+            sweep.damaged[kind] = error
             return
         except Unavailable as error:
-            look.failed[shard] = error
+            sweep.failed[shard] = error
             unheard.add(kind)
             return
         unheard.discard(kind)
         self._heard(kind, shard, claim_id)
-        if not (grants.is_repeat or look.recall):  # in these cases the script does not check for a jump of the clock
+        if not (grants.is_repeat or sweep.recall):  # in these cases the script does not check for a jump of the clock
             self._clocks.told(kind, grants.now, asked_at=now, steps_back=grants.steps_back)
-        look.add(grants, await self._readable(grants.tasks, kind))
+        sweep.add(grants, await self._readable(grants.tasks, kind))
 
     async def _shards(self, kinds: Sequence[str]) -> dict[str, str]:
         """Return the shard of each kind."""
@@ -251,7 +252,7 @@ class Claims:
         now = time.monotonic()
         return [kind for kind in kinds if self._away.get(shards[kind], now) <= now] or kinds
 
-    def _pass_over(self, failed: dict[str, Unavailable]) -> None:
+    def _skip_shards(self, failed: dict[str, Unavailable]) -> None:
         for shard, error in failed.items():
             if shard not in self._away:
                 logger.warning("claims skip the kinds that are kept at %s until it answers: %s", shard, error)
@@ -279,7 +280,7 @@ class Claims:
             await self._link.run(ASIDE, self._keys.of_kind(kind), encode({"tasks": aside, "successors": []}))
         return tasks
 
-    def _say(self, damaged: dict[str, ProtocolError]) -> None:
+    def _log_damaged(self, damaged: dict[str, ProtocolError]) -> None:
         for kind, error in damaged.items():
             if kind not in self._said:
                 logger.error("tasks of kind %r cannot be claimed, other kinds can: %s", kind, error)
@@ -296,7 +297,8 @@ class Claims:
         first = self._turn % len(distinct)
         return distinct[first:] + distinct[:first]
 
-    def _is_repeat(self, claim_id: str) -> bool:
+    def _note_claim(self, claim_id: str) -> bool:
+        """Note that this claim is made; return whether it was noted before."""
         if claim_id in self._asked:
             return True
         self._asked[claim_id] = set()

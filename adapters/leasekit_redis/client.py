@@ -113,23 +113,24 @@ class Link:
         if not self.address.is_cluster or len(keys) < 2:
             return [str(self.address)] * len(keys)
         with mapped(self.address):
-            cluster = cast("RedisCluster", (await self._opened()).client)
-            return [_shard(cluster, key) for key in keys]
+            cluster = cast("RedisCluster", (await self._open_session()).client)
+            return [_shard_name(cluster, key) for key in keys]
 
     async def _call(self, ask: Callable[[_Client], Awaitable[Any]]) -> Any:
-        self._notice_loop()
+        """Make a call; once more, in a new session, if the server of a session that has served is displaced."""
+        self._begin_anew_in_new_loop()
         with mapped(self.address):
             async with self._room:
-                session = await self._opened()
+                session = await self._open_session()
                 is_fresh = not session.has_served
                 try:
-                    return await self._once(session, ask)
+                    return await self._call_once(session, ask)
                 except exceptions.RedisError as error:
                     if is_fresh or not is_displaced(error):
                         raise
-                return await self._once(await self._opened(), ask)
+                return await self._call_once(await self._open_session(), ask)
 
-    async def _once(self, session: _Session, ask: Callable[[_Client], Awaitable[Any]]) -> Any:
+    async def _call_once(self, session: _Session, ask: Callable[[_Client], Awaitable[Any]]) -> Any:
         began_at = time.monotonic()
         session.calls += 1
         try:
@@ -160,10 +161,10 @@ class Link:
 
         The subscription breaks when another connection was found to lead to the wrong server.
         """
-        self._notice_loop()
+        self._begin_anew_in_new_loop()
         with mapped(self.address):
             host, port = await self._any_node()
-            client = Redis(host=host, port=port, db=self.address.db, **_settings(self.address))
+            client = Redis(host=host, port=port, db=self.address.db, **_client_settings(self.address))
             try:
                 pubsub = cast("PubSub", client.pubsub())  # pyright: ignore[reportUnknownMemberType]
                 try:
@@ -181,20 +182,20 @@ class Link:
     async def _any_node(self) -> tuple[str, int]:
         if not self.address.is_cluster:
             return self.address.hosts[0]
-        cluster = cast("RedisCluster", (await self._opened()).client)
+        cluster = cast("RedisCluster", (await self._open_session()).client)
         node = cluster.get_random_node()
         return str(node.host), int(node.port)
 
     async def aclose(self) -> None:
         """Close all connections when the calls under way have ended; a later call raises `Unavailable`."""
-        self._notice_loop()
+        self._begin_anew_in_new_loop()
         async with self._opening:
             self._is_closed = True
             if self._session is not None:
                 self._leave(self._session)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
-    def _notice_loop(self) -> None:
+    def _begin_anew_in_new_loop(self) -> None:
         # A forked child has another loop. The connections belong to its parent, so the child leaves them untouched.
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -202,20 +203,20 @@ class Link:
             self._opening, self._room = asyncio.Lock(), asyncio.Semaphore(_AT_ONCE)
             self._subscriptions, self._closing = set(), set()
 
-    async def _opened(self) -> _Session:
-        self._notice_loop()
+    async def _open_session(self) -> _Session:
+        self._begin_anew_in_new_loop()
         async with self._opening:
             if self._is_closed:
                 raise Unavailable(f"the connection to {self.address} was closed")
             if self._session is None:
-                self._session = _Session(await _client(self.address))
+                self._session = _Session(await _new_client(self.address))
             return self._session
 
 
-async def _client(address: Address) -> _Client:
+async def _new_client(address: Address) -> _Client:
     if address.is_cluster:
         nodes = [ClusterNode(host, port) for host, port in address.hosts]
-        cluster = RedisCluster(startup_nodes=nodes, **_settings(address))
+        cluster = RedisCluster(startup_nodes=nodes, **_client_settings(address))
         try:
             # Under the lock: several first calls at once would each read the cluster's layout, and close each other's
             # connections.
@@ -225,10 +226,10 @@ async def _client(address: Address) -> _Client:
             raise
         return cast("_Client", cluster)
     ((host, port),) = address.hosts
-    return cast("_Client", Redis(host=host, port=port, db=address.db, **_settings(address)))
+    return cast("_Client", Redis(host=host, port=port, db=address.db, **_client_settings(address)))
 
 
-def _shard(cluster: RedisCluster, key: bytes) -> str:
+def _shard_name(cluster: RedisCluster, key: bytes) -> str:
     try:
         node = cluster.get_node_from_key(key.decode())
     except exceptions.RedisClusterException:
@@ -236,7 +237,7 @@ def _shard(cluster: RedisCluster, key: bytes) -> str:
     return "an unknown server" if node is None else str(node.name)
 
 
-def _settings(address: Address) -> dict[str, Any]:
+def _client_settings(address: Address) -> dict[str, Any]:
     return {
         "username": address.username,
         "password": address.password,

@@ -73,7 +73,7 @@ class Clocks:
         earliest. Both are None if no answer of that clock is remembered. `jumped` is how long ago a step of any clock
         was noticed; None: never. `steps_back` is the number of steps back that the kind told last; None: not yet.
         """
-        at, told = time.monotonic(), self._told.get(self._clock(kind))
+        at, told = time.monotonic(), self._told.get(self._clock_name(kind))
         return {
             "latest": None if told is None else told.latest(at) + _SLACK,
             "earliest": None if told is None else told.earliest(at),
@@ -83,7 +83,7 @@ class Clocks:
 
     def told(self, kind: str, now: int, *, asked_at: float, steps_back: int | None = None) -> None:
         """Record that it was `now` in Redis at some instant since the request left."""
-        at, clock = time.monotonic(), self._clock(kind)
+        at, clock = time.monotonic(), self._clock_name(kind)
         known = self._told.get(clock)
         has_stepped = known is not None and now - known.latest(at) > _GAIN
         if steps_back is not None:
@@ -97,5 +97,5 @@ class Clocks:
             self._jumped_at = at
             self._stepped(kind)
 
-    def _clock(self, kind: str) -> str:
+    def _clock_name(self, kind: str) -> str:
         return "" if self._is_one else kind

@@ -58,7 +58,7 @@ def task(raw: msgspec.Raw, kind: str) -> Task:
 
 def beaten(ids: Sequence[str], words: Sequence[Word]) -> list[Verdict]:
     """Return the verdicts on heartbeats: a word is a ttl, [ttl] (cancel requested), or why the lease is gone."""
-    _check(ids, words)
+    _check_count(ids, words)
     verdicts: list[Verdict] = []
     for task_id, word in zip(ids, words, strict=True):
         if isinstance(word, int):
@@ -72,7 +72,7 @@ def beaten(ids: Sequence[str], words: Sequence[Word]) -> list[Verdict]:
 
 def settled(ids: Sequence[str], words: Sequence[Word]) -> list[Verdict]:
     """Return the verdicts on results: a word is a number if the result counts, or says why the lease is gone."""
-    _check(ids, words)
+    _check_count(ids, words)
     return [
         Verdict(id=task_id, verdict="settled")
         if isinstance(word, int)
@@ -83,7 +83,7 @@ def settled(ids: Sequence[str], words: Sequence[Word]) -> list[Verdict]:
 
 def cancelled(ids: Sequence[str], words: Sequence[Any]) -> list[Verdict]:
     """Return the verdicts on a cancel request."""
-    _check(ids, words)
+    _check_count(ids, words)
     return [
         Verdict(id=task_id, verdict=word)
         if word in ("cancelled", "cancel_requested")
@@ -113,7 +113,7 @@ def info(row: Row, kind: str) -> TaskInfo:
             error=_value(last.error if last else None),
             worker=state.worker,
             history=[_entry(run) for run in row.runs],
-            reason=state.reason or _waits_for(state),
+            reason=state.reason or _waiting_reason(state),
         )
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"the record of task {row.id!r} in Redis cannot be read: {error}") from None
@@ -133,7 +133,7 @@ def moment(milliseconds: float) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
-def _waits_for(state: State) -> str | None:
+def _waiting_reason(state: State) -> str | None:
     if not state.after:
         return None
     others = f" and {len(state.after) - 1} more" if len(state.after) > 1 else ""
@@ -156,6 +156,6 @@ def _value(text: str | None) -> Any:
     return None if text is None else _plain(text)
 
 
-def _check(ids: Sequence[str], words: Sequence[Any]) -> None:
+def _check_count(ids: Sequence[str], words: Sequence[Any]) -> None:
     if len(ids) != len(words):
         raise ProtocolError(f"Redis gave {len(words)} verdicts on {len(ids)} items")

@@ -50,7 +50,7 @@ class Wait(NamedTuple):
     name: str
 
 
-Told = tuple[Wait, str | None]  # a wait that is over, and why the task can never run; None: the awaited task succeeded
+Resolution = tuple[Wait, str | None]  # a wait that is over, and why its task can never run; None: it can
 Place = tuple[str, str]  # a kind and an id
 
 
@@ -66,17 +66,17 @@ class Dependencies:
         """Register each wait; resolve it at once if the awaited task has ended. Return the waits for unknown ids."""
         unknown: list[Wait] = []
         for first in range(0, len(waits), _PAGE):
-            unknown += await self._ask(waits[first : first + _PAGE])
+            unknown += await self._ask_page(waits[first : first + _PAGE])
         return unknown
 
-    async def _ask(self, waits: Sequence[Wait]) -> list[Wait]:
+    async def _ask_page(self, waits: Sequence[Wait]) -> list[Wait]:
         kinds = await self._register.await_unknown_id([(wait.name, f"{wait.id}/{wait.kind}") for wait in waits])
         groups: dict[str, list[Wait]] = {}
         for wait, kind in zip(waits, kinds, strict=True):
             if kind is not None:
                 groups.setdefault(kind, []).append(wait)
         told = await asyncio.gather(*(self._await_task(kind, some) for kind, some in groups.items()))
-        await self._release(await self._tell([wait for part in told for wait in part]))
+        await self._release_in_turn(await self._resolve([wait for part in told for wait in part]))
         return [wait for wait, kind in zip(waits, kinds, strict=True) if kind is None]
 
     async def ask_again(self, kind: str, gated: Sequence[Gated], *, retention: float) -> None:
@@ -89,12 +89,12 @@ class Dependencies:
             f"which it was to run after, is unknown after {patience / 86400:.0f} days: it was never scheduled, or "
             "ended so long ago that it was forgotten"
         )
-        told: list[Told] = [(wait, f'"{wait.name}", {reason}') for wait in unknown if wait.id in impatient]
-        cycles = await asyncio.gather(*(self._cycle(kind, task) for task in gated))
+        told: list[Resolution] = [(wait, f'"{wait.name}", {reason}') for wait in unknown if wait.id in impatient]
+        cycles = await asyncio.gather(*(self._resolutions_of_cycle(kind, task) for task in gated))
         told += [wait for cycle in cycles for wait in cycle]
-        await self._release(await self._tell(told))
+        await self._release_in_turn(await self._resolve(told))
 
-    async def _cycle(self, kind: str, gated: Gated) -> list[Told]:
+    async def _resolutions_of_cycle(self, kind: str, gated: Gated) -> list[Resolution]:
         if gated.age > 1000 * _SUSPECT:
             return []
         way = await find_cycle(self._link, self._keys, self._register, gated.id, gated.after)
@@ -106,14 +106,14 @@ class Dependencies:
     async def adopt(self, name: str, kind: str) -> None:
         """Carry the waits for an id to the kind that the id was registered for."""
         notes = self._keys.wanted[self._keys.part(name)]
-        while members := await self._page(notes, name):
-            waits = [wait for one in members if (wait := _wait(one))]
-            await self._release(await self._tell(await self._await_task(kind, waits)))
+        while members := await self._page_of_waits(notes, name):
+            waits = [wait for one in members if (wait := _parse_wait(one))]
+            await self._release_in_turn(await self._resolve(await self._await_task(kind, waits)))
             await self._link.command("ZREM", notes, *members)
 
     async def release(self, kind: str, names: Iterable[str]) -> None:
-        """Resolve the waits for these tasks, as far as they have ended, and for those dropped by it: `_ROUNDS` deep."""
-        await self._release([(kind, name) for name in names])
+        """Resolve the waits for these tasks if they have ended, and for tasks that this drops, `_ROUNDS` deep."""
+        await self._release_in_turn([(kind, name) for name in names])
 
     async def withdraw(self, kind: str, unmet: Sequence[Gated]) -> None:
         """Remove the waits of these tasks from where they were left."""
@@ -126,7 +126,7 @@ class Dependencies:
             if place is not None:
                 await self._link.command("ZREM", self._keys.one(place, "awaited"), f"{name}/{waiting}")
 
-    async def _await_task(self, kind: str, waits: Sequence[Wait]) -> list[Told]:
+    async def _await_task(self, kind: str, waits: Sequence[Wait]) -> list[Resolution]:
         """Register waits for tasks of this kind; return the waits that are over already."""
         argument = encode([(wait.name, f"{wait.id}/{wait.kind}") for wait in waits])
         words: list[str | bool] = decode(await self._link.run(AWAIT_TASK, self._keys.of_kind(kind), argument), _WORDS)
@@ -134,21 +134,21 @@ class Dependencies:
             raise ProtocolError(f"Redis gave {len(words)} answers for {len(waits)} waiting tasks")
         return [(wait, _reason(wait, word)) for wait, word in zip(waits, words, strict=True) if isinstance(word, str)]
 
-    async def _tell(self, told: Sequence[Told]) -> list[Place]:
+    async def _resolve(self, resolutions: Sequence[Resolution]) -> list[Place]:
         """Resolve these waits; return the tasks that were dropped by it and that other tasks wait for."""
-        groups: dict[str, list[Told]] = {}
-        for wait, reason in told:
+        groups: dict[str, list[Resolution]] = {}
+        for wait, reason in resolutions:
             groups.setdefault(wait.kind, []).append((wait, reason))
 
-        async def tell(kind: str, some: Sequence[Told]) -> list[Place]:
+        async def resolve(kind: str, some: Sequence[Resolution]) -> list[Place]:
             argument = encode([(wait.id, wait.name, reason) for wait, reason in some])
             ids: list[str] = decode(await self._link.run(RESOLVE_DEPENDENCY, self._keys.of_kind(kind), argument), _IDS)
             return [(kind, task_id) for task_id in ids]
 
-        found = await asyncio.gather(*(tell(kind, some) for kind, some in groups.items()))
+        found = await asyncio.gather(*(resolve(kind, some) for kind, some in groups.items()))
         return [place for places in found for place in places]
 
-    async def _release(self, ended: Sequence[Place]) -> None:
+    async def _release_in_turn(self, ended: Sequence[Place]) -> None:
         for _ in range(_ROUNDS):
             if not ended:
                 return
@@ -156,26 +156,27 @@ class Dependencies:
             ended = [place for places in found for place in places]
 
     async def _release_one(self, kind: str, name: str) -> list[Place]:
+        """Resolve the waits for a task if it has ended; return the awaited tasks that were dropped by it."""
         status = status_of(await self._link.command("HGET", self._keys.one(kind, "state"), name))
         after: list[Place] = []
         if status is not None and status.ended:  # it may have been redriven meanwhile
             names = self._keys.one(kind, "awaited")
-            while members := await self._page(names, name):
-                waits = [wait for one in members if (wait := _wait(one))]
-                after += await self._tell([(wait, _reason(wait, status)) for wait in waits])
+            while members := await self._page_of_waits(names, name):
+                waits = [wait for one in members if (wait := _parse_wait(one))]
+                after += await self._resolve([(wait, _reason(wait, status)) for wait in waits])
                 await self._link.command("ZREM", names, *members)
                 if len(members) < _PAGE:  # no wait is left at a task that has ended
                     break
         await self._link.command("ZREM", self._keys.one(kind, "ending"), name)
         return after
 
-    async def _page(self, key: bytes, name: str) -> list[bytes]:
+    async def _page_of_waits(self, key: bytes, name: str) -> list[bytes]:
         # `0` is the character after `/`, and no id contains `/`.
         found: list[bytes] = await self._link.command("ZRANGEBYLEX", key, f"[{name}/", f"({name}0", "LIMIT", 0, _PAGE)
         return found
 
 
-def _wait(member: bytes) -> Wait | None:
+def _parse_wait(member: bytes) -> Wait | None:
     """Parse a wait; None if it cannot be read: maintenance registers the wait again anyway."""
     try:
         name, task_id, kind = member.decode().split("/")

@@ -66,7 +66,7 @@ class IdIndex:
         return due
 
     async def reschedule_kind(self, kind: str, *, own_until: int, next_visit: int | None) -> None:
-        """Set when a kind is due next, or remove it (`None`: nothing is left of it), unless it was noted meanwhile."""
+        """Set when a kind, got with this `own_until`, is due next, unless it was noted since; `None`: remove it."""
         await self._link.run(RESCHEDULE_KIND, [self._keys.kinds], encode([kind, own_until, next_visit]))
 
     async def reserve(self, wanted: Sequence[tuple[str, str]]) -> list[Owner]:

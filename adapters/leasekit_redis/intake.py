@@ -42,12 +42,12 @@ class Intake:
         kinds = [task.kind for task in tasks]
         answers: list[Scheduled | None] = [None] * len(tasks)
         # First, so that a repeat with a dedupe key takes no place in the register.
-        await self._ask(records, kinds, [at for at, one in enumerate(records) if one.dedupe], answers, peek=True)
+        await self._answer(records, kinds, [at for at, one in enumerate(records) if one.dedupe], answers, peek=True)
         awaited: list[int] = []
         try:
             awaited = await self._add(records, kinds, answers)
         except Unavailable:  # memory may be full: tasks that exist already need no room
-            await self._ask(
+            await self._answer(
                 records, kinds, [at for at, known in enumerate(answers) if known is None], answers, peek=True
             )
             if None in answers:
@@ -67,11 +67,11 @@ class Intake:
         _, owners = await asyncio.gather(self._register.note(dict.fromkeys(kinds)), reserving)
         strangers = [(at, owner.kind) for at, owner in zip(new, owners, strict=True) if owner.kind != kinds[at]]
         others = {at for at, _ in strangers}
-        await self._ask(records, kinds, [at for at in new if at not in others], answers, peek=False)
+        await self._answer(records, kinds, [at for at in new if at not in others], answers, peek=False)
         if strangers:  # last: the owner of an id may be in this same batch, and exists by now
             for at, owner in strangers:
                 answers[at] = await self._conflict(records[at], kinds[at], owner)
-            await self._ask(records, kinds, [at for at, _ in strangers if answers[at] is None], answers, peek=False)
+            await self._answer(records, kinds, [at for at, _ in strangers if answers[at] is None], answers, peek=False)
         return [at for at, owner in zip(new, owners, strict=True) if owner.is_wanted]
 
     async def _introduce(
@@ -94,7 +94,7 @@ class Intake:
                 await asyncio.gather(*(self._dependencies.adopt(records[at].id, kinds[at]) for at in known))
                 await self._dependencies.ask(waits)
 
-    async def _ask(
+    async def _answer(
         self,
         records: Sequence[NewRecord],
         kinds: Sequence[str],
@@ -103,6 +103,7 @@ class Intake:
         *,
         peek: bool,
     ) -> None:
+        """Schedule the tasks at these positions, and set their answers; `peek`: only answer for tasks that exist."""
         groups: dict[str, list[int]] = {}
         for at in positions:
             groups.setdefault(kinds[at], []).append(at)

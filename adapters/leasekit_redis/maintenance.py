@@ -177,7 +177,7 @@ class Maintenance:
             await self._link.run(DROP, self._keys.of_kind(kind), encode({"ids": ids, "retention": retention}))
 
     async def _drop_name(self, name: str, retention: int) -> None:
-        # In this order: if the name was asked for meanwhile, it is kept, and so must be its id.
+        """Delete the task of a name, then free its id, unless the name was asked for meanwhile: then both stay."""
         argument = encode({"ids": [name], "retention": retention, "is_name": True})
         if decode(await self._link.run(DROP, self._keys.of_kind(name), argument), _COUNT):
             await self._register.forget([name])

@@ -65,7 +65,7 @@ class Reading:
 
     async def page(self, wanted: dict[str, str], *, kind: str | None, cursor: str | None, limit: int) -> Page:
         """Return tasks that match, oldest first, without history; fewer if their values are large, or damaged."""
-        place = _place(cursor)
+        place = _parse_cursor(cursor)
         kinds = await self._register.kinds() if kind is None else [kind]
         shown: list[tuple[_Place, Row]] = []
         for name in kinds:
@@ -161,7 +161,7 @@ class Reading:
         return await asyncio.gather(*(read(kind) for kind in kinds))
 
 
-def _place(cursor: str | None) -> _Place | None:
+def _parse_cursor(cursor: str | None) -> _Place | None:
     if cursor is None:
         return None
     match = _CURSOR.fullmatch(cursor)

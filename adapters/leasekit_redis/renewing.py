@@ -84,19 +84,21 @@ class Renewing:
             words = await self._run(SETTLE, kind, "results", batch)
             verdicts = decoding.settled([result.id for result in batch], words)
             accepted = [(result, word) for result, word in zip(batch, words, strict=True) if word in (1, 2)]
-            await self._bring(kind, [result for result, _ in accepted])
-            await self._tell(kind, [result.id for result, word in accepted if word == 2])
+            await self._deliver_successors(kind, [result for result, _ in accepted])
+            await self._release_waiting(kind, [result.id for result, word in accepted if word == 2])
             return verdicts
 
         return await self._each_kind(settlements, ask)
 
-    async def _run(self, script: Script, kind: str, name: str, batch: Sequence[Any]) -> list[decoding.Word]:
+    async def _run(self, script: Script, kind: str, field: str, batch: Sequence[Any]) -> list[decoding.Word]:
         """Run a script on a batch; split a large batch, because Redis serves no other client while a script runs."""
         asked_at = time.monotonic()
-        argument = encode({"worker": self._worker, **self._clocks.known(kind), name: batch})
+        argument = encode({"worker": self._worker, **self._clocks.known(kind), field: batch})
         if len(argument) > MAX_BODY and len(batch) > 1:
             half = len(batch) // 2
-            return [word for part in (batch[:half], batch[half:]) for word in await self._run(script, kind, name, part)]
+            return [
+                word for part in (batch[:half], batch[half:]) for word in await self._run(script, kind, field, part)
+            ]
         heard: Heard = decode(await self._link.run(script, self._keys.of_kind(kind), argument), _HEARD)
         self._clocks.told(kind, heard.now, asked_at=asked_at, steps_back=heard.steps_back)
         return heard.words
@@ -134,13 +136,13 @@ class Renewing:
                     groups.setdefault(kind, []).append(at)
         return groups
 
-    async def _bring(self, kind: str, accepted: Iterable[Result]) -> None:
+    async def _deliver_successors(self, kind: str, accepted: Iterable[Result]) -> None:
         """Schedule the successors at once. They are in the outbox too: maintenance repeats what fails here."""
         outbox = [successor for result in accepted for successor in result.successors or ()]
         with contextlib.suppress(BackendError):
             await self._deliver(kind, outbox)
 
-    async def _tell(self, kind: str, ended: Sequence[str]) -> None:
+    async def _release_waiting(self, kind: str, ended: Sequence[str]) -> None:
         """Release the tasks that wait for these, at once. Redis keeps the ids: maintenance repeats what fails here."""
         with contextlib.suppress(BackendError):
             await self._dependencies.release(kind, ended)

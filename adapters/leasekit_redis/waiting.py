@@ -30,9 +30,9 @@ class Waiter:
         self._told: set[str] = set()
         self._event = asyncio.Event()
 
-    def tell(self, what: str) -> None:
-        """Wake the claim because a task may be ready at the kind of this key; an empty key stands for any kind."""
-        self._told.add(what)
+    def wake(self, key: str) -> None:
+        """Wake the claim because a task may be ready at the kind of this key; an empty one stands for any kind."""
+        self._told.add(key)
         self._event.set()
 
     async def wait(self, seconds: float) -> set[str]:
@@ -113,20 +113,20 @@ class Wakes:
             is_asked = False
             if message["type"] == "subscribe":
                 self._subscribed.set()
-                self._tell_all()  # messages that were published before the subscription are lost
+                self._wake_all()  # messages that were published before the subscription are lost
             elif message["type"] == "message":
-                self._tell(message["data"].decode())
+                self._wake(message["data"].decode())
 
-    def _tell(self, message: str) -> None:
-        claim_id, _, what = message.partition("/")
+    def _wake(self, message: str) -> None:
+        claim_id, _, key = message.partition("/")
         waiters = self._waiters.get(claim_id)
         if not waiters:
-            self._pass_on(what)
+            self._pass_on(key)
             return
         for waiter in waiters:
-            waiter.tell(what)
+            waiter.wake(key)
 
-    def _tell_all(self) -> None:
+    def _wake_all(self) -> None:
         for waiters in self._waiters.values():
             for waiter in waiters:
-                waiter.tell("")
+                waiter.wake("")

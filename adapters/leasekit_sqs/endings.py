@@ -115,7 +115,7 @@ class Endings:
         return [became[n] for n in range(len(endings))]
 
     async def _copy(self, endings: Sequence[Ending]) -> list[BackendError | None]:
-        """Copy messages to the dead-letter queue, each once."""
+        """Copy messages to the dead-letter queue, each once; warn if their queue has none."""
         became: dict[int, BackendError | None] = {}
         items: list[tuple[int, Item]] = []
         for n, one in enumerate(endings):

@@ -175,7 +175,7 @@ class RedisRig(Rig):
     async def open(self) -> None:
         self._set()
         self.service = backend = connect(f"{self._server.url}?prefix={self._prefix}", worker="w")
-        backend._keep_moving = lambda: None  # type: ignore[method-assign] # maintenance comes by when told
+        backend._ensure_maintenance = lambda: None  # type: ignore[method-assign] # maintenance comes by when told
 
     def _set(self) -> None:
         self._server.ask("SET", redis_clock.STANDS, round(1e6 * self.now))

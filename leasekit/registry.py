@@ -18,8 +18,8 @@ GROUP = "leasekit.backends"
 """The group of entry points by which backends are installed."""
 
 _EXTRAS = {
-    "http": "http", "https": "http", "redis": "redis", "redis+cluster": "redis", "rediss": "redis", "sfn": "sfn",
-    "sqlite": "server", "sqs": "sqs", "swf": "swf",
+    "http": "http", "http+unix": "http", "https": "http", "redis": "redis", "redis+cluster": "redis", "rediss": "redis",
+    "sfn": "sfn", "sqlite": "server", "sqs": "sqs", "swf": "swf",
 }  # fmt: skip
 """Scheme → the extra of leasekit that installs the libraries of its backend."""
 

@@ -50,8 +50,11 @@ def connect(url: str, *, worker: str) -> "HttpBackend":
     """Return the backend for the service at this URL; a path is kept as a prefix. Nothing is opened yet.
 
     `http://a:8077,b:8077/prefix` names two addresses of the same service: while one does not answer, requests go to the
-    other. Raises `ConfigError` if the URL is wrong; the message never contains the URL, which may hold a password.
+    other. `http+unix:///run/tasks.sock` names a socket of this machine. Raises `ConfigError` if the URL is wrong; the
+    message never contains the URL, which may hold a password.
     """
+    if url.startswith("http+unix://"):
+        return HttpBackend(url, worker=worker)
     return HttpBackend(*addresses(url), worker=worker)
 
 

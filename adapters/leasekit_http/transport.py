@@ -52,6 +52,7 @@ class Transport:
 
     def __init__(self, *base_urls: str) -> None:
         self._urls = deque(base_urls)
+        self._socket = base_urls[0].partition("http+unix://")[2] or None
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tries: Iterator[str] = iter(())
@@ -136,9 +137,10 @@ class Transport:
         headers = {REQUEST_HEADER: next(self._tries)}
         if body is not None:
             headers |= _JSON
+        url = (base_url if self._socket is None else "http://localhost") + path
         try:
             with anyio.fail_after(timeout):
-                async with client.stream(method, base_url + path, content=body, headers=headers) as response:
+                async with client.stream(method, url, content=body, headers=headers) as response:
                     _check_request(response, headers[REQUEST_HEADER])
                     raw = await _read_body(response, at_most)
         except TimeoutError:
@@ -161,7 +163,8 @@ class Transport:
             self._loop = loop
             self._tries = _request_names()  # new for a forked child too, whose requests would have its parent's values
             # No proxy and no .netrc, so that requests go to the given address itself.
-            self._client = httpx.AsyncClient(headers=_HEADERS, limits=_LIMITS, timeout=_NO_TIMEOUT, trust_env=False)
+            way = httpx.AsyncHTTPTransport(limits=_LIMITS, trust_env=False, uds=self._socket)
+            self._client = httpx.AsyncClient(headers=_HEADERS, transport=way, timeout=_NO_TIMEOUT, trust_env=False)
         return self._client
 
 

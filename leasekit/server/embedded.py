@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from leasekit._lifecycle.validation import check_limit, checked
 from leasekit.backend import Capabilities
 from leasekit.errors import ProtocolError, Unavailable
-from leasekit.server.engine import Engine, open_store
+from leasekit.server.engine import Engine
 from leasekit.task import (
     Beat,
     Claimed,
@@ -40,7 +40,7 @@ from leasekit.wire import (
     ScheduleRequest,
 )
 
-__all__ = ["DirectBackend", "EmbeddedBackend", "connect", "plain", "plain_info"]
+__all__ = ["DirectBackend", "EmbeddedBackend", "plain", "plain_info"]
 
 
 class DirectBackend:
@@ -115,16 +115,16 @@ class DirectBackend:
 class EmbeddedBackend(DirectBackend):
     """A backend over an engine that the first call opens, in the event loop of that call."""
 
-    def __init__(
-        self, make: Callable[[], AbstractAsyncContextManager[Engine]], *, worker: str, url: str | None = None
-    ) -> None:
+    def __init__(self, make: Callable[[], AbstractAsyncContextManager[Engine]], *, worker: str) -> None:
         super().__init__(worker=worker)
-        self.url = url
-        """The URL of the store, valid in any working directory."""
         self._make = make
         self._opening = asyncio.Lock()
         self._opened: tuple[AbstractAsyncContextManager[Engine], Engine] | None = None
         self._is_closed = False
+
+    async def open(self) -> None:
+        """Open the engine, if it is not open."""
+        await self._engine()
 
     async def aclose(self) -> None:
         """Close the engine. Leases are not touched."""
@@ -172,13 +172,3 @@ def _plain(value: Any) -> Any:
         return msgspec.json.decode(value) if isinstance(value, Raw) else value
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"a value in the store is not JSON: {error}") from None
-
-
-def connect(url: str, *, worker: str) -> EmbeddedBackend:
-    """Return a backend over an engine of its own in this process, opened by the first call.
-
-    The `url` of the backend has the absolute path of the file: a fork or a supervisor that reconnects must find the
-    same store from any working directory. Raises `ConfigError` for a URL that names no store.
-    """
-    store = open_store(url)
-    return EmbeddedBackend(lambda: Engine(store), worker=worker, url=store.url or url)

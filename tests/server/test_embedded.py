@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from leasekit.backend import Backend, Scheduler
-from leasekit.errors import ConfigError, Refused, StoreLocked, Unavailable
+from leasekit.errors import ConfigError, Refused, Unavailable
 from leasekit.registry import open_backend
-from leasekit.server.embedded import EmbeddedBackend, connect
+from leasekit.server.embedded import EmbeddedBackend
 from leasekit.server.engine import Engine, open_store
+from leasekit.server.shared import SharedBackend, connect
 from leasekit.task import Beat, NewTask, Settlement, Stats, Status
 from leasekit.testing.contract import SchedulerContract
 
@@ -90,7 +91,7 @@ class TestInMemory(Contract):
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[EmbeddedBackend]:
+async def door(tmp_path: Path) -> AsyncIterator[SharedBackend]:
     one = connect(f"sqlite:///{tmp_path}/tasks.db", worker="w")
     yield one
     await one.aclose()
@@ -98,7 +99,7 @@ async def door(tmp_path: Path) -> AsyncIterator[EmbeddedBackend]:
 
 async def test_the_scheme_is_registered(tmp_path: Path) -> None:
     backend = open_backend(f"sqlite:///{tmp_path}/tasks.db", worker="w")
-    assert isinstance(backend, EmbeddedBackend)
+    assert isinstance(backend, SharedBackend)
     assert isinstance(backend, Scheduler)
     await backend.aclose()
 
@@ -110,23 +111,12 @@ def test_connecting_opens_nothing_but_refuses_a_bad_url(tmp_path: Path) -> None:
         connect(f"sqlite:///{tmp_path}/missing/tasks.db", worker="w")
 
 
-async def test_the_first_calls_open_one_engine(door: EmbeddedBackend) -> None:
+async def test_the_first_calls_open_one_engine(door: SharedBackend) -> None:
     answers = await asyncio.gather(*(door.schedule([NewTask(kind="k")]) for _ in range(5)))
     assert all(answer[0].created for answer in answers)
 
 
-async def test_a_door_that_could_not_open_may_open_later(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/tasks.db"
-    first, second = connect(url, worker="w"), connect(url, worker="w")
-    await first.stats()
-    with pytest.raises(StoreLocked):
-        await second.stats()
-    await first.aclose()
-    assert await second.stats() == Stats(kinds={})
-    await second.aclose()
-
-
-async def test_a_closed_door_stays_closed(door: EmbeddedBackend) -> None:
+async def test_a_closed_door_stays_closed(door: SharedBackend) -> None:
     await door.aclose()
     with pytest.raises(Unavailable, match="closed"):
         await door.stats()
@@ -140,7 +130,7 @@ async def test_tasks_outlive_the_door(tmp_path: Path) -> None:
         await door.aclose()
 
 
-async def test_values_leave_as_plain_values(door: EmbeddedBackend) -> None:
+async def test_values_leave_as_plain_values(door: SharedBackend) -> None:
     await door.schedule([NewTask(kind="k", id="a", payload={"n": [1, None]})])
     (task,) = (await door.claim(["k"], limit=1, wait=0, claim_id="c")).tasks
     assert (task.payload, task.progress) == ({"n": [1, None]}, None)
@@ -175,7 +165,7 @@ LOOP.append(LOOP)
         (NewTask(kind="k", payload=LOOP), "payload"),
     ],
 )
-async def test_what_the_wire_would_refuse_is_refused_whole(door: EmbeddedBackend, task: NewTask, field: str) -> None:
+async def test_what_the_wire_would_refuse_is_refused_whole(door: SharedBackend, task: NewTask, field: str) -> None:
     with pytest.raises(Refused) as refused:
         await door.schedule([NewTask(kind="k"), task])
     (error,) = refused.value.errors
@@ -184,7 +174,7 @@ async def test_what_the_wire_would_refuse_is_refused_whole(door: EmbeddedBackend
     assert await door.stats() == Stats(kinds={})
 
 
-async def test_too_many_at_once_are_refused(door: EmbeddedBackend) -> None:
+async def test_too_many_at_once_are_refused(door: SharedBackend) -> None:
     with pytest.raises(Refused):
         await door.schedule([NewTask(kind="k")] * 1001)
     with pytest.raises(Refused):
@@ -203,13 +193,13 @@ async def test_too_many_at_once_are_refused(door: EmbeddedBackend) -> None:
         {"claim_id": "x/y"},
     ],
 )
-async def test_a_claim_that_the_wire_would_refuse_is_refused(door: EmbeddedBackend, asked: Any) -> None:
+async def test_a_claim_that_the_wire_would_refuse_is_refused(door: SharedBackend, asked: Any) -> None:
     asked = {"kinds": ["k"], "limit": 1, "wait": 0.0, "claim_id": uuid.uuid4().hex} | asked
     with pytest.raises(Refused):
         await door.claim(asked.pop("kinds"), **asked)
 
 
-async def test_results_and_beats_that_the_wire_would_refuse_are_refused(door: EmbeddedBackend) -> None:
+async def test_results_and_beats_that_the_wire_would_refuse_are_refused(door: SharedBackend) -> None:
     with pytest.raises(Refused):
         await door.beat([Beat(id="a", token="t", progress="x" * 70_000)])
     with pytest.raises(Refused):
@@ -222,6 +212,6 @@ async def test_results_and_beats_that_the_wire_would_refuse_are_refused(door: Em
         await door.list_tasks(limit=0)
 
 
-async def test_of_an_unknown_task_there_is_nothing(door: EmbeddedBackend) -> None:
+async def test_of_an_unknown_task_there_is_nothing(door: SharedBackend) -> None:
     assert await door.get("nobody") is None
     assert (await door.list_tasks(status=Status.DEAD)).tasks == []

@@ -4,10 +4,12 @@
 """
 
 import asyncio
+import contextlib
 import functools
 import gc
 import ipaddress
 import socket
+from collections.abc import Generator
 from types import FrameType
 from typing import Any
 
@@ -29,10 +31,11 @@ from leasekit.server.http.protocol import BoundedProtocol
 from leasekit.server.http.request import ApiRequest
 from leasekit.server.http.routes import OPTIONS, PROVIDED, ROUTES
 from leasekit.server.http.sending import Sending
+from leasekit.server.local_socket import beside
 from leasekit.server.store import Store
 from leasekit.server.store.sql import CHECK
 
-__all__ = ["Server", "create_app", "serve"]
+__all__ = ["Server", "create_app", "serve", "serve_engine"]
 
 BODY_TIMEOUT = 30.0
 IDLE_TIMEOUT = 75  # of a connection; longer than clients keep one, so that none is closed while a request arrives
@@ -106,11 +109,20 @@ def serve(host: str, port: int, store_url: str, *, insecure: bool = False, check
 
 async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
     async with Engine(store) as engine:
-        with _listen(host, port, insecure=insecure) as listener:
+        with _listen(host, port, insecure=insecure) as listener, beside(store) as others:
             server = Server(create_app(engine, any_host=insecure))
             # The objects that exist by now stay: each garbage collection of them would stop the process for 0.1 s.
             gc.freeze()
-            await server.serve(sockets=[listener])
+            await server.serve(sockets=[listener, *others])
+
+
+async def serve_engine(engine: Engine, listener: socket.socket, stop: asyncio.Event) -> None:
+    """Serve an engine of this process at a socket until `stop` is set; signals are left to the process."""
+    server = _InnerServer(create_app(engine))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await stop.wait()
+    server.should_exit = True
+    await serving
 
 
 def _listen(host: str, port: int, *, insecure: bool) -> socket.socket:
@@ -151,6 +163,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or []:
+            if listener.family == socket.AF_UNIX:
+                continue
             print(f"leasekit is listening on http://{_authority(listener)}", flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -162,6 +176,14 @@ class Server(uvicorn.Server):
         # Replaces uvicorn's method, which raises the signal again at the end: the process would die of the signal.
         self.force_exit = self.should_exit
         self.should_exit = True
+
+
+class _InnerServer(Server):
+    """A server within a process that is not its own: it handles no signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
 
 
 def _authority(listener: socket.socket) -> str:

@@ -163,8 +163,8 @@ class FileLock:
         except OSError:
             holder = []
         return StoreLocked(
-            f"another server has the store {self._path.name!r} open (process {holder[0] if holder else 'unknown'}): "
-            "stop that server, or connect to it over HTTP"
+            f"another process has the store {self._path.name!r} open (process {holder[0] if holder else 'unknown'}): "
+            "stop it, or connect to the store, which joins it"
         )
 
     def _write(self, holder: int) -> None:

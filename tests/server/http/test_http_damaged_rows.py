@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import leasekit_http
-from leasekit.server.embedded import connect
+from leasekit.server.shared import connect
 from leasekit.task import Beat, FixedDelays, NewTask, Settlement, Status, Task, TaskInfo
 from tests.sampling import in_soak
 
@@ -231,5 +231,5 @@ async def _survives(place: Place, stage: str, table: str, column: str, value: st
     assert (await place.settle(*tasks, outcome="retry"))[:2] == ["settled"] * 2
     await place.backend.cancel(["bad", "good"])
     assert (await place.get("good")).status is Status.CANCELLED
-    await (await place.backend._engine()).tick()
+    await (await place.backend._own._engine()).tick()
     assert set(await place.ids()) >= {"good", "other", "new"}

@@ -1,0 +1,65 @@
+"""The socket beside a store, through which other processes of this machine reach the one that has the store open."""
+
+import contextlib
+import os
+import socket
+import weakref
+from collections.abc import Generator
+from pathlib import Path
+
+from leasekit.server.store import Store
+
+__all__ = ["beside", "bound", "socket_path"]
+
+_LONGEST = 103  # bytes of a path that every platform takes for a socket
+
+
+def socket_path(store: Store) -> Path | None:
+    """Return the path of the store's socket; None: the store is not a file, or its path is too long for a socket."""
+    if store.url is None:
+        return None
+    path = Path(store.url.removeprefix("sqlite:///") + ".sock")
+    return path if len(os.fsencode(path)) <= _LONGEST else None
+
+
+@contextlib.contextmanager
+def beside(store: Store) -> Generator[list[socket.socket]]:
+    """Listen beside the store until the block ends, if it can have a socket."""
+    path = socket_path(store)
+    if path is None:
+        yield []
+        return
+    with bound(path) as listener:
+        yield [listener]
+
+
+@contextlib.contextmanager
+def bound(path: Path) -> Generator[socket.socket]:
+    """Listen at `path`, for processes of the same user, until the block ends.
+
+    Only the process that has the store locked may do this: a socket that is there already was left by an earlier
+    process, and is removed.
+    """
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.fspath(path))
+        _listeners.add(listener)
+        path.chmod(0o600)  # before `listen`, so that nobody can have connected
+        listener.listen(128)
+        listener.settimeout(0)  # connections are accepted by an event loop
+        try:
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+_listeners: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    # A forked child would keep the socket open, so that connections are accepted by a dead process, and never answered.
+    for listener in list(_listeners):
+        listener.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,168 @@
+"""`sqlite://`: one file that several processes of a machine use. The first one opens the store and serves the others.
+
+The others send their requests over a socket beside the file (`tasks.db.sock`), as HTTP. When the process that has the
+store open ends, however it ends, the kernel drops its lock on the file: the next request of any other process takes the
+lock, opens the store, and serves from then on. Leases survive that, as they survive the restart of a server.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+from leasekit.backend import Backend, Scheduler, WorkerDirectory
+from leasekit.errors import ConfigError, StoreLocked, Unavailable
+from leasekit.registry import open_backend
+from leasekit.server.embedded import DirectBackend, EmbeddedBackend
+from leasekit.server.engine import Engine, open_store
+from leasekit.server.local_socket import bound, socket_path
+from leasekit.server.store import Store
+from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, TaskInfo, Verdict, WorkerInfo
+
+__all__ = ["SharedBackend", "connect"]
+
+T = TypeVar("T")
+
+
+class _Service(Backend, Scheduler, WorkerDirectory, Protocol):
+    pass
+
+
+class SharedBackend:
+    """A backend over the store in a file: over an engine of this process, or of the process that has the store open."""
+
+    capabilities = DirectBackend.capabilities
+
+    def __init__(self, store: Store, *, worker: str) -> None:
+        self.url = store.url
+        """The URL of the store, valid in any working directory."""
+        path = socket_path(store)
+        self._own = EmbeddedBackend(lambda: _serving(store, path), worker=worker)
+        self._joined = None if path is None else cast("_Service", open_backend(f"http+unix://{path}", worker=worker))
+        self._service: _Service | None = None
+        self._holder = ""  # the process that has the store open, as a clause
+        self._choosing = asyncio.Lock()
+
+    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
+        """Claim up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
+        return await self._ask(lambda service: service.claim(kinds, limit=limit, wait=wait, claim_id=claim_id))
+
+    async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
+        """Renew leases: `renewed` or `gone` for each, in order."""
+        return await self._ask(lambda service: service.beat(beats))
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
+        """End runs: `settled` or `gone` for each, in order."""
+        return await self._ask(lambda service: service.settle(settlements))
+
+    async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
+        """Accept tasks; they are durable when this method returns. An id or live dedupe key makes one task only."""
+        return await self._ask(lambda service: service.schedule(tasks))
+
+    async def get(self, task_id: str) -> TaskInfo | None:
+        """Return everything about one task; None if no task has this id."""
+        return await self._ask(lambda service: service.get(task_id))
+
+    async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
+        """Cancel: `cancelled` if a task waits, `cancel_requested` if it runs, `gone` if it has ended or is unknown."""
+        return await self._ask(lambda service: service.cancel(task_ids))
+
+    async def stats(self) -> Stats:
+        """Count the tasks of each kind in each status."""
+        return await self._ask(lambda service: service.stats())
+
+    async def workers(self) -> list[WorkerInfo]:
+        """List the workers that hold leases or have sent a request recently."""
+        return await self._ask(lambda service: service.workers())
+
+    async def list_tasks(self, **filters: Any) -> Page:
+        """List the tasks that match all given filters, oldest first; `cursor` is the end of an earlier page."""
+        return await self._ask(lambda service: service.list_tasks(**filters))
+
+    async def aclose(self) -> None:
+        """Close the engine, or the connections to the other process. Leases are not touched."""
+        self._service = self._own  # which refuses calls once it is closed
+        await self._own.aclose()
+        if self._joined is not None:
+            await self._joined.aclose()
+
+    async def _ask(self, call: Callable[[_Service], Awaitable[T]]) -> T:
+        service = self._service or await self._choose()
+        try:
+            return await call(service)
+        except Unavailable as error:
+            if service is not self._joined:
+                raise
+            if self._service is service:  # the process that serves the store may have ended: choose again
+                self._service = None
+            raise Unavailable(f"{self._holder}, and does not answer: {error}") from error
+
+    async def _choose(self) -> _Service:
+        """Open the store, or join the process that has it open. Raises `StoreLocked` if that has no socket."""
+        async with self._choosing:
+            if self._service is None:
+                try:
+                    await self._own.open()
+                except StoreLocked as error:
+                    if self._joined is None:
+                        raise
+                    self._holder, self._service = str(error).partition(": ")[0], self._joined
+                else:
+                    self._service = self._own
+            return self._service
+
+
+def connect(url: str, *, worker: str) -> SharedBackend:
+    """Return a backend over the store in a file. The first call opens the store, or joins the process that has it open.
+
+    Raises `ConfigError` for a URL that names no store.
+    """
+    store = open_store(url)
+    if store.url is None:
+        raise ConfigError("memory: is the store of one server: use memory://name, or sqlite:///file.db")
+    return SharedBackend(store, worker=worker)
+
+
+@contextlib.asynccontextmanager
+async def _serving(store: Store, path: Path | None) -> AsyncGenerator[Engine]:
+    """Run an engine, and serve it to other processes at the socket with this path."""
+    async with Engine(store) as engine:
+        if path is None:
+            yield engine
+            return
+        with bound(path) as listener:
+            server = _LazyServer(engine, listener)
+            try:
+                yield engine
+            finally:
+                await server.stop()
+
+
+class _LazyServer:
+    """Serves an engine from the first connection on: a process that is alone with its file loads no HTTP server."""
+
+    def __init__(self, engine: Engine, listener: socket.socket) -> None:
+        self._engine = engine
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(listener, self._start)
+        self._serving: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+
+    def _start(self) -> None:
+        self._loop.remove_reader(self._listener)
+        self._serving = self._loop.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        # In a thread, because the import takes longer than a heartbeat may wait.
+        app = await asyncio.to_thread(importlib.import_module, "leasekit.server.http.app")
+        await app.serve_engine(self._engine, self._listener, self._stop)
+
+    async def stop(self) -> None:
+        self._loop.remove_reader(self._listener)
+        self._stop.set()
+        if self._serving is not None:
+            await self._serving

@@ -1,0 +1,195 @@
+"""One SQLite file, several processes: the first serves the others, and when it ends another one takes over."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+import leasekit
+from leasekit.errors import StoreLocked, Unavailable
+from leasekit.server.shared import SharedBackend, connect
+from leasekit.task import Stats
+
+pytestmark = pytest.mark.anyio
+
+HOLD = """
+import sys, leasekit
+with leasekit.connect(sys.argv[1]) as client:
+    client.schedule("theirs", id="theirs")
+    with leasekit.lease(next(client.tasks("theirs"))) as held:
+        print("open", flush=True)
+        sys.stdin.readline()
+"""
+
+TAKE = """
+import sys, leasekit
+with leasekit.connect(sys.argv[1]) as client:
+    client.schedule_all([leasekit.NewTask(kind="k") for _ in range(20)])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for task in client.tasks("k", until_idle=0.5):
+        with leasekit.lease(task) as held:
+            print(task.id, flush=True)
+"""
+
+Start = Callable[[str], "subprocess.Popen[str]"]
+
+
+def told(process: "subprocess.Popen[str]") -> "IO[str]":
+    assert process.stdout is not None
+    return process.stdout
+
+
+def say(process: "subprocess.Popen[str]") -> None:
+    assert process.stdin is not None
+    process.stdin.write("go on\n")
+    process.stdin.flush()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/tasks.db"
+
+
+@pytest.fixture
+def start(url: str) -> Iterator[Start]:
+    processes: list[subprocess.Popen[str]] = []
+
+    def begin(program: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", program, url]
+        processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        process.kill()
+        with process:
+            pass
+
+
+def test_a_lease_outlives_the_process_that_served_it(start: Start, url: str) -> None:
+    owner = start(HOLD)
+    assert told(owner).readline() == "open\n"
+    with leasekit.connect(url, heartbeats=leasekit.Heartbeats().for_ttl(6)) as client:
+        client.schedule("ours", id="ours", claim_timeout=6, heartbeat_timeout=6)
+        with leasekit.lease(next(client.tasks("ours"))) as held:
+            owner.kill()
+            owner.wait(10)
+            end = time.monotonic() + 8  # longer than the lease would last without heartbeats
+            while time.monotonic() < end:
+                held.check()
+                time.sleep(0.05)
+            held.complete("done")
+        info = client.get("ours")
+        assert info is not None
+        assert (info.result, info.attempt, info.crashes) == ("done", 1, 0)
+
+
+def test_an_owner_that_leaves_hands_the_store_over(start: Start, url: str) -> None:
+    owner = start(HOLD)
+    assert told(owner).readline() == "open\n"
+    with leasekit.connect(url) as client:
+        assert client.stats().kinds.keys() == {"theirs"}
+        say(owner)
+        assert owner.wait(30) == 0
+        assert client.stats().kinds == {"theirs": {"success": 1}}
+
+
+def test_processes_that_start_together_share_the_work(start: Start) -> None:
+    processes = [start(TAKE) for _ in range(3)]
+    for process in processes:
+        assert told(process).readline() == "ready\n"
+    for process in processes:
+        say(process)
+    ids = [told(process).read().split() for process in processes]  # one after the other: each may be the owner
+    assert sorted(len(set(some)) == len(some) for some in ids) == [True] * 3
+    assert len({task for some in ids for task in some}) == sum(map(len, ids)) == 60
+
+
+def test_a_server_on_the_file_is_joined(url: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "leasekit", "serve", "--port", "0", "--store", url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, leasekit.connect(url) as client:
+        assert "listening" in told(server).readline()
+        assert stat.S_IMODE((tmp_path / "tasks.db.sock").stat().st_mode) == 0o600
+        client.schedule("k")
+        assert client.stats().kinds == {"k": {"new": 1}}
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0
+        assert client.stats().kinds == {"k": {"new": 1}}
+
+
+def test_a_second_server_is_refused(url: str) -> None:
+    command = [sys.executable, "-m", "leasekit", "serve", "--port", "0", "--store", url]
+    with leasekit.connect(url) as client:
+        client.stats()
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 1
+    assert f"process {os.getpid()}" in refused.stderr
+
+
+async def test_an_owner_that_does_not_answer_is_named(url: str, tmp_path: Path) -> None:
+    owner, joined = connect(url, worker="w"), connect(url, worker="w")
+    await owner.stats()
+    (tmp_path / "tasks.db.sock").unlink()
+    with pytest.raises(Unavailable, match=f"'tasks.db' open .process {os.getpid()}., and does not answer"):
+        await joined.stats()
+    await joined.aclose()
+    await owner.aclose()
+
+
+async def test_a_path_that_is_too_long_for_a_socket_is_used_alone(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/{'x' * 100}.db"
+    first, second = connect(url, worker="w"), connect(url, worker="w")
+    await first.stats()
+    with pytest.raises(StoreLocked):
+        await second.stats()
+    await first.aclose()
+    assert await second.stats() == Stats(kinds={})
+    await second.aclose()
+
+
+async def test_what_a_killed_process_left_at_the_place_of_the_socket_is_replaced(url: str, tmp_path: Path) -> None:
+    (tmp_path / "tasks.db.sock").write_text("")
+    first, second = connect(url, worker="w"), connect(url, worker="w")
+    await first.stats()
+    assert await second.stats() == Stats(kinds={})
+    await second.aclose()
+    await first.aclose()
+    assert not (tmp_path / "tasks.db.sock").exists()
+
+
+ALONE = """
+import sys, leasekit
+with leasekit.connect(sys.argv[1]) as client:
+    client.stats()
+print("litestar" in sys.modules)
+"""
+
+
+def test_a_process_that_is_alone_with_its_file_loads_no_http_server(start: Start) -> None:
+    alone = start(ALONE)
+    assert told(alone).readline() == "False\n"
+
+
+async def test_a_closed_backend_stays_closed_whether_it_joined_or_not(url: str) -> None:
+    owner, joined = connect(url, worker="w"), connect(url, worker="w")
+    for backend in (owner, joined):
+        await backend.stats()
+    for backend in (joined, owner):
+        await backend.aclose()
+        with pytest.raises(Unavailable, match="closed"):
+            await backend.stats()
+
+
+async def test_joining_changes_no_capability(url: str) -> None:
+    backend = connect(url, worker="w")
+    assert isinstance(backend, SharedBackend)
+    assert backend._joined is not None
+    assert backend._joined.capabilities == backend.capabilities

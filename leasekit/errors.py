@@ -7,13 +7,13 @@ As a tree:
     ├── UnknownScheme            no installed backend has this URL's scheme
     ├── MissingDependency        a library that the backend needs is not installed
     ├── Closed                   the client was closed, and stays closed: connect() again
-    ├── StoreLocked              another server has this store open
-    ├── StoreDamaged             the file of this store is damaged, missing or replaced; says how to recover
     ├── BackendError             a request to the service failed
     │   ├── Unavailable          no usable answer: refused, timed out, broken off, 5xx; worth another try
     │   │   └── ProtocolError    the service's answer is not in the protocol
     │   ├── Throttled            the service answered "later"; worth another try, not before `retry_after`
-    │   └── Refused              the service will never take this request; says which item and field
+    │   ├── Refused              the service will never take this request; says which item and field
+    │   ├── StoreLocked          another process has this store open, and cannot be joined
+    │   └── StoreDamaged         the file of this store is damaged, missing or replaced; says how to recover
     └── LeaseError
         ├── LeaseLost            another process may hold this task now: stop side effects
         ├── Cancelled            the task was cancelled while it ran: wind down
@@ -62,17 +62,6 @@ class Closed(LeasekitError):
         super().__init__(message)
 
 
-class StoreLocked(LeasekitError):
-    """Another server has this store open: two servers on one file would hand out the same task."""
-
-
-class StoreDamaged(LeasekitError):
-    """The file of this store is damaged, missing or replaced; the message says how to recover.
-
-    No task was handed out from that file.
-    """
-
-
 class BackendError(LeasekitError):
     """A request to the service failed."""
 
@@ -101,6 +90,17 @@ class Refused(BackendError):
         super().__init__(message)
         self.errors = list(errors)
         """One mapping for each fault: `item` (position in the batch), `field`, `detail`."""
+
+
+class StoreLocked(BackendError):
+    """Another process has this store open, and cannot be joined: two on one file would hand out the same task."""
+
+
+class StoreDamaged(BackendError):
+    """The file of this store is damaged, missing or replaced; the message says how to recover.
+
+    No task was handed out from that file.
+    """
 
 
 class LeaseError(LeasekitError):

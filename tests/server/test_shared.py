@@ -13,7 +13,7 @@ from typing import IO
 import pytest
 
 import leasekit
-from leasekit.errors import StoreLocked, Unavailable
+from leasekit.errors import StoreDamaged, StoreLocked, Unavailable
 from leasekit.server.shared import SharedBackend, connect
 from leasekit.task import Stats
 
@@ -153,6 +153,17 @@ async def test_a_path_that_is_too_long_for_a_socket_is_used_alone(tmp_path: Path
     await first.aclose()
     assert await second.stats() == Stats(kinds={})
     await second.aclose()
+
+
+def test_a_client_hears_at_once_that_a_store_cannot_be_joined_or_is_damaged(tmp_path: Path) -> None:
+    url, damaged = f"sqlite:///{tmp_path}/{'x' * 100}.db", tmp_path / "damaged.db"
+    damaged.write_text("no database, but long enough to be read as one" * 100)
+    with leasekit.connect(url, retry_for=1_000) as first, leasekit.connect(url, retry_for=1_000) as second:
+        first.stats()
+        with pytest.raises(StoreLocked):
+            second.stats()
+    with leasekit.connect(f"sqlite:///{damaged}", retry_for=1_000) as client, pytest.raises(StoreDamaged):
+        client.stats()
 
 
 async def test_what_a_killed_process_left_at_the_place_of_the_socket_is_replaced(url: str, tmp_path: Path) -> None:

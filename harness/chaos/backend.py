@@ -1,4 +1,4 @@
-"""`recorded+http://` and `recorded+redis://`: these backends, with their calls in the log of the process."""
+"""`recorded+http://`, `recorded+redis://`, `recorded+sqlite://`: these backends, with their calls in a log."""
 
 import os
 import sys

@@ -13,13 +13,13 @@ from harness.history import Lost, boottime
 __all__: list[str] = []
 
 
-@scenario(24, "redis-killed", faults=("kill",), ttl=4, redis=True)
+@scenario(24, "redis-killed", faults=("kill",), ttl=4, service="redis")
 def redis_killed(world: World) -> None:
     """kill -9 of Redis, five times, in the middle of writes: no acknowledged write is lost."""
     world.kill_while_scheduling(world.redis, 500)
 
 
-@scenario(26, "redis-full", faults=("memory",), ttl=60, cycle=1, redis=True)
+@scenario(26, "redis-full", faults=("memory",), ttl=60, cycle=1, service="redis")
 def redis_full(world: World) -> None:
     """Redis has no memory left for two seconds: new tasks wait, running ones end, no lease is lost."""
     world.redis()
@@ -37,7 +37,7 @@ def redis_full(world: World) -> None:
     assert not world.of(Lost)
 
 
-@scenario(23, "redis-stalls", faults=("stall", "kill"), ttl=10, cycle=1, redis=True)
+@scenario(23, "redis-stalls", faults=("stall", "kill"), ttl=10, cycle=1, service="redis")
 def redis_stalls(world: World) -> None:
     """Redis stands still again and again, so requests are late: the leases of a dead worker expire all the same."""
     world.redis()
@@ -56,7 +56,7 @@ def redis_stalls(world: World) -> None:
     world.until_ended(ids)
 
 
-@scenario(22, "redis-foreign-key", faults=("foreign", "memory"), ttl=20, redis=True)
+@scenario(22, "redis-foreign-key", faults=("foreign", "memory"), ttl=20, service="redis")
 def redis_foreign_key(world: World) -> None:
     """A foreign key blocks the kind of most waiting successors: those of other kinds are scheduled, and run."""
     world.redis()
@@ -82,7 +82,7 @@ def _until_succeeded(world: World, kind: str, count: int) -> None:
     wait_for(lambda: world.client.stats().kinds.get(kind, {}).get("success") == count, what=f"the end of {kind}")
 
 
-@scenario(24, "redis-failover", faults=("failover",), ttl=60, cycle=1, redis=True)
+@scenario(24, "redis-failover", faults=("failover",), ttl=60, cycle=1, service="redis")
 def redis_failover(world: World) -> None:
     """The address leads to a replica that has caught up; the old primary still answers: no lease is lost."""
     pair = Pair(world)
@@ -94,7 +94,7 @@ def redis_failover(world: World) -> None:
     world.finish_unharmed(ids)
 
 
-@scenario(24, "redis-stale-failover", faults=("failover", "rollback"), ttl=4, redis=True)
+@scenario(24, "redis-stale-failover", faults=("failover", "rollback"), ttl=4, service="redis")
 def redis_stale_failover(world: World) -> None:
     """A replica that is a second behind takes over: only the writes of that second are lost."""
     pair = Pair(world)
@@ -109,7 +109,7 @@ def redis_stale_failover(world: World) -> None:
     world.schedule("steady", 20)
 
 
-@scenario(24, "redis-failback", faults=("failover", "rollback"), ttl=6, cycle=1, redis=True)
+@scenario(24, "redis-failback", faults=("failover", "rollback"), ttl=6, cycle=1, service="redis")
 def redis_failback(world: World) -> None:
     """A former primary takes over again, without news for longer than a ttl: no lease is lost."""
     pair = Pair(world)
@@ -130,7 +130,7 @@ def redis_failback(world: World) -> None:
     assert not world.of(Lost)
 
 
-@scenario(24, "redis-forgets", faults=("kill", "rollback"), ttl=4, redis=True)
+@scenario(24, "redis-forgets", faults=("kill", "rollback"), ttl=4, service="redis")
 def redis_forgets(world: World) -> None:
     """kill -9 of a Redis that keeps nothing on the disk: all is lost, and later writes are kept."""
     forgetful = ("--appendonly", "no")
@@ -155,7 +155,7 @@ def redis_forgets(world: World) -> None:
 HOUR = 3600.0
 
 
-@scenario(11, "redis-clock-jumps", faults=("clock", "cut"), ttl=20, cycle=1, redis=True)
+@scenario(11, "redis-clock-jumps", faults=("clock", "cut"), ttl=20, cycle=1, service="redis")
 def redis_clock_jumps(world: World) -> None:
     """Redis's clock goes an hour ahead while a holder is cut off: its task is not granted early, no lease is lost."""
     first, ids = _cut_off(world)
@@ -168,7 +168,7 @@ def redis_clock_jumps(world: World) -> None:
     assert all(info.history[-1].at.timestamp() - time.time() > HOUR / 2 for info in world.infos(mine))
 
 
-@scenario(11, "redis-clock-creeps", faults=("clock", "cut"), ttl=20, cycle=1, redis=True)
+@scenario(11, "redis-clock-creeps", faults=("clock", "cut"), ttl=20, cycle=1, service="redis")
 def redis_clock_creeps(world: World) -> None:
     """Redis's clock goes ahead in small steps while a holder is cut off: its task is not granted early."""
     second, ids = _cut_off(world)
@@ -179,7 +179,7 @@ def redis_clock_creeps(world: World) -> None:
     world.finish(ids)
 
 
-@scenario(11, "redis-clock-set-back", faults=("clock",), ttl=6, cycle=1, redis=True)
+@scenario(11, "redis-clock-set-back", faults=("clock",), ttl=6, cycle=1, service="redis")
 def redis_clock_set_back(world: World) -> None:
     """Redis's clock goes an hour ahead and back again: no lease is lost."""
     world.redis()
@@ -323,7 +323,7 @@ def _registered(seed: int) -> None:
         f"Answers lost, lines cut, memory full, failovers, clock steps, dead workers and Redis: by chance, seed {seed}."
     )
     wanted = ("hang", "cut", "memory", "failover", "clock", "kill")
-    scenario(21, f"redis-storm-{seed}", faults=wanted, ttl=6, redis=True)(act)
+    scenario(21, f"redis-storm-{seed}", faults=wanted, ttl=6, service="redis")(act)
 
 
 for _seed in (1, 2, 3):

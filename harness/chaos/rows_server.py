@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 
-from harness.chaos.processes import wait_for
+from harness.chaos.processes import Process, wait_for
 from harness.chaos.scenarios import scenario
 from harness.chaos.world import Clock, World
 from harness.history import Lost
@@ -247,3 +247,34 @@ def herd(world: World) -> None:
             future.result(60)
     world.work()
     wait_for(lambda: world.client.stats().kinds["steady"].get("success") == 200, what="all tasks")
+
+
+@scenario(24, "shared-file-owner-killed", faults=("kill",), ttl=6, cycle=1, service="sqlite")
+def shared_file_owner_killed(world: World) -> None:
+    """kill -9, five times, of the worker that serves a file to the others: another one serves, and no lease is lost."""
+    workers = [world.work("first")]
+    wait_for((world.home / "tasks.db.sock").exists, what="the first to serve")
+    workers += [world.work("second"), world.work("third")]
+    ids: list[str] = []
+    for number in range(5):
+        owner = _owner(world, workers)
+        ids += world.schedule("steady", 24, seconds=1)
+        wait_for(lambda: any(map(world.acting, workers)), what="handlers")
+        owner.kill()
+        workers.remove(owner)
+        workers.append(world.work(f"later-{number}"))
+    _owner(world, workers)
+    world.until_ended(ids)
+
+
+def _owner(world: World, workers: list[Process]) -> Process:
+    """Return the worker that serves the file, once one does; this process makes no request meanwhile."""
+    note = world.home / "tasks.db.id"
+
+    def owner() -> Process | None:
+        return next((worker for worker in workers if worker.pid == int(note.read_text().split()[-1])), None)
+
+    wait_for(owner, what="a worker to serve")
+    found = owner()
+    assert found is not None
+    return found

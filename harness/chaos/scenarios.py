@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.chaos.world import World
+from harness.chaos.world import Service, World
 from harness.history import Effect, Fault, Started
 
 __all__ = ["SCENARIOS", "Report", "Scenario", "run", "scenario"]
@@ -30,7 +30,7 @@ class Scenario:
     cycle: float | None  # instead of the default for the ttl
     rules: Mapping[str, Any]
     breaks: str  # the rule that is broken on purpose: the checker must report it, and no other
-    redis: bool  # the service is a Redis, not a leasekit server
+    service: Service
     alone: bool  # no other scenario runs meanwhile
     long: bool  # takes minutes, and little of the machine
     act: Act
@@ -81,7 +81,7 @@ def scenario(
     ttl: float = 3.0,
     cycle: float | None = None,
     breaks: str = "",
-    redis: bool = False,
+    service: Service = "http",
     alone: bool = False,
     long: bool = False,
     **rules: Any,
@@ -91,8 +91,8 @@ def scenario(
     def register(act: Act) -> Act:
         what = (act.__doc__ or "").strip().splitlines()[0]
         made = Scenario(
-            row=row, name=name, what=what, faults=faults, ttl=ttl, cycle=cycle, rules=rules, breaks=breaks, redis=redis,
-            alone=alone, long=long, act=act,
+            row=row, name=name, what=what, faults=faults, ttl=ttl, cycle=cycle, rules=rules, breaks=breaks,
+            service=service, alone=alone, long=long, act=act,
         )  # fmt: skip
         SCENARIOS.append(made)
         SCENARIOS.sort(key=lambda entry: (entry.row or 1000, entry.name))
@@ -106,7 +106,7 @@ def run(entry: Scenario, *, keep: bool = False) -> Report:
     report = Report(scenario=entry)
     began_at = time.monotonic()
     home = Path(tempfile.mkdtemp(prefix=f"chaos-{entry.name}-"))
-    with World(home, ttl=entry.ttl, cycle=entry.cycle, redis=entry.redis) as world:
+    with World(home, ttl=entry.ttl, cycle=entry.cycle, service=entry.service) as world:
         try:
             entry.act(world)
             world.drain()

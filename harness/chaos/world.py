@@ -11,7 +11,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 from redis import Redis, RedisError
 
@@ -28,7 +28,10 @@ from leasekit.hooks import Hook
 from leasekit.registry import open_backend
 from leasekit.task import FixedDelays, TaskInfo
 
-__all__ = ["Clock", "World"]
+__all__ = ["Clock", "Service", "World"]
+
+Service = Literal["http", "redis", "sqlite"]
+"""A leasekit server, a Redis, or one file that the workers share."""
 
 SHIM = "CHAOS_SHIM"  # a folder that goes before all others on a process's PYTHONPATH
 
@@ -36,9 +39,9 @@ SHIM = "CHAOS_SHIM"  # a folder that goes before all others on a process's PYTHO
 class World:
     """Processes and files in one folder. Leaving the block kills all processes."""
 
-    def __init__(self, home: Path, *, ttl: float, cycle: float | None = None, redis: bool = False) -> None:
+    def __init__(self, home: Path, *, ttl: float, cycle: float | None = None, service: Service = "http") -> None:
         self.home = home
-        self._scheme = "redis" if redis else "http"
+        self._service = service
         self.ttl = ttl
         self._cycle = ["--cycle", str(cycle)] if cycle is not None else []
         self._folder = home / "logs"
@@ -47,30 +50,34 @@ class World:
         self.watch = Watch(self.log, self._folder)
         self._reserved, self._spare = _reserved_port(), list[socket.socket]()
         self.port = int(self._reserved.getsockname()[1])
-        self.proxy = Proxy(f"{'tcp' if redis else 'http'}://127.0.0.1:{self.port}")
+        self.proxy = Proxy(f"{'tcp' if service == 'redis' else 'http'}://127.0.0.1:{self.port}")
         self.processes: list[Process] = []
         self.ids: list[str] = []
         self.figures: list[str] = []
         self.server: Process | None = None
         self.client: leasekit.Client
         _entry_point(home)
-        if redis:
+        if service == "redis":
             redis_clock.install()
 
     def __enter__(self) -> Self:
         self.proxy.__enter__()
-        self.client = self.connect(self.through_proxy if self._scheme == "redis" else self.past_proxy)
+        self.client = self.connect(self.past_proxy if self._service == "http" else self.through_proxy)
         return self
 
     @property
     def through_proxy(self) -> str:
         """The address of the service behind the proxy and its faults."""
-        return f"{self._scheme}://127.0.0.1:{self.proxy.port}"
+        return (
+            f"sqlite:///{self.home}/tasks.db"
+            if self._service == "sqlite"
+            else f"{self._service}://127.0.0.1:{self.proxy.port}"
+        )
 
     @property
     def past_proxy(self) -> str:
         """The address of the service itself, without the proxy."""
-        return f"{self._scheme}://127.0.0.1:{self.port}"
+        return f"{self._service}://127.0.0.1:{self.port}"
 
     def connect(self, url: str, *, hooks: Sequence[Hook] = ()) -> leasekit.Client:
         """Open a client whose calls are logged."""
@@ -409,7 +416,7 @@ def _entry_point(home: Path) -> None:
     info.mkdir(parents=True)
     (home / "path" / "harness").symlink_to(Path(__file__).parents[1])
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: harness\nVersion: 0\n")
-    names = "".join(f"recorded+{scheme} = harness.chaos.backend:connect\n" for scheme in ("http", "redis"))
+    names = "".join(f"recorded+{scheme} = harness.chaos.backend:connect\n" for scheme in get_args(Service))
     (info / "entry_points.txt").write_text(f"[leasekit.backends]\n{names}")
 
 

@@ -1,4 +1,4 @@
-"""The keeper of leases for long-running work."""
+"""Leases and heartbeats for long-running Python tasks."""
 
 from leasekit.client import Client, connect
 from leasekit.config import Heartbeats

@@ -47,7 +47,7 @@ class _Commands(typer.core.TyperGroup):
 app = typer.Typer(
     name="leasekit",
     cls=_Commands,
-    help="The keeper of leases for long-running work.",
+    help="Leases and heartbeats for long-running Python tasks.",
     epilog=_EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -57,7 +57,7 @@ class Capabilities:
     """A claim repeated under its `claim_id` gets the same tasks; `limit` 0 ends the claim."""
     keeps_claims: bool = False
     """Tasks that were granted to a cancelled call of `claim` go to the adapter's next claim, or are released."""
-    orders: bool = True
+    cancel_requests: bool = True
     """The verdict of a heartbeat says that a cancel was requested."""
     progress: bool = True
     """The service keeps checkpoints for the next holder."""

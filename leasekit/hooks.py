@@ -98,8 +98,6 @@ class CancelRequested(Event):
     """The id of the task."""
     token: str = field(repr=False)
     """The token of its claim; not in the `repr`, and never for a log."""
-    order: str
-    """The service's request: `cancel`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +318,7 @@ def log_events(event: Event) -> None:
             logger.info("at risk %s (token %s…): %s", event.task_id, extra["token_start"], event.why, extra=extra)
         case CancelRequested():
             extra = log_fields(event.task_id, event.token)
-            logger.info("asked to %s: %s (token %s…)", event.order, event.task_id, extra["token_start"], extra=extra)
+            logger.info("asked to cancel: %s (token %s…)", event.task_id, extra["token_start"], extra=extra)
         case ReportDelayed():
             logger.warning("%d results could not be reported, and are kept: %s", len(event.task_ids), event.why)
         case CapacityExceeded():

@@ -291,7 +291,7 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What became of the item, in one word; a server never answers *failed*."""
     ttl: float | None = None
     """With *renewed*: the granted seconds, counted from when the request left."""
-    order: Literal["cancel"] | None = None
+    cancel_requested: bool = False
     """With *renewed*: a cancel was requested, so the handler must wind down; the lease is kept meanwhile."""
     reason: str | None = None
     """With *gone*: `settled`, `taken`, `expired`, `cancelled` or `unknown`; with *failed*: what failed."""

@@ -95,7 +95,7 @@ def test_a_lost_lease_is_logged_as_a_warning_that_says_why(caplog: pytest.LogCap
     [
         LOST,
         AtRisk(at=1.0, task_id="a", token=TOKEN, why="500"),
-        CancelRequested(at=1.0, task_id="a", token=TOKEN, order="cancel"),
+        CancelRequested(at=1.0, task_id="a", token=TOKEN),
     ],
     ids=lambda event: type(event).__name__,
 )
@@ -109,7 +109,7 @@ def test_of_a_token_only_six_characters_are_logged(event: Event, caplog: pytest.
     ("event", "level", "said"),
     [
         (AtRisk(at=1.0, task_id="a", token=TOKEN, why="500"), logging.INFO, "500"),
-        (CancelRequested(at=1.0, task_id="a", token=TOKEN, order="cancel"), logging.INFO, "asked to cancel: a"),
+        (CancelRequested(at=1.0, task_id="a", token=TOKEN), logging.INFO, "asked to cancel: a"),
         (ReportDelayed(at=1.0, task_ids=["a", "b"], why="refused"), logging.WARNING, "2 results"),
         (CapacityExceeded(at=1.0, held=200, capacity=120), logging.WARNING, "200 leases held, 120 can beat"),
     ],

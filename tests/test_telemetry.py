@@ -634,7 +634,7 @@ def live_and_fail(worker: leasekit.Worker, client: Client) -> list[str]:
             id=handler.__name__,
             dedupe_key=CANARY,
             max_attempts=1,
-            claim_timeout=6,  # so that an order to cancel comes within seconds
+            claim_timeout=6,  # so that a cancel request comes within seconds
             heartbeat_timeout=6,
         )
     return ["succeed", "fail", "give_up", "misfit", "too_big", "no_json", "release", "wait"]

@@ -91,12 +91,13 @@ class AwsBackend:
 
     async def _renew(self, beat: Beat, call: Call) -> Verdict:
         try:
-            order = self._service.order(await self._send(call))
+            cancel_requested = self._service.cancel_requested(await self._send(call))
         except BackendError as error:
             if reason := self._reason_gone(error):
                 return _gone(beat.id, "settled" if self._sent.has(beat.token) else reason)
             return _throttled_or_failed(beat.id, error)
-        return Verdict(id=beat.id, verdict="renewed", ttl=self._service.ttl, order=order)
+        ttl = self._service.ttl
+        return Verdict(id=beat.id, verdict="renewed", ttl=ttl, cancel_requested=cancel_requested)
 
     async def _end(self, settlement: Settlement, call: Call) -> Verdict:
         """Send a settlement. The service answers a repeat with an error; `_sent` knows repeats: these are *settled*."""

@@ -1,7 +1,7 @@
 """`Service`: what `AwsBackend` needs to know about an AWS service. Values only, without input or output."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from leasekit.backend import Capabilities
 from leasekit.task import Beat, Settlement, Task
@@ -34,8 +34,8 @@ class Service(Protocol):
         """Return the call that renews a lease. Raises `Refused` with the `item` if its progress cannot be sent."""
         ...
 
-    def order(self, answer: Mapping[str, Any]) -> Literal["cancel"] | None:
-        """Return the order in a heartbeat's answer, None without one. Raises `ProtocolError` if it is malformed."""
+    def cancel_requested(self, answer: Mapping[str, Any]) -> bool:
+        """Return whether a heartbeat's answer requests a cancel. Raises `ProtocolError` if it is malformed."""
         ...
 
     def gone(self, code: str, message: str) -> str | None:

@@ -64,7 +64,7 @@ def beaten(ids: Sequence[str], words: Sequence[Word]) -> list[Verdict]:
         if isinstance(word, int):
             verdicts.append(Verdict(id=task_id, verdict="renewed", ttl=word / 1000))
         elif isinstance(word, list):
-            verdicts.append(Verdict(id=task_id, verdict="renewed", ttl=word[0] / 1000, order="cancel"))
+            verdicts.append(Verdict(id=task_id, verdict="renewed", ttl=word[0] / 1000, cancel_requested=True))
         else:
             verdicts.append(Verdict(id=task_id, verdict="gone", reason=word))
     return verdicts

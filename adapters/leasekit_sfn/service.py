@@ -15,7 +15,7 @@ whether and when the state is tried again.
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from leasekit import Task
 from leasekit.backend import Capabilities
@@ -44,7 +44,7 @@ class SfnService:
         remembers_claims=False,
         keeps_claims=True,
         retries=False,
-        orders=False,
+        cancel_requests=False,
         progress=False,
         max_result=_MAX_OUTPUT,
     )
@@ -73,9 +73,9 @@ class SfnService:
         """Return a heartbeat. It cannot carry progress."""
         return Call("send_task_heartbeat", {"taskToken": beat.token})
 
-    def order(self, answer: Mapping[str, Any]) -> Literal["cancel"] | None:
-        """Return None: Step Functions has no orders, and answers heartbeats of a stopped execution with *gone*."""
-        return None
+    def cancel_requested(self, answer: Mapping[str, Any]) -> bool:
+        """Return False: Step Functions answers heartbeats of a stopped execution with *gone*."""
+        return False
 
     def gone(self, code: str, message: str) -> str | None:
         """Return why a lease is gone: Step Functions also calls a task timed out if it, or its execution, ended."""

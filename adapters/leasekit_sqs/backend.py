@@ -1,7 +1,7 @@
 """`SqsBackend`: the messages of a queue as tasks under leases. A lease is a message's invisibility.
 
-`capabilities` says what SQS cannot do: no fences, no checkpoints, no orders. A standard queue also accepts writes with
-the handle of an earlier receive, so this backend does not write to a lease that may have ended (`receipts`).
+`capabilities` says what SQS cannot do: no fences, no checkpoints, no cancel requests. A standard queue also accepts
+writes with the handle of an earlier receive, so this backend writes to no lease that may have ended (`receipts`).
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class SqsBackend:
         refuses_stale=False,
         remembers_claims=False,
         keeps_claims=True,
-        orders=False,
+        cancel_requests=False,
         progress=False,
         max_result=None,
         unique_ids=False,  # FIFO queues forget an id after five minutes, standard queues never know it

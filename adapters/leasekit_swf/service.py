@@ -15,7 +15,7 @@ whether and when the task is scheduled again.
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import UNSET
 
@@ -85,12 +85,12 @@ class SwfService:
             params["details"] = json_text(beat.progress, "progress", at_most=_MAX_DETAILS, item=item)
         return Call("record_activity_task_heartbeat", params)
 
-    def order(self, answer: Mapping[str, Any]) -> Literal["cancel"] | None:
-        """Return the order to cancel if the decider has requested it, else None. Raises `ProtocolError`."""
-        asked = answer.get("cancelRequested")
-        if not isinstance(asked, bool):
+    def cancel_requested(self, answer: Mapping[str, Any]) -> bool:
+        """Return whether the decider has requested a cancel. Raises `ProtocolError`."""
+        cancel_requested = answer.get("cancelRequested")
+        if not isinstance(cancel_requested, bool):
             raise ProtocolError("the answer to a heartbeat has no cancelRequested")
-        return "cancel" if asked else None
+        return cancel_requested
 
     def gone(self, code: str, message: str) -> str | None:
         """Return why a lease is gone: SWF calls everything that has ended unknown, and its message names the thing."""

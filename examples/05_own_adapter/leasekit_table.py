@@ -45,7 +45,7 @@ class TableBackend:
     """Jobs of one SQLite file."""
 
     # What the service cannot do: the keeper makes up for it where possible.
-    capabilities = Capabilities(remembers_claims=False, orders=False, progress=False, max_result=None)
+    capabilities = Capabilities(remembers_claims=False, cancel_requests=False, progress=False, max_result=None)
 
     def __init__(self, path: str) -> None:
         self._path = path

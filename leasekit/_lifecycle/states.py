@@ -19,7 +19,7 @@ from typing import Literal
 
 from leasekit.task import Outcome, Status
 
-__all__ = ["ENDING", "LEASED", "NEXT", "WAITING", "WOUND_DOWN", "Event", "asked_to_cancel", "next_trigger", "step"]
+__all__ = ["ENDING", "LEASED", "NEXT", "WAITING", "WOUND_DOWN", "Event", "cancel_event", "next_trigger", "step"]
 
 
 class Event(enum.StrEnum):
@@ -29,7 +29,7 @@ class Event(enum.StrEnum):
     CLAIM = "claim"
     HOLD = "hold"  # a heartbeat for a task in a buffer: the handler has not begun
     BEAT = "beat"
-    ORDER = "order"  # a cancel of a running task is requested
+    REQUEST_CANCEL = "request_cancel"  # a cancel of a running task is requested
     SUCCEED = "succeed"
     FAIL = "fail"
     RETRY = "retry"
@@ -65,14 +65,14 @@ NEXT: dict[Status, dict[Event, Status]] = {
     Status.CLAIMED: {
         Event.HOLD: Status.CLAIMED,
         Event.BEAT: Status.PROCESSING,
-        Event.ORDER: Status.CLAIMED,
+        Event.REQUEST_CANCEL: Status.CLAIMED,
         Event.EXPIRE: Status.ENQUEUED,
         **_WHEN_RUN_ENDS,
     },
     Status.PROCESSING: {
         Event.HOLD: Status.PROCESSING,
         Event.BEAT: Status.PROCESSING,
-        Event.ORDER: Status.PROCESSING,
+        Event.REQUEST_CANCEL: Status.PROCESSING,
         Event.EXPIRE: Status.ENQUEUED,
         **_WHEN_RUN_ENDS,
     },
@@ -112,11 +112,11 @@ def step(status: Status, event: Event) -> Status:
         raise ValueError(f"a task that is {status} cannot {event}") from None
 
 
-def asked_to_cancel(status: Status) -> Event | None:
+def cancel_event(status: Status) -> Event | None:
     """Return the event of a cancel: waiting tasks end at once, running ones are asked to, ended ones stay (None)."""
     if status in WAITING:
         return Event.CANCEL
-    return Event.ORDER if status in LEASED else None
+    return Event.REQUEST_CANCEL if status in LEASED else None
 
 
 def next_trigger(status: Status, *, now: float, after: float) -> float | None:

@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from leasekit._lifecycle.rows import Limits, Trigger
-from leasekit._lifecycle.states import LEASED, WOUND_DOWN, Event, asked_to_cancel, next_trigger, step
+from leasekit._lifecycle.states import LEASED, WOUND_DOWN, Event, cancel_event, next_trigger, step
 from leasekit.task import Exponential, RetryPolicy, Status
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ def cancelled(row: Trigger, *, now: float) -> Trigger:
 
     The caller must first expire a lease that has ended: it has no holder that could be told.
     """
-    event = asked_to_cancel(row.status)
+    event = cancel_event(row.status)
     if event is Event.CANCEL:
         return end_run(row, event, limits=NO_LIMITS, now=now)
-    if event is Event.ORDER and not row.cancel_requested:
+    if event is Event.REQUEST_CANCEL and not row.cancel_requested:
         return replace(row, cancel_requested=True)
     return row
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from leasekit._lifecycle.states import ENDING, LEASED, NEXT, WAITING, Event, asked_to_cancel, next_trigger, step
+from leasekit._lifecycle.states import ENDING, LEASED, NEXT, WAITING, Event, cancel_event, next_trigger, step
 from leasekit.task import Status
 
 S, E = Status, Event
@@ -27,7 +27,7 @@ BOTH = [S.CLAIMED, S.PROCESSING]
         *((status, E.CRASH, S.ENQUEUED) for status in [*BOTH, S.ENQUEUED]),
         *((status, E.EXHAUST, S.DEAD) for status in [*BOTH, S.ENQUEUED]),
         *((status, E.CANCEL, S.CANCELLED) for status in NEXT),
-        *((status, E.ORDER, status) for status in BOTH),
+        *((status, E.REQUEST_CANCEL, status) for status in BOTH),
     ],
 )
 def test_what_follows(status: Status, event: Event, after: Status) -> None:
@@ -43,7 +43,7 @@ def test_what_follows(status: Status, event: Event, after: Status) -> None:
         (S.ENQUEUED, E.BEAT),
         (S.RETRIABLE_FAILURE, E.SUCCEED),
         (S.NEW, E.SUCCEED),
-        (S.NEW, E.ORDER),
+        (S.NEW, E.REQUEST_CANCEL),
     ],
 )
 def test_what_cannot_happen(status: Status, event: Event) -> None:
@@ -69,11 +69,11 @@ def test_every_outcome_can_end_a_lease() -> None:
 @pytest.mark.parametrize(
     ("status", "does"),
     [(S.NEW, E.CANCEL), (S.ENQUEUED, E.CANCEL), (S.RETRIABLE_FAILURE, E.CANCEL)]
-    + [(status, E.ORDER) for status in BOTH]
+    + [(status, E.REQUEST_CANCEL) for status in BOTH]
     + [(status, None) for status in Status if status.ended],
 )
-def test_who_runs_is_ordered_and_who_waits_is_cancelled(status: Status, does: Event | None) -> None:
-    assert asked_to_cancel(status) is does
+def test_a_running_task_is_asked_and_a_waiting_task_is_cancelled(status: Status, does: Event | None) -> None:
+    assert cancel_event(status) is does
 
 
 @pytest.mark.parametrize("status", [status for status in Status if not status.ended])

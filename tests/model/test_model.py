@@ -306,7 +306,7 @@ class Histories(RuleBasedStateMachine):
         assert (verdict.verdict == "renewed") == is_renewed, "S3, S8"
         if is_renewed:
             assert verdict.ttl == model.ttls[1]
-            assert verdict.order == ("cancel" if model.cancel_requested else None)
+            assert verdict.cancel_requested == model.cancel_requested
             model.ends_at = max(model.ends_at, now + verdict.ttl)
             if started and model.overdue_at is None and model.max_runtime is not None:
                 model.overdue_at = now + model.max_runtime

@@ -34,7 +34,7 @@ class Modest:
         fences=False,
         tells_waited=False,
         remembers_claims=False,
-        orders=False,
+        cancel_requests=False,
         progress=False,
     )
 
@@ -113,7 +113,7 @@ async def test_the_contract_finds(memory: MemoryBackend, clock: FakeClock, kind:
         ("tells_waited", "test_waited_is_told_where_the_trait_says_so"),
         ("remembers_claims", "test_a_repeated_claim_gets_the_same_again"),
         ("refuses_stale", "test_stale_writes_are_refused"),
-        ("orders", "test_a_running_task_is_ordered_to_wind_down"),
+        ("cancel_requests", "test_a_running_task_is_asked_to_wind_down"),
         ("progress", "test_progress_outlives_a_holder_that_vanished"),
         ("retries", "test_a_lease_without_beats_runs_out"),
     ],
@@ -364,13 +364,13 @@ async def _beats_ten(call: Call) -> Any:
     return verdicts + [structs.replace(verdicts[0], id=beat.id) for beat in call.items[10:]]
 
 
-def _orders_once() -> _Act:
+def _requests_cancel_once() -> _Act:
     told: set[str] = set()
 
     def change(beat: Any, verdict: Any, _: list[Any]) -> Any:
         knows = beat.token in told
-        told.update([beat.token] if verdict.order else [])
-        return structs.replace(verdict, order=None) if knows else verdict
+        told.update([beat.token] if verdict.cancel_requested else [])
+        return structs.replace(verdict, cancel_requested=False) if knows else verdict
 
     return _told(change)
 
@@ -472,16 +472,16 @@ def _without_progress(lost: Callable[[Any], bool]) -> _Act:
             "test_claims_and_beats_grant_what_the_task_says",
         ),
         ("beat", _beats_ten, "test_a_lease_lasts_for_what_a_beat_said_though_a_claim_grants_less"),
-        ("beat", _orders_once(), "test_a_running_task_is_ordered_to_wind_down"),
+        ("beat", _requests_cancel_once(), "test_a_running_task_is_asked_to_wind_down"),
         (
             "beat",
-            _told(lambda _b, v, vs: structs.replace(v, order=vs[0].order)),
-            "test_a_running_task_is_ordered_to_wind_down",
+            _told(lambda _b, v, vs: structs.replace(v, cancel_requested=vs[0].cancel_requested)),
+            "test_a_running_task_is_asked_to_wind_down",
         ),
         (
             "beat",
-            _told(lambda b, v, _: v if b.started else structs.replace(v, order=None)),
-            "test_a_running_task_is_ordered_to_wind_down",
+            _told(lambda b, v, _: v if b.started else structs.replace(v, cancel_requested=False)),
+            "test_a_running_task_is_asked_to_wind_down",
         ),
         (
             "cancel",

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, assert_type
+from typing import Any, assert_type
 
 import pytest
 
@@ -351,8 +351,8 @@ def iterates(tasks: Tasks) -> tuple[Iterator[Task], AsyncIterator[Task]]:
     return iter(tasks), aiter(tasks)
 
 
-def words(verdict: Verdict) -> Literal["cancel"] | None:
-    return verdict.order
+def winds_down(verdict: Verdict) -> bool:
+    return verdict.cancel_requested
 
 
 Handle = Callable[[Task], Lease]

@@ -1,4 +1,4 @@
--- Cancel tasks: a waiting task at once, a running task by an order that its holder gets with its next heartbeat.
+-- Cancel tasks: a waiting task at once, a running task by a request that its holder gets with its next heartbeat.
 -- Takes {ids, [clock]}, gives {words, ending}: for each task the verdict (cancelled, cancel_requested,
 -- or why it is gone); and the ids of the cancelled tasks that other tasks wait for.
 

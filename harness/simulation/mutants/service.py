@@ -179,14 +179,14 @@ SERVICE: Mapping[str, Mutant] = {
         ),
         by=Histories("schedules", ["S11"]),
     ),
-    "order-forgotten": Mutant(
+    "cancel-request-forgotten": Mutant(
         "A running task whose cancel was requested runs again after this run.",
         Edit("leasekit._lifecycle.transitions:end_run", "row.cancel_requested", "False"),
         by=Histories("schedules", ["S11"]),
     ),
-    "order-not-told": Mutant(
+    "cancel-request-not-told": Mutant(
         "The holder of a running task does not hear that its cancel was requested.",
-        Edit("leasekit.server.roles.hsc:_judged", '"cancel" if row.cancel_requested else None', "None"),
+        Edit("leasekit.server.roles.hsc:_judged", "row.cancel_requested", "False"),
         test="tests/server/roles/test_frontend.py::test_a_running_task_is_told_with_its_next_beat_and_keeps_its_lease",
         why_test="a cancel of a running task promises no moment: its end is when its lease ends, at the latest",
     ),

@@ -335,10 +335,10 @@ class Keeper:
         self._escalation.step(now)
         return min(renew_at, self._idle_watch.wake_at, self._escalation.wake_at)
 
-    def _cancel_requested(self, held: HeldLease, order: str, now: float) -> None:
+    def _cancel_requested(self, held: HeldLease, now: float) -> None:
         if held.stop is None:
             task = held.task
-            self._hooks(events.CancelRequested(at=now, task_id=task.id, token=task.token, order=order))
+            self._hooks(events.CancelRequested(at=now, task_id=task.id, token=task.token))
         held.tell(Cancelled)
 
     # Losses -------------------------------------------------------------------------------------------------------

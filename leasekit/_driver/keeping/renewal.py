@@ -50,7 +50,7 @@ class Renewal:
         wake: asyncio.Event,
         look_after: Callable[[HeldLease], object],
         on_lost: Callable[[Sequence[Lost], float], object],
-        on_cancel: Callable[[HeldLease, str, float], object],
+        on_cancel: Callable[[HeldLease, float], object],
     ) -> None:
         self._backend = backend
         self._heartbeats = heartbeats
@@ -175,8 +175,8 @@ class Renewal:
             return
         if verdict.verdict == "renewed" and term.confirmed:
             held.may_begin()
-            if verdict.order is not None:
-                self._on_cancel(held, verdict.order, now)
+            if verdict.cancel_requested:
+                self._on_cancel(held, now)
             if verdict.ttl is not None and verdict.ttl != cycle.heartbeats.ttl:
                 self._regrant(held, verdict.ttl)
         elif term.strikes == 1 and verdict.verdict not in ("renewed", "throttled"):

@@ -7,7 +7,6 @@ older or settled token writes nothing.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Literal
 
 import msgspec
 from msgspec import UNSET
@@ -82,8 +81,8 @@ def _judged(rows: Mapping[str, Trigger], beats: Sequence[Beat], now: float) -> _
         if beat.started and row.run_until is None and row.max_runtime is not None:
             batch.bounded.append(row)
         progress.report(row, beat)
-        order: Literal["cancel"] | None = "cancel" if row.cancel_requested else None
-        verdicts.append(Verdict(id=beat.id, verdict="renewed", ttl=row.heartbeat_timeout, order=order))
+        ttl, cancel_requested = row.heartbeat_timeout, row.cancel_requested
+        verdicts.append(Verdict(id=beat.id, verdict="renewed", ttl=ttl, cancel_requested=cancel_requested))
     return batch
 
 

@@ -27,10 +27,10 @@ class Cancelling(SchedulerBase):
         assert await scheduler.cancel(ids) == first
         assert [(verdict.id, verdict.verdict) for verdict in first[::2]] == [(ids[0], "cancelled"), (ids[2], "gone")]
 
-    async def test_a_running_task_is_ordered_to_wind_down(
+    async def test_a_running_task_is_asked_to_wind_down(
         self, scheduler: Scheduler, backend: Backend, kind: str
     ) -> None:
-        """The order comes with every heartbeat, because answers may be lost, also before the start, and to no other."""
+        """Every heartbeat says so, because answers may be lost, also before the start, and to no other task."""
         buffered, spared, task = [await self.held(backend, kind) for _ in range(3)]
         await self.beat(backend, task)
         ids = [buffered.id, task.id]
@@ -38,14 +38,14 @@ class Cancelling(SchedulerBase):
         beats = [Beat(id=run.id, token=run.token, started=run is not buffered) for run in (buffered, spared, task)]
         for _ in range(2):
             answers = await backend.beat(beats)
-            if backend.capabilities.orders:
+            if backend.capabilities.cancel_requests:
                 assert [verdict.verdict for verdict in verdicts] == ["cancel_requested", "cancel_requested"]
                 assert [answer.verdict for answer in answers] == ["renewed"] * 3
-                assert [answer.order for answer in answers] == ["cancel", None, "cancel"]
+                assert [answer.cancel_requested for answer in answers] == [True, False, True]
             else:
                 assert "cancel_requested" not in {verdict.verdict for verdict in verdicts}
-                assert {answer.order for answer in answers} == {None}
-        for run in (buffered, task) if backend.capabilities.orders else ():
+                assert not any(answer.cancel_requested for answer in answers)
+        for run in (buffered, task) if backend.capabilities.cancel_requests else ():
             assert (await self.settle(backend, run, "cancelled")).verdict == "settled"
             assert (await self.info(scheduler, run.id)).status is Status.CANCELLED
 
@@ -63,7 +63,7 @@ class Cancelling(SchedulerBase):
         self, scheduler: Scheduler, backend: Backend, kind: str
     ) -> None:
         task = await self.held(backend, kind)
-        if backend.capabilities.orders:
+        if backend.capabilities.cancel_requests:
             await scheduler.cancel([task.id])
         assert (await self.settle(backend, task)).verdict == "settled"
         assert (await self.info(scheduler, task.id)).status is Status.SUCCESS

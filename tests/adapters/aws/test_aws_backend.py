@@ -113,7 +113,7 @@ async def test_a_cancellation_is_an_order_and_its_end_is_reported_as_one(aws: An
     (task,) = await claim(backend)
     work.cancelled = True
     verdict = await beat(backend, task)
-    assert (verdict.verdict, verdict.order) == ("renewed", "cancel")
+    assert (verdict.verdict, verdict.cancel_requested) == ("renewed", True)
     assert (await settle(backend, task, "cancelled", error="wound down")).verdict == "settled"
     assert work.end == {"cancelled": '{"error":"wound down"}'}
 

@@ -92,7 +92,7 @@ async def test_a_task_is_claimed_beaten_and_completed(backend: Backend, swf: Any
     assert task.id.startswith("order-1:")
     assert (task.kind, task.payload, task.ttl) == ("resize", "first", 600)
     (verdict,) = await backend.beat([Beat(id=task.id, token=task.token, progress={"page": 1})])
-    assert (verdict.verdict, verdict.ttl, verdict.order) == ("renewed", 600, None)
+    assert (verdict.verdict, verdict.ttl, verdict.cancel_requested) == ("renewed", 600, False)
     assert (await settled(backend, task, "success", result=[1])).verdict == "settled"
     (seen,) = await asyncio.to_thread(decide, swf, "again")
     assert seen["result"] == "[1]"

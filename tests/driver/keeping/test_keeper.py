@@ -228,7 +228,7 @@ async def test_a_lease_whose_cancel_is_requested_is_kept_while_its_handler_winds
     [held] = await take(rig, faulty)
     await faulty.cancel([held.task.id])
     await let_pass(clock, 300)
-    assert [event.order for event in rig.of(CancelRequested)] == ["cancel"]
+    assert len(rig.of(CancelRequested)) == 1
     assert held.stop is Cancelled
     assert not held.lost
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from leasekit._driver.connection import Connection
 from leasekit._driver.keeping.pending_claims import Ended, end_claim
-from leasekit._driver.reporting.ledger import Asked, Holder, Left, Past
+from leasekit._driver.reporting.ledger import Holder, Left, Past, PendingClaim
 from leasekit._driver.reporting.outbox import Delivery, Outbox
 from leasekit._driver.reporting.spool import Spool
 from leasekit._driver.retrying import call_once, call_until
@@ -72,7 +72,7 @@ async def _report(connection: Connection, holder: Holder, past: Past, why: str) 
         done = await asyncio.to_thread(spool.unanswered)
         await outbox.use(spool)
     if connection.backend.capabilities.refuses_stale:
-        back = [*past.said, *_settlements(past.leases, why)]
+        back = [*past.settlements, *_settlements(past.leases, why)]
     else:
         # Only the kernel's timer proves that these leases had not expired long before.
         guarded = [lease for lease in past.leases if holder.guarded and lease.begun and not lease.elsewhere]
@@ -97,20 +97,20 @@ def _hand_over(back: Iterable[Settlement], outbox: Outbox, done: Collection[tupl
 async def _unheard(backend: Backend, past: Past) -> list[Settlement]:
     """End the claims whose answers the worker did not receive, and return releases of the tasks they were granted."""
     noted = {lease.token for lease in past.leases}
-    ended = await asyncio.gather(*(_end(backend, asked) for asked in past.asked))
+    ended = await asyncio.gather(*(_end(backend, claim) for claim in past.claims))
     if errors := [one.error for one in ended if one.error is not None]:
         logger.warning("the tasks that the worker was granted last may wait until their leases expire: %s", errors[0])
     back = [task for one in ended for task in one.tasks if task.token not in noted]
     return [Settlement(id=task.id, token=task.token, outcome="release") for task in back]
 
 
-async def _end(backend: Backend, asked: Asked) -> Ended:
+async def _end(backend: Backend, claim: PendingClaim) -> Ended:
     """End one claim, within the time for claims."""
     time = asyncio.get_running_loop().time
     until = time() + _FOR_CLAIMS
 
     async def end(kinds: Sequence[str]) -> Claimed:
-        call = partial(backend.claim, kinds, limit=0, wait=0, claim_id=asked.claim_id)
+        call = partial(backend.claim, kinds, limit=0, wait=0, claim_id=claim.claim_id)
         left = until - time() if len(kinds) == 1 else 0.0
         try:
             async with asyncio.timeout_at(until):
@@ -118,7 +118,7 @@ async def _end(backend: Backend, asked: Asked) -> Ended:
         except TimeoutError as error:
             raise Unavailable("no answer") from error
 
-    return await end_claim(end, asked.kinds)
+    return await end_claim(end, claim.kinds)
 
 
 def _settlements(leases: Sequence[Left], why: str) -> Iterator[Settlement]:

@@ -291,7 +291,7 @@ class Engine:
         size = sum(map(_work_of_settlement, settlements))
         return await self._write(_RELEASE if gives_back else _RESULTS, settlements, size=size)
 
-    def _attempt(self, request: claims.Asked, done: Done) -> None:
+    def _attempt(self, request: claims.WaitingClaim, done: Done) -> None:
         if request.limit:
             self.check_room()
         self._commit.submit(_CLAIM, request, size=1 + len(request.kinds) // _KINDS, done=done)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from leasekit.errors import Throttled
 from leasekit.server.clock import StoreClock
 from leasekit.server.commit import Done
-from leasekit.server.roles.claims import Answer, Asked
+from leasekit.server.roles.claims import Answer, WaitingClaim
 from leasekit.server.unit_of_work import NewlyDue
 from leasekit.task import Claimed
 
@@ -30,7 +30,7 @@ _PAUSE = 1.0  # seconds until a refused claim may be repeated
 
 @dataclass(slots=True, eq=False)
 class _Poll:
-    asked: Asked
+    claim: WaitingClaim
     answer: "asyncio.Future[Claimed]"
     callers: int = 0
     has_time: bool = True  # False: the answer is empty if no task is due
@@ -39,17 +39,17 @@ class _Poll:
 
     @property
     def key(self) -> tuple[str, str]:
-        return (self.asked.worker, self.asked.claim_id)
+        return (self.claim.worker, self.claim.claim_id)
 
 
 def _number(poll: _Poll) -> int:
-    return poll.asked.number
+    return poll.claim.number
 
 
 class LongPolls:
     """The claims of one engine, from arrival to answer. `attempt(request, done)` makes the writer try a claim."""
 
-    def __init__(self, attempt: Callable[[Asked, Done], None], clock: StoreClock) -> None:
+    def __init__(self, attempt: Callable[[WaitingClaim, Done], None], clock: StoreClock) -> None:
         self._attempt = attempt
         self._clock = clock
         self._count = 0
@@ -72,17 +72,18 @@ class LongPolls:
         claim are cancelled, nothing is granted to it. Raises `Throttled`.
         """
         poll = self._polls.get((worker, claim_id))
-        while poll is not None and limit and not poll.asked.limit:
+        while poll is not None and limit and not poll.claim.limit:
             # The answer to the call that ends the claim has no payloads: this call needs an answer of its own.
             await asyncio.wait([poll.answer])
             poll = self._polls.get((worker, claim_id))
-        if poll is not None and poll.asked.limit and not limit:
+        if poll is not None and poll.claim.limit and not limit:
             # The writer may have begun to grant it tasks: the call that ends the claim finds these.
             self._give_up(poll)
             poll = None
         if poll is None:
             self._count += 1
-            request = Asked(self._count, worker, claim_id, tuple(dict.fromkeys(kinds)), limit, self._clock.instant())
+            distinct, now = tuple(dict.fromkeys(kinds)), self._clock.instant()
+            request = WaitingClaim(self._count, worker, claim_id, distinct, limit, now)
             poll = self._begin(request, 0.0 if self._has_ended or not limit else wait)
         else:
             self._wait_no_longer(poll, wait)
@@ -129,7 +130,7 @@ class LongPolls:
         for poll in list(self._polls.values()):
             self._give_up(poll)
 
-    def _begin(self, request: Asked, wait: float) -> _Poll:
+    def _begin(self, request: WaitingClaim, wait: float) -> _Poll:
         if wait > 0 and len(self._polls) >= _MOST:
             raise Throttled(f"{_MOST} claims wait already", retry_after=_PAUSE)
         loop = asyncio.get_running_loop()
@@ -143,9 +144,9 @@ class LongPolls:
     def _try(self, poll: _Poll) -> None:
         self._unpark(poll)
         try:
-            self._attempt(poll.asked, lambda answer: self._tried(poll, answer))
+            self._attempt(poll.claim, lambda answer: self._tried(poll, answer))
         except Throttled as error:
-            self._missed.update(poll.asked.kinds)
+            self._missed.update(poll.claim.kinds)
             if poll.has_time:
                 self._park(poll)
             else:
@@ -153,9 +154,9 @@ class LongPolls:
 
     def _tried(self, poll: _Poll, answer: Answer | BaseException) -> None:
         if not (isinstance(answer, Answer) and answer.again):  # `again`: not even an earlier answer was looked up
-            poll.asked.is_new = False
+            poll.claim.is_new = False
         if isinstance(answer, BaseException):
-            self._missed.update(poll.asked.kinds)
+            self._missed.update(poll.claim.kinds)
             self._finish(poll, answer)
         elif answer.claimed is not None:
             self._finish(poll, answer.claimed)
@@ -182,7 +183,7 @@ class LongPolls:
             self._finish(poll, self._nothing(poll))
 
     def _nothing(self, poll: _Poll) -> Claimed:
-        return Claimed(tasks=[], waited=max(0.0, self._clock.instant() - poll.asked.arrived_at))
+        return Claimed(tasks=[], waited=max(0.0, self._clock.instant() - poll.claim.arrived_at))
 
     def _finish(self, poll: _Poll, result: Claimed | BaseException) -> None:
         self._unpark(poll)
@@ -199,19 +200,19 @@ class LongPolls:
 
     def _give_up(self, poll: _Poll) -> None:
         """Answer a claim without tasks, and let nothing be granted to it from now on."""
-        poll.asked.is_gone = True
+        poll.claim.is_gone = True
         self._finish(poll, Claimed(tasks=[]))
 
     def _park(self, poll: _Poll) -> None:
         poll.is_parked = True
-        for kind in poll.asked.kinds:
+        for kind in poll.claim.kinds:
             bisect.insort(self._parked.setdefault(kind, []), poll, key=_number)
 
     def _unpark(self, poll: _Poll) -> None:
         if not poll.is_parked:
             return
         poll.is_parked = False
-        for kind in poll.asked.kinds:
+        for kind in poll.claim.kinds:
             parked = self._parked[kind]
             del parked[bisect.bisect_left(parked, _number(poll), key=_number)]
             if not parked:

@@ -112,7 +112,7 @@ class MemoryService:
         kinds = tuple(dict.fromkeys(kinds))
         with self._bell.listen() as rung, self._asking((worker, claim_id)) as (arrived_at, now):
             self._seen[worker] = now
-            request = claims.Asked(next(self._numbers), worker, claim_id, kinds, limit, arrived_at)
+            request = claims.WaitingClaim(next(self._numbers), worker, claim_id, kinds, limit, arrived_at)
             deadline = now + min(wait, MAX_WAIT)
             while True:
                 rung.clear()

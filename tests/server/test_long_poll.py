@@ -10,7 +10,7 @@ from leasekit.errors import Throttled, Unavailable
 from leasekit.server.clock import StoreClock
 from leasekit.server.commit import Done
 from leasekit.server.long_poll import LongPolls
-from leasekit.server.roles.claims import Answer, Asked
+from leasekit.server.roles.claims import Answer, WaitingClaim
 from leasekit.server.unit_of_work import NewlyDue
 from leasekit.task import Claimed
 from tests.waiting import until
@@ -20,10 +20,10 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_claim_of_two_kinds_that_are_due_at_once_is_tried_and_nothing_stumbles() -> None:
     time = [4.999]
-    tried: asyncio.Queue[tuple[Asked, Done]] = asyncio.Queue()
+    tried: asyncio.Queue[tuple[WaitingClaim, Done]] = asyncio.Queue()
     stumbled: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: stumbled.append(context))
-    waiting = LongPolls(lambda asked, done: tried.put_nowait((asked, done)), StoreClock(lambda: time[0], None))
+    waiting = LongPolls(lambda claim, done: tried.put_nowait((claim, done)), StoreClock(lambda: time[0], None))
     claim = asyncio.create_task(waiting.claim(worker="w", claim_id="c", kinds=["a", "b"], limit=1, wait=60))
     (await tried.get())[1](Answer())
     waiting.ready({"a": NewlyDue(0, 5.0), "b": NewlyDue(0, 5.0)})
@@ -43,10 +43,10 @@ class Bench:
         self.is_full = False
         self.waiting = LongPolls(self._attempt, StoreClock(lambda: self.now, None))
 
-    def _attempt(self, asked: Asked, done: Done) -> None:
+    def _attempt(self, claim: WaitingClaim, done: Done) -> None:
         if self.is_full:
             raise Throttled("full")
-        self.tried.append((asked.claim_id, done))
+        self.tried.append((claim.claim_id, done))
 
     def parked(self, claim_id: str, *kinds: str) -> "asyncio.Task[Claimed]":
         claim = self.waiting.claim(worker="w", claim_id=claim_id, kinds=kinds, limit=1, wait=60)

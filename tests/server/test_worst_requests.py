@@ -303,8 +303,8 @@ async def test_of_many_polls_of_many_kinds_only_one_for_each_kind_that_is_due_is
 # Claims that are repeated
 
 
-def asked(number: int, *, is_new: bool = True) -> claiming.Asked:
-    return claiming.Asked(number, "w", f"c{number}", (f"k{number}",), 9, arrived_at=0.0, is_new=is_new)
+def waiting_claim(number: int, *, is_new: bool = True) -> claiming.WaitingClaim:
+    return claiming.WaitingClaim(number, "w", f"c{number}", (f"k{number}",), 9, arrived_at=0.0, is_new=is_new)
 
 
 async def test_big_answers_to_many_claims_and_to_their_repeats_are_read_in_many_turns(
@@ -320,7 +320,7 @@ async def test_big_answers_to_many_claims_and_to_their_repeats_are_read_in_many_
         frontend.schedule(UnitOfWork(tx, now=1.0, instant=1.0, random=Random(1)), tasks)
     tokens = [set[str](), set[str]()]
     for found in tokens:
-        waiting = [asked(n) for n in range(count)]
+        waiting = [waiting_claim(n) for n in range(count)]
         while waiting:
             done(bench)
             with store.transaction() as tx:

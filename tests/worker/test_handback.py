@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from leasekit import Client
-from leasekit._driver.reporting.ledger import Asked, Holder, Ledger, Left, Past, SharedMemory
+from leasekit._driver.reporting.ledger import Holder, Ledger, Left, Past, PendingClaim, SharedMemory
 from leasekit._driver.reporting.spool import Spool
 from leasekit._worker import handback, supervisor_link
 from leasekit.errors import Unavailable
@@ -82,7 +82,7 @@ def test_a_service_that_takes_what_is_stale_hears_only_what_a_timer_vouches_for(
 
 
 def test_what_was_granted_to_a_claim_that_nobody_heard_the_answer_of_is_given_back(dead: Dead) -> None:
-    past = Past(Holder(worker="dead", url="memory://"), [], [], [Asked("c", ["k"])])
+    past = Past(Holder(worker="dead", url="memory://"), [], [], [PendingClaim("c", ["k"])])
     handback.hand_back(past, "killed", waiting=waiting)
     info = dead.client.get(dead.task_id)
     assert info is not None
@@ -91,7 +91,7 @@ def test_what_was_granted_to_a_claim_that_nobody_heard_the_answer_of_is_given_ba
 
 def test_a_claim_that_arrives_after_it_was_handed_back_is_granted_nothing(dead: Dead) -> None:
     """As a request does that a proxy has kept: nobody would hear of the lease, and it would run out."""
-    past = Past(Holder(worker="dead", url="memory://"), [], [], [Asked("late", ["k"])])
+    past = Past(Holder(worker="dead", url="memory://"), [], [], [PendingClaim("late", ["k"])])
     handback.hand_back(past, "killed", waiting=waiting)
     task_id = dead.client.schedule("k").id
     assert dead.claim("late") == []
@@ -101,7 +101,7 @@ def test_a_claim_that_arrives_after_it_was_handed_back_is_granted_nothing(dead: 
 @pytest.mark.parametrize("fault", [faults.refuse, faults.lose_answer])
 def test_a_claim_is_ended_by_the_next_try_where_the_first_fails(dead: Dead, fault: Fault) -> None:
     dead.faults = [fault]
-    past = Past(Holder(worker="dead", url="memory://"), [], [], [Asked("c", ["k"])])
+    past = Past(Holder(worker="dead", url="memory://"), [], [], [PendingClaim("c", ["k"])])
     handback.hand_back(past, "killed", waiting=waiting)
     info = dead.client.get(dead.task_id)
     assert info is not None
@@ -119,7 +119,9 @@ def test_a_claim_that_cannot_be_ended_leaves_the_others_not_un_ended(
 
     monkeypatch.setattr(handback, "_FOR_CLAIMS", 0.5)
     dead.faults = [Fault("hangs", act)] * 2
-    past = Past(Holder(worker="dead", url="memory://"), [], [], [Asked("hangs", ["k"]), Asked("c", ["k"])])
+    past = Past(
+        Holder(worker="dead", url="memory://"), [], [], [PendingClaim("hangs", ["k"]), PendingClaim("c", ["k"])]
+    )
     handback.hand_back(past, "killed", waiting=waiting)
     info = dead.client.get(dead.task_id)
     assert info is not None
@@ -137,7 +139,7 @@ def test_what_a_server_says_is_handed_back_though_another_of_the_claims_servers_
 
     monkeypatch.setattr(handback, "_FOR_CLAIMS", 0.5)
     dead.faults = [Fault("a shard is away", act)] * 100
-    past = Past(Holder(worker="dead", url="memory://"), [], [], [Asked("c", ["k", "away"])])
+    past = Past(Holder(worker="dead", url="memory://"), [], [], [PendingClaim("c", ["k", "away"])])
     handback.hand_back(past, "killed", waiting=waiting)
     info = dead.client.get(dead.task_id)
     assert info is not None
@@ -147,7 +149,7 @@ def test_what_a_server_says_is_handed_back_though_another_of_the_claims_servers_
 
 def test_what_was_noted_of_it_is_handed_back_once(dead: Dead) -> None:
     left = Left(dead.task.id, dead.task.token, begun=True)
-    past = Past(Holder(worker="dead", url="memory://"), [left], [], [Asked("c", ["k"])])
+    past = Past(Holder(worker="dead", url="memory://"), [left], [], [PendingClaim("c", ["k"])])
     handback.hand_back(past, "killed", waiting=waiting)
     info = dead.client.get(dead.task_id)
     assert info is not None
@@ -167,7 +169,7 @@ def test_a_result_in_the_spool_is_no_crash_whichever_process_has_it(
         neighbour.adopt()
     holder = Holder(worker="dead", url="memory://", guarded=True, spool=str(tmp_path))
     left = Left(dead.task.id, dead.task.token, begun=True)
-    handback.hand_back(Past(holder, [left], [], [Asked("c", ["k"])]), "killed", waiting=waiting)
+    handback.hand_back(Past(holder, [left], [], [PendingClaim("c", ["k"])]), "killed", waiting=waiting)
     info = dead.client.get(dead.task_id)
     assert info is not None
     assert (info.status, info.crashes) == ((Status.CLAIMED if takes_it_up else Status.SUCCESS), 0)

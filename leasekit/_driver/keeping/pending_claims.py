@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from leasekit._driver.clock import Clock
-from leasekit._driver.reporting.ledger import Asked, Ledger
+from leasekit._driver.reporting.ledger import Ledger, PendingClaim
 from leasekit._driver.reporting.outbox import Delivery, Outbox
 from leasekit._driver.retrying import call_once, call_until
 from leasekit._driver.thread import spawn
@@ -85,10 +85,10 @@ class Claims:
             raise Closed
         limit = min(limit, self._backend.capabilities.max_claim)
         claim_id = f"{self._chance.getrandbits(128):032x}"
-        asked = Asked(claim_id, list(kinds))
+        claim = PendingClaim(claim_id, list(kinds))
         noted = self._note(claim_id, kinds)
         asked_at = self._clock.now()
-        waiting = asyncio.create_task(self._answer(asked, limit, wait, failing, noted))
+        waiting = asyncio.create_task(self._answer(claim, limit, wait, failing, noted))
         self._waiting.add(waiting)
         try:
             claimed = await waiting
@@ -117,14 +117,14 @@ class Claims:
 
     async def _answer(
         self,
-        asked: Asked,
+        claim: PendingClaim,
         limit: int,
         wait: float,
         failing: Callable[[BaseException], None] | None,
         noted: int | None,
     ) -> Claimed:
         remembered, kept = self._backend.capabilities.remembers_claims, self._backend.capabilities.keeps_claims
-        ask = partial(self._backend.claim, asked.kinds, limit=limit, wait=wait, claim_id=asked.claim_id)
+        ask = partial(self._backend.claim, claim.kinds, limit=limit, wait=wait, claim_id=claim.claim_id)
         tries = 0
 
         async def call() -> Claimed:
@@ -145,25 +145,25 @@ class Claims:
             claimed = await call_until(call, for_at_most=wait + self._patience, failing=failing)
         except asyncio.CancelledError:
             if remembered:
-                self._end(asked, noted)
+                self._end(claim, noted)
             raise
         except (Unavailable, Throttled):
             if remembered:
-                self._end(asked)
+                self._end(claim)
             raise
         if remembered and tries > 1 and not claimed.tasks:  # an earlier try may still be on its way
-            self._end(asked)
+            self._end(claim)
         return claimed
 
-    def _end(self, asked: Asked, noted: int | None = None) -> None:
+    def _end(self, claim: PendingClaim, noted: int | None = None) -> None:
         """Make the service grant this claim nothing more, and release the tasks that it was granted."""
 
         def end(kinds: Sequence[str]) -> Awaitable[Claimed]:
-            call = partial(self._backend.claim, kinds, limit=0, wait=0, claim_id=asked.claim_id)
+            call = partial(self._backend.claim, kinds, limit=0, wait=0, claim_id=claim.claim_id)
             return call_once(call, within=_SPARE)
 
         async def give_back() -> None:
-            ended = await end_claim(end, asked.kinds)
+            ended = await end_claim(end, claim.kinds)
             self._release(ended.tasks)
             if ended.error is not None:
                 _not_given_back(ended.error)

@@ -28,7 +28,7 @@ from msgspec import UNSET
 
 from leasekit.task import Settlement
 
-__all__ = ["Asked", "Holder", "Ledger", "Left", "Past", "SharedMemory"]
+__all__ = ["Holder", "Ledger", "Left", "Past", "PendingClaim", "SharedMemory"]
 
 logger = logging.getLogger("leasekit")
 
@@ -41,7 +41,7 @@ _ENTRIES = 16 * 1024  # where entries begin: before, there is room for the heade
 _ENTRY = struct.Struct("<BBHI")  # state, log2 of the room, lengths of the id and of the data after it
 _LEAST_ROOM = 6
 _NOWHERE = 0  # an entry for which there is no room
-_FREE, _HELD, _BEGUN, _SAID, _BEGUN_ELSEWHERE, _ASKED, _PROGRESS = range(7)
+_FREE, _HELD, _BEGUN, _SETTLEMENT, _BEGUN_ELSEWHERE, _CLAIM, _PROGRESS = range(7)
 _MOST_FOR_PROGRESS = 64 * 1024 * 1024  # bytes of a ledger: above, only heartbeats carry progress
 
 
@@ -65,7 +65,7 @@ class Left(NamedTuple):
     progress_seq: int | None = None  # … and its number: a heartbeat may have brought later progress
 
 
-class Asked(NamedTuple):
+class PendingClaim(NamedTuple):
     """A claim in progress: no code has received the tasks that it was granted."""
 
     claim_id: str
@@ -77,13 +77,13 @@ class Past(NamedTuple):
 
     holder: Holder | None
     leases: list[Left]
-    said: list[Settlement]  # to be reported once no code of the process runs
-    asked: list[Asked]
+    settlements: list[Settlement]  # to be reported once no code of the process runs
+    claims: list[PendingClaim]
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to hand back."""
-        return not (self.leases or self.said or self.asked)
+        return not (self.leases or self.settlements or self.claims)
 
 
 class SharedMemory:
@@ -109,8 +109,8 @@ class SharedMemory:
         """Return the content. Call this only after the worker has been reaped."""
         leases: list[Left] = []
         progress: dict[tuple[str, str], tuple[int, msgspec.Raw]] = {}  # by lease, with its number
-        said: list[Settlement] = []
-        asked: list[Asked] = []
+        settlements: list[Settlement] = []
+        claims: list[PendingClaim] = []
         with mmap.mmap(self.fd, 0, prot=mmap.PROT_READ) as memory:
             at = _ENTRIES
             while at + _ENTRY.size <= len(memory):
@@ -119,10 +119,10 @@ class SharedMemory:
                     break
                 begin = at + _ENTRY.size
                 task_id, rest = memory[begin : begin + of_id], memory[begin + of_id : begin + of_id + of_rest]
-                if state == _SAID:
-                    said.append(msgspec.json.decode(rest, type=Settlement))
-                elif state == _ASKED:
-                    asked.append(Asked(task_id.decode(), msgspec.json.decode(rest, type=list[str])))
+                if state == _SETTLEMENT:
+                    settlements.append(msgspec.json.decode(rest, type=Settlement))
+                elif state == _CLAIM:
+                    claims.append(PendingClaim(task_id.decode(), msgspec.json.decode(rest, type=list[str])))
                 elif state == _PROGRESS:
                     number, token, raw = msgspec.json.decode(rest, type=tuple[int, str, msgspec.Raw])
                     lease = task_id.decode(), token
@@ -139,7 +139,7 @@ class SharedMemory:
             else lease
             for lease in leases
         ]
-        return Past(self._holder(), latest, said, asked)
+        return Past(self._holder(), latest, settlements, claims)
 
     def _holder(self) -> Holder | None:
         (length,) = _LENGTH.unpack_from(self._header, _HOLDER)
@@ -202,7 +202,7 @@ class Ledger:
 
     def record_claim(self, claim_id: str, kinds: Sequence[str]) -> int:
         """Note a claim, until its answer is noted; return its entry."""
-        return self._add(_ASKED, claim_id.encode(), msgspec.json.encode(kinds))
+        return self._add(_CLAIM, claim_id.encode(), msgspec.json.encode(kinds))
 
     def begins(self, entry: int, *, elsewhere: bool = False) -> None:
         """Note that a handler is about to run, here or in another process. Any thread, but not after `remove`."""
@@ -217,7 +217,7 @@ class Ledger:
 
     def record_settlement(self, entry: int, settlement: Settlement) -> int:
         """Note what to report of a lease once no code of this process runs. Return its new entry."""
-        if said := self._add(_SAID, b"", msgspec.json.encode(settlement)):
+        if said := self._add(_SETTLEMENT, b"", msgspec.json.encode(settlement)):
             self.remove(entry)
         return said or entry
 

@@ -17,7 +17,7 @@ from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import Claimed, Task
 from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS
 
-__all__ = ["Answer", "Asked", "claim", "grant_all", "tasks_of"]
+__all__ = ["Answer", "WaitingClaim", "claim", "grant_all", "tasks_of"]
 
 _MOST = 5000  # tasks that are granted in one transaction, which heartbeats may have to wait for
 _ANSWER = 8 * 1024 * 1024
@@ -32,7 +32,7 @@ _WITHOUT_CONTENT = Content(payload=b"null", collection=None, traceparent=None, p
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class WaitingClaim:
     """A claim whose caller waits for an answer."""
 
     number: int
@@ -61,7 +61,7 @@ class Answer:
 _NOTHING = Answer()
 
 
-def claim(turn: UnitOfWork, requests: Sequence[Asked]) -> list[Answer]:
+def claim(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> list[Answer]:
     """Grant due tasks to claims in order of arrival: the most urgent tasks first, then the longest due.
 
     Tasks that are left, and the times when the next ones are due, are noted as ready, for the claims that are parked.
@@ -89,7 +89,7 @@ def _tell_what_is_left(turn: UnitOfWork, kinds: set[str], *, tried: int) -> None
 # Claims that were answered before -----------------------------------------------------------------------------
 
 
-def _repeated(turn: UnitOfWork, requests: Sequence[Asked]) -> dict[int, Answer]:
+def _repeated(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answer]:
     """Answer claims that were answered before with the leases that are still live, and the same tokens and `waited`."""
     memories = turn.tx.remembered({(request.worker, request.claim_id) for request in requests}) if requests else {}
     answers: dict[int, Answer] = {}
@@ -125,7 +125,7 @@ def _live(turn: UnitOfWork, memory: ClaimMemory) -> list[Trigger]:
     return [rows[seq] for seq, granted in memory.grants if seq in rows and is_held(rows[seq], granted, turn.instant)]
 
 
-def _ended(turn: UnitOfWork, requests: Sequence[Asked]) -> dict[int, Answer]:
+def _ended(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answer]:
     """Answer these claims without tasks, and remember that: every later call with their ids gets the same answer."""
     turn.tx.remember([ClaimMemory(request.worker, request.claim_id, turn.now, 0.0, ()) for request in requests])
     return {id(request): Answer(Claimed(tasks=[], waited=0.0)) for request in requests}
@@ -134,7 +134,7 @@ def _ended(turn: UnitOfWork, requests: Sequence[Asked]) -> dict[int, Answer]:
 # Claims that are served now -----------------------------------------------------------------------------------
 
 
-def _served(turn: UnitOfWork, requests: Sequence[Asked]) -> dict[int, Answer]:
+def _served(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answer]:
     granted, skipped = _granted(turn, requests)
     answers = {id(request): Answer(again=True) for request in skipped}
     contents = turn.tx.contents([row.seq for _, rows in granted for row in rows]) if granted else {}
@@ -156,11 +156,13 @@ def _served(turn: UnitOfWork, requests: Sequence[Asked]) -> dict[int, Answer]:
     return answers
 
 
-def _granted(turn: UnitOfWork, requests: Sequence[Asked]) -> tuple[list[tuple[Asked, list[Trigger]]], Sequence[Asked]]:
+def _granted(
+    turn: UnitOfWork, requests: Sequence[WaitingClaim]
+) -> tuple[list[tuple[WaitingClaim, list[Trigger]]], Sequence[WaitingClaim]]:
     """Return the claims that get tasks, with these, and the claims whose turn does not come in this transaction."""
     kinds = {kind for request in requests for kind in request.kinds}
     due_tasks = DueTasks(turn, kinds, wanted=sum(request.limit for request in requests))
-    granted: list[tuple[Asked, list[Trigger]]] = []
+    granted: list[tuple[WaitingClaim, list[Trigger]]] = []
     room, bytes_left, unsized = _MOST, _ANSWER, list[int]()
     for position, request in enumerate(requests):
         if room <= 0 or bytes_left <= 0:

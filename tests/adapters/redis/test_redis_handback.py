@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.proxy import Proxy
-from leasekit._driver.reporting.ledger import Asked, Holder, Past
+from leasekit._driver.reporting.ledger import Holder, Past, PendingClaim
 from leasekit._worker.handback import hand_back
 from leasekit.task import NewTask, Status
 from leasekit_redis import RedisBackend, connect
@@ -38,7 +38,7 @@ async def test_a_claim_that_arrives_after_all_was_handed_back_is_granted_nothing
         proxy.hang("requests")
         claim = asyncio.create_task(dead.claim([kind], limit=1, wait=0, claim_id="late"))
         await proxy.until(lambda: proxy.fired["hang"] > 0)
-        past = Past(Holder(worker="dead", url=server.url), [], [], [Asked("late", kinds)])
+        past = Past(Holder(worker="dead", url=server.url), [], [], [PendingClaim("late", kinds)])
         await asyncio.to_thread(hand_back, past, "killed", waiting=waiting)
         [task] = await backend.schedule([NewTask(kind=kind)])
         proxy.mend()
@@ -58,7 +58,7 @@ async def test_what_a_claim_of_several_kinds_was_granted_is_given_back(
     dead = connect(server.url, worker="dead")
     assert len((await dead.claim(kinds, limit=2, wait=0, claim_id="unheard")).tasks) == 2
     await dead.aclose()
-    past = Past(Holder(worker="dead", url=server.url), [], [], [Asked("unheard", kinds)])
+    past = Past(Holder(worker="dead", url=server.url), [], [], [PendingClaim("unheard", kinds)])
     await asyncio.to_thread(hand_back, past, "killed", waiting=waiting)
     infos = [await backend.get(task_id) for task_id in ids]
     assert [info.status for info in infos if info is not None] == [Status.ENQUEUED] * 2

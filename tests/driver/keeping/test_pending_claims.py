@@ -10,7 +10,7 @@ import pytest
 
 from leasekit._driver.clock import BOOT_CLOCK
 from leasekit._driver.keeping.pending_claims import Claims
-from leasekit._driver.reporting.ledger import Asked, Ledger, SharedMemory
+from leasekit._driver.reporting.ledger import Ledger, PendingClaim, SharedMemory
 from leasekit._driver.reporting.outbox import Delivery
 from leasekit.backend import Capabilities
 from leasekit.errors import Closed, Refused, Unavailable
@@ -76,7 +76,7 @@ async def test_what_is_asked_for_is_noted_until_what_was_granted_can_be() -> Non
     asking.ledger = Ledger(memory.fd)
     claim = asyncio.create_task(asking.claim(["k"], limit=1, wait=60))
     await backend.began.wait()
-    assert memory.read().asked == [Asked(backend.asked[0], ["k"])]
+    assert memory.read().claims == [PendingClaim(backend.asked[0], ["k"])]
     await claim
     await asyncio.sleep(0)  # whoever asked notes what was granted before that
     assert memory.read().is_empty
@@ -104,7 +104,7 @@ async def test_a_claim_that_was_cancelled_stays_noted_until_it_was_given_back(
     with pytest.raises(asyncio.CancelledError):
         await claim
     await asking.abandon()
-    assert bool(memory.read().asked) is stays
+    assert bool(memory.read().claims) is stays
     memory.close()
 
 
@@ -266,7 +266,7 @@ async def test_what_a_server_says_is_given_back_though_another_of_the_claims_ser
     service.answers.set()
     await asking.abandon()
     assert back.settlements == [RELEASED]
-    assert memory.read().asked == [Asked(service.asked[0][0], ["k", "away", "l"])]
+    assert memory.read().claims == [PendingClaim(service.asked[0][0], ["k", "away", "l"])]
     memory.close()
 
 

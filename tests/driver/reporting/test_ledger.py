@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
-from leasekit._driver.reporting.ledger import Asked, Holder, Ledger, Left, Past, SharedMemory
+from leasekit._driver.reporting.ledger import Holder, Ledger, Left, Past, PendingClaim, SharedMemory
 from leasekit.task import Settlement
 
 HOLDER = Holder(worker="w", url="http://here", guarded=True, spool="/there")
@@ -55,7 +55,7 @@ def test_what_is_over_is_not_in_it_and_leaves_its_room_to_others(memory: SharedM
 
 def test_it_says_what_was_asked_for_until_the_answer_is_noted(memory: SharedMemory, ledger: Ledger) -> None:
     entry = ledger.record_claim("claim-1", ["a", "b"])
-    assert memory.read().asked == [Asked("claim-1", ["a", "b"])]
+    assert memory.read().claims == [PendingClaim("claim-1", ["a", "b"])]
     ledger.remove(entry)
     assert memory.read().is_empty
 

@@ -14,11 +14,11 @@ from typing import Any
 from leasekit.backend import Capabilities, check_kinds
 from leasekit.errors import BackendError, Refused, Throttled
 from leasekit.task import Beat, Claimed, Settlement, Verdict
-from leasekit_aws.clients import Call, Clients
+from leasekit_aws.boto_clients import BotoClients, Call
+from leasekit_aws.daemon_threads import in_thread
 from leasekit_aws.errors import Answered, Forbidden, Unreached
 from leasekit_aws.polls import Polls
 from leasekit_aws.service import Service
-from leasekit_aws.threads import in_thread
 
 __all__ = ["AwsBackend"]
 
@@ -35,7 +35,7 @@ class AwsBackend:
 
     capabilities: Capabilities
 
-    def __init__(self, service: Service, clients: Clients) -> None:
+    def __init__(self, service: Service, clients: BotoClients) -> None:
         self.capabilities = service.capabilities
         self._service = service
         self._clients = clients

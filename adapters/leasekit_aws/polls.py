@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from leasekit.errors import ProtocolError
 from leasekit.task import Task
-from leasekit_aws.threads import in_thread
+from leasekit_aws.daemon_threads import in_thread
 
 __all__ = ["Polls"]
 

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from leasekit.backend import Capabilities
 from leasekit.task import Beat, Settlement, Task
-from leasekit_aws.clients import Call
+from leasekit_aws.boto_clients import Call
 
 __all__ = ["Service"]
 

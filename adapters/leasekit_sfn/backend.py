@@ -7,7 +7,7 @@ from urllib.parse import unquote
 import leasekit
 from leasekit import Lease, Task
 from leasekit.errors import ConfigError
-from leasekit_aws import AwsBackend, Clients, adopt, options
+from leasekit_aws import AwsBackend, BotoClients, adopt, options
 from leasekit_sfn.service import SfnService, kind_of, region_of
 
 __all__ = ["connect", "lease", "task"]
@@ -36,7 +36,8 @@ def connect(url: str, *, worker: str) -> AwsBackend:
         raise ConfigError("the activities of the URL are in several regions: use one URL for each region")
     found = options(query)
     service = SfnService(activities=activities, worker=worker, ttl=found.ttl)
-    return AwsBackend(service, Clients("stepfunctions", region=found.region or regions.pop(), endpoint=found.endpoint))
+    clients = BotoClients("stepfunctions", region=found.region or regions.pop(), endpoint=found.endpoint)
+    return AwsBackend(service, clients)
 
 
 def task(response: Mapping[str, Any], *, client: Any, ttl: float = 300.0, kind: str = "activity") -> Task:

@@ -15,7 +15,7 @@ from leasekit.errors import BackendError, Refused, Throttled, Unavailable
 from leasekit.hooks import log_fields
 from leasekit.ids import uuid7s
 from leasekit.task import Beat, Claimed, Exponential, NewTask, Scheduled, Settlement, Stats, Status, Task, Verdict
-from leasekit_aws.clients import Clients
+from leasekit_aws.boto_clients import BotoClients
 from leasekit_sqs.address import LONGEST_TTL, Address, address
 from leasekit_sqs.batches import Item, in_batches
 from leasekit_sqs.calls import Answer, Calls, Gone, refusing
@@ -64,11 +64,11 @@ class SqsBackend:
     )
 
     def __init__(
-        self, address: Address, *, clients: Clients | None = None, clock: Callable[[], float] = boot_time
+        self, address: Address, *, clients: BotoClients | None = None, clock: Callable[[], float] = boot_time
     ) -> None:
         self.address = address
         self.receipts = Receipts(clock)
-        self._calls = Calls(clients or Clients("sqs", region=address.region, endpoint=address.endpoint))
+        self._calls = Calls(clients or BotoClients("sqs", region=address.region, endpoint=address.endpoint))
         self._clock = clock
         self._queues = Queues(self._calls, address)
         self._receiver = Receiver(self._calls, self._queues, self.receipts, address, clock)

@@ -13,9 +13,9 @@ from typing import Any, cast
 from botocore.exceptions import ClientError
 
 from leasekit.errors import BackendError, Refused, Throttled
-from leasekit_aws.clients import Call, Clients
+from leasekit_aws.boto_clients import BotoClients, Call
+from leasekit_aws.daemon_threads import in_thread
 from leasekit_aws.errors import Answered, Forbidden, Unreached, meaning
-from leasekit_aws.threads import in_thread
 
 __all__ = ["Answer", "Calls", "Gone", "is_unapplied", "mappings", "of_entry", "refusing"]
 
@@ -43,7 +43,7 @@ class Gone(Refused):
 class Calls:
     """The calls of one connection, for use in one event loop."""
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: BotoClients) -> None:
         self._clients = clients
 
     def start(

@@ -6,8 +6,8 @@ from typing import Any
 
 import leasekit
 from leasekit import ConfigError, Heartbeats, Lease, Task
-from leasekit_aws.clients import Clients
-from leasekit_aws.keepers import Keepers
+from leasekit_aws.boto_clients import BotoClients
+from leasekit_aws.shared_keepers import SharedKeepers
 from leasekit_sqs.address import LONGEST_TTL, Address
 from leasekit_sqs.arrivals import Arrivals
 from leasekit_sqs.backend import SqsBackend, boot_time
@@ -19,7 +19,7 @@ __all__ = ["close", "lease", "task"]
 # Heartbeat calls a second, at most. Each block waits for its first heartbeat; later ones keep an even, far slower pace.
 _RATE = 100.0
 
-_keepers: Keepers[SqsBackend] = Keepers(Heartbeats(rate=_RATE))
+_keepers: SharedKeepers[SqsBackend] = SharedKeepers(Heartbeats(rate=_RATE))
 _arrivals = Arrivals(lambda: boot_time())  # noqa: PLW0108 - looked up when it is called
 
 
@@ -88,6 +88,6 @@ def close() -> None:
     _keepers.close()
 
 
-def _backend(ttl: int, clients: Clients) -> SqsBackend:
+def _backend(ttl: int, clients: BotoClients) -> SqsBackend:
     """Return a backend for all queues that are read with these clients."""
     return SqsBackend(Address(queue="-", ttl=ttl), clients=clients)

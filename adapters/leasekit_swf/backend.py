@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 import leasekit
 from leasekit import Lease, Task
 from leasekit.errors import ConfigError
-from leasekit_aws import AwsBackend, Clients, adopt, options
+from leasekit_aws import AwsBackend, BotoClients, adopt, options
 from leasekit_swf.service import SwfService
 
 __all__ = ["connect", "lease", "task"]
@@ -30,7 +30,7 @@ def connect(url: str, *, worker: str) -> AwsBackend:
         raise ConfigError(_FORM)
     found = options(parts.query)
     service = SwfService(domain=domain, task_list=task_list, worker=worker, ttl=found.ttl)
-    return AwsBackend(service, Clients("swf", region=found.region, endpoint=found.endpoint))
+    return AwsBackend(service, BotoClients("swf", region=found.region, endpoint=found.endpoint))
 
 
 def task(response: Mapping[str, Any], *, client: Any, ttl: float = 300.0) -> Task:

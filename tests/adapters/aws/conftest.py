@@ -22,7 +22,7 @@ from botocore import xform_name
 from botocore.validate import ParamValidator
 
 from leasekit.backend import Backend
-from leasekit_aws import AwsBackend, Clients
+from leasekit_aws import AwsBackend, BotoClients
 from leasekit_sfn import SfnService
 from leasekit_swf import connect
 
@@ -353,6 +353,6 @@ async def backend(aws: Any) -> AsyncIterator[Backend]:
 @pytest.fixture
 async def steps(aws: Any) -> AsyncIterator[Backend]:
     service = SfnService(activities={"resize": _ARN}, worker="w" * 100, ttl=60)
-    backend = AwsBackend(service, Clients("stepfunctions", region="eu-central-1", endpoint=aws.url))
+    backend = AwsBackend(service, BotoClients("stepfunctions", region="eu-central-1", endpoint=aws.url))
     yield backend
     await backend.aclose()

@@ -14,7 +14,7 @@ import leasekit_swf
 from leasekit import ConfigError, Heartbeats
 from leasekit.registry import open_backend
 from leasekit.task import Name
-from leasekit_aws import AwsBackend, Clients, options
+from leasekit_aws import AwsBackend, BotoClients, options
 from leasekit_swf.service import task_id
 
 ARN = "arn:aws:states:eu-central-1:123456789012:activity:"
@@ -99,7 +99,7 @@ async def test_the_region_of_an_activity_is_in_its_arn(aws: Any, monkeypatch: py
 
 def test_a_long_poll_is_waited_for_and_a_heartbeat_is_not(aws: Any) -> None:
     """Both services poll for 60 s, which is botocore's own time-out; a beat has 10 s."""
-    clients = Clients("swf", endpoint=aws.url)
+    clients = BotoClients("swf", endpoint=aws.url)
     poll, call = (clients._client(is_poll=is_poll).meta.config for is_poll in (True, False))
     clients.close()
     assert poll.read_timeout >= 65

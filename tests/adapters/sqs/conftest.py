@@ -13,7 +13,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 import leasekit_sqs
-from leasekit_aws.clients import Clients
+from leasekit_aws.boto_clients import BotoClients
 from leasekit_sqs import Address, SqsBackend
 
 pytest.register_assert_rewrite("leasekit.testing.contract")
@@ -62,9 +62,9 @@ def sqs(moto: str) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def clients(moto: str) -> Iterator[Clients]:
+def clients(moto: str) -> Iterator[BotoClients]:
     """Those of all backends: boto3 takes a tenth of a second and more to make one. Made by the first call."""
-    clients = Clients("sqs", region=REGION, endpoint=moto)
+    clients = BotoClients("sqs", region=REGION, endpoint=moto)
     yield clients
     clients.close()
 
@@ -100,7 +100,7 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def _aws() -> Iterator[tuple[Any, Clients]]:
+def _aws() -> Iterator[tuple[Any, BotoClients]]:
     # Tests are no packages: the module is loaded from beside this one.
     spec = importlib.util.spec_from_file_location("fake_sqs", Path(__file__).with_name("fake.py"))
     assert spec is not None
@@ -109,14 +109,14 @@ def _aws() -> Iterator[tuple[Any, Clients]]:
     sys.modules["fake_sqs"] = module
     spec.loader.exec_module(module)
     service = module.Fake()
-    clients = Clients("sqs", region=REGION, endpoint=service.endpoint)
+    clients = BotoClients("sqs", region=REGION, endpoint=service.endpoint)
     yield service, clients
     clients.close()
     service.close()
 
 
 @pytest.fixture
-def aws(_aws: tuple[Any, Clients]) -> Any:
+def aws(_aws: tuple[Any, BotoClients]) -> Any:
     """SQS as AWS documents it, by a clock that tests turn: `Fake` of the module beside this one."""
     service, _ = _aws
     service.reset()
@@ -124,7 +124,7 @@ def aws(_aws: tuple[Any, Clients]) -> Any:
 
 
 @pytest.fixture
-async def connected(aws: Any, _aws: tuple[Any, Clients]) -> AsyncIterator[Callable[..., SqsBackend]]:
+async def connected(aws: Any, _aws: tuple[Any, BotoClients]) -> AsyncIterator[Callable[..., SqsBackend]]:
     """A backend of that service, by the same clock. One is enough for a test, two are two processes."""
     made: list[SqsBackend] = []
 

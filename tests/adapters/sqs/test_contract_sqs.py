@@ -8,7 +8,7 @@ import pytest
 from leasekit.backend import Backend
 from leasekit.task import NewTask
 from leasekit.testing.contract import BackendContract
-from leasekit_aws.clients import Clients
+from leasekit_aws.boto_clients import BotoClients
 from leasekit_sqs import Address, SqsBackend
 
 
@@ -17,20 +17,20 @@ class TestStandardQueue(BackendContract):
     short_ttl = 3.0  # the clock is the real one: on a busy machine a beat may be late
 
     @pytest.fixture
-    async def backend(self, queue: str, clients: Clients) -> AsyncIterator[Backend]:
+    async def backend(self, queue: str, clients: BotoClients) -> AsyncIterator[Backend]:
         backend = SqsBackend(Address(queue=queue), clients=clients)
         yield backend
         await backend.aclose()
 
     @pytest.fixture
-    async def other(self, queue: str, clients: Clients) -> AsyncIterator[Backend]:
+    async def other(self, queue: str, clients: BotoClients) -> AsyncIterator[Backend]:
         backend = SqsBackend(Address(queue=queue), clients=clients)
         yield backend
         await backend.aclose()
 
     @pytest.fixture
     async def out_of_reach(self, closed_port: int) -> AsyncIterator[Backend]:
-        with closing(Clients("sqs", region="eu-west-1", endpoint=f"http://127.0.0.1:{closed_port}")) as clients:
+        with closing(BotoClients("sqs", region="eu-west-1", endpoint=f"http://127.0.0.1:{closed_port}")) as clients:
             backend = SqsBackend(Address(queue="q"), clients=clients)
             yield backend
             await backend.aclose()

@@ -9,7 +9,7 @@ import pytest
 from leasekit.backend import Backend
 from leasekit.task import NewTask
 from leasekit.testing.contract import BackendContract
-from leasekit_aws.clients import Clients
+from leasekit_aws.boto_clients import BotoClients
 from leasekit_sqs import Address, SqsBackend
 
 
@@ -24,13 +24,13 @@ class TestFifoQueue(BackendContract):
         return name
 
     @pytest.fixture
-    async def backend(self, queue: str, clients: Clients) -> AsyncIterator[Backend]:
+    async def backend(self, queue: str, clients: BotoClients) -> AsyncIterator[Backend]:
         backend = SqsBackend(Address(queue=queue), clients=clients)
         yield backend
         await backend.aclose()
 
     @pytest.fixture
-    async def other(self, queue: str, clients: Clients) -> AsyncIterator[Backend]:
+    async def other(self, queue: str, clients: BotoClients) -> AsyncIterator[Backend]:
         backend = SqsBackend(Address(queue=queue), clients=clients)
         yield backend
         await backend.aclose()

@@ -5,13 +5,13 @@ from typing import Any
 from leasekit import Heartbeats, Task
 from leasekit.errors import ProtocolError
 from leasekit_aws.backend import AwsBackend
-from leasekit_aws.keepers import Keepers
 from leasekit_aws.service import Service
+from leasekit_aws.shared_keepers import SharedKeepers
 
 __all__ = ["adopt", "close_all"]
 
 # Each task begins with a heartbeat that the loop waits for: at one heartbeat a second it could begin one task a second.
-_keepers: Keepers[AwsBackend] = Keepers(Heartbeats(rate=10))
+_keepers: SharedKeepers[AwsBackend] = SharedKeepers(Heartbeats(rate=10))
 
 
 def adopt(task: Task | None, *, service: Service, name: str, client: Any) -> Task:

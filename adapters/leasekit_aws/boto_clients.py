@@ -16,7 +16,7 @@ from botocore.config import Config
 from leasekit.errors import ProtocolError
 from leasekit_aws.errors import meaning
 
-__all__ = ["Call", "Clients", "credentials_of"]
+__all__ = ["BotoClients", "Call", "credentials_of"]
 
 # One try each: the cycle repeats heartbeats, the keeper's outbox repeats settlements.
 _ONE_TRY = Config(
@@ -37,7 +37,7 @@ class Call:
     params: Mapping[str, Any]
 
 
-class Clients:
+class BotoClients:
     """The clients of one service. The first call makes them in its thread, which takes a tenth of a second.
 
     `like` is a client of the user's own, whose credentials, endpoint and settings (except timeouts and retries) are

@@ -1,4 +1,4 @@
-"""Keepers for receive loops of the user's own: one for all boto3 clients with the same endpoint and credentials.
+"""Shared keepers for receive loops of the user's own: one for all boto3 clients with the same endpoint and credentials.
 
 A keeper has clients of its own, made like the user's client but with timeouts that suit heartbeats.
 """
@@ -16,14 +16,14 @@ from botocore.credentials import Credentials
 import leasekit
 from leasekit import Client, Heartbeats
 from leasekit.backend import Backend
-from leasekit_aws.clients import Clients, credentials_of
+from leasekit_aws.boto_clients import BotoClients, credentials_of
 
-__all__ = ["Keepers"]
+__all__ = ["SharedKeepers"]
 
 B = TypeVar("B", bound=Backend)
 
 
-class Keepers(Generic[B]):
+class SharedKeepers(Generic[B]):
     """The keepers of one adapter. They are closed at the end of the process; a forked child begins without keepers."""
 
     def __init__(self, heartbeats: Heartbeats) -> None:
@@ -31,7 +31,7 @@ class Keepers(Generic[B]):
         self.forget()
         _all.add(self)
 
-    def of(self, client: Any, service: str, make: Callable[[Clients], B], *more: Hashable) -> tuple[Client, B]:
+    def of(self, client: Any, service: str, make: Callable[[BotoClients], B], *more: Hashable) -> tuple[Client, B]:
         """Return the keeper for this client of a service, and its backend, which `make` makes at the first call.
 
         `more` adds to the key by which keepers are told apart.
@@ -40,7 +40,7 @@ class Keepers(Generic[B]):
         key = (service, client.meta.region_name, client.meta.endpoint_url, _who(credentials), *more)
         with self._making:
             if key not in self._kept:
-                backend = make(Clients(service, like=client))
+                backend = make(BotoClients(service, like=client))
                 # The credentials are kept too, so that no other object can get their `id()`.
                 self._kept[key] = leasekit.connect(backend, heartbeats=self._heartbeats), backend, credentials
             keeper, backend, _ = self._kept[key]
@@ -71,7 +71,7 @@ def _who(credentials: Any) -> Hashable:
     return hashlib.sha256(said.encode()).digest()
 
 
-_all: "WeakSet[Keepers[Any]]" = WeakSet()
+_all: "WeakSet[SharedKeepers[Any]]" = WeakSet()
 
 
 def _close_all() -> None:

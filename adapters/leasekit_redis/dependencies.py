@@ -5,8 +5,8 @@ have succeeded. The awaited tasks may be in other slots, or not exist yet, so no
 make sure that no end is missed:
 
 1. A waiting task leaves its name where the awaited task is: in the slot of that task's kind, by the script that checks
-   whether the task has ended (`await_task.lua`); or, if the id has no kind yet, beside the register, by the script that
-   looks the id up (`await_unknown_id.lua`). The client that registers the id later carries the names to the kind
+   whether the task has ended (`note_waits.lua`); or, if the id has no kind yet, beside the register, by the script that
+   looks the id up (`note_id_waits.lua`). The client that registers the id later carries the names to the kind
    (`adopt`).
 2. The script that ends an awaited task notes it in its own slot, until the waiting tasks were released: at once by the
    client that has ended the task, or by the next maintenance (`release`).
@@ -30,7 +30,7 @@ from leasekit_redis.dependency_cycles import find_cycle
 from leasekit_redis.id_index import IdIndex
 from leasekit_redis.keys import Keys
 from leasekit_redis.records import Gated, decode, encode, status_of
-from leasekit_redis.scripts import AWAIT_TASK, RESOLVE_DEPENDENCY
+from leasekit_redis.scripts import NOTE_WAITS, RESOLVE_DEPENDENCY
 
 __all__ = ["Dependencies", "Wait"]
 
@@ -70,12 +70,12 @@ class Dependencies:
         return unknown
 
     async def _ask_page(self, waits: Sequence[Wait]) -> list[Wait]:
-        kinds = await self._register.await_unknown_id([(wait.name, f"{wait.id}/{wait.kind}") for wait in waits])
+        kinds = await self._register.note_waits([(wait.name, f"{wait.id}/{wait.kind}") for wait in waits])
         groups: dict[str, list[Wait]] = {}
         for wait, kind in zip(waits, kinds, strict=True):
             if kind is not None:
                 groups.setdefault(kind, []).append(wait)
-        told = await asyncio.gather(*(self._await_task(kind, some) for kind, some in groups.items()))
+        told = await asyncio.gather(*(self._note_waits(kind, some) for kind, some in groups.items()))
         await self._release_in_turn(await self._resolve([wait for part in told for wait in part]))
         return [wait for wait, kind in zip(waits, kinds, strict=True) if kind is None]
 
@@ -108,7 +108,7 @@ class Dependencies:
         notes = self._keys.wanted[self._keys.part(name)]
         while members := await self._page_of_waits(notes, name):
             waits = [wait for one in members if (wait := _parse_wait(one))]
-            await self._release_in_turn(await self._resolve(await self._await_task(kind, waits)))
+            await self._release_in_turn(await self._resolve(await self._note_waits(kind, waits)))
             await self._link.command("ZREM", notes, *members)
 
     async def release(self, kind: str, names: Iterable[str]) -> None:
@@ -121,15 +121,15 @@ class Dependencies:
         if not waits:
             return
         named = [(wait.name, f"{wait.id}/{wait.kind}") for wait in waits]
-        kinds = await self._register.await_unknown_id(named, is_over=True)
+        kinds = await self._register.note_waits(named, is_over=True)
         for (name, waiting), place in zip(named, kinds, strict=True):
             if place is not None:
                 await self._link.command("ZREM", self._keys.one(place, "awaited"), f"{name}/{waiting}")
 
-    async def _await_task(self, kind: str, waits: Sequence[Wait]) -> list[Resolution]:
+    async def _note_waits(self, kind: str, waits: Sequence[Wait]) -> list[Resolution]:
         """Register waits for tasks of this kind; return the waits that are over already."""
         argument = encode([(wait.name, f"{wait.id}/{wait.kind}") for wait in waits])
-        words: list[str | bool] = decode(await self._link.run(AWAIT_TASK, self._keys.of_kind(kind), argument), _WORDS)
+        words: list[str | bool] = decode(await self._link.run(NOTE_WAITS, self._keys.of_kind(kind), argument), _WORDS)
         if len(words) != len(waits):
             raise ProtocolError(f"Redis gave {len(words)} answers for {len(waits)} waiting tasks")
         return [(wait, _reason(wait, word)) for wait, word in zip(waits, words, strict=True) if isinstance(word, str)]

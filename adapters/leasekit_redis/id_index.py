@@ -18,7 +18,7 @@ from leasekit_redis.client import Link
 from leasekit_redis.keys import Keys
 from leasekit_redis.lru import LRU
 from leasekit_redis.records import DueKinds, decode, encode
-from leasekit_redis.scripts import AWAIT_UNKNOWN_ID, DUE_KINDS, REGISTER, RESCHEDULE_KIND, Script
+from leasekit_redis.scripts import DUE_KINDS, NOTE_ID_WAITS, REGISTER, RESCHEDULE_KIND, Script
 
 __all__ = ["IdIndex", "Owner"]
 
@@ -65,9 +65,9 @@ class IdIndex:
         due: DueKinds = decode(raw, _DUE_KINDS)
         return due
 
-    async def reschedule_kind(self, kind: str, *, own_until: int, next_visit: int | None) -> None:
+    async def reschedule_kind(self, kind: str, *, own_until: int, due_at: int | None) -> None:
         """Set when a kind, got with this `own_until`, is due next, unless it was noted since; `None`: remove it."""
-        await self._link.run(RESCHEDULE_KIND, [self._keys.kinds], encode([kind, own_until, next_visit]))
+        await self._link.run(RESCHEDULE_KIND, [self._keys.kinds], encode([kind, own_until, due_at]))
 
     async def reserve(self, wanted: Sequence[tuple[str, str]]) -> list[Owner]:
         """Register each (id, kind) whose id is free; return the kind that each id belongs to."""
@@ -83,10 +83,10 @@ class IdIndex:
         """Return the kind of each id, None for an unknown id."""
         return [kind if isinstance(kind, str) else None for kind in await self._ask([(task_id,) for task_id in ids])]
 
-    async def await_unknown_id(self, waits: Sequence[tuple[str, str]], *, is_over: bool = False) -> list[str | None]:
+    async def note_waits(self, waits: Sequence[tuple[str, str]], *, is_over: bool = False) -> list[str | None]:
         """Return each id's kind at once. If it has none, note its waiting task, or remove the note (`is_over`)."""
         items = [(task_id, waiting, is_over) for task_id, waiting in waits]
-        kinds = await self._ask(items, AWAIT_UNKNOWN_ID, (self._keys.register, self._keys.wanted))
+        kinds = await self._ask(items, NOTE_ID_WAITS, (self._keys.register, self._keys.wanted))
         return [kind if isinstance(kind, str) else None for kind in kinds]
 
     async def forget(self, ids: Sequence[str]) -> None:

@@ -78,15 +78,15 @@ class Maintenance:
         argument = encode([self._name, interval])
         self._clients = decode(await self._link.run(COUNT_CLIENTS, [self._keys.clients], argument), _COUNT)
         failures: list[BackendError] = []
-        while (visit := await self._register.due_kinds(interval=interval, limit=_KINDS)).kinds:
-            for kind in visit.kinds:
+        while (due := await self._register.due_kinds(interval=interval, limit=_KINDS)).kinds:
+            for kind in due.kinds:
                 try:
-                    next_visit = await self.maintain(kind)
+                    due_at = await self.maintain(kind)
                 except BackendError as error:  # a part of a cluster may be away for long: the other parts go on
                     failures.append(error)
                     continue
-                if next_visit is None or next_visit > visit.own_until:
-                    await self._register.reschedule_kind(kind, own_until=visit.own_until, next_visit=next_visit)
+                if due_at is None or due_at > due.own_until:
+                    await self._register.reschedule_kind(kind, own_until=due.own_until, due_at=due_at)
         if failures:
             raise failures[0]
 

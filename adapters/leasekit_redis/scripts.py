@@ -8,9 +8,9 @@ from hashlib import sha1
 from importlib.resources import files
 
 __all__ = [
-    "ASIDE", "AWAIT_TASK", "AWAIT_UNKNOWN_ID", "BEAT", "CANCEL", "CLAIM", "COUNT_CLIENTS", "DROP", "DUE_KINDS",
-    "MAINTAIN", "PAGE", "READ", "REDRIVE", "REGISTER", "RESCHEDULE_KIND", "RESOLVE_DEPENDENCY", "SCHEDULE", "SETTLE",
-    "Script",
+    "ASIDE", "BEAT", "CANCEL", "CLAIM", "COUNT_CLIENTS", "DROP", "DUE_KINDS", "MAINTAIN", "NOTE_ID_WAITS",
+    "NOTE_WAITS", "PAGE", "READ", "REDRIVE", "REGISTER", "RESCHEDULE_KIND", "RESOLVE_DEPENDENCY", "SCHEDULE",
+    "SETTLE", "Script",
 ]  # fmt: skip
 
 _LUA = files("leasekit_redis") / "lua"
@@ -35,7 +35,7 @@ BEAT = _script("common", "beat")
 SETTLE = _script("common", "settle")
 CANCEL = _script("common", "cancel")
 ASIDE = _script("common", "aside")
-AWAIT_TASK = _script("common", "await_task")
+NOTE_WAITS = _script("common", "note_waits")
 RESOLVE_DEPENDENCY = _script("common", "resolve_dependency")
 MAINTAIN = _script("common", "maintain")
 DROP = _script("common", "drop")
@@ -43,7 +43,7 @@ REDRIVE = _script("common", "redrive")
 READ = _script("common", "read")
 PAGE = _script("common", "page")
 REGISTER = _script("register")
-AWAIT_UNKNOWN_ID = _script("await_unknown_id")
+NOTE_ID_WAITS = _script("note_id_waits")
 COUNT_CLIENTS = _script("count_clients")
 RESCHEDULE_KIND = _script("reschedule_kind")
 DUE_KINDS = _script("due_kinds")

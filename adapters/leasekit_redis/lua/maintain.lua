@@ -122,34 +122,34 @@ local is_done = #outbox_head + #ending + #old == 0 and forgotten < MOST and #to_
 -- When this kind is due next. Running tasks may need maintenance at any time. Waiting tasks need none, because claims
 -- find them: a kind with waiting tasks only is due the more rarely the longer no worker was heard of (a client that is
 -- granted a task notes the kind again). Ended tasks need maintenance only when they were kept long enough.
-local next_visit
-local function visit_at(key, wait)
+local due_at
+local function due_after(key, wait)
   local at = tonumber(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
-  if is_number(at) and at + wait < (next_visit or math.huge) then
-    next_visit = at + wait
+  if is_number(at) and at + wait < (due_at or math.huge) then
+    due_at = at + wait
   end
 end
 
-visit_at(ENDED, ARGUMENT.retention)
-visit_at(DAMAGED, ARGUMENT.retention)
-visit_at(CLAIMED, 0)
+due_after(ENDED, ARGUMENT.retention)
+due_after(DAMAGED, ARGUMENT.retention)
+due_after(CLAIMED, 0)
 local quiet = math.min(math.max(0, now - heard), RARELY, free_from and free_from + ARGUMENT.retention - now or RARELY)
 for _, waiting_lane in ipairs(LANES) do
   if redis.call('EXISTS', waiting_lane) == 1 then
-    next_visit = math.min(next_visit or math.huge, now + quiet)
+    due_at = math.min(due_at or math.huge, now + quiet)
   end
 end
 for _, key in ipairs({LEASES, GATED, ENDING}) do
   if redis.call('EXISTS', key) == 1 then
-    next_visit = now
+    due_at = now
   end
 end
 
 local reply = answer({
   now = now, outbox = outbox_head, ending = ending, gated = gated, old = old, unmet = unmet,
-  damaged = damaged, is_free = is_free, is_done = is_done, next = next_visit,
+  damaged = damaged, is_free = is_free, is_done = is_done, next = due_at,
 })
-if not next_visit and #outbox_head == 0 then
+if not due_at and #outbox_head == 0 then
   redis.call('DEL', META, COUNTS, SEEN, HOLDERS) -- nothing is left of this kind
 end
 return reply

@@ -2,7 +2,7 @@
 -- Keys: parts of the register. Takes a list of {part, id, kind?, instead_of?}: without `kind` the id is only looked up;
 -- `instead_of` is a kind that was found not to have the task, and loses the id. Gives for each the kind of the id,
 -- false where there is none. A `/` stands before the kind if the id was registered just now and other tasks wait for it
--- (await_unknown_id.lua has left an empty kind).
+-- (note_id_waits.lua has left an empty kind).
 
 local items = cmsgpack.unpack(ARGV[1])
 

@@ -112,7 +112,7 @@ async def test_a_restart_that_is_yet_to_come_keeps_no_lease_for_ever(
 
 @pytest.mark.parametrize("at", [1e308, float("inf"), 0.5 + 1e15])
 @pytest.mark.parametrize("key", ["due:2", "leases", "ended", "claimed"])
-async def test_a_time_that_is_none_fails_no_claim_and_no_visit(
+async def test_a_time_that_is_none_fails_no_claim_and_no_maintenance(
     server: Redis, backend: RedisBackend, key: str, at: float
 ) -> None:
     await backend.schedule([NewTask(kind="k", id="a")])

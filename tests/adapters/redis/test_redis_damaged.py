@@ -106,7 +106,7 @@ class Place:
         assert await self.settle(claimed["far"]) == "settled"
         assert {"then", "next"} <= {task.id for task in await self.claim(self.kind)}
         await backend.maintain()
-        await self._mover_comes_by()
+        await self._maintained()
         await backend.redrive(self.kind)
         await backend.redrive(self.kind, ["victim"])
         await backend.ended_on(self.kind, datetime.now(UTC).date())
@@ -117,7 +117,7 @@ class Place:
         assert set(stats.kinds) == {self.kind, self.other}
         assert stats.damaged.get(self.kind, 0) == self.ask("ZCARD", "damaged")
 
-    async def _mover_comes_by(self) -> None:
+    async def _maintained(self) -> None:
         for gated in self.ask("ZRANGE", "gated", 0, -1):
             self.ask("ZADD", "gated", 1, gated)
         await self.backend._maintenance.maintain(self.kind)

@@ -63,8 +63,8 @@ async def info(backend: RedisBackend, task_id: str) -> TaskInfo:
     return found
 
 
-async def tended(backend: RedisBackend) -> None:
-    """maintenance has come by, when it was time to ask again for every task that waits."""
+async def maintained(backend: RedisBackend) -> None:
+    """Run the maintenance, at a time when it asks again for every task that waits."""
     for kind in await backend._register.kinds():
         gated = backend._keys.one(kind, "gated")
         for task_id in await backend._link.command("ZRANGE", gated, 0, -1):
@@ -100,7 +100,7 @@ async def test_one_whose_submitter_died_before_it_asked_is_asked_for_by_a_mainte
         await run(other, "a")
     await dying.schedule([SECOND])
     assert await claim(other, "b") == []
-    await tended(other)
+    await maintained(other)
     if comes == "after":
         await other.schedule([FIRST])
     if comes != "ended":
@@ -134,7 +134,7 @@ async def test_one_whose_other_was_registered_by_a_submitter_that_died_is_found_
     await backend._register.reserve([("a-1", "a")])  # was told that somebody waits, and died
     await backend.schedule([NewTask(kind=kind_of_first, id="a-1")])
     await run(backend, kind_of_first)
-    await tended(backend)
+    await maintained(backend)
     assert await run(backend, "b") == "b-1"
 
 
@@ -145,7 +145,7 @@ async def test_names_that_were_not_carried_are_made_up_for_by_a_maintenance(
     dies_before(monkeypatch, dying, "adopt")
     await other.schedule([SECOND])
     await dying.schedule([FIRST])
-    await tended(other)
+    await maintained(other)
     await run(other, "a")
     assert await run(other, "b") == "b-1"
     wanted = other._keys.wanted[other._keys.part("a-1")]
@@ -189,7 +189,7 @@ async def test_what_should_not_be_among_those_that_wait_stops_no_maintenance(
     await dying.schedule([SECOND, NewTask(kind="b", id="b-2")])
     for stranger in ("nobody", "b-2"):
         await other._link.command("ZADD", other._keys.one("b", "gated"), 1, stranger)
-    await tended(other)
+    await maintained(other)
     await other.schedule([FIRST])
     await run(other, "a")
     assert {task.id for task in await claim(other, "b", limit=5)} == {"b-1", "b-2"}
@@ -203,7 +203,7 @@ async def test_to_be_told_again_has_no_effect(backend: RedisBackend) -> None:
         key = backend._keys.one("a", "awaited")
         await backend._link.command("ZADD", key, 0, "a-1/b-1/b")
         await backend._link.command("ZADD", backend._keys.one("a", "ending"), 1, "a-1")
-        await tended(backend)
+        await maintained(backend)
         assert await backend._link.command("EXISTS", key) == 0
         assert (await info(backend, "b-1")).status is status
         if status is Status.NEW:
@@ -254,7 +254,7 @@ async def lived(clients: list[RedisBackend], chance: random.Random, tasks: list[
         claimed = await claim(chance.choice(clients), *(f"k-{n}" for n in range(5)), limit=5)
         ends = [Settlement(id=task.id, token=task.token, outcome="success") for task in claimed]
         one, other, third = chance.choices(clients, k=3)
-        await asyncio.gather(one.schedule(batch), other.settle(ends), visited(third))
+        await asyncio.gather(one.schedule(batch), other.settle(ends), maintained_if_it_answers(third))
         ran += [end.id for end in ends]
     return ran
 
@@ -271,9 +271,9 @@ def unreliable(step: Any, chance: random.Random) -> Any:
     return maybe
 
 
-async def visited(backend: RedisBackend) -> None:
+async def maintained_if_it_answers(backend: RedisBackend) -> None:
     with contextlib.suppress(Unavailable):  # the next maintenance goes on
-        await tended(backend)
+        await maintained(backend)
 
 
 async def test_an_end_in_the_moment_of_a_schedule_is_not_missed(opened: Open) -> None:
@@ -302,13 +302,13 @@ async def test_one_that_waits_too_long_for_what_nobody_knows_is_dropped_and_says
     backend = opened(retention=-1.0)  # what has ended is forgotten at once
     await backend.schedule([FIRST])
     await run(backend, "a")
-    await tended(backend)
+    await maintained(backend)
     assert await backend.get("a-1") is None
     await backend.schedule([SECOND])
-    await tended(backend)
+    await maintained(backend)
     assert (await info(backend, "b-1")).status is Status.NEW
     monkeypatch.setattr(dependencies, "_PATIENCE", -1.0)
-    await tended(backend)
+    await maintained(backend)
     dropped = await info(backend, "b-1")
     assert dropped.status is Status.DROPPED
     assert '"a-1"' in (dropped.reason or "")
@@ -322,7 +322,7 @@ async def test_of_one_that_waits_no_more_nothing_is_kept_for_good(opened: Open, 
         await backend.schedule([FIRST])
     await backend.schedule([SECOND])
     await backend.cancel(["b-1"])
-    await tended(backend)
+    await maintained(backend)
     assert await backend.get("b-1") is None
     for key in await keys(backend):
         dump = await backend._link.command("DUMP", key)
@@ -350,7 +350,7 @@ async def test_any_number_of_tasks_may_wait_for_one(
     assert await backend._link.command("EXISTS", backend._keys.one("a", "ending")) == 0
 
 
-async def test_a_chain_that_is_longer_than_one_call_may_tell_is_dropped_by_movers(
+async def test_a_chain_that_is_longer_than_one_call_may_tell_is_dropped_by_maintenance(
     backend: RedisBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dependencies, "_ROUNDS", 2)
@@ -403,7 +403,7 @@ async def test_tasks_that_wait_for_one_another_in_a_circle_are_dropped(backend: 
     await backend.schedule([NewTask(kind="k", id="t", after=["t-0", "elsewhere"])])
     cycle = [NewTask(kind=f"k-{n}", id=f"t-{n}", after=[f"t-{(n + 1) % length}"]) for n in range(length)]
     await backend.schedule(cycle)
-    await tended(backend)
+    await maintained(backend)
     reasons = [(await info(backend, f"t-{n}")).reason or "" for n in range(length)]
     assert [(await info(backend, f"t-{n}")).status for n in range(length)] == [Status.DROPPED] * length
     assert reasons[0] == "it was to run after itself: " + " after ".join(f'"t-{n % length}"' for n in range(length + 1))
@@ -412,7 +412,7 @@ async def test_tasks_that_wait_for_one_another_in_a_circle_are_dropped(backend: 
 
 async def test_a_diamond_is_no_circle(backend: RedisBackend) -> None:
     await backend.schedule([NewTask(kind="k", id=f"t-{n}", after=[f"t-{m}" for m in range(n)]) for n in range(6)])
-    await tended(backend)
+    await maintained(backend)
     for n in range(6):
         assert await run(backend, "k") == f"t-{n}"
 

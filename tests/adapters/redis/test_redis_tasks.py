@@ -286,7 +286,7 @@ async def test_a_kind_of_which_nothing_is_left_leaves_no_key(server: Any, opened
     await settle(backend, await held(backend, kind), "success")
 
 
-async def test_movers_know_how_many_they_are(server: Any, opened: Open, kind: str) -> None:
+async def test_clients_know_how_many_share_the_maintenance(server: Any, opened: Open, kind: str) -> None:
     fleet = [opened(prefix=f"p-{kind}") for _ in range(3)]
     for one in fleet + fleet:
         await one.maintain()
@@ -297,7 +297,7 @@ async def test_movers_know_how_many_they_are(server: Any, opened: Open, kind: st
     assert fleet[-1]._maintenance._clients == 2
 
 
-async def test_movers_come_by_where_something_may_be(server: Any, opened: Open, kind: str) -> None:
+async def test_kinds_that_may_have_work_are_due_for_maintenance(server: Any, opened: Open, kind: str) -> None:
     backend = opened(prefix=f"p-{kind}")
     await settle(backend, await held(backend, f"{kind}-ended"), "success")
     await backend.schedule([NewTask(kind=f"{kind}-waiting")])
@@ -315,33 +315,33 @@ async def test_movers_come_by_where_something_may_be(server: Any, opened: Open, 
     assert float(server.ask("ZSCORE", f"p-{kind}:kinds", f"{kind}-ended")) == 0
 
 
-async def next_visit(server: Any, kind: str) -> float:
-    """In how many hours maintenance comes by."""
+async def hours_until_due(server: Any, kind: str) -> float:
+    """In how many hours the kind is due for maintenance."""
     return float(server.ask("ZSCORE", f"p-{kind}:kinds", kind)) / 3_600_000 - time.time() / 3600
 
 
-async def test_where_nothing_happens_movers_come_by_more_and_more_rarely(server: Any, opened: Open, kind: str) -> None:
+async def test_a_quiet_kind_is_maintained_more_and_more_rarely(server: Any, opened: Open, kind: str) -> None:
     backend = opened(prefix=f"p-{kind}")
     await backend.schedule([NewTask(kind=kind) for _ in range(2)])
     for quiet, hours in ((4, 4), (1000, 24)):
         server.ask("HSET", f"p-{kind}:{{{kind}}}:meta", "asked", round(1000 * (time.time() - 3600 * quiet)))
         await backend._register.note([kind])
         await backend.maintain()
-        assert await next_visit(server, kind) == pytest.approx(hours, abs=0.1)
+        assert await hours_until_due(server, kind) == pytest.approx(hours, abs=0.1)
     await claim(backend, kind)
     await backend._register.note([kind])
     await backend.maintain()
-    assert await next_visit(server, kind) < 0.1
+    assert await hours_until_due(server, kind) < 0.1
 
 
-async def test_who_is_granted_a_task_has_movers_come_by(server: Any, opened: Open, kind: str) -> None:
-    """Where nothing has happened for long they come rarely, and whoever was granted it may die."""
+async def test_a_granted_task_makes_its_kind_due_for_maintenance(server: Any, opened: Open, kind: str) -> None:
+    """A quiet kind is maintained rarely, and the worker that was granted the task may die."""
     backend, other = opened(prefix=f"p-{kind}"), opened("other", prefix=f"p-{kind}")
     await backend.schedule([NewTask(kind=kind)])
     server.ask("ZADD", f"p-{kind}:kinds", round(1000 * (time.time() + 86400)), kind)
     await claim(other, kind)
     with anyio.fail_after(30):
-        while await next_visit(server, kind) > 0:  # noqa: ASYNC110
+        while await hours_until_due(server, kind) > 0:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
@@ -375,7 +375,7 @@ async def test_a_name_that_is_leased_or_was_asked_for_lately_is_kept(server: Any
     (waiting,) = server.ask("ZRANGE", f"p-{kind}:{{{name}}}:due:2", 0, 0)
     server.ask("ZADD", f"p-{kind}:{{{name}}}:due:2", 1, waiting)
     await backend.maintain()
-    await backend._maintenance._drop_name(name, 60_000)  # by a mover that has looked before it was asked for
+    await backend._maintenance._drop_name(name, 60_000)  # by a client that has looked before the name was asked for
     info = await backend.get(name)
     assert info is not None
     assert info.status == "enqueued"
@@ -392,16 +392,16 @@ async def test_a_task_that_waits_is_kept_for_as_long_as_it_waits(opened: Open, k
     assert [len(await claim(backend, one)) for one in (kind, f"once:{kind}")] == [1, 1]
 
 
-async def test_what_is_noted_while_a_kind_is_visited_is_not_forgotten(opened: Open, kind: str) -> None:
+async def test_a_kind_that_is_noted_during_its_maintenance_is_not_forgotten(opened: Open, kind: str) -> None:
     register = opened(prefix=f"p-{kind}")._register
     await register.note([kind])
-    visit = await register.due_kinds(interval=60_000, limit=1000)
-    assert kind in visit.kinds
+    due = await register.due_kinds(interval=60_000, limit=1000)
+    assert kind in due.kinds
     assert (await register.due_kinds(interval=60_000, limit=1000)).kinds == []
     await register.note([kind])
-    await register.reschedule_kind(kind, own_until=visit.own_until, next_visit=None)
+    await register.reschedule_kind(kind, own_until=due.own_until, due_at=None)
     assert kind in (await register.due_kinds(interval=60_000, limit=1000)).kinds
-    await register.reschedule_kind(kind, own_until=0, next_visit=None)
+    await register.reschedule_kind(kind, own_until=0, due_at=None)
     assert kind in await register.kinds()
 
 
@@ -533,13 +533,13 @@ async def test_a_clock_that_goes_as_it_should_is_never_said_to_jump(
     assert server.ask("HGET", f"leasekit:{{{kind}}}:meta", "restarted_at") in (None, b"0")
 
 
-@pytest.mark.parametrize("move", ["beat", "cancel"])
+@pytest.mark.parametrize("call", ["beat", "cancel"])
 async def test_a_jump_is_noticed_before_a_lease_is_said_to_have_ended(
-    server: Any, backend: RedisBackend, kind: str, move: str
+    server: Any, backend: RedisBackend, kind: str, call: str
 ) -> None:
     task = await held(backend, kind, id=kind)
     step(server, backend, task)
-    if move == "cancel":
+    if call == "cancel":
         assert [verdict.verdict for verdict in await backend.cancel([kind])] == ["cancel_requested"]
     assert (await beat(backend, task)).verdict == "renewed"
 
@@ -580,7 +580,7 @@ def late(backend: RedisBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend._clocks, "known", known_when_it_left)
 
 
-MOVES: dict[str, Callable[[RedisBackend, Task], Awaitable[Any]]] = {
+CALLS: dict[str, Callable[[RedisBackend, Task], Awaitable[Any]]] = {
     "claim": lambda backend, task: claim(backend, task.kind),
     "beat": beat,
     "settle": settle,
@@ -589,9 +589,9 @@ MOVES: dict[str, Callable[[RedisBackend, Task], Awaitable[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("call", CALLS)
 async def test_a_request_that_is_late_prolongs_no_lease_of_others(
-    server: Any, opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch, move: str
+    server: Any, opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """Or one client with slow requests would keep what the dead have left for ever."""
     backend, slow = opened(), opened("slow")
@@ -601,7 +601,7 @@ async def test_a_request_that_is_late_prolongs_no_lease_of_others(
     leases = f"leasekit:{{{kind}}}:leases"
     ended_at = round(1000 * (time.time() - 1))
     server.ask("ZADD", leases, ended_at, task.id)
-    await MOVES[move](slow, other)
+    await CALLS[call](slow, other)
     assert float(server.ask("ZSCORE", leases, task.id)) == ended_at
     assert [again.id for again in await claim(backend, kind)] == [task.id]
 
@@ -633,7 +633,7 @@ def shift(server: Any) -> Iterator[Callable[[float], None]]:
 WorkerRun = Callable[[float], None]
 
 
-@pytest.mark.parametrize("noticed_by", ["the claim", "a claim of another kind", "a beat of another kind", "a visit"])
+@pytest.mark.parametrize("noticed_by", ["the claim", "another kind's claim", "another kind's beat", "maintenance"])
 async def test_a_step_of_the_clock_ends_no_lease_of_a_kind_that_a_client_asks_about_for_the_first_time(
     opened: Open, kind: str, shift: WorkerRun, noticed_by: str
 ) -> None:
@@ -641,11 +641,11 @@ async def test_a_step_of_the_clock_ends_no_lease_of_a_kind_that_a_client_asks_ab
     task = await held(backend, kind, claim_timeout=60, heartbeat_timeout=60)
     own = await held(other, f"{kind}-b")
     shift(120)
-    if noticed_by == "a claim of another kind":
+    if noticed_by == "another kind's claim":
         assert await claim(other, f"{kind}-b") == []
-    elif noticed_by == "a beat of another kind":
+    elif noticed_by == "another kind's beat":
         assert (await beat(other, own)).verdict == "renewed"
-    elif noticed_by == "a visit":
+    elif noticed_by == "maintenance":
         await other.maintain()
     assert await claim(other, kind) == []
     assert (await beat(backend, task)).verdict == "renewed"
@@ -829,10 +829,10 @@ async def test_a_successor_that_cannot_be_brought_holds_up_no_other(
     assert server.ask("LLEN", outbox) == 0
 
 
-async def test_successors_that_take_their_time_to_fail_are_left_to_the_next_visit(
+async def test_successors_that_take_their_time_to_fail_are_left_to_the_next_maintenance(
     server: Any, bringer: RedisBackend, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other kinds wait meanwhile. They are the last then, so that the next visit gets on."""
+    """Other kinds wait meanwhile. They are the last then, so that the next maintenance gets on."""
     monkeypatch.setattr(maintenance, "INTERVAL", 0.0)
     leave(server, kind, {**{f"bad-{n}": f"{kind}-bad" for n in range(10)}, "good": f"{kind}-good"})
     for _ in range(2):

@@ -220,9 +220,9 @@ HOLDER: Mapping[str, Mutant] = {
         "The repeat of a claim whose answer was lost has a new id.",
         Edit(
             "leasekit._driver.keeping.pending_claims:Claims._answer",
-            "partial(self._backend.claim, asked.kinds, limit=limit, wait=wait, claim_id=asked.claim_id)",
+            "partial(self._backend.claim, claim.kinds, limit=limit, wait=wait, claim_id=claim.claim_id)",
             "lambda: self._backend.claim("
-            "asked.kinds, limit=limit, wait=wait, claim_id=f'{self._chance.getrandbits(128):032x}')",
+            "claim.kinds, limit=limit, wait=wait, claim_id=f'{self._chance.getrandbits(128):032x}')",
         ),
         test="tests/driver/keeping/test_pending_claims.py::test_the_wait_of_a_long_poll_is_not_taken_from_the_time_for_repeats",
         why_test="L4 shows this in one history of some thirty: the lost answer has to have tasks in it",
@@ -271,8 +271,8 @@ HOLDER: Mapping[str, Mutant] = {
         "The supervisor asks for the tasks of a dead worker's claim, and does not end the claim.",
         Edit(
             "leasekit._worker.handback:_end.end",
-            "partial(backend.claim, kinds, limit=0, wait=0, claim_id=asked.claim_id)",
-            "partial(backend.claim, kinds, limit=1, wait=0, claim_id=asked.claim_id)",
+            "partial(backend.claim, kinds, limit=0, wait=0, claim_id=claim.claim_id)",
+            "partial(backend.claim, kinds, limit=1, wait=0, claim_id=claim.claim_id)",
         ),
         test="tests/worker/test_handback.py::test_a_claim_that_arrives_after_it_was_handed_back_is_granted_nothing",
         why_test="no worker of a history has a supervisor that asks for its claims",

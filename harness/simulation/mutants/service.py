@@ -153,7 +153,7 @@ SERVICE: Mapping[str, Mutant] = {
         "A waiting claim is not given up when it is ended, and may be granted tasks.",
         Edit(
             "leasekit.server.long_poll:LongPolls.claim",
-            "poll is not None and poll.asked.limit and not limit",
+            "poll is not None and poll.claim.limit and not limit",
             "poll is not None and limit < 0",
         ),
         test="tests/server/roles/test_claims.py::"

@@ -316,11 +316,13 @@ class _Metrics:
         self.sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Tasks scheduled.")
         self.consumed = meter.create_counter("messaging.client.consumed.messages", "{message}", "Tasks claimed.")
         self.ran = seconds(
-            "messaging.process.duration", description="How long bodies ran.", explicit_bucket_boundaries_advisory=_LONG
+            "messaging.process.duration",
+            description="How long handlers ran.",
+            explicit_bucket_boundaries_advisory=_LONG,
         )
         self.start_latency = seconds(
             "leasekit.start.latency",
-            description="From the grant of a task until its body began.",
+            description="From the grant of a task until its handler began.",
             explicit_bucket_boundaries_advisory=_FAST,
         )
         self._round_trip = seconds(

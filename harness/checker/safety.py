@@ -58,7 +58,7 @@ def _has_one_holder(lease: Lease, lives: Lives) -> bool:
     return True
 
 
-def _s2_one_body(life: Life, lives: Lives, rules: Rules) -> Found:
+def _s2_one_handler(life: Life, lives: Lives, rules: Rules) -> Found:
     """No code of an attempt runs once the next may have been granted, unless the machine was frozen."""
     for position, lease in enumerate(life.known):
         over: list[log.Event] = [later.grant for later in life.known[position + 1 : position + 2]]
@@ -395,6 +395,6 @@ def _s11_dedupe(lives: Lives, rules: Rules) -> Found:
 
 
 _OF_TASK: Sequence[Callable[[Life, Lives, Rules], Found]] = (
-    _s1_one_lease, _s2_one_body, _s3_fenced, _s4_one_outcome, _s5_no_loss, _s6_whole_ttl, _s7_repeats, _s8_no_revival,
-    _s9_begun_late, _s10_bounded, _s11_gated,
+    _s1_one_lease, _s2_one_handler, _s3_fenced, _s4_one_outcome, _s5_no_loss, _s6_whole_ttl, _s7_repeats,
+    _s8_no_revival, _s9_begun_late, _s10_bounded, _s11_gated,
 )  # fmt: skip

@@ -151,7 +151,7 @@ class Faults:
                 self._world.log(Fault, "world", name=name, target=who)
                 worker.stop()
             case "gil":
-                running = list(worker.bodies.values())
+                running = list(worker.handlers.values())
                 if not running or worker.gil is not None:
                     return
                 worker.gil = chance.choice(running)

@@ -47,7 +47,7 @@ class Scenario:
     heartbeats: Heartbeats = _BEATS
     ttls: tuple[float, ...] = (300.0,)  # each task draws one for its claims, and one for its beats
     tasks_per_hour: float = 80.0
-    longest_body: float = 1500.0
+    longest_handler: float = 1500.0
     effect_every: float = 30.0
     drift: float = 0.001  # the worst rate error of a clock
     poll: float = 60.0  # of one claim

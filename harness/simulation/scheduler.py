@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from harness.history import Acknowledged, Asked, Began, CancelAnswered, CancelAsked
-from harness.simulation.body import Plan
+from harness.simulation.handler import Plan
 from harness.simulation.net import Net, Remote
 from harness.simulation.world import Process, World
 from leasekit._driver.retrying import call_once, call_until
@@ -62,7 +62,7 @@ class Scheduler:
         self._count += 1
         hangs, poison, deaf = self._hits("hang"), self._hits("poison"), self._hits("deaf")
         ends = chance.choice(_ENDS)
-        lasts = chance.uniform(1, 60) if chance.random() < 0.5 else chance.uniform(60, scenario.longest_body)
+        lasts = chance.uniform(1, 60) if chance.random() < 0.5 else chance.uniform(60, scenario.longest_handler)
         plan = Plan(
             lasts=chance.uniform(1, 60) if poison else lasts,
             effect_every=scenario.effect_every,

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.history import Began, Draining, Ended, Lost
 from harness.recording import Recorded
-from harness.simulation.body import Body
+from harness.simulation.handler import SimulatedHandler
 from harness.simulation.net import Net, Remote
 from harness.simulation.world import MemoryLog, Process, World
 from leasekit import hooks
@@ -109,8 +109,8 @@ class Worker:
         self._on_end = on_end
         self._net = net
         self.timer = KernelTimer(self)
-        self.bodies: dict[ClaimedTask, Body] = {}
-        self.gil: Body | None = None  # the handler that keeps all others and the keeper from running
+        self.handlers: dict[ClaimedTask, SimulatedHandler] = {}
+        self.gil: SimulatedHandler | None = None  # the handler that keeps all others and the keeper from running
         self.clock = Clock(process)
         self.backend = Recorded(Remote(net, process, worker=self.who), MemoryLog(process), now=lambda: world.now)
         self.hooks = Hooks([self._heard])
@@ -156,22 +156,22 @@ class Worker:
     # Handlers -------------------------------------------------------------------------------------------------------
 
     @property
-    def bodies_run(self) -> bool:
+    def handlers_run(self) -> bool:
         """Whether the process's threads run."""
         return self.process.is_alive and not self.process.is_held("paused", "frozen", "suspended")
 
     def fill(self) -> None:
         """Begin a task in each free slot."""
-        if not self.bodies_run or self.gil is not None:
+        if not self.handlers_run or self.gil is not None:
             return
-        while len(self.bodies) < self.slots and (work := self.buffer.take()) is not None:
+        while len(self.handlers) < self.slots and (work := self.buffer.take()) is not None:
             if (run := work.begin()) is not None:
-                self.bodies[work] = body = Body(self, work, run)
-                body.begin()
+                self.handlers[work] = handler = SimulatedHandler(self, work, run)
+                handler.begin()
 
-    def body_ended(self, work: ClaimedTask) -> None:
+    def handler_ended(self, work: ClaimedTask) -> None:
         """Free the slot of a handler that has ended."""
-        del self.bodies[work]
+        del self.handlers[work]
         self.fill()
 
     # Its life -------------------------------------------------------------------------------------------------------
@@ -202,8 +202,8 @@ class Worker:
     def _end(self, how: str) -> None:
         self.process.die()
         self.world.log(Ended, self.who, how=how)
-        for body in list(self.bodies.values()):
-            body.is_over = True
+        for handler in list(self.handlers.values()):
+            handler.is_over = True
         self._on_end(self)
 
     def resume(self, why: str) -> None:
@@ -211,9 +211,9 @@ class Worker:
         self.process.let_go(why)
         if not self.process.is_held("frozen", "suspended"):
             self.timer.look()
-        if self.bodies_run:
-            for body in list(self.bodies.values()):
-                body.go_on()
+        if self.handlers_run:
+            for handler in list(self.handlers.values()):
+                handler.go_on()
             self.fill()
 
     def _heard(self, event: hooks.Event) -> None:
@@ -252,7 +252,7 @@ class Supervisor:
 
 
 def _unused(payload: Any) -> None:
-    """Do nothing: handlers are simulated by `Body`."""
+    """Do nothing: handlers are simulated by `SimulatedHandler`."""
 
 
 _HANDLERS = {

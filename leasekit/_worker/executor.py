@@ -101,7 +101,7 @@ class LoopExecutor:
         """Run tasks until closed. Cancelling this call cancels the handlers, and gives their tasks back."""
         self._wake = anyio.Event()
         self._call_soon = call_soon_here()
-        async with _bodies() as start:
+        async with _handler_starter() as start:
             while not self._closed:
                 # Started here and not where a slot becomes free: a task inherits the context variables of its creator.
                 while self._free and (work := self.buffer.take()) is not None:
@@ -138,12 +138,12 @@ class LoopExecutor:
     async def _run(self, work: ClaimedTask, call_soon: Callable[..., object]) -> None:
         try:
             if (run := work.begin()) is not None:
-                await self._body(work, run, call_soon)
+                await self._handle(work, run, call_soon)
         finally:
             self._free += 1
             self._look_here()
 
-    async def _body(self, work: ClaimedTask, run: LeasedRun, call_soon: Callable[..., object]) -> None:
+    async def _handle(self, work: ClaimedTask, run: LeasedRun, call_soon: Callable[..., object]) -> None:
         self._running.add(work)
         error = await run_here(work.handler, run, call_soon)
         self._running.discard(work)
@@ -182,7 +182,7 @@ def _scope_is_cancelled() -> bool:
 
 
 @asynccontextmanager
-async def _bodies() -> AsyncGenerator[Callable[..., object]]:
+async def _handler_starter() -> AsyncGenerator[Callable[..., object]]:
     """Give a function that starts tasks in this thread's event loop. Leaving the block waits for these tasks."""
     try:
         loop = asyncio.get_running_loop()
@@ -193,9 +193,9 @@ async def _bodies() -> AsyncGenerator[Callable[..., object]]:
     count_in(loop)
     tasks: set[asyncio.Task[None]] = set()
 
-    def start(body: Callable[..., Coroutine[Any, Any, None]], *args: Any, name: str) -> None:
+    def start(function: Callable[..., Coroutine[Any, Any, None]], *args: Any, name: str) -> None:
         # anyio's task groups do the same, but take five times as long for it.
-        task = loop.create_task(body(*args), name=name)
+        task = loop.create_task(function(*args), name=name)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 

@@ -32,7 +32,7 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
         "rates": _only(crawl=12.0, drop_reply=8.0, one_way=8.0, cut=6.0, pause=8.0, deaf=60.0, server_slow=12.0),
         "ttls": (30.0,),
         "tasks_per_hour": 200.0,
-        "longest_body": 400.0,
+        "longest_handler": 400.0,
     },
     # A failed beat is retried in the next cycle, so five strikes take longer than a lease lasts. The first strike may
     # come soon after the last renewal, with an early beat.
@@ -55,7 +55,7 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
         "rates": _only(cut=20.0, deaf=100.0),
         "heartbeats": Heartbeats(margin=0.0),
         "effect_every": 0.1,
-        "longest_body": 900.0,
+        "longest_handler": 900.0,
         "period": 0.5,
         "workers": 4,
         "slots": 1,
@@ -67,7 +67,7 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
         "rates": _only(gil=20.0, stall=25.0, crawl=10.0, deaf=80.0),
         "ttls": (60.0,),
         "tasks_per_hour": 300.0,
-        "longest_body": 300.0,
+        "longest_handler": 300.0,
     },
     # Heartbeats fail, then the process is stopped or its keeper gets no turn: only the timer is left.
     "unrenewed": {
@@ -75,7 +75,7 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
         "rates": _only(cut=20.0, one_way=8.0, gil=30.0, pause=20.0, deaf=90.0),
         "ttls": (60.0,),
         "tasks_per_hour": 200.0,
-        "longest_body": 400.0,
+        "longest_handler": 400.0,
     },
     # Answers to claims are lost, in outages too short to lose anything else.
     "leaks": {"hours": 1.5, "rates": _only(drop_reply=10.0, reset=10.0), "poll": 5.0},
@@ -92,6 +92,6 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
     },
     "stops": {"hours": 0.25, "rates": _only(stop=20.0)},
     "cancels": {"hours": 1.5, "rates": _only(cancel=40.0, deaf=60.0)},
-    "endless": {"hours": 1.5, "rates": _only(hang=20.0), "longest_body": 2500.0},
+    "endless": {"hours": 1.5, "rates": _only(hang=20.0), "longest_handler": 2500.0},
     "limits": {"hours": 1.5, "rates": _only(kill=12.0, poison=40.0, hang=10.0), "tasks_per_hour": 120.0},
 }

@@ -22,7 +22,7 @@ class IdleWatch:
     def watch(self, held: HeldLease, *, total: int) -> None:
         """Watch `held` from now on; `total` leases are held in all."""
         if len(self._heap) > 2 * total + _STALE:  # entries of ended handlers need not stay until their time
-            self._heap = [entry for entry in self._heap if entry[-1].body_runs]
+            self._heap = [entry for entry in self._heap if entry[-1].handler_runs]
             heapq.heapify(self._heap)
         self._look_at(held.idle_at, held)
 
@@ -31,7 +31,7 @@ class IdleWatch:
         hung: list[HeldLease] = []
         while self._heap and self._heap[0][0] <= now:
             _, _, held = heapq.heappop(self._heap)
-            if not held.body_runs or held.reason is not None:
+            if not held.handler_runs or held.reason is not None:
                 continue
             if held.idle_at > now:  # progress was reported since
                 self._look_at(held.idle_at, held)

@@ -37,17 +37,20 @@ def loss_reason(word: str | None) -> LossReason:
 
 
 class HeldLease:
-    """A lease in this process. Written by the driver's thread, read by any thread.
+    """A lease in this process, read by any thread. `__init__` says which thread writes which fields.
+
+    "The driver" is the driver's thread; in an executor's process, the thread that holds the executor's lock. "The code"
+    is any thread that begins, runs or ends the code under this lease; with `run="process"`, the thread of its slot.
 
     Of all threads that try to begin the task or to give it back, exactly one wins (`_takers`). No lock decides, because
     an interrupted thread may leave a lock held, and the driver's thread would wait for it.
     """
 
     __slots__ = (
-        "_acknowledged", "_expired", "_latest", "_numbers", "_on_news", "_plain", "_takers", "announced", "body_runs",
-        "checkpoint", "clock",
-        "confirmed", "entry", "idle_at", "idle_timeout", "ledger", "listener", "lost_at", "pid", "reason",
-        "report_due", "reserved", "settling", "stop", "story", "task", "term", "told_idle", "wanted_by", "watchdog",
+        "_acknowledged", "_expired", "_latest", "_numbers", "_on_news", "_plain", "_takers", "announced", "checkpoint",
+        "clock", "confirmed", "entry", "handler_runs", "idle_at", "idle_timeout", "ledger", "listener", "lost_at",
+        "pid", "reason", "report_due", "reserved", "settling", "stop", "story", "task", "term", "told_idle",
+        "wanted_by", "watchdog",
     )  # fmt: skip
 
     def __init__(
@@ -64,38 +67,42 @@ class HeldLease:
         expired: Callable[[Term], Story] = _unexplained,
         on_news: Callable[["HeldLease"], object] | None = None,
     ) -> None:
+        # Never written again.
         self.task = task
-        self._on_news = on_news  # tells the keeper, from any thread, that the service should soon hear of this lease …
-        self.announced = False  # … and the keeper has been told, but has not read the news
-        self.term = Term(self, heartbeats, granted_at=granted_at, confirmed=confirmed)
         self.clock = clock
-        self.watchdog = watchdog
-        self._expired = expired  # explains why a lease is over that the keeper has not found lost
         self.pid = os.getpid()
-        self._plain = Beat(id=task.id, token=task.token, started=started)  # a heartbeat without progress
+        self.confirmed: Answer[None] | None = None if confirmed else Answer()  # answered by the driver
+        self._expired = expired  # explains why a lease is over that the keeper has not found lost
+        self._on_news = on_news  # tells the keeper, from any thread, that the service should soon hear of this lease
         # Progress is numbered only within one process: a process that adopts a task does not know the last number.
         self._numbers = itertools.count(1) if claimed else None
-        self._latest: tuple[int | None, Any] = (None, UNSET)  # in one write: the driver reads it at any moment
-        self._acknowledged: Any = UNSET  # the latest progress that a heartbeat has brought to the service
-        self.confirmed: Answer[None] | None = None if confirmed else Answer()
-        self.reserved = False  # a Lease was made of it, whose block will begin
-        self.wanted_by: Owner | None = None  # what may begin it; None: the worker, or not handed out yet
-        self._takers: list[tuple[Owner | None]] = []  # the first wins: a block's owner, a worker (None), `_NOBODY`
-        self.body_runs = False
-        self.settling = False
-        self.report_due: Any = None  # the delivery that its block ended with
+        # Written by the driver.
+        self.term = Term(self, heartbeats, granted_at=granted_at, confirmed=confirmed)
         self.stop: type[LeaseError] | None = None  # what the handler was told, while the lease is kept
+        self.told_idle = False
         self.reason: LossReason | None = None  # why the lease was lost, in one word …
         self.story: Story | None = None  # … and in one sentence
         self.lost_at = 0.0
-        self.idle_timeout: float | None = None
-        self.idle_at = 0.0
-        self.told_idle = False
-        # Called in the driver's thread when the handler must be told something.
-        self.listener: Callable[[], None] | None = None
+        self.settling = False
+        self._acknowledged: Any = UNSET  # the latest progress that a heartbeat has brought to the service
         self.ledger: Ledger | None = None  # where a supervisor reads that this lease is held …
         self.entry = 0  # … the position of its entry there …
         self.checkpoint = 0  # … and of the entry with its latest progress, until the service has acknowledged that
+        # Written by the code; by the driver where it moves a run to a newer lease (`LeasedRun.move`).
+        self.watchdog = watchdog
+        self._plain = Beat(id=task.id, token=task.token, started=started)  # a heartbeat without progress
+        self.idle_timeout: float | None = None
+        self.listener: Callable[[], None] | None = None  # called in the driver when the handler must be told something
+        self.report_due: Any = None  # the delivery that its block ended with
+        self._latest: tuple[int | None, Any] = (None, UNSET)  # in one write: the driver reads it at any moment
+        self.idle_at = 0.0
+        # Set by the code, reset by the driver.
+        self.announced = False  # the keeper has been told that there are news, but has not read them
+        self.handler_runs = False  # a begin that fails resets it too
+        # Written by the code, by threads that make a Lease or enter or leave its block, and by the driver.
+        self.reserved = False  # a Lease was made of it, whose block will begin
+        self.wanted_by: Owner | None = None  # what may begin it; None: the worker, or not handed out yet
+        self._takers: list[tuple[Owner | None]] = []  # the first wins: a block's owner, a worker (None), `_NOBODY`
 
     @property
     def lost(self) -> bool:
@@ -155,11 +162,11 @@ class HeldLease:
         self.watchdog.begins(self.term)
         if self.ledger is not None:
             self.ledger.begins(self.entry, elsewhere=self.watchdog.elsewhere)
-        self.body_runs = True
+        self.handler_runs = True
         try:
             self._refuse_lost()  # again: the keeper may have looked for a running handler just before
         except LeaseLost:
-            self.body_runs = False
+            self.handler_runs = False
             self.watchdog.ended(self.term)
             raise
         if not self._plain.started:

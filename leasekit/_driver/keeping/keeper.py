@@ -226,7 +226,7 @@ class Keeper:
 
     def ended(self, held: HeldLease) -> None:
         """Record that the handler has ended: from here on, none of its code runs."""
-        held.body_runs = False
+        held.handler_runs = False
         held.hand_over(None)  # the keeper does the rest: the owner of the block may die
         held.watchdog.ended(held.term)
         self._escalation.ended(held)
@@ -363,7 +363,7 @@ class Keeper:
         held.lose(reason, story, now)  # first: a handler that begins at this moment sees the loss, or is seen below
         if not self._backend.capabilities.refuses_stale:
             held.leave_ledger()  # another process may hold the task when this process ends
-        if held.body_runs:
+        if held.handler_runs:
             if held.watchdog is self._watchdog:  # handlers in other processes end without this one
                 self._escalation.add(held)
             held.watchdog.lost(held.term, held.ends_at)
@@ -381,7 +381,7 @@ class Keeper:
         for held in list(self._leases.values()):
             self._look_after(held)
             self.release_if_unstarted(held)
-            if held.body_runs:
+            if held.handler_runs:
                 self._renewal.remove(held)
                 self._lost(held, "closed", Story("its client was closed while the code under it ran"), now)
         try:

@@ -193,7 +193,7 @@ class _HeldLease(HeldLease):
     def lost(self) -> bool:
         """Whether the lease is lost. The clock alone does not decide: a renewal may have arrived, still unread."""
         is_lost = super().lost
-        if is_lost and self.reason is None and self.body_runs and self.pid == os.getpid():
+        if is_lost and self.reason is None and self.handler_runs and self.pid == os.getpid():
             self._executor.catch_up()
             return super().lost
         return is_lost
@@ -279,7 +279,7 @@ class _Executor:
             run = self._begin()
         except LeaseError as error:
             return Ended(raised=True, stopped=str(error))
-        raised = self._body(handler, run)
+        raised = self._handle(handler, run)
         if os.getpid() != self._pid:
             # A child process that the handler forked came back from the handler: it must not be a second executor.
             os._exit(0 if raised is None else _CHILD_CAME_BACK)
@@ -297,10 +297,10 @@ class _Executor:
             self._leased_run = run
             return run
 
-    def _body(self, handler: Handler, run: LeasedRun) -> BaseException | None:
-        body: Callable[..., Any] = _run_async if is_async(handler.function) else Handler.call
+    def _handle(self, handler: Handler, run: LeasedRun) -> BaseException | None:
+        call: Callable[..., Any] = _run_async if is_async(handler.function) else Handler.call
         try:
-            contextvars.copy_context().run(body, handler, run)
+            contextvars.copy_context().run(call, handler, run)
         except BaseException as error:  # noqa: BLE001 - a handler's sys.exit() is a failure like any other
             return error
         return None
@@ -318,9 +318,9 @@ class _Executor:
 
 
 def _run_async(handler: Handler, run: LeasedRun) -> None:
-    async def body() -> None:
+    async def main() -> None:
         count_in(asyncio.get_running_loop())
         if (error := await run_here(handler, run, call_soon_here())) is not None:
             raise error
 
-    anyio.run(body)
+    anyio.run(main)

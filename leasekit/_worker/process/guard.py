@@ -166,7 +166,7 @@ class _Executor:
         self.pidfd = os.pidfd_open(pid)
         self._pid = pid
         self._timers = timers
-        self._body_runs = False
+        self._handler_runs = False
         self.killed = False
         signal.signal(signal.SIGALRM, self._kill)
         signal.signal(signal.SIGCHLD, self._reap_orphans)
@@ -175,14 +175,14 @@ class _Executor:
 
     def arm(self, at: float) -> None:
         """Record that a handler runs, which must have ended at `at`."""
-        self._body_runs = True
+        self._handler_runs = True
         self._timers.alarm.arm(at - AHEAD)
         if not self.killed:
             self._timers.kill.arm(at)
 
     def disarm(self) -> None:
         """Record that no handler runs."""
-        self._body_runs = False
+        self._handler_runs = False
         for timer in self._timers:
             timer.disarm()
 
@@ -206,7 +206,7 @@ class _Executor:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _, status = os.waitpid(self._pid, 0)
-        if self._body_runs and _has_children():
+        if self._handler_runs and _has_children():
             from leasekit._worker.linux import end_all_but  # only when needed: a guard starts in milliseconds
 
             end_all_but((), waiting=lambda seconds: bool(select.select((), (), (), seconds)[0]))

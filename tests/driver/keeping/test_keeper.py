@@ -436,7 +436,7 @@ async def test_a_loser_and_a_beginner_at_the_same_moment_do_not_miss_one_another
     held.lose("taken", Story("somebody has it"), clock.now())
     with pytest.raises(LeaseLost, match="somebody has it"):
         held.begin(None)
-    assert not held.body_runs
+    assert not held.handler_runs
 
 
 async def test_a_body_does_not_begin_when_its_lease_is_over_by_the_clock_alone(
@@ -448,7 +448,7 @@ async def test_a_body_does_not_begin_when_its_lease_is_over_by_the_clock_alone(
     clock.advance(Heartbeats().slack + 1)  # the keeper has not had its turn
     with pytest.raises(LeaseLost):
         held.begin(None)
-    assert not held.body_runs
+    assert not held.handler_runs
 
 
 async def test_who_was_given_back_cannot_begin(start: Start, faulty: Faulty) -> None:

@@ -13,7 +13,7 @@ from leasekit._worker.claimed_task import ClaimedTask
 from leasekit.errors import Fatal, LeaseError
 from leasekit.lease import Lease
 
-__all__ = ["Body", "Plan"]
+__all__ = ["Plan", "SimulatedHandler"]
 
 
 class Plan(Struct, frozen=True, omit_defaults=True):
@@ -36,12 +36,12 @@ class Host(Protocol):
     chance: Random
 
     @property
-    def bodies_run(self) -> bool:
+    def handlers_run(self) -> bool:
         """Whether the process runs."""
         ...
 
     @property
-    def gil(self) -> "Body | None":
+    def gil(self) -> "SimulatedHandler | None":
         """The handler that holds the GIL."""
         ...
 
@@ -49,12 +49,12 @@ class Host(Protocol):
         """Kill the process."""
         ...
 
-    def body_ended(self, work: ClaimedTask) -> None:
+    def handler_ended(self, work: ClaimedTask) -> None:
         """Free the slot of a handler that has ended."""
         ...
 
 
-class Body:
+class SimulatedHandler:
     """A run of a handler."""
 
     def __init__(self, worker: Host, work: ClaimedTask, run: LeasedRun) -> None:
@@ -96,7 +96,7 @@ class Body:
         worker = self._worker
         if self.is_over or version != self._version:
             return
-        if not worker.bodies_run or worker.gil not in (None, self):
+        if not worker.handlers_run or worker.gil not in (None, self):
             self._skipped = True
             return
         if not self._plan.deaf and worker.gil is not self:
@@ -163,7 +163,7 @@ class Body:
         self.is_over = True
         self._stopped(how)
         self._work.end(self._run, error)
-        self._worker.body_ended(self._work)
+        self._worker.handler_ended(self._work)
 
     def _stopped(self, how: str) -> None:
         self._world.log(Stopped, self._worker.who, task=self._lease.task.id, fence=self._fence, how=how)

@@ -146,7 +146,7 @@ class NewTask(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkn
     max_runtime: Timeout | None = None
     """Seconds that a run may take from its first heartbeat. Then its lease is left to expire: a crash."""
     enqueue_timeout: Annotated[float, Meta(ge=1, le=365 * 86400)] = 60.0
-    """Kept with the task, but without effect while the store is the queue."""
+    """Reserved, and without effect: claims take tasks from the store, and no task is moved to a queue."""
     claim_timeout: Timeout | None = None
     """The ttl that a claim grants, which no heartbeat shortens; None: `heartbeat_timeout`."""
     heartbeat_timeout: Timeout = 300.0

@@ -25,7 +25,7 @@ __all__ = ["ENDING", "LEASED", "NEXT", "WAITING", "WOUND_DOWN", "Event", "cancel
 class Event(enum.StrEnum):
     """An event in the life of a task."""
 
-    ENQUEUE = "enqueue"  # the consumer moves the task to a queue, again if the queue has lost it
+    ENQUEUE = "enqueue"  # reserved for services with queues: while the store is the queue, it never happens
     CLAIM = "claim"
     HOLD = "hold"  # a heartbeat for a task in a buffer: the handler has not begun
     BEAT = "beat"

@@ -52,7 +52,8 @@ LAYERS = {
     "idle": Layer(INSIDE, set()),
     "_worker": Layer(VALUES | INSIDE | SEAM | HANDLES | {"_worker"}, {"anyio", "msgspec", "tenacity"}),
     "worker": Layer({"_worker"}, set()),
-    "telemetry": Layer(VALUES | SEAM, {"msgspec", "opentelemetry"}),
+    "_instruments": Layer({"hooks"}, {"opentelemetry"}),
+    "telemetry": Layer(VALUES | SEAM | {"_instruments"}, {"msgspec", "opentelemetry"}),
     "__init__": Layer(PUBLIC, set()),
     "__main__": Layer({"cli"}, set()),
     "adapters": Layer(PUBLIC, None),
@@ -216,6 +217,6 @@ def test_importing_leasekit_loads_no_adapter_no_server_and_nothing_that_only_the
     assert not heavy & loaded("leasekit")
 
 
-@pytest.mark.parametrize("module", ["leasekit.testing.memory", "leasekit.server.engine"])
+@pytest.mark.parametrize("module", ["leasekit.testing.memory", "leasekit.server.engine", "leasekit.server.store.urls"])
 def test_what_memory_is_made_of_needs_only_what_leasekit_itself_needs(module: str) -> None:
     assert not {"alembic", "httpx", "litestar", "sqlalchemy", "uvicorn"} & loaded(module)

@@ -30,8 +30,9 @@ import leasekit
 from leasekit import telemetry
 from leasekit.client import Client
 from leasekit.hooks import Answered, AtRisk, Claimed, Event, Hook, Hooks, Lost, ReportDelayed, Sent
-from leasekit.server.engine import Engine, open_store
+from leasekit.server.engine import Engine
 from leasekit.server.http.app import create_app
+from leasekit.server.store.urls import open_store
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService

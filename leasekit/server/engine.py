@@ -11,13 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from msgspec import Raw
 
-from leasekit.errors import BackendError, ConfigError, Throttled, Unavailable
+from leasekit.errors import BackendError, Throttled, Unavailable
 from leasekit.server.clock import StoreClock
 from leasekit.server.commit import Done, GroupCommit, RequestClass
 from leasekit.server.histogram import Histogram
@@ -25,7 +24,6 @@ from leasekit.server.http.events import Feed
 from leasekit.server.long_poll import LongPolls
 from leasekit.server.roles import claims, consumer, frontend, hsc
 from leasekit.server.store import Filter, Store, View
-from leasekit.server.store.memory import MemoryStore
 from leasekit.server.unit_of_work import TaskEvent, UnitOfWork
 from leasekit.task import (
     Beat,
@@ -42,7 +40,7 @@ from leasekit.task import (
 )
 from leasekit.wire import MAX_WAIT
 
-__all__ = ["Engine", "open_store"]
+__all__ = ["Engine"]
 
 logger = logging.getLogger("leasekit.server")
 
@@ -397,24 +395,3 @@ _PROBE = RequestClass("probes", _each(lambda _: None), 100)
 
 _SURVIVAL = (_HEARTBEAT, _RELEASE, _RESULTS, _REAP, _CANCEL, _CLAIM, _SCHEDULE, _FORGET, _PROBE)
 """The order in which classes are served under load: heartbeats first."""
-
-
-# Stores by URL ------------------------------------------------------------------------------------------------
-
-
-def open_store(url: str, *, check: float | None = None) -> Store:
-    """Return the store that a URL names. Opening it checks a file for up to `check` seconds (None: the default).
-
-    `sqlite:///tasks.db` is a relative path, `sqlite:////var/lib/tasks.db` an absolute one; `memory:` ends with the
-    process. Raises `ConfigError` for any other URL, and if the directory of the file does not exist.
-    """
-    if url.rstrip("/") == "memory:":
-        return MemoryStore()
-    path = url.removeprefix("sqlite:///")
-    if path == url or path.endswith("/") or path in ("", ":memory:") or "\0" in path:
-        # The URL may contain a password: the message repeats only its scheme.
-        scheme = repr(url.partition(":")[0] + ":") if ":" in url else "a URL without a scheme"
-        raise ConfigError(f"{scheme} names no store: use sqlite:///file.db, sqlite:////path/file.db or memory:")
-    from leasekit.server.store.sql import SqlStore
-
-    return SqlStore(Path(path)) if check is None else SqlStore(Path(path), check=check)

@@ -17,9 +17,10 @@ from leasekit.backend import Backend, Scheduler, WorkerDirectory
 from leasekit.errors import ConfigError, StoreLocked, Unavailable
 from leasekit.registry import open_backend
 from leasekit.server.embedded import DirectBackend, EmbeddedBackend
-from leasekit.server.engine import Engine, open_store
+from leasekit.server.engine import Engine
 from leasekit.server.local_socket import bound, socket_path
 from leasekit.server.store import Store
+from leasekit.server.store.urls import open_store
 from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, TaskInfo, Verdict, WorkerInfo
 
 __all__ = ["SharedBackend", "connect"]

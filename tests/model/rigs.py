@@ -16,9 +16,10 @@ import pytest
 from harness.chaos import redis_clock
 from leasekit.backend import Scheduler
 from leasekit.server.embedded import EmbeddedBackend
-from leasekit.server.engine import Engine, open_store
+from leasekit.server.engine import Engine
 from leasekit.server.http.app import Server as HttpServer
 from leasekit.server.http.app import create_app
+from leasekit.server.store.urls import open_store
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from leasekit_http import HttpBackend
 from leasekit_redis import claiming, clocks, connect, maintenance, renewing

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from leasekit.server.engine import Engine, open_store
+from leasekit.server.engine import Engine
+from leasekit.server.store.urls import open_store
 from leasekit.task import Settlement
 
 pytestmark = pytest.mark.anyio
@@ -19,7 +20,8 @@ pytestmark = pytest.mark.anyio
 # Schedules, claims and settles without pause, and says in lines what was acknowledged.
 SERVER = """
 import asyncio, itertools, sys
-from leasekit.server.engine import Engine, open_store
+from leasekit.server.engine import Engine
+from leasekit.server.store.urls import open_store
 from leasekit.task import Beat, NewTask, Settlement
 
 async def life(engine, name):

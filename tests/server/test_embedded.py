@@ -14,8 +14,9 @@ from leasekit.backend import Backend, Scheduler
 from leasekit.errors import ConfigError, Refused, Unavailable
 from leasekit.registry import open_backend
 from leasekit.server.embedded import EmbeddedBackend
-from leasekit.server.engine import Engine, open_store
+from leasekit.server.engine import Engine
 from leasekit.server.shared import SharedBackend, connect
+from leasekit.server.store.urls import open_store
 from leasekit.task import Beat, NewTask, Settlement, Stats, Status
 from leasekit.testing.contract import SchedulerContract
 

@@ -10,10 +10,11 @@ import pytest
 
 from leasekit.errors import StoreLocked, Throttled, Unavailable
 from leasekit.server import engine as module
-from leasekit.server.engine import Engine, open_store
+from leasekit.server.engine import Engine
 from leasekit.server.roles.claims import Answer
 from leasekit.server.store import Store
 from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.urls import open_store
 from leasekit.task import Beat, NewTask, Settlement
 
 pytestmark = pytest.mark.anyio

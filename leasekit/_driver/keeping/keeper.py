@@ -337,8 +337,7 @@ class Keeper:
 
     def _cancel_requested(self, held: HeldLease, now: float) -> None:
         if held.stop is None:
-            task = held.task
-            self._hooks(events.CancelRequested(at=now, task_id=task.id, token=task.token))
+            self._hooks(events.CancelRequested(at=now, task_id=held.task.id, token=held.task.token))
         held.tell(Cancelled)
 
     # Losses -------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 
 from leasekit.errors import ConfigError
-from leasekit.server.engine import Engine, open_store
+from leasekit.server.engine import Engine
 from leasekit.server.http.disconnect import DisconnectWatch
 from leasekit.server.http.echo import echo_request_header
 from leasekit.server.http.metrics import Metrics
@@ -34,6 +34,7 @@ from leasekit.server.http.sending import Sending
 from leasekit.server.local_socket import beside
 from leasekit.server.store import Store
 from leasekit.server.store.sql import CHECK
+from leasekit.server.store.urls import open_store
 
 __all__ = ["Server", "create_app", "serve", "serve_engine"]
 

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 import uvloop
 
-from leasekit.server.engine import Engine, open_store
+from leasekit.server.engine import Engine
 from leasekit.server.http.app import Server, create_app
 from leasekit.server.http.disconnect import DisconnectWatch
+from leasekit.server.store.urls import open_store
 
 PATIENCE = 30.0  # seconds, for facts that come within milliseconds
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from leasekit.errors import StoreDamaged
-from leasekit.server.engine import open_store
 from leasekit.server.store import Entity, Trigger
 from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.urls import open_store
 
 PAGE = 8192
 

@@ -18,11 +18,11 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, create_engine
 
 from leasekit.errors import ConfigError, StoreDamaged, StoreLocked, Unavailable
-from leasekit.server.engine import open_store
 from leasekit.server.store import Entity, Filter, Run, Trigger, statements
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.schema import metadata
 from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.urls import open_store
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ inside of handlers and `with lease(task)` blocks. No record holds a payload, a r
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -28,15 +28,10 @@ from msgspec.structs import replace
 
 from leasekit.errors import MissingDependency
 from leasekit.hooks import (
-    Answered,
-    AtRisk,
     Claimed,
     Event,
     Hook,
-    Lost,
-    ReportDelayed,
     Running,
-    Sent,
     Settled,
     Tracer,
     add_global_hook,
@@ -48,9 +43,11 @@ from leasekit.wire import traceparent
 
 try:
     from opentelemetry import context, metrics, trace
-    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+    from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TracerProvider
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    from leasekit._instruments import SYSTEM, Metrics
 except ImportError as error:
     raise MissingDependency("telemetry needs 'opentelemetry-api': pip install 'leasekit[otel]'") from error
 
@@ -58,10 +55,7 @@ __all__ = ["Listening", "Telemetry", "hook", "instrument", "uninstrument"]
 
 _LOOK = 0.05  # seconds between two checks for providers, while there are none
 _SCHEMA = "https://opentelemetry.io/schemas/1.30.0"
-_SYSTEM = {"messaging.system": "leasekit"}
 _NAMED = ("named:", "once:")  # prefixes of the kinds of `Client.named` and `Client.once`
-_FAST = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
-_LONG = [0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 14400]
 _W3C = TraceContextTextMapPropagator()
 _FAILED: frozenset[Outcome] = frozenset({"retry", "fatal", "crash"})
 
@@ -116,7 +110,7 @@ class Telemetry(Tracer):
         self._look_at = 0.0
         release = version("leasekit")
         self._tracer = trace.get_tracer("leasekit", release, tracer_provider, schema_url=_SCHEMA)
-        self._metrics = _Metrics(
+        self._metrics = Metrics(
             metrics.get_meter("leasekit", release, meter_provider, schema_url=_SCHEMA), self._gauges
         )
         self._key = f"telemetry-{id(self)}"  # of the entry that is kept with a task
@@ -235,7 +229,7 @@ class Telemetry(Tracer):
     def _settled(self, event: Settled) -> None:
         """Record a span from the end of the run until its report was answered, as a child of *run*."""
         self._metrics.settled.add(
-            1, {**_SYSTEM, "leasekit.outcome": event.outcome, "leasekit.verdict": event.reason or event.verdict}
+            1, {**SYSTEM, "leasekit.outcome": event.outcome, "leasekit.verdict": event.reason or event.verdict}
         )
         task = event.task
         if task is None or (known := self._known(task)) is None or known.ended_at is None:
@@ -308,83 +302,6 @@ class _Run(Running):
         self._ended(task, outcome or "lost")
 
 
-class _Metrics:
-    """The instruments of one meter."""
-
-    def __init__(self, meter: metrics.Meter, gauge: Callable[[str], float | None]) -> None:
-        seconds = functools.partial(meter.create_histogram, unit="s")
-        self.sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Tasks scheduled.")
-        self.consumed = meter.create_counter("messaging.client.consumed.messages", "{message}", "Tasks claimed.")
-        self.ran = seconds(
-            "messaging.process.duration",
-            description="How long handlers ran.",
-            explicit_bucket_boundaries_advisory=_LONG,
-        )
-        self.start_latency = seconds(
-            "leasekit.start.latency",
-            description="From the grant of a task until its handler began.",
-            explicit_bucket_boundaries_advisory=_FAST,
-        )
-        self._round_trip = seconds(
-            "leasekit.beat.round_trip",
-            description="From sending beats until their answer.",
-            explicit_bucket_boundaries_advisory=_FAST,
-        )
-        self._lateness = seconds(
-            "leasekit.beat.lateness",
-            description="How long after their time beats were sent.",
-            explicit_bucket_boundaries_advisory=_FAST,
-        )
-        self._verdicts = meter.create_counter(
-            "leasekit.beat.verdicts", "{beat}", "Heartbeats, by how they were answered."
-        )
-        self._strikes = meter.create_counter("leasekit.lease.strikes", "{lease}", "Leases whose beats began to fail.")
-        self._lost = meter.create_counter("leasekit.lease.lost", "{lease}", "Leases that were lost, by reason.")
-        self.settled = meter.create_counter("leasekit.settlements", "{task}", "Runs reported, by outcome and verdict.")
-        self._unreported = meter.create_counter(
-            "leasekit.settlements.put_off", "{task}", "Reports that failed, and are sent again."
-        )
-        for name, unit, description in _GAUGES:
-            meter.create_observable_gauge(name, [_observe(name, gauge)], unit, description)
-
-    def count(self, event: Event) -> None:
-        """Count an event that needs no span."""
-        match event:
-            case Sent():
-                self._lateness.record(event.late, _SYSTEM)
-            case Answered():
-                self._round_trip.record(event.round_trip, _SYSTEM)
-                for verdict, count in event.verdicts.items():
-                    self._verdicts.add(count, {**_SYSTEM, "leasekit.verdict": verdict})
-            case AtRisk():
-                self._strikes.add(1, _SYSTEM)
-            case Lost():
-                self._lost.add(1, {**_SYSTEM, "leasekit.reason": event.reason})
-            case ReportDelayed():
-                self._unreported.add(len(event.task_ids), _SYSTEM)
-            case _:
-                pass
-
-
-_GAUGES = [
-    ("leasekit.leases.held", "{lease}", "Leases that are held."),
-    ("leasekit.leases.capacity", "{lease}", "Leases that can beat in one cycle."),
-    ("leasekit.settlements.pending", "{task}", "Reports that are not answered yet."),
-    ("leasekit.worker.slots", "{slot}", "Bodies that can run at once."),
-    ("leasekit.worker.running", "{task}", "Bodies that run."),
-    ("leasekit.worker.buffered", "{task}", "Tasks that are claimed and wait for a slot: the worker's queue."),
-    ("leasekit.worker.window", "{task}", "Tasks that the worker would claim."),
-]
-
-
-def _observe(name: str, gauge: Callable[[str], float | None]) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    def observe(_: CallbackOptions) -> Iterable[Observation]:
-        value = gauge(name)
-        return [] if value is None else [Observation(value, _SYSTEM)]
-
-    return observe
-
-
 def _name(verb: str, kinds: set[str]) -> str:
     if len(kinds) != 1:
         return verb
@@ -394,7 +311,7 @@ def _name(verb: str, kinds: set[str]) -> str:
 
 def _attributes(operation: str, name: str, kinds: set[str]) -> dict[str, Any]:
     """Return the attributes of a span."""
-    attributes = {**_SYSTEM, "messaging.operation.type": operation, "messaging.operation.name": name}
+    attributes = {**SYSTEM, "messaging.operation.type": operation, "messaging.operation.name": name}
     if len(kinds) == 1:
         (kind,) = kinds
         attributes["messaging.destination.name"] = kind

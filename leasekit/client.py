@@ -267,14 +267,14 @@ class Client:
     async def _all_ended(
         self, connection: Connection, task_ids: Sequence[str], timeout: float | None
     ) -> list[TaskInfo]:
-        service = _scheduler(connection.backend)
+        service = _require_scheduler(connection.backend)
 
-        async def look(task_id: str) -> TaskInfo | None:
+        async def poll(task_id: str) -> TaskInfo | None:
             if connection.closed:  # the driver may go on for others
                 raise Closed
-            return await _persist(lambda: service.get(task_id), self._retry_for)
+            return await _repeat_until_answered(lambda: service.get(task_id), self._retry_for)
 
-        return await all_ended(look, task_ids, clock=connection.clock, timeout=timeout)
+        return await all_ended(poll, task_ids, clock=connection.clock, timeout=timeout)
 
     def stats(self) -> Stats:
         """Count the tasks of each kind in each status."""
@@ -287,28 +287,28 @@ class Client:
     def workers(self) -> list[WorkerInfo]:
         """List the workers that hold leases, or sent a request lately. Raises `LeasekitError` if the backend cannot."""
         connection = self._session.connection()
-        directory = _worker_directory(connection.backend)
-        return connection.run(_persist(directory.workers, self._retry_for))
+        directory = _require_worker_directory(connection.backend)
+        return connection.run(_repeat_until_answered(directory.workers, self._retry_for))
 
     async def aworkers(self) -> list[WorkerInfo]:
         """Do what `workers` does, from an event loop."""
         connection = self._session.connection()
-        directory = _worker_directory(connection.backend)
-        return await connection.arun(_persist(directory.workers, self._retry_for))
+        directory = _require_worker_directory(connection.backend)
+        return await connection.arun(_repeat_until_answered(directory.workers, self._retry_for))
 
     @property
     def _task_sink(self) -> TaskSink:
-        return _task_sink(self._session.connection().backend)
+        return _require_task_sink(self._session.connection().backend)
 
     @property
     def _scheduler(self) -> Scheduler:
-        return _scheduler(self._session.connection().backend)
+        return _require_scheduler(self._session.connection().backend)
 
     def _call(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return self._session.connection().run(_persist(call, self._retry_for))
+        return self._session.connection().run(_repeat_until_answered(call, self._retry_for))
 
     async def _acall(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return await self._session.connection().arun(_persist(call, self._retry_for))
+        return await self._session.connection().arun(_repeat_until_answered(call, self._retry_for))
 
     # The end ------------------------------------------------------------------------------------------------------
 
@@ -321,7 +321,7 @@ class Client:
             try:
                 connection.run(connection.aclose())
             finally:
-                connection.release()
+                connection.release_driver()
 
     async def aclose(self) -> None:
         """Do what `close` does, from an event loop. It takes 10 s at most, and cancelling does not stop it."""
@@ -330,7 +330,7 @@ class Client:
                 try:
                     await connection.arun(connection.aclose())
                 finally:
-                    await anyio.to_thread.run_sync(connection.release)  # waits for the thread's end
+                    await anyio.to_thread.run_sync(connection.release_driver)  # waits for the thread's end
 
     def __enter__(self) -> Self:
         return self
@@ -347,12 +347,12 @@ class Client:
         await self.aclose()
 
 
-async def _persist(call: Callable[[], Coroutine[Any, Any, T]], retry_for: float | None) -> T:
+async def _repeat_until_answered(call: Callable[[], Coroutine[Any, Any, T]], retry_for: float | None) -> T:
     for_at_most = _RETRY_FOR if retry_for is None else retry_for
     return await call_until(lambda: call_once(call, within=_RETRY_FOR), for_at_most=for_at_most)
 
 
-def _task_sink(backend: Backend) -> TaskSink:
+def _require_task_sink(backend: Backend) -> TaskSink:
     if not isinstance(backend, TaskSink):
         raise LeasekitError(
             f"{type(backend).__name__} hands out tasks, it does not accept them: schedule at the service"
@@ -360,14 +360,14 @@ def _task_sink(backend: Backend) -> TaskSink:
     return backend
 
 
-def _scheduler(backend: Backend) -> Scheduler:
-    _task_sink(backend)
+def _require_scheduler(backend: Backend) -> Scheduler:
+    _require_task_sink(backend)
     if not isinstance(backend, Scheduler):
         raise LeasekitError(f"{type(backend).__name__} accepts tasks, and does not know what becomes of each")
     return backend
 
 
-def _worker_directory(backend: Backend) -> WorkerDirectory:
+def _require_worker_directory(backend: Backend) -> WorkerDirectory:
     if not isinstance(backend, WorkerDirectory):
         raise LeasekitError(f"{type(backend).__name__} cannot list its workers: ask the service itself")
     return backend
@@ -379,12 +379,12 @@ def _with_ids(tasks: Sequence[NewTask]) -> list[NewTask]:
     Raises `Refused` if a payload would arrive as another value.
     """
     for item, task in enumerate(tasks):
-        _check_numbers(item, task.payload)
+        _refuse_non_finite(item, task.payload)
     ids = iter(uuid7s(len(tasks), time.time()))
     return [task if task.id is not None else replace(task, id=next(ids)) for task in tasks]
 
 
-def _check_numbers(item: int, payload: Any) -> None:
+def _refuse_non_finite(item: int, payload: Any) -> None:
     try:
         data = msgspec.json.encode(payload)
     except (TypeError, ValueError, OverflowError, RecursionError):  # the service's adapter says of which item

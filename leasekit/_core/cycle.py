@@ -197,7 +197,7 @@ class Cycle:
         return min(self._ends_at, self._slot_at(self._now), ready_at, self._lost_from)
 
     def _turn(self, now: float) -> None:
-        """Begin the next cycle: move backup into main. Ends are absolute: a late turn does not shift the next one."""
+        """Begin the next cycle: move backup and rested leases into main. A late turn does not shift the next one."""
         cycle = self.heartbeats.cycle
         self._ends_at += (math.floor((now - self._ends_at) / cycle) + 1) * cycle
         for term in itertools.chain(self._main, self._waiting, *(send.terms for send in self._in_flight)):
@@ -206,7 +206,7 @@ class Cycle:
         self._into_main(self._backup)
 
     def _expired(self, now: float) -> list[Term]:
-        """Return the leases that are lost by `now`, so that their code is told."""
+        """Return the leases that are lost by `now`, without removing them."""
         if now < self._lost_from:
             return []
         in_flight = (term for send in self._in_flight for term in send.terms if term.place is send)
@@ -286,13 +286,13 @@ class Cycle:
             places = [self._urgent, self._main]
             if self._main and next(iter(self._main)).granted_at + cycle <= now:
                 places.reverse()  # once it is due, a task that runs goes before one that has not begun
-            self._take(itertools.islice(itertools.chain(*places), batch), send)
+            self._put_in_flight(itertools.islice(itertools.chain(*places), batch), send)
             self._even_from = due if now - due < self._nearest else now
             self._eager = False
         if self._news and len(send.terms) < batch and now >= self._early.not_before:
             if not send.terms:
                 self._early.not_before = now + self._early_pace
-            self._take(itertools.islice(self._news, batch - len(send.terms)), send)
+            self._put_in_flight(itertools.islice(self._news, batch - len(send.terms)), send)
         self._in_flight.append(send)
         self._last_slot = now
         self._needed_at = None
@@ -305,7 +305,7 @@ class Cycle:
         if soon > self._ends_at:
             self._into_main(term for term in self._backup if term.granted_at + cycle < soon)
 
-    def _take(self, terms: Iterable[Term], send: Send) -> None:
+    def _put_in_flight(self, terms: Iterable[Term], send: Send) -> None:
         for term in list(terms):
             del term.place[term]
             self._news.pop(term, None)

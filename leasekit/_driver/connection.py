@@ -138,12 +138,12 @@ class Connection:
             raise LeasekitError("a hook must not call a blocking method: it would wait for its own thread")
 
     async def aclose(self) -> None:
-        """Close the keeper and the backend. Await this in the driver's loop; `release` then lets go of the thread."""
+        """Close the keeper and the backend. Await this in the driver's loop, and then call `release_driver`."""
         self.closed = True
         try:
             await self.keeper.aclose()
         finally:
             self._loop.cancel()
 
-    def release(self) -> None:
+    def release_driver(self) -> None:
         self.driver.release()

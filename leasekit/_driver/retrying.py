@@ -34,7 +34,7 @@ async def call_once(call: Callable[[], Awaitable[T]], *, within: float) -> T:
         raise Unavailable(f"{type(error).__name__}: {error}") from error
 
 
-def _wait(state: tenacity.RetryCallState) -> float:
+def _wait_seconds(state: tenacity.RetryCallState) -> float:
     error = state.outcome.exception() if state.outcome else None
     asked = error.retry_after if isinstance(error, Throttled) else None
     return max(_jittered(state), min(asked or 0.0, _LONGEST_WAIT))
@@ -57,7 +57,7 @@ async def call_until(
     until = time() + for_at_most
     retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception_type((Unavailable, Throttled)),
-        wait=_wait,
+        wait=_wait_seconds,
         stop=lambda _: time() >= until,
         before_sleep=before_sleep,
         sleep=asyncio.sleep,

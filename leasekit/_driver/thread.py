@@ -145,10 +145,10 @@ class Driver:
             self._owed.pop(answer, None)
             work.close()
             raise Closed
-        self.call_soon(self._start, answer)
+        self.call_soon(self._start_work, answer)
         return answer
 
-    def _start(self, answer: Answer[Any]) -> None:
+    def _start_work(self, answer: Answer[Any]) -> None:
         work = self._owed.get(answer)
         if work is None:
             return
@@ -158,12 +158,12 @@ class Driver:
             return
         task = self.loop.create_task(work)
         self._owed[answer] = None
-        task.add_done_callback(partial(self._finished, answer))
+        task.add_done_callback(partial(self._deliver_outcome, answer))
         answer.on_cancel = partial(self.call_soon, task.cancel)
         if answer.cancelled():
             task.cancel()
 
-    def _finished(self, answer: Answer[Any], task: "asyncio.Task[Any]") -> None:
+    def _deliver_outcome(self, answer: Answer[Any], task: "asyncio.Task[Any]") -> None:
         self._owed.pop(answer, None)
         answer.on_cancel = None
         if task.cancelled():

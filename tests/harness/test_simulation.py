@@ -126,7 +126,7 @@ def test_it_finds_a_fence_that_does_not_grow(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_it_finds_a_process_that_nobody_kills(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Watchdog, "_arm", lambda self: None)
+    monkeypatch.setattr(Watchdog, "_update_timer", lambda self: None)
     assert is_found("S2", "guard")
 
 

@@ -30,7 +30,7 @@ HOLDER: Mapping[str, Mutant] = {
     "claim-retry-restamps": Mutant(
         "Trust counts from the last time that a repeated claim was sent.",
         Edit(
-            "leasekit._driver.keeping.pending_claims:Claims._answer.call",
+            "leasekit._driver.keeping.pending_claims:Claims._claim_until_answered.call",
             "tries += 1",
             "tries += 1\nself._sent_at = self._clock.now()",
         ),
@@ -104,9 +104,9 @@ HOLDER: Mapping[str, Mutant] = {
     "verdicts-by-position-unchecked": Mutant(
         "A verdict is believed whichever task it names.",
         Edit(
-            "leasekit._driver.keeping.renewal:Renewal._verdicts",
-            "verdict.id == beat.id and _sensible(verdict)",
-            "_sensible(verdict)",
+            "leasekit._driver.keeping.renewal:Renewal._checked_verdicts",
+            "verdict.id == beat.id and _is_sensible(verdict)",
+            "_is_sensible(verdict)",
         ),
         test="tests/driver/keeping/test_keeper.py::test_a_verdict_that_names_another_task_is_not_believed",
         why_test="this takes a garbled order of answers to a batch in which one lease is gone: 30 histories had none",
@@ -119,18 +119,22 @@ HOLDER: Mapping[str, Mutant] = {
     # The timer ------------------------------------------------------------------------------------------------------
     "no-timer": Mutant(
         "The kernel is never told to end the process.",
-        Edit("leasekit._driver.guarding.watchdog:Watchdog._arm", "self._ends.earliest", "None"),
+        Edit("leasekit._driver.guarding.watchdog:Watchdog._update_timer", "self._ends.earliest", "None"),
         by=Histories("guard", ["S2"]),
     ),
     "timer-late": Mutant(
         "The kernel is told to end the process too late.",
-        Edit("leasekit._driver.guarding.watchdog:Watchdog._arm", "self._timer.arm(at)", "self._timer.arm(at + 30.0)"),
+        Edit(
+            "leasekit._driver.guarding.watchdog:Watchdog._update_timer",
+            "self._timer.arm(at)",
+            "self._timer.arm(at + 30.0)",
+        ),
         by=Histories("guard", ["S2"]),
     ),
     "timer-never-earlier": Mutant(
         "The timer never moves to an earlier moment: a lease that ends before all others is not guarded.",
         Edit(
-            "leasekit._driver.guarding.watchdog:Watchdog._arm",
+            "leasekit._driver.guarding.watchdog:Watchdog._update_timer",
             "at != self._armed_at",
             "at != self._armed_at and not (at and self._armed_at and at < self._armed_at)",
         ),
@@ -219,7 +223,7 @@ HOLDER: Mapping[str, Mutant] = {
     "claim-retry-under-a-new-id": Mutant(
         "The repeat of a claim whose answer was lost has a new id.",
         Edit(
-            "leasekit._driver.keeping.pending_claims:Claims._answer",
+            "leasekit._driver.keeping.pending_claims:Claims._claim_until_answered",
             "partial(self._backend.claim, claim.kinds, limit=limit, wait=wait, claim_id=claim.claim_id)",
             "lambda: self._backend.claim("
             "claim.kinds, limit=limit, wait=wait, claim_id=f'{self._chance.getrandbits(128):032x}')",
@@ -234,7 +238,7 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "outbox-drops-the-unanswered": Mutant(
         "A settlement whose report failed is not reported again.",
-        Edit("leasekit._driver.reporting.outbox:Outbox._failed", "self._pending.extend(batch)", "pass"),
+        Edit("leasekit._driver.reporting.outbox:Outbox._put_back", "self._pending.extend(batch)", "pass"),
         by=Histories("outages", ["L4"], seeds=20),
     ),
     "works-on-after-the-stop": Mutant(
@@ -279,7 +283,7 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "late-claim-not-awaited": Mutant(
         "Tasks that arrive after their claim was given up are kept, where the service remembers no claims.",
-        Edit("leasekit._driver.keeping.pending_claims:Claims._answer.call", "spawn(...)", "pass"),
+        Edit("leasekit._driver.keeping.pending_claims:Claims._claim_until_answered.call", "spawn(...)", "pass"),
         test="tests/driver/keeping/test_pending_claims.py::test_a_claim_that_no_service_remembers_gives_back_its_tasks_when_its_own_answer_comes",
         why_test="the simulated service remembers claims",
     ),

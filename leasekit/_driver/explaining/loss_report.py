@@ -70,21 +70,21 @@ def explain(facts: LossFacts) -> str:
     if facts.is_gone or facts.reason not in ("expired", "strikes"):
         return f"the service answered that the lease is gone: {facts.reason}"
     why = _cause(facts) or f"no beat was acknowledged for {facts.now - facts.granted_at:.1f} s"
-    return f"{why}; trust ended at {_clock(facts.lost_at + facts.wall)}"
+    return f"{why}; trust ended at {_time_of_day(facts.lost_at + facts.wall)}"
 
 
 def _cause(facts: LossFacts) -> str | None:
-    """Return what kept its heartbeats from being acknowledged; None if nothing is known."""
+    """Return in words what kept the lease's heartbeats from being acknowledged; None if nothing is known."""
     silence = facts.now - facts.granted_at
     stall = _worst(facts.notes, silence)
     if stall is not None and stall.seconds >= silence / 2:
-        return _stalled(facts, stall)
-    if failed := _failed(facts):
+        return _silence_text(facts, stall)
+    if failed := _failures_text(facts):
         left = f"the last acknowledged one left {silence:.0f} s ago"
         since = left if facts.has_beaten else f"it was granted {silence:.0f} s ago"
-        return f"{failed}, {since}" + (f"; besides, {_phrase(stall)}" if stall is not None else "")
+        return f"{failed}, {since}" + (f"; besides, {_stall_text(stall)}" if stall is not None else "")
     if stall is not None:
-        return _stalled(facts, stall)
+        return _silence_text(facts, stall)
     if facts.crowd is not None:
         held, capacity = facts.crowd
         return (
@@ -107,18 +107,18 @@ def _worst(notes: Sequence[Note], silence: float) -> Note | None:
     return worst if worst is not None and worst.seconds >= silence / _LITTLE else None
 
 
-def _stalled(facts: LossFacts, stall: Note) -> str:
+def _silence_text(facts: LossFacts, stall: Note) -> str:
     sent = [facts.granted_at, *(one.asked_at for one in facts.tries), facts.now]
     gap = max(after - before for before, after in pairwise(sent))
-    return f"no beat was sent for {gap:.0f} s because {_phrase(stall)}"
+    return f"no beat was sent for {gap:.0f} s because {_stall_text(stall)}"
 
 
-def _phrase(stall: Note) -> str:
+def _stall_text(stall: Note) -> str:
     return _STALLS[stall.what].format(stall.seconds)
 
 
-def _failed(facts: LossFacts) -> str | None:
-    """Return the outcome of its heartbeats since the last acknowledged one."""
+def _failures_text(facts: LossFacts) -> str | None:
+    """Return in words how the lease's heartbeats failed since the last acknowledged one; None if none did."""
     parts: list[str] = []
     for verdict, words in (("unanswered", "not answered"), ("failed", "refused"), ("throttled", "throttled")):
         tries = [one for one in facts.tries if one.verdict == verdict]
@@ -133,5 +133,5 @@ def _failed(facts: LossFacts) -> str | None:
     return ", ".join(parts) or None
 
 
-def _clock(at: float) -> str:
+def _time_of_day(at: float) -> str:
     return time.strftime("%H:%M:%S UTC", time.gmtime(at))

@@ -122,11 +122,12 @@ class Recorder:
 
     def woke(self, reading: Reading) -> None:
         """Record that the keeper is back, with a note for each reason why it is late."""
-        self._notes += self._noticed(reading)
+        self._notes += self._interruptions_until(reading)
         self._last = reading
         self._due_at = float("inf")
 
-    def _noticed(self, now: Reading) -> list[Note]:
+    def _interruptions_until(self, now: Reading) -> list[Note]:
+        """Return a note for each clock jump, suspension and delay of the keeper since the last reading."""
         last = self._last
         passed = now.at - last.at
         notes: list[Note] = []
@@ -159,7 +160,7 @@ class Recorder:
 
     def expired(self, term: Term, reading: Reading) -> Story:
         """Explain a lease whose trust ended before the keeper, which may be stuck, has noticed. Any thread."""
-        notes = [*_copy(self._notes), *self._noticed(reading)]
+        notes = [*_copy(self._notes), *self._interruptions_until(reading)]
         calls = self._calls_of({term})[term]
         return self._story(Lost(term, "expired"), calls, notes, reading.at)
 
@@ -174,14 +175,14 @@ class Recorder:
         term = lost.term
         facts = LossFacts(
             reason=lost.reason,
-            is_gone=any(one.verdict == "gone" for one in (_try(call, call.verdict(term)) for call in calls)),
+            is_gone=any(one.verdict == "gone" for one in (_as_try(call, call.verdict(term)) for call in calls)),
             now=now,
             granted_at=term.granted_at,
             lost_at=term.lost_at,
             wall=self._last.wall - self._last.at,
             strikes=term.strikes,
             has_beaten=any(call.asked_at == term.granted_at for call in calls),
-            tries=[_try(call, call.verdict(term)) for call in calls if call.asked_at > term.granted_at],
+            tries=[_as_try(call, call.verdict(term)) for call in calls if call.asked_at > term.granted_at],
             others=self._failure_of_others(term),
             notes=[note for note in notes if note.at > term.granted_at],
             crowd=self._crowd if self._crowded_until > term.granted_at else None,
@@ -189,7 +190,7 @@ class Recorder:
         return Story(explain(facts), _events(term, calls, facts.notes))
 
     def _failure_of_others(self, term: Term) -> str | None:
-        """Return why the latest call failed, if a call has failed since `term` was granted."""
+        """Return why the latest failed call of those since `term` was granted has failed; None without one."""
         for call in reversed(_copy(self._calls)):
             if call.asked_at <= term.granted_at:
                 return None
@@ -219,7 +220,7 @@ def _culprit(now: Reading, late: float) -> Literal["blocked", "starved", "stoppe
     return by.what
 
 
-def _try(call: Call, verdict: Verdict | None) -> Try:
+def _as_try(call: Call, verdict: Verdict | None) -> Try:
     if call.answered_at is None:
         return Try(call.asked_at, "unanswered")
     if verdict is None:  # the call renewed leases, but not this one: too late, or removed meanwhile

@@ -48,7 +48,7 @@ class DeadlineSet(Generic[K]):
         """Add `key`, whose handler begins under a lease that ends at `at`. A known key gets `at`, even a fixed one."""
         self.remove(key)
         self._ends[key] = at
-        self._cohort(at).add(key)
+        self._ensure_cohort(at).add(key)
 
     def move(self, keys: Iterable[K], at: float) -> None:
         """Change the deadline of `keys` to `at`, later or earlier. Unknown and fixed keys are ignored."""
@@ -63,7 +63,7 @@ class DeadlineSet(Generic[K]):
                 if not cohort:
                     del cohorts[was]
         ends.update(dict.fromkeys(moved, at))
-        self._cohort(at).update(moved)
+        self._ensure_cohort(at).update(moved)
 
     def fix(self, key: K, at: float) -> None:
         """Fix the deadline of `key`: the earlier of `at` and its deadline so far, which no later `move` changes."""
@@ -73,7 +73,7 @@ class DeadlineSet(Generic[K]):
         at = min(was, at)
         self.remove(key)
         self._fixed[key] = at
-        self._cohort(at).add(key)
+        self._ensure_cohort(at).add(key)
 
     def remove(self, key: K) -> None:
         """Remove `key`; unknown keys are ignored."""
@@ -87,7 +87,7 @@ class DeadlineSet(Generic[K]):
                     self._cohorts.pop(at, None)
             ends.pop(key, None)  # last: a key that only its cohort knows would never leave it
 
-    def _cohort(self, at: float) -> set[K]:
+    def _ensure_cohort(self, at: float) -> set[K]:
         cohort = self._cohorts.get(at)
         if cohort is None:
             if len(self._heap) > 2 * len(self._cohorts) + _STALE:

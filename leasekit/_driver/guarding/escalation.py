@@ -44,7 +44,7 @@ class Escalation:
         for held in self._lingering[:]:
             if now >= _dump_at(held) and not self._dumped:
                 self._dumped = True
-                _dump(held)
+                _dump_stacks(held)
             if now >= _last_moment(held):
                 self._lingering.remove(held)  # no further measure exists
                 if self._last_resort is not None:
@@ -67,7 +67,7 @@ def _last_moment(held: HeldLease) -> float:
     return held.ends_at - min(0.02, held.term.heartbeats.grace / 5)
 
 
-def _dump(held: HeldLease) -> None:
+def _dump_stacks(held: HeldLease) -> None:
     task = held.task
     extra = log_fields(task.id, task.token)
     logger.error("the code of lost task %s still runs; all stacks follow", task.id, extra=extra)

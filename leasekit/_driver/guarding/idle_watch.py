@@ -24,7 +24,7 @@ class IdleWatch:
         if len(self._heap) > 2 * total + _STALE:  # entries of ended handlers need not stay until their time
             self._heap = [entry for entry in self._heap if entry[-1].handler_runs]
             heapq.heapify(self._heap)
-        self._look_at(held.idle_at, held)
+        self._schedule_check(held.idle_at, held)
 
     def step(self, now: float) -> list[HeldLease]:
         """Tell idle handlers to end. Return those that go on a grace later: hung, their leases must not be renewed."""
@@ -34,11 +34,11 @@ class IdleWatch:
             if not held.handler_runs or held.reason is not None:
                 continue
             if held.idle_at > now:  # progress was reported since
-                self._look_at(held.idle_at, held)
+                self._schedule_check(held.idle_at, held)
             elif not held.told_idle:
                 held.told_idle = True
                 held.tell(IdleTimeout)
-                self._look_at(now + held.term.heartbeats.grace, held)
+                self._schedule_check(now + held.term.heartbeats.grace, held)
             else:
                 hung.append(held)
         return hung
@@ -48,5 +48,5 @@ class IdleWatch:
         """The instant of the next check."""
         return self._heap[0][0] if self._heap else math.inf
 
-    def _look_at(self, at: float, held: HeldLease) -> None:
+    def _schedule_check(self, at: float, held: HeldLease) -> None:
         heapq.heappush(self._heap, (at, next(self._order), held))

@@ -73,20 +73,20 @@ class KillTimer:
         A moment that has passed kills at once. A call takes about 2 µs.
         """
         if self._owner != os.getpid():
-            self._make()
-        self._set(max(1, int(at * _NANO)))  # zero would disarm the timer
+            self._create()
+        self._set_time(max(1, int(at * _NANO)))  # zero would disarm the timer
 
     def disarm(self) -> None:
         """Disarm the timer: the process is not killed."""
         if self._owner == os.getpid():
-            self._set(0)
+            self._set_time(0)
 
     def remaining(self) -> float | None:
         """Return the seconds until the process is killed, as the kernel counts them; None if the timer is not armed."""
         if self._owner != os.getpid():
             return None
         left = ctypes.create_string_buffer(_SETTING.size)
-        self._call(self._numbers.gettime, self._id, left)
+        self._system_call(self._numbers.gettime, self._id, left)
         _, _, seconds, nanoseconds = _SETTING.unpack(left.raw)
         return seconds + nanoseconds / _NANO or None
 
@@ -94,17 +94,17 @@ class KillTimer:
         """Disarm the timer and free it in the kernel."""
         if self._owner == os.getpid():
             self._owner = 0
-            self._call(self._numbers.delete, self._id)
+            self._system_call(self._numbers.delete, self._id)
 
-    def _make(self) -> None:
+    def _create(self) -> None:
         event = _EVENT.pack(0, self._signal, _TO_PROCESS)
-        self._call(self._numbers.create, _BOOTTIME, event, ctypes.byref(self._id))
+        self._system_call(self._numbers.create, _BOOTTIME, event, ctypes.byref(self._id))
         self._owner = os.getpid()
 
-    def _set(self, at: int) -> None:
-        self._call(self._numbers.settime, self._id, _ABSTIME, _SETTING.pack(0, 0, *divmod(at, _NANO)), None)
+    def _set_time(self, nanos: int) -> None:
+        self._system_call(self._numbers.settime, self._id, _ABSTIME, _SETTING.pack(0, 0, *divmod(nanos, _NANO)), None)
 
-    def _call(self, number: int, *arguments: object) -> None:
+    def _system_call(self, number: int, *arguments: object) -> None:
         if self._syscall(number, *arguments) != 0:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))

@@ -67,7 +67,7 @@ class Watchdog:
     """
 
     def __init__(self, mode: Mode, *, now: Callable[[], float] = BOOT_CLOCK.now, timer: Alarm | None = None) -> None:
-        self._timer = timer or _timer(mode, now)
+        self._timer = timer or _timer_for(mode, now)
         self.elsewhere = timer is not None  # the timer kills another process
         self._pid = os.getpid()
         # The GIL would do for one call into the kernel, but does not keep the timer in step with `_ends`: between
@@ -103,10 +103,10 @@ class Watchdog:
         self._change(lambda: self._ends.remove(term))
 
     def close(self) -> None:
-        """Free the timer, once no handler runs."""
-        self._change(self._close)
+        """Have the timer freed as soon as no handler runs; running ones stay guarded. Does not wait."""
+        self._change(self._mark_closed)
 
-    def _close(self) -> None:
+    def _mark_closed(self) -> None:
         self._closed = True
 
     def _change(self, change: Callable[[], object]) -> None:
@@ -115,11 +115,11 @@ class Watchdog:
             for _ in taken(self._lock):
                 try:
                     change()
-                    self._arm()
+                    self._update_timer()
                 finally:
                     self._lock.release()
 
-    def _arm(self) -> None:
+    def _update_timer(self) -> None:
         assert self._timer is not None  # noqa: S101 - all callers have checked
         at = self._ends.earliest
         if at != self._armed_at:
@@ -133,11 +133,11 @@ class Watchdog:
             self._timer.close()
 
 
-def _timer(mode: Mode, now: Callable[[], float]) -> "KillTimer | None":
+def _timer_for(mode: Mode, now: Callable[[], float]) -> "KillTimer | None":
     if mode not in ("auto", "required"):
         return None
     try:
-        return _tried(now)
+        return _tested_timer(now)
     except OSError as error:
         why = f"the kernel refuses the timer ({error.strerror})"
     except (_Unguarded, ImportError) as error:
@@ -152,7 +152,7 @@ class _Unguarded(Exception):
     """The kernel will not kill this process in time; the message says why."""
 
 
-def _tried(now: Callable[[], float]) -> "KillTimer":
+def _tested_timer(now: Callable[[], float]) -> "KillTimer":
     """Return a timer that was armed once, to compare the kernel's clock with `now`."""
     from leasekit._driver.guarding.kill_timer import KillTimer, obstacle  # loads ctypes, which not every Python has
 

@@ -150,14 +150,14 @@ class HeldLease:
         return ours and capabilities.refuses_stale
 
     def begin(self, idle_timeout: float | None, owner: Owner | None = None) -> None:
-        """Start the handler. Raises `NotHeld` if the task was begun, settled or given back before, and `LeaseLost`.
+        """Guard and note the handler, which the caller then calls. Raises `LeaseLost`; `NotHeld` if the task was taken.
 
         `owner` dies when the `with` block is over; None: a worker waits for the handler's end.
         """
         if self._takers or self.settling or self.pid != os.getpid():
             raise self._too_late()
         self._refuse_lost()
-        if not self._take(owner):
+        if not self._try_to_take(owner):
             raise self._too_late()
         self.watchdog.begins(self.term)
         if self.ledger is not None:
@@ -179,7 +179,7 @@ class HeldLease:
         if self.lost:
             raise self.loss()
 
-    def _take(self, owner: Owner | None) -> bool:
+    def _try_to_take(self, owner: Owner | None) -> bool:
         taker = (owner,)
         self._takers.append(taker)  # one call into C, which no signal handler interrupts
         return self._takers[0] is taker
@@ -206,7 +206,7 @@ class HeldLease:
 
     def withdraw(self) -> bool:
         """Return True if the handler has not begun, and make sure that it never will."""
-        if self._takers or self.settling or not self._take(_NOBODY):
+        if self._takers or self.settling or not self._try_to_take(_NOBODY):
             return False
         self.settling = True
         if self.confirmed is not None and not self.confirmed.done():

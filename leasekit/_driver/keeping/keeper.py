@@ -159,6 +159,7 @@ class Keeper:
         return self._leases.setdefault((task.id, task.token), held)
 
     def _keep(self, task: Task, *, granted: float, confirmed: bool, started: bool) -> HeldLease:
+        """Register a claimed task, note it in the ledger, and renew its lease from now on."""
         held = self._hold(task, granted=granted, confirmed=confirmed, started=started)
         self._leases[task.id, task.token] = held
         if self._ledger is not None:
@@ -167,6 +168,7 @@ class Keeper:
         return held
 
     def _hold(self, task: Task, *, granted: float, confirmed: bool, started: bool, claimed: bool = True) -> HeldLease:
+        """Make the object of a lease, which is neither registered nor renewed yet."""
         return HeldLease(
             task,
             self._heartbeats.for_ttl(task.ttl),
@@ -186,6 +188,7 @@ class Keeper:
         self._check_capacity()
 
     def _check_capacity(self) -> None:
+        """Tell hooks and recorder if more leases are held than a cycle can renew; the recorder also when that ends."""
         overloaded = len(self._leases) > self.capacity
         if overloaded and not self._overloaded:
             self._hooks(events.CapacityExceeded(at=self._clock.now(), held=len(self._leases), capacity=self.capacity))
@@ -286,6 +289,7 @@ class Keeper:
     def _settled(
         self, held: HeldLease, settlement: Settlement, answer: Verdict | Refused | None, *, ours: bool
     ) -> None:
+        """Drop the lease and tell hooks, once its settlement is answered; replace a refused settlement by a failure."""
         task = held.task
         if isinstance(answer, Refused) and not ours:
             # The service refuses the user's report, and would refuse it after another run too: end the task as failed.
@@ -346,15 +350,18 @@ class Keeper:
         return take_reading(self._clock, self.loop_monitor)
 
     def _tell_expired(self, term: Term) -> Story:
+        """Return why a lease is over that the keeper has not found lost yet. Any thread."""
         return self._recorder.expired(term, self._reading())
 
     def _lose(self, lost: Sequence[Lost], now: float) -> None:
+        """Find out why each of these leases was lost, and call `_lost` for it."""
         if lost:
             self._recorder.woke(self._reading())  # an answer may have woken the loop before the keeper did
             for loss, story in zip(lost, self._recorder.explain(lost, now), strict=True):
                 self._lost(loss.term.key, loss.reason, story, now)
 
     def _lost(self, held: HeldLease, reason: str, story: Story, now: float) -> None:
+        """Tell handler and hooks that a lease is lost, unless it is being settled; drop it if no handler runs."""
         self._look_after(held)
         # A heartbeat that crosses its settlement is answered *gone*, which is no loss: the settlement's answer counts.
         if held.settling:

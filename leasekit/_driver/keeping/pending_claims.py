@@ -36,7 +36,7 @@ class Ended(NamedTuple):
 
 
 async def end_claim(end: Callable[[Sequence[str]], Awaitable[Claimed]], kinds: Sequence[str]) -> Ended:
-    """End a claim, with `end(kinds)`.
+    """End a claim at the service, with calls of `end(kinds)`; return the tasks that it was granted.
 
     Kinds may be kept by several servers. If a server does not answer, each kind is ended by a call of its own, so that
     the grants of the other servers are known.
@@ -86,9 +86,9 @@ class Claims:
         limit = min(limit, self._backend.capabilities.max_claim)
         claim_id = f"{self._chance.getrandbits(128):032x}"
         claim = PendingClaim(claim_id, list(kinds))
-        noted = self._note(claim_id, kinds)
+        entry = self._note_claim(claim_id, kinds)
         asked_at = self._clock.now()
-        waiting = asyncio.create_task(self._answer(claim, limit, wait, failing, noted))
+        waiting = asyncio.create_task(self._claim_until_answered(claim, limit, wait, failing, entry))
         self._waiting.add(waiting)
         try:
             claimed = await waiting
@@ -96,32 +96,32 @@ class Claims:
             if not waiting.cancelled() and waiting.exception() is None:  # answered at the same moment
                 self._release(waiting.result().tasks)
             if waiting.cancelled():
-                noted = None  # the entry stays until the granted tasks have been given back
+                entry = None  # the entry stays until the granted tasks have been given back
             if self._closed.is_set():
                 raise Closed from None
             raise
         finally:
             self._waiting.discard(waiting)
-            if noted is not None and self.ledger is not None:
+            if entry is not None and self.ledger is not None:
                 # Not now but soon: the caller first notes the granted tasks, without an await, when this call returns.
-                asyncio.get_running_loop().call_soon(self.ledger.remove, noted)
+                asyncio.get_running_loop().call_soon(self.ledger.remove, entry)
         if self._closed.is_set():  # as above
             self._release(claimed.tasks)
             raise Closed
         return claimed, asked_at
 
-    def _note(self, claim_id: str, kinds: Sequence[str]) -> int | None:
+    def _note_claim(self, claim_id: str, kinds: Sequence[str]) -> int | None:
         if self.ledger is None or not self._backend.capabilities.remembers_claims:
             return None
         return self.ledger.record_claim(claim_id, kinds)
 
-    async def _answer(
+    async def _claim_until_answered(
         self,
         claim: PendingClaim,
         limit: int,
         wait: float,
         failing: Callable[[BaseException], None] | None,
-        noted: int | None,
+        entry: int | None,
     ) -> Claimed:
         remembered, kept = self._backend.capabilities.remembers_claims, self._backend.capabilities.keeps_claims
         ask = partial(self._backend.claim, claim.kinds, limit=limit, wait=wait, claim_id=claim.claim_id)
@@ -137,7 +137,7 @@ class Claims:
                 if remembered:
                     asking.cancel()
                 elif not (kept and asking.cancel()):  # only this call can tell which tasks it was granted
-                    spawn(self._give_back(asking), self._returning)
+                    spawn(self._release_when_answered(asking), self._returning)
                 raise
 
         try:
@@ -145,7 +145,7 @@ class Claims:
             claimed = await call_until(call, for_at_most=wait + self._patience, failing=failing)
         except asyncio.CancelledError:
             if remembered:
-                self._end(claim, noted)
+                self._end(claim, entry)
             raise
         except (Unavailable, Throttled):
             if remembered:
@@ -155,8 +155,8 @@ class Claims:
             self._end(claim)
         return claimed
 
-    def _end(self, claim: PendingClaim, noted: int | None = None) -> None:
-        """Make the service grant this claim nothing more, and release the tasks that it was granted."""
+    def _end(self, claim: PendingClaim, entry: int | None = None) -> None:
+        """Have the service end this claim, release the tasks that it was granted, and remove its ledger `entry`."""
 
         def end(kinds: Sequence[str]) -> Awaitable[Claimed]:
             call = partial(self._backend.claim, kinds, limit=0, wait=0, claim_id=claim.claim_id)
@@ -166,17 +166,17 @@ class Claims:
             ended = await end_claim(end, claim.kinds)
             self._release(ended.tasks)
             if ended.error is not None:
-                _not_given_back(ended.error)
-            elif noted is not None and self.ledger is not None:
-                self.ledger.remove(noted)
+                _log_not_given_back(ended.error)
+            elif entry is not None and self.ledger is not None:
+                self.ledger.remove(entry)
 
         spawn(give_back(), self._returning)
 
-    async def _give_back(self, asking: Awaitable[Claimed]) -> None:
+    async def _release_when_answered(self, asking: Awaitable[Claimed]) -> None:
         try:
             self._release((await asking).tasks)
         except BackendError as error:
-            _not_given_back(error)
+            _log_not_given_back(error)
 
     def _release(self, tasks: Sequence[Task]) -> None:
         for task in tasks:
@@ -200,5 +200,5 @@ class Claims:
         await asyncio.gather(*returning, return_exceptions=True)
 
 
-def _not_given_back(error: BackendError) -> None:  # best effort: these leases expire by themselves
+def _log_not_given_back(error: BackendError) -> None:  # best effort: these leases expire by themselves
     logger.debug("an abandoned claim could not be given back: %s", error)

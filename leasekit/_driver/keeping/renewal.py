@@ -91,7 +91,7 @@ class Renewal:
         self._wake.set()
 
     def step(self, now: float) -> float:
-        """Do what is due at `now`; return the instant at which the next work is due."""
+        """Start the calls that are due at `now`, and report lost leases; return when the next work is due."""
         for ttl, cycle in list(self._cycles.items()):
             effects = cycle.step(now)
             self._on_lost([effect for effect in effects if isinstance(effect, Lost)], now)
@@ -120,47 +120,47 @@ class Renewal:
         if self._hooks.active:
             self._hooks(events.Sent(at=asked_at, task_ids=[beat.id for beat in beats], late=send.late))
         try:
-            verdicts = await call_once(lambda: self._verdicts(beats), within=cycle.heartbeats.call_timeout)
+            verdicts = await call_once(lambda: self._checked_verdicts(beats), within=cycle.heartbeats.call_timeout)
         except BackendError as error:
-            failure = _no_verdict(error)
+            failure = _verdict_of_failure(error)
             verdicts = [failure] * len(beats)
             if isinstance(error, Refused):
-                _without_progress(leases, beats, error)
+                _forget_refused_progress(leases, beats, error)
         now = self._clock.now()
         self._recorder.answered(call, verdicts, now, error=failure)
         for held, beat, verdict in zip(leases, beats, verdicts, strict=True):
             if beat.progress is not UNSET and verdict.verdict == "renewed":
                 held.reported(beat)
         if self._hooks.active:
-            self._tell_answer(verdicts, asked_at, now)
+            self._call_hooks(verdicts, asked_at, now)
         lost = cycle.answered(send, verdicts, asked_at=asked_at, now=now)
         # No await between the extended trust and the timer that ends with it.
         renewed = [term for term in send.terms if term.granted_at == asked_at and term.place is not None]
-        self._guard(renewed, asked_at + cycle.heartbeats.trust)
+        self._extend_watchdogs(renewed, asked_at + cycle.heartbeats.trust)
         self._on_lost(lost, now)
         for held, verdict in zip(leases, verdicts, strict=True):
             self._follow(cycle, held, verdict, now)
         self._wake.set()
 
-    async def _verdicts(self, beats: Sequence[Beat]) -> list[Verdict]:
+    async def _checked_verdicts(self, beats: Sequence[Beat]) -> list[Verdict]:
         verdicts = await self._backend.beat(beats)
         # Nearly always all verdicts are in order, and this is the cheapest check for that.
         if [verdict.id for verdict in verdicts] == [beat.id for beat in beats] and all(
-            map(_sensible, {verdict.ttl: verdict for verdict in verdicts}.values())
+            map(_is_sensible, {verdict.ttl: verdict for verdict in verdicts}.values())
         ):
             return verdicts
         return [
-            verdict if verdict.id == beat.id and _sensible(verdict) else _nonsense(beat.id)
+            verdict if verdict.id == beat.id and _is_sensible(verdict) else _nonsense_verdict(beat.id)
             for beat, verdict in zip(beats, verdicts, strict=True)
         ]
 
-    def _tell_answer(self, verdicts: Sequence[Verdict], asked_at: float, now: float) -> None:
+    def _call_hooks(self, verdicts: Sequence[Verdict], asked_at: float, now: float) -> None:
         counts = Counter[str]([verdict.verdict for verdict in verdicts])
         self._hooks(events.Answered(at=now, round_trip=now - asked_at, verdicts=counts))
         if renewed := [verdict.id for verdict in verdicts if verdict.verdict == "renewed"]:
             self._hooks(events.Renewed(at=now, task_ids=renewed, round_trip=now - asked_at))
 
-    def _guard(self, renewed: Sequence[Term], until: float) -> None:
+    def _extend_watchdogs(self, renewed: Sequence[Term], until: float) -> None:
         self._watchdog.renewed(renewed, until)
         for term in renewed:
             if (guard := term.key.watchdog) is not self._watchdog:  # the handler runs in another process
@@ -193,22 +193,22 @@ class Renewal:
             self.hasten(held)
 
 
-def _without_progress(leases: Sequence[HeldLease], beats: Sequence[Beat], refused: Refused) -> None:
+def _forget_refused_progress(leases: Sequence[HeldLease], beats: Sequence[Beat], refused: Refused) -> None:
     """Drop the progress to blame for a refused batch: apart from ids, only users' progress can be at fault."""
     blamed = {error.get("item") for error in refused.errors}
     for position in [n for n in range(len(beats)) if n in blamed] or range(len(beats)):
         leases[position].forget_progress(beats[position])
 
 
-def _sensible(verdict: Verdict) -> bool:
+def _is_sensible(verdict: Verdict) -> bool:
     return verdict.ttl is None or 2 <= verdict.ttl < math.inf
 
 
-def _nonsense(task_id: str) -> Verdict:
+def _nonsense_verdict(task_id: str) -> Verdict:
     return Verdict(id=task_id, verdict="failed", reason="the service's verdict makes no sense")
 
 
-def _no_verdict(error: BackendError) -> Verdict:
+def _verdict_of_failure(error: BackendError) -> Verdict:
     """Return the verdict that a failed call means for each lease in it."""
     if isinstance(error, Throttled):
         return Verdict(id="", verdict="throttled", retry_after=error.retry_after)

@@ -12,10 +12,10 @@ __all__ = ["all_ended"]
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0  # seconds between two polls
 _NAMED = 10  # ids in a message
 
-Look = Callable[[str], Awaitable[TaskInfo | None]]
+Poll = Callable[[str], Awaitable[TaskInfo | None]]
 
 
-async def all_ended(look: Look, task_ids: Sequence[str], *, clock: Clock, timeout: float | None) -> list[TaskInfo]:
+async def all_ended(poll: Poll, task_ids: Sequence[str], *, clock: Clock, timeout: float | None) -> list[TaskInfo]:
     """Return the information on these tasks, in this order, once all have ended.
 
     One task is polled at a time, whatever their number: all must end, so the order does not matter. Raises TimeoutError
@@ -27,25 +27,25 @@ async def all_ended(look: Look, task_ids: Sequence[str], *, clock: Clock, timeou
     never = asyncio.Event()
     wait = _FIRST_WAIT
     ended: dict[str, TaskInfo] = {}
-    left = await _unfinished(look, dict.fromkeys(task_ids), ended)
+    left = await _unfinished(poll, dict.fromkeys(task_ids), ended)
     while left:
         now = clock.now()
         if until is not None and now >= until:
-            if not (left := await _unfinished(look, left, ended)):
+            if not (left := await _unfinished(poll, left, ended)):
                 break
-            raise TimeoutError(_unfinished_after(timeout, left))
+            raise TimeoutError(_timeout_message(timeout, left))
         await clock.wait(never, now + wait if until is None else min(now + wait, until))
         wait = min(wait * 2, _LONGEST_WAIT)
-        while left and not await _unfinished(look, left[:1], ended):
+        while left and not await _unfinished(poll, left[:1], ended):
             left = left[1:]
     return [ended[task_id] for task_id in task_ids]
 
 
-async def _unfinished(look: Look, task_ids: Iterable[str], ended: dict[str, TaskInfo]) -> list[str]:
+async def _unfinished(poll: Poll, task_ids: Iterable[str], ended: dict[str, TaskInfo]) -> list[str]:
     """Return the ids of tasks that have not ended, and add the other tasks to `ended`."""
     left: list[str] = []
     for task_id in task_ids:
-        info = await look(task_id)
+        info = await poll(task_id)
         if info is None:
             raise LeasekitError(f"there is no task {task_id!r}: it was never scheduled here, or is no longer kept")
         if info.status.ended:
@@ -55,6 +55,6 @@ async def _unfinished(look: Look, task_ids: Iterable[str], ended: dict[str, Task
     return left
 
 
-def _unfinished_after(timeout: float | None, left: Sequence[str]) -> str:
+def _timeout_message(timeout: float | None, left: Sequence[str]) -> str:
     more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
     return f"after {timeout:g} s these tasks have not ended: {', '.join(left[:_NAMED])}{more}"

@@ -230,10 +230,11 @@ class Ledger:
             at += 1 << room
 
     def _add(self, state: int, task_id: bytes, rest: bytes, *, most: float = math.inf) -> int:
+        """Write an entry and return its position; `_NOWHERE` if the ledger would grow beyond `most` bytes or memory."""
         length = _ENTRY.size + len(task_id) + len(rest)
         room = max(_LEAST_ROOM, (length - 1).bit_length())
         spare = self._spare[room]
-        entry = spare.pop() if spare else self._fresh(room, most)
+        entry = spare.pop() if spare else self._new_entry(room, most)
         if not entry:
             return _NOWHERE
         memory = self._memory
@@ -241,16 +242,17 @@ class Ledger:
         memory[entry] = state
         return entry
 
-    def _fresh(self, room: int, most: float) -> int:
+    def _new_entry(self, room: int, most: float) -> int:
+        """Take 2**`room` bytes at the end of the ledger; return their position, or `_NOWHERE` without memory."""
         end = self._end + (1 << room)
         if end > most:
             return _NOWHERE
-        if end > len(self._memory) and not self._grown(2 * end):
+        if end > len(self._memory) and not self._grow(2 * end):
             return _NOWHERE
         entry, self._end = self._end, end
         return entry
 
-    def _grown(self, size: int) -> bool:
+    def _grow(self, size: int) -> bool:
         try:
             os.posix_fallocate(self._fd, 0, size)  # else a write into missing memory would raise SIGBUS
             self._memory.resize(size)

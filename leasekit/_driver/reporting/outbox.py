@@ -123,7 +123,7 @@ class Outbox:
         self._pending.extend(reports)
         if self._draining < _CALLS:
             self._draining += 1
-            spawn(self._drain(), self._calls)
+            spawn(self._report_pending(), self._calls)
 
     def __len__(self) -> int:
         """Return the number of settlements without an answer. Any thread."""
@@ -157,7 +157,7 @@ class Outbox:
             logger.info("reporting %d results that earlier processes could not report", len(left))
         for settlement in left:
             report = Delivery(settlement, spooled=True)
-            report.heard = partial(_say_if_late, settlement)
+            report.heard = partial(_log_if_lost, settlement)
             self.put(report)
         return left
 
@@ -175,7 +175,7 @@ class Outbox:
             self._unanswered.pop().end(None)
         self._empty.set()
 
-    async def _drain(self) -> None:
+    async def _report_pending(self) -> None:
         try:
             while self._pending:
                 count = min(self._most, len(self._pending))
@@ -189,13 +189,13 @@ class Outbox:
         try:
             verdicts = await call_once(lambda: self._settle_once(batch), within=self._call_timeout)
         except Refused as refused:
-            await self._refused(batch, refused)
+            await self._report_halves(batch, refused)
         except BackendError as error:
-            await self._failed(batch, error)
+            await self._put_back(batch, error)
         else:
             self._backoff.reset()
             self._most = min(self._most * 2, self._backend.capabilities.max_batch)
-            self._take(batch, verdicts)
+            self._apply_verdicts(batch, verdicts)
 
     async def _settle_once(self, batch: Sequence[Delivery]) -> list[Verdict]:
         verdicts = await self._backend.settle([report.settlement for report in batch])
@@ -203,47 +203,47 @@ class Outbox:
             raise ProtocolError("the verdicts do not match the settlements")
         return verdicts
 
-    def _take(self, batch: Sequence[Delivery], verdicts: Sequence[Verdict]) -> None:
+    def _apply_verdicts(self, batch: Sequence[Delivery], verdicts: Sequence[Verdict]) -> None:
         later: list[Delivery] = []
         asked = 0.0
         for report, verdict in zip(batch, verdicts, strict=True):
             if verdict.verdict in ("settled", "gone"):
-                self._answer(report, verdict)
+                self._end_with_answer(report, verdict)
             else:
                 report.put_off += 1
                 asked = max(asked, verdict.retry_after or 0.0)
                 later.append(report)
         if later:
-            self._unreported(later, "the service answered: later")
+            self._tell_hooks_of_delay(later, "the service answered: later")
             tries = min(10, max(report.put_off for report in later))
             wait = _FIRST_WAIT * 2**tries * (1 - self._random() / 2)
-            spawn(self._again(later, min(max(wait, asked), _LONGEST_WAIT)), self._put_off)
+            spawn(self._enqueue_after(later, min(max(wait, asked), _LONGEST_WAIT)), self._put_off)
 
-    async def _again(self, reports: Sequence[Delivery], wait: float) -> None:
+    async def _enqueue_after(self, reports: Sequence[Delivery], wait: float) -> None:
         await self._keep(reports)
         await self._clock.wait(self._never, self._clock.now() + wait)
         self._enqueue(reports)
 
-    async def _refused(self, batch: Sequence[Delivery], refused: Refused) -> None:
-        """Split a batch that was refused as a whole, to find the settlement to blame."""
+    async def _report_halves(self, batch: Sequence[Delivery], refused: Refused) -> None:
+        """Report a refused batch in halves, until a single settlement is refused: that one is answered."""
         if len(batch) == 1:
-            self._answer(batch[0], refused)
+            self._end_with_answer(batch[0], refused)
             return
         half = len(batch) // 2
         await self._report(batch[:half])
         await self._report(batch[half:])
 
-    async def _failed(self, batch: Sequence[Delivery], error: BackendError) -> None:
-        """Put a failed batch back. One settlement may break the call for the others: so the next batch is smaller."""
+    async def _put_back(self, batch: Sequence[Delivery], error: BackendError) -> None:
+        """Put a failed batch back, and wait. One settlement may break calls for others: the next batch is smaller."""
         await self._keep([*batch, *self._pending])
         self._pending.extend(batch)
         self._most = max(1, len(batch) // 2)
-        self._unreported(batch, f"{type(error).__name__}: {error}")
+        self._tell_hooks_of_delay(batch, f"{type(error).__name__}: {error}")
         asked = error.retry_after if isinstance(error, Throttled) else None
         wait = max(self._backoff.wait(), min(asked or 0.0, _LONGEST_WAIT))
         await self._clock.wait(self._never, self._clock.now() + wait)
 
-    def _unreported(self, reports: Sequence[Delivery], why: str) -> None:
+    def _tell_hooks_of_delay(self, reports: Sequence[Delivery], why: str) -> None:
         ids = [report.settlement.id for report in reports]
         self._hooks(ReportDelayed(at=self._clock.now(), task_ids=ids, why=why))
 
@@ -284,9 +284,9 @@ class Outbox:
     def _mark_answered(self, report: Delivery) -> None:
         self._answered.append(report.settlement)
         if not self._marking:
-            spawn(self._mark(), self._marking)
+            spawn(self._mark_all_answered(), self._marking)
 
-    async def _mark(self) -> None:
+    async def _mark_all_answered(self) -> None:
         """Mark answered settlements in the spool, so that no other process reports them."""
         assert self._spool is not None  # noqa: S101 - the settlements are in it
         while answered := self._answered:
@@ -296,7 +296,7 @@ class Outbox:
             except OSError as error:  # they will be reported twice, which does no harm
                 logger.debug("the answered settlements cannot be marked in the spool: %s", error)
 
-    def _answer(self, report: Delivery, answer: Verdict | Refused) -> None:
+    def _end_with_answer(self, report: Delivery, answer: Verdict | Refused) -> None:
         report.end(answer)
         if report.spooled:
             self._mark_answered(report)
@@ -306,7 +306,7 @@ class Outbox:
             self._empty.set()
 
 
-def _say_if_late(settlement: Settlement, answer: Verdict | Refused | None) -> None:
+def _log_if_lost(settlement: Settlement, answer: Verdict | Refused | None) -> None:
     """Log the loss of a settlement that was adopted from the spool: no other code receives its answer."""
     if isinstance(answer, Refused) or (answer is not None and answer.verdict == "gone"):
         why = str(answer) if isinstance(answer, Refused) else answer.reason

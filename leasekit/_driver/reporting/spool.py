@@ -141,6 +141,7 @@ class Spool:
                 self._roll()
 
     def _mark_adopted(self, keys: Sequence[Key]) -> None:
+        """Mark answered settlements in adopted files, and end the files of which all is answered."""
         marks = [(file, [key for key in keys if file.kept.pop(key, None) is not None]) for file in self._adopted]
         while over := next((file for file in self._adopted if not file.kept), None):
             self._adopted.remove(over)  # first: `end` closes the file even if it raises
@@ -153,12 +154,12 @@ class Spool:
         """Adopt the files of dead processes. Return their settlements, which this process must report and mark."""
         with self._lock:
             adopted: dict[Key, Settlement] = {}
-            for path in self._files():
+            for path in self._paths():
                 if len(self._adopted) >= _MOST_ADOPTED:
                     logger.warning("%s and the files after it are left to the next process: there are too many", path)
                     break
                 try:
-                    file = _left_behind(path)
+                    file = _open_left_behind(path)
                 except OSError as error:
                     logger.warning("%s cannot be taken over, and stays: %s", path, error)
                     continue
@@ -173,7 +174,7 @@ class Spool:
         Raises `OSError` if a file cannot be read, because its content is then unknown.
         """
         found: set[Key] = set()
-        for path in self._files():
+        for path in self._paths():
             try:
                 if not stat.S_ISREG(path.lstat().st_mode):
                     continue
@@ -186,7 +187,7 @@ class Spool:
                 os.close(fd)
         return found
 
-    def _files(self) -> list[Path]:
+    def _paths(self) -> list[Path]:
         try:
             # Not glob, which treats a directory that cannot be read as empty.
             return sorted(
@@ -210,7 +211,7 @@ class Spool:
             if self._kept:
                 os.close(fd)
             else:
-                _remove(path, fd)
+                _remove_and_close(path, fd)
 
     def forget(self) -> None:
         """Close all files in a forked child: a lock that the child shared would outlive the parent."""
@@ -238,7 +239,7 @@ class Spool:
     def _write(self, line: Mapping[str, object]) -> int:
         """Append one line; return its size."""
         if self._file is None:
-            self._file = self._made()
+            self._file = self._create_file()
         # JSON needs no newlines, but users' values are kept byte by byte and may contain line breaks between tokens.
         data = msgspec.json.encode(line).replace(b"\n", b" ").replace(b"\r", b" ") + b"\n"
         _append(self._file[1], data, self._size)
@@ -248,17 +249,17 @@ class Spool:
     def _roll(self) -> None:
         """Move the settlements without an answer into a new file, because most of the old one is answered."""
         assert self._file is not None  # noqa: S101 - this file is too long
-        before, file = (self._file, self._size, self._kept, self._live), self._made()
+        before, file = (self._file, self._size, self._kept, self._live), self._create_file()
         self._file, self._size, self._kept, self._live = file, 0, {}, 0
         try:
             self._keep([settlement for settlement, _ in before[2].values()])
         except OSError:  # the old file still has all of it
             self._file, self._size, self._kept, self._live = before
-            _remove(*file)
+            _remove_and_close(*file)
             raise
-        _remove(*before[0])
+        _remove_and_close(*before[0])
 
-    def _made(self) -> tuple[Path, int]:
+    def _create_file(self) -> tuple[Path, int]:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
             path = self._directory / f"{self._key}.{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
@@ -270,7 +271,7 @@ class Spool:
                         _sync_directory(self._directory)
                         return path, fd
             except OSError:  # a file system without locks, for example
-                _remove(path, fd)
+                _remove_and_close(path, fd)
                 raise
             os.close(fd)
 
@@ -286,15 +287,15 @@ def _append(fd: int, data: bytes, size: int) -> None:
         raise
 
 
-def _left_behind(path: Path) -> _Adopted | None:
-    """Return the file at `path`, locked; None if it is not a spool file, a living process has it, or it is empty."""
+def _open_left_behind(path: Path) -> _Adopted | None:
+    """Return the file at `path`, locked; None if it is no spool file, a living process has it, or all is answered."""
     try:
         # NFS locks only files opened for writing. O_NONBLOCK: reading a pipe of that name would wait for ever.
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
-        file = _Adopted(path, fd, *_read(fd)) if _is_left_behind(fd) else None
+        file = _Adopted(path, fd, *_read(fd)) if _lock_if_left_behind(fd) else None
     except BaseException:
         os.close(fd)
         raise
@@ -307,7 +308,7 @@ def _left_behind(path: Path) -> _Adopted | None:
     return file
 
 
-def _is_left_behind(fd: int) -> bool:
+def _lock_if_left_behind(fd: int) -> bool:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         return False
     try:
@@ -324,7 +325,7 @@ def _read(fd: int) -> tuple[dict[Key, Settlement], int]:
     unread = 0
     with open(fd, "rb", closefd=False) as file:
         while data := file.readline(_LONGEST_LINE):
-            line = _line(data)
+            line = _parsed_line(data)
             if line is None:
                 unread += 1
                 if len(data) == _LONGEST_LINE:  # this file has no lines, and perhaps no end
@@ -336,7 +337,7 @@ def _read(fd: int) -> tuple[dict[Key, Settlement], int]:
     return kept, unread
 
 
-def _line(data: bytes) -> _Line | None:
+def _parsed_line(data: bytes) -> _Line | None:
     try:
         line = _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -361,7 +362,7 @@ def _key(settlement: Settlement) -> Key:
     return settlement.id, settlement.token
 
 
-def _remove(path: Path, fd: int) -> None:
+def _remove_and_close(path: Path, fd: int) -> None:
     try:
         path.unlink(missing_ok=True)  # first: as long as the file is locked, no other process adopts it
     finally:
@@ -379,9 +380,9 @@ def _sync_directory(directory: Path) -> None:
 _spools: weakref.WeakSet[Spool] = weakref.WeakSet()
 
 
-def _forget() -> None:
+def _forget_in_child() -> None:
     for spool in list(_spools):
         spool.forget()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forget_in_child)

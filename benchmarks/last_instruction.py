@@ -157,7 +157,7 @@ class _Guarded:
     def begin(self) -> float:
         term = Term(None, _BEATS, granted_at=now() + _TRUST - _BEATS.trust)
         self._pair.watchdog.begins(term)
-        assert self._pair.guarded()
+        assert self._pair.confirm_guarded()
         task = Task(id="t", kind="k", token="x", ttl=60, payload=self._memory)  # noqa: S106
         self._pair.send(Run(number=1, task=task, state=LeaseState(granted_at=now(), heartbeats=_BEATS)))
         return term.trusted_until

@@ -38,14 +38,14 @@ class Buffer:
     def take(self) -> ClaimedTask | None:
         """Take the most urgent task; None if the buffer is empty."""
         with self._changed:
-            return self._best()
+            return self._pop_most_urgent()
 
     def wait(self, at_most: float | None = None) -> ClaimedTask | None:
         """Take the most urgent task, as soon as there is one; None after closing, or after `at_most` seconds."""
         with self._changed:
-            while (work := self._best()) is None and not self._closed:
+            while (work := self._pop_most_urgent()) is None and not self._closed:
                 if not self._changed.wait(at_most):
-                    return self._best()
+                    return self._pop_most_urgent()
             return work
 
     def take_back(self, until: float) -> list[ClaimedTask]:
@@ -61,7 +61,7 @@ class Buffer:
             self._closed = True
             self._changed.notify_all()
 
-    def _best(self) -> ClaimedTask | None:
+    def _pop_most_urgent(self) -> ClaimedTask | None:
         for queue in self._queues.values():
             if queue:
                 return queue.popleft()

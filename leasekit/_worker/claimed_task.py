@@ -52,16 +52,16 @@ class ClaimedTask:
         return self.held.task.id
 
     @property
-    def _about(self) -> dict[str, str]:
+    def _log_fields(self) -> dict[str, str]:
         return log_fields(self.task_id, self.held.task.token)
 
     def begin(self) -> LeasedRun | None:
-        """Start the run and return it; None if the lease is over, and the handler must not run."""
+        """Begin a run, whose handler the caller then calls; None if the lease is over, and the handler must not run."""
         run = LeasedRun(self.held.task, idle_timeout=self.handler.idle_timeout)
         try:
             run.begin(self._connection, self.held)
         except LeaseError as error:
-            logger.info("task %s is not begun: %s", self.task_id, error, extra=self._about)
+            logger.info("task %s is not begun: %s", self.task_id, error, extra=self._log_fields)
             self._ended(self, None)
             return None
         self.run = run
@@ -82,30 +82,30 @@ class ClaimedTask:
             # A child process that the handler forked came back from the handler. It holds no lease and must not go on.
             os._exit(0 if error is None else _CHILD_CAME_BACK)
         if error is not None and any(encoding.each(error, MemoryError)):
-            _let_go(error)
+            _free_frames(error)
         try:
             settlement = run.ended(error, interrupted="release" if interrupted else "retry")
         except Exception as unreportable:
-            logger.exception("the outcome of task %s cannot be reported", run.task.id, extra=self._about)
+            logger.exception("the outcome of task %s cannot be reported", run.task.id, extra=self._log_fields)
             settlement = run.ended(RuntimeError(f"its error cannot be reported: {type(unreportable).__qualname__}"))
         self._ended(self, settlement)
         if error is not None and not interrupted:
-            self._log(run.task, error)
+            self._log_failure(run.task, error)
 
     def settle(self, run: LeasedRun, settlement: Settlement | None, error: Exception | None = None) -> None:
-        """Do what `end` does, for a handler in another process. None: it was stopped because its lease was lost."""
+        """Record the end of a handler in another process. No settlement: it was stopped because its lease was lost."""
         run.ended_elsewhere(settlement, error)
         self._ended(self, settlement)
 
-    def _log(self, task: Task, error: BaseException) -> None:
+    def _log_failure(self, task: Task, error: BaseException) -> None:
         if isinstance(error, LeaseLost | Cancelled | Draining | IdleTimeout):
-            logger.info("task %s (%s) was stopped: %s", task.id, task.kind, error, extra=self._about)
+            logger.info("task %s (%s) was stopped: %s", task.id, task.kind, error, extra=self._log_fields)
         else:
             how = "for good" if isinstance(error, Fatal) else "and will be tried again"
-            logger.warning("task %s (%s) failed, %s", task.id, task.kind, how, exc_info=error, extra=self._about)
+            logger.warning("task %s (%s) failed, %s", task.id, task.kind, how, exc_info=error, extra=self._log_fields)
 
 
-def _let_go(error: BaseException) -> None:
+def _free_frames(error: BaseException) -> None:
     """Free the memory that the error's frames hold: after a MemoryError nothing could be reported without it."""
     left: list[BaseException | None] = [error]
     seen: set[int] = set()  # causes may form a cycle

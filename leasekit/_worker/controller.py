@@ -72,7 +72,7 @@ class Controller:
         self._works: dict[str, ClaimedTask] = {}  # by task id: buffered and running
         self._unconfirmed: dict[ClaimedTask, None] = {}  # must not begin before the service acknowledges a heartbeat
         self._ended: deque[tuple[ClaimedTask, Settlement | None]] = deque()  # written by executors' threads
-        self._rung = False  # `_collect` was scheduled and has not begun
+        self._rung = False  # `_collect_ended` was scheduled and has not begun
         self._claim: asyncio.Task[list[HeldLease]] | None = None
         self.asked = 0  # tasks asked for by the claim in progress
         self.free = 0  # the window at the last check
@@ -87,7 +87,7 @@ class Controller:
         self._wake.set()
 
     async def run(self) -> None:
-        """Run until the controller was stopped and no handler runs."""
+        """Claim, give back and settle tasks until the controller was stopped and no handler runs."""
         while True:
             self._wake.clear()
             try:
@@ -141,7 +141,7 @@ class Controller:
     # Claiming -----------------------------------------------------------------------------------------------------
 
     def _once(self, now: float) -> None:
-        """Do what is due at `now`."""
+        """Give back tasks that waited for too long, take the answer of an ended claim, and start the next claim."""
         self.window.slots = self._executor.slots  # executors' processes come and go
         if stale := self._executor.buffer.take_back(now - self._patience):
             # These tasks could run elsewhere: long runs hold all slots here, or their event loop is blocked.
@@ -150,12 +150,12 @@ class Controller:
             self._give_back(stale)
         if self._claim is not None and self._claim.done():
             claim, self._claim, self.asked = self._claim, None, 0
-            self._take_in(claim, now)
+            self._take_answer(claim, now)
         if self._claim is None and not self._stopping and now >= self._not_before and (limit := self._limit(now)):
             self.asked = limit
             self._claim = asyncio.create_task(
                 self._keeper.claim(
-                    list(self._handlers), limit=limit, wait=self._poll, started=False, failing=self._note_failure
+                    list(self._handlers), limit=limit, wait=self._poll, started=False, failing=self._log_first_failure
                 )
             )
             self._claim.add_done_callback(lambda _: self._wake.set())
@@ -167,7 +167,7 @@ class Controller:
         share = math.ceil(max(0, left) / len(self._peers))
         return min(window, share, self._connection.backend.capabilities.max_claim)
 
-    def _take_in(self, claim: "asyncio.Task[list[HeldLease]]", now: float) -> None:
+    def _take_answer(self, claim: "asyncio.Task[list[HeldLease]]", now: float) -> None:
         if claim.cancelled():
             return
         error = claim.exception()
@@ -175,7 +175,7 @@ class Controller:
             self.stop()
             return
         if error is not None:
-            self._note_failure(error)
+            self._log_first_failure(error)
             self._not_before = now + self._backoff.wait()
             return
         self._backoff.reset()
@@ -184,7 +184,7 @@ class Controller:
             logger.info("claims of %s are answered again", self._kinds)
         self._deliver(claim.result(), now)
 
-    def _note_failure(self, error: BaseException) -> None:
+    def _log_first_failure(self, error: BaseException) -> None:
         if not self._failing and not self._stopping:
             self._failing = True
             logger.warning("claims of %s fail, and are tried again: %s: %s", self._kinds, type(error).__name__, error)
@@ -196,38 +196,39 @@ class Controller:
     # Handing over -------------------------------------------------------------------------------------------------
 
     def _deliver(self, leases: Sequence[HeldLease], now: float) -> None:
+        """Hand tasks to the executor, once their leases are confirmed; release tasks that cannot run here."""
         ready: list[ClaimedTask] = []
         for held in leases:
             handler = self._handlers.get(held.task.kind)
             if self._stopping or handler is None:
                 self._keeper.release_if_unstarted(held)
                 continue
-            work = ClaimedTask(held, handler, self._connection, since=now, ended=self.over)
+            work = ClaimedTask(held, handler, self._connection, since=now, ended=self.record_end)
             self.window.out += 1
             if held.confirmed is None:
-                ready += self._arrived(work)
+                ready += self._add_or_join(work)
             else:
                 self._unconfirmed[work] = None
-                held.confirmed.add_done_callback(partial(self._confirmed, work))
+                held.confirmed.add_done_callback(partial(self._hand_over_if_confirmed, work))
         if ready:
             self._executor.put(ready)
 
-    def _confirmed(self, work: ClaimedTask, answer: Answer[None]) -> None:
+    def _hand_over_if_confirmed(self, work: ClaimedTask, answer: Answer[None]) -> None:
         """Hand the task over if the service confirmed its lease; otherwise drop it, because it must not begin."""
         self._unconfirmed.pop(work, None)
         if answer.exception() is not None:
-            self._left(1)
+            self._count_ended(1)
             return
         work.since = self._clock.now()
-        if ready := self._arrived(work):
+        if ready := self._add_or_join(work):
             self._executor.put(ready)
 
-    def _arrived(self, work: ClaimedTask) -> list[ClaimedTask]:
-        """Return the tasks to hand over: none if the task is here already."""
+    def _add_or_join(self, work: ClaimedTask) -> list[ClaimedTask]:
+        """Return the task to hand over; no task if it is here already, and its new lease was joined to the first."""
         first = self._works.setdefault(work.task_id, work)
         if first is work:
             return [work]
-        self._left(1)
+        self._count_ended(1)
         self._join(first, work.held)
         return []
 
@@ -252,23 +253,23 @@ class Controller:
 
     # The end of a run ---------------------------------------------------------------------------------------------
 
-    def over(self, work: ClaimedTask, settlement: Settlement | None) -> None:
+    def record_end(self, work: ClaimedTask, settlement: Settlement | None) -> None:
         """Record that the handler has ended, or never began (None: nothing to report). Any thread."""
         self._ended.append((work, settlement))
         if not self._rung:  # one call for all runs that end until it comes
             self._rung = True
-            self._connection.driver.call_soon(self._collect)
+            self._connection.driver.call_soon(self._collect_ended)
 
-    def _collect(self) -> None:
+    def _collect_ended(self) -> None:
         self._rung = False
         count = 0
         while self._ended:
             work, settlement = self._ended.popleft()
             count += 1
             self._settle_or_finish(work, settlement)
-        self._left(count)
+        self._count_ended(count)
 
-    def _left(self, count: int) -> None:
+    def _count_ended(self, count: int) -> None:
         self.window.ended(count)
         if self._claim is None or self._stopping:
             self._wake.set()

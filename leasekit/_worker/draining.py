@@ -80,12 +80,12 @@ class Drain:
     async def run(self) -> None:
         """Enforce grace and timeout. The caller cancels this when all handlers have ended."""
         await self._begun.wait()
-        await self._until(self._patience.grace)
+        await self._wait_until(self._patience.grace)
         if running := sum(controller.hurry() for controller in self._controllers):
             logger.info("%d handlers go on after %g s: they are told to end", running, self._patience.grace)
         if self._end is None:
             return
-        await self._until(self._patience.timeout)
+        await self._wait_until(self._patience.timeout)
         left = sum(controller.report_on_exit() for controller in self._controllers)
         logger.warning("%d handlers go on after %g s: the process ends", left, self._patience.timeout)
         try:
@@ -103,7 +103,7 @@ class Drain:
             if not outbox.keeps:
                 await reporting
                 return
-            giving_up = asyncio.create_task(self._until(self._patience.timeout))
+            giving_up = asyncio.create_task(self._wait_until(self._patience.timeout))
             await asyncio.wait([reporting, giving_up], return_when=asyncio.FIRST_COMPLETED)
             giving_up.cancel()
         finally:
@@ -112,6 +112,6 @@ class Drain:
             logger.warning("%d results are not reported yet: the next worker reports them", len(outbox))
             await outbox.aclose()
 
-    async def _until(self, seconds: float) -> None:
+    async def _wait_until(self, after_stop: float) -> None:
         assert self._at is not None  # noqa: S101 - it has begun
-        await self._connection.clock.wait(self._never, self._at + seconds)
+        await self._connection.clock.wait(self._never, self._at + after_stop)

@@ -101,7 +101,7 @@ class LoopExecutor:
         """Run tasks until closed. Cancelling this call cancels the handlers, and gives their tasks back."""
         self._wake = anyio.Event()
         self._call_soon = call_soon_here()
-        async with _handler_starter() as start:
+        async with _task_starter() as start:
             while not self._closed:
                 # Started here and not where a slot becomes free: a task inherits the context variables of its creator.
                 while self._free and (work := self.buffer.take()) is not None:
@@ -120,30 +120,30 @@ class LoopExecutor:
 
     def put(self, works: Sequence[ClaimedTask]) -> None:
         self.buffer.put(works)
-        self._look()
+        self._wake_loop()
 
     def close(self) -> None:
         """End `run` once no handler runs. Any thread."""
         self._closed = True
-        self._look()
+        self._wake_loop()
 
-    def _look(self) -> None:
+    def _wake_loop(self) -> None:
         if self._call_soon is not None:
-            ring(self._call_soon, self._look_here)
+            ring(self._call_soon, self._wake_here)
 
-    def _look_here(self) -> None:
+    def _wake_here(self) -> None:
         if self._wake is not None:
             self._wake.set()
 
     async def _run(self, work: ClaimedTask, call_soon: Callable[..., object]) -> None:
         try:
             if (run := work.begin()) is not None:
-                await self._handle(work, run, call_soon)
+                await self._run_handler(work, run, call_soon)
         finally:
             self._free += 1
-            self._look_here()
+            self._wake_here()
 
-    async def _handle(self, work: ClaimedTask, run: LeasedRun, call_soon: Callable[..., object]) -> None:
+    async def _run_handler(self, work: ClaimedTask, run: LeasedRun, call_soon: Callable[..., object]) -> None:
         self._running.add(work)
         error = await run_here(work.handler, run, call_soon)
         self._running.discard(work)
@@ -182,7 +182,7 @@ def _scope_is_cancelled() -> bool:
 
 
 @asynccontextmanager
-async def _handler_starter() -> AsyncGenerator[Callable[..., object]]:
+async def _task_starter() -> AsyncGenerator[Callable[..., object]]:
     """Give a function that starts tasks in this thread's event loop. Leaving the block waits for these tasks."""
     try:
         loop = asyncio.get_running_loop()

@@ -38,7 +38,7 @@ def hand_back(past: Past, why: str, *, waiting: Callable[[float], bool]) -> None
     """Report what is left in the ledger to its service, as far as the service answers soon.
 
     Reports without an answer go to the spool, from which the next worker sends them; without a spool those leases
-    expire by themselves. `waiting` is called with seconds to wait; if it returns True, this gives up.
+    expire by themselves. `waiting` must wait for the seconds that it is given; if it returns True, this gives up.
     """
     holder = past.holder
     if holder is None or past.is_empty:
@@ -49,7 +49,7 @@ def hand_back(past: Past, why: str, *, waiting: Callable[[float], bool]) -> None
     try:
         with Client(holder.url, worker=holder.worker) as client:
             connection = client.__connection__()
-            reported = connection.driver.submit(_report(connection, holder, past, why))
+            reported = connection.driver.submit(_report_all(connection, holder, past, why))
             left = _PATIENCE
             while not reported.done() and left > 0 and not waiting(_PAUSE):
                 left -= _PAUSE
@@ -63,7 +63,7 @@ def hand_back(past: Past, why: str, *, waiting: Callable[[float], bool]) -> None
         logger.warning("the leases of the worker expire by themselves: %s: %s", type(error).__name__, error)
 
 
-async def _report(connection: Connection, holder: Holder, past: Past, why: str) -> None:
+async def _report_all(connection: Connection, holder: Holder, past: Past, why: str) -> None:
     outbox = connection.keeper.outbox
     done: set[tuple[str, str]] = set()
     if holder.spool:
@@ -72,39 +72,39 @@ async def _report(connection: Connection, holder: Holder, past: Past, why: str) 
         done = await asyncio.to_thread(spool.unanswered)
         await outbox.use(spool)
     if connection.backend.capabilities.refuses_stale:
-        back = [*past.settlements, *_settlements(past.leases, why)]
+        back = [*past.settlements, *_crashes_and_releases(past.leases, why)]
     else:
         # Only the kernel's timer proves that these leases had not expired long before.
         guarded = [lease for lease in past.leases if holder.guarded and lease.begun and not lease.elsewhere]
-        back = list(_settlements(guarded, why))
-    back = _hand_over(back, outbox, done)
+        back = list(_crashes_and_releases(guarded, why))
+    back = _put_unreported(back, outbox, done)
     if connection.backend.capabilities.remembers_claims:
-        back += _hand_over(await _unheard(connection.backend, past), outbox, done)
+        back += _put_unreported(await _end_claims(connection.backend, past), outbox, done)
     crashes = sum(settlement.outcome == "crash" for settlement in back)
     if back:
         logger.info("handed back: %d of the worker's leases, %d of them as crashed", len(back), crashes)
     await outbox.empty()
 
 
-def _hand_over(back: Iterable[Settlement], outbox: Outbox, done: Collection[tuple[str, str]]) -> list[Settlement]:
-    """Put settlements into the outbox, except for tasks whose result is in the spool; return the others."""
+def _put_unreported(back: Iterable[Settlement], outbox: Outbox, done: Collection[tuple[str, str]]) -> list[Settlement]:
+    """Put settlements into the outbox, except for tasks whose result is in the spool; return those put in."""
     reported = [settlement for settlement in back if (settlement.id, settlement.token) not in done]
     for settlement in reported:
         outbox.put(Delivery(settlement))
     return reported
 
 
-async def _unheard(backend: Backend, past: Past) -> list[Settlement]:
+async def _end_claims(backend: Backend, past: Past) -> list[Settlement]:
     """End the claims whose answers the worker did not receive, and return releases of the tasks they were granted."""
     noted = {lease.token for lease in past.leases}
-    ended = await asyncio.gather(*(_end(backend, claim) for claim in past.claims))
+    ended = await asyncio.gather(*(_end_claim_in_time(backend, claim) for claim in past.claims))
     if errors := [one.error for one in ended if one.error is not None]:
         logger.warning("the tasks that the worker was granted last may wait until their leases expire: %s", errors[0])
     back = [task for one in ended for task in one.tasks if task.token not in noted]
     return [Settlement(id=task.id, token=task.token, outcome="release") for task in back]
 
 
-async def _end(backend: Backend, claim: PendingClaim) -> Ended:
+async def _end_claim_in_time(backend: Backend, claim: PendingClaim) -> Ended:
     """End one claim, within the time for claims."""
     time = asyncio.get_running_loop().time
     until = time() + _FOR_CLAIMS
@@ -121,7 +121,7 @@ async def _end(backend: Backend, claim: PendingClaim) -> Ended:
     return await end_claim(end, claim.kinds)
 
 
-def _settlements(leases: Sequence[Left], why: str) -> Iterator[Settlement]:
+def _crashes_and_releases(leases: Sequence[Left], why: str) -> Iterator[Settlement]:
     error = {"type": "WorkerEnded", "message": why}
     for lease in leases:
         yield Settlement(

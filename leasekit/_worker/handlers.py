@@ -58,7 +58,7 @@ class Handler:
         if len(payload) > 1 or (payload and fields):
             raise TypeError(f"handler {self.kind!r} takes one payload, or the fields of one by name")
         what = f"payload of handler {self.kind!r}"
-        raw = encoding.encoded(payload[0] if payload else self._built(fields), what)
+        raw = encoding.encoded(payload[0] if payload else self._from_fields(fields), what)
         if self.schema is not Any:
             try:
                 msgspec.json.decode(bytes(raw), type=self.schema)
@@ -66,7 +66,7 @@ class Handler:
                 raise ValueError(f"this {what} does not fit: {error}") from error
         return raw
 
-    def _built(self, fields: dict[str, Any]) -> Any:
+    def _from_fields(self, fields: dict[str, Any]) -> Any:
         known = msgspec.inspect.type_info(self.schema)
         schema = self.schema
         if isinstance(known, msgspec.inspect.Metadata):
@@ -128,7 +128,7 @@ def declare(
     return Handler(
         kind=kind,
         function=function,
-        run=_run_in(what, function, run),
+        run=_checked_run_in(what, function, run),
         schema=schema,
         takes_held=takes_held,
         idle_timeout=idle_timeout,
@@ -136,7 +136,7 @@ def declare(
     )
 
 
-def _run_in(what: str, function: Callable[..., Any], run: str | None) -> RunIn:
+def _checked_run_in(what: str, function: Callable[..., Any], run: str | None) -> RunIn:
     call = getattr(function, "__call__", function)  # noqa: B004 - of an object with `__call__`
     if any(map(inspect.isgeneratorfunction, (function, call))) or any(
         map(inspect.isasyncgenfunction, (function, call))

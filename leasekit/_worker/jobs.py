@@ -64,7 +64,7 @@ class Jobs:
         if self._pid != os.getpid() or not _in_asyncio():  # a child that the handler forked has none of its threads
             return
         self._call_soon = call_soon_here()
-        saying = asyncio.get_running_loop().call_later(_SILENCE, self._say)
+        saying = asyncio.get_running_loop().call_later(_SILENCE, self._log_left)
         looked = False
         with anyio.CancelScope() as patience:
             while self._left or not looked:
@@ -83,7 +83,7 @@ class Jobs:
                         job.cancel()
         saying.cancel()
 
-    def _say(self) -> None:
+    def _log_left(self) -> None:
         left = list(self._left)
         tasks = [job.get_name() for job in left if isinstance(job, asyncio.Task)]
         logger.warning(
@@ -114,10 +114,10 @@ def count_in(loop: asyncio.AbstractEventLoop) -> None:
         # A look-up of names has no side effects, and hangs where the network is away: it must not delay the run's end.
         if jobs is None or function is socket.getaddrinfo or function is socket.getnameinfo:
             return run_in_executor(executor, function, *args)
-        if executor is not None:  # `_in_thread` cannot be sent to a process
+        if executor is not None:  # `_run_in_thread` cannot be sent to a process
             return run_in_executor(_Counted(executor, jobs), function, *args)
         job: Future[None] = Future()
-        result = run_in_executor(None, _in_thread, jobs, job, function, *args)
+        result = run_in_executor(None, _run_in_thread, jobs, job, function, *args)
         jobs.add(job)
         result.add_done_callback(lambda _: job.cancel())
         return result
@@ -147,7 +147,7 @@ def _in_asyncio() -> bool:
     return True
 
 
-def _in_thread(jobs: Jobs, job: Future[None], function: Callable[..., Any], *args: Any) -> Any:
+def _run_in_thread(jobs: Jobs, job: Future[None], function: Callable[..., Any], *args: Any) -> Any:
     """Run a job of the loop's default executor, unless it was cancelled before."""
     if not job.set_running_or_notify_cancel():
         raise CancelledError

@@ -53,15 +53,15 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], *, mask: Itera
     Returns the child's pid. The program starts with the signals of `mask` blocked. Raises `OSError` if it does not.
     """
     parent = os.getpid()
-    failure, fail = os.pipe2(os.O_CLOEXEC)
+    failure, pipe = os.pipe2(os.O_CLOEXEC)
     try:
         if (child := os.fork()) == 0:
-            _become(command, environment, mask, parent=parent, fail=fail)
+            _become(command, environment, mask, parent=parent, pipe=pipe)
     except OSError:
         os.close(failure)
         raise
     finally:
-        os.close(fail)
+        os.close(pipe)
     with os.fdopen(failure, "rb") as told:  # the pipe closes when the child has become that program
         error = told.read()
     if error:
@@ -71,14 +71,15 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], *, mask: Itera
 
 
 def _become(
-    command: Sequence[str], environment: Mapping[str, str], mask: Iterable[signal.Signals], *, parent: int, fail: int
+    command: Sequence[str], environment: Mapping[str, str], mask: Iterable[signal.Signals], *, parent: int, pipe: int
 ) -> NoReturn:
+    """Run a program in this forked child, in place of it; if that fails, write the errno to `pipe`."""
     try:
         end_with(parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execve(command[0], list(command), dict(environment))  # noqa: S606 - a program, no shell
     except OSError as error:
-        os.write(fail, b"%d" % (error.errno or errno.EIO))
+        os.write(pipe, b"%d" % (error.errno or errno.EIO))
     finally:  # whatever happened: a second supervisor must not run
         os._exit(127)
 
@@ -92,13 +93,13 @@ def expendable() -> None:
 
 def ended_for_memory() -> int:
     """Return how many processes were killed for lack of memory, in this control group, or else on the machine."""
-    for path, field in [*_memory_files(), (Path("/proc/vmstat"), "oom_kill")]:
+    for path, field in [*_oom_counters(), (Path("/proc/vmstat"), "oom_kill")]:
         with contextlib.suppress(OSError, ValueError, KeyError):
             return int(dict(line.split() for line in path.read_text(encoding="ascii").splitlines())[field])
     return 0
 
 
-def _memory_files() -> Iterator[tuple[Path, str]]:
+def _oom_counters() -> Iterator[tuple[Path, str]]:
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
@@ -131,7 +132,7 @@ def end_all_but(spared: Iterable[int], *, waiting: Callable[[float], bool], with
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
         left = set(ours)
-        while (reaped := _reaped()) is not None:
+        while (reaped := _reap_one()) is not None:
             spared.discard(reaped)  # its pid may be used again
             left.discard(reaped)
         if waiting(_PAUSE if left or not ours else 0.0) or time.monotonic() >= until:
@@ -148,7 +149,7 @@ def _has_children() -> bool:
     return True
 
 
-def _reaped() -> int | None:
+def _reap_one() -> int | None:
     try:
         process, _ = os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:

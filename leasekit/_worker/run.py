@@ -62,12 +62,12 @@ class WorkerRun:
         self._drain = Drain(self._connection, self._controllers, patience, end=end)
         self.over: Answer[None] = Answer()
         for (run, slots, _), served in _groups(handlers).items():
-            executor = self._executor(run, slots or concurrency, served)
+            executor = self._make_executor(run, slots or concurrency, served)
             self._controllers.append(
                 Controller(self._connection, served, executor, ahead=ahead, peers=self._controllers)
             )
 
-    def _executor(self, run: RunIn, slots: int, served: Mapping[str, Handler]) -> Executor:
+    def _make_executor(self, run: RunIn, slots: int, served: Mapping[str, Handler]) -> Executor:
         match run:
             case "async":
                 self._loops.append(LoopExecutor(slots))
@@ -78,15 +78,15 @@ class WorkerRun:
                 from leasekit._worker.process.pool import ProcessExecutor  # exists on Linux only
 
                 self._threads.append(
-                    ProcessExecutor(slots, served, self._connection, changed=self._look, failed=self._give_up)
+                    ProcessExecutor(slots, served, self._connection, changed=self._wake_all, failed=self._stop_with)
                 )
         return self._threads[-1]
 
-    def _look(self) -> None:
+    def _wake_all(self) -> None:
         for controller in self._controllers:
             self._connection.driver.call_soon(controller.look_around)
 
-    def _give_up(self, error: BaseException) -> None:
+    def _stop_with(self, error: BaseException) -> None:
         self._failed.append(error)
         self.stop()
 
@@ -100,7 +100,7 @@ class WorkerRun:
         self._open.callback(driver.release)
         for threads in self._threads:
             self._open.enter_context(threads)
-        self.over = driver.submit(self._control())
+        self.over = driver.submit(self._run_controllers())
         register_gauges(self)
         return self
 
@@ -151,7 +151,7 @@ class WorkerRun:
         self._connection.driver.call_soon(logger.info, sentence)
 
     def wait(self) -> None:
-        """Wait until the run is over, and all results are reported."""
+        """Wait until the run is over, and all results are reported. Raises the error that has ended the run."""
         _until_done(self.over)
         _until_done(self.reported())
         self.check()
@@ -163,9 +163,9 @@ class WorkerRun:
 
     def reported(self) -> Answer[None]:
         """Return an answer that is done when all results are reported, for as long as that takes."""
-        return self._connection.driver.submit(self._report())
+        return self._connection.driver.submit(self._wait_reported())
 
-    async def _report(self) -> None:
+    async def _wait_reported(self) -> None:
         outbox = self._connection.keeper.outbox
         try:
             async with asyncio.timeout(_SILENCE):
@@ -174,7 +174,7 @@ class WorkerRun:
             logger.warning("waiting until all results are reported; a second signal ends the worker without that")
             await self._drain.reported()
 
-    async def _control(self) -> None:
+    async def _run_controllers(self) -> None:
         draining = asyncio.create_task(self._drain.run())
         try:
             async with asyncio.TaskGroup() as group:
@@ -226,7 +226,7 @@ def _until_done(answer: Answer[None]) -> None:
     handler only when the main thread has its next turn.
     """
     while not answer.done():
-        supervisor_link.stay()
+        supervisor_link.end_with_supervisor()
         with contextlib.suppress(TimeoutError):  # the answer may come in this very moment
             answer.exception(_LISTEN)
     answer.result()

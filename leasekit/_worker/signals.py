@@ -46,24 +46,24 @@ class Signals:
             yield False
             return
         heard = {signal.SIGTERM, signal.SIGINT} | {number for number in _HANG_UP if _is_default(number)}
-        self._before = {number: signal.signal(number, self._heard) for number in heard}
+        self._before = {number: signal.signal(number, self._handle) for number in heard}
         try:
             yield True
         finally:
             if attached() is None:  # else a signal of the supervisor may still come: the process must end well
                 for number in self._before:
-                    self._unhear(number)
+                    self._restore(number)
                 if self._last_word is not None:
                     self._last_word.cancel()
 
-    def _unhear(self, number: signal.Signals) -> None:
+    def _restore(self, number: signal.Signals) -> None:
         handler = self._before[number]
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
             # A child that a handler forked is not a worker, and must end when it is told to.
-            self._unhear(signal.Signals(number))
+            self._restore(signal.Signals(number))
             os.kill(os.getpid(), number)
             return
         self._last = signal.Signals(number)
@@ -78,7 +78,7 @@ class Signals:
         self._stop(self._last)
 
     def end_soon(self) -> None:
-        """End the process within a few seconds, after a signal, when all is reported.
+        """Have the process ended in a few seconds, whatever threads go on, if a signal came. Does not wait.
 
         Python would wait, perhaps for ever, for threads that handlers have left behind: a thread, for example, that a
         cancelled handler waited for.

@@ -62,7 +62,7 @@ class Supervisor:
         self._heard = _HEARD - {number for number in _MAY_BE_IGNORED if signal.getsignal(number) is signal.SIG_IGN}
 
     def run(self) -> int:
-        """Return the exit code of the last worker. Raises `OSError` if the first cannot be started and supervised."""
+        """Run workers, one after another; return the last exit code. Raises `OSError` if the first cannot start."""
         linux.adopt_orphans()
         self._strangers = linux.children(os.getpid())  # of the program that became this process by exec
         quick, came_to_work = 0, False
@@ -97,7 +97,7 @@ class Supervisor:
             killed_for_memory, began_at = linux.ended_for_memory(), time.monotonic()
             process, line = self._start(memory.fd, mask)
             with os.fdopen(line):
-                code = os.waitstatus_to_exitcode(self._ended(process, line))
+                code = os.waitstatus_to_exitcode(self._wait_for_end(process, line))
             self._child = None
             lasted = time.monotonic() - began_at
             why = f"the worker (process {process}) {_reason(code, linux.ended_for_memory() > killed_for_memory)}"
@@ -106,7 +106,7 @@ class Supervisor:
             memory.close()
             self._memory = None
         if code != 0 or not past.is_empty:
-            self._clean_up(past, why)
+            self._end_and_hand_back(past, why)
         return _Life(code if code >= 0 else 128 - code, why, past, lasted)
 
     def _start(self, ledger: int, mask: set[signal.Signals]) -> tuple[int, int]:
@@ -124,7 +124,7 @@ class Supervisor:
             os.close(end)
         return self._child, line
 
-    def _clean_up(self, past: Past, why: str) -> None:
+    def _end_and_hand_back(self, past: Past, why: str) -> None:
         heard = self._signals
 
         def waiting(seconds: float) -> bool:
@@ -139,7 +139,7 @@ class Supervisor:
 
     # Signals ------------------------------------------------------------------------------------------------------
 
-    def _ended(self, child: int, line: int) -> int:
+    def _wait_for_end(self, child: int, line: int) -> int:
         """Return the worker's wait status as soon as it has ended, and reap orphans meanwhile.
 
         A child that is no longer the worker, because a handler has exec'ed, is killed: the timer is gone, and its
@@ -153,7 +153,7 @@ class Supervisor:
                     self._strangers.discard(reaped[0])
             except ChildProcessError as error:
                 raise AssertionError("other code of this process has reaped the worker") from error
-            if _is_cut(line):  # or it is about to end: then this changes nothing
+            if _is_closed(line):  # or it is about to end: then this changes nothing
                 self._send(signal.SIGKILL)
             self._listen(_LOOK)
 
@@ -194,7 +194,7 @@ class Supervisor:
         return bool(self._signals)
 
 
-def _is_cut(line: int) -> bool:
+def _is_closed(line: int) -> bool:
     try:
         return os.read(line, 1) == b""
     except BlockingIOError:

@@ -7,7 +7,7 @@ from leasekit._driver.reporting.ledger import Holder, Ledger
 from leasekit._worker import linux
 from leasekit.client import Client
 
-__all__ = ["VARIABLE", "attach", "attached", "note", "stay"]
+__all__ = ["VARIABLE", "attach", "attached", "end_with_supervisor", "note"]
 
 VARIABLE = "LEASEKIT_SUPERVISED"  # set by the supervisor for its child only: ledger, pipe, and the supervisor's pid
 
@@ -30,13 +30,13 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def attach() -> bool:
-    """Connect to the supervisor, if any. The worker then ends with it, and before it if memory runs out."""
+    """Connect to the supervisor; return whether there is one. The worker ends with it, and first if memory runs out."""
     global _ledger, _line, _parent  # noqa: PLW0603 - a process has one supervisor
     told = os.environ.pop(VARIABLE, None)
     if told is None:
         return False
     fd, _line, _parent = map(int, told.split(":"))
-    stay()
+    end_with_supervisor()
     linux.expendable()
     for inherited in (fd, _line):
         os.set_inheritable(inherited, False)  # noqa: FBT003 - of one argument
@@ -44,8 +44,8 @@ def attach() -> bool:
     return True
 
 
-def stay() -> None:
-    """End with the supervisor, if there is one. Repeat this: the kernel forgets it when a handler changes its user."""
+def end_with_supervisor() -> None:
+    """Have the kernel kill this process when its supervisor ends. Repeat this: a handler's change of user undoes it."""
     if _parent is not None:
         linux.end_with(_parent)
 

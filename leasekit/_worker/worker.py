@@ -198,7 +198,7 @@ class Worker:
         patience = self._patience.but(grace=drain_grace, timeout=drain_timeout)
         signals = Signals(self._signalled)
         with self._single_run(), signals.hearing() as heard:
-            client = self._at_work = self._client(url, heartbeats, watchdog=self._watchdog)
+            client = self._at_work = self._given_or_new_client(url, heartbeats, watchdog=self._watchdog)
             try:
                 # Connect here, so that a watchdog that is required but impossible is refused here.
                 self._outlive(client)
@@ -211,7 +211,7 @@ class Worker:
                     end=signals.end_at_once if heard else None,
                 ) as shift:
                     shift.run_loop_in_thread()
-                    self._begin(shift)
+                    self._make_current(shift)
                     shift.wait()
                     if heard:
                         signals.end_soon()
@@ -226,7 +226,7 @@ class Worker:
         Cancelling this call cancels async handlers, whose tasks are given back, and waits for handlers in threads.
         """
         with self._single_run():
-            client = self._at_work = self._client(None, None, watchdog="soft")
+            client = self._at_work = self._given_or_new_client(None, None, watchdog="soft")
             try:
                 self._outlive(client)
                 shift = WorkerRun(
@@ -245,7 +245,7 @@ class Worker:
             with shift:
                 if shift.uses_loop:
                     group.start_soon(shift.run_loops)
-                self._begin(shift)
+                self._make_current(shift)
                 try:
                     await outcome(shift.over, keep=True)
                     await outcome(shift.reported())
@@ -275,7 +275,8 @@ class Worker:
         """The number of claimed tasks that wait for a slot."""
         return 0 if (shift := self._run) is None else shift.buffered
 
-    def _begin(self, shift: WorkerRun) -> None:
+    def _make_current(self, shift: WorkerRun) -> None:
+        """Let `stop` reach this run; stop the run at once if `stop` was called before."""
         self._run = shift
         logger.info("at work on %s", ", ".join(map(repr, self._handlers)))
         if self._stopping:  # stopped before there was a run to stop
@@ -283,6 +284,7 @@ class Worker:
 
     @contextmanager
     def _single_run(self) -> Generator[None]:
+        """Mark the worker as running in the block. Raises `ConfigError` if it runs already, or cannot run."""
         if here.executing:
             raise ConfigError('this is an executor of a worker: run the worker under `if __name__ == "__main__":`')
         if not self._handlers:
@@ -295,7 +297,7 @@ class Worker:
             self._run, self._stopping = None, False
             self._busy.release()
 
-    def _client(self, url: str | None, heartbeats: Heartbeats | None, *, watchdog: Mode) -> Client:
+    def _given_or_new_client(self, url: str | None, heartbeats: Heartbeats | None, *, watchdog: Mode) -> Client:
         if isinstance(self._service, Client):
             if url is not None or heartbeats is not None:
                 raise ConfigError("this worker has a client of its own, with URL and heartbeats: make it without one")
@@ -346,5 +348,5 @@ class Worker:
             raise ConfigError(
                 "a backend object belongs to the worker while it runs: give a client, handler.options(client=…)"
             )
-        client = self._client(None, None, watchdog="soft")
+        client = self._given_or_new_client(None, None, watchdog="soft")
         return client, client is not self._service

@@ -233,7 +233,7 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "first-failed-claim-is-the-last": Mutant(
         "A claim that fails for good is the worker's last.",
-        Edit("leasekit._worker.controller:Controller._take_in", "now + self._backoff.wait()", "math.inf"),
+        Edit("leasekit._worker.controller:Controller._take_answer", "now + self._backoff.wait()", "math.inf"),
         by=Histories("outages", ["L1", "L2", "L4"]),
     ),
     "outbox-drops-the-unanswered": Mutant(
@@ -274,7 +274,7 @@ HOLDER: Mapping[str, Mutant] = {
     "dead-workers-claim-not-ended": Mutant(
         "The supervisor asks for the tasks of a dead worker's claim, and does not end the claim.",
         Edit(
-            "leasekit._worker.handback:_end.end",
+            "leasekit._worker.handback:_end_claim_in_time.end",
             "partial(backend.claim, kinds, limit=0, wait=0, claim_id=claim.claim_id)",
             "partial(backend.claim, kinds, limit=1, wait=0, claim_id=claim.claim_id)",
         ),

@@ -245,11 +245,11 @@ class _Executor:
         for _ in taken(self._lock):
             try:
                 for message in self.channel.arrived():
-                    self._heed(message)
+                    self._handle(message)
             finally:
                 self._lock.release()
 
-    def _heed(self, message: FromWorker) -> None:
+    def _handle(self, message: FromWorker) -> None:
         held = self._holding
         match message:
             case Run():
@@ -279,12 +279,12 @@ class _Executor:
             run = self._begin()
         except LeaseError as error:
             return Ended(raised=True, stopped=str(error))
-        raised = self._handle(handler, run)
+        raised = self._call_handler(handler, run)
         if os.getpid() != self._pid:
             # A child process that the handler forked came back from the handler: it must not be a second executor.
             os._exit(0 if raised is None else _CHILD_CAME_BACK)
         stopped = str(raised) if isinstance(raised, LeaseLost | Cancelled | IdleTimeout | Draining) else None
-        ended = self._ended(run, raised, stopped)
+        ended = self._end_run(run, raised, stopped)
         with self._lock:
             self._leased_run = self._holding = None
         return ended
@@ -297,7 +297,7 @@ class _Executor:
             self._leased_run = run
             return run
 
-    def _handle(self, handler: Handler, run: LeasedRun) -> BaseException | None:
+    def _call_handler(self, handler: Handler, run: LeasedRun) -> BaseException | None:
         call: Callable[..., Any] = _run_async if is_async(handler.function) else Handler.call
         try:
             contextvars.copy_context().run(call, handler, run)
@@ -305,7 +305,7 @@ class _Executor:
             return error
         return None
 
-    def _ended(self, run: LeasedRun, error: BaseException | None, stopped: str | None) -> Ended:
+    def _end_run(self, run: LeasedRun, error: BaseException | None, stopped: str | None) -> Ended:
         try:
             settlement = run.ended(error, interrupted="retry")
         except Exception as unreportable:  # noqa: BLE001 - the error's own methods may raise anything
@@ -314,7 +314,7 @@ class _Executor:
         for stream in (sys.stdout, sys.stderr):  # if this process is killed later, this output must not be lost
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        return Ended.said(settlement, raised=error is not None, stopped=stopped)
+        return Ended.of_settlement(settlement, raised=error is not None, stopped=stopped)
 
 
 def _run_async(handler: Handler, run: LeasedRun) -> None:

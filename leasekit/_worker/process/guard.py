@@ -68,7 +68,7 @@ def main(control: socket.socket, channel: int, worker: int, command: list[str]) 
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, ended children are not reported
     try:
-        timers, now = _tried()
+        timers, now = _tested_timers()
         parent = os.pidfd_open(worker)
         if _prctl(_PR_SET_CHILD_SUBREAPER, 1) != 0:
             raise OSError("the kernel refuses orphans (PR_SET_CHILD_SUBREAPER)")
@@ -100,7 +100,7 @@ class _Timers(NamedTuple):
     kill: KillTimer
 
 
-def _tried() -> tuple[_Timers, float]:
+def _tested_timers() -> tuple[_Timers, float]:
     """Return timers that were armed once, and the kernel's time. Raises OSError if they cannot be armed."""
     if (why := obstacle()) is not None:
         raise OSError(why)
@@ -174,14 +174,14 @@ class _Executor:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM, signal.SIGCHLD})
 
     def arm(self, at: float) -> None:
-        """Record that a handler runs, which must have ended at `at`."""
+        """Set the timers against a handler that must have ended at `at`."""
         self._handler_runs = True
         self._timers.alarm.arm(at - AHEAD)
         if not self.killed:
             self._timers.kill.arm(at)
 
     def disarm(self) -> None:
-        """Record that no handler runs."""
+        """Stop the timers, because no handler runs."""
         self._handler_runs = False
         for timer in self._timers:
             timer.disarm()

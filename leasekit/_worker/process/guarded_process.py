@@ -64,7 +64,7 @@ class GuardedProcess:
         self._channel, channel = socket.socketpair()
         with control, channel:
             try:
-                self._guard = _start(control.fileno(), channel.fileno())
+                self._guard = _start_guard(control.fileno(), channel.fileno())
             except BaseException:
                 self._control.close()
                 self._channel.close()
@@ -93,6 +93,7 @@ class GuardedProcess:
             self._control.close()
 
     def _tell(self, message: bytes) -> None:
+        """Send a message to the guard, and kill the executor if the guard cannot receive it."""
         try:
             with self._telling:  # a descriptor that is closed meanwhile may be another file
                 self._control.send(message, socket.MSG_DONTWAIT | _NO_SIGPIPE)
@@ -127,8 +128,8 @@ class GuardedProcess:
 
     # Talking ------------------------------------------------------------------------------------------------------
 
-    def guarded(self) -> bool:
-        """Return whether the guard has followed all messages. Before that no handler may begin."""
+    def confirm_guarded(self) -> bool:
+        """Wait until the guard has followed all messages; return False if it does not. No handler may begin before."""
         self._asked += 1
         question = guard.ASK + guard.NUMBER.pack(self._asked)
         self._tell(question)
@@ -276,7 +277,7 @@ class GuardedProcess:
         return f"was killed with its guard, which {exit_status.ended(code, memory_ran_out=memory_ran_out)}"
 
 
-def _start(control: int, channel: int) -> "subprocess.Popen[bytes]":
+def _start_guard(control: int, channel: int) -> "subprocess.Popen[bytes]":
     path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109 - sys.path wants strings
     options = [f"-W{option}" for option in sys.warnoptions] + ["-O"] * sys.flags.optimize
     executor = [sys.executable, *options, "-c", _BOOT.format(path=path, fd=channel)]

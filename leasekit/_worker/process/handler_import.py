@@ -26,7 +26,7 @@ __all__ = ["find", "prepare", "setup"]
 def setup(handlers: Mapping[str, Handler], connection: Connection) -> Setup:
     """Return handlers' names and the service's limits for executors. Raises `ConfigError` if a name is not found."""
     addresses = [_address(handler) for handler in handlers.values()]
-    main = _main() if any(address.module == "__main__" for address in addresses) else {}
+    main = _main_import() if any(address.module == "__main__" for address in addresses) else {}
     root = logging.getLogger()
     formats = [handler.formatter for handler in root.handlers if handler.formatter is not None]
     return Setup(
@@ -58,7 +58,7 @@ def _address(handler: Handler) -> Address:
     return address
 
 
-def _main() -> dict[str, str]:
+def _main_import() -> dict[str, str]:
     main = sys.modules["__main__"]
     if (spec := getattr(main, "__spec__", None)) is not None:
         return {"init_main_from_name": spec.name}

@@ -116,7 +116,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag=True):
     stopped: str | None = None  # its error, if that is what it was told
 
     @classmethod
-    def said(cls, settlement: Settlement | None, *, raised: bool, stopped: str | None) -> "Ended":
+    def of_settlement(cls, settlement: Settlement | None, *, raised: bool, stopped: str | None) -> "Ended":
         if settlement is None:
             return cls(raised=raised, stopped=stopped)
         return cls(

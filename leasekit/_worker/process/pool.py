@@ -81,7 +81,7 @@ class ProcessExecutor:
     def _serve(self, slot: Slot) -> None:
         try:
             while not self._closed:
-                if self._have(slot) and (work := self.buffer.wait(_LOOK)) is not None and not slot.run(work):
+                if self._ensure_executor(slot) and (work := self.buffer.wait(_LOOK)) is not None and not slot.run(work):
                     self.buffer.put([work])
         except ConfigError as error:
             self._failed(error)
@@ -91,7 +91,8 @@ class ProcessExecutor:
         finally:
             slot.finish()
 
-    def _have(self, slot: Slot) -> bool:
+    def _ensure_executor(self, slot: Slot) -> bool:
+        """Start the slot's executor if there is none; return whether it is ready."""
         was_ready = slot.ready
         try:
             is_ready = slot.start()

@@ -110,7 +110,7 @@ class _Run:
         """Have the executor run the handler. Raises TypeError or ValueError if the payload is not JSON."""
         self._executor.send(Run(number=self.number, task=self._task, state=self._lease_state))
 
-    def look(self, now: float) -> None:
+    def tell_changes(self, now: float) -> None:
         """Tell the executor what has changed."""
         held = self.work.held  # another lease, if the task was delivered again
         held.listener = self._executor.ring
@@ -124,7 +124,7 @@ class _Run:
         self._task, self._lease_state = task, state
 
     def execute(self, plan: _KillPlan | None, now: float) -> float:
-        """Do what is due, and return the instant of the next step."""
+        """Show the stacks, or kill the executor, when `plan` says so; return the instant of the next step."""
         if plan is None or self.executed is not None:
             return math.inf
         show_at = plan.at - min(1.0, self.work.held.term.heartbeats.grace / 2)
@@ -163,7 +163,7 @@ class Slot:
 
     @property
     def ready(self) -> bool:
-        """Whether a task could begin at once."""
+        """Whether there is an executor that lives, with a running handler or without."""
         return (executor := self._executor) is not None and executor.usable
 
     # Its executor -------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Slot:
             if self._executor.usable:
                 return True
             executor, self._executor = self._executor, None
-            logger.warning("an executor without a task %s; there will be another", _end(executor, within=0))
+            logger.warning("an executor without a task %s; there will be another", _end_executor(executor, within=0))
             self.pause()
         try:
             executor = GuardedProcess(self._bell.ring, self._bell.fd, self._now)
@@ -189,15 +189,15 @@ class Slot:
         try:
             executor.wait_started()
             executor.send(self._setup)
-            ready = self._until_ready(executor)
+            ready = self._wait_until_ready(executor)
         except OSError as error:
             ready = False
             logger.error("no executor can be started, it is tried again: %s", error)
         except BaseException:
-            _end(executor, within=0)
+            _end_executor(executor, within=0)
             raise
         if not ready:
-            how = _end(executor, within=0)
+            how = _end_executor(executor, within=0)
             if not self._closed:
                 logger.error("an executor %s before it was ready; it is tried again", how)
                 self.pause()
@@ -205,7 +205,7 @@ class Slot:
         self._executor = executor
         return True
 
-    def _until_ready(self, executor: GuardedProcess) -> bool:
+    def _wait_until_ready(self, executor: GuardedProcess) -> bool:
         while not self._closed and not executor.over:
             for message in executor.step(_LOOK):
                 match message:
@@ -224,7 +224,7 @@ class Slot:
         while not self._closed and (left := until - self._now()) > 0:
             self._bell.wait(left)
 
-    def _lose_pair(self) -> str:
+    def _reap_executor(self) -> str:
         assert self._executor is not None  # noqa: S101 - an executor is lost once
         executor, self._executor = self._executor, None
         return executor.reap()
@@ -233,7 +233,7 @@ class Slot:
         """End the executor and close the slot. Call this in its thread, after the last task."""
         if self._executor is not None:
             executor, self._executor = self._executor, None
-            _end(executor, within=_GOODBYE)
+            _end_executor(executor, within=_GOODBYE)
         self._bell.close()
 
     # A run --------------------------------------------------------------------------------------------------------
@@ -255,8 +255,8 @@ class Slot:
         try:
             self._runs += 1
             run = _Run(executor, work, self._runs)
-            if self._ends_at is not None or not executor.guarded():
-                self._never_begun(work, leased)
+            if self._ends_at is not None or not executor.confirm_guarded():
+                self._give_back(work, leased)
                 return
             run.begin()
             self._backoff.reset()  # not when it was ready: an executor that dies soon after that is no better
@@ -264,7 +264,7 @@ class Slot:
             work.end(leased, error)
             return
         try:
-            ended = self._until_ended(executor, run)
+            ended = self._serve_until_ended(executor, run)
         except Exception:
             logger.exception("error in a slot, during task %s", work.task_id)
             executor.shutdown(0)
@@ -272,20 +272,21 @@ class Slot:
         if ended is not None:
             self._settle(work, leased, ended)
         else:
-            self._crashed(work, leased, run.executed)
+            self._settle_crash(work, leased, run.executed)
 
-    def _never_begun(self, work: ClaimedTask, leased: LeasedRun) -> None:
+    def _give_back(self, work: ClaimedTask, leased: LeasedRun) -> None:
+        """Release a task whose handler was not started, and end the executor if its guard does not answer."""
         if self._ends_at is None and self._executor is not None:
             logger.error("the guard of an executor does not answer: task %s is given back", work.task_id)
             executor, self._executor = self._executor, None
-            _end(executor, within=0)
+            _end_executor(executor, within=0)
         work.settle(leased, _settlement(work.held, "release"))
 
-    def _until_ended(self, executor: GuardedProcess, run: _Run) -> Ended | None:
+    def _serve_until_ended(self, executor: GuardedProcess, run: _Run) -> Ended | None:
         """Return how the run ended; None if its executor is dead."""
         while True:
             now = self._now()
-            run.look(now)
+            run.tell_changes(now)
             until = min(now + _LOOK, run.execute(self._kill_plan(run), now))
             for message in executor.step(until - now):
                 match message:
@@ -317,7 +318,7 @@ class Slot:
     # The end of a run ---------------------------------------------------------------------------------------------
 
     def _settle(self, work: ClaimedTask, leased: LeasedRun, ended: Ended) -> None:
-        error = _raised(ended) if ended.raised else None
+        error = _error_of(ended) if ended.raised else None
         work.settle(leased, ended.settlement(leased.task), error)
         extra = log_fields(leased.task.id, leased.task.token)
         if ended.stopped is not None:
@@ -326,8 +327,8 @@ class Slot:
             how = "for good" if ended.outcome == "fatal" else "and will be tried again"
             logger.warning("task %s (%s) failed, %s: %s", leased.task.id, leased.task.kind, how, error, extra=extra)
 
-    def _crashed(self, work: ClaimedTask, leased: LeasedRun, plan: _KillPlan | None) -> None:
-        how = self._lose_pair()
+    def _settle_crash(self, work: ClaimedTask, leased: LeasedRun, plan: _KillPlan | None) -> None:
+        how = self._reap_executor()
         held = work.held
         why = f"its executor {how}" if plan is None else f"its executor was killed: {plan.why}"
         outcome: Outcome = "crash" if plan is None else plan.outcome
@@ -344,7 +345,7 @@ class _Described(msgspec.Struct):
     traceback: str = ""
 
 
-def _end(executor: GuardedProcess, *, within: float) -> str:
+def _end_executor(executor: GuardedProcess, *, within: float) -> str:
     executor.shutdown(within)
     return executor.reap()
 
@@ -367,7 +368,7 @@ def _settlement(held: HeldLease, outcome: Outcome, error: ExecutorDied | None = 
     return Settlement(id=task.id, token=task.token, outcome=outcome, error=described, progress=held.progress)
 
 
-def _raised(ended: Ended) -> Exception:
+def _error_of(ended: Ended) -> Exception:
     try:
         described = msgspec.json.decode(ended.error, type=_Described)
     except msgspec.ValidationError:  # an error in a form of its own

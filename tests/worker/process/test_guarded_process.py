@@ -65,7 +65,7 @@ class Spinner:
         """Its body runs, in so many processes, and must have ended so many seconds from now."""
         term = Term(None, BEATS, granted_at=now() + after - BEATS.trust)
         self.guarded.watchdog.begins(term)
-        assert self.guarded.guarded()
+        assert self.guarded.confirm_guarded()
         state = LeaseState(
             granted_at=now(), heartbeats=BEATS
         )  # so that it does not know, and the guard alone sees to it
@@ -277,7 +277,7 @@ def test_a_loss_brings_its_end_nearer(spinner: Spinner) -> None:
 def test_a_trust_that_is_over_kills_before_the_body_begins(spinner: Spinner) -> None:
     term = Term(None, BEATS, granted_at=now() - BEATS.trust)
     spinner.guarded.watchdog.begins(term)
-    assert not spinner.guarded.guarded()
+    assert not spinner.guarded.confirm_guarded()
     spinner.wait()
     assert not spinner.last
 
@@ -285,7 +285,7 @@ def test_a_trust_that_is_over_kills_before_the_body_begins(spinner: Spinner) -> 
 def test_a_body_that_has_ended_does_not_end_its_executor(spinner: Spinner) -> None:
     term = spinner.begin(0.5)
     spinner.guarded.watchdog.ended(term)
-    assert spinner.guarded.guarded()
+    assert spinner.guarded.confirm_guarded()
     while now() < term.trusted_until + 0.3:
         spinner.guarded.step(0.1)
     assert not spinner.guarded.over
@@ -295,7 +295,7 @@ def test_a_body_that_has_ended_does_not_end_its_executor(spinner: Spinner) -> No
 def test_a_guard_that_does_not_answer_says_so(spinner: Spinner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarded_process, "_ANSWER", 0.1)
     os.kill(spinner.guard, signal.SIGSTOP)
-    assert not spinner.guarded.guarded()
+    assert not spinner.guarded.confirm_guarded()
 
 
 def test_a_guard_that_takes_in_nothing_any_more_is_killed_with_its_executor(spinner: Spinner) -> None:

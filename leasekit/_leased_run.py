@@ -83,7 +83,7 @@ class LeasedRun:
             raise NotHeld(f"the lease of task {self.task.id} has not begun: use it in a `with` block")
         return self._held
 
-    def over(self) -> NotHeld:
+    def error_after_end(self) -> NotHeld:
         """Return the error for calls after the end."""
         return NotHeld(f"the lease of task {self.task.id} has ended: report in its block what there is to report")
 
@@ -91,7 +91,7 @@ class LeasedRun:
         """Raise what the code must know, as `Lease.check` does."""
         held = self.held
         if self.ended_at is not None:
-            raise self.over()
+            raise self.error_after_end()
         held.check()
 
     @property
@@ -104,7 +104,7 @@ class LeasedRun:
     ) -> None:
         """Record the outcome that the code asks for; the latest counts."""
         if self.ended_at is not None:
-            raise self.over()
+            raise self.error_after_end()
         if self._held is not None:
             self._held.check_process()
         self._outcome, self._result, self._error, self._retry_after = outcome, result, error, retry_after
@@ -112,7 +112,7 @@ class LeasedRun:
     # The begin ----------------------------------------------------------------------------------------------------
 
     def begin(self, connection: Connection, held: HeldLease, owner: Owner | None = None) -> None:
-        """Start the code; it must not run if this raises. `owner`: see `HeldLease.begin`."""
+        """Begin the run: the caller then runs the code, but not if this raises. `owner`: see `HeldLease.begin`."""
         held.begin(self._idle_timeout, owner)
         self.connection, self._held = connection, held
         self._trace = self._safely(connection.hooks.running, held.task)  # this very object, which events carry too
@@ -130,16 +130,16 @@ class LeasedRun:
             self._safely(self._trace.leave)
 
     def enter_scope(self, call_soon: Callable[..., object]) -> None:
-        """Start async code: it is cancelled, in the loop of `call_soon`, when it must end."""
+        """Open the scope of async code, which is cancelled, in the loop of `call_soon`, when the code must end."""
         self.attach()
         scope = self._scope = anyio.CancelScope()
         scope.__enter__()
         self.held.listener = lambda: ring(call_soon, scope.cancel)
-        if self._told() is not None:  # told before the listener was there
+        if self._stop_told() is not None:  # told before the listener was there
             scope.cancel()
 
     def leave_scope(self, error: BaseException | None) -> BaseException | None:
-        """End async code. Return its error; where it was cancelled because it was told to end, what it was told."""
+        """Close the scope of async code. Return its error, or what it was told if that has cancelled the scope."""
         self.detach()
         assert self._scope is not None  # noqa: S101 - `enter_scope` has made it
         try:
@@ -153,7 +153,7 @@ class LeasedRun:
             return error
         except BaseException as rest:  # noqa: BLE001 - the part of a group that is no cancellation by this scope
             return rest
-        return (self._told() or error) if ours else error
+        return (self._stop_told() or error) if ours else error
 
     def move(self, held: HeldLease) -> None:
         """Go on under the newest lease of a task that was delivered again while its code runs.
@@ -170,7 +170,7 @@ class LeasedRun:
             held.report(old.progress)
         old.watchdog.ended(old.term)
 
-    def _told(self) -> BaseException | None:
+    def _stop_told(self) -> BaseException | None:
         try:
             self.check()
         except LeaseError as told:
@@ -185,7 +185,7 @@ class LeasedRun:
         Code that ended without an error has a settlement even then: `HeldLease.reportable` tells whether it counts.
         `interrupted` is the outcome of an error that is no `Exception`.
         """
-        held = self._close()
+        held = self._mark_ended()
         is_stopped = error is not None and (held.lost or self.is_own_loss(error))
         settlement = None if is_stopped else self._settlement(error, interrupted)
         self._end_trace(settlement, error)
@@ -193,14 +193,14 @@ class LeasedRun:
 
     def ended_elsewhere(self, settlement: Settlement | None, error: BaseException | None) -> None:
         """Record that a run in another process is over. `settlement` is its report; None: the lease was lost."""
-        self._close()
+        self._mark_ended()
         self._end_trace(settlement, error)
 
     def is_own_loss(self, error: BaseException) -> bool:
         """Return whether `error` says that this lease was lost, and not another one, whose block is within its own."""
         return any(loss.task_id in ("", self.task.id) for loss in encoding.each(error, LeaseLost))
 
-    def _close(self) -> HeldLease:
+    def _mark_ended(self) -> HeldLease:
         held = self.held
         held.listener = None
         self.ended_at = held.clock.now()

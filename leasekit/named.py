@@ -83,30 +83,30 @@ class _Name:
     def acquire(self, acquisition: "_Acquisition") -> None:
         """Wait until the name is granted. Raises `NotGranted`, `LeasekitError`, and `AlreadyDone` for a once."""
         self._check_service()
-        self._look(self._service.schedule_all([self._new])[0])
+        self._check_not_ended(self._service.schedule_all([self._new])[0])
         connection = self._session.connection()
         try:
-            is_granted = connection.run(self._granted(connection, acquisition))
+            is_granted = connection.run(self._claim_until_granted(connection, acquisition))
         except BaseException:
             acquisition.give_up(connection)  # it may have been granted at this very moment
             raise
         if not is_granted:
-            self._look(self._service.schedule_all([self._lost()])[0])
-            raise self._elsewhere()
+            self._check_not_ended(self._service.schedule_all([self._task_if_lost()])[0])
+            raise self._timeout_error()
 
     async def aacquire(self, acquisition: "_Acquisition") -> None:
         """Do what `acquire` does, from an event loop."""
         self._check_service()
-        self._look((await self._service.aschedule_all([self._new]))[0])
+        self._check_not_ended((await self._service.aschedule_all([self._new]))[0])
         connection = self._session.connection()
         try:
-            is_granted = await connection.arun(self._granted(connection, acquisition))
+            is_granted = await connection.arun(self._claim_until_granted(connection, acquisition))
         except BaseException:
             acquisition.give_up(connection)
             raise
         if not is_granted:
-            self._look((await self._service.aschedule_all([self._lost()]))[0])
-            raise self._elsewhere()
+            self._check_not_ended((await self._service.aschedule_all([self._task_if_lost()]))[0])
+            raise self._timeout_error()
 
     def _check_service(self) -> None:
         """Raise `LeasekitError` where the service makes several tasks of one id: each would have a holder."""
@@ -115,16 +115,16 @@ class _Name:
             what = f"{type(backend).__name__} may hold several tasks of one id, so {self.name!r} could have two holders"
             raise LeasekitError(f"{what}: keep names in another service, such as redis:// or http://")
 
-    def _look(self, scheduled: Scheduled) -> None:
+    def _check_not_ended(self, scheduled: Scheduled) -> None:
         """Raise `NotGranted` if waiting makes no sense, because the task of the name has ended."""
         if scheduled.status.ended:
             why = f"the lease of {self.name!r} can no longer be granted: its task is {scheduled.status}"
             raise NotGranted(why, ended=scheduled.status)
 
-    def _elsewhere(self) -> NotGranted:
+    def _timeout_error(self) -> NotGranted:
         return NotGranted(f"the lease of {self.name!r} is held by another process; waited for {self._wait:g} s")
 
-    async def _granted(self, connection: Connection, acquisition: "_Acquisition") -> bool:
+    async def _claim_until_granted(self, connection: Connection, acquisition: "_Acquisition") -> bool:
         """Claim the name, in the driver's loop. Return False if it was not granted in time."""
         clock, keeper = connection.clock, connection.keeper
         until = math.inf if self._wait is None else clock.now() + self._wait
@@ -136,16 +136,16 @@ class _Name:
                 return True
             if clock.now() >= until:
                 return False
-            await self._look_again(connection)
+            await self._recheck(connection)
         return False
 
-    async def _look_again(self, connection: Connection) -> None:
-        """Raise what `_look` does, between two polls; schedule the task anew if the service has lost it."""
+    async def _recheck(self, connection: Connection) -> None:
+        """Raise what `_check_not_ended` does, between two polls; schedule the task anew if the service has lost it."""
         backend: Any = connection.backend  # a `TaskSink`: it has scheduled the name before
         with suppress(BackendError):  # the next poll is repeated for longer
-            self._look((await call_once(lambda: backend.schedule([self._lost()]), within=_LOOK))[0])
+            self._check_not_ended((await call_once(lambda: backend.schedule([self._task_if_lost()]), within=_LOOK))[0])
 
-    def _lost(self) -> NewTask:
+    def _task_if_lost(self) -> NewTask:
         """Return the task of a name that the service may have lost: not due before the trust of its holder ends."""
         ttl = self._new.heartbeat_timeout
         return _task(self._new.kind, ttl, at=datetime.now(UTC) + timedelta(seconds=ttl))
@@ -156,6 +156,8 @@ def _task(kind: str, ttl: float, *, at: datetime | None = None) -> NewTask:
 
 
 class _OnceName(_Name):
+    """A name whose task is settled by the first block that succeeds, or fails for good."""
+
     prefix = PREFIXES[1]
     """How the kinds and ids of its tasks begin."""
     poll = 5.0
@@ -165,10 +167,10 @@ class _OnceName(_Name):
         outcome = outcome_of(held, error, interrupted)
         return "release" if outcome == "retry" else outcome
 
-    def _look(self, scheduled: Scheduled) -> None:
+    def _check_not_ended(self, scheduled: Scheduled) -> None:
         if scheduled.status in (Status.SUCCESS, Status.FATAL_FAILURE):
             raise AlreadyDone(f"{self.name!r} was run to its end before: {scheduled.status}")
-        super()._look(scheduled)
+        super()._check_not_ended(scheduled)
 
 
 class _Acquisition:
@@ -206,15 +208,15 @@ class _Acquiring(Lease):
 
     def __enter__(self) -> Self:
         if not self._run.begun:
-            self._named.acquire(_Acquisition(self._granted))
+            self._named.acquire(_Acquisition(self._take_grant))
         return super().__enter__()
 
     async def __aenter__(self) -> Self:
         if not self._run.begun:
-            await self._named.aacquire(_Acquisition(self._granted))
+            await self._named.aacquire(_Acquisition(self._take_grant))
         return await super().__aenter__()
 
-    def _granted(self, connection: Connection, held: HeldLease) -> None:
+    def _take_grant(self, connection: Connection, held: HeldLease) -> None:
         self._run.task = self._named.bound(held.task)
         self._reserved = connection, held
         self._own(connection, held)
@@ -225,17 +227,17 @@ class NamedLease(_Acquiring):
 
     def complete(self, result: Any = None) -> NoReturn:
         """Raise `LeasekitError`: a name has no result."""
-        raise self._no_task()
+        raise self._no_outcome_error()
 
     def fail(self, error: Any, *, retry: bool | float = True) -> NoReturn:
         """Raise `LeasekitError`: a name cannot fail."""
-        raise self._no_task()
+        raise self._no_outcome_error()
 
     def then(self, kind: str, payload: Any = None, **options: Unpack[TaskOptions]) -> NoReturn:
         """Raise `LeasekitError`: a name is never settled, so no task can follow."""
-        raise self._no_task()
+        raise self._no_outcome_error()
 
-    def _no_task(self) -> LeasekitError:
+    def _no_outcome_error(self) -> LeasekitError:
         return LeasekitError(
             f"{self._named.name!r} is a name, not a task: it has no outcome, leave the block to release it"
         )
@@ -274,6 +276,7 @@ class _Entered(Generic[L]):
 
     @property
     def _block(self) -> Block | None:
+        """The block that this thread is about to enter; reading it also forgets it."""
         return self._blocks.pop(threading.get_ident(), None)
 
     @_block.setter
@@ -281,19 +284,20 @@ class _Entered(Generic[L]):
         if block is not None:
             self._blocks[threading.get_ident()] = block
 
-    def _enter(self) -> L:
+    def _new_lease(self) -> L:
+        """Make the lease for a block that begins. Raises `NotHeld` while another block goes on."""
         block = self._block
         if not self._entered.acquire(blocking=False):
             raise NotHeld(f"{self!r} is entered already: ask the client for another one, for each block at a time")
         self._lease = self._lease_type(self._name, block=block)
         return self._lease
 
-    def _left(self) -> L:
+    def _current_lease(self) -> L:
         assert self._lease is not None  # noqa: S101 - `_enter` has made it
         return self._lease
 
     def __enter__(self) -> L:
-        held = self._enter()
+        held = self._new_lease()
         try:
             return held.__enter__()
         except BaseException:
@@ -302,14 +306,14 @@ class _Entered(Generic[L]):
 
     @end_of_block
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        held = self._left()
+        held = self._current_lease()
         try:
             type(held).__exit__(held, kind, error, tb)
         finally:
             self._entered.release()
 
     async def __aenter__(self) -> L:
-        held = self._enter()
+        held = self._new_lease()
         try:
             return await held.__aenter__()
         except BaseException:
@@ -320,7 +324,7 @@ class _Entered(Generic[L]):
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> Coroutine[Any, Any, None]:
-        held = self._left()
+        held = self._current_lease()
         self._entered.release()
         return type(held).__aexit__(held, kind, error, tb)
 

@@ -221,6 +221,7 @@ class Telemetry(Tracer):
         return _Run(span, functools.partial(self._ran, _series(attributes), time.monotonic(), span))
 
     def _ran(self, attributes: dict[str, Any], began_at: float, span: Span, task: Task, outcome: str) -> None:
+        """Count an ended run, and keep its span and end with the task, for the span of the settlement."""
         self._metrics.ran.record(time.monotonic() - began_at, {**attributes, "leasekit.outcome": outcome})
         vars(task)[self._key] = _Known(claimed_at=0.0, span=span.get_span_context(), ended_at=time.time_ns())
 
@@ -272,6 +273,8 @@ _current: ContextVar["_Run | None"] = ContextVar("leasekit-run", default=None)
 
 
 class _Run(Running):
+    """A run as a span: the current one between `enter` and `leave`, and closed by `end`."""
+
     def __init__(self, span: Span, ended: Callable[[Task, str], None]) -> None:
         self._span = span
         self._ended = ended

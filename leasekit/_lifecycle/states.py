@@ -19,7 +19,7 @@ from typing import Literal
 
 from leasekit.task import Outcome, Status
 
-__all__ = ["ENDING", "LEASED", "NEXT", "WAITING", "WOUND_DOWN", "Event", "cancel_event", "next_trigger", "step"]
+__all__ = ["ENDING", "LEASED", "NEXT", "WAITING", "WOUND_DOWN", "Event", "event_of_cancel", "next_trigger", "step"]
 
 
 class Event(enum.StrEnum):
@@ -112,15 +112,18 @@ def step(status: Status, event: Event) -> Status:
         raise ValueError(f"a task that is {status} cannot {event}") from None
 
 
-def cancel_event(status: Status) -> Event | None:
-    """Return the event of a cancel: waiting tasks end at once, running ones are asked to, ended ones stay (None)."""
+def event_of_cancel(status: Status) -> Event | None:
+    """Return the event by which a cancel reaches a task: it ends a waiting task, or asks a running one to stop.
+
+    None: the task has ended, and stays as it is.
+    """
     if status in WAITING:
         return Event.CANCEL
     return Event.REQUEST_CANCEL if status in LEASED else None
 
 
 def next_trigger(status: Status, *, now: float, after: float) -> float | None:
-    """Return when the store next looks at a task that enters `status` now; None: never.
+    """Return when the store next looks at a task that enters `status` now; None: the status is final.
 
     For a waiting task, `after` is the wait until it may run: none, that of its retry policy, or as its holder asked.
     For a leased task, `after` is the granted ttl: the claim timeout, and with every heartbeat the heartbeat timeout.

@@ -1,4 +1,4 @@
-"""The changes that a grant, a heartbeat, a cancel and the end of a run make to a task. Sans-IO."""
+"""Return the new state of a task after a grant, a heartbeat, a cancel or the end of a run. Sans-IO."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from leasekit._lifecycle.rows import Limits, Trigger
-from leasekit._lifecycle.states import LEASED, WOUND_DOWN, Event, cancel_event, next_trigger, step
+from leasekit._lifecycle.states import LEASED, WOUND_DOWN, Event, event_of_cancel, next_trigger, step
 from leasekit.task import Exponential, RetryPolicy, Status
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _decode_policy = msgspec.json.Decoder(RetryPolicy).decode
 
 
 def grant(row: Trigger, worker: str, token: str, *, now: float) -> Trigger:
-    """Grant the task to a worker, under a new token and a higher fence."""
+    """Return the task after a grant to a worker: one attempt more, `token`, and a higher fence."""
     status = step(row.status, Event.CLAIM)
     return replace(
         row,
@@ -61,7 +61,7 @@ def is_overdue(row: Trigger, now: float) -> bool:
 
 
 def renewed(row: Trigger, status: Status, *, now: float) -> Trigger:
-    """Return the task with its lease renewed at `now`.
+    """Return the task in `status`, with its lease renewed at `now` by its `heartbeat_timeout`.
 
     The end of the lease never moves nearer: a holder that did not get the answer relies on the earlier grant.
     """
@@ -70,11 +70,11 @@ def renewed(row: Trigger, status: Status, *, now: float) -> Trigger:
 
 
 def cancelled(row: Trigger, *, now: float) -> Trigger:
-    """Cancel a waiting task, or request it from the holder of a running one; an ended task stays as it is.
+    """Return a waiting task as cancelled, or a running one as asked to stop; an ended task stays as it is.
 
     The caller must first expire a lease that has ended: it has no holder that could be told.
     """
-    event = cancel_event(row.status)
+    event = event_of_cancel(row.status)
     if event is Event.CANCEL:
         return end_run(row, event, limits=NO_LIMITS, now=now)
     if event is Event.REQUEST_CANCEL and not row.cancel_requested:
@@ -89,7 +89,7 @@ def retry_wait(row: Trigger, limits: Limits, random: "Random") -> float:
 
 
 def _policy(limits: Limits) -> RetryPolicy | None:
-    """Return the retry policy of the task; None: the store is damaged, and the policy cannot be read."""
+    """Return the retry policy of the task, or the default; None: the stored policy is damaged."""
     try:
         return _DEFAULT_POLICY if limits.retry is None else _decode_policy(limits.retry)
     except (ValueError, TypeError, RecursionError):
@@ -98,6 +98,8 @@ def _policy(limits: Limits) -> RetryPolicy | None:
 
 def end_run(row: Trigger, event: Event, *, limits: Limits, now: float, wait: float = 0.0, why: str = "") -> Trigger:
     """Return the task after its run has ended by `event`; `wait` is the time until the task may run again.
+
+    A task that would run again ends instead if its cancel was requested, or if it has failed or crashed too often.
 
     `why` is what is known of an expired lease, for the `reason` of a task that is dead by it.
     An expired lease keeps its token: its holder may still report, as long as the task is not granted again.
@@ -133,21 +135,21 @@ def _counted(row: Trigger, event: Event, limits: Limits, why: str) -> tuple[Trig
         failures = row.failures + 1
         if _policy(limits) is None:
             return replace(row, failures=failures), f"{_DAMAGED}: its retry policy cannot be read"
-        return replace(row, failures=failures), _too_many_failures(failures, limits)
+        return replace(row, failures=failures), _why_dead_by_failures(failures, limits)
     crashes = row.crashes + 1
-    reason = _too_many_crashes(crashes, limits)
+    reason = _why_dead_by_crashes(crashes, limits)
     if reason is not None and why:
         reason = f"{reason}; in the last run, {why}"
     return replace(row, crashes=crashes), reason
 
 
-def _too_many_failures(failures: int, limits: Limits) -> str | None:
+def _why_dead_by_failures(failures: int, limits: Limits) -> str | None:
     if limits.max_attempts is None or failures < limits.max_attempts:
         return None
     return f"{failures} attempts ended in retry: max_attempts is {limits.max_attempts}"
 
 
-def _too_many_crashes(crashes: int, limits: Limits) -> str | None:
+def _why_dead_by_crashes(crashes: int, limits: Limits) -> str | None:
     if crashes <= limits.max_crashes:
         return None
     return f"{crashes} runs ended because their holder vanished: max_crashes is {limits.max_crashes}"

@@ -56,20 +56,20 @@ _ABSENT = re.compile(r"^Object (?:missing required|contains unknown) field `(.*)
 _LONGEST = 500  # characters of a text that may repeat what a client sent
 
 
-def read(body: bytes, kind: type[Any]) -> Any:
-    """Decode a request and check its values. Raises `Refused`, msgspec's `DecodeError`, and `RecursionError`."""
+def read(body: bytes, request_type: type[Any]) -> Any:
+    """Decode and check a request of this type. Raises `Refused`, msgspec's `DecodeError`, and `RecursionError`."""
     if len(body) > MAX_NAMES:
         _check_shape(body)
-    return _decoded(body, kind, dependencies=False)
+    return _decode_and_check(body, request_type, dependencies=False)
 
 
-def checked(kind: type[_R], body: Mapping[str, Any], *, dependencies: bool = False) -> _R:
+def checked(request_type: type[_R], body: Mapping[str, Any], *, dependencies: bool = False) -> _R:
     """Check a request of this process as a server would, and return it with users' values as bytes.
 
     `dependencies`: whether this service keeps tasks that wait for others. Raises `Refused`.
     """
     try:
-        return _decoded(_encode(body), kind, dependencies=dependencies)
+        return _decode_and_check(_encode(body), request_type, dependencies=dependencies)
     except Refused:
         raise
     except _NO_JSON as error:
@@ -102,11 +102,14 @@ def check_new_tasks(tasks: Sequence[NewTask], *, dependencies: bool = False) -> 
 
 
 def check_beats(beats: Sequence[Beat], *, dependencies: bool = False) -> None:
-    """Refuse a batch if a progress is too big, nested too deep or not JSON. Raises `Refused`."""
+    """Refuse a batch if a progress is too big, nested too deep or not JSON. Raises `Refused`.
+
+    `dependencies` is ignored; the check of each type of request has this argument.
+    """
     errors = _Errors(dependencies=dependencies)
     for item, beat in enumerate(beats):
         if beat.progress is not UNSET:
-            errors.check(item, "progress", beat.progress, MAX_PROGRESS)
+            errors.check_value(item, "progress", beat.progress, MAX_PROGRESS)
     errors.refuse()
 
 
@@ -117,10 +120,10 @@ def check_settlements(settlements: Sequence[Settlement], *, dependencies: bool =
     """
     errors = _Errors(dependencies=dependencies)
     for item, settlement in enumerate(settlements):
-        errors.check(item, "result", settlement.result, MAX_PAYLOAD)
-        errors.check(item, "error", settlement.error, MAX_ERROR)
+        errors.check_value(item, "result", settlement.result, MAX_PAYLOAD)
+        errors.check_value(item, "error", settlement.error, MAX_ERROR)
         if settlement.progress is not UNSET:
-            errors.check(item, "progress", settlement.progress, MAX_PROGRESS)
+            errors.check_value(item, "progress", settlement.progress, MAX_PROGRESS)
         if settlement.then:
             _check_successors(errors, item, settlement)
     errors.refuse()
@@ -157,7 +160,7 @@ def shortened(text: str) -> str:
 
 
 class _Errors:
-    """The faults of one batch."""
+    """The faults of one batch: each check adds those that it finds, and `refuse` raises all of them as a `Refused`."""
 
     def __init__(self, *, dependencies: bool) -> None:
         self._dependencies = dependencies
@@ -167,7 +170,7 @@ class _Errors:
     def add(self, item: int, field: str, detail: str) -> None:
         self._faults.append({"item": item, "field": field, "detail": detail})
 
-    def check(self, item: int, field: str, value: Any, most: int) -> None:
+    def check_value(self, item: int, field: str, value: Any, most: int) -> None:
         try:
             # A plain value is measured as it would be sent.
             raw = bytes(value) if type(value) is Raw else _encode(value)
@@ -179,14 +182,15 @@ class _Errors:
         if detail is not None:
             self.add(item, field, detail)
 
-    def check_task(self, item: int, prefix: str, task: NewTask) -> None:
-        self.check(item, f"{prefix}payload", task.payload, MAX_PAYLOAD)
+    def check_task(self, item: int, field_prefix: str, task: NewTask) -> None:
+        self.check_value(item, f"{field_prefix}payload", task.payload, MAX_PAYLOAD)
         if task.after and not self._dependencies:
-            self.add(item, f"{prefix}after", _NO_DEPENDENCIES)
+            self.add(item, f"{field_prefix}after", _NO_DEPENDENCIES)
         elif task.id in task.after:
-            self.add(item, f"{prefix}after", _OWN_DEPENDENCY)
+            self.add(item, f"{field_prefix}after", _OWN_DEPENDENCY)
 
     def _fault(self, raw: bytes, most: int) -> str | None:
+        """Return why a value does not fit; raise if it is not JSON, or if the values together have too many parts."""
         if raw == _NULL:
             return None
         if (fault := value_fault(raw, most)) is not None:
@@ -332,9 +336,9 @@ _CHECKS: dict[type[Any], tuple[str, Callable[..., None]]] = {
 }
 
 
-def _decoded(body: bytes, kind: type[_R], *, dependencies: bool) -> _R:
+def _decode_and_check(body: bytes, request_type: type[_R], *, dependencies: bool) -> _R:
     try:
-        request: _R = _decoder(kind).decode(body)
+        request: _R = _decoder(request_type).decode(body)
     except msgspec.ValidationError as error:
         raise refusal(error) from None
     if type(request) in _CHECKS:
@@ -365,5 +369,5 @@ def _encoding_error(value: Any) -> Exception | None:
 
 
 @functools.cache
-def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
+def _decoder(request_type: type[Any]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(request_type)

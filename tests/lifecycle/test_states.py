@@ -2,7 +2,7 @@
 
 import pytest
 
-from leasekit._lifecycle.states import ENDING, LEASED, NEXT, WAITING, Event, cancel_event, next_trigger, step
+from leasekit._lifecycle.states import ENDING, LEASED, NEXT, WAITING, Event, event_of_cancel, next_trigger, step
 from leasekit.task import Status
 
 S, E = Status, Event
@@ -72,8 +72,8 @@ def test_every_outcome_can_end_a_lease() -> None:
     + [(status, E.REQUEST_CANCEL) for status in BOTH]
     + [(status, None) for status in Status if status.ended],
 )
-def test_a_running_task_is_asked_and_a_waiting_task_is_cancelled(status: Status, does: Event | None) -> None:
-    assert cancel_event(status) is does
+def test_who_runs_is_ordered_and_who_waits_is_cancelled(status: Status, does: Event | None) -> None:
+    assert event_of_cancel(status) is does
 
 
 @pytest.mark.parametrize("status", [status for status in Status if not status.ended])

@@ -192,18 +192,18 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "attempts-unlimited": Mutant(
         "A failing task is retried past its `max_attempts`.",
-        Edit("leasekit._lifecycle.transitions:_too_many_failures", "limits.max_attempts is None or ...", "True"),
+        Edit("leasekit._lifecycle.transitions:_why_dead_by_failures", "limits.max_attempts is None or ...", "True"),
         by=Histories("limits", ["S10"]),
     ),
     "crashes-unlimited": Mutant(
         "A task that kills its holders is granted for ever.",
-        Edit("leasekit._lifecycle.transitions:_too_many_crashes", "crashes <= limits.max_crashes", "True"),
+        Edit("leasekit._lifecycle.transitions:_why_dead_by_crashes", "crashes <= limits.max_crashes", "True"),
         by=Histories("limits", ["S10"]),
     ),
     "dead-too-soon": Mutant(
         "A task is dead one crash too early.",
         Edit(
-            "leasekit._lifecycle.transitions:_too_many_crashes",
+            "leasekit._lifecycle.transitions:_why_dead_by_crashes",
             "crashes <= limits.max_crashes",
             "crashes < limits.max_crashes",
         ),

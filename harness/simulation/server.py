@@ -171,7 +171,7 @@ class _Writer(GroupCommit):
 
     async def stop(self) -> None:
         while any(self._queues.values()):
-            self._deliver(self._together(self._next()))
+            self._deliver(self._apply(self._next()))
         self._is_open = False
         self._store.close()
 
@@ -195,7 +195,7 @@ class _Writer(GroupCommit):
             return
         if self._is_killed("kill_before_commit"):
             return
-        outcome = self._together(self._next())
+        outcome = self._apply(self._next())
         if self._is_killed("kill_after_commit"):
             return
         self._soon(self._deliver, outcome)

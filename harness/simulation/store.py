@@ -98,13 +98,13 @@ class _Watched:
         self._tx.end(seqs, status)
         self.steps += self._tx.triggers_of(seqs).values()
 
-    def rebase(self, *, now: float, shift: float | None) -> None:
-        self._tx.rebase(now=now, shift=shift)
+    def restart_leases(self, *, now: float, shift: float | None) -> None:
+        self._tx.restart_leases(now=now, shift=shift)
         self.steps += self._tx.expired(now=_NEVER, limit=1_000_000)
 
-    def remember(self, claims: Sequence[ClaimMemory]) -> None:
+    def remember_claims(self, claims: Sequence[ClaimMemory]) -> None:
         self.claims.update((token, claim.claim_id) for claim in claims for _, token in claim.grants)
-        self._tx.remember(claims)
+        self._tx.remember_claims(claims)
 
     def add_runs(self, runs: Sequence[Run]) -> None:
         self.ran_out.update((run.seq, run.fence) for run in runs if run.outcome == "expired")

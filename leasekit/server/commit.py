@@ -118,7 +118,7 @@ class GroupCommit:
         return {rank.name: waiting for rank, waiting in self._waiting.items()}
 
     async def start(self) -> None:
-        """Open the store in the writer's thread. Raises the errors of `Store.open`."""
+        """Start the writer's thread, and open the store in it. Raises the errors of `Store.open`."""
         self._loop = asyncio.get_running_loop()
         opened: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -169,7 +169,7 @@ class GroupCommit:
     def begin(self, rank: RequestClass, request: Any, *, size: int) -> "asyncio.Future[Any]":
         """Queue a request of `size` items and return a future of its answer. Raises like `submit`."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.submit(rank, request, size=size, done=lambda result: _settle(answer, result))
+        self.submit(rank, request, size=size, done=lambda result: _resolve(answer, result))
         return answer
 
     @contextmanager
@@ -185,22 +185,22 @@ class GroupCommit:
             self._store.open()
         except BaseException as error:  # noqa: BLE001  `start` raises it
             self._is_open = False
-            self._tell(_settle, opened, error)
+            self._call_in_loop(_resolve, opened, error)
         else:
-            self._tell(_settle, opened, None)
+            self._call_in_loop(_resolve, opened, None)
             self._serve()
         finally:
-            self._tell(_settle, self._ended, None)
+            self._call_in_loop(_resolve, self._ended, None)
 
     def _serve(self) -> None:
         jobs: list[_Job] = []
         try:
             while jobs := self._next():
                 began_at = time.perf_counter()
-                outcome = self._together(jobs)
+                outcome = self._apply(jobs)
                 self.seconds.add(time.perf_counter() - began_at)
                 self.sizes.add(sum(job.size for job in jobs))
-                self._tell(self._deliver, outcome)
+                self._call_in_loop(self._deliver, outcome)
                 jobs.clear()
             self._store.close()
         except BaseException:  # also SystemExit: later requests would wait for a thread that has ended
@@ -216,7 +216,7 @@ class GroupCommit:
             for queue in self._queues.values():
                 queue.clear()
             self._waiting = dict.fromkeys(self._waiting, 0)
-        self._tell(self._deliver, _Outcome([(job, Unavailable(_ENDED_BADLY)) for job in waiting], {}))
+        self._call_in_loop(self._deliver, _Outcome([(job, Unavailable(_ENDED_BADLY)) for job in waiting], {}))
 
     def _next(self) -> list[_Job]:
         """Wait for the next transaction's requests, sorted by class (Rule 3); empty once the writer must end."""
@@ -235,7 +235,8 @@ class GroupCommit:
                     break
         return jobs
 
-    def _together(self, jobs: Sequence[_Job]) -> "_Outcome":
+    def _apply(self, jobs: Sequence[_Job]) -> "_Outcome":
+        """Apply these requests in one transaction, or after a failure in smaller ones (Rule 2)."""
         try:
             return self._transact(jobs)
         except Unavailable as error:
@@ -248,7 +249,7 @@ class GroupCommit:
             return _Outcome([(job, failure) for job in jobs], {})
         was, self._is_repeated = self._is_repeated, True
         try:
-            return _merged([self._together(group) for group in groups])
+            return _merged([self._apply(group) for group in groups])
         finally:
             self._is_repeated = was
 
@@ -261,10 +262,10 @@ class GroupCommit:
         try:
             with self._store.transaction() as tx:
                 if self.fault is not None:
-                    tx.touch()
+                    tx.probe_write()
                 # The wall clock may have stepped back unnoticed: due tasks must not wait until it has caught up.
                 if self._is_after_gap:
-                    moment = self._clock.not_before(tx.latest())
+                    moment = self._clock.not_before(tx.latest_time())
                     shift = self._clock.shift(tx.anchor(), moment.instant)
                 tx.set_anchor(self._clock.anchor(moment.instant))
                 turn = UnitOfWork(
@@ -287,7 +288,7 @@ class GroupCommit:
         self.lapsed += turn.lapsed
         return _Outcome(answered, turn.readied(), turn.happened or ())
 
-    def _tell(self, callback: Callable[..., None], *args: Any) -> None:
+    def _call_in_loop(self, callback: Callable[..., None], *args: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: no caller is left
             self._loop.call_soon_threadsafe(callback, *args)
 
@@ -311,7 +312,7 @@ def _merged(outcomes: Sequence[_Outcome]) -> _Outcome:
     return _Outcome([answered for outcome in outcomes for answered in outcome.answered], readied, happened)
 
 
-def _settle(future: "asyncio.Future[Any]", result: Any) -> None:
+def _resolve(future: "asyncio.Future[Any]", result: Any) -> None:
     if future.done():
         return
     if isinstance(result, BaseException):

@@ -30,7 +30,7 @@ class DueTasks:
         readers.sort(key=lambda reader: reader.priority)
         taken: list[Trigger] = []
         for _, level in itertools.groupby(readers, key=lambda reader: reader.priority):
-            taken += _oldest(list(level), limit - len(taken))
+            taken += _take_oldest(list(level), limit - len(taken))
             if len(taken) >= limit:
                 break
         return taken
@@ -78,7 +78,7 @@ def _key(row: Trigger) -> tuple[float, int]:
     return (row.next_trigger_at or 0.0, row.seq)
 
 
-def _oldest(readers: Sequence[_LaneReader], limit: int) -> list[Trigger]:
+def _take_oldest(readers: Sequence[_LaneReader], limit: int) -> list[Trigger]:
     if len(readers) == 1:
         return readers[0].take(limit)
     heads = [(head, number) for number, reader in enumerate(readers) if (head := reader.head()) is not None]

@@ -44,7 +44,7 @@ __all__ = ["DirectBackend", "EmbeddedBackend", "plain", "plain_info"]
 
 
 class DirectBackend:
-    """A `Backend`, `Scheduler` and `WorkerDirectory` over an engine, or any object with an engine's methods."""
+    """A `Backend`, `Scheduler` and `WorkerDirectory` over the engine that a subclass returns from `_engine`."""
 
     capabilities = Capabilities(max_batch=MAX_BATCH, max_claim=MAX_BATCH)
 
@@ -148,26 +148,26 @@ class EmbeddedBackend(DirectBackend):
 
 def plain(task: Task) -> Task:
     """Return a task with users' values decoded, so that it shares no object with the service."""
-    return replace(task, payload=_plain(task.payload), progress=_plain(task.progress))
+    return replace(task, payload=_decoded_value(task.payload), progress=_decoded_value(task.progress))
 
 
 def plain_info(info: TaskInfo) -> TaskInfo:
     """Return everything about a task with users' values decoded."""
     return replace(
         info,
-        payload=_plain(info.payload),
-        progress=_plain(info.progress),
-        result=_plain(info.result),
-        error=_plain(info.error),
+        payload=_decoded_value(info.payload),
+        progress=_decoded_value(info.progress),
+        result=_decoded_value(info.result),
+        error=_decoded_value(info.error),
         history=[_decoded_entry(entry) for entry in info.history],
     )
 
 
 def _decoded_entry(entry: HistoryEntry) -> HistoryEntry:
-    return replace(entry, result=_plain(entry.result), error=_plain(entry.error))
+    return replace(entry, result=_decoded_value(entry.result), error=_decoded_value(entry.error))
 
 
-def _plain(value: Any) -> Any:
+def _decoded_value(value: Any) -> Any:
     try:
         return msgspec.json.decode(value) if isinstance(value, Raw) else value
     except (ValueError, RecursionError) as error:

@@ -285,11 +285,13 @@ class Engine:
         return await self._commit.ask(rank, items, size=len(items) if size is None else size) if items else []
 
     async def _end(self, settlements: Sequence[Settlement]) -> list[Verdict]:
+        """Have the writer settle these runs, and wait; a batch of releases alone goes before other results."""
         gives_back = all(settlement.outcome == "release" for settlement in settlements)
         size = sum(map(_work_of_settlement, settlements))
         return await self._write(_RELEASE if gives_back else _RESULTS, settlements, size=size)
 
     def _attempt(self, request: claims.WaitingClaim, done: Done) -> None:
+        """Queue a claim for the writer, which tries it once and calls `done`. Raises `Throttled`."""
         if request.limit:
             self.check_room()
         self._commit.submit(_CLAIM, request, size=1 + len(request.kinds) // _KINDS, done=done)

@@ -14,7 +14,7 @@ def successor_id(task_id: str, fence: int, position: int) -> str:
     return str(uuid.uuid5(_SUCCESSORS, f"{task_id}/{fence}/{position}"))
 
 
-def tokens(count: int, chance: _random.Random) -> list[str]:
-    """Return tokens of 128 bits, as hard to guess as `chance`; one draw from `chance` makes the whole batch."""
-    digits = f"{chance.getrandbits(4 * _TOKEN * count):0{_TOKEN * count}x}" if count else ""
+def tokens(count: int, random: _random.Random) -> list[str]:
+    """Return tokens of 128 bits, as hard to guess as `random`; one draw from `random` makes the whole batch."""
+    digits = f"{random.getrandbits(4 * _TOKEN * count):0{_TOKEN * count}x}" if count else ""
     return [digits[at : at + _TOKEN] for at in range(0, _TOKEN * count, _TOKEN)]

@@ -30,6 +30,8 @@ _PAUSE = 1.0  # seconds until a refused claim may be repeated
 
 @dataclass(slots=True, eq=False)
 class _Poll:
+    """A claim from its arrival to its answer; it is parked while no task of its kinds is due."""
+
     claim: WaitingClaim
     answer: "asyncio.Future[Claimed]"
     callers: int = 0
@@ -86,7 +88,7 @@ class LongPolls:
             request = WaitingClaim(self._count, worker, claim_id, distinct, limit, now)
             poll = self._begin(request, 0.0 if self._has_ended or not limit else wait)
         else:
-            self._wait_no_longer(poll, wait)
+            self._shorten_wait(poll, wait)
         poll.callers += 1
         try:
             return await asyncio.shield(poll.answer)
@@ -101,7 +103,7 @@ class LongPolls:
             self._wake(kind, due.number)
             # For a claim that is tried now or arrives later, the writer reports the next due time again.
             if due.next_at is not None and kind in self._parked:
-                self._expect_at(kind, due.next_at)
+                self._note_due(kind, due.next_at)
         self._set_timer()
 
     def expect(self, arriving: Mapping[str, int]) -> None:
@@ -114,7 +116,7 @@ class LongPolls:
         missed, self._missed = self._missed, set()
         for kind in missed:
             self._wake(kind, 1)
-        self._time_has_come()
+        self._wake_due()
 
     def end(self) -> None:
         """Answer all parked claims, and every later claim without a wait; a claim at the writer may still get tasks."""
@@ -135,16 +137,16 @@ class LongPolls:
             raise Throttled(f"{_MOST} claims wait already", retry_after=_PAUSE)
         loop = asyncio.get_running_loop()
         poll = _Poll(request, loop.create_future(), has_time=wait > 0)
-        self._attempt(request, lambda answer: self._tried(poll, answer))
+        self._attempt(request, lambda answer: self._after_attempt(poll, answer))
         self._polls[poll.key] = poll
         if poll.has_time:
             poll.timeout = loop.call_later(wait, self._time_is_up, poll)
         return poll
 
-    def _try(self, poll: _Poll) -> None:
+    def _try_again(self, poll: _Poll) -> None:
         self._unpark(poll)
         try:
-            self._attempt(poll.claim, lambda answer: self._tried(poll, answer))
+            self._attempt(poll.claim, lambda answer: self._after_attempt(poll, answer))
         except Throttled as error:
             self._missed.update(poll.claim.kinds)
             if poll.has_time:
@@ -152,7 +154,7 @@ class LongPolls:
             else:
                 self._finish(poll, error)
 
-    def _tried(self, poll: _Poll, answer: Answer | BaseException) -> None:
+    def _after_attempt(self, poll: _Poll, answer: Answer | BaseException) -> None:
         if not (isinstance(answer, Answer) and answer.again):  # `again`: not even an earlier answer was looked up
             poll.claim.is_new = False
         if isinstance(answer, BaseException):
@@ -163,14 +165,14 @@ class LongPolls:
         elif poll.answer.done():
             pass
         elif answer.again:
-            self._try(poll)
+            self._try_again(poll)
         elif not poll.has_time:
-            self._finish(poll, self._nothing(poll))
+            self._finish(poll, self._empty_answer(poll))
         else:
             self._park(poll)
 
-    def _wait_no_longer(self, poll: _Poll, wait: float) -> None:
-        """Shorten the wait to that of a repeated call: its client has given up the earlier call."""
+    def _shorten_wait(self, poll: _Poll, wait: float) -> None:
+        """Shorten the wait to that of a repeated call, never lengthen it: its client has given up the earlier call."""
         loop = asyncio.get_running_loop()
         if poll.timeout is not None and loop.time() + wait < poll.timeout.when():
             poll.timeout.cancel()
@@ -180,9 +182,9 @@ class LongPolls:
         # A claim at the writer may still get tasks: then the writer's answer finishes it.
         poll.has_time = False
         if poll.is_parked:
-            self._finish(poll, self._nothing(poll))
+            self._finish(poll, self._empty_answer(poll))
 
-    def _nothing(self, poll: _Poll) -> Claimed:
+    def _empty_answer(self, poll: _Poll) -> Claimed:
         return Claimed(tasks=[], waited=max(0.0, self._clock.instant() - poll.claim.arrived_at))
 
     def _finish(self, poll: _Poll, result: Claimed | BaseException) -> None:
@@ -221,9 +223,9 @@ class LongPolls:
 
     def _wake(self, kind: str, count: int) -> None:
         for poll in self._parked.get(kind, [])[:count]:
-            self._try(poll)
+            self._try_again(poll)
 
-    def _expect_at(self, kind: str, due_at: float) -> None:
+    def _note_due(self, kind: str, due_at: float) -> None:
         if due_at < self._due.get(kind, math.inf):
             self._due[kind] = due_at
             heapq.heappush(self._agenda, (due_at, kind))
@@ -244,9 +246,9 @@ class LongPolls:
         due_at = self._next_due()
         if due_at is not None:
             delay = max(_SOONEST, due_at - self._clock.peek())
-            self._timer = asyncio.get_running_loop().call_later(delay, self._time_has_come)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._wake_due)
 
-    def _time_has_come(self) -> None:
+    def _wake_due(self) -> None:
         now = self._clock.peek()
         due: list[str] = []
         while (due_at := self._next_due()) is not None and due_at <= now:

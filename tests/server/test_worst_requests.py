@@ -116,7 +116,7 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         return 0
 
     async with Engine(store, period=3600.0) as engine:
-        with store._connected() as connection:
+        with store._writer_connection() as connection:
             driver = connection.connection.driver_connection
             assert isinstance(driver, sqlite3.Connection)
             driver.set_progress_handler(step, 100)

@@ -390,7 +390,7 @@ async def _waited_until_now(call: Call) -> Any:
     answer = await call.send()
     key = ("w1", call.options["claim_id"])
     with _service(call)._turn() as turn:
-        claim = turn.tx.remembered([key]).get(key)
+        claim = turn.tx.claim_memories([key]).get(key)
         asked_at = claim.granted_at - claim.waited if claim else turn.now
         return structs.replace(answer, waited=turn.now - asked_at)
 

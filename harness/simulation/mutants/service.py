@@ -74,7 +74,7 @@ SERVICE: Mapping[str, Mutant] = {
     "rebased-to-the-beats-ttl": Mutant(
         "After a restart a lease lasts for the ttl of its beats, even if the claim granted a longer one.",
         Edit(
-            "leasekit.server.store.memory:_MemoryTx.rebase",
+            "leasekit.server.store.memory:_MemoryTx.restart_leases",
             "max(row.claim_timeout, row.heartbeat_timeout)",
             "row.heartbeat_timeout",
         ),
@@ -105,15 +105,15 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "never-rebased": Mutant(
         "Leases get no new ttl after a restart or a stall of the server.",
-        Edit("leasekit.server.roles.consumer:rebase", "turn.tx.rebase(...)", "pass"),
+        Edit("leasekit.server.roles.consumer:rebase", "turn.tx.restart_leases(...)", "pass"),
         by=Histories("restarts", ["L6"]),
     ),
     "runtime-by-the-clock-of-old": Mutant(
         "After a restart the longest runtime counts by the clock of the earlier process.",
         Edit(
             "leasekit.server.roles.consumer:rebase",
-            "turn.tx.rebase(now=turn.instant, shift=shift)",
-            "turn.tx.rebase(now=turn.instant, shift=0.0)",
+            "turn.tx.restart_leases(now=turn.instant, shift=shift)",
+            "turn.tx.restart_leases(now=turn.instant, shift=0.0)",
         ),
         by=Histories("steps", ["L5"]),
     ),
@@ -145,7 +145,7 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "ended-claim-granted-later": Mutant(
         "A claim that was ended is granted tasks when its request arrives again.",
-        Edit("leasekit.server.roles.claims:_ended", "turn.tx.remember(...)", "pass"),
+        Edit("leasekit.server.roles.claims:_ended", "turn.tx.remember_claims(...)", "pass"),
         test="tests/server/roles/test_claims.py::test_a_claim_that_was_ended_is_granted_nothing_for_a_day_and_through_restarts",
         why_test="this takes a request that arrives after the one that ended its claim",
     ),
@@ -216,7 +216,7 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "progress-lost": Mutant(
         "The next holder does not get the progress of the last one.",
-        Edit("leasekit.server.roles.hsc:_renew", "batch.progress.save(turn.tx)", "pass"),
+        Edit("leasekit.server.roles.hsc:_save_beats", "batch.progress.save(turn.tx)", "pass"),
         by=Histories("deaths", ["L7"]),
     ),
     "progress-unordered": Mutant(

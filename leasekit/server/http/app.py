@@ -142,7 +142,7 @@ def _listen(host: str, port: int, *, insecure: bool) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, with a stop that answers waiting claims, ends event streams, and exits with code 0."""
+    """uvicorn's server, which prints its addresses; its stop answers waiting claims and ends event streams."""
 
     def __init__(self, app: Litestar) -> None:
         super().__init__(
@@ -174,7 +174,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Replaces uvicorn's method, which raises the signal again at the end: the process would die of the signal.
+        """Stop at the first signal, and at once at the second; uvicorn's method would have the process die of it."""
         self.force_exit = self.should_exit
         self.should_exit = True
 

@@ -28,7 +28,7 @@ class DisconnectWatch:
         `claim_id` and gets these tasks, or their leases expire.
         """
         waiting = asyncio.create_task(claim)
-        watch = asyncio.create_task(_gone(receive))
+        watch = asyncio.create_task(_until_disconnect(receive))
         self._count += 1
         try:
             await asyncio.wait((waiting, watch), return_when=asyncio.FIRST_COMPLETED)
@@ -42,7 +42,7 @@ class DisconnectWatch:
             return Claimed(tasks=[])
 
 
-async def _gone(receive: Receive) -> None:
+async def _until_disconnect(receive: Receive) -> None:
     # After the request body, the next message says that the client has disconnected.
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -105,7 +105,7 @@ class Feed:
             yield _HELLO
             if at == 0:
                 at = self._first
-                yield self._said(at - 1, "missed", b"{}")
+                yield self._as_sse(at - 1, "missed", b"{}")
             while not self._closed:
                 wake.clear()
                 if at < self._first:
@@ -114,14 +114,14 @@ class Feed:
                 until = min(self._next, at + _CHUNK)
                 if chunk := self._chunk(range(at, until), kind, task):
                     yield chunk
-                elif until == self._next and not await self._woken(wake):
+                elif until == self._next and not await self._woken_in_time(wake):
                     yield _COMMENT
                 at = until
         finally:
             self._readers.discard(wake)
             self._quiet_since = self._now()
 
-    async def _woken(self, wake: asyncio.Event) -> bool:
+    async def _woken_in_time(self, wake: asyncio.Event) -> bool:
         try:
             async with asyncio.timeout(self._heartbeat):
                 return await wake.wait()
@@ -135,8 +135,8 @@ class Feed:
             event = ring[number % size]
             if event is None or (kind is not None and event.kind != kind) or (task is not None and event.id != task):
                 continue
-            chunk.append(self._said(number, event.event, _encode(event)))
+            chunk.append(self._as_sse(number, event.event, _encode(event)))
         return b"".join(chunk)
 
-    def _said(self, number: int, event: str, data: bytes) -> bytes:
+    def _as_sse(self, number: int, event: str, data: bytes) -> bytes:
         return b"id: %s-%d\nevent: %s\ndata: %s\n\n" % (self._name.encode(), number, event.encode(), data)

@@ -29,10 +29,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_head()
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_is_over()
+        self._stop_head_timer()
         self.resume_writing()
         super().connection_lost(exc)
 
@@ -46,10 +46,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {ABORT: {"abort": self.transport.abort}}
-        self._expect_head()
+        self._start_head_timer()
 
     def on_headers_complete(self) -> None:
-        self._head_is_over()
+        self._stop_head_timer()
         super().on_headers_complete()
 
     def pause_writing(self) -> None:
@@ -66,11 +66,11 @@ class BoundedProtocol(HttpToolsProtocol):
         """Answer a request that uvicorn cannot parse, and that no application can answer."""
         self._refuse(400, "Bad Request", "the request is not valid HTTP/1.1")
 
-    def _expect_head(self) -> None:
-        self._head_is_over()
+    def _start_head_timer(self) -> None:
+        self._stop_head_timer()
         self._timer = self.loop.call_later(HEAD_TIMEOUT, self.timeout_keep_alive_handler)
 
-    def _head_is_over(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -55,7 +55,7 @@ class Sending:
         """
         if self._of_claim[key] >= _OF_ONE_CLAIM or self.size >= _TOGETHER:
             await asyncio.sleep(_PAUSE * (0.5 + random.random()))  # noqa: S311  random, so that repeats are spread
-            self._check(key)
+            self._check_claim(key)
             self.check_room()
 
     def check_room(self) -> None:
@@ -63,7 +63,7 @@ class Sending:
         if self.size >= _TOGETHER:
             raise Throttled("too many bytes of answers are still being sent", retry_after=_PAUSE)
 
-    def _check(self, key: _Key) -> None:
+    def _check_claim(self, key: _Key) -> None:
         if self._of_claim[key] >= _OF_ONE_CLAIM:
             raise Throttled("this claim was repeated, and its answers are still being sent", retry_after=_PAUSE)
 
@@ -75,7 +75,7 @@ class Sending:
         response = ClaimResponse(ClaimAnswer(waited=claimed.waited or 0.0, tasks=claimed.tasks))
         size = sum(map(_size, claimed.tasks))
         if size > _BIG:
-            self._check(key)
+            self._check_claim(key)
             response.place = _Place(self, key, size)
         return response
 

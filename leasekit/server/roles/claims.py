@@ -74,11 +74,12 @@ def claim(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> list[Answer]:
         reap(turn)
         answers.update(_served(turn, present))
     if waiting:
-        _tell_what_is_left(turn, {kind for item in waiting for kind in item.kinds}, tried=len(requests))
+        _note_what_is_left(turn, {kind for item in waiting for kind in item.kinds}, tried=len(requests))
     return [answers.get(id(item), _NOTHING) for item in requests]
 
 
-def _tell_what_is_left(turn: UnitOfWork, kinds: set[str], *, tried: int) -> None:
+def _note_what_is_left(turn: UnitOfWork, kinds: set[str], *, tried: int) -> None:
+    """Note which of these kinds still have due tasks, and when the next are due, so that parked claims are woken."""
     lanes = turn.tx.lanes(kinds)
     for kind in kinds.difference(lane.kind for lane in lanes if lane.due_at <= turn.now):
         turn.taken(kind)
@@ -90,8 +91,11 @@ def _tell_what_is_left(turn: UnitOfWork, kinds: set[str], *, tried: int) -> None
 
 
 def _repeated(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answer]:
-    """Answer claims that were answered before with the leases that are still live, and the same tokens and `waited`."""
-    memories = turn.tx.remembered({(request.worker, request.claim_id) for request in requests}) if requests else {}
+    """Answer claims that were answered before with their live leases, and the same tokens and `waited`.
+
+    The result has these answers only, by the `id()` of the request.
+    """
+    memories = turn.tx.claim_memories({(request.worker, request.claim_id) for request in requests}) if requests else {}
     answers: dict[int, Answer] = {}
     room = _ANSWER
     for request in requests:
@@ -99,35 +103,35 @@ def _repeated(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, A
         if memory is None:
             continue
         if not request.limit:  # the tasks will only be released: their values are not read
-            answers[id(request)] = Answer(Claimed(tasks=_to_release(turn, memory), waited=memory.waited))
+            answers[id(request)] = Answer(Claimed(tasks=_held_tasks_without_values(turn, memory), waited=memory.waited))
             continue
         if room <= 0:
             answers[id(request)] = Answer(again=True)
             continue
-        tasks = _still_held(turn, memory)
+        tasks = _held_tasks(turn, memory)
         room -= sum(len(memoryview(value)) for task in tasks for value in (task.payload, task.progress))
         answers[id(request)] = Answer(Claimed(tasks=tasks, waited=memory.waited))
     return answers
 
 
-def _still_held(turn: UnitOfWork, memory: ClaimMemory) -> list[Task]:
-    live = _live(turn, memory)
+def _held_tasks(turn: UnitOfWork, memory: ClaimMemory) -> list[Task]:
+    live = _held_rows(turn, memory)
     contents = turn.tx.contents([row.seq for row in live])
     return tasks_of(_whole(turn, live, contents), contents)
 
 
-def _to_release(turn: UnitOfWork, memory: ClaimMemory) -> list[Task]:
-    return [_task(row, _WITHOUT_CONTENT) for row in _live(turn, memory)]
+def _held_tasks_without_values(turn: UnitOfWork, memory: ClaimMemory) -> list[Task]:
+    return [_task(row, _WITHOUT_CONTENT) for row in _held_rows(turn, memory)]
 
 
-def _live(turn: UnitOfWork, memory: ClaimMemory) -> list[Trigger]:
+def _held_rows(turn: UnitOfWork, memory: ClaimMemory) -> list[Trigger]:
     rows = turn.tx.triggers_of([seq for seq, _ in memory.grants])
     return [rows[seq] for seq, granted in memory.grants if seq in rows and is_held(rows[seq], granted, turn.instant)]
 
 
 def _ended(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answer]:
     """Answer these claims without tasks, and remember that: every later call with their ids gets the same answer."""
-    turn.tx.remember([ClaimMemory(request.worker, request.claim_id, turn.now, 0.0, ()) for request in requests])
+    turn.tx.remember_claims([ClaimMemory(request.worker, request.claim_id, turn.now, 0.0, ()) for request in requests])
     return {id(request): Answer(Claimed(tasks=[], waited=0.0)) for request in requests}
 
 
@@ -135,6 +139,7 @@ def _ended(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answ
 
 
 def _served(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answer]:
+    """Grant due tasks to these claims, and return the answers of those that get any or must be tried again."""
     granted, skipped = _granted(turn, requests)
     answers = {id(request): Answer(again=True) for request in skipped}
     contents = turn.tx.contents([row.seq for _, rows in granted for row in rows]) if granted else {}
@@ -152,14 +157,14 @@ def _served(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Ans
         answers[id(request)] = Answer(Claimed(tasks=tasks_of(rows, contents), waited=waited))
         grants = [(row.seq, row.token or "") for row in rows]
         memories.append(ClaimMemory(request.worker, request.claim_id, turn.now, waited, grants))
-    turn.tx.remember(memories)
+    turn.tx.remember_claims(memories)
     return answers
 
 
 def _granted(
     turn: UnitOfWork, requests: Sequence[WaitingClaim]
 ) -> tuple[list[tuple[WaitingClaim, list[Trigger]]], Sequence[WaitingClaim]]:
-    """Return the claims that get tasks, with these, and the claims whose turn does not come in this transaction."""
+    """Return the claims that get tasks, with the rows to be saved, and the claims whose turn does not come yet."""
     kinds = {kind for request in requests for kind in request.kinds}
     due_tasks = DueTasks(turn, kinds, wanted=sum(request.limit for request in requests))
     granted: list[tuple[WaitingClaim, list[Trigger]]] = []
@@ -171,7 +176,7 @@ def _granted(
         room -= len(rows)
         unsized += [row.seq for row in rows]
         if len(unsized) > _ALWAYS_FIT:
-            bytes_left -= turn.tx.size(unsized)
+            bytes_left -= turn.tx.content_size(unsized)
             unsized.clear()
         if rows:
             granted.append((request, grant_all(turn, rows, request.worker)))
@@ -189,9 +194,9 @@ def _fitting(turn: UnitOfWork, due_tasks: DueTasks, rows: list[Trigger]) -> list
     if len(rows) <= _ALWAYS_FIT:
         return rows
     seqs = [row.seq for row in rows]
-    if turn.tx.size(seqs) <= _ANSWER:
+    if turn.tx.content_size(seqs) <= _ANSWER:
         return rows
-    fit = bisect.bisect_right(range(1, len(rows)), _ANSWER, key=lambda count: turn.tx.size(seqs[:count]))
+    fit = bisect.bisect_right(range(1, len(rows)), _ANSWER, key=lambda count: turn.tx.content_size(seqs[:count]))
     due_tasks.put_back(rows[max(fit, 1) :])
     return rows[: max(fit, 1)]
 

@@ -39,7 +39,7 @@ def lapse(turn: UnitOfWork, rows: Sequence[Trigger]) -> list[Trigger]:
     for row in rows:
         why = silence(row, now=turn.now, instant=turn.instant)
         after = end_run(row, Event.EXPIRE, limits=limits.get(row.seq, NO_LIMITS), now=turn.now, why=why)
-        runs.append(_expired(row, at=turn.now, why=why))
+        runs.append(_expired_run(row, at=turn.now, why=why))
         if after.status in WAITING:
             turn.ready(row.kind, turn.now)
         ended.append(after)
@@ -66,11 +66,11 @@ def silence(row: Trigger, *, now: float, instant: float) -> str:
         detail = "; its handler had not begun"
     elif row.run_until is not None and row.run_until <= ended_at:
         event, detail = "no beat was accepted", f": its max_runtime of {row.max_runtime:g} s was over"
-    since = f"since {_clock(now - silent)}, {silent:.0f} s ago"
+    since = f"since {_utc_time(now - silent)}, {silent:.0f} s ago"
     return f"{event} from worker {row.owner!r} {since} (its ttl is {ttl:g} s){detail}"
 
 
-def _clock(at: float) -> str:
+def _utc_time(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 
@@ -80,7 +80,7 @@ def rebase(turn: UnitOfWork, shift: float | None) -> None:
     After a start, ends that an earlier process wrote mean nothing, because its clock was another one. The ends of runs
     with a `max_runtime` move by `shift`, the seconds by which this clock is ahead of the earlier one; None: unknown.
     """
-    turn.tx.rebase(now=turn.instant, shift=shift)
+    turn.tx.restart_leases(now=turn.instant, shift=shift)
 
 
 def forget(turn: UnitOfWork) -> None:
@@ -89,7 +89,7 @@ def forget(turn: UnitOfWork) -> None:
     turn.tx.forget_claims(before=turn.instant - _CLAIM_MEMORY)
 
 
-def _expired(row: Trigger, *, at: float, why: str) -> Run:
+def _expired_run(row: Trigger, *, at: float, why: str) -> Run:
     return Run(
         seq=row.seq,
         fence=row.fence,

@@ -37,7 +37,7 @@ def schedule(turn: UnitOfWork, tasks: Sequence[NewTask]) -> list[Scheduled]:
     """Accept tasks; an id, or a live dedupe key, makes one task only."""
     intake = _Intake(turn, tasks)
     answers = [intake.take(task) for task in tasks]
-    intake.close()
+    intake.save()
     return answers
 
 
@@ -50,7 +50,7 @@ class _Known(NamedTuple):
 
 
 class _Intake:
-    """A batch of new tasks: the tasks known before, and those that the batch adds."""
+    """A batch of tasks to schedule: `take` says which are new, by id and dedupe key, and `save` writes those."""
 
     def __init__(self, turn: UnitOfWork, tasks: Sequence[NewTask]) -> None:
         self._turn = turn
@@ -77,11 +77,11 @@ class _Intake:
                 return Scheduled(id=first.id, created=False, status=self._known[first.id].status)
         return self._add(task)
 
-    def close(self) -> None:
+    def save(self) -> None:
         if not self._new:
             return
         turn = self._turn
-        seq = turn.tx.allocate(len(self._new))
+        seq = turn.tx.allocate_seqs(len(self._new))
         entities: list[Entity] = []
         rows: list[Trigger] = []
         for task_id, payload, digest, task in self._new:
@@ -172,12 +172,12 @@ def cancel(turn: UnitOfWork, ids: Sequence[str]) -> list[Verdict]:
         if after is not rows[task_id]:
             rows[task_id] = changed[task_id] = after
             turn.tell("cancelled" if after.status is Status.CANCELLED else "cancel_requested", after)
-        verdicts.append(_told(after))
+        verdicts.append(_cancel_verdict(after))
     turn.tx.save(list(changed.values()))
     return verdicts
 
 
-def _told(row: Trigger) -> Verdict:
+def _cancel_verdict(row: Trigger) -> Verdict:
     if row.status is Status.CANCELLED:  # also for a repeat: the second answer equals the first
         return Verdict(id=row.id, verdict="cancelled")
     if row.status in LEASED:
@@ -200,7 +200,7 @@ def page(view: View, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
 
     Raises `Refused` if `cursor` is not from an earlier page.
     """
-    rows = view.page(wanted, after=_after(cursor), limit=limit + 1)
+    rows = view.page(wanted, after=_seq_of_cursor(cursor), limit=limit + 1)
     shown: list[TaskInfo] = []
     size = 0
     for row, info in zip(rows[:limit], _infos(view, rows[:limit], history=False), strict=True):
@@ -212,7 +212,7 @@ def page(view: View, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
     return Page(tasks=shown, cursor=cursor if len(shown) < len(rows) else None)
 
 
-def _after(cursor: str | None) -> int:
+def _seq_of_cursor(cursor: str | None) -> int:
     if cursor is None:
         return 0
     if cursor.isascii() and cursor.isdigit() and len(cursor) <= 18:

@@ -39,7 +39,7 @@ def heartbeat(turn: UnitOfWork, beats: Sequence[Beat]) -> list[Verdict]:
     """
     rows = turn.tx.triggers({beat.id for beat in beats})
     batch = _judged(rows, beats, turn.instant)
-    _renew(turn, batch)
+    _save_beats(turn, batch)
     if batch.refused:
         past = _Past(turn, [rows[beats[at].id].seq for at in batch.refused if beats[at].id in rows])
         for at in batch.refused:
@@ -86,7 +86,7 @@ def _judged(rows: Mapping[str, Trigger], beats: Sequence[Beat], now: float) -> _
     return batch
 
 
-def _renew(turn: UnitOfWork, batch: _Batch) -> None:
+def _save_beats(turn: UnitOfWork, batch: _Batch) -> None:
     for status in LEASED:
         turn.tx.renew([seq for seq, now_is in batch.renewed.items() if now_is is status], status, now=turn.instant)
     if batch.bounded:
@@ -108,7 +108,7 @@ def _keep_ended(turn: UnitOfWork, rows: Sequence[Trigger]) -> None:
 
 
 class _Past:
-    """The ended runs of some tasks, by token."""
+    """The ended runs of some tasks by token: they say why a token is *gone*, or that its run was settled before."""
 
     def __init__(self, turn: UnitOfWork, seqs: Sequence[int]) -> None:
         runs = turn.tx.runs(set(seqs)) if seqs else []
@@ -146,12 +146,12 @@ def results(turn: UnitOfWork, settlements: Sequence[Settlement]) -> list[Verdict
     """
     desk = _Desk(turn, settlements)
     verdicts = [desk.settle(settlement) for settlement in settlements]
-    desk.close()
+    desk.save()
     return verdicts
 
 
 class _Desk:
-    """A batch of results: the tasks that it concerns, and the rows to be written."""
+    """A batch of results: `settle` decides on each, and `save` writes the changes of all."""
 
     def __init__(self, turn: UnitOfWork, settlements: Sequence[Settlement]) -> None:
         self._turn = turn
@@ -187,7 +187,7 @@ class _Desk:
         self._accept(row, settlement, digest)
         return Verdict(id=settlement.id, verdict="settled")
 
-    def close(self) -> None:
+    def save(self) -> None:
         tx = self._turn.tx
         if self._revised:
             tx.forget_runs(self._revised)
@@ -225,8 +225,8 @@ class _Desk:
             worker,
             settlement.token,
             digest,
-            _value(settlement.result),
-            _value(settlement.error),
+            _stored_value(settlement.result),
+            _stored_value(settlement.error),
         )
         self._runs.append(run)
         self._past.add(run)
@@ -236,7 +236,7 @@ class _Desk:
             self._successors.append(replace(task, id=task_id))
 
     def _revise(self, row: Trigger, token: str) -> tuple[Trigger, str | None]:
-        """Undo the crash that was counted when the lease expired: its holder reports after all."""
+        """Undo an expiry: return the row without the crash that it counted, and the worker that held the lease."""
         self._revised.append((row.seq, row.fence))
         run = self._past.find(row, token)
         return replace(row, crashes=row.crashes - 1), run.worker if run else None
@@ -258,6 +258,6 @@ def _digest(settlement: Settlement) -> bytes:
     return blake2b(msgspec.json.encode(parts), digest_size=16).digest()
 
 
-def _value(value: object) -> bytes | None:
+def _stored_value(value: object) -> bytes | None:
     data = to_bytes(value)
     return None if data == _NULL else data

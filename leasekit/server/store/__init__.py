@@ -160,7 +160,7 @@ class Filter(NamedTuple):
 class Tx(Protocol):
     """A transaction of the writer. Readers see its changes only after it has committed."""
 
-    def allocate(self, count: int) -> int:
+    def allocate_seqs(self, count: int) -> int:
         """Reserve `count` consecutive `seq`s, larger than all before, and return the first."""
         ...
 
@@ -184,7 +184,7 @@ class Tx(Protocol):
         """Return the values of these tasks that holders get."""
         ...
 
-    def size(self, seqs: Collection[int]) -> int:
+    def content_size(self, seqs: Collection[int]) -> int:
         """Return the total bytes of the payloads and the progress of these tasks."""
         ...
 
@@ -216,7 +216,7 @@ class Tx(Protocol):
         """Return up to `limit` tasks whose leases have ended, the oldest end first."""
         ...
 
-    def rebase(self, *, now: float, shift: float | None) -> None:
+    def restart_leases(self, *, now: float, shift: float | None) -> None:
         """Make every lease end at `now` plus the longer of its two ttls: no holder can trust it for longer.
 
         The ends are spread over a tenth more, so that not all leases end at once. The ends of runs that are not over
@@ -260,11 +260,11 @@ class Tx(Protocol):
         """Insert or replace the first tasks of their (kind, key)."""
         ...
 
-    def remembered(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], ClaimMemory]:
+    def claim_memories(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], ClaimMemory]:
         """Return the answers of these claims (worker, claim_id); claims without an answer are left out."""
         ...
 
-    def remember(self, claims: Sequence[ClaimMemory]) -> None:
+    def remember_claims(self, claims: Sequence[ClaimMemory]) -> None:
         """Insert the answers of claims."""
         ...
 
@@ -272,11 +272,11 @@ class Tx(Protocol):
         """Delete the answers of claims from before this time."""
         ...
 
-    def latest(self) -> float:
+    def latest_time(self) -> float:
         """Return the latest known time at which a task was accepted, claimed or put back; zero if there is none."""
         ...
 
-    def touch(self) -> None:
+    def probe_write(self) -> None:
         """Write without a change of data, which fails if the store cannot be written."""
         ...
 

@@ -58,7 +58,7 @@ def is_number(value: Any) -> bool:
 
 
 def triggers(rows: Sequence[tuple[Any, ...]]) -> tuple[list[Trigger], list[Trigger]]:
-    """Return the states of tasks by their rows, and the damaged ones whose new states must still be written."""
+    """Decode rows into the states of tasks, and return which of them are newly set aside and must still be written."""
     try:
         # Not strict: SQLite has neither statuses nor booleans of its own.
         tasks = msgspec.convert(rows, list[Trigger], strict=False)

@@ -57,14 +57,14 @@ class FileLock:
         is_new = not self._beside.exists()
         beside = self._lock(self._beside)
         if is_new:
-            self._write(os.getpid())
-        self._read(beside)
-        self._look_at_file()
+            self._write_note(os.getpid())
+        self._read_note(beside)
+        self._check_file()
         inode = _inode(os.fstat(self._lock(self._path)))
         _open_here.add(inode)
         self._inode = inode
         if not self._is_cut:  # else `check` must still judge the empty note
-            self._write(os.getpid())
+            self._write_note(os.getpid())
 
     def check(self, identity: Identity | None) -> None:
         """Raise `StoreDamaged` if the store differs from the note in `<store>.id`; `identity` is its identity."""
@@ -93,7 +93,7 @@ class FileLock:
     def begin(self, identity: Identity, start: str) -> None:
         """Note the synced identity of the store, and that this start may write to it. Raises `OSError`."""
         self._noted, self._next = identity, start
-        self._write(os.getpid())
+        self._write_note(os.getpid())
         os.fsync(self._descriptors[0])
         _sync_directory(self._path.parent)
 
@@ -101,7 +101,7 @@ class FileLock:
         """Note the synced identity of the store. Errors are ignored: an older note is safe."""
         self._noted = identity
         with contextlib.suppress(OSError):
-            self._write(os.getpid())
+            self._write_note(os.getpid())
 
     def release(self) -> None:
         """Release both locks; call this method after SQLite has closed the store."""
@@ -110,7 +110,7 @@ class FileLock:
         while self._descriptors:
             os.close(self._descriptors.pop())
 
-    def _read(self, beside: int) -> None:
+    def _read_note(self, beside: int) -> None:
         line = os.pread(beside, 200, 0)
         self._is_cut = not line
         note = _parsed(line) if line else (None, None)
@@ -137,7 +137,7 @@ class FileLock:
         self._descriptors.append(descriptor)
         return descriptor
 
-    def _look_at_file(self) -> None:
+    def _check_file(self) -> None:
         try:
             status = self._path.stat()
         except FileNotFoundError:
@@ -167,7 +167,7 @@ class FileLock:
             "stop it, or connect to the store, which joins it"
         )
 
-    def _write(self, holder: int) -> None:
+    def _write_note(self, holder: int) -> None:
         # Of constant length, in one call: no reader and no crash can find half a note.
         store, commits, start = self._noted or Identity("-", 0, None)
         line = f"{store:<32} {commits:>20} {start or '-':<32} {self._next or '-':<32} {holder:>10}\n"

@@ -68,6 +68,8 @@ class MemoryStore(Store):
 
 
 class _Tables:
+    """The rows of a store, and indexes of tasks by next trigger time."""
+
     def __init__(self) -> None:
         self.last_seq = 0
         self.seqs: dict[str, int] = {}
@@ -86,30 +88,32 @@ class _Tables:
         """Write the state of a task, and return a function that undoes the change."""
         before = self.triggers.get(row.seq)
         if before is not None:
-            self._unlist(before)
+            self._unindex(before)
         self.triggers[row.seq] = row
-        self._list(row)
+        self._index(row)
         return (lambda: self._remove(row)) if before is None else (lambda: self.place(before))
 
     def _remove(self, row: Trigger) -> None:
-        self._unlist(self.triggers.pop(row.seq))
+        self._unindex(self.triggers.pop(row.seq))
 
-    def _list(self, row: Trigger) -> None:
+    def _index(self, row: Trigger) -> None:
         if row.next_trigger_at is not None:
-            bisect.insort(self._of(row), (row.next_trigger_at, row.seq))
+            bisect.insort(self._index_of(row), (row.next_trigger_at, row.seq))
 
-    def _unlist(self, row: Trigger) -> None:
+    def _unindex(self, row: Trigger) -> None:
         if row.next_trigger_at is not None:
-            listed = self._of(row)
+            listed = self._index_of(row)
             del listed[bisect.bisect_left(listed, (row.next_trigger_at, row.seq))]
 
-    def _of(self, row: Trigger) -> list[_Due]:
+    def _index_of(self, row: Trigger) -> list[_Due]:
         if row.status in LEASED:
             return self.leases
         return self.lanes.setdefault(row.kind, {}).setdefault(row.priority, [])
 
 
 class _MemoryView(View):
+    """A snapshot of a store in memory. `View` describes the methods."""
+
     def __init__(self, tables: _Tables) -> None:
         self._tables = tables
 
@@ -158,6 +162,8 @@ class _MemoryView(View):
 
 
 class _MemoryTx(_MemoryView, Tx):
+    """A transaction in memory, which can undo its changes. `Tx` describes the methods."""
+
     def __init__(self, tables: _Tables) -> None:
         super().__init__(tables)
         self._undo: list[Callable[[], Any]] = []
@@ -166,7 +172,7 @@ class _MemoryTx(_MemoryView, Tx):
         for undo in reversed(self._undo):
             undo()
 
-    def allocate(self, count: int) -> int:
+    def allocate_seqs(self, count: int) -> int:
         first = self._tables.last_seq + 1
         self._tables.last_seq += count
         return first
@@ -192,7 +198,7 @@ class _MemoryTx(_MemoryView, Tx):
             for seq, entity in self.entities(seqs).items()
         }
 
-    def size(self, seqs: Collection[int]) -> int:
+    def content_size(self, seqs: Collection[int]) -> int:
         return sum(len(c.payload) + len(c.progress or b"") for c in self.contents(seqs).values())
 
     def limits(self, seqs: Collection[int]) -> dict[int, Limits]:
@@ -232,7 +238,7 @@ class _MemoryTx(_MemoryView, Tx):
         triggers = self._tables.triggers
         return [triggers[seq] for at, seq in listed[first:last] if at <= now]
 
-    def rebase(self, *, now: float, shift: float | None) -> None:
+    def restart_leases(self, *, now: float, shift: float | None) -> None:
         for row in self._leased():
             until = now + max(row.claim_timeout, row.heartbeat_timeout) * (1 + (row.seq % 100) / 1000)
             self.save([replace(row, next_trigger_at=until, run_until=shifted(row.run_until, shift))])
@@ -272,10 +278,10 @@ class _MemoryTx(_MemoryView, Tx):
         for first in dedupes:
             self._put(self._tables.dedupes, first[:2], first)
 
-    def remembered(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], ClaimMemory]:
+    def claim_memories(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], ClaimMemory]:
         return _chosen(self._tables.claims, keys)
 
-    def remember(self, claims: Sequence[ClaimMemory]) -> None:
+    def remember_claims(self, claims: Sequence[ClaimMemory]) -> None:
         for memory in claims:
             self._put(self._tables.claims, memory[:2], memory)
 
@@ -283,14 +289,14 @@ class _MemoryTx(_MemoryView, Tx):
         for key in [key for key, memory in self._tables.claims.items() if memory.granted_at < before]:
             self._drop(self._tables.claims, key)
 
-    def latest(self) -> float:
+    def latest_time(self) -> float:
         last = next(reversed(self._tables.entities.values()), None)
         granted_at = max((memory.granted_at for memory in self._tables.claims.values()), default=0.0)
         waiting = (seq for lanes in self._tables.lanes.values() for lane in lanes.values() for _, seq in lane)
         put_back = (run.at for seq in waiting for run in self._tables.runs.get(seq, {}).values())
         return max(granted_at, 0.0 if last is None else last.created_at, max(put_back, default=0.0))
 
-    def touch(self) -> None:
+    def probe_write(self) -> None:
         pass
 
     def _put(self, table: dict[_K, _V], key: _K, value: _V) -> None:

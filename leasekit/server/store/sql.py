@@ -89,13 +89,13 @@ class SqlStore(Store):
         try:
             # Also creates the file, readable by its owner only; the -wal and -shm files get the same mode.
             self._lock.acquire()
-            with self._connected() as connection:
+            with self._writer_connection() as connection:
                 self._look_for_damage(connection)
                 identity = _identity(connection)
                 self._lock.check(identity)
                 with connection.begin():
                     _migrate(connection)
-                self._identity = identity or _identified(connection)
+                self._identity = identity or _give_identity(connection)
                 self._start = uuid.uuid4().hex
                 self._lock.begin(self._identity, self._start)
             # A first reader, which stays connected: if the writer's connection were the only one and failed, SQLite
@@ -149,7 +149,7 @@ class SqlStore(Store):
         """Begin a transaction that is on the disk when the block ends."""
         identity: Identity | None = None
         try:
-            with self._connected() as connection:
+            with self._writer_connection() as connection:
                 with connection.begin():
                     changes = _driver(connection).total_changes
                     tx = SqlTx(connection, self._counter, self._held)
@@ -176,6 +176,7 @@ class SqlStore(Store):
             raise Unavailable(f"the store could not be read: {_cause(error)}") from error
 
     def cramped(self) -> str | None:
+        """Return why the disk has no room for new tasks; None: it has."""
         try:
             disk = os.statvfs(self._path)
         except OSError as error:
@@ -198,7 +199,8 @@ class SqlStore(Store):
         self._lock.release()
 
     @contextmanager
-    def _connected(self) -> Generator[Connection]:
+    def _writer_connection(self) -> Generator[Connection]:
+        """Yield the writer's connection, opened if needed; a failure closes it, and raises `Unavailable`."""
         try:
             if self._connection is None:
                 self._connection = self._writing.connect()
@@ -255,7 +257,7 @@ def _identity(connection: Connection) -> Identity | None:
     return Identity(*row) if row else None  # the process was killed before it wrote one
 
 
-def _identified(connection: Connection) -> Identity:
+def _give_identity(connection: Connection) -> Identity:
     """Give a new store an identity, and sync both the identity and the schema to the file itself."""
     identity = Identity(uuid.uuid4().hex, 0, None)
     with connection.begin():

@@ -77,10 +77,10 @@ class Statement:
             return cast("list[tuple[Any, ...]]", self(connection, **values).fetchall())
         except sqlite3.OperationalError as error:
             driver = connection.connection.driver_connection
-            if "UTF-8" not in str(error) or driver is None or driver.text_factory is _text:
+            if "UTF-8" not in str(error) or driver is None or driver.text_factory is _text_or_bytes:
                 raise
             # A damaged text must not fail the other rows. This factory costs more: it is used once there is damage.
-            driver.text_factory = _text
+            driver.text_factory = _text_or_bytes
             return self.rows(connection, **values)
 
     def each(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -105,7 +105,7 @@ class Insert(Statement):
         super().each(connection, rows[rest:])
 
 
-def _text(raw: bytes) -> str | bytes:
+def _text_or_bytes(raw: bytes) -> str | bytes:
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -214,7 +214,7 @@ LANES = Statement(_lanes())
 # Changing -----------------------------------------------------------------------------------------------------
 
 
-def _later(first: ColumnElement[float], second: ColumnElement[float]) -> ColumnElement[float]:
+def _greater(first: ColumnElement[float], second: ColumnElement[float]) -> ColumnElement[float]:
     return case((first > second, first), else_=second)
 
 
@@ -231,7 +231,7 @@ SAVE = Statement(
 RENEW = Statement(
     update(trigger)
     .where(_is_one_of(trigger.c.seq, "seqs"))
-    .values(status=bindparam("to_status"), next_trigger_at=_later(_DUE, _NOW + trigger.c.heartbeat_timeout))
+    .values(status=bindparam("to_status"), next_trigger_at=_greater(_DUE, _NOW + trigger.c.heartbeat_timeout))
 )
 END = Statement(
     update(trigger)
@@ -269,12 +269,12 @@ COUNT_COMMIT = Statement(
 TOUCH = Statement(text("UPDATE alembic_version SET version_num = version_num"))
 
 
-def _rebase() -> Update:
-    ttl = _later(trigger.c.claim_timeout, trigger.c.heartbeat_timeout)
+def _restart_leases() -> Update:
+    ttl = _greater(trigger.c.claim_timeout, trigger.c.heartbeat_timeout)
     until = _NOW + ttl * (1 + (trigger.c.seq % _SPREAD) / (10.0 * _SPREAD))
     # An end that is over stays; without a shift (NULL) the other ends become NULL.
     run_until = case((trigger.c.run_until <= 0, trigger.c.run_until), else_=trigger.c.run_until + _SHIFT)
     return update(trigger).where(is_leased()).values(next_trigger_at=until, run_until=run_until)
 
 
-REBASE = Statement(_rebase())
+RESTART_LEASES = Statement(_restart_leases())

@@ -52,13 +52,13 @@ class SqlView(View):
         self._connection = connection
 
     def triggers(self, ids: Collection[str]) -> dict[str, Trigger]:
-        return {row.id: row for row in self._standing(sql.BY_ID.rows(self._connection, ids=_list(ids)))}
+        return {row.id: row for row in self._decoded(sql.BY_ID.rows(self._connection, ids=_json_list(ids)))}
 
     def entities(self, seqs: Collection[int]) -> dict[int, Entity]:
-        return {row[0]: Entity(*row) for row in sql.ENTITIES.rows(self._connection, seqs=_list(seqs))}
+        return {row[0]: Entity(*row) for row in sql.ENTITIES.rows(self._connection, seqs=_json_list(seqs))}
 
     def progress(self, seqs: Collection[int]) -> dict[int, bytes]:
-        return {row[0]: row[1] for row in sql.PROGRESS.rows(self._connection, seqs=_list(seqs))}
+        return {row[0]: row[1] for row in sql.PROGRESS.rows(self._connection, seqs=_json_list(seqs))}
 
     def last_runs(self, seq: int, *, limit: int) -> list[Run]:
         return damage.runs(sql.LAST_RUNS.rows(self._connection, seq=seq, most=limit)[::-1])
@@ -73,7 +73,7 @@ class SqlView(View):
             query = query.where(trigger.c.owner == wanted.worker)
         if wanted.collection is not None:
             query = query.join(task, task.c.seq == trigger.c.seq).where(task.c.collection == wanted.collection)
-        return self._standing(sql.Statement(query).rows(self._connection))
+        return self._decoded(sql.Statement(query).rows(self._connection))
 
     def counts(self) -> dict[str, dict[str, int]]:
         return damage.statuses(sql.COUNTS.rows(self._connection))
@@ -81,7 +81,7 @@ class SqlView(View):
     def holders(self) -> dict[str, int]:
         return {str(row[0]): row[1] for row in sql.HOLDERS.rows(self._connection)}
 
-    def _standing(self, rows: Sequence[tuple[Any, ...]]) -> list[Trigger]:
+    def _decoded(self, rows: Sequence[tuple[Any, ...]]) -> list[Trigger]:
         """Decode the states of tasks; damaged tasks are returned as ended."""
         return damage.triggers(rows)[0]
 
@@ -95,7 +95,7 @@ class SqlTx(SqlView, Tx):
         self._held = held
         self.new_anchor: str | None = None  # the store writes it if anything else is written
 
-    def allocate(self, count: int) -> int:
+    def allocate_seqs(self, count: int) -> int:
         last: int = sql.LAST_SEQ.rows(self._connection)[0][0] if self._counter.last is None else self._counter.last
         self._counter.last = last + count
         return last + 1
@@ -117,19 +117,19 @@ class SqlTx(SqlView, Tx):
         return known
 
     def triggers_of(self, seqs: Collection[int]) -> dict[int, Trigger]:
-        return {row.seq: row for row in self._standing(sql.BY_SEQ.rows(self._connection, seqs=_list(seqs)))}
+        return {row.seq: row for row in self._decoded(sql.BY_SEQ.rows(self._connection, seqs=_json_list(seqs)))}
 
     def digests(self, seqs: Collection[int]) -> dict[int, bytes]:
-        return {row[0]: row[1] for row in sql.DIGESTS.rows(self._connection, seqs=_list(seqs))}
+        return {row[0]: row[1] for row in sql.DIGESTS.rows(self._connection, seqs=_json_list(seqs))}
 
     def contents(self, seqs: Collection[int]) -> dict[int, Content]:
-        return {row[0]: Content(*row[1:]) for row in sql.CONTENTS.rows(self._connection, seqs=_list(seqs))}
+        return {row[0]: Content(*row[1:]) for row in sql.CONTENTS.rows(self._connection, seqs=_json_list(seqs))}
 
-    def size(self, seqs: Collection[int]) -> int:
-        return int(sql.SIZE.rows(self._connection, seqs=_list(seqs))[0][0])
+    def content_size(self, seqs: Collection[int]) -> int:
+        return int(sql.SIZE.rows(self._connection, seqs=_json_list(seqs))[0][0])
 
     def limits(self, seqs: Collection[int]) -> dict[int, Limits]:
-        return {row[0]: Limits(*row[1:]) for row in sql.LIMITS.rows(self._connection, seqs=_list(seqs))}
+        return {row[0]: Limits(*row[1:]) for row in sql.LIMITS.rows(self._connection, seqs=_json_list(seqs))}
 
     def save(self, triggers: Sequence[Trigger]) -> None:
         sql.SAVE.each(self._connection, [(*_values(row), row.seq) for row in triggers])
@@ -137,16 +137,16 @@ class SqlTx(SqlView, Tx):
 
     def renew(self, seqs: Collection[int], status: Status, *, now: float) -> None:
         if seqs:
-            sql.RENEW(self._connection, seqs=_list(seqs), to_status=status.value, now=now)
+            sql.RENEW(self._connection, seqs=_json_list(seqs), to_status=status.value, now=now)
             self._held.renew(seqs, status, now=now)
 
     def end(self, seqs: Collection[int], status: Status) -> None:
         if seqs:
-            sql.END(self._connection, seqs=_list(seqs), to_status=status.value)
+            sql.END(self._connection, seqs=_json_list(seqs), to_status=status.value)
             self._held.drop(seqs)
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
-        rows = sql.LANES.rows(self._connection, kinds=_list(kinds), priorities=_PRIORITIES)
+        rows = sql.LANES.rows(self._connection, kinds=_json_list(kinds), priorities=_PRIORITIES)
         return sorted(Lane(*row) for row in rows if damage.is_number(row[2]))
 
     def ready(self, lane: Lane, *, now: float, after: tuple[float, int], limit: int) -> list[Trigger]:
@@ -159,14 +159,14 @@ class SqlTx(SqlView, Tx):
             after_seq=after[1],
             most=limit,
         )
-        return [row for row in self._standing(rows) if row.next_trigger_at is not None]
+        return [row for row in self._decoded(rows) if row.next_trigger_at is not None]
 
     def expired(self, *, now: float, limit: int) -> list[Trigger]:
-        rows = self._standing(sql.EXPIRED.rows(self._connection, now=now, most=limit))
+        rows = self._decoded(sql.EXPIRED.rows(self._connection, now=now, most=limit))
         return [row for row in rows if row.next_trigger_at is not None]
 
-    def rebase(self, *, now: float, shift: float | None) -> None:
-        sql.REBASE(self._connection, now=now, shift=shift)
+    def restart_leases(self, *, now: float, shift: float | None) -> None:
+        sql.RESTART_LEASES(self._connection, now=now, shift=shift)
         self._held.clear()
 
     def anchor(self) -> Anchor | None:
@@ -180,7 +180,7 @@ class SqlTx(SqlView, Tx):
         self.new_anchor = _encode(anchor).decode()
 
     def progress_marks(self, seqs: Collection[int]) -> dict[int, tuple[int, int]]:
-        rows = sql.PROGRESS_MARKS.rows(self._connection, seqs=_list(seqs))
+        rows = sql.PROGRESS_MARKS.rows(self._connection, seqs=_json_list(seqs))
         return {row[0]: row[1:] for row in rows if isinstance(row[1], int) and isinstance(row[2], int)}
 
     def set_progress(self, values: Mapping[int, Checkpoint]) -> None:
@@ -194,35 +194,37 @@ class SqlTx(SqlView, Tx):
         sql.DROP_RUNS.each(self._connection, keys)
 
     def runs(self, seqs: Collection[int]) -> list[Run]:
-        return [Run(*row) for row in sql.RUNS.rows(self._connection, seqs=_list(seqs))]
+        return [Run(*row) for row in sql.RUNS.rows(self._connection, seqs=_json_list(seqs))]
 
     def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:
         # Not a JSON list as elsewhere: SQLite would cut a key at a null character in it.
         pair = tuple_(dedupe.c.kind, dedupe.c.key)
-        rows = (row for part in _split(keys) for row in self._connection.execute(select(dedupe).where(pair.in_(part))))
+        rows = (
+            row for part in _in_parts(keys) for row in self._connection.execute(select(dedupe).where(pair.in_(part)))
+        )
         return {(row[0], row[1]): Dedupe(*row) for row in rows if row[3] is None or damage.is_number(row[3])}
 
     def set_dedupes(self, dedupes: Sequence[Dedupe]) -> None:
         sql.DROP_DEDUPES.each(self._connection, [first[:2] for first in dedupes])
         sql.ADD_DEDUPES.each(self._connection, [tuple(first) for first in dedupes])
 
-    def remembered(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], ClaimMemory]:
-        rows = sql.REMEMBERED.rows(self._connection, pairs=_list(keys))
-        return {(row[0], row[1]): _memory(*row) for row in rows}
+    def claim_memories(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], ClaimMemory]:
+        rows = sql.REMEMBERED.rows(self._connection, pairs=_json_list(keys))
+        return {(row[0], row[1]): _claim_memory(*row) for row in rows}
 
-    def remember(self, claims: Sequence[ClaimMemory]) -> None:
+    def remember_claims(self, claims: Sequence[ClaimMemory]) -> None:
         sql.ADD_CLAIMS.each(self._connection, [(*memory[:4], _encode(memory.grants)) for memory in claims])
 
     def forget_claims(self, *, before: float) -> None:
         sql.FORGET_CLAIMS(self._connection, before=before)
 
-    def latest(self) -> float:
+    def latest_time(self) -> float:
         return max([row[0] for row in sql.LATEST.rows(self._connection) if damage.is_number(row[0])], default=0.0)
 
-    def touch(self) -> None:
+    def probe_write(self) -> None:
         sql.TOUCH(self._connection)
 
-    def _standing(self, rows: Sequence[tuple[Any, ...]]) -> list[Trigger]:
+    def _decoded(self, rows: Sequence[tuple[Any, ...]]) -> list[Trigger]:
         """Decode the states of tasks; set damaged tasks aside in this transaction."""
         tasks, damaged = damage.triggers(rows)
         if damaged:
@@ -231,7 +233,7 @@ class SqlTx(SqlView, Tx):
         return tasks
 
 
-def _memory(worker: str, claim_id: str, granted_at: float, waited: float, grants: bytes) -> ClaimMemory:
+def _claim_memory(worker: str, claim_id: str, granted_at: float, waited: float, grants: bytes) -> ClaimMemory:
     try:
         return ClaimMemory(worker, claim_id, granted_at, max(0.0, waited), _decode_grants(grants))
     except (ValueError, TypeError):  # damaged: no answer names these leases again, and they expire
@@ -256,10 +258,10 @@ def _values(row: Trigger) -> tuple[Any, ...]:
     )
 
 
-def _list(values: Iterable[Any]) -> str:
+def _json_list(values: Iterable[Any]) -> str:
     return _encode(list(values)).decode()
 
 
-def _split(keys: Collection[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+def _in_parts(keys: Collection[tuple[str, str]]) -> list[list[tuple[str, str]]]:
     pairs = list(keys)
     return [pairs[at : at + _PAIRS] for at in range(0, len(pairs), _PAIRS)]

@@ -66,7 +66,7 @@ def end(tx: Tx, rows: list[Trigger], now: float) -> None:
 
 
 def rebase(tx: Tx, rows: list[Trigger], now: float) -> None:
-    tx.rebase(now=now, shift=7.0)
+    tx.restart_leases(now=now, shift=7.0)
 
 
 MOVES: list[Callable[[Tx, list[Trigger], float], None]] = [claim, order, expire, renew, end, rebase]

@@ -218,7 +218,7 @@ def test_a_writer_that_failed_goes_on_with_a_new_connection(store: SqlStore, pat
     put(store)
     with sqlite3.connect(path, isolation_level=None) as stranger:
         stranger.execute("BEGIN IMMEDIATE")
-        with store._connected() as connection:
+        with store._writer_connection() as connection:
             connection.connection.driver_connection.execute("PRAGMA busy_timeout = 1")  # type: ignore[union-attr]
         with pytest.raises(Unavailable, match="the store failed: database is locked"):
             put(store, 2)

@@ -63,7 +63,7 @@ def trigger(seq: int, **more: Any) -> Trigger:
 
 def add(store: Store, *triggers: Trigger, **more: Any) -> None:
     with store.transaction() as tx:
-        tx.allocate(len(triggers))
+        tx.allocate_seqs(len(triggers))
         tx.add([entity(t.seq, kind=t.kind, priority=t.priority, **more) for t in triggers], triggers)
 
 
@@ -108,7 +108,7 @@ def test_what_was_added_is_found_as_it_was(store: Store) -> None:
         assert tx.triggers_of([1, 9]) == {1: row}
         assert tx.limits([1, 9]) == {1: Limits(3, 5, b"{}")}
         assert tx.contents([1, 9]) == {1: Content(full.payload, "c", "00-ab", None)}
-        assert tx.size([1, 9]) == len(full.payload)
+        assert tx.content_size([1, 9]) == len(full.payload)
         found = tx.triggers(["t1"])["t1"]
         assert type(found.status) is Status
         assert type(found.cancel_requested) is bool
@@ -116,15 +116,15 @@ def test_what_was_added_is_found_as_it_was(store: Store) -> None:
 
 def test_numbers_are_given_out_once_and_grow_after_a_restart_too(store: Store, make_store: Any) -> None:
     with store.transaction() as tx:
-        first = tx.allocate(3)
-        second = tx.allocate(1)
+        first = tx.allocate_seqs(3)
+        second = tx.allocate_seqs(1)
         assert second == first + 3
         tx.add([entity(second)], [trigger(second)])
     store.close()
     again = make_store()
     again.open()
     with again.transaction() as tx:
-        assert tx.allocate(1) > second
+        assert tx.allocate_seqs(1) > second
     again.close()
 
 
@@ -150,7 +150,7 @@ def test_a_transaction_that_fails_leaves_nothing(store: Store) -> None:
                 tx.contents([1, 2, 3]),
                 tx.runs([1, 2]),
                 tx.dedupes([("k", "key"), ("k", "new")]),
-                tx.remembered([("w", "c")]),
+                tx.claim_memories([("w", "c")]),
                 tx.lanes(["k"]),
             )
 
@@ -161,14 +161,14 @@ def test_a_transaction_that_fails_leaves_nothing(store: Store) -> None:
             tx.add([entity(3)], [trigger(3)])
             tx.save([trigger(1, status=Status.SUCCESS, next_trigger_at=None)])
             tx.renew([2], Status.PROCESSING, now=100)
-            tx.rebase(now=1000, shift=1.0)
+            tx.restart_leases(now=1000, shift=1.0)
             tx.set_anchor(Anchor("boot", 1.0, 2.0))
             tx.end([2], Status.SUCCESS)
             tx.set_progress({1: Checkpoint(b"2", 1, 0), 2: Checkpoint(b"3", 1, 0)})
             tx.forget_runs([(1, 1)])
             tx.add_runs([run(1, 2), run(2, 1)])
             tx.set_dedupes([Dedupe("k", "key", "t2", 5.0), Dedupe("k", "new", "t2", None)])
-            tx.remember([ClaimMemory("w", "c", 1.0, 0.5, [(1, "t")])])
+            tx.remember_claims([ClaimMemory("w", "c", 1.0, 0.5, [(1, "t")])])
             raise RuntimeError("boom")
 
     with pytest.raises(RuntimeError, match="boom"):
@@ -289,7 +289,7 @@ def test_rebasing_gives_every_lease_the_longer_of_its_ttls_and_spreads_the_ends(
     ]
     add(store, *rows)
     with store.transaction() as tx:
-        tx.rebase(now=100.0, shift=0.0)
+        tx.restart_leases(now=100.0, shift=0.0)
         found = {seq: row.next_trigger_at for seq, row in tx.triggers_of([1, 2, 3, 4, 150]).items()}
     assert found == {
         1: pytest.approx(100 + 300 * 1.001),
@@ -305,7 +305,7 @@ def test_rebasing_moves_the_ends_of_runs_that_are_ahead(store: Store, shift: flo
     held = {"status": Status.PROCESSING, "owner": "w", "max_runtime": 60.0, "next_trigger_at": 50.0}
     add(store, trigger(1, run_until=50.0, **held), trigger(2, run_until=0.0, **held), trigger(3, **held), trigger(4))
     with store.transaction() as tx:
-        tx.rebase(now=100.0, shift=shift)
+        tx.restart_leases(now=100.0, shift=shift)
         rows = tx.triggers_of([1, 2, 3, 4])
     assert [rows[seq].run_until for seq in (1, 2, 3, 4)] == [moved, 0.0, None, None]
 
@@ -336,7 +336,7 @@ def test_the_latest_progress_is_kept(store: Store) -> None:
     with store.transaction() as tx:
         assert tx.progress_marks([1, 2, 9]) == {1: (1, 2), 2: (1, 0)}
         assert tx.contents([1])[1].progress == b"3"
-        assert tx.size([1]) == len(tx.contents([1])[1].payload) + 1
+        assert tx.content_size([1]) == len(tx.contents([1])[1].payload) + 1
 
 
 def test_runs_are_kept_by_fence_and_told_without_their_values(store: Store) -> None:
@@ -373,11 +373,11 @@ def test_the_first_of_a_dedupe_key_is_replaced(store: Store) -> None:
 def test_claims_are_remembered_and_forgotten(store: Store) -> None:
     old, new = ClaimMemory("w", "c1", 1.0, 0.5, [(1, "t"), (2, "u")]), ClaimMemory("w", "c2", 2.0, 0.0, [])
     with store.transaction() as tx:
-        tx.remember([old, new])
+        tx.remember_claims([old, new])
     with store.transaction() as tx:
-        assert tx.remembered([("w", "c1"), ("w", "c2"), ("v", "c1")]) == {("w", "c1"): old, ("w", "c2"): new}
+        assert tx.claim_memories([("w", "c1"), ("w", "c2"), ("v", "c1")]) == {("w", "c1"): old, ("w", "c2"): new}
         tx.forget_claims(before=2.0)
-        assert tx.remembered([("w", "c1"), ("w", "c2")]).keys() == {("w", "c2")}
+        assert tx.claim_memories([("w", "c1"), ("w", "c2")]).keys() == {("w", "c2")}
 
 
 def test_a_page_goes_by_the_order_in_which_tasks_came(store: Store) -> None:
@@ -415,16 +415,16 @@ def test_a_view_sees_what_was_committed(store: Store) -> None:
 
 def test_the_latest_moment_is_that_of_the_last_task_or_claim(store: Store) -> None:
     with store.transaction() as tx:
-        assert tx.latest() == 0.0
+        assert tx.latest_time() == 0.0
         tx.add([entity(1, created_at=10.0), entity(2, created_at=20.0)], [trigger(1), trigger(2)])
-        assert tx.latest() == 20.0
-        tx.remember([ClaimMemory("w", "c", 30.0, 0.5, [(1, "t")])])
-        assert tx.latest() == 30.0
+        assert tx.latest_time() == 20.0
+        tx.remember_claims([ClaimMemory("w", "c", 30.0, 0.5, [(1, "t")])])
+        assert tx.latest_time() == 30.0
 
 
 def test_touching_changes_nothing(store: Store) -> None:
     add(store, trigger(1))
     with store.transaction() as tx:
-        tx.touch()
+        tx.probe_write()
     with store.view() as view:
         assert view.triggers(["t1"]) == {"t1": trigger(1)}

@@ -73,13 +73,13 @@ class Child:
         if self._ends_within(self._grace - _SILENCE):
             return
         self._process.terminate()
-        if not self._ends_within(_LAST, patiently=True):
+        if not self._ends_within(_LAST, ignore_at_once=True):
             self._process.kill()
             self._process.wait()
 
-    def _ends_within(self, seconds: float, *, patiently: bool = False) -> bool:
+    def _ends_within(self, seconds: float, *, ignore_at_once: bool = False) -> bool:
         until = time.monotonic() + seconds
-        while self.code is None and time.monotonic() < until and (patiently or not self._at_once.is_set()):
+        while self.code is None and time.monotonic() < until and (ignore_at_once or not self._at_once.is_set()):
             time.sleep(0.02)
         return self.code is not None
 

@@ -61,7 +61,7 @@ def compact(value: Any) -> str:
 
 
 def moment(at: datetime | None) -> str:
-    """Return a point in time for lines: RFC 3339 in UTC."""
+    """Return a point in time for lines: RFC 3339 in UTC, or `-` for None."""
     return "-" if at is None else at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -90,12 +90,13 @@ def schedule(
     value = _parsed(payload)
     with connected(backend, retry_for=retry_for) as client:
         scheduled = client.schedule(kind, value, **chosen)
-        _tell(scheduled, wait=wait, as_json=as_json)
+        _print_scheduled(scheduled, wait=wait, as_json=as_json)
         if wait:
-            _report(_ended(client, scheduled.id, within=timeout), as_json=as_json)
+            _print_end(_wait_until_ended(client, scheduled.id, within=timeout), as_json=as_json)
 
 
 def _parsed(payload: str) -> Any:
+    """Decode the argument PAYLOAD, or stdin if the argument is `-`."""
     # Bytes: JSON is UTF-8, whatever the locale says.
     text: str | bytes = typer.get_binary_stream("stdin").read() if payload == "-" else payload
     try:
@@ -105,7 +106,7 @@ def _parsed(payload: str) -> Any:
         raise typer.BadParameter(f"the payload is not JSON: {error}{hint}", param_hint="PAYLOAD") from error
 
 
-def _tell(scheduled: Scheduled, *, wait: bool, as_json: bool) -> None:
+def _print_scheduled(scheduled: Scheduled, *, wait: bool, as_json: bool) -> None:
     if scheduled.conflict:
         fail("schedule", f"{scheduled.id} is the id of another task: choose another id, or leave it out")
     if not scheduled.created:
@@ -121,8 +122,8 @@ def _tell(scheduled: Scheduled, *, wait: bool, as_json: bool) -> None:
 # Waiting ------------------------------------------------------------------------------------------------------
 
 
-def _ended(client: Client, task_id: str, *, within: float | None) -> TaskInfo:
-    """Return the task when it has ended; until then show its state on the terminal."""
+def _wait_until_ended(client: Client, task_id: str, *, within: float | None) -> TaskInfo:
+    """Return the task once it has ended; until then show its state on the terminal. Raises after `within` seconds."""
     until = None if within is None else time.monotonic() + within
 
     def look() -> TaskInfo:
@@ -154,7 +155,7 @@ def _line(stack: ExitStack) -> Callable[[str], None]:
     return say
 
 
-def _report(task: TaskInfo, *, as_json: bool) -> None:
+def _print_end(task: TaskInfo, *, as_json: bool) -> None:
     if as_json:
         output.print_json(task)
     elif task.status is Status.SUCCESS:

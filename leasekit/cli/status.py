@@ -118,7 +118,7 @@ class _Task:
         return {name: value for name, value in facts.items() if value not in (None, "")}
 
     def lines(self) -> list[list[object]]:
-        """Return names and values, then the runs that have ended."""
+        """Return the lines of a pipe, as lists of fields: name and value, then a line for each run that has ended."""
         runs: list[list[object]] = [
             ["run", run.fence, run.attempt, run.outcome, output.moment(run.at), run.worker or ""]
             for run in self.document.history
@@ -126,7 +126,7 @@ class _Task:
         return [*([name, value] for name, value in self._facts().items()), *runs]
 
     def picture(self) -> "RenderableType":
-        """Return the same, for people."""
+        """Return the fields of the task and the runs that have ended, as tables for people."""
         from rich.console import Group
         from rich.table import Table
 
@@ -179,11 +179,11 @@ class _Overview:
             return None
 
     def lines(self) -> list[list[object]]:
-        """Return a line for each kind."""
+        """Return a line for each kind, as a list of fields: kind, tasks, ended tasks, claimed or running tasks."""
         return [[kind, *_sums(counts)] for kind, counts in sorted(self.document.kinds.items())]
 
     def picture(self) -> "RenderableType":
-        """Return the same, for people."""
+        """Return a table of the counts, a progress bar, and a table of the workers."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
 

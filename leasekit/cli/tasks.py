@@ -57,7 +57,7 @@ def tasks(
     """
     with connected(backend) as client:
         if follow:
-            _follow(client, kind, collection, _filter(status, worker), limit=limit, every=interval, as_json=as_json)
+            _follow(client, kind, collection, _matcher(status, worker), limit=limit, every=interval, as_json=as_json)
             return
 
         def pages(cursor: str | None, size: int) -> Page:
@@ -125,8 +125,8 @@ def _cells(task: TaskInfo) -> "list[Text]":
 # Following ----------------------------------------------------------------------------------------------------
 
 
-def _filter(status: Status | None, worker: str | None) -> Callable[[TaskInfo], bool]:
-    """Filter here, not in the service: a task that no longer matches must be seen too, to know that it has changed."""
+def _matcher(status: Status | None, worker: str | None) -> Callable[[TaskInfo], bool]:
+    """Return a filter for this process: the service lists other tasks too, so that every change is seen."""
     return lambda task: status in (None, task.status) and worker in (None, task.worker)
 
 

@@ -100,7 +100,7 @@ def work(
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every request
-    if not attach() and _is_wanted(supervise):
+    if not attach() and _must_supervise(supervise):
         raise typer.Exit(Supervisor([sys.executable, *sys.orig_argv[1:]]).run())
     if backend is not None:
         os.environ["LEASEKIT_URL"] = backend  # for clients that the module makes by itself
@@ -118,14 +118,17 @@ def work(
     )
 
 
-def _is_wanted(supervise: bool | None) -> bool:  # noqa: FBT001 - the option's value
+def _must_supervise(supervise: bool | None) -> bool:  # noqa: FBT001 - the option's value
     if supervise and not can_supervise():
         raise ConfigError("--supervise needs Linux: elsewhere a worker's leftover processes cannot be found")
     return can_supervise() if supervise is None else supervise
 
 
 def _spool(asked: str | None) -> Path | None:
-    """Return the directory for results, created if needed. Raises `ConfigError` if the one asked for cannot be used."""
+    """Return the directory for results, created if needed; None: results stay in memory.
+
+    Raises `ConfigError` if the directory that was asked for cannot be used.
+    """
     if asked == "":
         return None
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"

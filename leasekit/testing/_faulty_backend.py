@@ -150,7 +150,7 @@ class Faulty:
 
     def script(self, kind: str, *faults: Fault) -> None:
         """Script the next calls of this kind: each meets one fault, after the faults that were scripted before."""
-        self._check(kind, faults)
+        self._check_rule(kind, faults)
         with self._lock:
             self._scripts[kind].extend(faults)
 
@@ -160,7 +160,7 @@ class Faulty:
 
     def sometimes(self, kind: str, chances: Mapping[Fault, float]) -> None:
         """Let unscripted calls of this kind meet these faults, each with its probability, else no fault."""
-        self._check(kind, chances)
+        self._check_rule(kind, chances)
         if min(chances.values(), default=0.0) < 0 or sum(chances.values()) > 1 + 1e-9:
             raise ValueError(f"chances of {kind!r} are {list(chances.values())}: give 0 to 1 each, at most 1 in all")
         with self._lock:
@@ -184,9 +184,9 @@ class Faulty:
         """The gate for which the calls wait that hang now."""
         return self._gate
 
-    def _check(self, kind: str, faults: Sequence[Fault] | Mapping[Fault, float]) -> None:
+    def _check_rule(self, kind: str, faults: Sequence[Fault] | Mapping[Fault, float]) -> None:
         if kind not in CALLS and kind != "*":
-            raise ValueError(_no_call(kind))
+            raise ValueError(_unknown_call_message(kind))
         for fault in faults:
             if kind != "*" and kind not in fault.only:
                 raise ValueError(f"{fault.name!r} cannot meet a {kind}: only {', '.join(sorted(fault.only))}")
@@ -198,7 +198,7 @@ class Faulty:
     async def next(self, kind: str) -> Call:
         """Wait for the first call of this kind that `next` has not returned yet; the call may not be over."""
         if kind not in CALLS:
-            raise ValueError(_no_call(kind))
+            raise ValueError(_unknown_call_message(kind))
         unseen = self._unseen[kind]
         await self.until(lambda: bool(unseen))
         return unseen.popleft()
@@ -277,7 +277,7 @@ class Faulty:
 
     def perform(self, request: Callable[[], Awaitable[Any]]) -> None:
         """Perform a request whose answer is ignored; `aclose` cancels the request."""
-        task = asyncio.ensure_future(_unheard(request))
+        task = asyncio.ensure_future(_perform_quietly(request))
         self._late.add(task)
         task.add_done_callback(self._late.discard)
 
@@ -285,10 +285,10 @@ class Faulty:
         return cast("Page", await self._call("list_tasks", **filters))
 
 
-async def _unheard(request: Callable[[], Awaitable[Any]]) -> None:
+async def _perform_quietly(request: Callable[[], Awaitable[Any]]) -> None:
     with suppress(BackendError):
         await request()
 
 
-def _no_call(kind: str) -> str:
+def _unknown_call_message(kind: str) -> str:
     return f"no call is named {kind!r}: use {', '.join(sorted(CALLS))}"

@@ -87,13 +87,13 @@ class Effects:
         match event:
             case hooks.Claimed():
                 for task in event.tasks:
-                    if (before := self._life(task.id)) is not None and self._newest[task.id] != task.fence:
+                    if (before := self._newest_life(task.id)) is not None and self._newest[task.id] != task.fence:
                         before.superseded_at = event.at
                     self._fences[task.id, task.token] = self._newest[task.id] = task.fence
                     life = _Life(ttl=task.ttl, expires_at=event.at + task.ttl * (1 + DRIFT))
                     self._lives.setdefault((task.id, task.fence), life)
             case hooks.Renewed():
-                for life in filter(None, map(self._life, event.task_ids)):
+                for life in filter(None, map(self._newest_life, event.task_ids)):
                     life.expires_at = max(life.expires_at, event.at + life.ttl * (1 + DRIFT))
             case hooks.Lost() if (fence := self._fences.get((event.task_id, event.token))) is not None:
                 life = self._lives[event.task_id, fence]
@@ -126,5 +126,5 @@ class Effects:
         lives = ((effect, self._lives.get((effect.task_id, effect.fence))) for effect in list(self.recorded))
         return [text for effect, life in lives if life is not None and (text := life.problem(effect)) is not None]
 
-    def _life(self, task_id: str) -> _Life | None:
+    def _newest_life(self, task_id: str) -> _Life | None:
         return self._lives.get((task_id, self._newest.get(task_id, 0)))

@@ -39,34 +39,34 @@ _WITH_VERDICTS = frozenset({"beat", "settle", "cancel"})
 # No answer ----------------------------------------------------------------------------------------------------
 
 
-async def _refuse(call: Call) -> Any:
+async def _refuse_connection(call: Call) -> Any:
     raise Unavailable(f"{call.kind}: the connection was refused")
 
 
-async def _drop(call: Call) -> Any:
+async def _lose_request(call: Call) -> Any:
     raise Unavailable(f"{call.kind}: the request was lost")
 
 
-async def _lose_answer(call: Call) -> Any:
+async def _send_then_lose_answer(call: Call) -> Any:
     await call.send()
     raise Unavailable(f"{call.kind}: the answer was lost")
 
 
-async def _hang(call: Call) -> Any:
+async def _hang_until_release(call: Call) -> Any:
     await call.faulty.hanging.passed()
     raise Unavailable(f"{call.kind}: the connection was dead")
 
 
-refuse = Fault("refuse", _refuse)
+refuse = Fault("refuse", _refuse_connection)
 """The connection is refused: `Unavailable` at once, never applied."""
 
-drop = Fault("drop", _drop)
+drop = Fault("drop", _lose_request)
 """The request is lost on its way: `Unavailable`, never applied."""
 
-lose_answer = Fault("lose_answer", _lose_answer)
+lose_answer = Fault("lose_answer", _send_then_lose_answer)
 """The request is applied, but its answer is lost: `Unavailable`."""
 
-hang = Fault("hang", _hang)
+hang = Fault("hang", _hang_until_release)
 """The call hangs until the caller gives up, or until `faulty.release()`: then `Unavailable`, never applied."""
 
 
@@ -107,12 +107,12 @@ def late(until: float | Gate) -> Fault:
 # More than once -----------------------------------------------------------------------------------------------
 
 
-async def _repeat(call: Call) -> Any:
+async def _send_twice(call: Call) -> Any:
     await call.send()
     return await call.send()
 
 
-repeat = Fault("repeat", _repeat)
+repeat = Fault("repeat", _send_twice)
 """The request is applied twice; the caller gets the second answer."""
 
 
@@ -135,13 +135,13 @@ def replay(kind: str | None = None, *, back: int = 1) -> Fault:
 # Stolen -------------------------------------------------------------------------------------------------------
 
 
-async def _steal(call: Call) -> Any:
+async def _steal_then_send(call: Call) -> Any:
     for item in call.items:
         call.faulty.backend.steal(item.id, item.token)  # type: ignore[attr-defined] # `needs` has checked it
     return await call.send()
 
 
-steal = Fault("steal", _steal, _WITH_ITEMS, needs="steal")
+steal = Fault("steal", _steal_then_send, _WITH_ITEMS, needs="steal")
 """Before the call is applied, its leases expire and another worker is granted the tasks: all verdicts are *gone*."""
 
 
@@ -159,15 +159,15 @@ def throttle(retry_after: float | None = None) -> Fault:
 
 def throttle_items(which: float | Sequence[int] = 0.5, *, retry_after: float | None = None) -> Fault:
     """Answer *throttled* for a share of the items, or for the items at these positions; the others go through."""
-    return _spoil("throttle_items", "throttled", which, retry_after=retry_after)
+    return _answer_some_items("throttle_items", "throttled", which, retry_after=retry_after)
 
 
 def fail_items(which: float | Sequence[int] = 0.5, *, reason: str = "scripted") -> Fault:
     """Answer *failed* for a share of the items, or for the items at these positions; the others go through."""
-    return _spoil("fail_items", "failed", which, reason=reason)
+    return _answer_some_items("fail_items", "failed", which, reason=reason)
 
 
-def _spoil(name: str, word: VerdictWord, which: float | Sequence[int], **more: Any) -> Fault:
+def _answer_some_items(name: str, word: VerdictWord, which: float | Sequence[int], **verdict_fields: Any) -> Fault:
     async def act(call: Call) -> Any:
         items = call.items
         spoilt = [
@@ -176,7 +176,7 @@ def _spoil(name: str, word: VerdictWord, which: float | Sequence[int], **more: A
         ]
         answers = iter(await call.send([item for item, bad in zip(items, spoilt, strict=True) if not bad]))
         return [
-            Verdict(id=item.id, verdict=word, **more) if bad else next(answers)
+            Verdict(id=item.id, verdict=word, **verdict_fields) if bad else next(answers)
             for item, bad in zip(items, spoilt, strict=True)
         ]
 
@@ -186,40 +186,40 @@ def _spoil(name: str, word: VerdictWord, which: float | Sequence[int], **more: A
 # Wrong answers ------------------------------------------------------------------------------------------------
 
 
-async def _garble(call: Call) -> Any:
+async def _send_then_garble_answer(call: Call) -> Any:
     await call.send()
     raise ProtocolError(f"{call.kind}: the answer is not JSON")
 
 
-async def _shorten(call: Call) -> Any:
+async def _omit_last_verdict(call: Call) -> Any:
     return (await call.send())[:-1]
 
 
-async def _lengthen(call: Call) -> Any:
+async def _repeat_last_verdict(call: Call) -> Any:
     verdicts = await call.send()
     return [*verdicts, *verdicts[-1:]]
 
 
-async def _shuffle(call: Call) -> Any:
+async def _move_first_verdict_last(call: Call) -> Any:
     verdicts = await call.send()
     return [*verdicts[1:], *verdicts[:1]]
 
 
-async def _misspell(call: Call) -> Any:
+async def _misspell_verdicts(call: Call) -> Any:
     return [structs.replace(verdict, verdict="perhaps") for verdict in await call.send()]
 
 
-garble = Fault("garble", _garble)
+garble = Fault("garble", _send_then_garble_answer)
 """The request is applied, but its answer is unreadable: `ProtocolError`."""
 
-shorten = Fault("shorten", _shorten, _WITH_VERDICTS)
+shorten = Fault("shorten", _omit_last_verdict, _WITH_VERDICTS)
 """The last verdict is missing."""
 
-lengthen = Fault("lengthen", _lengthen, _WITH_VERDICTS)
+lengthen = Fault("lengthen", _repeat_last_verdict, _WITH_VERDICTS)
 """The last verdict comes twice."""
 
-shuffle = Fault("shuffle", _shuffle, _WITH_VERDICTS)
+shuffle = Fault("shuffle", _move_first_verdict_last, _WITH_VERDICTS)
 """The verdicts come in another order: the first comes last."""
 
-misspell = Fault("misspell", _misspell, _WITH_VERDICTS)
+misspell = Fault("misspell", _misspell_verdicts, _WITH_VERDICTS)
 """Every verdict is a word that the protocol does not have."""

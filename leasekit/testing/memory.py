@@ -85,7 +85,7 @@ class MemoryService:
         self, *, now: Callable[[], float] = _unix_now, wait: Wait | None = None, random: Random | None = None
     ) -> None:
         self._clock = now
-        self._wait = wait or (now.wait if isinstance(now, FakeClock) else self._wait_really)
+        self._wait = wait or (now.wait if isinstance(now, FakeClock) else self._wait_in_real_time)
         self._random = random or SystemRandom()
         self._store = MemoryStore()
         self._lock = threading.Lock()
@@ -209,7 +209,7 @@ class MemoryService:
                 if not poll.callers:
                     del self._polls[key]
 
-    async def _wait_really(self, wake: asyncio.Event, until: float) -> None:
+    async def _wait_in_real_time(self, wake: asyncio.Event, until: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(until - self._clock()):
                 await wake.wait()

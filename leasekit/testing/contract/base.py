@@ -82,7 +82,7 @@ class ContractBase:
         await self.sleep(max(task.ttl for task in tasks) + 0.1)
 
     async def interrupt(self, *tasks: Task) -> None:
-        """Make the service extend leases, if it does so after a restart or a jump of its clock: then override this."""
+        """Do nothing. Override this method to cause a restart, or a jump of the clock, that has the service extend leases."""
 
     async def claim(
         self,
@@ -101,7 +101,7 @@ class ContractBase:
     async def waiting(
         self, backend: Backend, kind: str, *, claims: int = 1, **options: Any
     ) -> AsyncGenerator[list[Claimed]]:
-        """Run claims that wait while the block runs, and must be answered soon after the block."""
+        """Run claims that wait while the block runs; yield the list of their answers, which is full after the block."""
         answers: list[Claimed] = []
 
         async def ask() -> None:
@@ -140,6 +140,7 @@ class ContractBase:
         return verdict
 
     async def nothing_left(self, backend: Backend, kind: str) -> bool:
+        """Whether a claim without a wait gets no task; a task that it gets is taken."""
         return not (await self.claim(backend, kind, wait=0)).tasks
 
     async def claim_again(self, backend: Backend, task: Task) -> Task | None:

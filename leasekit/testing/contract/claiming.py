@@ -108,7 +108,7 @@ class Claiming(ContractBase):
                 await self.put(backend, NewTask(kind=name))
             assert [task.kind for task in answers[0].tasks] == [name]
 
-    async def test_waited_is_told_where_the_trait_says_so(self, backend: Backend, kind: str) -> None:
+    async def test_waited_is_told_where_the_capability_says_so(self, backend: Backend, kind: str) -> None:
         await self.put(backend, NewTask(kind=kind))
         waited = (await self.claim(backend, kind)).waited
         if backend.capabilities.tells_waited:

@@ -21,12 +21,14 @@ _LEAST_DIFFERENCE = 8  # characters in which two tokens differ; a counter or a c
 class Granting(ContractBase):
     """The promises on which the trust of a holder rests."""
 
-    async def test_a_claim_lasts_as_long_as_it_says(self, backend: Backend, other: Backend, kind: str) -> None:
+    async def test_a_claim_lasts_at_least_as_long_as_it_says(self, backend: Backend, other: Backend, kind: str) -> None:
         since = self.now()
         task = await self.briefly_held(backend, kind)
         await self._lasts(backend, other, task, task.ttl, since)
 
-    async def test_a_renewal_lasts_as_long_as_it_says(self, backend: Backend, other: Backend, kind: str) -> None:
+    async def test_a_renewal_lasts_at_least_as_long_as_it_says(
+        self, backend: Backend, other: Backend, kind: str
+    ) -> None:
         task = await self.briefly_held(backend, kind)
         since = self.now()
         verdict = await self.beat(backend, task)
@@ -38,10 +40,10 @@ class Granting(ContractBase):
         async with self.waiting(other, kind) as answers:
             await self.sleep(1)
             await self.put(backend, NewTask(kind=kind))
-        self._waited_no_longer(answers[0], since)
+        self._check_waited_within(answers[0], since)
         await self.put(backend, NewTask(kind=kind))
         since = self.now()
-        self._waited_no_longer(await self.claim(backend, kind), since)
+        self._check_waited_within(await self.claim(backend, kind), since)
 
     async def test_a_waiting_claim_lets_the_event_loop_run(self, backend: Backend, other: Backend, kind: str) -> None:
         turns, ended = 0, threading.Event()
@@ -94,7 +96,9 @@ class Granting(ContractBase):
         await self.sleep(2.1)
         assert early.tasks or not backend.capabilities.retries or await self.claim_again(other, task)
 
-    async def test_a_service_out_of_reach_is_an_error_of_ours(self, out_of_reach: Backend | None, kind: str) -> None:
+    async def test_a_service_out_of_reach_raises_a_backend_error_or_fails_each_item(
+        self, out_of_reach: Backend | None, kind: str
+    ) -> None:
         if out_of_reach is None:
             return
         beats, ends = [Beat(id=kind, token=kind)], [Settlement(id=kind, token=kind, outcome="success")]
@@ -123,7 +127,7 @@ class Granting(ContractBase):
             assert not taken, f"granted again before the {ttl:g} s were over that the holder was told"
             assert verdict.verdict == "renewed"
 
-    def _waited_no_longer(self, claimed: Claimed, since: datetime) -> None:
+    def _check_waited_within(self, claimed: Claimed, since: datetime) -> None:
         waited = 0.0 if claimed.waited is None else claimed.waited
         took = (self.now() - since).total_seconds()
         assert waited <= took * 1.001, f"waited {waited:g} s in a claim that took {took:g} s"

@@ -71,7 +71,7 @@ class Limits(SchedulerBase):
         await self.settle(backend, await self.claim_one(backend, kind), "retry")
         assert (await self.claim_one(backend, kind)).attempt == 3
 
-    async def test_as_many_crashes_as_may_be_are_survived(self, backend: Backend, kind: str) -> None:
+    async def test_a_task_survives_max_crashes_and_no_more(self, backend: Backend, kind: str) -> None:
         task = await self.held(backend, kind, max_crashes=2)
         await self.settle(backend, task, "crash")
         await self.settle(backend, await self.claim_one(backend, kind), "crash")

@@ -44,7 +44,7 @@ class Retries(SchedulerBase):
             ("cancelled", Status.CANCELLED),
         ],
     )
-    async def test_an_outcome_says_what_becomes_of_a_task(
+    async def test_each_outcome_leads_to_its_status(
         self, scheduler: Scheduler, backend: Backend, kind: str, outcome: Outcome, status: Status
     ) -> None:
         task = await self.held(backend, kind, retry=FixedDelays(waits=[3600]))
@@ -72,12 +72,12 @@ class Retries(SchedulerBase):
         await self.settle(backend, await self.claim_one(backend, kind), "crash")
         assert (await self.info(scheduler, first.id)).error is None
 
-    async def test_only_a_retry_and_a_release_wait_as_long_as_they_ask(self, backend: Backend, kind: str) -> None:
+    async def test_a_crash_ignores_retry_after(self, backend: Backend, kind: str) -> None:
         task = await self.held(backend, kind)
         await self.settle(backend, task, "crash", retry_after=3600.0)
         assert (await self.claim_one(backend, kind)).id == task.id
 
-    async def test_a_result_that_comes_late_does_not_raise_the_dead(
+    async def test_a_result_that_comes_late_does_not_revive_a_dead_task(
         self, scheduler: Scheduler, backend: Backend, kind: str
     ) -> None:
         task = await self.briefly_held(backend, kind, max_crashes=0)

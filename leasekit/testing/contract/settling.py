@@ -149,7 +149,7 @@ class Settling(ContractBase):
         assert [verdict.verdict for verdict in beats] == ["gone", "renewed", "gone"]
         assert [verdict.verdict for verdict in ends] == ["gone", "settled", "gone"]
 
-    async def test_a_stranger_is_gone(self, backend: Backend, kind: str) -> None:
+    async def test_a_beat_and_a_result_of_an_unknown_task_are_gone(self, backend: Backend, kind: str) -> None:
         task = await self.held(backend, kind)
         await self.settle(backend, task)
         (beat,) = await backend.beat([Beat(id="nobody", token=task.token)])

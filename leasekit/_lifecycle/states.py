@@ -113,10 +113,7 @@ def step(status: Status, event: Event) -> Status:
 
 
 def event_of_cancel(status: Status) -> Event | None:
-    """Return the event by which a cancel reaches a task: it ends a waiting task, or asks a running one to stop.
-
-    None: the task has ended, and stays as it is.
-    """
+    """Return the event of a cancel: it ends a waiting task, or asks a running one to stop; None: the task has ended."""
     if status in WAITING:
         return Event.CANCEL
     return Event.REQUEST_CANCEL if status in LEASED else None

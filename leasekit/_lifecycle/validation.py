@@ -102,10 +102,7 @@ def check_new_tasks(tasks: Sequence[NewTask], *, dependencies: bool = False) -> 
 
 
 def check_beats(beats: Sequence[Beat], *, dependencies: bool = False) -> None:
-    """Refuse a batch if a progress is too big, nested too deep or not JSON. Raises `Refused`.
-
-    `dependencies` is ignored; the check of each type of request has this argument.
-    """
+    """Raise `Refused` if a progress is too big, nested too deep or not JSON; `dependencies` has no effect here."""
     errors = _Errors(dependencies=dependencies)
     for item, beat in enumerate(beats):
         if beat.progress is not UNSET:
@@ -301,7 +298,7 @@ def _check_shape(body: bytes) -> None:
             _check_item(item, {"item": position, "field": field})
 
 
-def _check_item(item: Raw, place: Mapping[str, Any]) -> None:
+def _check_item(item: Raw, error_place: Mapping[str, Any]) -> None:
     size = len(bytes(item))
     if size <= MAX_NAMES:
         return
@@ -310,21 +307,21 @@ def _check_item(item: Raw, place: Mapping[str, Any]) -> None:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return
     if fields.rest(size) > MAX_NAMES:
-        _refuse_long_fields(f"item {place['item']}", place)
-    _check_count(fields.then, {**place, "field": "then"}, f"item {place['item']}: then")
+        _refuse_long_fields(f"item {error_place['item']}", error_place)
+    _check_count(fields.then, {**error_place, "field": "then"}, f"item {error_place['item']}: then")
     for successor in fields.then:
-        _check_item(successor, {**place, "field": "then"})
+        _check_item(successor, {**error_place, "field": "then"})
 
 
-def _check_count(items: Sequence[Raw], place: Mapping[str, Any], name: str) -> None:
+def _check_count(items: Sequence[Raw], error_place: Mapping[str, Any], name: str) -> None:
     if len(items) > MAX_BATCH:
         detail = f"has {len(items):,} items: {MAX_BATCH:,} at most"
-        raise Refused(f"{name} {detail}", errors=[{**place, "detail": detail}])
+        raise Refused(f"{name} {detail}", errors=[{**error_place, "detail": detail}])
 
 
-def _refuse_long_fields(subject: str, place: Mapping[str, Any]) -> NoReturn:
+def _refuse_long_fields(subject: str, error_place: Mapping[str, Any]) -> NoReturn:
     detail = f"has more than {MAX_NAMES:,} bytes besides payloads, results, errors, progress and successors"
-    raise Refused(f"{subject} {detail}", errors=[{**place, "detail": detail}])
+    raise Refused(f"{subject} {detail}", errors=[{**error_place, "detail": detail}])
 
 
 # Decoding -------------------------------------------------------------------------------------------------------

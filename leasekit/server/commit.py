@@ -35,7 +35,7 @@ logger = logging.getLogger("leasekit.server")
 _COMMIT = 5000
 """Items in one transaction, at most: a heartbeat may have to wait for so many before it."""
 
-_OUTAGE = 10.0  # seconds without a successful write after which leases are rebased: holders could not renew them
+_OUTAGE = 10.0  # seconds without a successful write after which leases are restarted: holders could not renew them
 
 _ENDED_BADLY = "the writer thread has failed (the log has the error): restart the server"
 
@@ -255,7 +255,7 @@ class GroupCommit:
 
     def _transact(self, jobs: Sequence[_Job]) -> "_Outcome":
         moment = self._clock.read()
-        # Kept until a transaction succeeds: one that fails is undone, and its rebasing with it.
+        # Kept until a transaction succeeds: one that fails is undone, and its restart of leases with it.
         self._is_after_gap |= moment.after_gap or moment.instant - self._failing_since > _OUTAGE
         answered: list[tuple[_Job, Any]] = []
         shift: float | None = None

@@ -58,8 +58,8 @@ class _LaneReader:
         if not self._rows and self._after is not None:
             rows = self._turn.tx.ready(self._lane, now=self._turn.now, after=self._after, limit=self._chunk)
             self._rows.extend(rows)
-            self._after = _key(rows[-1]) if len(rows) == self._chunk else None
-        return _key(self._rows[0]) if self._rows else None
+            self._after = _due_and_seq(rows[-1]) if len(rows) == self._chunk else None
+        return _due_and_seq(self._rows[0]) if self._rows else None
 
     def pop(self) -> Trigger:
         return self._rows.popleft()
@@ -74,7 +74,7 @@ class _LaneReader:
         return taken
 
 
-def _key(row: Trigger) -> tuple[float, int]:
+def _due_and_seq(row: Trigger) -> tuple[float, int]:
     return (row.next_trigger_at or 0.0, row.seq)
 
 

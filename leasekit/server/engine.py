@@ -94,7 +94,7 @@ class Engine:
             clock=self._clock,
             random=self._random,
             on_ready=self._long_polls.ready,
-            on_gap=consumer.rebase,
+            on_gap=consumer.restart_leases,
             feed=self.feed,
         )
         self._readers: ThreadPoolExecutor

@@ -159,15 +159,15 @@ def throttle(retry_after: float | None = None) -> Fault:
 
 def throttle_items(which: float | Sequence[int] = 0.5, *, retry_after: float | None = None) -> Fault:
     """Answer *throttled* for a share of the items, or for the items at these positions; the others go through."""
-    return _answer_some_items("throttle_items", "throttled", which, retry_after=retry_after)
+    return _item_fault("throttle_items", "throttled", which, retry_after=retry_after)
 
 
 def fail_items(which: float | Sequence[int] = 0.5, *, reason: str = "scripted") -> Fault:
     """Answer *failed* for a share of the items, or for the items at these positions; the others go through."""
-    return _answer_some_items("fail_items", "failed", which, reason=reason)
+    return _item_fault("fail_items", "failed", which, reason=reason)
 
 
-def _answer_some_items(name: str, word: VerdictWord, which: float | Sequence[int], **verdict_fields: Any) -> Fault:
+def _item_fault(name: str, word: VerdictWord, which: float | Sequence[int], **verdict_fields: Any) -> Fault:
     async def act(call: Call) -> Any:
         items = call.items
         spoilt = [

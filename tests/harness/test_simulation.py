@@ -131,7 +131,7 @@ def test_it_finds_a_process_that_nobody_kills(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_history_that_fails_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer, "rebase", lambda turn, shift: None)
+    monkeypatch.setattr(consumer, "restart_leases", lambda turn, shift: None)
     outcomes = (simulate(preset("restarts", hours=2.0, seed=seed)) for seed in range(1, 9))
     outcome = next(outcome for outcome in outcomes if outcome.violations)
     smallest = shrink(outcome, tries=4)

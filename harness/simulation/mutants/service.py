@@ -71,7 +71,7 @@ SERVICE: Mapping[str, Mutant] = {
         Edit("leasekit._lifecycle.transitions:renewed", "max(until, ...)", "until"),
         by=Histories("unheard", ["S2", "S6"]),
     ),
-    "rebased-to-the-beats-ttl": Mutant(
+    "restarted-for-the-beats-ttl": Mutant(
         "After a restart a lease lasts for the ttl of its beats, even if the claim granted a longer one.",
         Edit(
             "leasekit.server.store.memory:_MemoryTx.restart_leases",
@@ -98,20 +98,20 @@ SERVICE: Mapping[str, Mutant] = {
         ),
         by=Histories("clocks", ["L1", "L2", "L4"]),
     ),
-    "not-rebased-at-the-start": Mutant(
+    "leases-not-restarted-at-the-start": Mutant(
         "After a restart leases end as if they could have been renewed while the server was down.",
         Edit("leasekit.server.commit:GroupCommit.__init__", "self._is_after_gap = True", "self._is_after_gap = False"),
         by=Histories("restarts", ["L6"]),
     ),
-    "never-rebased": Mutant(
+    "leases-never-restarted": Mutant(
         "Leases get no new ttl after a restart or a stall of the server.",
-        Edit("leasekit.server.roles.consumer:rebase", "turn.tx.restart_leases(...)", "pass"),
+        Edit("leasekit.server.roles.consumer:restart_leases", "turn.tx.restart_leases(...)", "pass"),
         by=Histories("restarts", ["L6"]),
     ),
     "runtime-by-the-clock-of-old": Mutant(
         "After a restart the longest runtime counts by the clock of the earlier process.",
         Edit(
-            "leasekit.server.roles.consumer:rebase",
+            "leasekit.server.roles.consumer:restart_leases",
             "turn.tx.restart_leases(now=turn.instant, shift=shift)",
             "turn.tx.restart_leases(now=turn.instant, shift=0.0)",
         ),

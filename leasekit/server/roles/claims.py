@@ -91,10 +91,7 @@ def _note_what_is_left(turn: UnitOfWork, kinds: set[str], *, tried: int) -> None
 
 
 def _repeated(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answer]:
-    """Answer claims that were answered before with their live leases, and the same tokens and `waited`.
-
-    The result has these answers only, by the `id()` of the request.
-    """
+    """Return by `id()` the requests answered before: again with the leases that are live, their tokens and `waited`."""
     memories = turn.tx.claim_memories({(request.worker, request.claim_id) for request in requests}) if requests else {}
     answers: dict[int, Answer] = {}
     room = _ANSWER

@@ -12,7 +12,7 @@ from leasekit.server.store import Run, Trigger
 from leasekit.server.unit_of_work import UnitOfWork, to_bytes
 from leasekit.task import Status
 
-__all__ = ["REAP_BATCH", "forget", "lapse", "reap", "rebase", "silence"]
+__all__ = ["REAP_BATCH", "forget", "lapse", "reap", "restart_leases", "silence"]
 
 REAP_BATCH = 200
 """Leases that are expired in one transaction, at most: reaping must not delay heartbeats."""
@@ -74,8 +74,8 @@ def _utc_time(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 
-def rebase(turn: UnitOfWork, shift: float | None) -> None:
-    """Give every live lease its whole ttl from now: no holder could renew it while the server was away or stalled.
+def restart_leases(turn: UnitOfWork, shift: float | None) -> None:
+    """Give every leased task its whole ttl from now: no holder could renew it while the server was away or stalled.
 
     After a start, ends that an earlier process wrote mean nothing, because its clock was another one. The ends of runs
     with a `max_runtime` move by `shift`, the seconds by which this clock is ahead of the earlier one; None: unknown.

@@ -69,7 +69,7 @@ class _Intake:
     def take(self, task: NewTask) -> Scheduled:
         if task.id is not None and task.id in self._known:
             known = self._known[task.id]
-            is_same = task.kind == known.kind and _digest(to_bytes(task.payload)) == known.digest
+            is_same = task.kind == known.kind and _canonical_digest(to_bytes(task.payload)) == known.digest
             return Scheduled(id=task.id, created=False, status=known.status, conflict=not is_same)
         if task.dedupe_key is not None:
             first = self._firsts.get((task.kind, task.dedupe_key))
@@ -98,7 +98,7 @@ class _Intake:
     def _add(self, task: NewTask) -> Scheduled:
         task_id = task.id or next(self._ids)
         payload = to_bytes(task.payload)
-        digest = _digest(payload)
+        digest = _canonical_digest(payload)
         self._new.append((task_id, payload, digest, task))
         if task.id is not None or task.dedupe_key is not None:
             self._known[task_id] = _Known(Status.NEW, task.kind, digest)
@@ -147,7 +147,7 @@ def _row(seq: int, task_id: str, task: NewTask, *, at: float) -> Trigger:
     )
 
 
-def _digest(payload: bytes) -> bytes:
+def _canonical_digest(payload: bytes) -> bytes:
     # Sorted keys: the same JSON may be written in more than one way.
     return blake2b(msgspec.json.encode(msgspec.json.decode(payload), order="sorted"), digest_size=16).digest()
 

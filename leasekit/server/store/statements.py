@@ -117,17 +117,17 @@ def _cursor(connection: Connection) -> DBAPICursor:
     return connection.connection.cursor()
 
 
-def _listed(name: str) -> TableValuedAlias:
-    """Return the values of a JSON list as rows, by a function of SQLite."""
-    return func.json_each(bindparam(name, type_=Text)).table_valued(column("value"), name=name)
+def _listed(parameter: str) -> TableValuedAlias:
+    """Return the values of the JSON list in this bound parameter as rows, by a function of SQLite."""
+    return func.json_each(bindparam(parameter, type_=Text)).table_valued(column("value"), name=parameter)
 
 
-def _is_one_of(value: ColumnElement[Any], name: str) -> ColumnElement[bool]:
-    return value.in_(select(_listed(name).c.value))
+def _is_one_of(value: ColumnElement[Any], parameter: str) -> ColumnElement[bool]:
+    return value.in_(select(_listed(parameter).c.value))
 
 
-def _is_one_pair_of(first: ColumnElement[Any], second: ColumnElement[Any], name: str) -> ColumnElement[bool]:
-    pairs = _listed(name)
+def _is_one_pair_of(first: ColumnElement[Any], second: ColumnElement[Any], parameter: str) -> ColumnElement[bool]:
+    pairs = _listed(parameter)
     return tuple_(first, second).in_(
         select(func.json_extract(pairs.c.value, literal("$[0]")), func.json_extract(pairs.c.value, literal("$[1]")))
     )

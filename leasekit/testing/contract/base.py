@@ -82,7 +82,7 @@ class ContractBase:
         await self.sleep(max(task.ttl for task in tasks) + 0.1)
 
     async def interrupt(self, *tasks: Task) -> None:
-        """Do nothing. Override this method to cause a restart, or a jump of the clock, that has the service extend leases."""
+        """Do nothing. Override this method to cause a restart or a jump of the clock that extends leases."""
 
     async def claim(
         self,

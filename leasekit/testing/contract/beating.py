@@ -61,9 +61,7 @@ class Beating(ContractBase):
         task = await self.held(backend, kind)
         assert (await self.beat(backend, task, started=False)).verdict == "renewed"
 
-    async def test_a_lease_without_beats_expires_and_its_task_is_granted_again(
-        self, backend: Backend, other: Backend, kind: str
-    ) -> None:
+    async def test_a_lease_without_beats_expires(self, backend: Backend, other: Backend, kind: str) -> None:
         first = await self.briefly_held(backend, kind)
         await self.expire(first)
         if second := await self.claim_again(other, first):
@@ -75,9 +73,7 @@ class Beating(ContractBase):
         for started in (False, True):
             assert is_gone(await self.beat(backend, task, started=started), "expired", "taken", "unknown")
 
-    async def test_a_lease_that_was_answered_gone_stays_gone_after_an_interruption(
-        self, backend: Backend, kind: str
-    ) -> None:
+    async def test_gone_stays_gone_after_an_interruption(self, backend: Backend, kind: str) -> None:
         task = await self.briefly_held(backend, kind)
         await self.expire(task)
         assert is_gone(await self.beat(backend, task))

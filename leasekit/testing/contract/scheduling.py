@@ -35,9 +35,7 @@ class Scheduling(SchedulerBase):
             assert (answer.id, answer.created, answer.conflict) == (kind, False, False)
         assert len((await self.claim(backend, kind, limit=5)).tasks) == 1
 
-    async def test_scheduling_again_returns_the_status_of_the_task(
-        self, scheduler: Scheduler, backend: Backend, kind: str
-    ) -> None:
+    async def test_scheduling_again_returns_the_status(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
         await self.settle(backend, await self.held(backend, kind, id=kind))
         (answer,) = await scheduler.schedule([NewTask(kind=kind, id=kind)])
         assert (answer.created, answer.status) == (False, Status.SUCCESS)

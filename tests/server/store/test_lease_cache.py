@@ -65,11 +65,11 @@ def end(tx: Tx, rows: list[Trigger], now: float) -> None:
     tx.end([row.seq for row in rows], Status.SUCCESS)
 
 
-def rebase(tx: Tx, rows: list[Trigger], now: float) -> None:
+def restart(tx: Tx, rows: list[Trigger], now: float) -> None:
     tx.restart_leases(now=now, shift=7.0)
 
 
-MOVES: list[Callable[[Tx, list[Trigger], float], None]] = [claim, order, expire, renew, end, rebase]
+MOVES: list[Callable[[Tx, list[Trigger], float], None]] = [claim, order, expire, renew, end, restart]
 
 
 @pytest.mark.parametrize("seed", range(8))

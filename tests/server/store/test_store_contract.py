@@ -279,7 +279,7 @@ def test_expired_are_leases_whose_end_has_come(store: Store) -> None:
         assert [row.seq for row in tx.expired(now=10.0, limit=1)] == [2]
 
 
-def test_rebasing_gives_every_lease_the_longer_of_its_ttls_and_spreads_the_ends(store: Store) -> None:
+def test_a_restart_gives_every_lease_the_longer_of_its_ttls_and_spreads_the_ends(store: Store) -> None:
     rows = [
         trigger(1, owner="w", status=Status.CLAIMED, next_trigger_at=50.0),
         trigger(2, owner="w", status=Status.PROCESSING, next_trigger_at=50.0),
@@ -301,7 +301,9 @@ def test_rebasing_gives_every_lease_the_longer_of_its_ttls_and_spreads_the_ends(
 
 
 @pytest.mark.parametrize(("shift", "moved"), [(7.5, 57.5), (-7.5, 42.5), (None, None)])
-def test_rebasing_moves_the_ends_of_runs_that_are_ahead(store: Store, shift: float | None, moved: float | None) -> None:
+def test_a_restart_moves_the_ends_of_runs_that_are_ahead(
+    store: Store, shift: float | None, moved: float | None
+) -> None:
     held = {"status": Status.PROCESSING, "owner": "w", "max_runtime": 60.0, "next_trigger_at": 50.0}
     add(store, trigger(1, run_until=50.0, **held), trigger(2, run_until=0.0, **held), trigger(3, **held), trigger(4))
     with store.transaction() as tx:

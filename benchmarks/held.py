@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import leasekit
 from _common import Bench, Server, cpu_seconds, memory_bytes, stored_in
+from leasekit import _blocks
 from leasekit._binding import bind
 from leasekit.hooks import Event, Lost, Renewed, Sent
 from leasekit.task import NewTask
@@ -85,7 +86,7 @@ def _hold(url: str, count: int, heartbeats: leasekit.Heartbeats, seconds: float)
         cpu, ended = cpu_seconds() - cpu, time.clock_gettime(time.CLOCK_BOOTTIME)
         renewed, lateness = record.renewed[:], record.lateness[:]
         for lease in leases:
-            lease._report(None)
+            _blocks._report(lease._run, None)
     renewals = sum(len(ids) for _, ids in renewed)
     gaps = _gaps(renewed, began, ended)
     return {

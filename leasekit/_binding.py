@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from leasekit._driver.connection import Connection
-from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit._driver.keeping.held_lease import HeldLease, Owner
 from leasekit.task import Task
 
-__all__ = ["Reserve", "bind", "reserve_of"]
+__all__ = ["Reserve", "bind", "give_back", "reserve_of"]
 
-Reserve: TypeAlias = Callable[[Task, object], tuple[Connection, HeldLease] | None]
-"""Reserve the lease of a task while the second argument (a `Lease`) lives; None: this process does not hold it."""
+Reserve: TypeAlias = Callable[[Task, Owner | None], tuple[Connection, HeldLease] | None]
+"""Reserve the lease of a task for an owner; for None, give the task back. None: this process does not hold it."""
 
 
 def bind(task: Task, reserve: Reserve) -> Task:
@@ -22,3 +22,9 @@ def bind(task: Task, reserve: Reserve) -> Task:
 def reserve_of(task: Task) -> Reserve | None:
     """Return the `reserve` that `bind` stored; None if no client of this process has claimed or adopted the task."""
     return vars(task).get("reserve")
+
+
+def give_back(task: Task) -> None:
+    """Release the task, if this process holds it and no block of it has begun."""
+    if (reserve := reserve_of(task)) is not None:
+        reserve(task, None)

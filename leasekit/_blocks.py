@@ -1,42 +1,169 @@
-"""Show the keeper that a `with` block is over, whatever ended the block."""
+"""End the `with` block of a lease, and show the keeper that a block is over, whatever ended it.
 
-import functools
+The owner of a lease is the function that ends its block: when that is dead, the block is over, or will never begin. A
+`with` statement looks it up before it calls `__enter__`, and drops it when the block is over, even if a signal handler
+raises just before the first line of the function. Nothing else refers to the function then, not even a traceback,
+because functions written in C alone make it, look it up and call it: no frame refers to what they use.
+"""
+
+import sys
 import weakref
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError
+from operator import methodcaller
+from types import TracebackType
+from typing import Any, Protocol
 
-__all__ = ["Block", "end_of_block"]
+import anyio
 
-F = TypeVar("F", bound=Callable[..., Any])
+from leasekit._driver.bridge import outcome
+from leasekit._driver.keeping.held_lease import loss_reason
+from leasekit._driver.reporting.outbox import Report
+from leasekit._leased_run import LeasedRun
+from leasekit.errors import LeaseLost
+from leasekit.task import Verdict
 
-Block = weakref.ref[Callable[..., Any]]
-"""A weak reference that is dead once the block of a `with` statement is over."""
+__all__ = ["AsyncExit", "Exit", "end_of_block", "leave"]
+
+_LOOK = 1.0
+_LAST_WORD = 10.0  # seconds to wait for the answer to a result that is reported after the end of trust
 
 
-class _HasBlock(Protocol):
-    _block: Block | None
+class Exit(Protocol):
+    """The type of `__exit__`."""
+
+    def __call__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
+    ) -> None: ...
 
 
-class _EndOfBlock:
-    """Descriptor of `__exit__` or `__aexit__` of a lease: makes an exit function for each block.
+class AsyncExit(Protocol):
+    """The type of `__aexit__`."""
 
-    A `with` statement looks the exit function up before the block begins, and drops the function when the block is
-    over, even if a signal handler raises just before the first line of `__exit__`. Nothing else refers to the function,
-    not even a traceback. So the keeper may rely on this: when the function is dead, the block is over.
+    def __call__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
+    ) -> Coroutine[Any, Any, None]: ...
+
+
+class _EndOfBlock(property):
+    """`__exit__` and `__aexit__` of an object for a `with` statement: what `_exit_function()` of the object returns."""
+
+    def __call__(self, manager: Any, *error: Any) -> Any:
+        """End a block that was entered without a `with` statement: an ExitStack looks this up in the class."""
+        return manager._leave(*error)
+
+
+end_of_block: Any = _EndOfBlock(methodcaller("_exit_function"))
+
+
+def leave(
+    run: LeasedRun, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+) -> Coroutine[Any, Any, None] | None:
+    """End a block that ended with `error`, and wait for the answer; in an event loop, return what does that."""
+    if not run.is_async:
+        _leave(run, error)
+        return None
+    leaving = _leaving(run, error)
+    try:
+        connection = run.connection
+        if connection is not None and not connection.forked:
+            # The exit function dies where the waiting begins; the coroutine lives until its end.
+            run.held.hand_over(connection.owner(run.held, weakref.ref(leaving)))
+        return leaving
+    finally:
+        del leaving  # or the traceback of an interrupt here would keep the lease
+
+
+def _leave(run: LeasedRun, error: BaseException | None) -> None:
+    report = _end(run, error)
+    if report is None:
+        return
+    verdict: Verdict | None = None
+    # At the interpreter's end, a generator that was not read to its end may leave its block: no answer comes then.
+    while verdict is None and not sys.is_finalizing() and (left := _patience(run)) > 0:
+        try:
+            verdict = report.answer.result(left)
+        except TimeoutError:
+            continue
+        except CancelledError:  # its client was closed
+            break
+    _conclude(run, verdict, error)
+
+
+async def _leaving(run: LeasedRun, error: BaseException | None) -> None:
+    ended_by = run.leave_scope(error)
+    ours, error = ended_by is not error, ended_by
+    report = _end(run, error)
+    if report is not None:
+        await _answered(run, report, error)
+    if ours and error is not None:
+        raise error
+
+
+async def _answered(run: LeasedRun, report: Report, error: BaseException | None) -> None:
+    verdict: Verdict | None = None
+    while verdict is None and (left := _patience(run)) > 0:
+        # Shielded: a report that was cancelled midway would leave a task that neither runs nor has ended.
+        with anyio.move_on_after(left, shield=True):
+            try:
+                verdict = await outcome(report.answer, keep=True)
+            except CancelledError:  # its client was closed
+                break
+    _conclude(run, verdict, error)
+
+
+def _end(run: LeasedRun, error: BaseException | None) -> Report | None:
+    try:
+        run.detach()
+        return _report(run, error)
+    except BaseException:  # also an interrupt: if no settlement is on its way by now, the keeper makes one
+        connection = run.connection
+        if connection is not None and not connection.forked:
+            connection.driver.call_soon(connection.keeper.abandoned, run.held, run.held.owner)
+        raise
+
+
+def _report(run: LeasedRun, error: BaseException | None) -> Report | None:
+    """Send the settlement, without waiting for the answer; return None if there is nothing to report.
+
+    Raises `LeaseLost` if the lease was lost, unless that (or an interruption) is on its way already.
     """
+    held, connection = run.held, run.connection
+    assert connection is not None  # noqa: S101 - it came with the held lease
+    if connection.forked:  # a child leaves the block of its parent: the lease is not the child's to end
+        return None
+    settlement = run.ended(error)
+    if settlement is None or not held.reportable(connection.backend.capabilities):
+        connection.driver.call_soon(connection.keeper.finish, held)
+        if error is None or (isinstance(error, Exception) and not run.is_own_loss(error)):
+            raise held.loss() from error
+        return None
+    report = held.report_due = Report(settlement)
+    connection.driver.call_soon(connection.keeper.settle, held, report)
+    return report
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self.__doc__ = function.__doc__
 
-    def __get__(self, manager: _HasBlock | None, owner: type | None = None) -> Callable[..., Any]:
-        if manager is None:  # looked up in the class, by an ExitStack: the block is over when the manager is dead
-            return self._function
-        end = functools.partial(self._function, manager)  # written in C, so no frame refers to it
-        manager._block = weakref.ref(end)  # pyright: ignore[reportPrivateUsage] - a part of the manager
-        return end
+def _patience(run: LeasedRun) -> float:
+    """Seconds to wait for the answer before looking again; zero or less once waiting is of no use."""
+    held, ended_at = run.held, run.ended_at
+    assert ended_at is not None  # noqa: S101 - the run has ended
+    # Heartbeats may move the end of trust meanwhile, and a suspended machine brings it nearer.
+    return min(max(held.term.trusted_until, ended_at + _LAST_WORD) - held.clock.now(), _LOOK)
 
 
-def end_of_block(function: F) -> F:
-    """Decorate `__exit__` or `__aexit__`: the manager's `_block` is dead once the `with` block is over."""
-    return cast("F", _EndOfBlock(function))
+def _conclude(run: LeasedRun, verdict: Verdict | None, error: BaseException | None) -> None:
+    """Raise `LeaseLost` if code ended well but its result was refused, or not answered in time (None)."""
+    if error is not None or (verdict is not None and verdict.verdict != "gone"):
+        return
+    if verdict is None:
+        why, word = "its result could not be reported while the lease lasted", "unreported"
+    else:
+        word = verdict.reason or "unknown"
+        why = f"the service refused its result: {word}"
+    held = run.held
+    story = held.explained if held.lost else None
+    if story is not None:
+        why = f"{why}; {story.why}"
+    events = () if story is None else story.events
+    message = f"lost task {run.task.id}: {why}"
+    raise LeaseLost(message, task_id=run.task.id, reason=loss_reason(word), events=events)

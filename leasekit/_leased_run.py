@@ -77,6 +77,11 @@ class LeasedRun:
         return self._held is not None
 
     @property
+    def is_async(self) -> bool:
+        """Whether the code runs in the scope of `enter_scope`."""
+        return self._scope is not None
+
+    @property
     def held(self) -> HeldLease:
         """The held lease. Raises `NotHeld` before the begin."""
         if self._held is None:

@@ -11,7 +11,7 @@ from leasekit._binding import bind
 from leasekit._driver.clock import Clock
 from leasekit._driver.connection import Connection
 from leasekit._driver.guarding.watchdog import Mode, check_mode
-from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit._driver.keeping.held_lease import HeldLease, Owner
 from leasekit._driver.locks import taken
 from leasekit._driver.thread import check_process
 from leasekit.backend import Backend
@@ -127,31 +127,32 @@ class Session:
 
     # Leases of this session ---------------------------------------------------------------------------------------
 
-    def reserve(self, task: Task, lease: object) -> tuple[Connection, HeldLease] | None:
-        """Keep the lease of a claimed task for the object `lease`: when that dies, the task is given back.
+    def reserve(self, task: Task, owner: Owner | None) -> tuple[Connection, HeldLease] | None:
+        """Keep the lease of a claimed task for an owner: when that is dead, or None, the task is given back.
 
         The latest caller counts until the code begins. None: this process does not hold the task.
         """
         connection = self._connection
         if connection is None or connection.forked or (held := connection.keeper.get(task)) is None:
             return None
-        return self._reserved(connection, held, lease)
-
-    def reserve_adopted(self, task: Task, lease: object) -> tuple[Connection, HeldLease] | None:
-        """Hold and reserve a task that other code has claimed; a task is adopted for one lease."""
-        bind(task, self.reserve)
-        connection = self.connection()
-        held = connection.keeper.get(task)
-        if held is None:
-            held = connection.keeper.adopt(task)
-            connection.driver.call_soon(connection.keeper.start_renewing, held)
-        return self._reserved(connection, held, lease)
-
-    def _reserved(self, connection: Connection, held: HeldLease, lease: object) -> tuple[Connection, HeldLease]:
-        if not held.begun:
-            held.wanted_by = connection.owner(held, lease)  # first: an interrupted thread has reserved nothing
+        if owner is None:
+            connection.driver.call_soon(connection.keeper.release_if_unstarted, held)
+        elif not held.begun:
+            held.wanted_by = connection.owner(held, owner)  # first: an interrupted thread has reserved nothing
         held.reserved = True
         return connection, held
+
+    def reserve_adopted(self, task: Task, owner: Owner | None) -> tuple[Connection, HeldLease] | None:
+        """Hold and reserve a task that other code has claimed; a task is adopted for one lease."""
+        bind(task, self.reserve)
+        if owner is None:
+            return None
+        connection = self.connection()
+        held = None if connection.keeper.get(task) else connection.keeper.adopt(task)
+        reserved = self.reserve(task, owner)
+        if held is not None:
+            connection.driver.call_soon(connection.keeper.start_renewing, held)
+        return reserved
 
 
 def _incarnation() -> str:

@@ -1,30 +1,25 @@
 """lease(): the handle that users hold while their code runs, with its two doors (`with`, `async with`).
 
-How the code begins and ends is `_leased_run.py`; this is what users call, and how a block waits for its answer.
+How the code begins and ends is `_leased_run.py`, and how a block ends `_blocks.py`; this is what users call.
 """
 
 import functools
 import inspect
 import math
 import os
-import sys
-from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError
-from types import TracebackType
+import weakref
+from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
-import anyio
-
-from leasekit._binding import reserve_of
-from leasekit._blocks import Block, end_of_block
+from leasekit._binding import give_back, reserve_of
+from leasekit._blocks import AsyncExit, Exit, end_of_block, leave
 from leasekit._driver.bridge import call_soon_here, outcome
 from leasekit._driver.connection import Connection
-from leasekit._driver.keeping.held_lease import HeldLease, Owner, loss_reason
+from leasekit._driver.keeping.held_lease import HeldLease, Owner
 from leasekit._driver.reporting import encoding
-from leasekit._driver.reporting.outbox import Report
 from leasekit._leased_run import LeasedRun
-from leasekit.errors import LeaseLost, NotHeld
-from leasekit.task import NewTask, Scheduled, Task, TaskInfo, TaskOptions, Verdict
+from leasekit.errors import NotHeld
+from leasekit.task import NewTask, Scheduled, Task, TaskInfo, TaskOptions
 from leasekit.wire import MAX_ERROR, MAX_PAYLOAD
 
 __all__ = ["Lease", "lease", "leased"]
@@ -32,9 +27,7 @@ __all__ = ["Lease", "lease", "leased"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_LOOK = 1.0
 _MAX_THEN = 1000  # successors of one task: what a service takes in one batch
-_LAST_WORD = 10.0  # seconds to wait for the answer to a result that is reported after the end of trust
 
 
 class _Name(Protocol):
@@ -58,7 +51,11 @@ def lease(task: Task | _Name, *, idle_timeout: float | None = None) -> "Lease":
     if idle_timeout is not None and not 0 < idle_timeout < math.inf:
         raise ValueError(f"idle_timeout must be more than 0 s, got {idle_timeout!r}: give seconds, or None")
     if isinstance(task, Task):
-        return Lease(LeasedRun(task, idle_timeout=idle_timeout))
+        try:
+            return Lease(LeasedRun(task, idle_timeout=idle_timeout))
+        except BaseException:  # interrupted: the traceback would keep what is about to own the lease
+            give_back(task)
+            raise
     if not hasattr(task, "__lease__"):
         what = f"a lease is of a task or of client.named(…), not of {type(task).__name__}"
         if isinstance(task, (NewTask, Scheduled, TaskInfo)):
@@ -73,10 +70,14 @@ class Lease:
     def __init__(self, run: LeasedRun) -> None:
         self._run = run
         self._then_size = 0  # bytes of all successors, as JSON
-        self._block: Block | None = None  # of the `with` statement that is about to enter
+        exits = self._exits = {None: functools.partial(leave, run)}  # a `with` statement takes the function away, once
+        self._leave = functools.partial(leave, run)
+        self._exit_function: Callable[..., Any] = functools.partial(exits.pop, None, self._leave)
+        self._exit: Owner = weakref.ref(exits[None])
+        self._kept: object = None  # the exit function of a block that was entered without a `with` statement
         # The block may begin in another thread or task: a loop over tasks must not give the task back.
         reserve = reserve_of(run.task)
-        self._reserved = None if reserve is None else reserve(run.task, self)
+        self._reserved = None if reserve is None else reserve(run.task, self._exit)
 
     def __repr__(self) -> str:
         if not self._run.begun:
@@ -206,38 +207,22 @@ class Lease:
 
     def __enter__(self) -> Self:
         connection, held = self._take()
-        connection.refuse_hooks()
-        owner = None
         try:
+            connection.refuse_hooks()
             owner = self._own(connection, held)
             if held.confirmed is not None:
                 held.confirmed.result()
             self._run.begin(connection, held, owner)
             self._run.attach()
         except BaseException:
-            self._not_entered(connection, held, owner)
+            self._kept = None
             raise
         return self
 
-    @end_of_block
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        report = self._end(error)
-        if report is None:
-            return
-        verdict: Verdict | None = None
-        # At the interpreter's end, a generator that was not read to its end may leave its block: no answer comes then.
-        while verdict is None and not sys.is_finalizing() and (left := self._patience()) > 0:
-            try:
-                verdict = report.answer.result(left)
-            except TimeoutError:
-                continue
-            except CancelledError:  # its client was closed
-                break
-        self._conclude(verdict, error)
+    __exit__: Exit = end_of_block
 
     async def __aenter__(self) -> Self:
         connection, held = self._take()
-        owner = None
         try:
             owner = self._own(connection, held)
             if held.confirmed is not None:
@@ -245,121 +230,28 @@ class Lease:
             self._run.begin(connection, held, owner)
             self._run.enter_scope(call_soon_here())
         except BaseException:
-            self._not_entered(connection, held, owner)
+            self._kept = None
             raise
         return self
 
-    @end_of_block
-    def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> Coroutine[Any, Any, None]:
-        leaving = self._leaving(error)
-        try:
-            connection = self._run.connection
-            if connection is not None and not connection.forked:
-                # The object of `end_of_block` dies where the waiting begins; the coroutine lives until its end.
-                self._run.held.hand_over(connection.owner(self._run.held, leaving))
-            return leaving
-        finally:
-            del leaving  # or the traceback of an interrupt here would keep the lease
-
-    async def _leaving(self, error: BaseException | None) -> None:
-        ended_by = self._run.leave_scope(error)
-        ours, error = ended_by is not error, ended_by
-        report = self._end(error)
-        if report is not None:
-            await self._answered(report, error)
-        if ours and error is not None:
-            raise error
-
-    async def _answered(self, report: Report, error: BaseException | None) -> None:
-        verdict: Verdict | None = None
-        while verdict is None and (left := self._patience()) > 0:
-            # Shielded: a report that was cancelled midway would leave a task that neither runs nor has ended.
-            with anyio.move_on_after(left, shield=True):
-                try:
-                    verdict = await outcome(report.answer, keep=True)
-                except CancelledError:  # its client was closed
-                    break
-        self._conclude(verdict, error)
+    __aexit__: AsyncExit = end_of_block
 
     def _take(self) -> tuple[Connection, HeldLease]:
         if self._run.begun:
             raise NotHeld(f"the lease of task {self.task.id} has been used before: claim the task again")
         if reserve_of(self.task) is None:
             raise NotHeld(f"task {self.task.id} was not claimed by a client of this process: use client.tasks()")
-        if self._reserved is None or self._reserved[0].forked:
+        if self._reserved is None or self._reserved[0].forked or self._exit() is None:
             raise NotHeld(f"the lease of task {self.task.id} has ended, or is held by another process: claim it again")
+        self._kept = self._exits.pop(None, None)
         return self._reserved
 
     def _own(self, connection: Connection, held: HeldLease) -> Owner:
-        """Make the block that enters the owner of the lease; without a `with` statement, this object."""
-        block = None if self._block is None else self._block()
-        owner = connection.owner(held, block or self)
+        """Make the exit function of the block that enters the owner of the lease."""
+        owner = connection.owner(held, self._exit)
         if not held.begun:
             held.wanted_by = owner
         return owner
-
-    def _not_entered(self, connection: Connection, held: HeldLease, owner: Owner | None) -> None:
-        """Release the task, whose block will not begin, unless another lease of it has begun."""
-        connection.driver.call_soon(connection.keeper.release_if_unstarted, held)
-        connection.driver.call_soon(connection.keeper.abandoned, held, owner)
-
-    # The end ------------------------------------------------------------------------------------------------------
-
-    def _end(self, error: BaseException | None) -> Report | None:
-        try:
-            self._run.detach()
-            return self._report(error)
-        except BaseException:  # also an interrupt: if no settlement is on its way by now, the keeper makes one
-            connection = self._run.connection
-            if connection is not None and not connection.forked:
-                held = self._run.held
-                connection.driver.call_soon(connection.keeper.abandoned, held, held.owner)
-            raise
-
-    def _report(self, error: BaseException | None) -> Report | None:
-        """Send the settlement, without waiting for the answer; return None if there is nothing to report.
-
-        Raises `LeaseLost` if the lease was lost, unless that (or an interruption) is on its way already.
-        """
-        held, connection = self._run.held, self._run.connection
-        assert connection is not None  # noqa: S101 - it came with the held lease
-        if connection.forked:  # a child leaves the block of its parent: the lease is not the child's to end
-            return None
-        settlement = self._run.ended(error)
-        if settlement is None or not held.reportable(connection.backend.capabilities):
-            connection.driver.call_soon(connection.keeper.finish, held)
-            if error is None or (isinstance(error, Exception) and not self._run.is_own_loss(error)):
-                raise held.loss() from error
-            return None
-        report = held.report_due = Report(settlement)
-        connection.driver.call_soon(connection.keeper.settle, held, report)
-        return report
-
-    def _patience(self) -> float:
-        """Seconds to wait for the answer before looking again; zero or less once waiting is of no use."""
-        held, ended_at = self._run.held, self._run.ended_at
-        assert ended_at is not None  # noqa: S101 - the run has ended
-        # Heartbeats may move the end of trust meanwhile, and a suspended machine brings it nearer.
-        return min(max(held.term.trusted_until, ended_at + _LAST_WORD) - held.clock.now(), _LOOK)
-
-    def _conclude(self, verdict: Verdict | None, error: BaseException | None) -> None:
-        """Raise `LeaseLost` if code ended well but its result was refused, or not answered in time (None)."""
-        if error is not None or (verdict is not None and verdict.verdict != "gone"):
-            return
-        if verdict is None:
-            why, word = "its result could not be reported while the lease lasted", "unreported"
-        else:
-            word = verdict.reason or "unknown"
-            why = f"the service refused its result: {word}"
-        held = self._run.held
-        story = held.explained if held.lost else None
-        if story is not None:
-            why = f"{why}; {story.why}"
-        events = () if story is None else story.events
-        message = f"lost task {self.task.id}: {why}"
-        raise LeaseLost(message, task_id=self.task.id, reason=loss_reason(word), events=events)
 
 
 @overload

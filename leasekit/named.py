@@ -6,19 +6,20 @@ anything of a service that tasks do not need, and all that keeps tasks' leases k
 fence, the watchdog, the checkpoint that one holder leaves to the next.
 """
 
+import functools
 import math
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from types import TracebackType
 from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar, Unpack
 from urllib.parse import quote
 
 from leasekit._binding import bind
-from leasekit._blocks import Block, end_of_block
+from leasekit._blocks import AsyncExit, Exit, end_of_block
 from leasekit._driver.connection import Connection
-from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit._driver.keeping.held_lease import HeldLease, Owner
 from leasekit._driver.retrying import call_once
 from leasekit._leased_run import LeasedRun, outcome_of
 from leasekit._session import Session
@@ -201,10 +202,16 @@ class _Acquisition:
 class _Acquiring(Lease):
     """A lease that is acquired where its block begins."""
 
-    def __init__(self, named: _Name, *, idle_timeout: float | None = None, block: Block | None = None) -> None:
+    def __init__(self, named: _Name, *, idle_timeout: float | None = None, block: Owner | None = None) -> None:
         super().__init__(LeasedRun(named.task, idle_timeout=idle_timeout, outcome_of=named.outcome_of))
         self._named = named
-        self._block = block
+        self._exit = block or self._exit
+        del self._exit_function  # it serves one `with` statement; a name that was not granted may be entered again
+
+    def _exit_function(self) -> Callable[..., Any]:
+        exit_function = functools.partial(self._leave)
+        self._exit = weakref.ref(exit_function)
+        return exit_function
 
     def __enter__(self) -> Self:
         if not self._run.begun:
@@ -259,7 +266,7 @@ class _Entered(Generic[L]):
     def __init__(self, service: _Service, session: Session, name: str, *, wait: float | None, ttl: float) -> None:
         self._name = self._name_type(service, session, name, wait=wait, ttl=ttl)
         self._entered = threading.Lock()  # never waited for
-        self._blocks: dict[int, Block] = {}  # by thread: of the `with` statement that is about to enter
+        self._blocks: dict[int, Owner] = {}  # by thread: of the `with` statement that is about to enter
         self._lease: L | None = None
 
     def __repr__(self) -> str:
@@ -274,27 +281,24 @@ class _Entered(Generic[L]):
         """Return a lease of this name, for the block of `with lease(…)`."""
         return self._lease_type(self._name, idle_timeout=idle_timeout)
 
-    @property
-    def _block(self) -> Block | None:
-        """The block that this thread is about to enter; reading it also forgets it."""
-        return self._blocks.pop(threading.get_ident(), None)
-
-    @_block.setter
-    def _block(self, block: Block | None) -> None:
-        if block is not None:
-            self._blocks[threading.get_ident()] = block
+    def _exit_function(self) -> Callable[..., Any]:
+        exit_function = functools.partial(self._leave)
+        self._blocks[threading.get_ident()] = weakref.ref(exit_function)
+        return exit_function
 
     def _new_lease(self) -> L:
         """Make the lease for a block that begins. Raises `NotHeld` while another block goes on."""
-        block = self._block
+        block = self._blocks.pop(threading.get_ident(), None)
         if not self._entered.acquire(blocking=False):
             raise NotHeld(f"{self!r} is entered already: ask the client for another one, for each block at a time")
         self._lease = self._lease_type(self._name, block=block)
         return self._lease
 
-    def _current_lease(self) -> L:
-        assert self._lease is not None  # noqa: S101 - `_enter` has made it
-        return self._lease
+    def _leave(self, *error: Any) -> Any:
+        try:
+            return end_of_block(self._lease, *error)
+        finally:
+            self._entered.release()
 
     def __enter__(self) -> L:
         held = self._new_lease()
@@ -304,13 +308,7 @@ class _Entered(Generic[L]):
             self._entered.release()
             raise
 
-    @end_of_block
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        held = self._current_lease()
-        try:
-            type(held).__exit__(held, kind, error, tb)
-        finally:
-            self._entered.release()
+    __exit__: Exit = end_of_block
 
     async def __aenter__(self) -> L:
         held = self._new_lease()
@@ -320,13 +318,7 @@ class _Entered(Generic[L]):
             self._entered.release()
             raise
 
-    @end_of_block
-    def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> Coroutine[Any, Any, None]:
-        held = self._current_lease()
-        self._entered.release()
-        return type(held).__aexit__(held, kind, error, tb)
+    __aexit__: AsyncExit = end_of_block
 
 
 class Named(_Entered[NamedLease]):

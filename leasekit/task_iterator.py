@@ -1,6 +1,7 @@
 """`Client.tasks()`: iterate over tasks as they become ready, one at a time, with `for` or `async for`."""
 
 import copy
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from leasekit._binding import Reserve, bind
@@ -88,7 +89,7 @@ class Tasks:
                 self._last = leases[0]
                 # A copy of its own: when that is garbage, and no lease was made of it, nobody can begin it any more.
                 task = bind(copy.copy(self._last.task), self._reserve)
-                self._last.wanted_by = connection.owner(self._last, task)
+                self._last.wanted_by = connection.owner(self._last, weakref.ref(task))
                 return task
             if self._until_idle is not None and clock.now() - quiet_since >= self._until_idle:
                 return None

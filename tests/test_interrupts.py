@@ -40,54 +40,54 @@ def claimed(client: Client) -> Task:
     return next(client.tasks("k"))
 
 
-def block(client: Client, task: Task) -> None:
-    with leasekit.lease(task) as held:
+def block(client: Client, tasks: list[Task]) -> None:
+    with leasekit.lease(tasks.pop()) as held:
         held.progress(1)
         held.then("other")
         held.complete(2)
 
 
-def failing(client: Client, task: Task) -> None:
-    with suppress(ZeroDivisionError), leasekit.lease(task):
+def failing(client: Client, tasks: list[Task]) -> None:
+    with suppress(ZeroDivisionError), leasekit.lease(tasks.pop()):
         _ = 1 / 0
 
 
-def in_a_stack(client: Client, task: Task) -> None:
+def in_a_stack(client: Client, tasks: list[Task]) -> None:
     with ExitStack() as stack:
-        stack.enter_context(leasekit.lease(task))
+        stack.enter_context(leasekit.lease(tasks.pop()))
 
 
-def loop(client: Client, task: Task) -> None:
-    with leasekit.lease(task):
+def loop(client: Client, tasks: list[Task]) -> None:
+    with leasekit.lease(tasks.pop()):
         client.schedule("k")
     for another in client.tasks("k", until_idle=0):
         with leasekit.lease(another):
             pass
 
 
-def named(client: Client, task: Task) -> None:
-    with leasekit.lease(task), leasekit.lease(client.named("name")):
+def named(client: Client, tasks: list[Task]) -> None:
+    with leasekit.lease(tasks.pop()), leasekit.lease(client.named("name")):
         pass
 
 
-def once(client: Client, task: Task) -> None:
-    with leasekit.lease(task), leasekit.lease(client.once(task.id)):
+def once(client: Client, tasks: list[Task]) -> None:
+    with leasekit.lease(tasks.pop()), leasekit.lease(client.once("once")):
         pass
 
 
-async def async_block(client: Client, task: Task) -> None:
-    async with leasekit.lease(task) as held:
+async def async_block(client: Client, tasks: list[Task]) -> None:
+    async with leasekit.lease(tasks.pop()) as held:
         held.progress(1)
         held.complete(2)
 
 
-async def async_named(client: Client, task: Task) -> None:
-    async with leasekit.lease(task), leasekit.lease(client.named("name")):
+async def async_named(client: Client, tasks: list[Task]) -> None:
+    async with leasekit.lease(tasks.pop()), leasekit.lease(client.named("name")):
         pass
 
 
-async def async_loop(client: Client, task: Task) -> None:
-    async with leasekit.lease(task):
+async def async_loop(client: Client, tasks: list[Task]) -> None:
+    async with leasekit.lease(tasks.pop()):
         await client.aschedule("k")
     async for another in client.tasks("k", until_idle=0):
         async with leasekit.lease(another):
@@ -99,15 +99,15 @@ async def within(place: Place, work: Coroutine[Any, Any, None]) -> None:
         await work
 
 
-def interrupted(number: int, body: Callable[[Client, Task], Any], client: Client) -> tuple[str | None, Any]:
+def interrupted(number: int, body: Callable[[Client, list[Task]], Any], client: Client) -> tuple[str | None, Any]:
     """Where it was interrupted, and what came out of that."""
-    task, place = claimed(client), Place(number, also=body.__code__)
+    tasks, place = [claimed(client)], Place(number, also=body.__code__)
     try:
         if asyncio.iscoroutinefunction(body):
-            asyncio.run(within(place, body(client, task)))
+            asyncio.run(within(place, body(client, tasks)))
         else:
             with interrupts(place):
-                body(client, task)
+                body(client, tasks)
     except BaseException as error:
         # RuntimeError: a cancel scope of anyio's that was interrupted cannot be left any more.
         if not isinstance(error, Interrupt | asyncio.CancelledError | leasekit.LeasekitError | RuntimeError):
@@ -120,12 +120,12 @@ async def nothing() -> None: ...
 
 
 def is_over(client: Client, where: str | None, error: BaseException | None, *, at_once: bool) -> None:
-    """The driver's thread answers, and keeps no lease: of a block not even while the traceback is held (`at_once`)."""
+    """The driver's thread answers, and keeps no lease; `at_once`: no reserved one even while the traceback is held."""
     connection = client.__connection__()
     connection.driver.submit(nothing()).result(_ENDED)
     keeper = connection.keeper
     if at_once:
-        eventually(lambda: not any(one.begun for one in list(keeper._leases.values())), f"{where}", within=_ENDED)
+        eventually(lambda: not any(one.reserved for one in list(keeper._leases.values())), f"{where}", within=_ENDED)
     if error is not None:
         error.__traceback__ = error.__context__ = error.__cause__ = None
     gc.collect()  # an event loop that was interrupted leaves rings
@@ -141,7 +141,7 @@ _ALL = [block, failing, in_a_stack, loop, named, once, async_block, async_loop, 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
 @pytest.mark.parametrize("body", _ALL, ids=lambda one: one.__name__)
 def test_an_interrupt_anywhere_holds_up_no_beats_and_leaves_no_lease(
-    client: Client, body: Callable[[Client, Task], Any]
+    client: Client, body: Callable[[Client, list[Task]], Any]
 ) -> None:
     number = 0
     while True:
@@ -255,15 +255,16 @@ def interrupts_of_the_system(body: Callable[..., Any], after: float) -> Iterator
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
 @pytest.mark.parametrize("body", [block, failing, loop], ids=lambda one: one.__name__)
-def test_real_signals_hold_up_no_beats_and_leave_no_lease(client: Client, body: Callable[[Client, Task], Any]) -> None:
+def test_real_signals_hold_up_no_beats_and_leave_no_lease(
+    client: Client, body: Callable[[Client, list[Task]], Any]
+) -> None:
     rng, number = Random(1), 0
     while number < in_soak(200, by_default=10):
-        task, error = claimed(client), None
+        tasks, error = [claimed(client)], None
         with interrupts_of_the_system(body, after=rng.uniform(0.0, 0.003)):
             try:
-                body(client, task)
+                body(client, tasks)
             except (Interrupt, leasekit.LeasekitError) as raised:
                 error = raised
                 number += 1
-        del task
         is_over(client, "a signal", error, at_once=True)

@@ -41,7 +41,7 @@ LAYERS = {
     "ids": Layer(set(), set()),
     "_arguments": Layer(VALUES, set()),
     "_binding": Layer({"task", "_driver"}, set()),
-    "_blocks": Layer(set(), set()),
+    "_blocks": Layer(VALUES | INSIDE, {"anyio"}),
     "_leased_run": Layer(VALUES | INSIDE | {"hooks"}, {"anyio", "msgspec"}),
     "_session": Layer(VALUES | INSIDE | {"backend", "hooks", "registry"}, set()),
     "_driver": Layer(VALUES | INSIDE | {"_lifecycle", "backend", "hooks", "wire"}, {"anyio", "msgspec", "tenacity"}),

@@ -24,6 +24,10 @@ __all__ = ["Connection"]
 T = TypeVar("T")
 
 
+class _Dead:
+    """What an owner that is dead already stands for."""
+
+
 class Connection:
     """Connect one client with the driver in this process. Work that `run` and `arun` get runs in the driver's loop."""
 
@@ -73,14 +77,17 @@ class Connection:
         """The largest result that this service takes, in bytes of JSON; None: unlimited."""
         return self.backend.capabilities.max_result
 
-    def owner(self, held: HeldLease, owner: object) -> Owner:
-        """Return a weak reference to `owner`, whose end makes the keeper abandon the lease `held`."""
+    def owner(self, held: HeldLease, owner: Owner) -> Owner:
+        """Return a weak reference to what `owner` refers to, whose end makes the keeper abandon the lease `held`.
+
+        No frame refers to the object itself: the traceback of an interrupt would keep it.
+        """
 
         def dead(reference: Owner) -> None:
             if not held.settling and not self.forked:
                 self.driver.call_soon(self.keeper.abandoned, held, reference)
 
-        return weakref.ref(owner, dead)
+        return weakref.ref(owner() or _Dead(), dead)
 
     def check_accepts_work(self) -> None:
         """Raise `LeasekitError` if the backend cannot schedule a successor with a settlement."""

@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, OperationalError, Reject
 
 import leasekit
 import leasekit_celery
-from leasekit import LeaseLost
+from leasekit import LeaseLost, _blocks
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
@@ -117,7 +117,7 @@ def test_a_lost_lease_of_what_does_not_come_again_is_a_failure(
 ) -> None:
     task = shop.task(acks_late=acks_late)
     monkeypatch.setattr(leasekit.Lease, "lost", True)
-    monkeypatch.setattr(leasekit.Lease, "_conclude", refuse)
+    monkeypatch.setattr(_blocks, "_conclude", refuse)
     with shop.delivered(task), pytest.raises(raised):
         task()
     assert shop.ran == 1
@@ -211,7 +211,7 @@ def test_what_was_broken_off_before_its_result_was_stored_runs_again(
 def test_a_report_that_is_refused_after_that_is_said(
     traced: Traced, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leasekit.Lease, "_conclude", refuse)
+    monkeypatch.setattr(_blocks, "_conclude", refuse)
     traced.deliver()
     assert traced.result.result == 1
     assert f"task {traced.id} may run again, though it has ended" in caplog.text

@@ -134,10 +134,14 @@ class Connection:
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the driver's loop and await its result, from asyncio or trio. Raises `Closed` as `run` does."""
+        answer = self.driver.submit(work)
         try:
-            return await outcome(self.driver.submit(work))
+            return await outcome(answer)
         except CancelledError:
             raise Closed from None
+        except BaseException:
+            answer.cancel()
+            raise
 
     def refuse_hooks(self) -> None:
         """Raise `LeasekitError` on the driver's own thread, which must not wait for itself."""

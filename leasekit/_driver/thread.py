@@ -145,7 +145,11 @@ class Driver:
             self._owed.pop(answer, None)
             work.close()
             raise Closed
-        self.call_soon(self._start_work, answer)
+        try:
+            self.call_soon(self._start_work, answer)
+        except BaseException:
+            answer.cancel()  # interrupted: the caller does not know that the work begins
+            raise
         return answer
 
     def _start_work(self, answer: Answer[Any]) -> None:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class _Dead:
-    """What an owner that is dead already stands for."""
+    """A stand-in for an owner that is dead already."""
 
 
 class Connection:

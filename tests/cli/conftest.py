@@ -10,12 +10,12 @@ import sys
 import termios
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import leasekit
 from leasekit.cli.app import app
@@ -36,11 +36,15 @@ def client(url: str) -> Iterator[leasekit.Client]:
         yield client
 
 
+class Run(Protocol):
+    def __call__(self, *arguments: str, stdin: str | bytes | None = None) -> Result: ...
+
+
 @pytest.fixture
-def run(url: str) -> Callable[..., Any]:
+def run(url: str) -> Run:
     """Run a command in this process; stdout is no terminal."""
 
-    def invoke(*arguments: str, stdin: str | bytes | None = None) -> Any:
+    def invoke(*arguments: str, stdin: str | bytes | None = None) -> Result:
         result = CliRunner().invoke(
             app, arguments, prog_name="leasekit", input=stdin, env={"LEASEKIT_URL": url, "COLUMNS": "200"}
         )
@@ -162,8 +166,12 @@ class Terminal:
         return chunk
 
 
+class Start(Protocol):
+    def __call__(self, *arguments: str) -> Terminal: ...
+
+
 @pytest.fixture
-def terminal(server: Server) -> Iterator[Callable[..., Terminal]]:
+def terminal(server: Server) -> Iterator[Start]:
     """Start a command on a terminal, on the server."""
     opened: list[Terminal] = []
 

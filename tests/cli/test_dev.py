@@ -6,9 +6,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -72,8 +72,12 @@ class Dev:
         return self.process.wait(PATIENCE)
 
 
+class Start(Protocol):
+    def __call__(self, *options: str) -> Dev: ...
+
+
 @pytest.fixture
-def dev(tmp_path: Path) -> Iterator[Callable[..., Dev]]:
+def dev(tmp_path: Path) -> Iterator[Start]:
     started: list[Dev] = []
 
     def start(*options: str) -> Dev:
@@ -119,7 +123,7 @@ def result(client: leasekit.Client, task_id: str) -> Any:
     return task.result
 
 
-def test_new_code_answers_after_a_change_and_the_server_stays(tmp_path: Path, dev: Callable[..., Dev]) -> None:
+def test_new_code_answers_after_a_change_and_the_server_stays(tmp_path: Path, dev: Start) -> None:
     handlers(tmp_path, "first")
     running = dev()
     with leasekit.connect(running.url) as client:
@@ -134,7 +138,7 @@ def test_new_code_answers_after_a_change_and_the_server_stays(tmp_path: Path, de
     assert running.stop() == 0
 
 
-def test_what_runs_at_a_change_is_ended_by_the_code_that_began_it(tmp_path: Path, dev: Callable[..., Dev]) -> None:
+def test_what_runs_at_a_change_is_ended_by_the_code_that_began_it(tmp_path: Path, dev: Start) -> None:
     handlers(tmp_path, "old")
     running = dev()
     with leasekit.connect(running.url) as client:
@@ -150,7 +154,7 @@ def test_what_runs_at_a_change_is_ended_by_the_code_that_began_it(tmp_path: Path
     assert (task.attempt, task.crashes) == (1, 0)
 
 
-def test_code_that_does_not_compile_is_waited_out(tmp_path: Path, dev: Callable[..., Dev]) -> None:
+def test_code_that_does_not_compile_is_waited_out(tmp_path: Path, dev: Start) -> None:
     (tmp_path / "app.py").write_text("def broken(:\n")
     running = dev()
     running.until("SyntaxError")
@@ -161,9 +165,7 @@ def test_code_that_does_not_compile_is_waited_out(tmp_path: Path, dev: Callable[
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_whole_tree_with_exit_code_0(
-    tmp_path: Path, dev: Callable[..., Dev], number: signal.Signals
-) -> None:
+def test_a_signal_ends_the_whole_tree_with_exit_code_0(tmp_path: Path, dev: Start, number: signal.Signals) -> None:
     handlers(tmp_path, "x")
     running = dev()
     running.until("at work on")
@@ -173,7 +175,7 @@ def test_a_signal_ends_the_whole_tree_with_exit_code_0(
         client.stats()
 
 
-def test_a_second_signal_does_not_wait_for_what_runs(tmp_path: Path, dev: Callable[..., Dev]) -> None:
+def test_a_second_signal_does_not_wait_for_what_runs(tmp_path: Path, dev: Start) -> None:
     handlers(tmp_path, "x")
     running = dev("--grace", "1000")
     with leasekit.connect(running.url) as client:
@@ -186,7 +188,7 @@ def test_a_second_signal_does_not_wait_for_what_runs(tmp_path: Path, dev: Callab
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
-def test_nothing_is_left_when_it_is_killed(tmp_path: Path, dev: Callable[..., Dev]) -> None:
+def test_nothing_is_left_when_it_is_killed(tmp_path: Path, dev: Start) -> None:
     handlers(tmp_path, "x")
     running = dev()
     running.until("at work on")
@@ -198,7 +200,7 @@ def test_nothing_is_left_when_it_is_killed(tmp_path: Path, dev: Callable[..., De
         time.sleep(0.02)
 
 
-def test_a_server_that_cannot_start_is_exit_code_1(tmp_path: Path, dev: Callable[..., Dev]) -> None:
+def test_a_server_that_cannot_start_is_exit_code_1(tmp_path: Path, dev: Start) -> None:
     handlers(tmp_path, "x")
     running = dev("--store", "nowhere://")
     assert running.process.wait(PATIENCE) == 1

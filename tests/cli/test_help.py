@@ -3,18 +3,17 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from leasekit.cli.app import COMMANDS, load
+from tests.cli.conftest import Run
 
 ASKS_A_SERVICE = ["schedule", "status", "tasks", "cancel", "workers", "stats"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_of_a_command_mentions_each_option_and_an_example(run: Callable[..., Any], name: str) -> None:
+def test_the_help_of_a_command_mentions_each_option_and_an_example(run: Run, name: str) -> None:
     shown = run(name, "--help")
     assert shown.exit_code == 0
     options = [option for parameter in load(name).params for option in parameter.opts if option.startswith("-")]
@@ -33,7 +32,7 @@ def test_the_summary_of_a_command_is_the_first_line_of_its_own_help(name: str) -
 
 
 @pytest.mark.parametrize("name", ASKS_A_SERVICE)
-def test_a_command_that_asks_a_service_names_option_variable_and_default(run: Callable[..., Any], name: str) -> None:
+def test_a_command_that_asks_a_service_names_option_variable_and_default(run: Run, name: str) -> None:
     shown = " ".join(run(name, "--help").stdout.split())
     assert "-b, --backend" in shown
     assert "LEASEKIT_URL" in shown
@@ -41,18 +40,18 @@ def test_a_command_that_asks_a_service_names_option_variable_and_default(run: Ca
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_line_of_help_is_longer_than_a_terminal_is_wide(run: Callable[..., Any], name: str) -> None:
+def test_no_line_of_help_is_longer_than_a_terminal_is_wide(run: Run, name: str) -> None:
     # Lines that wrap by themselves are as wide as the window; those of examples do not wrap.
     assert [line for line in (load(name).epilog or "").splitlines() if len(line) > 78] == []
 
 
-def test_the_root_lists_all_commands_and_the_exit_codes(run: Callable[..., Any]) -> None:
+def test_the_root_lists_all_commands_and_the_exit_codes(run: Run) -> None:
     shown = run("--help").stdout
     assert all(f"  {name} " in shown and summary in shown for name, summary in COMMANDS.items())
     assert "Exit codes: 0 done; 1 refused" in shown
 
 
-def test_a_wrong_command_is_wrong_usage_and_the_right_one_is_suggested(run: Callable[..., Any]) -> None:
+def test_a_wrong_command_is_wrong_usage_and_the_right_one_is_suggested(run: Run) -> None:
     done = run("shedule")
     assert done.exit_code == 2
     assert "'schedule'" in done.stderr
@@ -102,5 +101,5 @@ def test_the_script_for_completion_is_shown() -> None:
     assert "_LEASEKIT_COMPLETE=complete_bash" in ended.stdout
 
 
-def test_the_version_is_printed(run: Callable[..., Any]) -> None:
+def test_the_version_is_printed(run: Run) -> None:
     assert run("--version").stdout.startswith("leasekit ")

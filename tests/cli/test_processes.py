@@ -4,18 +4,16 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import pytest
 
 import leasekit
+from tests.cli.conftest import Server, Start
 
-Start = Callable[..., Any]
 
-
-def test_workers_are_told_of_with_what_they_hold(server: Any) -> None:
+def test_workers_are_told_of_with_what_they_hold(server: Server) -> None:
     with leasekit.connect(server.url, worker="busy") as client:
         client.schedule("held")
         task = next(client.tasks("held"))
@@ -29,7 +27,7 @@ def test_workers_are_told_of_with_what_they_hold(server: Any) -> None:
 
 
 @pytest.mark.anyio
-async def test_workers_have_a_second_door(server: Any) -> None:
+async def test_workers_have_a_second_door(server: Server) -> None:
     async with leasekit.connect(server.url) as client:
         assert await client.aworkers() == client.workers()
 
@@ -39,7 +37,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def test_an_embedded_server_tells_of_its_workers(tmp_path: Any) -> None:
+def test_an_embedded_server_tells_of_its_workers(tmp_path: Path) -> None:
     with leasekit.connect(f"sqlite:///{tmp_path / 'tasks.db'}", worker="busy") as client:
         client.schedule("held")
         with leasekit.lease(next(client.tasks("held"))):
@@ -48,7 +46,7 @@ def test_an_embedded_server_tells_of_its_workers(tmp_path: Any) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk here that is always full")
 @pytest.mark.parametrize("command", [["schedule", "full"], ["stats"], ["tasks", "--json"]], ids=" ".join)
-def test_what_stdout_does_not_take_is_said_in_one_sentence(server: Any, command: list[str]) -> None:
+def test_what_stdout_does_not_take_is_said_in_one_sentence(server: Server, command: list[str]) -> None:
     server.command("schedule", "full")
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -66,47 +64,57 @@ def test_what_stdout_does_not_take_is_said_in_one_sentence(server: Any, command:
     )
 
 
-def test_followed_tasks_are_lines_as_they_change(server: Any) -> None:
+def out(process: "subprocess.Popen[str]") -> IO[str]:
+    assert process.stdout is not None
+    return process.stdout
+
+
+def err(process: "subprocess.Popen[str]") -> IO[str]:
+    assert process.stderr is not None
+    return process.stderr
+
+
+def test_followed_tasks_are_lines_as_they_change(server: Server) -> None:
     with leasekit.connect(server.url) as client:
         client.schedule("followed", id="first")
         following = ["tasks", "--kind", "followed", "--follow", "--interval", "0.05"]
         with server.start(*following) as process:
-            assert process.stdout.readline().split("\t")[:3] == ["first", "followed", "new"]
+            assert out(process).readline().split("\t")[:3] == ["first", "followed", "new"]
             client.schedule("followed", id="second")
-            assert process.stdout.readline().split("\t")[:3] == ["second", "followed", "new"]
+            assert out(process).readline().split("\t")[:3] == ["second", "followed", "new"]
             client.cancel("first")
-            assert process.stdout.readline().split("\t")[:3] == ["first", "followed", "cancelled"]
+            assert out(process).readline().split("\t")[:3] == ["first", "followed", "cancelled"]
             process.send_signal(2)
             assert process.wait(60) == 130
-            assert process.stderr.read() == ""
+            assert err(process).read() == ""
 
 
-def test_only_so_many_of_those_that_are_there_are_shown_before_following(server: Any) -> None:
+def test_only_so_many_of_those_that_are_there_are_shown_before_following(server: Server) -> None:
     with leasekit.connect(server.url) as client:
         client.schedule_all([leasekit.NewTask(kind="many", id=f"many{number}") for number in range(5)])
         with server.start("tasks", "-k", "many", "-f", "-n", "2", "--interval", "0.05", "--json") as process:
-            assert [json.loads(process.stdout.readline())["id"] for _ in range(2)] == ["many3", "many4"]
+            assert [json.loads(out(process).readline())["id"] for _ in range(2)] == ["many3", "many4"]
             process.kill()
 
 
-def test_a_pipe_that_nobody_reads_ends_it_without_a_word(server: Any) -> None:
+def test_a_pipe_that_nobody_reads_ends_it_without_a_word(server: Server) -> None:
     with leasekit.connect(server.url) as client:
         client.schedule_all([leasekit.NewTask(kind="piped", payload="x" * 2000) for _ in range(500)])
     with server.start("tasks", "-k", "piped", "-n", "0", "--json") as process:
-        assert process.stdout.readline().startswith("{")
-        process.stdout.close()
+        assert out(process).readline().startswith("{")
+        out(process).close()
         assert process.wait(60) == 1
-        assert process.stderr.read() == ""
+        assert err(process).read() == ""
 
 
-def test_a_short_answer_into_a_closed_pipe_is_no_traceback_either(server: Any) -> None:
+def test_a_short_answer_into_a_closed_pipe_is_no_traceback_either(server: Server) -> None:
     with server.start("stats", stdin=subprocess.DEVNULL) as process:
-        process.stdout.close()
+        out(process).close()
         process.wait(60)
-        assert process.stderr.read() == ""
+        assert err(process).read() == ""
 
 
-def test_the_overview_on_a_terminal_is_replaced_as_tasks_end(server: Any, terminal: Start) -> None:
+def test_the_overview_on_a_terminal_is_replaced_as_tasks_end(server: Server, terminal: Start) -> None:
     with leasekit.connect(server.url) as client:
         client.schedule("shown", id="shown")
         screen = terminal("status", "--watch", "--interval", "0.05")
@@ -119,7 +127,7 @@ def test_the_overview_on_a_terminal_is_replaced_as_tasks_end(server: Any, termin
     assert screen.seen.rstrip().endswith("\x1b[?25h"), "the cursor was not shown again"
 
 
-def test_a_task_that_is_watched_on_a_terminal_is_shown_until_it_has_ended(server: Any, terminal: Start) -> None:
+def test_a_task_that_is_watched_on_a_terminal_is_shown_until_it_has_ended(server: Server, terminal: Start) -> None:
     with leasekit.connect(server.url) as client:
         client.schedule("watched", {"n": 1}, id="watched")
         screen = terminal("status", "watched", "--watch", "--interval", "0.05")
@@ -131,7 +139,7 @@ def test_a_task_that_is_watched_on_a_terminal_is_shown_until_it_has_ended(server
     assert screen.ended() == 0
 
 
-def test_a_waiting_schedule_shows_where_the_task_is_and_then_its_result(server: Any, terminal: Start) -> None:
+def test_a_waiting_schedule_shows_where_the_task_is_and_then_its_result(server: Server, terminal: Start) -> None:
     screen = terminal("schedule", "awaited", '{"n": 1}', "--id", "awaited", "--wait")
     screen.until("awaited")
     with leasekit.connect(server.url) as client, leasekit.lease(next(client.tasks("awaited"))) as held:
@@ -142,7 +150,7 @@ def test_a_waiting_schedule_shows_where_the_task_is_and_then_its_result(server: 
 
 
 @pytest.mark.parametrize("command", [["tasks"], ["stats"], ["status"]])
-def test_a_terminal_is_shown_a_table_with_a_head(server: Any, terminal: Start, command: list[str]) -> None:
+def test_a_terminal_is_shown_a_table_with_a_head(server: Server, terminal: Start, command: list[str]) -> None:
     with leasekit.connect(server.url) as client:
         client.schedule("tabled", {"x": "\x1b]0;title\x07"})
     screen = terminal(*command)
@@ -151,7 +159,7 @@ def test_a_terminal_is_shown_a_table_with_a_head(server: Any, terminal: Start, c
     assert "\x1b]0;" not in screen.seen
 
 
-def test_the_workers_on_a_terminal_are_replaced_until_ctrl_c(server: Any, terminal: Start) -> None:
+def test_the_workers_on_a_terminal_are_replaced_until_ctrl_c(server: Server, terminal: Start) -> None:
     with leasekit.connect(server.url, worker="seen-on-screen") as client:
         list(client.tasks("nothing", until_idle=0))
     screen = terminal("workers", "--watch", "--interval", "0.05")
@@ -159,7 +167,7 @@ def test_the_workers_on_a_terminal_are_replaced_until_ctrl_c(server: Any, termin
     assert screen.interrupt() == 130
 
 
-def test_an_error_is_one_sentence_and_exit_code_1(server: Any) -> None:
+def test_an_error_is_one_sentence_and_exit_code_1(server: Server) -> None:
     done = server.command("status", "nope")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1

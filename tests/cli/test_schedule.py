@@ -4,7 +4,6 @@ import json
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
@@ -12,8 +11,7 @@ import leasekit
 from leasekit import Client, Status
 from leasekit.cli.errors import sentence
 from leasekit.errors import Refused
-
-Run = Callable[..., Any]
+from tests.cli.conftest import Run
 
 
 def test_it_prints_the_id_of_a_task_that_is_there(run: Run, client: Client) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -11,8 +10,7 @@ from leasekit import Client, NewTask, Unavailable
 from leasekit.cli import service
 from leasekit.testing import memory
 from leasekit.testing.memory import MemoryBackend
-
-Run = Callable[..., Any]
+from tests.cli.conftest import Run
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,8 +13,7 @@ from leasekit import Client, NewTask, Status
 from leasekit.cli.tail import Tail
 from leasekit.cli.tasks import tasks_table
 from leasekit.task import Page, TaskInfo
-
-Run = Callable[..., Any]
+from tests.cli.conftest import Run
 
 
 def fields(done: Any) -> list[list[str]]:

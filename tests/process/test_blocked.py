@@ -1,10 +1,11 @@
 """A handler that blocks its event loop keeps its lease, and holds up nobody else."""
 
 import time
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import leasekit
+from tests.process.conftest import Fleet
+from tests.waiting import eventually
 
 TTL = 3.0
 
@@ -14,9 +15,11 @@ def succeeded(client: leasekit.Client, task_id: str) -> bool:
     return info is not None and info.status is leasekit.Status.SUCCESS
 
 
-def test_a_loop_blocked_for_three_ttls_keeps_its_lease_and_thread_handlers_run_meanwhile(
-    fleet: Any, eventually: Callable[..., Any]
-) -> None:
+def is_past(moment: float) -> bool:
+    return time.monotonic() > moment
+
+
+def test_a_loop_blocked_for_three_ttls_keeps_its_lease_and_thread_handlers_run_meanwhile(fleet: Fleet) -> None:
     fleet.handlers(
         f"""
         @worker.handler("blocks")
@@ -47,9 +50,7 @@ def test_a_loop_blocked_for_three_ttls_keeps_its_lease_and_thread_handlers_run_m
         assert not fleet.notes("lost")
 
 
-def test_a_claim_that_waited_longer_than_the_ttl_still_runs_its_task(
-    fleet: Any, eventually: Callable[..., Any]
-) -> None:
+def test_a_claim_that_waited_longer_than_the_ttl_still_runs_its_task(fleet: Fleet) -> None:
     fleet.handlers(
         """
         @worker.handler("short", run="thread")
@@ -63,9 +64,8 @@ def test_a_claim_that_waited_longer_than_the_ttl_still_runs_its_task(
     with leasekit.connect(fleet.url) as client:
         for _ in range(2):
             task = client.schedule("short", claim_timeout=2, heartbeat_timeout=2)
-            eventually(lambda task=task: succeeded(client, task.id), what="success")
+            eventually(partial(succeeded, client, task.id), what="success")
             # From now on the worker waits with one long claim: for more than two ttls.
-            done = time.monotonic()
-            eventually(lambda done=done: time.monotonic() - done > 5, what="5 s of waiting")
+            eventually(partial(is_past, time.monotonic() + 5), what="5 s of waiting")
     assert [note["fence"] for note in fleet.notes("ran")] == [1, 1]
     assert worker.stop() == 0

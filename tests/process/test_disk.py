@@ -2,15 +2,15 @@
 
 import json
 import resource
-from collections.abc import Callable
 from contextlib import closing
 from http.client import HTTPConnection
 from typing import Any
 
+from tests.process.conftest import Fleet
+from tests.waiting import eventually
 
-def test_what_cannot_be_written_is_not_acknowledged_and_it_heals_without_a_restart(
-    fleet: Any, eventually: Callable[..., Any]
-) -> None:
+
+def test_what_cannot_be_written_is_not_acknowledged_and_it_heals_without_a_restart(fleet: Fleet) -> None:
     server = fleet.serve()
 
     def call(method: str, path: str, body: Any = None) -> tuple[int, Any]:

@@ -2,11 +2,11 @@
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import leasekit
+from tests.process.conftest import Fleet
+from tests.waiting import eventually
 
 TTL = 2.0
 
@@ -37,7 +37,7 @@ def sleeps(pid: int, thread: int) -> bool:
     return stat.rpartition(")")[2].split()[0] == "S"
 
 
-def test_a_stopped_process_says_that_it_was_stopped(fleet: Any, eventually: Callable[..., Any]) -> None:
+def test_a_stopped_process_says_that_it_was_stopped(fleet: Fleet) -> None:
     fleet.serve()
     with leasekit.connect(fleet.url) as client:
         task = client.schedule("k", claim_timeout=TTL, heartbeat_timeout=TTL)
@@ -52,7 +52,7 @@ def test_a_stopped_process_says_that_it_was_stopped(fleet: Any, eventually: Call
         os.kill(holder.pid, signal.SIGSTOP)
         try:
             # By then the lease is over on both sides.
-            info = eventually(lambda: (info := client.get(task.id)) and info.crashes and info, what="its end")
+            info = eventually(lambda: info if (info := client.get(task.id)) and info.crashes else None, what="its end")
         finally:
             os.kill(holder.pid, signal.SIGCONT)
     (lost,) = eventually(lambda: lines("raised"), what="the loss")

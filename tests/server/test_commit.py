@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
@@ -104,7 +104,7 @@ class Recorder:
 
 
 @pytest.fixture
-def recorder(make_store: Any) -> Recorder:
+def recorder(make_store: Callable[[], Store]) -> Recorder:
     return Recorder(make_store())
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from leasekit.server.store import Store
 from leasekit.server.store.sql import SqlStore
 from leasekit.server.store.urls import open_store
 from leasekit.task import Beat, NewTask, Settlement
+from tests.server.conftest import Bench
 
 pytestmark = pytest.mark.anyio
 
@@ -24,13 +26,13 @@ def threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("leasekit")}
 
 
-async def test_empty_batches_answer_empty(bench: Any) -> None:
+async def test_empty_batches_answer_empty(bench: Bench) -> None:
     engine = bench.engine
     answers = [await engine.schedule([]), await engine.cancel([]), await engine.heartbeat("w", [])]
     assert [*answers, await engine.results("w", [])] == [[], [], [], []]
 
 
-async def test_under_load_requests_survive_in_this_order(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_under_load_requests_survive_in_this_order(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     async def ask(rank: Any, items: Any, **_: Any) -> list[Any]:
@@ -56,13 +58,14 @@ async def test_under_load_requests_survive_in_this_order(bench: Any, monkeypatch
     assert [name for name in order if name in asked] == asked
 
 
-async def test_workers_are_those_who_hold_or_were_heard_of_lately(bench: Any) -> None:
+async def test_workers_are_those_who_hold_or_were_heard_of_lately(bench: Bench) -> None:
     await bench.put("a", "b", claim_timeout=10_000)
     await bench.claim(worker="one")
     bench.clock.advance(500)
     await bench.claim(worker="two")
     one, two = await bench.engine.workers()
     assert (one.name, one.running, two.name, two.running) == ("one", 2, "two", 0)
+    assert two.last_seen is not None
     assert two.last_seen.timestamp() == bench.clock.wall
     bench.clock.advance(200)
     assert [worker.name for worker in await bench.engine.workers()] == ["one", "two"]
@@ -71,11 +74,11 @@ async def test_workers_are_those_who_hold_or_were_heard_of_lately(bench: Any) ->
     assert (one.name, one.last_seen) == ("one", None)
 
 
-async def test_an_engine_that_serves_is_ready(bench: Any) -> None:
+async def test_an_engine_that_serves_is_ready(bench: Bench) -> None:
     assert await bench.engine.ready() is None
 
 
-async def test_an_engine_that_is_not_open_says_so(make_store: Any) -> None:
+async def test_an_engine_that_is_not_open_says_so(make_store: Callable[[], Store]) -> None:
     engine = Engine(make_store())
     assert await engine.ready() == "the engine is not open"
     with pytest.raises(Unavailable):
@@ -85,7 +88,7 @@ async def test_an_engine_that_is_not_open_says_so(make_store: Any) -> None:
 
 
 async def test_an_engine_whose_store_cannot_be_written_says_why_until_it_can(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = bench.engine._store
     transaction = store.transaction
@@ -120,7 +123,7 @@ async def test_a_full_disk_fails_what_does_not_fit_and_nothing_else(tmp_path: Pa
         assert await engine.ready() is None
 
 
-async def test_a_writer_that_hangs_is_not_ready(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_writer_that_hangs_is_not_ready(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 0.05)
     go = threading.Event()
     transaction = bench.engine._store.transaction
@@ -134,7 +137,7 @@ async def test_a_writer_that_hangs_is_not_ready(bench: Any, monkeypatch: pytest.
     go.set()
 
 
-async def test_beats_for_which_there_is_no_room_are_throttled_one_by_one(bench: Any) -> None:
+async def test_beats_for_which_there_is_no_room_are_throttled_one_by_one(bench: Bench) -> None:
     await bench.put("a", "b", "c")
     beats = [Beat(id=task.id, token=task.token) for task in (await bench.claim()).tasks]
     waiting = bench.engine._commit._waiting
@@ -143,13 +146,13 @@ async def test_beats_for_which_there_is_no_room_are_throttled_one_by_one(bench: 
     assert [(verdict.id, verdict.verdict) for verdict in verdicts] == [
         ("a", "renewed"), ("b", "renewed"), ("c", "throttled"),
     ]  # fmt: skip
-    assert 0.5 <= verdicts[2].retry_after <= 1.5
+    assert 0.5 <= (verdicts[2].retry_after or 0) <= 1.5
     waiting[module._HEARTBEAT] = module._HEARTBEAT.capacity
     with pytest.raises(Throttled):
         await bench.engine.heartbeat("w", beats)
 
 
-async def test_too_many_reads_are_told_to_come_later(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_reads_are_told_to_come_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_READS", 0)
     with pytest.raises(Throttled):
         await bench.engine.stats()
@@ -176,7 +179,7 @@ async def test_a_read_does_not_wait_for_the_writer(tmp_path: Path, monkeypatch: 
             assert await engine.get("b") is not None
 
 
-async def test_closing_leaves_no_thread_and_no_lock(make_store: Any) -> None:
+async def test_closing_leaves_no_thread_and_no_lock(make_store: Callable[[], Store]) -> None:
     before = threads()
     for _ in range(2):
         async with Engine(make_store()) as engine:
@@ -197,7 +200,7 @@ async def test_a_second_engine_on_the_same_file_is_refused_and_leaves_no_thread(
         assert await engine.ready() is None
 
 
-async def test_the_consumer_looks_by_itself(make_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_consumer_looks_by_itself(make_store: Callable[[], Store], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PERIOD", 0.01)
     now = [1000.0]
     async with Engine(make_store(), clock=lambda: now[0]) as engine:
@@ -210,7 +213,7 @@ async def test_the_consumer_looks_by_itself(make_store: Any, monkeypatch: pytest
 
 
 async def test_the_consumer_goes_on_after_a_failure(
-    make_store: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_store: Callable[[], Store], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "_PERIOD", 0.01)
     store: Store = make_store()
@@ -229,7 +232,7 @@ async def test_the_consumer_goes_on_after_a_failure(
                 await asyncio.sleep(0.005)
 
 
-async def test_real_clocks_do_for_a_whole_life(make_store: Any) -> None:
+async def test_real_clocks_do_for_a_whole_life(make_store: Callable[[], Store]) -> None:
     async with Engine(make_store()) as engine:
         await engine.schedule([NewTask(kind="k", id="a")])
         claimed = await engine.claim(worker="w", kinds=["k"], limit=1, wait=0, claim_id="c")

@@ -23,7 +23,7 @@ TASK = [NewTask(kind="k", id="a")]
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Any:
+def disk(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What the disk says of itself."""
     shown = SimpleNamespace(f_bavail=2**20, f_frsize=4096, f_blocks=2**24)
     monkeypatch.setattr(os, "statvfs", lambda _: shown)
@@ -31,7 +31,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def test_a_disk_that_is_almost_full_takes_no_new_tasks_and_goes_on_with_those_it_has(
-    tmp_path: Path, disk: Any
+    tmp_path: Path, disk: SimpleNamespace
 ) -> None:
     async with Engine(SqlStore(tmp_path / "tasks.db")) as engine:
         await engine.schedule(TASK)
@@ -50,7 +50,7 @@ async def test_a_disk_that_is_almost_full_takes_no_new_tasks_and_goes_on_with_th
 
 
 async def test_a_result_with_successors_waits_for_room_and_the_others_do_not_wait_for_it(
-    tmp_path: Path, disk: Any
+    tmp_path: Path, disk: SimpleNamespace
 ) -> None:
     async with Engine(SqlStore(tmp_path / "tasks.db")) as engine:
         await engine.schedule([NewTask(kind="k") for _ in range(3)])
@@ -73,7 +73,7 @@ async def test_a_result_with_successors_waits_for_room_and_the_others_do_not_wai
 
 
 async def test_when_there_is_room_again_new_tasks_are_taken_again(
-    tmp_path: Path, disk: Any, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, disk: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk.f_bavail = 0
     async with Engine(SqlStore(tmp_path / "tasks.db")) as engine:
@@ -87,7 +87,7 @@ async def test_when_there_is_room_again_new_tasks_are_taken_again(
     assert caplog.text.count("there is room again") == 1
 
 
-async def test_a_file_system_that_does_not_tell_is_believed_to_have_room(tmp_path: Path, disk: Any) -> None:
+async def test_a_file_system_that_does_not_tell_is_believed_to_have_room(tmp_path: Path, disk: SimpleNamespace) -> None:
     disk.f_bavail = disk.f_blocks = 0
     async with Engine(SqlStore(tmp_path / "tasks.db")) as engine:
         await engine.schedule(TASK)

@@ -4,7 +4,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -13,13 +13,14 @@ import pytest
 
 from leasekit import Client, Heartbeats, Lease, Refused, Worker
 from leasekit.backend import Capabilities
-from leasekit.task import Claimed, Verdict
+from leasekit.task import Claimed, Status, TaskInfo, Verdict
 from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Call, Fault, Faulty, Gate
 from leasekit.testing.memory import MemoryBackend, MemoryService
+from tests.waiting import eventually
+from tests.worker.conftest import AtWork, Submitter
 
-Eventually = Callable[..., Any]
 FAR_AHEAD = 1e100  # seconds: whatever the pace, and some seconds after it has ended too, all that there is
 
 
@@ -58,7 +59,7 @@ def running() -> Running:
 
 
 def test_no_more_is_claimed_than_there_are_slots_while_they_are_busy(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually, running: Running
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, running: Running
 ) -> None:
     worker = Worker(faulty, concurrency=3, ahead=0)
     worker.handler("k")(running)
@@ -80,7 +81,7 @@ def claimed(faulty: Faulty) -> int:
 
 
 def test_with_an_async_handler_there_are_as_many_slots_again(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually, running: Running
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, running: Running
 ) -> None:
     worker = Worker(faulty, concurrency=2, ahead=0)
     worker.handler("thread")(running)
@@ -102,9 +103,7 @@ def test_with_an_async_handler_there_are_as_many_slots_again(
         eventually(lambda: len(inside) == 3)
 
 
-def test_heartbeats_bound_what_is_held(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually, running: Running
-) -> None:
+def test_heartbeats_bound_what_is_held(faulty: Faulty, submitter: Submitter, at_work: AtWork, running: Running) -> None:
     heartbeats = Heartbeats(ttl=300, cycle=10, rate=0.5, batch=1)
     assert heartbeats.capacity == 5
     worker = Worker(faulty, concurrency=8, heartbeats=heartbeats)
@@ -119,9 +118,7 @@ def test_heartbeats_bound_what_is_held(
     assert running.most == 5
 
 
-def test_a_claim_asks_for_no_more_than_the_service_gives(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually
-) -> None:
+def test_a_claim_asks_for_no_more_than_the_service_gives(faulty: Faulty, submitter: Submitter, at_work: AtWork) -> None:
     faulty.capabilities = Capabilities(max_batch=100, max_claim=2)
     worker = Worker(faulty, concurrency=8)
     worker.handler("k")(lambda payload: None)
@@ -131,7 +128,7 @@ def test_a_claim_asks_for_no_more_than_the_service_gives(
     assert {call.options["limit"] for call in faulty.log if call.kind == "claim"} <= {0, 1, 2}  # 0 ends a claim
 
 
-def test_only_kinds_that_have_a_handler_are_claimed(faulty: Faulty, submitter: Any, at_work: Any) -> None:
+def test_only_kinds_that_have_a_handler_are_claimed(faulty: Faulty, submitter: Submitter, at_work: AtWork) -> None:
     worker = Worker(faulty)
     worker.handler("served")(lambda payload: None)
     with at_work(worker):
@@ -143,7 +140,7 @@ def test_only_kinds_that_have_a_handler_are_claimed(faulty: Faulty, submitter: A
 # What waits ---------------------------------------------------------------------------------------------------
 
 
-def buffer_up(worker: Worker, submitter: Any, running: Running, eventually: Eventually, priorities: list[int]) -> None:
+def buffer_up(worker: Worker, submitter: Submitter, running: Running, priorities: list[int]) -> None:
     """One body runs, and tasks of these priorities wait in the buffer. The worker claims far ahead."""
     submitter.schedule("k", "pace")
     running.let_go()
@@ -156,24 +153,24 @@ def buffer_up(worker: Worker, submitter: Any, running: Running, eventually: Even
 
 
 def test_what_is_buffered_runs_by_priority(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually, running: Running
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, running: Running
 ) -> None:
     worker = Worker(faulty, concurrency=1, ahead=FAR_AHEAD)
     worker.handler("k")(running)
     with at_work(worker):
-        buffer_up(worker, submitter, running, eventually, [3, 0, 4, 1])
+        buffer_up(worker, submitter, running, [3, 0, 4, 1])
         running.let_go(5)
         eventually(lambda: len(running.ran) == 6)
     assert running.ran == ["pace", "first", 0, 1, 3, 4]
 
 
 def test_beats_of_what_is_buffered_say_that_it_has_not_begun(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually, running: Running
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, running: Running
 ) -> None:
     worker = Worker(faulty, concurrency=1, ahead=FAR_AHEAD, heartbeats=Heartbeats(rate=100, retry_wait=0.1))
     worker.handler("k")(running)
     with at_work(worker):
-        buffer_up(worker, submitter, running, eventually, [2])
+        buffer_up(worker, submitter, running, [2])
 
         def begun() -> dict[Any, bool]:
             beats = [beat for call in list(faulty.log) if call.kind == "beat" and call.is_over for beat in call.items]
@@ -185,7 +182,7 @@ def test_beats_of_what_is_buffered_say_that_it_has_not_begun(
 
 
 def test_what_lies_in_the_buffer_for_too_long_is_given_back(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually, running: Running
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, running: Running
 ) -> None:
     worker = Worker(faulty, concurrency=1, ahead=0.25)
     worker.handler("k")(running)
@@ -195,7 +192,8 @@ def test_what_lies_in_the_buffer_for_too_long_is_given_back(
             submitter.success(task_id)
         slow = submitter.schedule_many("k", 50)
         eventually(lambda: running.now == 1)
-        eventually(lambda: [info.status for info in map(submitter.get, slow)].count("enqueued") > 1)  # were claimed
+        # Some were claimed.
+        eventually(lambda: [info.status for info in map(submitter.get, slow)].count(Status.ENQUEUED) > 1)
         eventually(lambda: not worker.buffered)
         running.let_go(50)
         for task_id in slow:
@@ -216,7 +214,7 @@ broken = Fault("broken", _break)
     "fault", [faults.refuse, faults.lose_answer, faults.throttle(0.1), faults.garble, broken], ids=lambda f: f.name
 )
 def test_claims_outlast_whatever_a_service_or_an_adapter_does(
-    faulty: Faulty, submitter: Any, at_work: Any, fault: Fault, caplog: pytest.LogCaptureFixture
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, fault: Fault, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "leasekit")
     worker = Worker(faulty)
@@ -238,7 +236,7 @@ async def _refuse(call: Call) -> Any:
 refused = Fault("refused", _refuse)
 
 
-def test_refused_claims_are_tried_again_too(faulty: Faulty, submitter: Any, at_work: Any) -> None:
+def test_refused_claims_are_tried_again_too(faulty: Faulty, submitter: Submitter, at_work: AtWork) -> None:
     worker = Worker(faulty)
     worker.handler("k")(lambda payload: None)
     faulty.script("claim", refused, refused)
@@ -247,7 +245,7 @@ def test_refused_claims_are_tried_again_too(faulty: Faulty, submitter: Any, at_w
     assert faulty.fired["refused"] == 2
 
 
-def test_refused_claims_are_not_tried_again_at_once(faulty: Faulty, at_work: Any, eventually: Eventually) -> None:
+def test_refused_claims_are_not_tried_again_at_once(faulty: Faulty, at_work: AtWork) -> None:
     clock, asked_at = FakeClock(), list[float]()
 
     async def refuse(call: Call) -> None:
@@ -269,7 +267,7 @@ def test_refused_claims_are_not_tried_again_at_once(faulty: Faulty, at_work: Any
 
 
 def test_results_are_kept_and_reported_when_the_service_is_back(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually
+    faulty: Faulty, submitter: Submitter, at_work: AtWork
 ) -> None:
     worker = Worker(faulty, concurrency=2)
     ran: list[int] = []
@@ -291,7 +289,7 @@ def test_results_are_kept_and_reported_when_the_service_is_back(
 
 
 def test_results_that_are_not_reported_yet_hold_up_the_stop(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = Worker(faulty)
     worker.handler("k")(lambda payload: payload)
@@ -309,7 +307,7 @@ def test_results_that_are_not_reported_yet_hold_up_the_stop(
 
 
 def test_a_lease_of_unknown_age_begins_when_a_beat_is_acknowledged(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually
+    faulty: Faulty, submitter: Submitter, at_work: AtWork
 ) -> None:
     gate = Gate()
     say_nothing_of_the_wait(faulty)
@@ -341,7 +339,7 @@ def gone_after(gate: Gate, reason: str = "expired") -> Fault:
 
 
 def test_a_lease_of_unknown_age_that_turns_out_to_be_gone_never_begins(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually
+    faulty: Faulty, submitter: Submitter, at_work: AtWork
 ) -> None:
     gate = Gate()
     gate.open()
@@ -369,21 +367,21 @@ class Redelivered:
     def again(self) -> None:
         self.clock.advance(301)
 
-    def status(self, task_id: str) -> Any:
-        return self.service.get(task_id)
+    def status(self, task_id: str) -> TaskInfo:
+        info = self.service.get(task_id)
+        assert info is not None
+        return info
 
 
 @pytest.fixture
-def redelivered() -> Any:
+def redelivered() -> Iterator[Redelivered]:
     redelivered = Redelivered()
     yield redelivered
     redelivered.submitter.close()
 
 
 @pytest.mark.parametrize("mode", ["async", "thread"])
-def test_a_task_that_is_delivered_again_joins_its_run(
-    redelivered: Redelivered, at_work: Any, eventually: Eventually, mode: str
-) -> None:
+def test_a_task_that_is_delivered_again_joins_its_run(redelivered: Redelivered, at_work: AtWork, mode: str) -> None:
     worker = Worker(redelivered.faulty)
     leases: list[Lease] = []
     finish = threading.Event()
@@ -421,7 +419,7 @@ def test_a_task_that_is_delivered_again_joins_its_run(
 
 @pytest.mark.parametrize("mode", ["async", "thread"])
 def test_a_body_that_goes_idle_after_its_task_was_delivered_again_is_told_to_end(
-    redelivered: Redelivered, at_work: Any, eventually: Eventually, mode: str
+    redelivered: Redelivered, at_work: AtWork, mode: str
 ) -> None:
     worker = Worker(redelivered.faulty)
     leases: list[Lease] = []
@@ -465,7 +463,7 @@ def test_a_body_that_goes_idle_after_its_task_was_delivered_again_is_told_to_end
         eventually(lambda: redelivered.status(task_id).status == "retriable_failure")
 
 
-def lost_then_redelivered(redelivered: Redelivered, worker: Worker, begun: list[Lease], eventually: Eventually) -> str:
+def lost_then_redelivered(redelivered: Redelivered, worker: Worker, begun: list[Lease]) -> str:
     """A thread's body has lost its lease without noticing, and its task was delivered again."""
     gate = Gate()
     redelivered.faulty.script("beat", gone_after(gate))
@@ -480,7 +478,7 @@ def lost_then_redelivered(redelivered: Redelivered, worker: Worker, begun: list[
 
 
 def test_what_a_body_finished_after_its_loss_is_settled_with_the_newest_token(
-    redelivered: Redelivered, at_work: Any, eventually: Eventually
+    redelivered: Redelivered, at_work: AtWork
 ) -> None:
     worker = Worker(redelivered.faulty)
     begun: list[Lease] = []
@@ -493,7 +491,7 @@ def test_what_a_body_finished_after_its_loss_is_settled_with_the_newest_token(
         return "finished"
 
     with at_work(worker):
-        task_id = lost_then_redelivered(redelivered, worker, begun, eventually)
+        task_id = lost_then_redelivered(redelivered, worker, begun)
         finish.set()
         eventually(lambda: redelivered.status(task_id).status == "success")
         info = redelivered.status(task_id)
@@ -502,7 +500,7 @@ def test_what_a_body_finished_after_its_loss_is_settled_with_the_newest_token(
 
 
 def test_a_body_that_its_loss_has_stopped_is_run_again_after_it_has_ended_and_not_before(
-    redelivered: Redelivered, at_work: Any, eventually: Eventually
+    redelivered: Redelivered, at_work: AtWork
 ) -> None:
     worker = Worker(redelivered.faulty)
     begun: list[Lease] = []
@@ -521,7 +519,7 @@ def test_a_body_that_its_loss_has_stopped_is_run_again_after_it_has_ended_and_no
             ended.append(held.fence)
 
     with at_work(worker):
-        task_id = lost_then_redelivered(redelivered, worker, begun, eventually)
+        task_id = lost_then_redelivered(redelivered, worker, begun)
         assert len(begun) == 1
         finish.set()
         eventually(lambda: redelivered.status(task_id).status == "success")
@@ -530,7 +528,7 @@ def test_a_body_that_its_loss_has_stopped_is_run_again_after_it_has_ended_and_no
 
 
 def test_a_buffered_task_that_is_delivered_again_runs_once_under_the_newest_lease(
-    redelivered: Redelivered, at_work: Any, eventually: Eventually, running: Running
+    redelivered: Redelivered, at_work: AtWork, running: Running
 ) -> None:
     worker = Worker(redelivered.faulty, concurrency=1, ahead=FAR_AHEAD)
     worker.handler("k")(running)

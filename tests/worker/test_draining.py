@@ -2,7 +2,6 @@
 
 import math
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -12,12 +11,12 @@ import leasekit
 from leasekit import ConfigError, Draining, Lease, Worker
 from leasekit.hooks import Event, Renewed
 from leasekit.testing.faults import Faulty
-
-Eventually = Callable[..., Any]
+from tests.waiting import eventually
+from tests.worker.conftest import AtWork, Submitter
 
 
 def test_an_async_body_is_cancelled_and_its_task_released_with_its_progress(
-    faulty: Faulty, submitter: Any, at_work: Any, door: str, eventually: Eventually
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, door: str
 ) -> None:
     worker = Worker(faulty, drain_grace=0.01, drain_timeout=math.inf)
     begun = threading.Event()
@@ -39,7 +38,7 @@ def test_an_async_body_is_cancelled_and_its_task_released_with_its_progress(
 
 @pytest.mark.parametrize("call", ["check", "progress"])
 def test_a_thread_hears_of_it_at_its_next_call(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually, call: str
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, call: str
 ) -> None:
     worker = Worker(faulty, drain_grace=0.01, drain_timeout=math.inf)
     begun = threading.Event()
@@ -65,7 +64,9 @@ def test_a_thread_hears_of_it_at_its_next_call(
     assert task_id in str(raised[0])
 
 
-def test_the_checkpoint_with_which_a_thread_hears_of_it_is_kept(faulty: Faulty, submitter: Any, at_work: Any) -> None:
+def test_the_checkpoint_with_which_a_thread_hears_of_it_is_kept(
+    faulty: Faulty, submitter: Submitter, at_work: AtWork
+) -> None:
     worker = Worker(faulty, drain_grace=0.01, drain_timeout=math.inf)
     begun = threading.Event()
     done: list[int] = []
@@ -85,7 +86,7 @@ def test_the_checkpoint_with_which_a_thread_hears_of_it_is_kept(faulty: Faulty, 
     assert info.progress == len(done)
 
 
-def test_a_body_that_decides_what_its_end_means_is_heard(faulty: Faulty, submitter: Any, at_work: Any) -> None:
+def test_a_body_that_decides_what_its_end_means_is_heard(faulty: Faulty, submitter: Submitter, at_work: AtWork) -> None:
     worker = Worker(faulty, drain_grace=0.01, drain_timeout=math.inf)
     begun = threading.Event()
 
@@ -107,7 +108,7 @@ def test_a_body_that_decides_what_its_end_means_is_heard(faulty: Faulty, submitt
 
 
 def test_bodies_that_end_within_the_grace_are_told_nothing(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually
+    faulty: Faulty, submitter: Submitter, at_work: AtWork
 ) -> None:
     worker = Worker(faulty, drain_grace=600, drain_timeout=math.inf)
     begun, finish = threading.Event(), threading.Event()
@@ -130,7 +131,7 @@ def test_bodies_that_end_within_the_grace_are_told_nothing(
 
 
 def test_a_thread_that_does_not_end_is_beaten_as_long_as_it_runs(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually
+    faulty: Faulty, submitter: Submitter, at_work: AtWork
 ) -> None:
     renewed: list[str] = []
 
@@ -159,7 +160,7 @@ def test_a_thread_that_does_not_end_is_beaten_as_long_as_it_runs(
     assert (info.result, info.crashes) == ("done", 0)
 
 
-def test_orders_arrive_while_it_drains(faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually) -> None:
+def test_orders_arrive_while_it_drains(faulty: Faulty, submitter: Submitter, at_work: AtWork) -> None:
     worker = Worker(faulty, drain_grace=600, drain_timeout=math.inf)
     begun = threading.Event()
 

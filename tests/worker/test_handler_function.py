@@ -12,6 +12,8 @@ import leasekit
 from leasekit import Client, ConfigError, Worker
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
+from tests.waiting import eventually
+from tests.worker.conftest import AtWork
 
 
 class Thumbnail(msgspec.Struct, rename="camel"):
@@ -184,7 +186,7 @@ def test_where_there_is_no_service_that_is_said(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_worker_at_work_schedules_with_the_client_that_it_works_with(
-    tmp_path: Path, at_work: Any, eventually: Any, door: str
+    tmp_path: Path, at_work: AtWork, door: str
 ) -> None:
     """Another one could not even open the file."""
     worker = Worker(f"sqlite:///{tmp_path}/tasks.db")

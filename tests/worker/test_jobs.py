@@ -19,9 +19,9 @@ from leasekit import Worker
 from leasekit._worker import jobs
 from leasekit.hooks import Event, Renewed
 from leasekit.testing.faults import Faulty
-from tests.waiting import until
+from tests.waiting import eventually, until
+from tests.worker.conftest import AtWork, Submitter
 
-Eventually = Callable[..., Any]
 Job = Callable[[], None]
 
 # Many beats, of leases that last: on a busy machine a short one is lost.
@@ -77,7 +77,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture
-def is_held(submitter: Any, beats: Renewals, eventually: Eventually) -> Callable[[str], bool]:
+def is_held(submitter: Submitter, beats: Renewals) -> Callable[[str], bool]:
     """Whether a task is still held, two beats from now."""
 
     def is_held(task_id: str) -> bool:
@@ -141,7 +141,7 @@ async def _in_thread_of_a_thread(job: Job, pool: ThreadPoolExecutor) -> None:
     ],
 )  # fmt: skip
 def test_a_task_that_is_cancelled_is_settled_when_nothing_of_its_body_runs(
-    faulty: Faulty, submitter: Any, at_work: Any, beats: Renewals, body: Body, pool: ThreadPoolExecutor,
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, beats: Renewals, body: Body, pool: ThreadPoolExecutor,
     is_held: Callable[[str], bool], starts: Callable[[Job, ThreadPoolExecutor], Awaitable[None]],
 ) -> None:  # fmt: skip
     worker = Worker(faulty, heartbeats=OFTEN, hooks=[beats])
@@ -190,7 +190,7 @@ async def _swallows(body: Body) -> None:
     [(_returns, "success"), (_fails, "fatal_failure"), (_is_too_slow, "fatal_failure"), (_swallows, "success")],
 )
 def test_a_task_is_settled_when_nothing_of_its_body_runs(
-    faulty: Faulty, submitter: Any, at_work: Any, beats: Renewals, body: Body, is_held: Callable[[str], bool],
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, beats: Renewals, body: Body, is_held: Callable[[str], bool],
     runs: Callable[[Body], Awaitable[None]], status: str, door: str,
 ) -> None:  # fmt: skip
     """Although its coroutine has ended by itself, or because the worker stops."""
@@ -215,7 +215,7 @@ def test_a_task_is_settled_when_nothing_of_its_body_runs(
     ("in_thread", "outcome"), [(asyncio.to_thread, "release"), (anyio.to_thread.run_sync, "success")]
 )
 def test_who_cancels_serve_gives_tasks_back_when_nothing_of_their_bodies_runs(
-    faulty: Faulty, submitter: Any, beats: Renewals, body: Body, is_held: Callable[[str], bool], in_thread: Any,
+    faulty: Faulty, submitter: Submitter, beats: Renewals, body: Body, is_held: Callable[[str], bool], in_thread: Any,
     outcome: str,
 ) -> None:  # fmt: skip
     worker = Worker(faulty, heartbeats=OFTEN, hooks=[beats])
@@ -242,7 +242,7 @@ def test_who_cancels_serve_gives_tasks_back_when_nothing_of_their_bodies_runs(
 
 
 def test_a_job_that_has_not_begun_when_its_run_is_to_end_never_begins(
-    faulty: Faulty, submitter: Any, at_work: Any, body: Body, eventually: Eventually
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, body: Body
 ) -> None:
     worker = Worker(faulty, heartbeats=OFTEN)
     begun: list[str] = []
@@ -268,7 +268,7 @@ def test_a_job_that_has_not_begun_when_its_run_is_to_end_never_begins(
 
 @pytest.mark.parametrize("door", ["run", "asyncio"])
 def test_what_is_started_in_an_empty_context_outlives_its_run(
-    faulty: Faulty, submitter: Any, at_work: Any, body: Body, door: str
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, body: Body, door: str
 ) -> None:
     worker = Worker(faulty)
     kept: list[Any] = []
@@ -286,7 +286,7 @@ def test_what_is_started_in_an_empty_context_outlives_its_run(
 
 
 def test_a_look_up_of_a_name_holds_up_no_end(
-    faulty: Faulty, submitter: Any, at_work: Any, body: Body, monkeypatch: pytest.MonkeyPatch
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, body: Body, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they do for long, where the network is away, and then many at once."""
     worker = Worker(faulty, heartbeats=OFTEN)
@@ -306,9 +306,13 @@ def test_a_look_up_of_a_name_holds_up_no_end(
 
 
 def test_who_leaves_something_running_hears_of_it(
-    faulty: Faulty, submitter: Any, at_work: Any, body: Body, eventually: Eventually,
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    faulty: Faulty,
+    submitter: Submitter,
+    at_work: AtWork,
+    body: Body,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     monkeypatch.setattr(jobs, "_SILENCE", 0.1)
     worker = Worker(faulty)
 

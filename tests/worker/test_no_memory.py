@@ -54,7 +54,7 @@ MUCH: list["weakref.ref[_Much]"] = []
 
 @pytest.mark.parametrize("fail", [alone, in_a_group, in_a_group_of_a_cause, beside_a_cause])
 def test_what_a_body_had_when_memory_ran_out_is_free_when_it_is_reported(
-    monkeypatch: Any, fail: Callable[[], None]
+    monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None]
 ) -> None:
     held_then: list[bool] = []
     MUCH.clear()

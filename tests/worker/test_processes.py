@@ -6,11 +6,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
 
-Eventually = Callable[..., Any]
+from tests.waiting import eventually
 
 _PREAMBLE = """
 import os, signal, sys, threading, time
@@ -141,7 +140,7 @@ def test_a_signal_that_interrupts_the_writing_of_a_log_stops_the_worker(start: C
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_lets_bodies_end_and_their_results_be_reported(
-    start: Callable[[str], Script], eventually: Eventually, number: signal.Signals
+    start: Callable[[str], Script], number: signal.Signals
 ) -> None:
     script = start(GRACEFUL)
     eventually(lambda: sorted(script.said) == ["begun", "begun", "claiming"])
@@ -152,7 +151,7 @@ def test_a_signal_lets_bodies_end_and_their_results_be_reported(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_the_process_at_once_and_its_logs_are_written(
-    start: Callable[[str], Script], eventually: Eventually, number: signal.Signals
+    start: Callable[[str], Script], number: signal.Signals
 ) -> None:
     script = start(
         """
@@ -185,7 +184,7 @@ def test_a_second_signal_ends_the_process_at_once_and_its_logs_are_written(
 
 
 def test_a_hang_up_that_comes_with_another_signal_is_no_second_one(
-    start: Callable[[str], Script], eventually: Eventually, tmp_path: Path
+    start: Callable[[str], Script], tmp_path: Path
 ) -> None:
     script = start(
         """
@@ -244,9 +243,7 @@ def test_who_stops_a_worker_by_himself_is_not_ended_with_it(start: Callable[[str
 
 
 @pytest.mark.parametrize("handler", ["signal.SIG_IGN", "lambda *_: None"])
-def test_a_hang_up_that_is_ignored_or_somebody_elses_stays_so(
-    start: Callable[[str], Script], eventually: Eventually, handler: str
-) -> None:
+def test_a_hang_up_that_is_ignored_or_somebody_elses_stays_so(start: Callable[[str], Script], handler: str) -> None:
     script = start(
         f"""
         handler = {handler}

@@ -12,6 +12,8 @@ from leasekit import Worker
 from leasekit._driver.answer import Answer
 from leasekit._worker import run
 from leasekit.testing.faults import Faulty
+from tests.waiting import eventually
+from tests.worker.conftest import AtWork, Submitter
 
 
 class Slots:
@@ -63,7 +65,7 @@ def claimed(faulty: Faulty, kind: str) -> int:
 
 @pytest.mark.parametrize("run", ["thread", "async"])
 def test_a_kind_runs_no_more_bodies_than_its_concurrency_and_is_claimed_for_no_more(
-    run: str, door: str, few: Slots, faulty: Faulty, submitter: Any, at_work: Any, eventually: Any
+    run: str, door: str, few: Slots, faulty: Faulty, submitter: Submitter, at_work: AtWork
 ) -> None:
     worker = Worker(faulty, concurrency=8, ahead=0)
     declare(worker, run, "few", 2, few)
@@ -85,7 +87,7 @@ def test_a_kind_runs_no_more_bodies_than_its_concurrency_and_is_claimed_for_no_m
 
 @pytest.mark.parametrize("run", ["thread", "async"])
 def test_a_kind_may_have_more_slots_than_the_worker(
-    run: str, few: Slots, faulty: Faulty, submitter: Any, at_work: Any, eventually: Any
+    run: str, few: Slots, faulty: Faulty, submitter: Submitter, at_work: AtWork
 ) -> None:
     worker = Worker(faulty, concurrency=1)
     declare(worker, run, "many", 5, few)
@@ -99,7 +101,7 @@ def test_a_kind_may_have_more_slots_than_the_worker(
 
 @pytest.mark.parametrize("run", ["thread", "async"])
 def test_two_kinds_of_equal_concurrency_share_no_slots(
-    run: str, few: Slots, faulty: Faulty, submitter: Any, at_work: Any, eventually: Any
+    run: str, few: Slots, faulty: Faulty, submitter: Submitter, at_work: AtWork
 ) -> None:
     worker = Worker(faulty, ahead=0)
     other = Slots()

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -13,8 +12,8 @@ from leasekit import Lease, Worker
 from leasekit.hooks import Event, Renewed
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty, Gate
-
-Eventually = Callable[..., Any]
+from tests.waiting import eventually
+from tests.worker.conftest import AtWork, Submitter
 
 
 def outcomes(faulty: Faulty) -> list[str]:
@@ -22,7 +21,7 @@ def outcomes(faulty: Faulty) -> list[str]:
 
 
 def test_it_gives_back_what_is_buffered_before_bodies_have_ended(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually
+    faulty: Faulty, submitter: Submitter, at_work: AtWork
 ) -> None:
     worker = Worker(faulty, concurrency=1, ahead=1e6)
     started, finish = threading.Event(), threading.Event()
@@ -51,7 +50,7 @@ def test_it_gives_back_what_is_buffered_before_bodies_have_ended(
     assert set(outcomes(faulty)[1:-1]) == {"release"}
 
 
-def test_it_makes_no_new_claim(faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually) -> None:
+def test_it_makes_no_new_claim(faulty: Faulty, submitter: Submitter, at_work: AtWork) -> None:
     worker = Worker(faulty, concurrency=4)
     started, finish = threading.Event(), threading.Event()
 
@@ -74,9 +73,7 @@ def test_it_makes_no_new_claim(faulty: Faulty, submitter: Any, at_work: Any, eve
     assert submitter.get(another).attempt == 0
 
 
-def test_it_beats_until_the_last_body_has_ended(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually
-) -> None:
+def test_it_beats_until_the_last_body_has_ended(faulty: Faulty, submitter: Submitter, at_work: AtWork) -> None:
     renewed: list[str] = []
 
     def hear(event: Event) -> None:
@@ -105,7 +102,7 @@ def test_it_beats_until_the_last_body_has_ended(
 
 
 def test_it_reports_before_it_closes_the_client(
-    faulty: Faulty, submitter: Any, at_work: Any, door: str, eventually: Eventually
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, door: str
 ) -> None:
     worker = Worker(faulty)
     worker.handler("k")(lambda payload: "late")
@@ -120,7 +117,7 @@ def test_it_reports_before_it_closes_the_client(
 
 
 def test_a_claim_under_way_is_given_up_and_what_it_got_is_given_back(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually
+    faulty: Faulty, submitter: Submitter, at_work: AtWork
 ) -> None:
     worker = Worker(faulty)
     runs: list[Any] = []
@@ -134,7 +131,7 @@ def test_a_claim_under_way_is_given_up_and_what_it_got_is_given_back(
     assert not runs
 
 
-def test_it_may_be_stopped_by_a_handler(faulty: Faulty, submitter: Any, at_work: Any, door: str) -> None:
+def test_it_may_be_stopped_by_a_handler(faulty: Faulty, submitter: Submitter, at_work: AtWork, door: str) -> None:
     worker = Worker(faulty)
 
     @worker.handler("async")
@@ -149,7 +146,7 @@ def test_it_may_be_stopped_by_a_handler(faulty: Faulty, submitter: Any, at_work:
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_cancelling_serve_gives_async_tasks_back_and_waits_for_threads(
-    faulty: Faulty, submitter: Any, eventually: Eventually, backend: str
+    faulty: Faulty, submitter: Submitter, backend: str
 ) -> None:
     worker = Worker(faulty)
     finish = threading.Event()
@@ -189,7 +186,7 @@ def test_cancelling_serve_gives_async_tasks_back_and_waits_for_threads(
     assert submitter.get(two).result == "ended"
 
 
-def test_cancelling_serve_as_a_task_of_asyncio_gives_async_tasks_back_too(faulty: Faulty, submitter: Any) -> None:
+def test_cancelling_serve_as_a_task_of_asyncio_gives_async_tasks_back_too(faulty: Faulty, submitter: Submitter) -> None:
     worker = Worker(faulty)
     begun: list[str] = []
 
@@ -213,9 +210,7 @@ def test_cancelling_serve_as_a_task_of_asyncio_gives_async_tasks_back_too(faulty
     assert {run.outcome for run in submitter.get(one).history} == {"release"}
 
 
-def test_closing_the_client_of_a_worker_stops_it(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually
-) -> None:
+def test_closing_the_client_of_a_worker_stops_it(faulty: Faulty, submitter: Submitter, at_work: AtWork) -> None:
     client = leasekit.Client(faulty)
     worker = Worker(client)
     worker.handler("k")(lambda payload: None)

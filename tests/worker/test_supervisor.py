@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
+from typing import Protocol
 
 import pytest
 
@@ -36,8 +36,12 @@ life = os.path.getsize("lives")
 """
 
 
+class Run(Protocol):
+    def __call__(self, child: str, *, before: str = "") -> "subprocess.CompletedProcess[str]": ...
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+def run(tmp_path: Path) -> Run:
     def run(child: str, *, before: str = "") -> "subprocess.CompletedProcess[str]":
         (tmp_path / "child.py").write_text(CHILD + dedent(child))
         (tmp_path / "supervisor.py").write_text(SUPERVISOR.format(before=dedent(before)))
@@ -46,9 +50,6 @@ def run(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
         )
 
     return run
-
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_a_worker_that_a_real_time_signal_has_ended_is_started_again(run: Run) -> None:

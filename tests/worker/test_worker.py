@@ -17,8 +17,8 @@ from leasekit import ConfigError, Lease, Worker
 from leasekit._driver.guarding.kill_timer import obstacle
 from leasekit.hooks import Event, Renewed
 from leasekit.testing.faults import Faulty
-
-Eventually = Callable[..., Any]
+from tests.waiting import eventually
+from tests.worker.conftest import AtWork, Submitter
 
 
 class Thumbnail(msgspec.Struct):
@@ -30,7 +30,7 @@ class Thumbnail(msgspec.Struct):
 
 
 def test_async_and_thread_handlers_run_and_what_they_return_is_the_result(
-    faulty: Faulty, submitter: Any, at_work: Any, door: str
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, door: str
 ) -> None:
     worker = Worker(faulty)
 
@@ -51,7 +51,7 @@ def test_async_and_thread_handlers_run_and_what_they_return_is_the_result(
 
 
 def test_async_handlers_run_in_the_loop_that_awaits_the_worker(
-    faulty: Faulty, submitter: Any, at_work: Any, door: str
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, door: str
 ) -> None:
     worker = Worker(faulty)
 
@@ -74,7 +74,7 @@ def sniffed() -> str:
 
 
 @pytest.mark.parametrize("mode", ["async", "thread"])
-def test_a_handler_may_decide_itself(faulty: Faulty, submitter: Any, at_work: Any, mode: str) -> None:
+def test_a_handler_may_decide_itself(faulty: Faulty, submitter: Submitter, at_work: AtWork, mode: str) -> None:
     worker = Worker(faulty)
 
     def decide(payload: str, held: Lease) -> str:
@@ -119,7 +119,7 @@ def handle(worker: Worker, kind: str, mode: str, function: Callable[..., Any]) -
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
 def test_whatever_a_handler_raises_ends_that_run_only(
-    faulty: Faulty, submitter: Any, at_work: Any, mode: str, raised: BaseException, status: str
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, mode: str, raised: BaseException, status: str
 ) -> None:
     worker = Worker(faulty, concurrency=1)
 
@@ -136,7 +136,7 @@ def test_whatever_a_handler_raises_ends_that_run_only(
 
 
 def test_a_cancellation_that_nobody_asked_for_is_a_failure_of_that_body(
-    faulty: Faulty, submitter: Any, at_work: Any
+    faulty: Faulty, submitter: Submitter, at_work: AtWork
 ) -> None:
     worker = Worker(faulty)
 
@@ -156,7 +156,7 @@ def test_a_cancellation_that_nobody_asked_for_is_a_failure_of_that_body(
 
 @pytest.mark.parametrize("mode", ["async", "thread"])
 def test_a_result_that_is_no_json_is_a_failure_that_says_so(
-    faulty: Faulty, submitter: Any, at_work: Any, mode: str
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, mode: str
 ) -> None:
     worker = Worker(faulty)
     handle(worker, "k", mode, lambda payload, held: object())
@@ -166,7 +166,7 @@ def test_a_result_that_is_no_json_is_a_failure_that_says_so(
 
 @pytest.mark.parametrize("mode", ["async", "thread"])
 def test_a_payload_that_does_not_fit_is_fatal_and_says_where(
-    faulty: Faulty, submitter: Any, at_work: Any, mode: str
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, mode: str
 ) -> None:
     worker = Worker(faulty)
     runs: list[Any] = []
@@ -189,7 +189,7 @@ def test_a_payload_that_does_not_fit_is_fatal_and_says_where(
 
 
 def test_a_validation_error_of_the_handler_itself_is_not_taken_for_one_of_its_payload(
-    faulty: Faulty, submitter: Any, at_work: Any
+    faulty: Faulty, submitter: Submitter, at_work: AtWork
 ) -> None:
     worker = Worker(faulty)
 
@@ -201,7 +201,7 @@ def test_a_validation_error_of_the_handler_itself_is_not_taken_for_one_of_its_pa
         submitter.when(submitter.schedule("k"), "retriable_failure")
 
 
-def test_payloads_are_read_as_json_is_read(faulty: Faulty, submitter: Any, at_work: Any) -> None:
+def test_payloads_are_read_as_json_is_read(faulty: Faulty, submitter: Submitter, at_work: AtWork) -> None:
     worker = Worker(faulty)
 
     @worker.handler("k")
@@ -217,7 +217,7 @@ variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", defau
 
 @pytest.mark.parametrize("mode", ["async", "thread"])
 def test_context_variables_of_one_task_are_not_seen_by_the_next(
-    faulty: Faulty, submitter: Any, at_work: Any, mode: str
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, mode: str
 ) -> None:
     worker = Worker(faulty, concurrency=1)
 
@@ -232,7 +232,9 @@ def test_context_variables_of_one_task_are_not_seen_by_the_next(
             assert submitter.success(submitter.schedule("k")).result == "clean"
 
 
-def test_a_handler_may_schedule_with_the_client_of_its_worker(faulty: Faulty, submitter: Any, at_work: Any) -> None:
+def test_a_handler_may_schedule_with_the_client_of_its_worker(
+    faulty: Faulty, submitter: Submitter, at_work: AtWork
+) -> None:
     client = leasekit.Client(faulty)
     worker = Worker(client)
 
@@ -253,9 +255,7 @@ def test_a_handler_may_schedule_with_the_client_of_its_worker(faulty: Faulty, su
 # Being told to stop -------------------------------------------------------------------------------------------
 
 
-def test_an_async_body_is_cancelled_by_order(
-    faulty: Faulty, submitter: Any, at_work: Any, door: str, eventually: Eventually
-) -> None:
+def test_an_async_body_is_cancelled_by_order(faulty: Faulty, submitter: Submitter, at_work: AtWork, door: str) -> None:
     worker = Worker(faulty)
     ended: list[str] = []
 
@@ -275,7 +275,7 @@ def test_an_async_body_is_cancelled_by_order(
 
 
 def test_a_thread_body_sees_a_cancel_order_at_its_next_check(
-    faulty: Faulty, submitter: Any, at_work: Any, eventually: Eventually
+    faulty: Faulty, submitter: Submitter, at_work: AtWork
 ) -> None:
     worker = Worker(faulty)
 
@@ -290,7 +290,7 @@ def test_a_thread_body_sees_a_cancel_order_at_its_next_check(
         submitter.when(task_id, "cancelled")
 
 
-def test_an_idle_body_is_stopped_and_tried_again(faulty: Faulty, submitter: Any, at_work: Any) -> None:
+def test_an_idle_body_is_stopped_and_tried_again(faulty: Faulty, submitter: Submitter, at_work: AtWork) -> None:
     worker = Worker(faulty)
 
     @worker.handler("k", idle_timeout=0.05)
@@ -303,7 +303,7 @@ def test_an_idle_body_is_stopped_and_tried_again(faulty: Faulty, submitter: Any,
 
 @pytest.mark.parametrize("door", ["asyncio"], indirect=True)  # a process that `run` has would end itself
 def test_what_an_idle_body_returns_after_its_lease_was_lost_is_not_reported(
-    faulty: Faulty, submitter: Any, at_work: Any, door: str, eventually: Eventually
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, door: str
 ) -> None:
     worker = Worker(faulty)
     returns = threading.Event()
@@ -323,7 +323,7 @@ def test_what_an_idle_body_returns_after_its_lease_was_lost_is_not_reported(
 
 
 def test_a_blocked_loop_keeps_its_lease_for_three_ttls_and_thread_handlers_run_meanwhile(
-    faulty: Faulty, submitter: Any, at_work: Any, door: str, eventually: Eventually
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, door: str
 ) -> None:
     ttl = 2.0
     renewed: list[float] = []
@@ -375,7 +375,7 @@ def test_a_worker_without_a_service_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_environment_says_which_service_where_nobody_else_does(
-    monkeypatch: pytest.MonkeyPatch, at_work: Any
+    monkeypatch: pytest.MonkeyPatch, at_work: AtWork
 ) -> None:
     monkeypatch.setenv("LEASEKIT_URL", "memory://of-the-environment")
     worker = Worker()
@@ -412,7 +412,9 @@ def test_a_watchdog_that_is_required_is_not_dropped_in_serve(faulty: Faulty) -> 
 
 
 @pytest.mark.skipif(obstacle() is not None, reason=obstacle() or "")
-def test_a_client_that_has_the_watchdog_that_is_required_is_taken(faulty: Faulty, submitter: Any, at_work: Any) -> None:
+def test_a_client_that_has_the_watchdog_that_is_required_is_taken(
+    faulty: Faulty, submitter: Submitter, at_work: AtWork
+) -> None:
     with leasekit.Client(faulty, watchdog="required") as client:
         worker = Worker(client, watchdog="required")
         worker.handler("k")(lambda payload: "done")
@@ -435,7 +437,7 @@ def test_beats_of_a_client_are_not_overruled(faulty: Faulty) -> None:
             worker.run(url="memory://")
 
 
-def test_a_client_that_was_given_is_left_open(faulty: Faulty, submitter: Any, at_work: Any, door: str) -> None:
+def test_a_client_that_was_given_is_left_open(faulty: Faulty, submitter: Submitter, at_work: AtWork, door: str) -> None:
     with leasekit.Client(faulty) as client:
         worker = Worker(client)
         worker.handler("k")(lambda payload: None)
@@ -445,7 +447,7 @@ def test_a_client_that_was_given_is_left_open(faulty: Faulty, submitter: Any, at
         assert client.get(task_id) is not None
 
 
-def test_a_worker_runs_once_at_a_time_and_may_run_again(faulty: Faulty, submitter: Any, at_work: Any) -> None:
+def test_a_worker_runs_once_at_a_time_and_may_run_again(faulty: Faulty, submitter: Submitter, at_work: AtWork) -> None:
     with leasekit.Client(faulty) as client:
         worker = Worker(client)
         worker.handler("k")(lambda payload: None)

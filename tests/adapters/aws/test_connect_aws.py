@@ -16,6 +16,7 @@ from leasekit.registry import open_backend
 from leasekit.task import Name
 from leasekit_aws import AwsBackend, BotoClients, options
 from leasekit_swf.service import task_id
+from tests.adapters.aws.conftest import Aws
 
 ARN = "arn:aws:states:eu-central-1:123456789012:activity:"
 
@@ -88,7 +89,7 @@ def polls(backend: AwsBackend) -> Any:
 
 
 @pytest.mark.anyio
-async def test_the_region_of_an_activity_is_in_its_arn(aws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_region_of_an_activity_is_in_its_arn(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     backend = leasekit_sfn.connect(f"sfn://{ARN.replace('central', 'north')}resize?endpoint={aws.url}", worker="w")
     await backend.claim(["resize"], limit=1, wait=0, claim_id="c")
@@ -97,7 +98,7 @@ async def test_the_region_of_an_activity_is_in_its_arn(aws: Any, monkeypatch: py
     assert [scope.split("/")[2] for _, scope in aws.signers] == ["eu-north-1"]
 
 
-def test_a_long_poll_is_waited_for_and_a_heartbeat_is_not(aws: Any) -> None:
+def test_a_long_poll_is_waited_for_and_a_heartbeat_is_not(aws: Aws) -> None:
     """Both services poll for 60 s, which is botocore's own time-out; a beat has 10 s."""
     clients = BotoClients("swf", endpoint=aws.url)
     poll, call = (clients._client(is_poll=is_poll).meta.config for is_poll in (True, False))
@@ -124,7 +125,7 @@ def test_options_are_where_a_service_is_and_how_long_its_leases_last() -> None:
 
 
 @pytest.mark.parametrize(("rate", "capacity"), [(1, 120), (10, 1200)])
-def test_heartbeats_are_one_a_slot_so_capacity_is_rate_times_cycle(aws: Any, rate: float, capacity: int) -> None:
+def test_heartbeats_are_one_a_slot_so_capacity_is_rate_times_cycle(aws: Aws, rate: float, capacity: int) -> None:
     """120 at one a second and 120 s; nothing bursts."""
     url = f"swf://media/render?endpoint={aws.url}"
     with leasekit.connect(url, heartbeats=Heartbeats(rate=rate)) as client:

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +11,7 @@ from leasekit.backend import Backend
 from leasekit.testing.contract import BackendContract
 from leasekit_sfn import connect
 from leasekit_sfn.service import task_id
+from tests.adapters.aws.conftest import Aws
 
 
 def arn(kind: str) -> str:
@@ -30,16 +30,16 @@ class TestSfn(BackendContract):
     late_results = False
 
     @pytest.fixture(autouse=True)
-    def _service(self, aws: Any) -> None:
+    def _service(self, aws: Aws) -> None:
         self.aws = aws
 
     @pytest.fixture
-    async def backend(self, aws: Any, kind: str) -> AsyncIterator[Backend]:
+    async def backend(self, aws: Aws, kind: str) -> AsyncIterator[Backend]:
         async with connected(aws.url, kind, "contract-a") as backend:
             yield backend
 
     @pytest.fixture
-    async def other(self, aws: Any, kind: str) -> AsyncIterator[Backend]:
+    async def other(self, aws: Aws, kind: str) -> AsyncIterator[Backend]:
         async with connected(aws.url, kind, "contract-b") as backend:
             yield backend
 

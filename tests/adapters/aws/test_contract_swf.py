@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +11,7 @@ from leasekit.backend import Backend
 from leasekit.testing.contract import BackendContract
 from leasekit_swf import connect
 from leasekit_swf.service import task_id
+from tests.adapters.aws.conftest import Aws
 
 
 @asynccontextmanager
@@ -26,16 +26,16 @@ class TestSwf(BackendContract):
     max_payload = 32768
 
     @pytest.fixture(autouse=True)
-    def _service(self, aws: Any) -> None:
+    def _service(self, aws: Aws) -> None:
         self.aws = aws
 
     @pytest.fixture
-    async def backend(self, aws: Any) -> AsyncIterator[Backend]:
+    async def backend(self, aws: Aws) -> AsyncIterator[Backend]:
         async with connected(aws.url, "contract-a") as backend:
             yield backend
 
     @pytest.fixture
-    async def other(self, aws: Any) -> AsyncIterator[Backend]:
+    async def other(self, aws: Aws) -> AsyncIterator[Backend]:
         async with connected(aws.url, "contract-b") as backend:
             yield backend
 

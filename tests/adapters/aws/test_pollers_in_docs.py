@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.adapters.aws.conftest import Aws
+
 ROOT = Path(__file__).parents[3]
 ARN = "arn:aws:states:eu-central-1:123456789012:activity:resize"
 
@@ -49,7 +51,7 @@ SFN = Poller(
 )
 
 
-def run(aws: Any, poller: Poller, program: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def run(aws: Aws, poller: Poller, program: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the service was told at the end of each task."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
     works = [aws.schedule(poller.source, "work", value) for value in poller.inputs]
@@ -61,7 +63,7 @@ def run(aws: Any, poller: Poller, program: Path, folder: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("poller", [SWF, SFN], ids=lambda poller: poller.page.stem)
 def test_an_example_runs_and_its_tasks_are_beaten_and_completed(
-    aws: Any, poller: Poller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aws: Aws, poller: Poller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(aws, poller, poller.example, tmp_path, monkeypatch) == poller.results
     assert len(aws.asked(poller.heartbeat)) >= len(poller.inputs)
@@ -69,7 +71,7 @@ def test_an_example_runs_and_its_tasks_are_beaten_and_completed(
 
 @pytest.mark.parametrize("poller", [SWF, SFN], ids=lambda poller: poller.page.stem)
 def test_the_diff_in_the_document_turns_a_poller_that_runs_into_the_example_with_three_lines(
-    aws: Any, poller: Poller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aws: Aws, poller: Poller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = poller.example.read_text(encoding="utf-8")
     for hunk in poller.hunks:

@@ -5,28 +5,30 @@ from typing import Any
 
 import boto3
 import pytest
+from types_boto3_stepfunctions import SFNClient
 
 import leasekit
 import leasekit_sfn
 from leasekit import Fatal, LeaseLost, ProtocolError
 from leasekit_aws import close_all
+from tests.adapters.aws.conftest import Aws
 
 ARN = "arn:aws:states:eu-central-1:123456789012:activity:resize"
 
 
 @pytest.fixture
-def sfn(aws: Any) -> Iterator[Any]:
+def sfn(aws: Aws) -> Iterator[SFNClient]:
     client = boto3.client("stepfunctions", endpoint_url=aws.url)
     yield client
     close_all()
     client.close()
 
 
-def polled(sfn: Any) -> Any:
+def polled(sfn: SFNClient) -> Any:
     return sfn.get_activity_task(activityArn=ARN, workerName="mine")
 
 
-def test_its_block_beats_and_completes_it(aws: Any, sfn: Any) -> None:
+def test_its_block_beats_and_completes_it(aws: Aws, sfn: SFNClient) -> None:
     work = aws.schedule(ARN, "resize", {"page": 7})
     with leasekit.lease(leasekit_sfn.task(polled(sfn), client=sfn, ttl=60)) as held:
         assert (held.task.kind, held.task.payload, held.fence) == ("activity", {"page": 7}, 0)
@@ -36,7 +38,7 @@ def test_its_block_beats_and_completes_it(aws: Any, sfn: Any) -> None:
     assert work.end == {"output": '{"ok":true}'}
 
 
-def test_a_fatal_failure_is_an_error_by_that_name(aws: Any, sfn: Any) -> None:
+def test_a_fatal_failure_is_an_error_by_that_name(aws: Aws, sfn: SFNClient) -> None:
     work = aws.schedule(ARN, "resize")
     with pytest.raises(Fatal), leasekit.lease(leasekit_sfn.task(polled(sfn), client=sfn, kind="resize")):
         raise Fatal("no such picture")
@@ -44,7 +46,7 @@ def test_a_fatal_failure_is_an_error_by_that_name(aws: Any, sfn: Any) -> None:
     assert '"message":"no such picture"' in work.end["cause"]
 
 
-def test_a_task_that_timed_out_meanwhile_never_begins(aws: Any, sfn: Any) -> None:
+def test_a_task_that_timed_out_meanwhile_never_begins(aws: Aws, sfn: SFNClient) -> None:
     aws.schedule(ARN, "resize")
     task = leasekit_sfn.task(polled(sfn), client=sfn)
     aws.turn(301)
@@ -52,12 +54,12 @@ def test_a_task_that_timed_out_meanwhile_never_begins(aws: Any, sfn: Any) -> Non
         pytest.fail("its body ran")
 
 
-def test_a_poll_that_brought_nothing_is_no_task(sfn: Any) -> None:
+def test_a_poll_that_brought_nothing_is_no_task(sfn: SFNClient) -> None:
     with pytest.raises(ProtocolError, match="no task"):
         leasekit_sfn.task(polled(sfn), client=sfn)
 
 
-def test_an_id_does_not_tell_the_token(aws: Any, sfn: Any) -> None:
+def test_an_id_does_not_tell_the_token(aws: Aws, sfn: SFNClient) -> None:
     work = aws.schedule(ARN, "resize")
     task = leasekit_sfn.task(polled(sfn), client=sfn)
     assert task.id == leasekit_sfn.service.task_id(work.token)

@@ -6,27 +6,29 @@ from typing import Any
 
 import boto3
 import pytest
+from types_boto3_swf import SWFClient
 
 import leasekit
 import leasekit_swf
 from leasekit import LeaseLost, ProtocolError
 from leasekit._binding import reserve_of
 from leasekit_aws import close_all
+from tests.adapters.aws.conftest import Aws
 
 
 @pytest.fixture
-def swf(aws: Any) -> Iterator[Any]:
+def swf(aws: Aws) -> Iterator[SWFClient]:
     client = boto3.client("swf", endpoint_url=aws.url)
     yield client
     close_all()
     client.close()
 
 
-def polled(swf: Any) -> Any:
+def polled(swf: SWFClient) -> Any:
     return swf.poll_for_activity_task(domain="media", taskList={"name": "render"}, identity="mine")
 
 
-def test_its_block_beats_and_completes_it(aws: Any, swf: Any) -> None:
+def test_its_block_beats_and_completes_it(aws: Aws, swf: SWFClient) -> None:
     work = aws.schedule("render", "resize", {"page": 7})
     with leasekit.lease(leasekit_swf.task(polled(swf), client=swf, ttl=300)) as held:
         assert (held.task.kind, held.task.payload, held.fence) == ("resize", {"page": 7}, work.fence)
@@ -35,7 +37,7 @@ def test_its_block_beats_and_completes_it(aws: Any, swf: Any) -> None:
     assert work.end == {"result": '{"ok":true}'}
 
 
-def test_an_exception_fails_it_as_retriable_with_the_error(aws: Any, swf: Any) -> None:
+def test_an_exception_fails_it_as_retriable_with_the_error(aws: Aws, swf: SWFClient) -> None:
     work = aws.schedule("render", "resize")
     with pytest.raises(ZeroDivisionError), leasekit.lease(leasekit_swf.task(polled(swf), client=swf)):
         _ = 1 / 0
@@ -43,7 +45,7 @@ def test_an_exception_fails_it_as_retriable_with_the_error(aws: Any, swf: Any) -
     assert '"type":"ZeroDivisionError"' in work.end["details"]
 
 
-def test_a_task_that_timed_out_meanwhile_never_begins(aws: Any, swf: Any) -> None:
+def test_a_task_that_timed_out_meanwhile_never_begins(aws: Aws, swf: SWFClient) -> None:
     aws.schedule("render", "resize")
     task = leasekit_swf.task(polled(swf), client=swf)
     aws.turn(301)
@@ -51,12 +53,12 @@ def test_a_task_that_timed_out_meanwhile_never_begins(aws: Any, swf: Any) -> Non
         pytest.fail("its body ran")
 
 
-def test_a_poll_that_brought_nothing_is_no_task(swf: Any) -> None:
+def test_a_poll_that_brought_nothing_is_no_task(swf: SWFClient) -> None:
     with pytest.raises(ProtocolError, match="no task"):
         leasekit_swf.task(polled(swf), client=swf)
 
 
-def test_progress_above_what_swf_takes_is_refused_where_it_is_said(aws: Any, swf: Any) -> None:
+def test_progress_above_what_swf_takes_is_refused_where_it_is_said(aws: Aws, swf: SWFClient) -> None:
     work = aws.schedule("render", "resize")
     with leasekit.lease(leasekit_swf.task(polled(swf), client=swf)) as held:
         held.progress("x" * 2046)
@@ -65,7 +67,7 @@ def test_progress_above_what_swf_takes_is_refused_where_it_is_said(aws: Any, swf
     assert work.state == "ended"
 
 
-def test_clients_that_sign_alike_share_one_keeper(aws: Any, swf: Any) -> None:
+def test_clients_that_sign_alike_share_one_keeper(aws: Aws, swf: SWFClient) -> None:
     aws.schedule("render", "resize")
     aws.schedule("render", "resize")
     first = leasekit_swf.task(polled(swf), client=swf)
@@ -75,7 +77,7 @@ def test_clients_that_sign_alike_share_one_keeper(aws: Any, swf: Any) -> None:
     assert reserve_of(first) == reserve_of(second)
 
 
-def test_clients_with_other_credentials_have_a_keeper_of_their_own(aws: Any, swf: Any) -> None:
+def test_clients_with_other_credentials_have_a_keeper_of_their_own(aws: Aws, swf: SWFClient) -> None:
     aws.schedule("render", "resize")
     aws.schedule("render", "resize")
     first = leasekit_swf.task(polled(swf), client=swf)
@@ -85,7 +87,7 @@ def test_clients_with_other_credentials_have_a_keeper_of_their_own(aws: Any, swf
     assert reserve_of(first) != reserve_of(second)
 
 
-def test_heartbeats_are_signed_with_the_credentials_of_the_users_client(aws: Any) -> None:
+def test_heartbeats_are_signed_with_the_credentials_of_the_users_client(aws: Aws) -> None:
     own = boto3.client("swf", endpoint_url=aws.url, aws_access_key_id="AKIAMINE", aws_secret_access_key="x")
     aws.schedule("render", "resize")
     with leasekit.lease(leasekit_swf.task(polled(own), client=own)):
@@ -95,7 +97,7 @@ def test_heartbeats_are_signed_with_the_credentials_of_the_users_client(aws: Any
     assert {scope.partition("/")[0] for _, scope in aws.signers} == {"AKIAMINE"}
 
 
-def test_closing_all_ends_the_keepers(aws: Any, swf: Any) -> None:
+def test_closing_all_ends_the_keepers(aws: Aws, swf: SWFClient) -> None:
     aws.schedule("render", "resize")
     with leasekit.lease(leasekit_swf.task(polled(swf), client=swf)):
         pass

@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import leasekit
 from leasekit import Cancelled, Heartbeats, Lease, LeaseLost, Worker
+from tests.adapters.aws.conftest import Aws
 
 ARN = "arn:aws:states:eu-central-1:123456789012:activity:resize"
 
@@ -39,7 +39,7 @@ def hold_on(held: Lease, *, meanwhile: Callable[[], None] = lambda: None) -> Non
         time.sleep(0.01)
 
 
-def test_a_worker_runs_its_handlers_and_reports_what_they_return(aws: Any) -> None:
+def test_a_worker_runs_its_handlers_and_reports_what_they_return(aws: Aws) -> None:
     worker = Worker(f"swf://media/render?endpoint={aws.url}", concurrency=2)
 
     @worker.handler("resize")
@@ -52,7 +52,7 @@ def test_a_worker_runs_its_handlers_and_reports_what_they_return(aws: Any) -> No
     assert sorted(work.end["result"] for work in works) == ["0", "2", "4", "6", "8"]
 
 
-def test_a_payload_that_does_not_fit_is_a_fatal_failure_for_the_decider(aws: Any) -> None:
+def test_a_payload_that_does_not_fit_is_a_fatal_failure_for_the_decider(aws: Aws) -> None:
     worker = Worker(f"swf://media/render?endpoint={aws.url}")
 
     @worker.handler("resize")
@@ -65,7 +65,7 @@ def test_a_payload_that_does_not_fit_is_a_fatal_failure_for_the_decider(aws: Any
     assert work.end["reason"] == "fatal"
 
 
-def test_a_cancellation_of_the_decider_reaches_the_handler(aws: Any) -> None:
+def test_a_cancellation_of_the_decider_reaches_the_handler(aws: Aws) -> None:
     worker = Worker(f"swf://media/render?endpoint={aws.url}&ttl=6")
     stopped = threading.Event()
 
@@ -85,7 +85,7 @@ def test_a_cancellation_of_the_decider_reaches_the_handler(aws: Any) -> None:
     assert "cancelled" in work.end
 
 
-def test_a_lease_that_step_functions_gave_away_is_lost_to_its_body(aws: Any) -> None:
+def test_a_lease_that_step_functions_gave_away_is_lost_to_its_body(aws: Aws) -> None:
     work = aws.schedule(ARN, "resize")
     heartbeats = Heartbeats().for_ttl(3)
     with leasekit.connect(f"sfn://{ARN}?endpoint={aws.url}&ttl=3", heartbeats=heartbeats) as client:
@@ -96,7 +96,7 @@ def test_a_lease_that_step_functions_gave_away_is_lost_to_its_body(aws: Any) -> 
     assert work.state == "timed out"
 
 
-def test_throttling_costs_no_lease(aws: Any) -> None:
+def test_throttling_costs_no_lease(aws: Aws) -> None:
     work = aws.schedule("render", "resize")
     with leasekit.connect(f"swf://media/render?endpoint={aws.url}&ttl=4") as client:
         task = next(client.tasks("resize"))
@@ -108,7 +108,7 @@ def test_throttling_costs_no_lease(aws: Any) -> None:
     assert work.state == "ended"
 
 
-def test_progress_goes_with_the_next_heartbeat_and_with_a_failure(aws: Any) -> None:
+def test_progress_goes_with_the_next_heartbeat_and_with_a_failure(aws: Aws) -> None:
     work = aws.schedule("render", "resize")
     with leasekit.connect(f"swf://media/render?endpoint={aws.url}&ttl=3") as client:
         task = next(client.tasks("resize"))
@@ -120,7 +120,7 @@ def test_progress_goes_with_the_next_heartbeat_and_with_a_failure(aws: Any) -> N
     assert work.end["details"].endswith(',"progress":{"page":7}}')
 
 
-def test_a_worker_that_was_killed_is_reported_as_crashed_at_once(aws: Any, tmp_path: Path) -> None:
+def test_a_worker_that_was_killed_is_reported_as_crashed_at_once(aws: Aws, tmp_path: Path) -> None:
     """Its supervisor sees it reaped: the decider hears of it long before the heartbeat timeout."""
     handlers = """
         import os, time

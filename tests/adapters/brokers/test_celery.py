@@ -6,19 +6,17 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 import leasekit_celery
 from leasekit import ConfigError
 from tests.waiting import eventually
-
-Workers = Callable[..., "subprocess.Popen[bytes]"]
 
 SHOP = """
 import os, pathlib, time
@@ -88,6 +86,10 @@ class Shop:
         return sum(line.startswith(f"{word} {task_id} ") for line in lines)
 
 
+class Workers(Protocol):
+    def __call__(self, name: str, *options: str, **environment: str) -> "subprocess.Popen[bytes]": ...
+
+
 @pytest.fixture
 def workers(tmp_path: Path) -> Iterator[Workers]:
     """Starts `celery -A name worker`, in process groups that end with the test."""
@@ -120,15 +122,19 @@ def kill_all(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
+class Shops(Protocol):
+    def __call__(self, name: str, *, leased: bool = True) -> Shop: ...
+
+
 @pytest.fixture
-def shop(tmp_path: Path, redis_url: str, leases_url: str) -> Callable[[str], Shop]:
+def shop(tmp_path: Path, redis_url: str, leases_url: str) -> Shops:
     def make(name: str, *, leased: bool = True) -> Shop:
         return Shop(tmp_path, name, redis=redis_url, leases=leases_url if leased else None)
 
     return make
 
 
-def test_a_long_task_runs_several_times_without_leases_and_once_with_them(shop: Any, workers: Any) -> None:
+def test_a_long_task_runs_several_times_without_leases_and_once_with_them(shop: Shops, workers: Workers) -> None:
     bare, leased = shop("bare", leased=False), shop("leased")
     workers("bare")
     workers("leased")
@@ -140,7 +146,7 @@ def test_a_long_task_runs_several_times_without_leases_and_once_with_them(shop: 
     assert leased.count("begin", once) == 1
 
 
-def test_a_task_whose_worker_was_killed_runs_again(shop: Any, workers: Any) -> None:
+def test_a_task_whose_worker_was_killed_runs_again(shop: Shops, workers: Workers) -> None:
     app = shop("killed")
     first = workers("killed")
     task = app.send("long", 4)
@@ -151,7 +157,7 @@ def test_a_task_whose_worker_was_killed_runs_again(shop: Any, workers: Any) -> N
     assert app.count("begin", task) == 2
 
 
-def test_what_has_ended_is_acknowledged_without_running(shop: Any, workers: Any, tmp_path: Path) -> None:
+def test_what_has_ended_is_acknowledged_without_running(shop: Shops, workers: Workers, tmp_path: Path) -> None:
     app = shop("ended")
     workers("ended")
     for task, *args in (("long", 0), ("fails",), ("retries",)):
@@ -164,13 +170,13 @@ def test_what_has_ended_is_acknowledged_without_running(shop: Any, workers: Any,
         assert app.count("begin", sent) == begins
 
 
-def test_a_task_that_is_called_like_a_function_needs_no_lease(shop: Any) -> None:
+def test_a_task_that_is_called_like_a_function_needs_no_lease(shop: Shops) -> None:
     app = shop("called")
     assert app.module.long(0) is None
     assert app.count("end", "None") == 1
 
 
-def test_after_its_tasks_were_made_an_app_is_refused(shop: Any) -> None:
+def test_after_its_tasks_were_made_an_app_is_refused(shop: Shops) -> None:
     app = shop("late", leased=False)
     app.module.app.finalize()
     with pytest.raises(ConfigError, match="before"):
@@ -179,7 +185,10 @@ def test_after_its_tasks_were_made_an_app_is_refused(shop: Any) -> None:
 
 @pytest.mark.parametrize("leased", [True, False])
 def test_a_worker_of_greenlets_does_not_start_where_its_tasks_need_leases(
-    shop: Any, workers: Any, tmp_path: Path, leased: Any
+    shop: Shops,
+    workers: Workers,
+    tmp_path: Path,
+    leased: bool,  # noqa: FBT001
 ) -> None:
     app = shop("green", leased=leased)
     worker = workers("green", "--pool", "gevent")
@@ -192,7 +201,7 @@ def test_a_worker_of_greenlets_does_not_start_where_its_tasks_need_leases(
 
 
 def test_without_the_service_a_task_is_neither_run_nor_lost(
-    tmp_path: Path, redis_url: str, leases_url: str, workers: Any
+    tmp_path: Path, redis_url: str, leases_url: str, workers: Workers
 ) -> None:
     app = Shop(tmp_path, "away", redis=redis_url, leases="http://127.0.0.1:9")
     path = tmp_path / "away.py"

@@ -1,7 +1,6 @@
 """The contract of an adapter, on one Redis and on a cluster."""
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -9,23 +8,25 @@ from leasekit.backend import Backend
 from leasekit.task import Task
 from leasekit.testing.contract import SchedulerContract
 from leasekit_redis import connect
+from tests.adapters.redis.conftest import Cluster
+from tests.redis_server import Server
 
 
 class OnRedis(SchedulerContract):
     @pytest.fixture
-    def where(self) -> Any:
+    def where(self) -> Server | Cluster:
         """The Redis, or the cluster."""
         raise NotImplementedError
 
     @pytest.fixture
-    async def backend(self, where: Any) -> AsyncIterator[Backend]:
+    async def backend(self, where: Server | Cluster) -> AsyncIterator[Backend]:
         self._where = where
         backend = connect(where.url, worker="w1")
         yield backend
         await backend.aclose()
 
     @pytest.fixture
-    async def other(self, where: Any) -> AsyncIterator[Backend]:
+    async def other(self, where: Server | Cluster) -> AsyncIterator[Backend]:
         backend = connect(where.url, worker="w2")
         yield backend
         await backend.aclose()
@@ -51,11 +52,11 @@ class OnRedis(SchedulerContract):
 
 class TestRedis(OnRedis):
     @pytest.fixture
-    def where(self, server: Any) -> Any:
+    def where(self, server: Server) -> Server:
         return server
 
 
 class TestCluster(OnRedis):
     @pytest.fixture
-    def where(self, cluster: Any) -> Any:
+    def where(self, cluster: Cluster) -> Cluster:
         return cluster

@@ -12,18 +12,19 @@ import pytest
 from leasekit.errors import BackendError, Unavailable
 from leasekit.task import Beat, NewTask, Settlement
 from leasekit_redis import RedisBackend, connect
+from tests.adapters.redis.conftest import Cluster
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def backend(cluster: Any) -> AsyncIterator[RedisBackend]:
+async def backend(cluster: Cluster) -> AsyncIterator[RedisBackend]:
     backend = connect(cluster.url, worker="w")
     yield backend
     await backend.aclose()
 
 
-async def test_kinds_are_spread_and_claimed_together(cluster: Any, backend: RedisBackend, kind: str) -> None:
+async def test_kinds_are_spread_and_claimed_together(cluster: Cluster, backend: RedisBackend, kind: str) -> None:
     kinds = [f"{kind}-{n}" for n in range(12)]
     assert len({cluster.owner(f"leasekit:{{{one}}}:state").port for one in kinds}) > 1
     await backend.schedule([NewTask(kind=one) for one in kinds])
@@ -45,7 +46,7 @@ async def test_a_batch_of_many_kinds_is_the_first_call(backend: RedisBackend, ki
 
 
 async def test_a_replica_that_takes_over_goes_on_with_all_that_it_was_given(
-    cluster: Any, backend: RedisBackend, kind: str
+    cluster: Cluster, backend: RedisBackend, kind: str
 ) -> None:
     await backend.schedule([NewTask(kind=kind, claim_timeout=2, heartbeat_timeout=2), NewTask(kind=kind, id=kind)])
     first = (await backend.claim([kind], limit=1, wait=0, claim_id="first")).tasks[0]
@@ -82,7 +83,7 @@ async def tried(backend: RedisBackend, task_id: str, token: str) -> str | None:
 
 
 async def test_kinds_of_shards_that_answer_are_served_while_another_is_away(
-    cluster: Any, backend: RedisBackend, kind: str, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, backend: RedisBackend, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     kinds = [f"{kind}-{n}" for n in range(12)]
     await backend.schedule([NewTask(kind=one) for one in kinds])
@@ -109,7 +110,7 @@ async def test_kinds_of_shards_that_answer_are_served_while_another_is_away(
 
 
 async def test_what_an_away_shard_has_granted_unheard_is_ready_again_when_it_answers(
-    cluster: Any, backend: RedisBackend, kind: str, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, backend: RedisBackend, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds = [f"{kind}-{n}" for n in range(12)]
     await backend.schedule([NewTask(kind=one) for one in kinds])
@@ -146,7 +147,7 @@ class Away:
 
 
 @pytest.fixture
-def away(cluster: Any, backend: RedisBackend, kind: str, monkeypatch: pytest.MonkeyPatch) -> Away:
+def away(cluster: Cluster, backend: RedisBackend, kind: str, monkeypatch: pytest.MonkeyPatch) -> Away:
     names = [f"{kind}-{n}" for n in range(12)]
     owners = [cluster.owner(f"leasekit:{{{name}}}:state") for name in names]
     away = Away([names[0], next(name for name, owner in zip(names, owners, strict=True) if owner is not owners[0])])
@@ -162,7 +163,7 @@ def away(cluster: Any, backend: RedisBackend, kind: str, monkeypatch: pytest.Mon
 
 
 @pytest.fixture
-async def late(cluster: Any) -> AsyncIterator[RedisBackend]:
+async def late(cluster: Cluster) -> AsyncIterator[RedisBackend]:
     """The same worker, with requests that a network has kept."""
     backend = connect(cluster.url, worker="w")
     yield backend

@@ -18,6 +18,7 @@ from leasekit.task import Beat, Exponential, FixedDelays, NewTask, Settlement, T
 from leasekit_redis import RedisBackend
 from leasekit_redis.address import parse
 from leasekit_redis.keys import Keys
+from tests.redis_server import Server
 from tests.sampling import in_soak
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +42,7 @@ RAW = [
 class Place:
     """One service, with a task that is going to be damaged among others of its kind and of another."""
 
-    def __init__(self, server: Any, prefix: str, stage: str) -> None:
+    def __init__(self, server: Server, prefix: str, stage: str) -> None:
         self._server, self._prefix, self.stage = server, prefix, stage
         self.backend = RedisBackend(replace(parse(server.url), prefix=prefix), worker="w")
         self.kind, self.other = "mine", "other"
@@ -202,8 +203,11 @@ RECORDS = {
 }
 
 
+Prepare = Callable[[str], Awaitable[Place]]
+
+
 @pytest.fixture
-async def places(server: Any, kind: str) -> AsyncIterator[Any]:
+async def places(server: Server, kind: str) -> AsyncIterator[Prepare]:
     made: list[Place] = []
 
     async def prepared(stage: str) -> Place:
@@ -222,7 +226,7 @@ async def places(server: Any, kind: str) -> AsyncIterator[Any]:
     ("record", "stage"), [(record, stage) for record, stages in RECORDS.items() for stage in stages]
 )
 async def test_whatever_is_damaged_all_else_goes_on(
-    server: Any, places: Any, caplog: pytest.LogCaptureFixture, record: str, stage: str
+    server: Server, places: Prepare, caplog: pytest.LogCaptureFixture, record: str, stage: str
 ) -> None:
     every = list(variants(record))
     chosen = random.Random(f"{record} {stage}").sample(every, in_soak(len(every), by_default=4))
@@ -244,7 +248,7 @@ NAMES = [key.decode().rpartition("}:")[2] for key in Keys("p").of_kind("k")]
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_key_that_is_not_ours_holds_up_its_own_kind_at_most(server: Any, places: Any, name: str) -> None:
+async def test_a_key_that_is_not_ours_holds_up_its_own_kind_at_most(server: Server, places: Prepare, name: str) -> None:
     """Nothing is half done either: what raises has changed nothing."""
     place = await places("running")
     backend = place.backend
@@ -255,10 +259,12 @@ async def test_a_key_that_is_not_ours_holds_up_its_own_kind_at_most(server: Any,
     def everything() -> dict[bytes, bytes]:
         return {key: server.ask("DUMP", key) for key in server.ask("KEYS", f"{place._prefix}:*mine}}:*")}
 
+    held = place.held
+    assert held is not None
     calls: list[Callable[[], Awaitable[Any]]] = [
         lambda: backend.schedule([NewTask(kind=place.kind, id="new")]),
-        lambda: backend.beat([Beat(id="victim", token=place.held.token)]),
-        lambda: place.settle(place.held),
+        lambda: backend.beat([Beat(id="victim", token=held.token)]),
+        lambda: place.settle(held),
         lambda: place.claim(place.kind),
     ]
     for call in calls:
@@ -279,7 +285,9 @@ async def test_a_key_that_is_not_ours_holds_up_its_own_kind_at_most(server: Any,
     assert place.ask("GET", name) == b"mine"
 
 
-async def test_successors_that_cannot_be_read_hold_up_no_other(places: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_successors_that_cannot_be_read_hold_up_no_other(
+    places: Prepare, caplog: pytest.LogCaptureFixture
+) -> None:
     place = await places("running")
     for text in (b"no JSON", b"\xff", b"{}", b"[" * 5000, b'{"kind": "\xff"}', b'{"kind": "other", "id": "far"}'):
         place.ask("RPUSH", "outbox", text)
@@ -291,7 +299,7 @@ async def test_successors_that_cannot_be_read_hold_up_no_other(places: Any, capl
     assert len([record for record in caplog.records if "successor" in record.message]) == 5
 
 
-async def test_counts_that_are_no_numbers_begin_anew(places: Any) -> None:
+async def test_counts_that_are_no_numbers_begin_anew(places: Prepare) -> None:
     place = await places("waiting")
     for name in ("new", "claimed"):
         place.ask("HSET", "counts", name, "many")
@@ -303,7 +311,7 @@ async def test_counts_that_are_no_numbers_begin_anew(places: Any) -> None:
     assert (await place.backend.stats()).kinds == {place.kind: {"new": 3}}
 
 
-async def test_what_was_set_aside_goes_when_it_was_kept_long_enough(places: Any) -> None:
+async def test_what_was_set_aside_goes_when_it_was_kept_long_enough(places: Prepare) -> None:
     place = await places("waiting")
     place.ask("HSET", "state", "victim", "x")
     await place.claim(place.kind)

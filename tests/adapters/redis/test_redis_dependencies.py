@@ -15,6 +15,8 @@ from leasekit.task import NewTask, Outcome, Settlement, Status, Task, TaskInfo
 from leasekit_redis import RedisBackend, dependencies
 from leasekit_redis.address import parse
 from leasekit_redis.dependencies import Dependencies
+from tests.adapters.redis.conftest import Cluster
+from tests.redis_server import Server
 
 pytestmark = pytest.mark.anyio
 
@@ -22,12 +24,13 @@ Open = Callable[..., RedisBackend]
 
 
 @pytest.fixture(params=["server", "cluster"])
-def where(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param)
+def where(request: pytest.FixtureRequest) -> Server | Cluster:
+    where: Server | Cluster = request.getfixturevalue(request.param)
+    return where
 
 
 @pytest.fixture
-async def opened(where: Any, kind: str) -> AsyncIterator[Open]:
+async def opened(where: Server | Cluster, kind: str) -> AsyncIterator[Open]:
     """`opened(worker)`: a connection that is closed in the end, to a service of this test's own."""
     backends: list[RedisBackend] = []
 

@@ -16,6 +16,7 @@ from harness.proxy import Proxy
 from leasekit.errors import Unavailable
 from leasekit.task import Beat, NewTask, Settlement, Task
 from leasekit_redis import RedisBackend, claiming, client, connect, waiting
+from tests.redis_server import Server
 
 pytestmark = pytest.mark.anyio
 
@@ -57,7 +58,7 @@ class Pair:
 
 
 @pytest.fixture
-def pair(own_server: Any, tmp_path: Path) -> Iterator[Pair]:
+def pair(own_server: Server, tmp_path: Path) -> Iterator[Pair]:
     second = type(own_server)(tmp_path / "second")
     try:
         second.start()
@@ -160,7 +161,7 @@ async def test_a_primary_that_lost_its_replicas_is_left(pair: Pair, backend: Red
     assert await verdict(backend, task) == "renewed"
 
 
-def takes_writes(server: Any) -> bool:
+def takes_writes(server: Server) -> bool:
     try:
         server.ask("SET", "probe", 1)
     except redis.ResponseError:

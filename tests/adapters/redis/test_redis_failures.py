@@ -18,6 +18,7 @@ from leasekit.task import Beat, NewTask, Settlement, Task
 from leasekit_redis import RedisBackend, connect
 from leasekit_redis.address import parse
 from leasekit_redis.client import Link
+from tests.redis_server import Server
 from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +27,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "redis.md"
 
 
 @pytest.fixture
-async def backend(own_server: Any) -> AsyncIterator[RedisBackend]:
+async def backend(own_server: Server) -> AsyncIterator[RedisBackend]:
     backend = connect(own_server.url, worker="w1")
     yield backend
     await backend.aclose()
@@ -54,7 +55,9 @@ async def statuses(backend: RedisBackend, kind: str) -> dict[str, str]:
 # Killed and started again -------------------------------------------------------------------------------------
 
 
-async def test_what_was_acknowledged_is_there_after_a_kill(own_server: Any, backend: RedisBackend, kind: str) -> None:
+async def test_what_was_acknowledged_is_there_after_a_kill(
+    own_server: Server, backend: RedisBackend, kind: str
+) -> None:
     acknowledged: dict[str, str] = {}
 
     async def submit_and_run() -> None:
@@ -84,7 +87,7 @@ async def test_what_was_acknowledged_is_there_after_a_kill(own_server: Any, back
 
 
 async def test_while_redis_is_away_calls_are_unavailable_and_then_they_are_served(
-    own_server: Any, backend: RedisBackend, kind: str
+    own_server: Server, backend: RedisBackend, kind: str
 ) -> None:
     await backend.schedule([NewTask(kind=kind)])
     (task,) = await claim(backend, kind)
@@ -97,7 +100,7 @@ async def test_while_redis_is_away_calls_are_unavailable_and_then_they_are_serve
     assert await beat(backend, task) == "renewed"
 
 
-async def test_a_lease_has_its_whole_ttl_after_a_restart(own_server: Any, backend: RedisBackend, kind: str) -> None:
+async def test_a_lease_has_its_whole_ttl_after_a_restart(own_server: Server, backend: RedisBackend, kind: str) -> None:
     await backend.schedule([NewTask(kind=kind, claim_timeout=2, heartbeat_timeout=2) for _ in range(2)])
     tasks = await claim(backend, kind, limit=2)
     own_server.kill()
@@ -112,7 +115,7 @@ async def test_a_lease_has_its_whole_ttl_after_a_restart(own_server: Any, backen
 
 
 async def test_a_claim_that_waits_through_a_restart_is_told_what_comes_then(
-    own_server: Any, backend: RedisBackend, kind: str
+    own_server: Server, backend: RedisBackend, kind: str
 ) -> None:
     with leasekit.connect(own_server.url) as client:
         await backend.schedule([NewTask(kind=f"{kind}-other")])
@@ -127,7 +130,7 @@ async def test_a_claim_that_waits_through_a_restart_is_told_what_comes_then(
         assert task.id == scheduled.id
 
 
-async def test_scripts_that_redis_forgot_are_sent_again(own_server: Any, backend: RedisBackend, kind: str) -> None:
+async def test_scripts_that_redis_forgot_are_sent_again(own_server: Server, backend: RedisBackend, kind: str) -> None:
     await backend.schedule([NewTask(kind=kind)])
     own_server.ask("SCRIPT", "FLUSH")
     (task,) = await claim(backend, kind)
@@ -137,7 +140,7 @@ async def test_scripts_that_redis_forgot_are_sent_again(own_server: Any, backend
     assert await settle(backend, task) == "settled"
 
 
-async def test_a_batch_of_big_values_is_sent_in_parts(own_server: Any, backend: RedisBackend, kind: str) -> None:
+async def test_a_batch_of_big_values_is_sent_in_parts(own_server: Server, backend: RedisBackend, kind: str) -> None:
     """Redis takes no argument above `proto-max-bulk-len`, and serves nobody else while a script runs."""
     own_server.ask("CONFIG", "SET", "proto-max-bulk-len", str(9 * 2**20))
     big = "x" * 1_000_000
@@ -152,7 +155,7 @@ async def test_a_batch_of_big_values_is_sent_in_parts(own_server: Any, backend: 
 
 
 async def test_full_memory_refuses_what_is_new_and_loses_nothing(
-    own_server: Any, backend: RedisBackend, kind: str
+    own_server: Server, backend: RedisBackend, kind: str
 ) -> None:
     await backend.schedule([NewTask(kind=kind), NewTask(kind=kind)])
     (task,) = await claim(backend, kind)
@@ -182,7 +185,7 @@ async def test_full_memory_refuses_what_is_new_and_loses_nothing(
 
 
 async def test_a_redis_that_would_delete_tasks_at_will_is_refused(
-    own_server: Any, backend: RedisBackend, kind: str
+    own_server: Server, backend: RedisBackend, kind: str
 ) -> None:
     own_server.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     await backend.schedule([NewTask(kind=f"{kind}-no-limit")])
@@ -203,7 +206,7 @@ async def test_a_redis_that_would_delete_tasks_at_will_is_refused(
     ids=["no-replicas", "replica"],
 )
 async def test_a_redis_that_takes_no_writes_says_why(
-    own_server: Any, backend: RedisBackend, kind: str, command: list[Any], says: str
+    own_server: Server, backend: RedisBackend, kind: str, command: list[Any], says: str
 ) -> None:
     await backend.schedule([NewTask(kind=kind)])
     (task,) = await claim(backend, kind)
@@ -213,7 +216,7 @@ async def test_a_redis_that_takes_no_writes_says_why(
             await call
 
 
-async def test_a_wrong_password_is_refused_and_not_repeated(own_server: Any) -> None:
+async def test_a_wrong_password_is_refused_and_not_repeated(own_server: Server) -> None:
     own_server.ask("CONFIG", "SET", "requirepass", "right")
     backend = connect(own_server.url.replace("//", "//:hunter2@"), worker="w")
     for call in (backend.stats(), backend.claim(["k"], limit=1, wait=1, claim_id="c")):
@@ -224,7 +227,7 @@ async def test_a_wrong_password_is_refused_and_not_repeated(own_server: Any) -> 
     own_server.kill()  # nobody else is to need the password
 
 
-async def test_a_result_waits_until_its_holder_is_let_in_again(own_server: Any, kind: str) -> None:
+async def test_a_result_waits_until_its_holder_is_let_in_again(own_server: Server, kind: str) -> None:
     """A password that is changed while a body runs costs neither the lease nor the result."""
     backend = connect(own_server.url.replace("//", "//worker:old@"), worker="w")
     user = ["ACL", "SETUSER", "worker", "on", "~*", "&*", "+@all", "resetpass"]
@@ -242,7 +245,7 @@ async def test_a_result_waits_until_its_holder_is_let_in_again(own_server: Any, 
     await backend.aclose()
 
 
-async def test_the_permissions_that_the_documents_name_are_enough(own_server: Any, kind: str) -> None:
+async def test_the_permissions_that_the_documents_name_are_enough(own_server: Server, kind: str) -> None:
     (line,) = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("ACL SETUSER")]
     own_server.ask(*line.replace(">password", ">p@ss").split())
     backend = connect(own_server.url.replace("//", "//worker:p%40ss@") + "?prefix=leasekit", worker="w")
@@ -259,7 +262,7 @@ async def test_the_permissions_that_the_documents_name_are_enough(own_server: An
     await backend.aclose()
 
 
-async def test_who_may_not_do_what_is_needed_is_refused(own_server: Any, kind: str) -> None:
+async def test_who_may_not_do_what_is_needed_is_refused(own_server: Server, kind: str) -> None:
     own_server.ask("ACL", "SETUSER", "reader", "on", ">pw", "~*", "&*", "+@read")
     backend = connect(own_server.url.replace("//", "//reader:pw@"), worker="w")
     with pytest.raises(Refused, match="allow"):
@@ -267,7 +270,7 @@ async def test_who_may_not_do_what_is_needed_is_refused(own_server: Any, kind: s
     await backend.aclose()
 
 
-async def test_closing_waits_for_calls_under_way_and_leaves_no_connection(own_server: Any) -> None:
+async def test_closing_waits_for_calls_under_way_and_leaves_no_connection(own_server: Server) -> None:
     """redis-py opens a connection again that is closed under a call, and then nobody would close it."""
     link = Link(parse(own_server.url))
     call = asyncio.create_task(link.command("BLPOP", "k", 10))
@@ -298,7 +301,7 @@ async def test_closing_waits_for_calls_under_way_and_leaves_no_connection(own_se
     ids=lambda command: " ".join(repr(word) for word in command),
 )
 async def test_what_others_have_written_among_our_keys_is_a_protocol_error(
-    server: Any, kind: str, command: list[Any]
+    server: Server, kind: str, command: list[Any]
 ) -> None:
     backend = connect(server.url, worker="w")
     await backend.schedule([NewTask(kind=kind, id=f"t-{kind}")])
@@ -312,7 +315,7 @@ async def test_what_others_have_written_among_our_keys_is_a_protocol_error(
     await backend.aclose()
 
 
-async def test_keys_of_others_under_our_prefix_are_named_as_what_is_wrong(own_server: Any, kind: str) -> None:
+async def test_keys_of_others_under_our_prefix_are_named_as_what_is_wrong(own_server: Server, kind: str) -> None:
     own_server.ask("SET", "shop:kinds", "7")
     backend = connect(f"{own_server.url}?prefix=shop", worker="w")
     with pytest.raises(ProtocolError, match=r"begins with 'shop'.*prefix="):
@@ -348,7 +351,7 @@ with leasekit.connect(sys.argv[1], heartbeats=leasekit.Heartbeats().for_ttl(2)) 
 """
 
 
-def test_a_worker_that_is_killed_is_followed_by_another(server: Any, kind: str) -> None:
+def test_a_worker_that_is_killed_is_followed_by_another(server: Server, kind: str) -> None:
     with leasekit.connect(server.url) as client:
         scheduled = client.schedule(kind, claim_timeout=2, heartbeat_timeout=2)
         with subprocess.Popen([sys.executable, "-c", HOLD, server.url, kind], stdout=subprocess.PIPE) as worker:
@@ -368,7 +371,7 @@ def test_a_worker_that_is_killed_is_followed_by_another(server: Any, kind: str) 
         assert info.crashes == 1
 
 
-def test_a_fleet_of_handlers_runs_on_redis(server: Any, kind: str) -> None:
+def test_a_fleet_of_handlers_runs_on_redis(server: Server, kind: str) -> None:
     with leasekit.connect(server.url) as client:
         worker = leasekit.Worker(client, concurrency=8)
         left = [20]

@@ -1,7 +1,7 @@
 """Memory that is full: what runs goes on, what was kept long enough goes, and then there is room again."""
 
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +13,14 @@ from leasekit.errors import Unavailable
 from leasekit.task import Beat, NewTask, Settlement, Task
 from leasekit_redis import RedisBackend
 from leasekit_redis.address import parse
+from tests.adapters.redis.conftest import Cluster
+from tests.redis_server import Server
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def backend(own_server: Any) -> AsyncIterator[RedisBackend]:
+async def backend(own_server: Server) -> AsyncIterator[RedisBackend]:
     """One that keeps nothing that has ended."""
     backend = RedisBackend(replace(parse(own_server.url), retention=0.0), worker="w1")
     yield backend
@@ -36,7 +38,7 @@ async def settle(backend: RedisBackend, tasks: list[Task], **options: Any) -> No
 
 
 @pytest.fixture
-def bounded(own_server: Any) -> None:
+def bounded(own_server: Server) -> None:
     """The server has room for some 3 MB more than it needs for itself."""
     used = int(own_server.ask("INFO", "memory").partition(b"used_memory:")[2].partition(b"\r")[0])
     own_server.ask("CONFIG", "SET", "maxmemory", used + 3_000_000)
@@ -86,16 +88,20 @@ async def test_successors_that_have_no_room_hold_nothing_up(backend: RedisBacken
 # Full to the last byte, and for good ----------------------------------------------------------------------------
 
 
+Fill = Callable[[], None]
+
+
 @pytest.fixture(params=["server", "cluster"])
-def where(request: pytest.FixtureRequest) -> Any:
+def where(request: pytest.FixtureRequest) -> Server | Cluster:
     """One Redis, or a cluster."""
-    return request.getfixturevalue(request.param)
+    where: Server | Cluster = request.getfixturevalue(request.param)
+    return where
 
 
 @pytest.fixture
-def full(where: Any) -> Iterator[Any]:
+def full(where: Server | Cluster) -> Iterator[Fill]:
     """`full()`: no byte more, on every node, until the test is over."""
-    nodes = getattr(where, "nodes", [where])
+    nodes = where.nodes if isinstance(where, Cluster) else [where]
 
     def be(limit: int) -> None:
         for node in nodes:
@@ -105,7 +111,9 @@ def full(where: Any) -> Iterator[Any]:
     be(0)
 
 
-async def test_all_that_ends_something_or_makes_room_is_let_through(where: Any, full: Any, kind: str) -> None:
+async def test_all_that_ends_something_or_makes_room_is_let_through(
+    where: Server | Cluster, full: Fill, kind: str
+) -> None:
     backend = RedisBackend(replace(parse(where.url), retention=0.0, prefix=kind), worker="w1")
     await backend.schedule([NewTask(kind=kind, id=f"{kind}-{n}") for n in range(5)])
     await backend.schedule([NewTask(kind=kind, id=f"{kind}-after", after=[f"{kind}-0"])])
@@ -131,7 +139,7 @@ async def test_all_that_ends_something_or_makes_room_is_let_through(where: Any, 
     await backend.aclose()
 
 
-async def test_a_kind_of_which_nothing_is_left_is_let_go_of(where: Any, full: Any, kind: str) -> None:
+async def test_a_kind_of_which_nothing_is_left_is_let_go_of(where: Server | Cluster, full: Fill, kind: str) -> None:
     backend = RedisBackend(replace(parse(where.url), retention=0.0, prefix=kind), worker="w1")
     await backend.schedule([NewTask(kind=kind, id=kind)])
     await backend.cancel([kind])
@@ -141,7 +149,7 @@ async def test_a_kind_of_which_nothing_is_left_is_let_go_of(where: Any, full: An
     await backend.aclose()
 
 
-async def test_what_is_there_already_is_scheduled_again(where: Any, full: Any, kind: str) -> None:
+async def test_what_is_there_already_is_scheduled_again(where: Server | Cluster, full: Fill, kind: str) -> None:
     backend = RedisBackend(replace(parse(where.url), prefix=kind), worker="w1")
     there = [NewTask(kind=f"{kind}-{n}", id=f"{kind}-{n}") for n in range(3)]
     await backend.schedule(there)
@@ -154,7 +162,7 @@ async def test_what_is_there_already_is_scheduled_again(where: Any, full: Any, k
     await backend.aclose()
 
 
-async def test_a_name_that_was_leased_before_is_leased_again(where: Any, full: Any, kind: str) -> None:
+async def test_a_name_that_was_leased_before_is_leased_again(where: Server | Cluster, full: Fill, kind: str) -> None:
     with leasekit.connect(where.url) as client:
         async with leasekit.lease(client.named(kind)) as first:
             pass

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -12,6 +11,7 @@ from leasekit._driver.reporting.ledger import Holder, Past, PendingClaim
 from leasekit._worker.handback import hand_back
 from leasekit.task import NewTask, Status
 from leasekit_redis import RedisBackend, connect
+from tests.redis_server import Server
 
 pytestmark = pytest.mark.anyio
 
@@ -22,14 +22,14 @@ def waiting(seconds: float) -> bool:
 
 
 @pytest.fixture
-async def backend(server: Any) -> AsyncIterator[RedisBackend]:
+async def backend(server: Server) -> AsyncIterator[RedisBackend]:
     backend = connect(server.url, worker="other")
     yield backend
     await backend.aclose()
 
 
 async def test_a_claim_that_arrives_after_all_was_handed_back_is_granted_nothing(
-    server: Any, backend: RedisBackend, kind: str
+    server: Server, backend: RedisBackend, kind: str
 ) -> None:
     kinds = [kind, f"{kind}-b"]
     async with Proxy(f"tcp://127.0.0.1:{server.port}") as proxy:
@@ -51,7 +51,7 @@ async def test_a_claim_that_arrives_after_all_was_handed_back_is_granted_nothing
 
 
 async def test_what_a_claim_of_several_kinds_was_granted_is_given_back(
-    server: Any, backend: RedisBackend, kind: str
+    server: Server, backend: RedisBackend, kind: str
 ) -> None:
     kinds = [kind, f"{kind}-b"]
     ids = [answer.id for answer in await backend.schedule([NewTask(kind=one) for one in kinds])]

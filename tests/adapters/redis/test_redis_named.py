@@ -2,17 +2,19 @@
 
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 import leasekit
 from leasekit import AlreadyDone, Client, NotGranted
+from tests.adapters.redis.conftest import Cluster
+from tests.redis_server import Server
 
 
 @pytest.fixture(params=["server", "cluster"])
-def url(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param).url
+def url(request: pytest.FixtureRequest) -> str:
+    where: Server | Cluster = request.getfixturevalue(request.param)
+    return where.url
 
 
 @pytest.fixture

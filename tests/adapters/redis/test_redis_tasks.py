@@ -32,6 +32,7 @@ from leasekit.task import (
 from leasekit_redis import RedisBackend, claiming, connect, maintenance, scripts
 from leasekit_redis.address import parse
 from leasekit_redis.clocks import Clocks, Told
+from tests.redis_server import Server
 from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +41,7 @@ Open = Callable[..., RedisBackend]
 
 
 @pytest.fixture
-async def opened(server: Any) -> AsyncIterator[Open]:
+async def opened(server: Server) -> AsyncIterator[Open]:
     """`opened(worker)`: a connection that is closed in the end."""
     backends: list[RedisBackend] = []
 
@@ -92,7 +93,7 @@ async def test_a_kind_may_have_any_name(backend: RedisBackend, kind: str, name: 
     assert (await backend.list_tasks(kind=name + kind)).tasks[0].kind == name + kind
 
 
-async def test_a_batch_of_beats_of_one_kind_is_one_round_trip(server: Any, backend: RedisBackend, kind: str) -> None:
+async def test_a_batch_of_beats_of_one_kind_is_one_round_trip(server: Server, backend: RedisBackend, kind: str) -> None:
     await backend.schedule([NewTask(kind=kind) for _ in range(100)])
     tasks = await claim(backend, kind, limit=100)
     before = calls(server)
@@ -100,7 +101,7 @@ async def test_a_batch_of_beats_of_one_kind_is_one_round_trip(server: Any, backe
     assert calls(server) == before + 1
 
 
-def calls(server: Any) -> int:
+def calls(server: Server) -> int:
     stats = server.ask("INFO", "commandstats").decode()
     return int(stats.partition("cmdstat_evalsha:calls=")[2].partition(",")[0])
 
@@ -256,7 +257,7 @@ async def test_what_ended_is_found_by_its_day(backend: RedisBackend, kind: str) 
 
 
 async def test_what_ended_long_ago_is_dropped_with_all_that_was_kept_of_it(
-    server: Any, opened: Open, kind: str
+    server: Server, opened: Open, kind: str
 ) -> None:
     backend = opened(retention=0.0, prefix=f"p-{kind}")
     ended = await held(backend, kind, id="ended", dedupe_key="k", max_attempts=1)
@@ -276,7 +277,7 @@ async def test_what_ended_long_ago_is_dropped_with_all_that_was_kept_of_it(
     assert again.created
 
 
-async def test_a_kind_of_which_nothing_is_left_leaves_no_key(server: Any, opened: Open, kind: str) -> None:
+async def test_a_kind_of_which_nothing_is_left_leaves_no_key(server: Server, opened: Open, kind: str) -> None:
     backend = opened(retention=0.0, prefix=f"p-{kind}")
     await settle(backend, await held(backend, kind), "success")
     claimed = f"p-{kind}:{{{kind}}}:claimed"
@@ -286,7 +287,7 @@ async def test_a_kind_of_which_nothing_is_left_leaves_no_key(server: Any, opened
     await settle(backend, await held(backend, kind), "success")
 
 
-async def test_clients_know_how_many_share_the_maintenance(server: Any, opened: Open, kind: str) -> None:
+async def test_clients_know_how_many_share_the_maintenance(server: Server, opened: Open, kind: str) -> None:
     fleet = [opened(prefix=f"p-{kind}") for _ in range(3)]
     for one in fleet + fleet:
         await one.maintain()
@@ -297,7 +298,7 @@ async def test_clients_know_how_many_share_the_maintenance(server: Any, opened: 
     assert fleet[-1]._maintenance._clients == 2
 
 
-async def test_kinds_that_may_have_work_are_due_for_maintenance(server: Any, opened: Open, kind: str) -> None:
+async def test_kinds_that_may_have_work_are_due_for_maintenance(server: Server, opened: Open, kind: str) -> None:
     backend = opened(prefix=f"p-{kind}")
     await settle(backend, await held(backend, f"{kind}-ended"), "success")
     await backend.schedule([NewTask(kind=f"{kind}-waiting")])
@@ -315,12 +316,12 @@ async def test_kinds_that_may_have_work_are_due_for_maintenance(server: Any, ope
     assert float(server.ask("ZSCORE", f"p-{kind}:kinds", f"{kind}-ended")) == 0
 
 
-async def hours_until_due(server: Any, kind: str) -> float:
+async def hours_until_due(server: Server, kind: str) -> float:
     """In how many hours the kind is due for maintenance."""
     return float(server.ask("ZSCORE", f"p-{kind}:kinds", kind)) / 3_600_000 - time.time() / 3600
 
 
-async def test_a_quiet_kind_is_maintained_more_and_more_rarely(server: Any, opened: Open, kind: str) -> None:
+async def test_a_quiet_kind_is_maintained_more_and_more_rarely(server: Server, opened: Open, kind: str) -> None:
     backend = opened(prefix=f"p-{kind}")
     await backend.schedule([NewTask(kind=kind) for _ in range(2)])
     for quiet, hours in ((4, 4), (1000, 24)):
@@ -334,7 +335,7 @@ async def test_a_quiet_kind_is_maintained_more_and_more_rarely(server: Any, open
     assert await hours_until_due(server, kind) < 0.1
 
 
-async def test_a_granted_task_makes_its_kind_due_for_maintenance(server: Any, opened: Open, kind: str) -> None:
+async def test_a_granted_task_makes_its_kind_due_for_maintenance(server: Server, opened: Open, kind: str) -> None:
     """A quiet kind is maintained rarely, and the worker that was granted the task may die."""
     backend, other = opened(prefix=f"p-{kind}"), opened("other", prefix=f"p-{kind}")
     await backend.schedule([NewTask(kind=kind)])
@@ -348,7 +349,7 @@ async def test_a_granted_task_makes_its_kind_due_for_maintenance(server: Any, op
 @pytest.mark.parametrize("prefix", ["named:", "once:"])
 @pytest.mark.parametrize("was_leased", ["leased", "never leased"])
 async def test_a_name_that_was_free_for_long_is_forgotten_and_its_fences_are_not(
-    server: Any, opened: Open, kind: str, prefix: str, was_leased: str
+    server: Server, opened: Open, kind: str, prefix: str, was_leased: str
 ) -> None:
     backend, name = opened(retention=0.0, prefix=f"p-{kind}"), prefix + kind
     await backend.schedule([NewTask(kind=name, id=name)])
@@ -367,7 +368,7 @@ async def test_a_name_that_was_free_for_long_is_forgotten_and_its_fences_are_not
     assert fences == sorted(set(fences))
 
 
-async def test_a_name_that_is_leased_or_was_asked_for_lately_is_kept(server: Any, opened: Open, kind: str) -> None:
+async def test_a_name_that_is_leased_or_was_asked_for_lately_is_kept(server: Server, opened: Open, kind: str) -> None:
     backend, name = opened(retention=60.0, prefix=f"p-{kind}"), f"named:{kind}"
     task = await held(backend, name, id=name)
     await backend.maintain()
@@ -405,7 +406,7 @@ async def test_a_kind_that_is_noted_during_its_maintenance_is_not_forgotten(open
     assert kind in await register.kinds()
 
 
-async def test_history_is_kept_to_a_hundred_runs(server: Any, backend: RedisBackend, kind: str) -> None:
+async def test_history_is_kept_to_a_hundred_runs(server: Server, backend: RedisBackend, kind: str) -> None:
     await backend.schedule([NewTask(kind=kind, id=kind)])
     for _ in range(105):
         (task,) = await claim(backend, kind)
@@ -452,7 +453,7 @@ async def test_a_page_finds_the_few_among_the_many(backend: RedisBackend, kind: 
 
 @pytest.mark.parametrize("outcome", ["success", "retry"])
 async def test_a_late_result_takes_back_that_its_holder_had_vanished(
-    server: Any, backend: RedisBackend, kind: str, outcome: Outcome
+    server: Server, backend: RedisBackend, kind: str, outcome: Outcome
 ) -> None:
     task = await held(backend, kind, id=kind, retry=FixedDelays(waits=[3600]))
     server.ask("ZADD", f"leasekit:{{{kind}}}:leases", 1, task.id)
@@ -469,19 +470,21 @@ async def test_a_late_result_takes_back_that_its_holder_had_vanished(
     assert await settle(backend, task, outcome, result="late") == "settled"
 
 
-async def test_a_claim_takes_back_what_has_ended_before_it_looks(server: Any, backend: RedisBackend, kind: str) -> None:
+async def test_a_claim_takes_back_what_has_ended_before_it_looks(
+    server: Server, backend: RedisBackend, kind: str
+) -> None:
     task = await held(backend, kind)
     server.ask("ZADD", f"leasekit:{{{kind}}}:leases", 1, task.id)
     assert [again.id for again in await claim(backend, kind)] == [task.id]
 
 
-def step(server: Any, backend: RedisBackend, task: Task) -> None:
+def step(server: Server, backend: RedisBackend, task: Task) -> None:
     """As if the clock of Redis had gone ahead by an hour, over the end of this task's lease, unknown to the client."""
     backend._clocks.told(task.kind, round(1000 * (time.time() - 3600)), asked_at=time.monotonic() - 60)
     server.ask("ZADD", f"leasekit:{{{task.kind}}}:leases", round(1000 * (time.time() - 1800)), task.id)
 
 
-async def test_a_clock_that_jumps_ends_no_lease(server: Any, backend: RedisBackend, kind: str) -> None:
+async def test_a_clock_that_jumps_ends_no_lease(server: Server, backend: RedisBackend, kind: str) -> None:
     task = await held(backend, kind, claim_timeout=2, heartbeat_timeout=2)
     assert await claim(backend, kind) == []
     step(server, backend, task)
@@ -494,7 +497,7 @@ async def test_a_clock_that_jumps_ends_no_lease(server: Any, backend: RedisBacke
 
 
 async def test_after_a_jump_a_lease_has_as_long_as_its_holder_may_go_by(
-    server: Any, backend: RedisBackend, kind: str
+    server: Server, backend: RedisBackend, kind: str
 ) -> None:
     task = await held(backend, kind, claim_timeout=300, heartbeat_timeout=2)
     step(server, backend, task)
@@ -504,7 +507,7 @@ async def test_after_a_jump_a_lease_has_as_long_as_its_holder_may_go_by(
 
 
 async def test_small_steps_of_the_clock_add_up_until_they_are_a_jump(
-    server: Any, backend: RedisBackend, kind: str
+    server: Server, backend: RedisBackend, kind: str
 ) -> None:
     """As a daemon makes them that corrects the clock of Redis, each too small to be noticed."""
     task = await held(backend, kind, claim_timeout=300, heartbeat_timeout=300)
@@ -521,7 +524,7 @@ async def test_small_steps_of_the_clock_add_up_until_they_are_a_jump(
 
 
 async def test_a_clock_that_goes_as_it_should_is_never_said_to_jump(
-    server: Any, backend: RedisBackend, kind: str
+    server: Server, backend: RedisBackend, kind: str
 ) -> None:
     task = await held(backend, kind)
     for _ in range(20):
@@ -535,7 +538,7 @@ async def test_a_clock_that_goes_as_it_should_is_never_said_to_jump(
 
 @pytest.mark.parametrize("call", ["beat", "cancel"])
 async def test_a_jump_is_noticed_before_a_lease_is_said_to_have_ended(
-    server: Any, backend: RedisBackend, kind: str, call: str
+    server: Server, backend: RedisBackend, kind: str, call: str
 ) -> None:
     task = await held(backend, kind, id=kind)
     step(server, backend, task)
@@ -545,7 +548,7 @@ async def test_a_jump_is_noticed_before_a_lease_is_said_to_have_ended(
 
 
 async def test_a_jump_that_a_result_noticed_gives_the_other_leases_their_time(
-    server: Any, backend: RedisBackend, kind: str
+    server: Server, backend: RedisBackend, kind: str
 ) -> None:
     first, second = await held(backend, kind), await held(backend, kind)
     step(server, backend, first)
@@ -555,7 +558,7 @@ async def test_a_jump_that_a_result_noticed_gives_the_other_leases_their_time(
 
 
 async def test_a_step_is_told_to_a_kind_by_the_first_client_that_notices_it(
-    server: Any, backend: RedisBackend, kind: str
+    server: Server, backend: RedisBackend, kind: str
 ) -> None:
     """At once, though it asks nothing more: a client that has just started cannot know, and would take leases back."""
     task = await held(backend, kind)
@@ -591,7 +594,7 @@ CALLS: dict[str, Callable[[RedisBackend, Task], Awaitable[Any]]] = {
 
 @pytest.mark.parametrize("call", CALLS)
 async def test_a_request_that_is_late_prolongs_no_lease_of_others(
-    server: Any, opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch, call: str
+    server: Server, opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """Or one client with slow requests would keep what the dead have left for ever."""
     backend, slow = opened(), opened("slow")
@@ -607,7 +610,7 @@ async def test_a_request_that_is_late_prolongs_no_lease_of_others(
 
 
 async def test_a_request_that_is_late_takes_back_what_had_ended_when_it_left(
-    server: Any, opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch
+    server: Server, opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where all requests are slow, what the dead have left is taken back all the same."""
     backend, slow = opened(), opened("slow")
@@ -619,7 +622,7 @@ async def test_a_request_that_is_late_takes_back_what_had_ended_when_it_left(
 
 
 @pytest.fixture
-def shift(server: Any) -> Iterator[Callable[[float], None]]:
+def shift(server: Server) -> Iterator[Callable[[float], None]]:
     """`shift(seconds)`: the clock that the scripts see is off by so much."""
     kept = [(one, one.text, one.sha) for one in vars(scripts).values() if isinstance(one, scripts.Script)]
     redis_clock.install()
@@ -679,7 +682,7 @@ async def test_after_a_step_the_lease_of_a_dead_worker_ends_once_its_ttl_is_over
 
 
 async def test_a_failover_to_a_clock_that_is_ahead_prolongs_a_lease_once(
-    opened: Open, server: Any, kind: str, shift: WorkerRun
+    opened: Open, server: Server, kind: str, shift: WorkerRun
 ) -> None:
     backend = opened()
     await held(backend, kind, claim_timeout=60, heartbeat_timeout=60)
@@ -753,7 +756,7 @@ async def test_in_a_cluster_a_kind_has_a_clock_of_its_own_and_a_step_of_any_is_t
 
 
 async def test_a_run_that_lasted_too_long_stays_gone_though_the_clock_of_redis_is_set_back(
-    server: Any, backend: RedisBackend, kind: str
+    server: Server, backend: RedisBackend, kind: str
 ) -> None:
     task = await held(backend, kind, max_runtime=60)
     assert (await beat(backend, task)).verdict == "renewed"
@@ -764,7 +767,7 @@ async def test_a_run_that_lasted_too_long_stays_gone_though_the_clock_of_redis_i
     assert msgspec.msgpack.decode(server.ask("HGET", working, task.id))["ends"] == 0
 
 
-async def test_claims_are_not_remembered_for_good(server: Any, backend: RedisBackend, kind: str) -> None:
+async def test_claims_are_not_remembered_for_good(server: Server, backend: RedisBackend, kind: str) -> None:
     await backend.schedule([NewTask(kind=kind) for _ in range(20)])
     for _ in range(19):
         await claim(backend, kind)
@@ -797,7 +800,7 @@ async def test_successors_of_a_client_that_died_are_brought_by_another(
 
 
 @pytest.fixture
-async def bringer(server: Any, opened: Open, kind: str) -> RedisBackend:
+async def bringer(server: Server, opened: Open, kind: str) -> RedisBackend:
     """A client whose tasks of this kind may have successors; none can be brought to the kind that ends in `-bad`."""
     server.ask("SET", f"p-{kind}:{{{kind}-bad}}:state", "a foreign key")
     backend = opened(prefix=f"p-{kind}")
@@ -805,7 +808,7 @@ async def bringer(server: Any, opened: Open, kind: str) -> RedisBackend:
     return backend
 
 
-def leave(server: Any, kind: str, successors: dict[str, str]) -> str:
+def leave(server: Server, kind: str, successors: dict[str, str]) -> str:
     """Successors (id → kind) of a client that died before it brought them; gives the key where they are."""
     outbox = f"p-{kind}:{{{kind}}}:outbox"
     for task_id, of in successors.items():
@@ -815,7 +818,7 @@ def leave(server: Any, kind: str, successors: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("count", [1, 12, 25])
 async def test_a_successor_that_cannot_be_brought_holds_up_no_other(
-    server: Any, bringer: RedisBackend, kind: str, count: int
+    server: Server, bringer: RedisBackend, kind: str, count: int
 ) -> None:
     bad = {f"bad-{n}": f"{kind}-bad" for n in range(count)}
     outbox = leave(server, kind, {**bad, "good": f"{kind}-good"})
@@ -830,7 +833,7 @@ async def test_a_successor_that_cannot_be_brought_holds_up_no_other(
 
 
 async def test_successors_that_take_their_time_to_fail_are_left_to_the_next_maintenance(
-    server: Any, bringer: RedisBackend, kind: str, monkeypatch: pytest.MonkeyPatch
+    server: Server, bringer: RedisBackend, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other kinds wait meanwhile. They are the last then, so that the next maintenance gets on."""
     monkeypatch.setattr(maintenance, "INTERVAL", 0.0)
@@ -843,7 +846,7 @@ async def test_successors_that_take_their_time_to_fail_are_left_to_the_next_main
 
 
 async def test_ends_that_cannot_be_told_hold_up_neither_other_ends_nor_successors(
-    server: Any, bringer: RedisBackend, kind: str, monkeypatch: pytest.MonkeyPatch
+    server: Server, bringer: RedisBackend, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [f"{kind}-{n:03}" for n in range(102)]
     for first in range(0, 102, 51):

@@ -7,7 +7,6 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography import x509
@@ -18,6 +17,7 @@ from cryptography.x509.oid import NameOID
 from leasekit.errors import Unavailable
 from leasekit.task import NewTask
 from leasekit_redis import connect
+from tests.redis_server import Server
 
 pytestmark = pytest.mark.anyio
 
@@ -64,7 +64,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @asynccontextmanager
-async def behind_tls(server: Any, certificate: Path, *, clients_of: Path | None = None) -> AsyncIterator[str]:
+async def behind_tls(server: Server, certificate: Path, *, clients_of: Path | None = None) -> AsyncIterator[str]:
     """Host and port at which this Redis answers with TLS; `clients_of`: to whom it gives certificates."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
@@ -107,7 +107,7 @@ async def schedule_and_claim(url: str, kind: str) -> None:
 
 
 async def test_a_redis_is_trusted_by_the_authority_that_the_url_names(
-    server: Any, authority: Authority, kind: str
+    server: Server, authority: Authority, kind: str
 ) -> None:
     async with behind_tls(server, authority.sign("server", "redis", "127.0.0.1")) as address:
         await schedule_and_claim(f"rediss://{address}?ssl_ca_certs={authority.ca}", kind)
@@ -115,18 +115,20 @@ async def test_a_redis_is_trusted_by_the_authority_that_the_url_names(
             await schedule_and_claim(f"rediss://{address}", kind)
 
 
-async def test_a_redis_of_another_name_is_not_trusted(server: Any, authority: Authority, kind: str) -> None:
+async def test_a_redis_of_another_name_is_not_trusted(server: Server, authority: Authority, kind: str) -> None:
     async with behind_tls(server, authority.sign("server", "redis", "127.0.0.2")) as address:
         with pytest.raises(Unavailable, match="certificate verify failed"):
             await schedule_and_claim(f"rediss://{address}?ssl_ca_certs={authority.ca}", kind)
 
 
-async def test_who_says_so_trusts_anybody(server: Any, authority: Authority, kind: str) -> None:
+async def test_who_says_so_trusts_anybody(server: Server, authority: Authority, kind: str) -> None:
     async with behind_tls(server, authority.sign("server", "redis", "127.0.0.2")) as address:
         await schedule_and_claim(f"rediss://{address}?ssl_cert_reqs=none", kind)
 
 
-async def test_a_client_shows_the_certificate_that_the_url_names(server: Any, authority: Authority, kind: str) -> None:
+async def test_a_client_shows_the_certificate_that_the_url_names(
+    server: Server, authority: Authority, kind: str
+) -> None:
     certificate = authority.sign("server", "redis", "127.0.0.1")
     mine = authority.sign("client", "worker", "127.0.0.1")
     async with behind_tls(server, certificate, clients_of=authority.ca) as address:

@@ -1,20 +1,19 @@
 """SQS as moto plays it, over real HTTP, and credentials that are made up."""
 
-import importlib.util
 import logging
-import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Protocol
 
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
+from types_boto3_sqs import SQSClient
 
 import leasekit_sqs
 from leasekit_aws.boto_clients import BotoClients
 from leasekit_sqs import Address, SqsBackend
+from tests.adapters.sqs.fake import Fake
 
 pytest.register_assert_rewrite("leasekit.testing.contract")
 
@@ -49,7 +48,7 @@ def made_up_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def sqs(moto: str) -> Iterator[Any]:
+def sqs(moto: str) -> Iterator[SQSClient]:
     """boto3's own client of the service."""
     session = boto3.session.Session(
         aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
@@ -70,15 +69,19 @@ def clients(moto: str) -> Iterator[BotoClients]:
 
 
 @pytest.fixture
-def queue(sqs: Any) -> str:
+def queue(sqs: SQSClient) -> str:
     """The name of a queue that was made for this test."""
     name = f"q-{uuid.uuid4().hex[:12]}"
     sqs.create_queue(QueueName=name)
     return name
 
 
+class Url(Protocol):
+    def __call__(self, name: str = ..., **options: object) -> str: ...
+
+
 @pytest.fixture
-def url(moto: str, queue: str) -> Callable[..., str]:
+def url(moto: str, queue: str) -> Url:
     """The URL of that queue, or of another, for leasekit."""
 
     def make(name: str = queue, **options: object) -> str:
@@ -100,15 +103,8 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def _aws() -> Iterator[tuple[Any, BotoClients]]:
-    # Tests are no packages: the module is loaded from beside this one.
-    spec = importlib.util.spec_from_file_location("fake_sqs", Path(__file__).with_name("fake.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fake_sqs"] = module
-    spec.loader.exec_module(module)
-    service = module.Fake()
+def _aws() -> Iterator[tuple[Fake, BotoClients]]:
+    service = Fake()
     clients = BotoClients("sqs", region=REGION, endpoint=service.endpoint)
     yield service, clients
     clients.close()
@@ -116,20 +112,24 @@ def _aws() -> Iterator[tuple[Any, BotoClients]]:
 
 
 @pytest.fixture
-def aws(_aws: tuple[Any, BotoClients]) -> Any:
-    """SQS as AWS documents it, by a clock that tests turn: `Fake` of the module beside this one."""
+def aws(_aws: tuple[Fake, BotoClients]) -> Fake:
+    """SQS as AWS documents it, by a clock that tests turn."""
     service, _ = _aws
     service.reset()
     return service
 
 
+class Connect(Protocol):
+    def __call__(self, queue: str = "q", **options: Any) -> SqsBackend: ...
+
+
 @pytest.fixture
-async def connected(aws: Any, _aws: tuple[Any, BotoClients]) -> AsyncIterator[Callable[..., SqsBackend]]:
+async def connected(aws: Fake, _aws: tuple[Fake, BotoClients]) -> AsyncIterator[Connect]:
     """A backend of that service, by the same clock. One is enough for a test, two are two processes."""
     made: list[SqsBackend] = []
 
     def connect(queue: str = "q", **options: Any) -> SqsBackend:
-        backend = SqsBackend(Address(queue=queue, **options), clients=_aws[1], clock=lambda: float(aws.now))
+        backend = SqsBackend(Address(queue=queue, **options), clients=_aws[1], clock=lambda: aws.now)
         made.append(backend)
         return backend
 

@@ -2,9 +2,9 @@
 
 import uuid
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
+from types_boto3_sqs import SQSClient
 
 from leasekit.backend import Backend
 from leasekit.task import NewTask
@@ -18,7 +18,7 @@ class TestFifoQueue(BackendContract):
     counts_releases = True
 
     @pytest.fixture
-    def queue(self, sqs: Any) -> str:
+    def queue(self, sqs: SQSClient) -> str:
         name = f"q-{uuid.uuid4().hex[:12]}.fifo"
         sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"})
         return name

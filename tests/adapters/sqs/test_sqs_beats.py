@@ -8,14 +8,15 @@ import pytest
 
 from leasekit.task import Beat, Task, Verdict
 from leasekit_sqs import SqsBackend
+from tests.adapters.sqs.conftest import Connect
+from tests.adapters.sqs.fake import Fake
 
 pytestmark = pytest.mark.anyio
 
-Connected = Callable[..., SqsBackend]
 EXTEND = "ChangeMessageVisibilityBatch"
 
 
-async def received(backend: SqsBackend, aws: Any, count: int = 1) -> list[Task]:
+async def received(backend: SqsBackend, aws: Fake, count: int = 1) -> list[Task]:
     for n in range(count):
         aws.put("q", f'{{"n": {n}}}')
     return (await backend.claim(["k"], limit=count, wait=0, claim_id="c")).tasks
@@ -34,14 +35,14 @@ def words(verdicts: list[Verdict]) -> list[str]:
     return [verdict.verdict for verdict in verdicts]
 
 
-async def test_ten_messages_are_one_call(connected: Connected, aws: Any) -> None:
+async def test_ten_messages_are_one_call(connected: Connect, aws: Fake) -> None:
     backend = connected()
     verdicts = await backend.beat(beats(await received(backend, aws, 25)))
     assert words(verdicts) == ["renewed"] * 25
     assert sorted(len(call["Entries"]) for call in aws.asked(EXTEND)) == [5, 10, 10]
 
 
-async def test_a_beat_hides_the_message_for_the_ttl(connected: Connected, aws: Any) -> None:
+async def test_a_beat_hides_the_message_for_the_ttl(connected: Connect, aws: Fake) -> None:
     backend = connected(ttl=60)
     (task,) = await received(backend, aws)
     aws.now += 50
@@ -50,7 +51,7 @@ async def test_a_beat_hides_the_message_for_the_ttl(connected: Connected, aws: A
     assert aws.queues["q"].messages[0].visible_at == aws.now + 60
 
 
-async def test_an_entry_that_fails_fails_alone(connected: Connected, aws: Any) -> None:
+async def test_an_entry_that_fails_fails_alone(connected: Connect, aws: Fake) -> None:
     backend = connected()
     tasks = await received(backend, aws, 5)
     aws.fail(EXTEND, "InternalError", 1, 3, fault=False)
@@ -79,7 +80,7 @@ async def test_an_entry_that_fails_fails_alone(connected: Connected, aws: Any) -
     ],
 )
 async def test_what_is_not_ours_any_more_is_gone(
-    connected: Connected, aws: Any, code: str, message: str, reason: str
+    connected: Connect, aws: Fake, code: str, message: str, reason: str
 ) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
@@ -88,7 +89,7 @@ async def test_what_is_not_ours_any_more_is_gone(
     assert (verdict.verdict, verdict.reason) == ("gone", reason)
 
 
-async def test_a_deleted_message_is_gone(connected: Connected, aws: Any) -> None:
+async def test_a_deleted_message_is_gone(connected: Connect, aws: Fake) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
     aws.queues["q"].messages[0].deleted = True
@@ -96,14 +97,14 @@ async def test_a_deleted_message_is_gone(connected: Connected, aws: Any) -> None
     assert (verdict.verdict, verdict.reason) == ("gone", "unknown")
 
 
-async def test_a_handle_that_sqs_repeats_is_cut(connected: Connected, aws: Any) -> None:
+async def test_a_handle_that_sqs_repeats_is_cut(connected: Connect, aws: Fake) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
     aws.fail(EXTEND, "Strange", 0, message=f"Value {task.token} is strange")
     assert (await beaten(backend, task)).reason == f"Answered: Strange: Value {task.token[:6]}… is strange"
 
 
-async def test_a_parameter_that_is_wrong_is_no_loss(connected: Connected, aws: Any) -> None:
+async def test_a_parameter_that_is_wrong_is_no_loss(connected: Connect, aws: Fake) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
     aws.fail(EXTEND, "InvalidParameterValue", 0, message="Value 1 for parameter VisibilityTimeout is invalid.")
@@ -123,7 +124,7 @@ async def test_a_parameter_that_is_wrong_is_no_loss(connected: Connected, aws: A
         (503, ""),
     ],
 )
-async def test_throttling_is_told_apart(connected: Connected, aws: Any, status: int, code: str) -> None:
+async def test_throttling_is_told_apart(connected: Connect, aws: Fake, status: int, code: str) -> None:
     backend = connected()
     tasks = await received(backend, aws, 2)
     aws.error(EXTEND, status, code)
@@ -131,7 +132,7 @@ async def test_throttling_is_told_apart(connected: Connected, aws: Any, status: 
     assert words(await backend.beat(beats(tasks))) == ["renewed", "renewed"]
 
 
-async def test_an_entry_that_is_throttled_is_throttled_alone(connected: Connected, aws: Any) -> None:
+async def test_an_entry_that_is_throttled_is_throttled_alone(connected: Connect, aws: Fake) -> None:
     backend = connected()
     tasks = await received(backend, aws, 2)
     aws.fail(EXTEND, "RequestThrottled", 1)
@@ -143,7 +144,7 @@ async def test_an_entry_that_is_throttled_is_throttled_alone(connected: Connecte
     ["ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "AccessDenied", "UnrecognizedClientException"],
 )
 async def test_credentials_that_are_not_accepted_are_no_loss_and_are_named(
-    connected: Connected, aws: Any, code: str
+    connected: Connect, aws: Fake, code: str
 ) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
@@ -156,7 +157,7 @@ async def test_credentials_that_are_not_accepted_are_no_loss_and_are_named(
 
 
 @pytest.mark.parametrize("applied", [True, False])
-async def test_an_answer_that_is_lost_is_no_loss_of_the_lease(connected: Connected, aws: Any, applied: bool) -> None:  # noqa: FBT001
+async def test_an_answer_that_is_lost_is_no_loss_of_the_lease(connected: Connect, aws: Fake, applied: bool) -> None:  # noqa: FBT001
     backend = connected()
     (task,) = await received(backend, aws)
     aws.lose(EXTEND, applied=applied)
@@ -164,7 +165,7 @@ async def test_an_answer_that_is_lost_is_no_loss_of_the_lease(connected: Connect
     assert (await beaten(backend, task)).verdict == "renewed"
 
 
-async def test_a_beat_is_tried_once(connected: Connected, aws: Any) -> None:
+async def test_a_beat_is_tried_once(connected: Connect, aws: Fake) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
     aws.lose(EXTEND, applied=False)
@@ -174,7 +175,7 @@ async def test_a_beat_is_tried_once(connected: Connected, aws: Any) -> None:
     assert len(aws.asked(EXTEND)) == 2
 
 
-async def test_one_call_that_fails_leaves_the_others(connected: Connected, aws: Any) -> None:
+async def test_one_call_that_fails_leaves_the_others(connected: Connect, aws: Fake) -> None:
     backend = connected()
     tasks = await received(backend, aws, 20)
     aws.error(EXTEND, 500, "InternalError")
@@ -182,7 +183,7 @@ async def test_one_call_that_fails_leaves_the_others(connected: Connected, aws: 
     assert sorted(words(verdicts)) == ["failed"] * 10 + ["renewed"] * 10
 
 
-async def test_what_has_run_out_is_not_asked_for_again(connected: Connected, aws: Any) -> None:
+async def test_what_has_run_out_is_not_asked_for_again(connected: Connect, aws: Fake) -> None:
     """SQS would answer *done*, and hide nothing: see `Fake._hide`."""
     backend = connected(ttl=60)
     (task,) = await received(backend, aws)
@@ -192,7 +193,7 @@ async def test_what_has_run_out_is_not_asked_for_again(connected: Connected, aws
     assert aws.asked(EXTEND) == []
 
 
-async def test_an_answer_that_comes_after_the_end_is_not_believed(connected: Connected, aws: Any) -> None:
+async def test_an_answer_that_comes_after_the_end_is_not_believed(connected: Connect, aws: Fake) -> None:
     backend = connected(ttl=60)
     (task,) = await received(backend, aws)
     aws.now += 50
@@ -206,7 +207,7 @@ async def test_an_answer_that_comes_after_the_end_is_not_believed(connected: Con
     assert (verdict.verdict, verdict.reason) == ("gone", "expired")
 
 
-async def test_a_receive_counts_from_when_it_was_asked_for(connected: Connected, aws: Any) -> None:
+async def test_a_receive_counts_from_when_it_was_asked_for(connected: Connect, aws: Fake) -> None:
     backend = connected(ttl=60)
     aws.put("q", "1")
 
@@ -221,7 +222,7 @@ async def test_a_receive_counts_from_when_it_was_asked_for(connected: Connected,
 
 
 async def test_the_token_of_an_earlier_receive_does_not_hide_it_from_its_new_holder(
-    connected: Connected, aws: Any
+    connected: Connect, aws: Fake
 ) -> None:
     first, second = connected(ttl=60), connected(ttl=60)
     (stale,) = await received(first, aws)
@@ -233,7 +234,7 @@ async def test_the_token_of_an_earlier_receive_does_not_hide_it_from_its_new_hol
     assert (await beaten(second, task)).verdict == "renewed"
 
 
-async def test_a_stranger_is_gone_without_a_call(connected: Connected, aws: Any) -> None:
+async def test_a_stranger_is_gone_without_a_call(connected: Connect, aws: Fake) -> None:
     backend = connected()
     await received(backend, aws)
     (verdict,) = await backend.beat([Beat(id="message-1", token="made-up")])
@@ -244,7 +245,7 @@ async def test_a_stranger_is_gone_without_a_call(connected: Connected, aws: Any)
 # Twelve hours ---------------------------------------------------------------------------------------------------
 
 
-async def kept(backend: SqsBackend, aws: Any, task: Task, *, until: float, every: float) -> list[Verdict]:
+async def kept(backend: SqsBackend, aws: Fake, task: Task, *, until: float, every: float) -> list[Verdict]:
     verdicts: list[Verdict] = []
     while aws.now < until:
         verdicts.append(await beaten(backend, task))
@@ -252,7 +253,7 @@ async def kept(backend: SqsBackend, aws: Any, task: Task, *, until: float, every
     return verdicts
 
 
-async def test_twelve_hours_are_granted_to_the_last_minutes_and_not_more(connected: Connected, aws: Any) -> None:
+async def test_twelve_hours_are_granted_to_the_last_minutes_and_not_more(connected: Connect, aws: Fake) -> None:
     backend = connected(ttl=3600)
     (task,) = await received(backend, aws)
     end = aws.now + 12 * 3600
@@ -269,7 +270,7 @@ async def test_twelve_hours_are_granted_to_the_last_minutes_and_not_more(connect
 
 
 async def test_the_end_of_the_twelve_hours_is_said_once_and_in_time(
-    connected: Connected, aws: Any, caplog: pytest.LogCaptureFixture
+    connected: Connect, aws: Fake, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = connected(ttl=120)
     (task,) = await received(backend, aws)
@@ -290,7 +291,7 @@ async def test_the_end_of_the_twelve_hours_is_said_once_and_in_time(
     assert (record.task_id, record.token_start) == (task.id, task.token[:6])  # type: ignore[attr-defined]
 
 
-async def test_more_than_is_left_of_the_twelve_hours_is_no_loss(connected: Connected, aws: Any) -> None:
+async def test_more_than_is_left_of_the_twelve_hours_is_no_loss(connected: Connect, aws: Fake) -> None:
     """A loop of the user's own may have received it earlier than it said."""
     backend = connected(ttl=60)
     (task,) = await received(backend, aws)

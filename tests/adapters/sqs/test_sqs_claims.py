@@ -12,10 +12,11 @@ import pytest
 from leasekit.errors import BackendError, Refused, Throttled, Unavailable
 from leasekit.task import Beat, Task
 from leasekit_sqs import SqsBackend
+from tests.adapters.sqs.conftest import Connect
+from tests.adapters.sqs.fake import Fake
 
 pytestmark = pytest.mark.anyio
 
-Connected = Callable[..., SqsBackend]
 RECEIVE = "ReceiveMessage"
 
 
@@ -27,7 +28,7 @@ async def claim(backend: SqsBackend, *kinds: str, limit: int = 1, wait: float = 
     return (await backend.claim(kinds or ["k"], limit=limit, wait=wait, claim_id="claim-1")).tasks
 
 
-async def test_a_message_of_a_stranger_is_a_task(connected: Connected, aws: Any) -> None:
+async def test_a_message_of_a_stranger_is_a_task(connected: Connect, aws: Fake) -> None:
     aws.put("q", '{"page": 1}')
     (task,) = await claim(connected(ttl=60))
     assert (task.id, task.kind, task.payload, task.ttl, task.fence, task.attempt) == (
@@ -37,13 +38,13 @@ async def test_a_message_of_a_stranger_is_a_task(connected: Connected, aws: Any)
 
 
 @pytest.mark.parametrize("body", ["plain words", "{broken", "[" * 100_000, "", "NaN"])
-async def test_what_is_no_json_is_a_string(connected: Connected, aws: Any, body: str) -> None:
+async def test_what_is_no_json_is_a_string(connected: Connect, aws: Fake, body: str) -> None:
     aws.put("q", body)
     (task,) = await claim(connected())
     assert task.payload == body
 
 
-async def test_the_token_is_the_receipt_handle(connected: Connected, aws: Any) -> None:
+async def test_the_token_is_the_receipt_handle(connected: Connect, aws: Fake) -> None:
     aws.put("q", "1")
     (task,) = await claim(connected())
     assert len(task.token) > 128
@@ -51,7 +52,7 @@ async def test_the_token_is_the_receipt_handle(connected: Connected, aws: Any) -
     assert aws.queues["q"].messages[0].handles == [task.token]
 
 
-async def test_attempts_are_receives(connected: Connected, aws: Any) -> None:
+async def test_attempts_are_receives(connected: Connect, aws: Fake) -> None:
     aws.put("q", "1")
     backend = connected(ttl=60)
     attempts: list[int] = []
@@ -63,7 +64,7 @@ async def test_attempts_are_receives(connected: Connected, aws: Any) -> None:
 
 @pytest.mark.parametrize(("limit", "counts"), [(1, [1]), (10, [10]), (25, [10, 10, 5]), (100, [10, 10, 10, 10])])
 async def test_several_calls_are_made_as_long_as_messages_come(
-    connected: Connected, aws: Any, limit: int, counts: list[int]
+    connected: Connect, aws: Fake, limit: int, counts: list[int]
 ) -> None:
     for _ in range(30):
         aws.put("q", "1")
@@ -71,7 +72,7 @@ async def test_several_calls_are_made_as_long_as_messages_come(
     assert [call["MaxNumberOfMessages"] for call in aws.asked(RECEIVE)] == counts
 
 
-async def test_only_the_first_call_waits(connected: Connected, aws: Any) -> None:
+async def test_only_the_first_call_waits(connected: Connect, aws: Fake) -> None:
     aws.put("q", "1")
     await claim(connected(), limit=5, wait=20)
     assert [call["WaitTimeSeconds"] for call in aws.asked(RECEIVE)] == [5, 0]
@@ -89,20 +90,20 @@ async def test_only_the_first_call_waits(connected: Connected, aws: Any) -> None
     ],
 )
 async def test_a_poll_is_no_longer_than_it_may_be(
-    connected: Connected, aws: Any, options: dict[str, int], wait: float, seconds: int
+    connected: Connect, aws: Fake, options: dict[str, Any], wait: float, seconds: int
 ) -> None:
     aws.put("q", "1")
     await claim(connected(**options), wait=wait)
     assert [call["WaitTimeSeconds"] for call in aws.asked(RECEIVE)] == [seconds]
 
 
-async def test_the_visibility_timeout_is_given_and_never_the_queues(connected: Connected, aws: Any) -> None:
+async def test_the_visibility_timeout_is_given_and_never_the_queues(connected: Connect, aws: Fake) -> None:
     aws.put("q", "1")
     await claim(connected(ttl=77))
     assert aws.queues["q"].messages[0].visible_at == aws.now + 77
 
 
-async def test_where_the_queue_is_is_asked_once(connected: Connected, aws: Any) -> None:
+async def test_where_the_queue_is_is_asked_once(connected: Connect, aws: Fake) -> None:
     aws.queue("q")
     backend = connected(account="123456789012")
     for _ in range(3):
@@ -110,7 +111,7 @@ async def test_where_the_queue_is_is_asked_once(connected: Connected, aws: Any) 
     assert aws.asked("GetQueueUrl") == [{"QueueName": "q", "QueueOwnerAWSAccountId": "123456789012"}]
 
 
-async def test_a_claim_has_waited_until_its_first_message_was_asked_for(connected: Connected, aws: Any) -> None:
+async def test_a_claim_has_waited_until_its_first_message_was_asked_for(connected: Connect, aws: Fake) -> None:
     """SQS does not say when it was granted: not before that."""
     backend = connected("jobs-{kind}")
     aws.queue("jobs-a")
@@ -132,7 +133,7 @@ async def test_a_claim_has_waited_until_its_first_message_was_asked_for(connecte
     assert waited == [0, 3]
 
 
-async def test_what_was_received_before_the_claim_has_to_be_confirmed_by_a_beat(connected: Connected, aws: Any) -> None:
+async def test_what_was_received_before_the_claim_has_to_be_confirmed_by_a_beat(connected: Connect, aws: Fake) -> None:
     backend = connected()
     aws.queue("q")
     await claim(backend, "b")
@@ -147,14 +148,14 @@ async def test_what_was_received_before_the_claim_has_to_be_confirmed_by_a_beat(
 # Kinds ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_message_names_its_kind(connected: Connected, aws: Any) -> None:
+async def test_a_message_names_its_kind(connected: Connect, aws: Fake) -> None:
     for kind in ("a", "b"):
         aws.put("q", "1", attributes=of_kind(kind))
     assert [task.kind for task in await claim(connected(), "a", "b", limit=5)] == ["a", "b"]
 
 
 async def test_what_nobody_asked_for_is_left_to_others_for_a_while(
-    connected: Connected, aws: Any, caplog: pytest.LogCaptureFixture
+    connected: Connect, aws: Fake, caplog: pytest.LogCaptureFixture
 ) -> None:
     message = aws.put("q", "1", attributes=of_kind("other"))
     backend = connected()
@@ -169,13 +170,13 @@ async def test_what_nobody_asked_for_is_left_to_others_for_a_while(
     assert [task.kind for task in await claim(backend, "other")] == ["other"]
 
 
-async def test_messages_without_a_kind_are_of_the_one_that_the_url_names(connected: Connected, aws: Any) -> None:
+async def test_messages_without_a_kind_are_of_the_one_that_the_url_names(connected: Connect, aws: Fake) -> None:
     aws.put("q", "1")
     assert [task.kind for task in await claim(connected(kind="a"), "a", "b")] == ["a"]
 
 
 async def test_of_several_kinds_none_is_guessed(
-    connected: Connected, aws: Any, caplog: pytest.LogCaptureFixture
+    connected: Connect, aws: Fake, caplog: pytest.LogCaptureFixture
 ) -> None:
     aws.put("q", "1")
     with caplog.at_level(logging.WARNING, logger="leasekit"):
@@ -183,14 +184,14 @@ async def test_of_several_kinds_none_is_guessed(
     assert "kind=" in caplog.text
 
 
-async def test_each_kind_may_have_a_queue_of_its_own(connected: Connected, aws: Any) -> None:
+async def test_each_kind_may_have_a_queue_of_its_own(connected: Connect, aws: Fake) -> None:
     aws.put("jobs-a", "1")
     aws.put("jobs-b", "2")
     tasks = await claim(connected("jobs-{kind}"), "a", "b", limit=5)
     assert sorted((task.kind, task.payload) for task in tasks) == [("a", 1), ("b", 2)]
 
 
-async def test_queues_are_looked_at_in_turn(connected: Connected, aws: Any) -> None:
+async def test_queues_are_looked_at_in_turn(connected: Connect, aws: Fake) -> None:
     backend = connected("jobs-{kind}")
     for kind in ("a", "b"):
         for n in range(2):
@@ -200,7 +201,7 @@ async def test_queues_are_looked_at_in_turn(connected: Connected, aws: Any) -> N
     assert sorted(got) == ["a", "a", "b", "b"]
 
 
-async def test_no_queue_is_waited_for_before_all_were_looked_at(connected: Connected, aws: Any) -> None:
+async def test_no_queue_is_waited_for_before_all_were_looked_at(connected: Connect, aws: Fake) -> None:
     backend = connected("jobs-{kind}")
     aws.queue("jobs-a")
     aws.put("jobs-b", "1")
@@ -210,7 +211,7 @@ async def test_no_queue_is_waited_for_before_all_were_looked_at(connected: Conne
     assert {call["WaitTimeSeconds"] for call in aws.asked(RECEIVE)} == {0}
 
 
-async def test_beats_of_several_queues_go_to_each(connected: Connected, aws: Any) -> None:
+async def test_beats_of_several_queues_go_to_each(connected: Connect, aws: Fake) -> None:
     backend = connected("jobs-{kind}")
     for kind in ("a", "b"):
         aws.put(f"jobs-{kind}", "1")
@@ -220,7 +221,7 @@ async def test_beats_of_several_queues_go_to_each(connected: Connected, aws: Any
     assert len(aws.asked("ChangeMessageVisibilityBatch")) == 2
 
 
-async def test_a_kind_that_can_be_no_queue_is_refused(connected: Connected) -> None:
+async def test_a_kind_that_can_be_no_queue_is_refused(connected: Connect) -> None:
     with pytest.raises(Refused, match="no queue can be named"):
         await claim(connected("jobs-{kind}"), "no such.kind")
 
@@ -242,7 +243,7 @@ async def test_a_kind_that_can_be_no_queue_is_refused(connected: Connected) -> N
     ],
 )
 async def test_an_error_is_what_it_means_for_a_claim(
-    connected: Connected, aws: Any, status: int, code: str, error: type[BackendError]
+    connected: Connect, aws: Fake, status: int, code: str, error: type[BackendError]
 ) -> None:
     aws.queue("q")
     aws.error(RECEIVE, status, code)
@@ -250,12 +251,12 @@ async def test_an_error_is_what_it_means_for_a_claim(
         await claim(connected())
 
 
-async def test_a_queue_that_is_not_there_is_named(connected: Connected) -> None:
+async def test_a_queue_that_is_not_there_is_named(connected: Connect) -> None:
     with pytest.raises(Refused, match="'nowhere'"):
         await claim(connected("nowhere"))
 
 
-async def test_what_has_come_is_kept_when_the_next_call_fails(connected: Connected, aws: Any) -> None:
+async def test_what_has_come_is_kept_when_the_next_call_fails(connected: Connect, aws: Fake) -> None:
     for _ in range(15):
         aws.put("q", "1")
 
@@ -267,7 +268,7 @@ async def test_what_has_come_is_kept_when_the_next_call_fails(connected: Connect
 @pytest.mark.parametrize(
     "body", [b"<html>It works!</html>", b"", b"[]", b'{"Messages": 7}', b'{"Messages": [7, null]}']
 )
-async def test_an_answer_of_somebody_else_brings_no_task(connected: Connected, aws: Any, body: bytes) -> None:
+async def test_an_answer_of_somebody_else_brings_no_task(connected: Connect, aws: Fake, body: bytes) -> None:
     aws.queue("q")
     aws.say(RECEIVE, body)
     try:
@@ -277,7 +278,7 @@ async def test_an_answer_of_somebody_else_brings_no_task(connected: Connected, a
 
 
 async def test_one_message_that_makes_no_sense_is_left_alone(
-    connected: Connected, aws: Any, caplog: pytest.LogCaptureFixture
+    connected: Connect, aws: Fake, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
         aws.put("q", "1")
@@ -303,7 +304,7 @@ async def test_one_message_that_makes_no_sense_is_left_alone(
     ],
 )
 async def test_attributes_that_make_no_sense_are_ignored(
-    connected: Connected, aws: Any, attributes: dict[str, str]
+    connected: Connect, aws: Fake, attributes: dict[str, str]
 ) -> None:
     message = aws.put("q", "1")
     message.attributes = {name: {"DataType": "String", "StringValue": text} for name, text in attributes.items()}
@@ -313,7 +314,7 @@ async def test_attributes_that_make_no_sense_are_ignored(
 
 @pytest.mark.parametrize("end", ["next claim", "close"])
 async def test_a_message_that_comes_when_its_claim_was_given_up_goes_to_the_next_or_back(
-    connected: Connected, aws: Any, end: str
+    connected: Connect, aws: Fake, end: str
 ) -> None:
     backend = connected()
     message = aws.put("q", "1")
@@ -335,7 +336,7 @@ async def test_a_message_that_comes_when_its_claim_was_given_up_goes_to_the_next
 
 
 async def test_what_comes_after_closing_is_given_back_as_it_comes(
-    connected: Connected, aws: Any, monkeypatch: pytest.MonkeyPatch
+    connected: Connect, aws: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("leasekit_sqs.receiving._CLOSING", 0.01)
     message = aws.put("q", "1")
@@ -362,13 +363,13 @@ async def test_what_comes_after_closing_is_given_back_as_it_comes(
 # Order ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_group_is_a_collection(connected: Connected, aws: Any) -> None:
+async def test_a_group_is_a_collection(connected: Connect, aws: Fake) -> None:
     aws.put("q.fifo", "1", group="blue")
     (task,) = await claim(connected("q.fifo"))
     assert task.collection == "blue"
 
 
-async def test_a_receive_that_is_repeated_is_known_to_a_fifo_queue(connected: Connected, aws: Any) -> None:
+async def test_a_receive_that_is_repeated_is_known_to_a_fifo_queue(connected: Connect, aws: Fake) -> None:
     aws.queue("q.fifo")
     backend = connected("q.fifo")
     aws.lose(RECEIVE, applied=True)
@@ -378,7 +379,7 @@ async def test_a_receive_that_is_repeated_is_known_to_a_fifo_queue(connected: Co
     assert [call["ReceiveRequestAttemptId"] for call in aws.asked(RECEIVE)] == ["claim-1-0", "claim-1-0"]
 
 
-async def test_no_two_receives_of_a_claim_have_the_same_id(connected: Connected, aws: Any) -> None:
+async def test_no_two_receives_of_a_claim_have_the_same_id(connected: Connect, aws: Fake) -> None:
     for _ in range(12):
         aws.put("q.fifo", "1", group="g")
     await claim(connected("q.fifo"), limit=20)
@@ -389,7 +390,7 @@ async def test_no_two_receives_of_a_claim_have_the_same_id(connected: Connected,
 # Several claims of one process ----------------------------------------------------------------------------------
 
 
-async def test_what_comes_to_one_claim_goes_to_the_other_that_has_asked_for_it(connected: Connected, aws: Any) -> None:
+async def test_what_comes_to_one_claim_goes_to_the_other_that_has_asked_for_it(connected: Connect, aws: Fake) -> None:
     backend = connected()
     aws.queue("q")
     assert await claim(backend, "b") == []
@@ -400,7 +401,7 @@ async def test_what_comes_to_one_claim_goes_to_the_other_that_has_asked_for_it(c
     assert (await backend.beat([Beat(id=task.id, token=task.token)]))[0].verdict == "renewed"
 
 
-async def test_a_claim_that_waits_is_woken_by_what_comes_to_another(connected: Connected, aws: Any) -> None:
+async def test_a_claim_that_waits_is_woken_by_what_comes_to_another(connected: Connect, aws: Fake) -> None:
     backend = connected()
     aws.queue("q")
     arrived, go_on = aws.hold(RECEIVE)
@@ -420,7 +421,7 @@ async def test_a_claim_that_waits_is_woken_by_what_comes_to_another(connected: C
     assert aws.queues["q"].messages[1].visible_at == aws.now + 300
 
 
-async def test_what_is_kept_for_another_claim_is_given_back_at_the_end(connected: Connected, aws: Any) -> None:
+async def test_what_is_kept_for_another_claim_is_given_back_at_the_end(connected: Connect, aws: Fake) -> None:
     backend = connected()
     aws.queue("q")
     await claim(backend, "b")
@@ -431,7 +432,7 @@ async def test_what_is_kept_for_another_claim_is_given_back_at_the_end(connected
     assert message.visible_at == aws.now
 
 
-async def test_what_nobody_takes_is_given_back_in_time(connected: Connected, aws: Any) -> None:
+async def test_what_nobody_takes_is_given_back_in_time(connected: Connect, aws: Fake) -> None:
     backend = connected(ttl=2)
     aws.queue("q")
     await claim(backend, "b")
@@ -442,7 +443,7 @@ async def test_what_nobody_takes_is_given_back_in_time(connected: Connected, aws
             await asyncio.sleep(0.01)
 
 
-async def test_a_kind_that_was_asked_for_long_ago_is_somebody_elses(connected: Connected, aws: Any) -> None:
+async def test_a_kind_that_was_asked_for_long_ago_is_somebody_elses(connected: Connect, aws: Fake) -> None:
     backend = connected()
     aws.queue("q")
     await claim(backend, "b")
@@ -452,7 +453,7 @@ async def test_a_kind_that_was_asked_for_long_ago_is_somebody_elses(connected: C
     assert message.visible_at == aws.now + 10
 
 
-async def test_what_a_claim_has_got_before_it_was_cancelled_goes_to_the_next(connected: Connected, aws: Any) -> None:
+async def test_what_a_claim_has_got_before_it_was_cancelled_goes_to_the_next(connected: Connect, aws: Fake) -> None:
     backend = connected()
     aws.put("q", "1")
     aws.meet(RECEIVE, lambda apply, params: apply())
@@ -465,6 +466,6 @@ async def test_what_a_claim_has_got_before_it_was_cancelled_goes_to_the_next(con
     assert [(task.id, task.attempt) for task in await claim(backend)] == [("message-1", 1)]
 
 
-async def test_the_kinds_of_a_claim_are_bounded(connected: Connected) -> None:
+async def test_the_kinds_of_a_claim_are_bounded(connected: Connect) -> None:
     with pytest.raises(Refused, match="101 kinds"):
         await claim(connected(), *(f"k{n}" for n in range(101)))

@@ -3,17 +3,17 @@
 import json
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from types_boto3_sqs import SQSClient
 
 import leasekit
 from leasekit import Client, Fatal, LeasekitError, Worker, lease
 from leasekit.hooks import Event, Settled
 from leasekit.task import Stats
-
-Url = Callable[..., str]
+from tests.adapters.sqs.conftest import Url
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def client(url: Url) -> Iterator[Client]:
         yield client
 
 
-def queue_url(sqs: Any, queue: str) -> str:
+def queue_url(sqs: SQSClient, queue: str) -> str:
     found: str = sqs.get_queue_url(QueueName=queue)["QueueUrl"]
     return found
 
@@ -44,7 +44,7 @@ def test_a_task_goes_through_its_life(client: Client, queue: str) -> None:
     assert left(client, queue) == 0
 
 
-def test_a_message_of_anybody_is_a_task(client: Client, sqs: Any, queue: str) -> None:
+def test_a_message_of_anybody_is_a_task(client: Client, sqs: SQSClient, queue: str) -> None:
     sqs.send_message(QueueUrl=queue_url(sqs, queue), MessageBody="plain words")
     for task in client.tasks("anything"):
         with lease(task) as held:
@@ -68,7 +68,7 @@ def test_what_a_loop_did_not_lease_is_given_back(client: Client, queue: str) -> 
     assert left(client, queue) == 0
 
 
-def test_a_fatal_failure_is_found_among_the_dead_letters(url: Url, sqs: Any, queue: str) -> None:
+def test_a_fatal_failure_is_found_among_the_dead_letters(url: Url, sqs: SQSClient, queue: str) -> None:
     dead = f"dead-{uuid.uuid4().hex[:8]}"
     dead_url = sqs.create_queue(QueueName=dead)["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=dead_url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,15 +13,16 @@ from leasekit.errors import BackendError, Refused
 from leasekit.task import Beat, FixedDelays, NewTask, Outcome, Settlement, Task, Verdict
 from leasekit_sqs import SqsBackend
 from leasekit_sqs.receipts import Receipt
+from tests.adapters.sqs.conftest import Connect
+from tests.adapters.sqs.fake import Fake
 
 pytestmark = pytest.mark.anyio
 
-Connected = Callable[..., SqsBackend]
 CHANGE, DELETE, SEND = "ChangeMessageVisibilityBatch", "DeleteMessageBatch", "SendMessageBatch"
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-async def received(backend: SqsBackend, aws: Any, count: int = 1) -> list[Task]:
+async def received(backend: SqsBackend, aws: Fake, count: int = 1) -> list[Task]:
     for n in range(count):
         aws.put(backend.address.queue, f'{{"n": {n}}}')
     return (await backend.claim(["k"], limit=count, wait=0, claim_id="c")).tasks
@@ -33,19 +33,19 @@ async def ended(backend: SqsBackend, task: Task, outcome: Outcome = "success", *
     return verdict
 
 
-def message(aws: Any, queue: str = "q", n: int = 0) -> Any:
+def message(aws: Fake, queue: str = "q", n: int = 0) -> Any:
     return aws.queues[queue].messages[n]
 
 
 @pytest.mark.parametrize("outcome", ["success", "cancelled"])
-async def test_what_is_done_with_is_deleted(connected: Connected, aws: Any, outcome: Outcome) -> None:
+async def test_what_is_done_with_is_deleted(connected: Connect, aws: Fake, outcome: Outcome) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
     assert (await ended(backend, task, outcome)).verdict == "settled"
     assert message(aws).deleted
 
 
-async def test_ten_deletions_are_one_call(connected: Connected, aws: Any) -> None:
+async def test_ten_deletions_are_one_call(connected: Connect, aws: Fake) -> None:
     backend = connected()
     tasks = await received(backend, aws, 23)
     verdicts = await backend.settle([Settlement(id=t.id, token=t.token, outcome="success") for t in tasks])
@@ -53,7 +53,7 @@ async def test_ten_deletions_are_one_call(connected: Connected, aws: Any) -> Non
     assert sorted(len(call["Entries"]) for call in aws.asked(DELETE)) == [3, 10, 10]
 
 
-async def test_outcomes_of_a_batch_are_answered_in_order(connected: Connected, aws: Any) -> None:
+async def test_outcomes_of_a_batch_are_answered_in_order(connected: Connect, aws: Fake) -> None:
     backend = connected()
     aws.queue("q").dead_letter_queue = "dead"
     aws.queue("dead")
@@ -79,7 +79,7 @@ async def test_outcomes_of_a_batch_are_answered_in_order(connected: Connected, a
     ],
 )
 async def test_what_is_given_back_is_hidden_for_its_wait(
-    connected: Connected, aws: Any, outcome: Outcome, more: dict[str, Any], wait: int
+    connected: Connect, aws: Fake, outcome: Outcome, more: dict[str, Any], wait: int
 ) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
@@ -87,7 +87,7 @@ async def test_what_is_given_back_is_hidden_for_its_wait(
     assert message(aws).visible_at == aws.now + wait
 
 
-async def test_a_retry_waits_by_the_policy_of_its_task(connected: Connected, aws: Any) -> None:
+async def test_a_retry_waits_by_the_policy_of_its_task(connected: Connect, aws: Fake) -> None:
     backend = connected()
     aws.queue("q")
     await backend.schedule([NewTask(kind="k", retry=FixedDelays(waits=[10, 100]))])
@@ -100,7 +100,7 @@ async def test_a_retry_waits_by_the_policy_of_its_task(connected: Connected, aws
     assert waits == [10, 100]
 
 
-async def test_no_wait_reaches_beyond_the_twelve_hours(connected: Connected, aws: Any) -> None:
+async def test_no_wait_reaches_beyond_the_twelve_hours(connected: Connect, aws: Fake) -> None:
     backend = connected(ttl=43_000)
     (task,) = await received(backend, aws)
     aws.now += 1000
@@ -108,7 +108,7 @@ async def test_no_wait_reaches_beyond_the_twelve_hours(connected: Connected, aws
     assert 42_000 < message(aws).visible_at - aws.now <= 43_200 - 1000
 
 
-async def test_a_repeat_is_settled_without_a_call_and_anything_else_is_gone(connected: Connected, aws: Any) -> None:
+async def test_a_repeat_is_settled_without_a_call_and_anything_else_is_gone(connected: Connect, aws: Fake) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
     verdicts = [await ended(backend, task, outcome) for outcome in ("success", "success", "retry")]
@@ -121,7 +121,7 @@ async def test_a_repeat_is_settled_without_a_call_and_anything_else_is_gone(conn
 # Fatal ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_fatal_failure_goes_to_the_dead_letters_with_all_that_it_had(connected: Connected, aws: Any) -> None:
+async def test_a_fatal_failure_goes_to_the_dead_letters_with_all_that_it_had(connected: Connect, aws: Fake) -> None:
     backend = connected()
     aws.queue("q", dead_letter_queue="dead")
     aws.queue("dead")
@@ -138,7 +138,7 @@ async def test_a_fatal_failure_goes_to_the_dead_letters_with_all_that_it_had(con
     }  # fmt: skip
 
 
-async def test_a_copy_keeps_to_what_sqs_takes(connected: Connected, aws: Any) -> None:
+async def test_a_copy_keeps_to_what_sqs_takes(connected: Connect, aws: Fake) -> None:
     backend = connected()
     aws.queue("q", dead_letter_queue="dead")
     aws.queue("dead")
@@ -150,7 +150,7 @@ async def test_a_copy_keeps_to_what_sqs_takes(connected: Connected, aws: Any) ->
 
 
 async def test_without_dead_letters_a_fatal_failure_is_deleted_and_said(
-    connected: Connected, aws: Any, caplog: pytest.LogCaptureFixture
+    connected: Connect, aws: Fake, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
@@ -161,7 +161,7 @@ async def test_without_dead_letters_a_fatal_failure_is_deleted_and_said(
     assert "failed for good and is deleted" in record.getMessage()
 
 
-async def test_a_copy_that_failed_deletes_nothing(connected: Connected, aws: Any) -> None:
+async def test_a_copy_that_failed_deletes_nothing(connected: Connect, aws: Fake) -> None:
     backend = connected()
     aws.queue("q", dead_letter_queue="dead")
     aws.queue("dead")
@@ -173,7 +173,7 @@ async def test_a_copy_that_failed_deletes_nothing(connected: Connected, aws: Any
     assert not message(aws).deleted
 
 
-async def test_a_deletion_that_failed_makes_no_second_copy(connected: Connected, aws: Any) -> None:
+async def test_a_deletion_that_failed_makes_no_second_copy(connected: Connect, aws: Fake) -> None:
     backend = connected()
     aws.queue("q", dead_letter_queue="dead")
     aws.queue("dead")
@@ -185,7 +185,7 @@ async def test_a_deletion_that_failed_makes_no_second_copy(connected: Connected,
     assert len(aws.queues["dead"].messages) == 1
 
 
-async def test_dead_letters_of_a_fifo_queue_keep_their_group(connected: Connected, aws: Any) -> None:
+async def test_dead_letters_of_a_fifo_queue_keep_their_group(connected: Connect, aws: Fake) -> None:
     backend = connected("q.fifo")
     aws.queue("q.fifo", dead_letter_queue="dead.fifo")
     aws.queue("dead.fifo")
@@ -199,7 +199,7 @@ async def test_dead_letters_of_a_fifo_queue_keep_their_group(connected: Connecte
 
 
 @pytest.mark.parametrize("applied", [True, False])
-async def test_a_deletion_whose_answer_was_lost_is_repeated(connected: Connected, aws: Any, applied: bool) -> None:  # noqa: FBT001
+async def test_a_deletion_whose_answer_was_lost_is_repeated(connected: Connect, aws: Fake, applied: bool) -> None:  # noqa: FBT001
     backend = connected()
     (task,) = await received(backend, aws)
     aws.lose(DELETE, applied=applied)
@@ -209,7 +209,7 @@ async def test_a_deletion_whose_answer_was_lost_is_repeated(connected: Connected
 
 
 async def test_a_release_whose_answer_was_lost_does_not_show_the_message_that_another_holds(
-    connected: Connected, aws: Any
+    connected: Connect, aws: Fake
 ) -> None:
     first, second = connected(), connected()
     (task,) = await received(first, aws)
@@ -222,7 +222,7 @@ async def test_a_release_whose_answer_was_lost_does_not_show_the_message_that_an
 
 
 async def test_a_retry_whose_answer_was_lost_is_repeated_only_while_nobody_else_can_have_it(
-    connected: Connected, aws: Any
+    connected: Connect, aws: Fake
 ) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
@@ -238,7 +238,7 @@ async def test_a_retry_whose_answer_was_lost_is_repeated_only_while_nobody_else_
     assert [call["Entries"][0]["VisibilityTimeout"] for call in aws.asked(CHANGE)] == [100, 60, 20]
 
 
-async def test_a_retry_that_is_overdue_is_left_alone(connected: Connected, aws: Any) -> None:
+async def test_a_retry_that_is_overdue_is_left_alone(connected: Connect, aws: Fake) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
     aws.lose(CHANGE, applied=True)
@@ -252,7 +252,7 @@ async def test_a_retry_that_is_overdue_is_left_alone(connected: Connected, aws: 
     ("status", "code", "word"), [(400, "RequestThrottled", "throttled"), (403, "ExpiredToken", "failed")]
 )
 async def test_what_certainly_was_not_done_is_repeated(
-    connected: Connected, aws: Any, status: int, code: str, word: str
+    connected: Connect, aws: Fake, status: int, code: str, word: str
 ) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
@@ -262,7 +262,7 @@ async def test_what_certainly_was_not_done_is_repeated(
     assert message(aws).visible_at == aws.now
 
 
-async def test_a_result_outlives_credentials_that_have_expired(connected: Connected, aws: Any) -> None:
+async def test_a_result_outlives_credentials_that_have_expired(connected: Connect, aws: Fake) -> None:
     """Refused, it would be dropped: see the keeper."""
     backend = connected()
     (task,) = await received(backend, aws)
@@ -271,7 +271,7 @@ async def test_a_result_outlives_credentials_that_have_expired(connected: Connec
     assert (await ended(backend, task)).verdict == "settled"
 
 
-async def test_what_has_run_out_is_not_given_back(connected: Connected, aws: Any) -> None:
+async def test_what_has_run_out_is_not_given_back(connected: Connect, aws: Fake) -> None:
     first, second = connected(ttl=60), connected(ttl=60)
     (task,) = await received(first, aws)
     aws.now += 61
@@ -281,7 +281,7 @@ async def test_what_has_run_out_is_not_given_back(connected: Connected, aws: Any
     assert message(aws).visible_at == aws.now + 60
 
 
-async def test_a_fifo_queue_does_not_delete_what_has_run_out(connected: Connected, aws: Any) -> None:
+async def test_a_fifo_queue_does_not_delete_what_has_run_out(connected: Connect, aws: Fake) -> None:
     backend = connected("q.fifo", ttl=60)
     (task,) = await received(backend, aws)
     aws.now += 61
@@ -289,7 +289,7 @@ async def test_a_fifo_queue_does_not_delete_what_has_run_out(connected: Connecte
     assert (verdict.verdict, verdict.reason) == ("gone", "expired")
 
 
-async def test_a_give_back_waits_for_the_beat_that_is_under_way(connected: Connected, aws: Any) -> None:
+async def test_a_give_back_waits_for_the_beat_that_is_under_way(connected: Connect, aws: Fake) -> None:
     """Arriving later, that beat would hide the message again."""
     backend = connected()
     (task,) = await received(backend, aws)
@@ -310,7 +310,7 @@ async def test_a_give_back_waits_for_the_beat_that_is_under_way(connected: Conne
 
 @pytest.mark.parametrize(("options", "hidden"), [({"wait": 5}, 6), ({"wait": 20, "ttl": 40}, 11), ({"wait": 0}, 0)])
 async def test_a_supervisor_gives_back_what_the_process_that_ended_has_held(
-    connected: Connected, aws: Any, options: dict[str, int], hidden: int
+    connected: Connect, aws: Fake, options: dict[str, Any], hidden: int
 ) -> None:
     """When the poll that this process may have left open is over: it would get the message, for nobody."""
     (task,) = await received(connected(**options), aws)
@@ -321,7 +321,7 @@ async def test_a_supervisor_gives_back_what_the_process_that_ended_has_held(
     assert len(aws.asked(CHANGE)) == 1
 
 
-async def test_a_supervisor_gives_nothing_back_later_than_half_the_margin(connected: Connected, aws: Any) -> None:
+async def test_a_supervisor_gives_nothing_back_later_than_half_the_margin(connected: Connect, aws: Fake) -> None:
     """Its holder ended a margin before the message comes back, and no later: another may have it by then."""
     (task,) = await received(connected(ttl=30), aws)
     supervisor = connected(ttl=30)
@@ -333,7 +333,7 @@ async def test_a_supervisor_gives_nothing_back_later_than_half_the_margin(connec
     assert len(aws.asked(CHANGE)) == 1
 
 
-async def test_that_time_counts_from_when_the_end_was_first_heard_of(connected: Connected, aws: Any) -> None:
+async def test_that_time_counts_from_when_the_end_was_first_heard_of(connected: Connect, aws: Fake) -> None:
     (task,) = await received(connected(ttl=30), aws)
     supervisor = connected(ttl=30)
     aws.error("GetQueueUrl", 500, "InternalError")
@@ -347,7 +347,7 @@ async def test_that_time_counts_from_when_the_end_was_first_heard_of(connected: 
 
 @pytest.mark.parametrize(("after", "verdict"), [(28.4, "settled"), (28.5, "gone")])
 async def test_a_give_back_that_could_arrive_too_late_does_not_leave(
-    connected: Connected, aws: Any, after: float, verdict: str
+    connected: Connect, aws: Fake, after: float, verdict: str
 ) -> None:
     backend = connected(ttl=30)
     (task,) = await received(backend, aws)
@@ -356,14 +356,14 @@ async def test_a_give_back_that_could_arrive_too_late_does_not_leave(
 
 
 @pytest.mark.parametrize("outcome", ["success", "retry", "release", "fatal"])
-async def test_nothing_else_is_settled_for_a_stranger(connected: Connected, aws: Any, outcome: Outcome) -> None:
+async def test_nothing_else_is_settled_for_a_stranger(connected: Connect, aws: Fake, outcome: Outcome) -> None:
     (task,) = await received(connected(), aws)
     verdict = await ended(connected(), task, outcome)
     assert (verdict.verdict, verdict.reason) == ("gone", "unknown")
     assert not message(aws).deleted
 
 
-async def test_successors_are_refused(connected: Connected, aws: Any) -> None:
+async def test_successors_are_refused(connected: Connect, aws: Fake) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
     with pytest.raises(Refused) as refusal:
@@ -371,7 +371,7 @@ async def test_successors_are_refused(connected: Connected, aws: Any) -> None:
     assert [(error["item"], error["field"]) for error in refusal.value.errors] == [(0, "then")]
 
 
-async def test_what_is_settled_is_forgotten_in_time(connected: Connected, aws: Any) -> None:
+async def test_what_is_settled_is_forgotten_in_time(connected: Connect, aws: Fake) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
     receipt = backend.receipts.find(task.id, task.token)
@@ -387,7 +387,7 @@ async def test_what_is_settled_is_forgotten_in_time(connected: Connected, aws: A
     assert backend.receipts.find(task.id, task.token) is None
 
 
-async def test_what_was_lost_is_forgotten_in_time(connected: Connected, aws: Any) -> None:
+async def test_what_was_lost_is_forgotten_in_time(connected: Connect, aws: Fake) -> None:
     backend = connected(ttl=60)
     (lost,) = await received(backend, aws)
     receipt = backend.receipts.find(lost.id, lost.token)

@@ -5,14 +5,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+
+from tests.adapters.sqs.fake import Fake
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples/10_sqs_loop.py"
 PAGE = ROOT / "docs/sqs.md"
 
 
-def run(aws: Any, program: Path, folder: Path) -> None:
+def run(aws: Fake, program: Path, folder: Path) -> None:
     for pages in (2, 1):
         aws.put("render", str(pages))
     environment = os.environ | {"AWS_ENDPOINT_URL": aws.endpoint}
@@ -30,13 +31,13 @@ def run(aws: Any, program: Path, folder: Path) -> None:
     assert all(message.deleted for message in aws.queues["render"].messages)
 
 
-def test_the_example_runs_and_its_messages_are_kept(aws: Any, tmp_path: Path) -> None:
+def test_the_example_runs_and_its_messages_are_kept(aws: Fake, tmp_path: Path) -> None:
     run(aws, EXAMPLE, tmp_path)
     assert len(aws.asked("ChangeMessageVisibilityBatch")) >= 2
 
 
 def test_the_diff_in_the_document_turns_a_loop_that_runs_into_the_example_with_two_lines(
-    aws: Any, tmp_path: Path
+    aws: Fake, tmp_path: Path
 ) -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
     (diff,) = re.findall(r"^```diff\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)

@@ -3,37 +3,47 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import boto3
 import pytest
+from types_boto3_sqs import SQSClient
 
 import leasekit_sqs
 from leasekit import ConfigError, LeaseLost, ProtocolError, lease
 from leasekit._binding import reserve_of
 from leasekit_sqs import loop
 from leasekit_sqs.backend import boot_time
+from tests.adapters.sqs.fake import Fake
 
 EXTEND = "ChangeMessageVisibilityBatch"
 
 
 @pytest.fixture
-def queue_url(sqs: Any, queue: str) -> str:
+def queue_url(sqs: SQSClient, queue: str) -> str:
     url: str = sqs.get_queue_url(QueueName=queue)["QueueUrl"]
     return url
 
 
+class Send(Protocol):
+    def __call__(self, body: str = "work", **more: Any) -> None: ...
+
+
 @pytest.fixture
-def send(sqs: Any, queue_url: str) -> Callable[..., None]:
+def send(sqs: SQSClient, queue_url: str) -> Send:
     def send(body: str = "work", **more: Any) -> None:
         sqs.send_message(QueueUrl=queue_url, MessageBody=body, **more)
 
     return send
 
 
+class Receive(Protocol):
+    def __call__(self, timeout: int = 30, **more: Any) -> Any: ...
+
+
 @pytest.fixture
-def receive(sqs: Any, queue_url: str) -> Callable[..., Any]:
+def receive(sqs: SQSClient, queue_url: str) -> Receive:
     def receive(timeout: int = 30, **more: Any) -> Any:
         found = sqs.receive_message(QueueUrl=queue_url, VisibilityTimeout=timeout, **more)
         return next(iter(found.get("Messages", [])), None)
@@ -42,23 +52,20 @@ def receive(sqs: Any, queue_url: str) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def other_client(moto: str) -> Iterator[Any]:
+def other_client(moto: str) -> Iterator[SQSClient]:
     session = boto3.session.Session(aws_access_key_id="another", aws_secret_access_key="canary")
     client = session.client("sqs", endpoint_url=moto)
     yield client
     client.close()
 
 
-def counts(sqs: Any, queue_url: str) -> tuple[int, int]:
+def counts(sqs: SQSClient, queue_url: str) -> tuple[int, int]:
     """Messages that can be received, and those that are in flight."""
-    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-    found = sqs.get_queue_attributes(QueueUrl=queue_url, AttributeNames=names)["Attributes"]
-    return int(found[names[0]]), int(found[names[1]])
+    found = sqs.get_queue_attributes(QueueUrl=queue_url, AttributeNames=["All"])["Attributes"]
+    return int(found["ApproximateNumberOfMessages"]), int(found["ApproximateNumberOfMessagesNotVisible"])
 
 
-def test_leaving_the_block_deletes_the_message(
-    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
-) -> None:
+def test_leaving_the_block_deletes_the_message(sqs: SQSClient, queue_url: str, send: Send, receive: Receive) -> None:
     send('{"page": 1}')
     with lease(leasekit_sqs.task(receive(), queue_url=queue_url, client=sqs)) as held:
         assert held.task.payload == {"page": 1}
@@ -68,9 +75,7 @@ def test_leaving_the_block_deletes_the_message(
     assert counts(sqs, queue_url) == (0, 0)
 
 
-def test_lease_is_short_for_the_lease_of_a_task(
-    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
-) -> None:
+def test_lease_is_short_for_the_lease_of_a_task(sqs: SQSClient, queue_url: str, send: Send, receive: Receive) -> None:
     send("words")
     with leasekit_sqs.lease(receive(), queue_url=queue_url, client=sqs, kind="k", idle_timeout=60) as held:
         assert (held.task.kind, held.task.payload) == ("k", "words")
@@ -78,7 +83,7 @@ def test_lease_is_short_for_the_lease_of_a_task(
 
 
 def test_an_own_deletion_after_the_block_does_no_harm(
-    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive
 ) -> None:
     send()
     message = receive()
@@ -88,7 +93,7 @@ def test_an_own_deletion_after_the_block_does_no_harm(
 
 
 def test_a_body_that_outlives_the_visibility_timeout_keeps_its_message(
-    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive
 ) -> None:
     send()
     message = receive(6)
@@ -102,7 +107,7 @@ def test_a_body_that_outlives_the_visibility_timeout_keeps_its_message(
 
 
 def test_an_exception_gives_the_message_back_and_goes_on_its_way(
-    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive
 ) -> None:
     send()
     with pytest.raises(ZeroDivisionError), lease(leasekit_sqs.task(receive(), queue_url=queue_url, client=sqs)):
@@ -110,9 +115,7 @@ def test_an_exception_gives_the_message_back_and_goes_on_its_way(
     assert receive(WaitTimeSeconds=10) is not None
 
 
-def test_what_was_decided_in_the_block_is_done(
-    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
-) -> None:
+def test_what_was_decided_in_the_block_is_done(sqs: SQSClient, queue_url: str, send: Send, receive: Receive) -> None:
     send()
     with lease(leasekit_sqs.task(receive(), queue_url=queue_url, client=sqs)) as held:
         held.release()
@@ -120,7 +123,7 @@ def test_what_was_decided_in_the_block_is_done(
 
 
 def test_without_settle_the_block_only_keeps_the_message(
-    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive
 ) -> None:
     send()
     message = receive(60)
@@ -132,7 +135,7 @@ def test_without_settle_the_block_only_keeps_the_message(
 
 
 def test_a_message_whose_time_has_run_out_is_not_begun(
-    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send()
     now = boot_time()
@@ -143,7 +146,7 @@ def test_a_message_whose_time_has_run_out_is_not_begun(
 
 
 def test_the_last_of_a_batch_whose_turn_comes_too_late_is_not_begun(
-    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its time counts from when it came, not from when its lease is made: another may have it by then."""
     send("first")
@@ -162,7 +165,7 @@ def test_the_last_of_a_batch_whose_turn_comes_too_late_is_not_begun(
 
 
 def test_a_message_whose_answer_took_longer_than_its_time_is_not_begun(
-    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow network, or a process that was stopped meanwhile: another may have it by then."""
     send("first")
@@ -185,7 +188,7 @@ def test_a_message_whose_answer_took_longer_than_its_time_is_not_begun(
 
 
 def test_a_message_that_was_deleted_meanwhile_is_not_begun(
-    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive
 ) -> None:
     send()
     message = receive()
@@ -194,7 +197,7 @@ def test_a_message_that_was_deleted_meanwhile_is_not_begun(
         pytest.fail("its body ran")
 
 
-def test_messages_of_one_batch_are_all_kept_from_when_their_leases_are_made(aws: Any) -> None:
+def test_messages_of_one_batch_are_all_kept_from_when_their_leases_are_made(aws: Fake) -> None:
     client = boto3.session.Session().client("sqs", endpoint_url=aws.endpoint)
     for _ in range(3):
         aws.put("q", "work")
@@ -213,9 +216,7 @@ def test_messages_of_one_batch_are_all_kept_from_when_their_leases_are_made(aws:
     client.close()
 
 
-def test_attributes_say_more_of_a_task(
-    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any]
-) -> None:
+def test_attributes_say_more_of_a_task(sqs: SQSClient, queue_url: str, send: Send, receive: Receive) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     own = {"leasekit.kind": "report", "leasekit.id": "task-1", "traceparent": trace}
     send(MessageAttributes={name: {"DataType": "String", "StringValue": text} for name, text in own.items()})
@@ -225,7 +226,7 @@ def test_attributes_say_more_of_a_task(
     assert leasekit_sqs.task(message, queue_url=queue_url, client=sqs, kind="mine").kind == "mine"
 
 
-def test_there_is_one_keeper_for_who_asks_and_where(sqs: Any, other_client: Any) -> None:
+def test_there_is_one_keeper_for_who_asks_and_where(sqs: SQSClient, other_client: SQSClient) -> None:
     message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "b"}
     first = leasekit_sqs.task(message, queue_url="http://x/1/a", client=sqs)
     second = leasekit_sqs.task(message, queue_url="http://x/1/b", client=sqs)
@@ -234,7 +235,7 @@ def test_there_is_one_keeper_for_who_asks_and_where(sqs: Any, other_client: Any)
     assert reserve_of(other) != reserve_of(first)
 
 
-def test_sessions_that_sign_alike_share_one_keeper(sqs: Any, moto: str) -> None:
+def test_sessions_that_sign_alike_share_one_keeper(sqs: SQSClient, moto: str) -> None:
     """As with a session for each thread."""
     message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "b"}
     keepers = set()
@@ -246,7 +247,7 @@ def test_sessions_that_sign_alike_share_one_keeper(sqs: Any, moto: str) -> None:
     assert len(keepers) == 1
 
 
-def test_a_forked_child_has_keepers_of_its_own(sqs: Any) -> None:
+def test_a_forked_child_has_keepers_of_its_own(sqs: SQSClient) -> None:
     message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "b"}
     mine = leasekit_sqs.task(message, queue_url="http://x/1/a", client=sqs)
     child = os.fork()
@@ -257,20 +258,20 @@ def test_a_forked_child_has_keepers_of_its_own(sqs: Any) -> None:
 
 
 @pytest.mark.parametrize("timeout", [1, 43_201])
-def test_a_timeout_that_cannot_be_is_refused(sqs: Any, timeout: int) -> None:
+def test_a_timeout_that_cannot_be_is_refused(sqs: SQSClient, timeout: int) -> None:
     message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "b"}
     with pytest.raises(ConfigError, match="visibility_timeout"):
         leasekit_sqs.task(message, queue_url="http://x/1/a", client=sqs, visibility_timeout=timeout)
 
 
 @pytest.mark.parametrize("message", [{}, {"MessageId": "m"}, {"MessageId": "m", "ReceiptHandle": ""}])
-def test_what_is_no_message_is_refused(sqs: Any, message: dict[str, str]) -> None:
+def test_what_is_no_message_is_refused(sqs: SQSClient, message: dict[str, str]) -> None:
     with pytest.raises(ProtocolError):
         leasekit_sqs.task(message, queue_url="http://x/1/a", client=sqs)
 
 
 def test_no_log_has_a_whole_handle_or_a_credential(
-    sqs: Any, queue_url: str, send: Callable[..., None], receive: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive, caplog: pytest.LogCaptureFixture
 ) -> None:
     send()
     message = receive()

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,17 +10,17 @@ import pytest
 from leasekit.backend import Scheduler, TaskSink
 from leasekit.errors import LeasekitError, Refused, Throttled, Unavailable
 from leasekit.task import Exponential, FixedDelays, NewTask, Status
-from leasekit_sqs import SqsBackend
 from leasekit_sqs.messages import plain_id
+from tests.adapters.sqs.conftest import Connect
+from tests.adapters.sqs.fake import Fake
 
 pytestmark = pytest.mark.anyio
 
-Connected = Callable[..., SqsBackend]
 SEND = "SendMessageBatch"
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def entries(aws: Any) -> list[dict[str, Any]]:
+def entries(aws: Fake) -> list[dict[str, Any]]:
     return [entry for call in aws.asked(SEND) for entry in call["Entries"]]
 
 
@@ -29,13 +28,13 @@ def attributes(entry: dict[str, Any]) -> dict[str, str]:
     return {name: value["StringValue"] for name, value in entry["MessageAttributes"].items()}
 
 
-async def test_it_takes_work_and_cannot_tell_of_single_tasks(connected: Connected) -> None:
+async def test_it_takes_work_and_cannot_tell_of_single_tasks(connected: Connect) -> None:
     backend = connected()
     assert isinstance(backend, TaskSink)
     assert not isinstance(backend, Scheduler)
 
 
-async def test_a_task_is_a_message_with_attributes(connected: Connected, aws: Any) -> None:
+async def test_a_task_is_a_message_with_attributes(connected: Connect, aws: Fake) -> None:
     aws.queue("q")
     backend = connected()
     (answer,) = await backend.schedule(
@@ -50,7 +49,7 @@ async def test_a_task_is_a_message_with_attributes(connected: Connected, aws: An
     }  # fmt: skip
 
 
-async def test_what_was_scheduled_comes_back_as_it_was(connected: Connected, aws: Any) -> None:
+async def test_what_was_scheduled_comes_back_as_it_was(connected: Connect, aws: Fake) -> None:
     aws.queue("q")
     backend = connected()
     await backend.schedule([NewTask(kind="k", id="t", payload=[None], traceparent=TRACE, collection="blue")])
@@ -58,13 +57,13 @@ async def test_what_was_scheduled_comes_back_as_it_was(connected: Connected, aws
     assert (task.id, task.kind, task.payload, task.traceparent, task.collection) == ("t", "k", [None], TRACE, "blue")
 
 
-async def test_what_is_usual_takes_no_attribute(connected: Connected, aws: Any) -> None:
+async def test_what_is_usual_takes_no_attribute(connected: Connect, aws: Fake) -> None:
     aws.queue("q")
     await connected().schedule([NewTask(kind="k", id="t", retry=Exponential())])
     assert attributes(entries(aws)[0]).keys() == {"leasekit.id", "leasekit.kind"}
 
 
-async def test_characters_that_xml_lacks_are_escaped(connected: Connected, aws: Any) -> None:
+async def test_characters_that_xml_lacks_are_escaped(connected: Connect, aws: Fake) -> None:
     aws.queue("q")
     payload = "\x00 \x1b \ufffe \uffff 🎈"
     await connected().schedule([NewTask(kind="k", payload=payload)])
@@ -73,27 +72,27 @@ async def test_characters_that_xml_lacks_are_escaped(connected: Connected, aws: 
     assert not set(body) & set("\x00\x1b\ufffe\uffff")
 
 
-async def test_ten_messages_are_one_call(connected: Connected, aws: Any) -> None:
+async def test_ten_messages_are_one_call(connected: Connect, aws: Fake) -> None:
     aws.queue("q")
     answers = await connected().schedule([NewTask(kind="k", payload=n) for n in range(23)])
     assert len({answer.id for answer in answers}) == 23
     assert sorted(len(call["Entries"]) for call in aws.asked(SEND)) == [3, 10, 10]
 
 
-async def test_no_call_is_bigger_than_sqs_takes(connected: Connected, aws: Any) -> None:
+async def test_no_call_is_bigger_than_sqs_takes(connected: Connect, aws: Fake) -> None:
     aws.queue("q")
     await connected().schedule([NewTask(kind="k", payload="x" * 400_000) for _ in range(5)])
     assert sorted(len(call["Entries"]) for call in aws.asked(SEND)) == [1, 2, 2]
 
 
-async def test_a_kind_goes_into_its_queue(connected: Connected, aws: Any) -> None:
+async def test_a_kind_goes_into_its_queue(connected: Connect, aws: Fake) -> None:
     aws.queue("jobs-a")
     aws.queue("jobs-b")
     await connected("jobs-{kind}").schedule([NewTask(kind="a"), NewTask(kind="b"), NewTask(kind="a")])
     assert {name: len(queue.messages) for name, queue in aws.queues.items()} == {"jobs-a": 2, "jobs-b": 1}
 
 
-async def test_a_task_for_later_is_delayed(connected: Connected, aws: Any) -> None:
+async def test_a_task_for_later_is_delayed(connected: Connect, aws: Fake) -> None:
     aws.queue("q")
     soon = datetime.now(UTC) + timedelta(seconds=600)
     await connected().schedule([NewTask(kind="k", at=soon), NewTask(kind="k", at=soon - timedelta(days=1))])
@@ -127,7 +126,7 @@ LATER = datetime.now(UTC) + timedelta(days=1)
     ],
 )
 async def test_what_sqs_cannot_do_is_refused_before_anything_is_sent(
-    connected: Connected, aws: Any, queue: str, field: str, options: dict[str, Any]
+    connected: Connect, aws: Fake, queue: str, field: str, options: dict[str, Any]
 ) -> None:
     aws.queue(queue)
     with pytest.raises(Refused) as refusal:
@@ -137,7 +136,7 @@ async def test_what_sqs_cannot_do_is_refused_before_anything_is_sent(
     assert aws.asked(SEND) == []
 
 
-async def test_every_complaint_is_named(connected: Connected) -> None:
+async def test_every_complaint_is_named(connected: Connect) -> None:
     with pytest.raises(Refused) as refusal:
         await connected().schedule([NewTask(kind="k", priority=0, at=LATER), NewTask(kind="k", max_runtime=5)])
     assert [(error["item"], error["field"]) for error in refusal.value.errors] == [
@@ -146,7 +145,7 @@ async def test_every_complaint_is_named(connected: Connected) -> None:
 
 
 @pytest.mark.parametrize("payload", ["x" * (1024 * 1024), object(), "\ud800"], ids=["big", "object", "surrogate"])
-async def test_a_payload_that_cannot_be_sent_is_refused(connected: Connected, aws: Any, payload: Any) -> None:
+async def test_a_payload_that_cannot_be_sent_is_refused(connected: Connect, aws: Fake, payload: Any) -> None:
     aws.queue("q")
     with pytest.raises(Refused) as refusal:
         await connected().schedule([NewTask(kind="k"), NewTask(kind="k", payload=payload)])
@@ -154,7 +153,7 @@ async def test_a_payload_that_cannot_be_sent_is_refused(connected: Connected, aw
     assert aws.asked(SEND) == []
 
 
-async def test_an_id_is_sent_once(connected: Connected, aws: Any) -> None:
+async def test_an_id_is_sent_once(connected: Connect, aws: Fake) -> None:
     aws.queue("q")
     backend = connected()
     (first,) = await backend.schedule([NewTask(kind="k", id="t")])
@@ -163,9 +162,7 @@ async def test_an_id_is_sent_once(connected: Connected, aws: Any) -> None:
     assert len(entries(aws)) == 1
 
 
-async def test_of_a_batch_that_failed_in_part_only_what_is_missing_is_sent_again(
-    connected: Connected, aws: Any
-) -> None:
+async def test_of_a_batch_that_failed_in_part_only_what_is_missing_is_sent_again(connected: Connect, aws: Fake) -> None:
     aws.queue("q")
     backend = connected()
     tasks = [NewTask(kind="k", id=f"t{n}") for n in range(4)]
@@ -181,7 +178,7 @@ async def test_of_a_batch_that_failed_in_part_only_what_is_missing_is_sent_again
 
 @pytest.mark.parametrize(("code", "error"), [("RequestThrottled", Throttled), ("InvalidMessageContents", Refused)])
 async def test_an_entry_that_is_refused_is_named(
-    connected: Connected, aws: Any, code: str, error: type[LeasekitError]
+    connected: Connect, aws: Fake, code: str, error: type[LeasekitError]
 ) -> None:
     aws.queue("q")
     aws.fail(SEND, code, 1)
@@ -191,14 +188,14 @@ async def test_an_entry_that_is_refused_is_named(
         assert [(error["item"], error["field"]) for error in raised.value.errors] == [(1, "payload")]
 
 
-async def test_credentials_that_are_not_accepted_are_refused_at_once(connected: Connected, aws: Any) -> None:
+async def test_credentials_that_are_not_accepted_are_refused_at_once(connected: Connect, aws: Fake) -> None:
     aws.queue("q")
     aws.error(SEND, 403, "ExpiredToken")
     with pytest.raises(Refused, match="AWS does not accept these credentials"):
         await connected().schedule([NewTask(kind="k")])
 
 
-async def test_nothing_is_asked_for_nothing(connected: Connected, aws: Any) -> None:
+async def test_nothing_is_asked_for_nothing(connected: Connect, aws: Fake) -> None:
     assert await connected().schedule([]) == []
     assert aws.calls == []
 
@@ -206,7 +203,7 @@ async def test_nothing_is_asked_for_nothing(connected: Connected, aws: Any) -> N
 # Order ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_collection_is_a_group_and_an_id_is_sent_once_for_a_fifo_queue(connected: Connected, aws: Any) -> None:
+async def test_a_collection_is_a_group_and_an_id_is_sent_once_for_a_fifo_queue(connected: Connect, aws: Fake) -> None:
     aws.queue("q.fifo")
     await connected("q.fifo").schedule([NewTask(kind="k", id="t", collection="blue"), NewTask(kind="k", id="u")])
     assert [(entry["MessageGroupId"], entry["MessageDeduplicationId"]) for entry in entries(aws)] == [
@@ -214,7 +211,7 @@ async def test_a_collection_is_a_group_and_an_id_is_sent_once_for_a_fifo_queue(c
     ]  # fmt: skip
 
 
-async def test_a_dedupe_key_counts_for_its_kind(connected: Connected, aws: Any) -> None:
+async def test_a_dedupe_key_counts_for_its_kind(connected: Connect, aws: Fake) -> None:
     aws.queue("q.fifo")
     keyed = [NewTask(kind=kind, dedupe_key="ü" * 200, dedupe_window=300.0) for kind in ("a", "b")]
     await connected("q.fifo").schedule(keyed)
@@ -223,7 +220,7 @@ async def test_a_dedupe_key_counts_for_its_kind(connected: Connected, aws: Any) 
     assert all(len(one) <= 128 and one.isascii() for one in ids)
 
 
-async def test_a_task_without_a_collection_has_none_when_it_comes(connected: Connected, aws: Any) -> None:
+async def test_a_task_without_a_collection_has_none_when_it_comes(connected: Connect, aws: Fake) -> None:
     aws.queue("q.fifo")
     backend = connected("q.fifo")
     await backend.schedule([NewTask(kind="k", id="with spaces")])
@@ -234,7 +231,7 @@ async def test_a_task_without_a_collection_has_none_when_it_comes(connected: Con
 # Around it ------------------------------------------------------------------------------------------------------
 
 
-async def test_dead_letters_are_moved_to_where_they_are_wanted(connected: Connected, aws: Any) -> None:
+async def test_dead_letters_are_moved_to_where_they_are_wanted(connected: Connect, aws: Fake) -> None:
     aws.queue("q", dead_letter_queue="dead")
     assert await connected().redrive(rate=10) == "move-of-dead"
     assert aws.asked("StartMessageMoveTask") == [
@@ -246,7 +243,7 @@ async def test_dead_letters_are_moved_to_where_they_are_wanted(connected: Connec
     ]
 
 
-async def test_without_dead_letters_nothing_can_be_moved(connected: Connected, aws: Any) -> None:
+async def test_without_dead_letters_nothing_can_be_moved(connected: Connect, aws: Fake) -> None:
     aws.queue("q")
     with pytest.raises(Refused, match="RedrivePolicy"):
         await connected().redrive()

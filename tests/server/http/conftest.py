@@ -4,11 +4,11 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pytest
 import uvloop
@@ -112,12 +112,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
+class RunServer(Protocol):
+    def __call__(self, **options: Any) -> AbstractContextManager[Running]: ...
+
+
 @pytest.fixture
-def run_server(tmp_path: Path) -> Callable[..., AbstractContextManager[Running]]:
+def run_server(tmp_path: Path) -> RunServer:
     """`with run_server(**options) as server`: a server of one's own."""
     return lambda **options: run(tmp_path, **options)
-
-
-@pytest.fixture(name="read_all")
-def _read_all() -> Callable[[socket.socket], bytes]:
-    return read_all

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -14,6 +14,8 @@ from leasekit.errors import Throttled
 from leasekit.server.http import events
 from leasekit.server.http.events import Feed
 from leasekit.server.unit_of_work import TaskEvent
+from tests.server.http.conftest import Running, RunServer
+from tests.waiting import eventually
 
 SECRET = "canary-7f3a"
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -28,7 +30,7 @@ class Event(NamedTuple):
 class Reader:
     """One who follows the events over a connection of its own."""
 
-    def __init__(self, server: Any, query: str = "", **headers: str) -> None:
+    def __init__(self, server: Running, query: str = "", **headers: str) -> None:
         self.connection = server.open()
         lines = [f"GET /v1/events{query} HTTP/1.1", "host: localhost", *(f"{k}: {v}" for k, v in headers.items())]
         self.connection.sendall("\r\n".join([*lines, "", ""]).encode())
@@ -74,23 +76,23 @@ class Reader:
         self.connection.close()
 
 
-def schedule(server: Any, kind: str, *ids: str, **options: Any) -> None:
+def schedule(server: Running, kind: str, *ids: str, **options: Any) -> None:
     server.post("/v1/tasks", {"tasks": [{"kind": kind, "id": task_id, **options} for task_id in ids]})
 
 
-def claim(server: Any, kind: str, worker: str = "w") -> dict[str, Any]:
+def claim(server: Running, kind: str, worker: str = "w") -> dict[str, Any]:
     body = {"worker": worker, "kinds": [kind], "claim_id": f"{kind}-{worker}"}
     task: dict[str, Any]
     (task,) = server.post("/v1/claims", body)["tasks"]
     return task
 
 
-def settle(server: Any, task: dict[str, Any], outcome: str = "success", **more: Any) -> None:
+def settle(server: Running, task: dict[str, Any], outcome: str = "success", **more: Any) -> None:
     result = {"id": task["id"], "token": task["token"], "outcome": outcome, **more}
     server.post("/v1/results", {"worker": "w", "results": [result]})
 
 
-def test_a_life_is_told_from_beginning_to_end(server: Any) -> None:
+def test_a_life_is_told_from_beginning_to_end(server: Running) -> None:
     with closing(Reader(server, "?kind=life")) as reader:
         assert reader.headers["content-type"].startswith("text/event-stream")
         assert reader.headers["cache-control"] == "no-store"
@@ -108,7 +110,7 @@ def test_a_life_is_told_from_beginning_to_end(server: Any) -> None:
     assert all(datetime.fromisoformat(event.data["at"]).tzinfo for event in told)
 
 
-def test_nothing_of_what_is_in_a_task_is_told(server: Any) -> None:
+def test_nothing_of_what_is_in_a_task_is_told(server: Running) -> None:
     with closing(Reader(server, "?kind=secret")) as reader:
         schedule(server, "secret", "s1", payload=SECRET, dedupe_key=SECRET)
         task = claim(server, "secret")
@@ -120,7 +122,7 @@ def test_nothing_of_what_is_in_a_task_is_told(server: Any) -> None:
     assert task["token"][:8] not in told
 
 
-def test_cancels_are_told(server: Any) -> None:
+def test_cancels_are_told(server: Running) -> None:
     with closing(Reader(server, "?kind=cancels")) as reader:
         schedule(server, "cancels", "runs")
         task = claim(server, "cancels")
@@ -131,7 +133,7 @@ def test_cancels_are_told(server: Any) -> None:
         assert reader.names(6) == ["scheduled", "claimed", "scheduled", "cancel_requested", "cancelled", "settled"]
 
 
-def test_a_lease_that_runs_out_is_told(server: Any) -> None:
+def test_a_lease_that_runs_out_is_told(server: Running) -> None:
     with closing(Reader(server, "?kind=expires")) as reader:
         schedule(server, "expires", "e1", claim_timeout=2)
         claim(server, "expires")
@@ -141,7 +143,7 @@ def test_a_lease_that_runs_out_is_told(server: Any) -> None:
     assert told[2].data["worker"] == "w"
 
 
-def test_a_worker_that_comes_is_told(server: Any) -> None:
+def test_a_worker_that_comes_is_told(server: Running) -> None:
     with closing(Reader(server)) as reader:
         server.post("/v1/claims", {"worker": "newcomer", "kinds": ["nothing"], "claim_id": "c"})
         event = reader.next()
@@ -151,7 +153,7 @@ def test_a_worker_that_comes_is_told(server: Any) -> None:
     assert event.data.keys() == {"event", "at", "worker"}
 
 
-def test_one_may_follow_one_task(server: Any) -> None:
+def test_one_may_follow_one_task(server: Running) -> None:
     with closing(Reader(server, "?task=f2")) as reader:
         schedule(server, "one", "f1", "f2", "f3")
         schedule(server, "one", "f4")
@@ -159,7 +161,7 @@ def test_one_may_follow_one_task(server: Any) -> None:
         assert [reader.next().data["id"] for _ in range(2)] == ["f2", "f2"]
 
 
-def test_what_was_refused_or_changed_nothing_is_not_told(server: Any) -> None:
+def test_what_was_refused_or_changed_nothing_is_not_told(server: Running) -> None:
     with closing(Reader(server, "?kind=again")) as reader:
         schedule(server, "again", "a1")
         schedule(server, "again", "a1")
@@ -171,7 +173,7 @@ def test_what_was_refused_or_changed_nothing_is_not_told(server: Any) -> None:
         assert reader.names(4) == ["scheduled", "claimed", "settled", "scheduled"]
 
 
-def test_one_who_comes_back_gets_what_happened_meanwhile(server: Any) -> None:
+def test_one_who_comes_back_gets_what_happened_meanwhile(server: Running) -> None:
     with closing(Reader(server, "?kind=back")) as reader:
         schedule(server, "back", "b1", "b2")
         first = reader.next()
@@ -181,23 +183,23 @@ def test_one_who_comes_back_gets_what_happened_meanwhile(server: Any) -> None:
 
 
 @pytest.mark.parametrize("place", ["nonsense", "other-1", "-", "ffffffff-99999999999999999999"])
-def test_one_whose_place_is_not_known_is_told_that_it_missed_something(server: Any, place: str) -> None:
+def test_one_whose_place_is_not_known_is_told_that_it_missed_something(server: Running, place: str) -> None:
     with closing(Reader(server, **{"Last-Event-ID": place})) as reader:
         assert reader.next().name == "missed"
 
 
-def test_a_parameter_that_does_not_fit_is_refused(server: Any) -> None:
+def test_a_parameter_that_does_not_fit_is_refused(server: Running) -> None:
     assert server.call("GET", "/v1/events?kind=a/b").status == 422
 
 
-def test_a_stream_ends_when_the_server_stops(run_server: Callable[..., Any]) -> None:
+def test_a_stream_ends_when_the_server_stops(run_server: RunServer) -> None:
     with run_server() as server:
         reader = Reader(server)
     assert reader.has_ended()
     reader.close()
 
 
-def test_who_goes_is_forgotten(run_server: Callable[..., Any], eventually: Callable[..., None]) -> None:
+def test_who_goes_is_forgotten(run_server: RunServer) -> None:
     with run_server() as server:
         reader = Reader(server)
         eventually(lambda: len(server.engine.feed) == 1)
@@ -206,7 +208,7 @@ def test_who_goes_is_forgotten(run_server: Callable[..., Any], eventually: Calla
         eventually(lambda: len(server.engine.feed) == 0)
 
 
-def test_nothing_is_noted_before_anybody_has_asked(run_server: Callable[..., Any]) -> None:
+def test_nothing_is_noted_before_anybody_has_asked(run_server: RunServer) -> None:
     with run_server() as server:
         schedule(server, "quiet", "q1")
         assert not server.engine.feed.wanted
@@ -215,7 +217,7 @@ def test_nothing_is_noted_before_anybody_has_asked(run_server: Callable[..., Any
             assert reader.next().data["id"] == "q2"
 
 
-def test_one_who_does_not_read_holds_up_nobody(run_server: Callable[..., Any]) -> None:
+def test_one_who_does_not_read_holds_up_nobody(run_server: RunServer) -> None:
     with run_server() as server, closing(Reader(server)), closing(Reader(server, "?kind=last")) as other:
         for batch in range(30):  # more than sockets and ring hold
             schedule(server, "many", *(f"{batch}-{n}-{'x' * 100}" for n in range(1000)))
@@ -223,7 +225,7 @@ def test_one_who_does_not_read_holds_up_nobody(run_server: Callable[..., Any]) -
         assert other.next().data["id"] == "the-last"
 
 
-def test_the_metrics_are_served(server: Any) -> None:
+def test_the_metrics_are_served(server: Running) -> None:
     answer = server.call("GET", "/metrics")
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("text/plain")
@@ -234,7 +236,7 @@ def test_the_metrics_are_served(server: Any) -> None:
     assert "at-all" not in text
 
 
-def test_routes_are_counted_by_their_template(server: Any) -> None:
+def test_routes_are_counted_by_their_template(server: Running) -> None:
     schedule(server, "template", "t-1")
     server.get("/v1/tasks/t-1")
     text = server.call("GET", "/metrics").raw.decode()

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from leasekit.server.http import protocol, sending
+from tests.server.http.conftest import Running, RunServer, read_all
+from tests.waiting import eventually
 
 _ids = (f"claim-{n}" for n in itertools.count())
 POST = b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -27,7 +29,7 @@ def request(path: str, body: Any) -> bytes:
 # Claims that wait ---------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_went_away_is_granted_nothing(server: Any, eventually: Any) -> None:
+def test_a_client_that_went_away_is_granted_nothing(server: Running) -> None:
     with server.open() as connection:
         connection.sendall(request("/v1/claims", claim("left")))
         eventually(lambda: len(server.polls) == 1)
@@ -39,7 +41,7 @@ def test_a_client_that_went_away_is_granted_nothing(server: Any, eventually: Any
     assert (task["id"], task["attempt"]) == ("left-1", 1)
 
 
-def test_a_client_that_broke_off_is_granted_nothing(server: Any, eventually: Any) -> None:
+def test_a_client_that_broke_off_is_granted_nothing(server: Running) -> None:
     with server.open() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close with a RST
         connection.sendall(request("/v1/claims", claim("broken")))
@@ -47,7 +49,7 @@ def test_a_client_that_broke_off_is_granted_nothing(server: Any, eventually: Any
     eventually(lambda: len(server.polls) == 0)
 
 
-def test_a_claim_that_waits_is_answered_when_a_task_comes(server: Any, eventually: Any) -> None:
+def test_a_claim_that_waits_is_answered_when_a_task_comes(server: Running) -> None:
     answers: list[Any] = []
     waiting = threading.Thread(target=lambda: answers.append(server.post("/v1/claims", claim("awaited"))))
     waiting.start()
@@ -59,12 +61,12 @@ def test_a_claim_that_waits_is_answered_when_a_task_comes(server: Any, eventuall
     assert answer["waited"] > 0
 
 
-def test_a_claim_that_waits_in_vain_is_answered_with_nothing(server: Any) -> None:
+def test_a_claim_that_waits_in_vain_is_answered_with_nothing(server: Running) -> None:
     assert server.post("/v1/claims", claim("vain", wait=0.05))["tasks"] == []
     assert len(server.polls) == 0
 
 
-def test_claims_that_wait_are_answered_at_once_when_the_server_stops(run_server: Any, eventually: Any) -> None:
+def test_claims_that_wait_are_answered_at_once_when_the_server_stops(run_server: RunServer) -> None:
     answers: list[Any] = []
     with run_server() as server:
         threads = [
@@ -79,7 +81,7 @@ def test_claims_that_wait_are_answered_at_once_when_the_server_stops(run_server:
     assert [answer["tasks"] for answer in answers] == [[]] * 5
 
 
-def test_a_connection_serves_many_requests(server: Any) -> None:
+def test_a_connection_serves_many_requests(server: Running) -> None:
     with server.open() as connection:
         for n in range(5):
             connection.sendall(request("/v1/tasks/cancel", {"ids": [f"nobody-{n}"]}))
@@ -89,7 +91,7 @@ def test_a_connection_serves_many_requests(server: Any) -> None:
             assert data.startswith(b"HTTP/1.1 200 OK"), data
 
 
-def test_pipelined_requests_are_answered_in_their_order(server: Any) -> None:
+def test_pipelined_requests_are_answered_in_their_order(server: Running) -> None:
     with server.open() as connection:
         connection.sendall(b"".join(request("/v1/tasks/cancel", {"ids": [f"pipe-{n}"]}) for n in range(3)))
         data = b""
@@ -101,7 +103,7 @@ def test_pipelined_requests_are_answered_in_their_order(server: Any) -> None:
 # Slow and odd clients -----------------------------------------------------------------------------------------
 
 
-def test_a_body_that_drips_is_cut_at_the_deadline_of_the_whole_request(run_server: Any, read_all: Any) -> None:
+def test_a_body_that_drips_is_cut_at_the_deadline_of_the_whole_request(run_server: RunServer) -> None:
     with run_server(body_timeout=0.3) as server, server.open() as connection:
         connection.sendall(POST % (b"/v1/tasks", 1000))
         cut = threading.Event()
@@ -123,7 +125,7 @@ def test_a_body_that_drips_is_cut_at_the_deadline_of_the_whole_request(run_serve
     assert b"application/problem+json" in head
 
 
-def test_a_head_that_never_ends_is_cut(run_server: Any, read_all: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_never_ends_is_cut(run_server: RunServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIMEOUT", 0.3)
     with run_server() as server, server.open() as silent, server.open() as slow, server.open() as second:
         slow.sendall(b"POST /v1/tasks HTTP/1.1\r\nhost: loc")
@@ -134,7 +136,7 @@ def test_a_head_that_never_ends_is_cut(run_server: Any, read_all: Any, monkeypat
 
 
 def test_an_answer_that_is_not_read_is_not_kept_for_ever(
-    run_server: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    run_server: RunServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocol, "STALL_TIMEOUT", 0.3)
     with run_server() as server, server.open() as connection:
@@ -146,7 +148,7 @@ def test_an_answer_that_is_not_read_is_not_kept_for_ever(
 
 
 def test_an_answer_that_drips_is_cut_and_others_are_granted_again(
-    run_server: Any, read_all: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    run_server: RunServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is read all the time, so its buffer never stalls; the claims of others find no room as long as it lasts."""
     monkeypatch.setattr(protocol, "STALL_TIMEOUT", 3600.0)
@@ -183,7 +185,7 @@ def test_an_answer_has_the_time_that_a_bad_line_takes(size: int) -> None:
 
 
 @pytest.mark.parametrize("filler", [b"x: y\r\n", b"x"], ids=["many headers", "a long one"])
-def test_a_head_that_grows_too_big_is_431(server: Any, read_all: Any, filler: bytes) -> None:
+def test_a_head_that_grows_too_big_is_431(server: Running, filler: bytes) -> None:
     start = b"GET /healthz HTTP/1.1\r\n"
     head = start + filler * (protocol.MAX_HEAD // len(filler))
     with server.open() as connection:
@@ -203,7 +205,7 @@ def test_a_head_that_grows_too_big_is_431(server: Any, read_all: Any, filler: by
         b"GET /\xff HTTP/1.1\r\nhost: localhost\r\n\r\n",
     ],
 )
-def test_what_is_no_http_is_400_and_a_problem_document_all_the_same(server: Any, read_all: Any, data: bytes) -> None:
+def test_what_is_no_http_is_400_and_a_problem_document_all_the_same(server: Running, data: bytes) -> None:
     with server.open() as connection:
         connection.sendall(data)
         answer = read_all(connection)
@@ -211,13 +213,13 @@ def test_what_is_no_http_is_400_and_a_problem_document_all_the_same(server: Any,
     assert b"application/problem+json" in answer
 
 
-def test_a_client_that_breaks_off_in_its_body_troubles_nobody(server: Any) -> None:
+def test_a_client_that_breaks_off_in_its_body_troubles_nobody(server: Running) -> None:
     with server.open() as connection:
         connection.sendall(POST % (b"/v1/tasks", 1000) + b'{"tasks":')
     assert server.get("/healthz") == {"status": "ok"}
 
 
-def test_a_body_is_asked_for_only_where_it_would_be_read(server: Any, read_all: Any) -> None:
+def test_a_body_is_asked_for_only_where_it_would_be_read(server: Running) -> None:
     head = (POST % (b"/v1/tasks", 9_000_000)).replace(b"\r\n\r\n", b"\r\nexpect: 100-continue\r\n\r\n")
     with server.open() as connection:
         connection.sendall(head)

@@ -3,8 +3,8 @@
 import logging
 import sqlite3
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, closing
+from collections.abc import AsyncIterator
+from contextlib import closing
 from datetime import UTC, datetime
 from itertools import cycle, product
 from pathlib import Path
@@ -17,6 +17,7 @@ import leasekit_http
 from leasekit.server.shared import connect
 from leasekit.task import Beat, FixedDelays, NewTask, Settlement, Status, Task, TaskInfo
 from tests.sampling import in_soak
+from tests.server.http.conftest import RunServer
 
 pytestmark = pytest.mark.anyio
 
@@ -80,9 +81,7 @@ class Place:
 
 
 @pytest.fixture(params=["embedded", "http"])
-async def place(
-    request: pytest.FixtureRequest, tmp_path: Path, run_server: Callable[..., AbstractContextManager[Any]]
-) -> AsyncIterator[Place]:
+async def place(request: pytest.FixtureRequest, tmp_path: Path, run_server: RunServer) -> AsyncIterator[Place]:
     path = tmp_path / "tasks.db"
     if request.param == "embedded":
         embedded = connect(f"sqlite:///{path}", worker="w")

@@ -1,9 +1,8 @@
 """Every answer says which request it answers: it has the request's `Leasekit-Request` header, unchanged."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
+
+from tests.server.http.conftest import Running, read_all
 
 NAME = "leasekit-request"
 VALUE = "~9f aB-17!"
@@ -33,14 +32,14 @@ REQUESTS: list[tuple[str, str, bytes | None, dict[str, str], int]] = [
     ("method", "path", "body", "headers", "status"), REQUESTS, ids=[f"{r[0]} {r[1]} {r[4]}" for r in REQUESTS]
 )
 def test_an_answer_names_its_request(
-    server: Any, method: str, path: str, body: bytes | None, headers: dict[str, str], status: int
+    server: Running, method: str, path: str, body: bytes | None, headers: dict[str, str], status: int
 ) -> None:
     answer = server.call(method, path, body, leasekit_request=VALUE, **headers)
     assert (answer.status, answer.headers.get(NAME)) == (status, VALUE)
     assert NAME not in server.call(method, path, body, **headers).headers
 
 
-def test_an_error_of_the_server_names_its_request(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_server_names_its_request(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken() -> None:
         raise RuntimeError("broken")
 
@@ -49,7 +48,7 @@ def test_an_error_of_the_server_names_its_request(server: Any, monkeypatch: pyte
     assert (answer.status, answer.headers.get(NAME)) == (500, VALUE)
 
 
-def test_a_stream_names_its_request(server: Any) -> None:
+def test_a_stream_names_its_request(server: Running) -> None:
     with server.open() as connection:
         connection.sendall(f"GET /v1/events HTTP/1.1\r\nhost: localhost\r\n{NAME}: {VALUE}\r\n\r\n".encode())
         head = b""
@@ -59,7 +58,7 @@ def test_a_stream_names_its_request(server: Any) -> None:
     assert f"\r\n{NAME}: {VALUE}\r\n".encode() in head
 
 
-def test_answers_to_pipelined_requests_name_their_own(server: Any, read_all: Callable[..., bytes]) -> None:
+def test_answers_to_pipelined_requests_name_their_own(server: Running) -> None:
     request = "GET /healthz HTTP/1.1\r\nhost: localhost\r\nLEASEKIT-Request: {}\r\n{}\r\n"
     with server.open() as connection:
         sent = [request.format(n, "connection: close\r\n" if n == 2 else "") for n in range(3)]
@@ -79,7 +78,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("value", ODD.values(), ids=ODD)
-def test_an_odd_value_is_not_sent_back(server: Any, read_all: Callable[..., bytes], value: bytes) -> None:
+def test_an_odd_value_is_not_sent_back(server: Running, value: bytes) -> None:
     with server.open() as connection:
         connection.sendall(
             b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n%b: %b\r\n\r\n" % (NAME.encode(), value)
@@ -90,7 +89,7 @@ def test_an_odd_value_is_not_sent_back(server: Any, read_all: Callable[..., byte
 
 
 @pytest.mark.parametrize("value", [b"a\x00b", b"a\x07b", b"a\x7fb", b"a\rX: 1", b"a\nX: 1"])
-def test_no_control_character_is_sent_back(server: Any, read_all: Callable[..., bytes], value: bytes) -> None:
+def test_no_control_character_is_sent_back(server: Running, value: bytes) -> None:
     with server.open() as connection:
         connection.sendall(
             b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n%b: %b\r\n\r\n" % (NAME.encode(), value)
@@ -100,11 +99,11 @@ def test_no_control_character_is_sent_back(server: Any, read_all: Callable[..., 
     assert b"\r\nx: 1" not in answer.lower()
 
 
-def test_the_longest_value_is_sent_back(server: Any) -> None:
+def test_the_longest_value_is_sent_back(server: Running) -> None:
     assert server.call("GET", "/healthz", leasekit_request="x" * 64).headers[NAME] == "x" * 64
 
 
-def test_two_values_are_not_sent_back(server: Any, read_all: Callable[..., bytes]) -> None:
+def test_two_values_are_not_sent_back(server: Running) -> None:
     with server.open() as connection:
         head = f"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{NAME}: a\r\n{NAME}: b\r\n\r\n"
         connection.sendall(head.encode())

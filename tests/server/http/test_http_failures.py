@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from leasekit.errors import Refused, Throttled, Unavailable
+from tests.server.http.conftest import Running
 
 TASK = {"tasks": [{"kind": "k"}]}
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, server: Any, method: str, error: Exception) -> None:
+def failing(monkeypatch: pytest.MonkeyPatch, server: Running, method: str, error: Exception) -> None:
     async def fail(*_: Any, **__: Any) -> None:
         raise error
 
@@ -19,7 +20,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, server: Any, method: str, error: Ex
 
 @pytest.mark.parametrize(("wait", "told"), [(2.3, "3"), (0.0, "1"), (None, "1"), (60.0, "60")])
 def test_an_engine_that_sheds_is_429_with_whole_seconds(
-    monkeypatch: pytest.MonkeyPatch, server: Any, wait: float | None, told: str
+    monkeypatch: pytest.MonkeyPatch, server: Running, wait: float | None, told: str
 ) -> None:
     failing(monkeypatch, server, "schedule", Throttled("too much waits", retry_after=wait))
     answer = server.call("POST", "/v1/tasks", TASK)
@@ -27,26 +28,26 @@ def test_an_engine_that_sheds_is_429_with_whole_seconds(
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-def test_an_engine_that_sheds_a_claim_that_waits_is_429_too(monkeypatch: pytest.MonkeyPatch, server: Any) -> None:
+def test_an_engine_that_sheds_a_claim_that_waits_is_429_too(monkeypatch: pytest.MonkeyPatch, server: Running) -> None:
     failing(monkeypatch, server, "claim", Throttled("too many wait"))
     answer = server.call("POST", "/v1/claims", {"worker": "w", "kinds": ["k"], "wait": 9, "claim_id": "c"})
     assert answer.status == 429
 
 
-def test_a_store_that_does_not_answer_is_503(monkeypatch: pytest.MonkeyPatch, server: Any) -> None:
+def test_a_store_that_does_not_answer_is_503(monkeypatch: pytest.MonkeyPatch, server: Running) -> None:
     failing(monkeypatch, server, "schedule", Unavailable("the disk is full"))
     answer = server.call("POST", "/v1/tasks", TASK)
     assert (answer.status, answer.json["detail"]) == (503, "the disk is full")
 
 
-def test_what_only_the_engine_can_refuse_is_422(monkeypatch: pytest.MonkeyPatch, server: Any) -> None:
+def test_what_only_the_engine_can_refuse_is_422(monkeypatch: pytest.MonkeyPatch, server: Running) -> None:
     failing(monkeypatch, server, "list_tasks", Refused("no such cursor", errors=[{"field": "cursor", "detail": "odd"}]))
     answer = server.call("GET", "/v1/tasks?cursor=7")
     assert (answer.status, answer.json["errors"]) == (422, [{"field": "cursor", "detail": "odd"}])
 
 
 def test_an_unexpected_error_is_logged_and_not_told(
-    monkeypatch: pytest.MonkeyPatch, server: Any, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, server: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing(monkeypatch, server, "schedule", RuntimeError("a secret of the house"))
     with caplog.at_level(logging.ERROR, logger="leasekit.server"):
@@ -57,7 +58,7 @@ def test_an_unexpected_error_is_logged_and_not_told(
     assert "a secret of the house" in caplog.text
 
 
-def test_it_is_not_ready_while_its_store_is_not(monkeypatch: pytest.MonkeyPatch, server: Any) -> None:
+def test_it_is_not_ready_while_its_store_is_not(monkeypatch: pytest.MonkeyPatch, server: Running) -> None:
     async def not_yet() -> str:
         return "the disk is full"
 

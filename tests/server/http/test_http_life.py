@@ -3,35 +3,37 @@
 import itertools
 from typing import Any
 
+from tests.server.http.conftest import Running
+
 _ids = (f"claim-{n}" for n in itertools.count())
 
 
-def schedule(server: Any, *tasks: dict[str, Any]) -> Any:
+def schedule(server: Running, *tasks: dict[str, Any]) -> Any:
     return server.post("/v1/tasks", {"tasks": list(tasks)})["tasks"]
 
 
-def claim(server: Any, kind: str, *, worker: str = "w", limit: int = 10, claim_id: str | None = None) -> Any:
+def claim(server: Running, kind: str, *, worker: str = "w", limit: int = 10, claim_id: str | None = None) -> Any:
     body = {"worker": worker, "kinds": [kind], "limit": limit, "wait": 0, "claim_id": claim_id or next(_ids)}
     return server.post("/v1/claims", body)["tasks"]
 
 
-def beat(server: Any, task: Any, *, worker: str = "w", **more: Any) -> Any:
+def beat(server: Running, task: Any, *, worker: str = "w", **more: Any) -> Any:
     body = {"worker": worker, "beats": [{"id": task["id"], "token": task["token"], **more}]}
     (verdict,) = server.post("/v1/heartbeats", body)["verdicts"]
     return verdict
 
 
-def settle(server: Any, task: Any, outcome: str, *, worker: str = "w", **more: Any) -> Any:
+def settle(server: Running, task: Any, outcome: str, *, worker: str = "w", **more: Any) -> Any:
     result = {"id": task["id"], "token": task["token"], "outcome": outcome, **more}
     (verdict,) = server.post("/v1/results", {"worker": worker, "results": [result]})["verdicts"]
     return verdict
 
 
-def cancel(server: Any, *ids: str) -> Any:
+def cancel(server: Running, *ids: str) -> Any:
     return [v["verdict"] for v in server.post("/v1/tasks/cancel", {"ids": list(ids)})["verdicts"]]
 
 
-def test_a_task_from_its_schedule_to_its_success(server: Any) -> None:
+def test_a_task_from_its_schedule_to_its_success(server: Running) -> None:
     payload = {"text": "ü\u2028", "number": 12345678901234567890, "nested": [[None, True, 1.5]]}
     (made,) = schedule(server, {"kind": "life", "id": "life-1", "payload": payload, "collection": "c", "priority": 0})
     assert made == {"id": "life-1", "created": True, "status": "new"}
@@ -54,27 +56,27 @@ def test_a_task_from_its_schedule_to_its_success(server: Any) -> None:
     assert [run["outcome"] for run in ended["history"]] == ["success"]
 
 
-def test_a_task_is_scheduled_once_however_often_it_is_sent(server: Any) -> None:
+def test_a_task_is_scheduled_once_however_often_it_is_sent(server: Running) -> None:
     task = {"kind": "once", "id": "once-1", "payload": [1]}
     assert [schedule(server, task)[0]["created"] for _ in range(3)] == [True, False, False]
     assert len(claim(server, "once")) == 1
 
 
-def test_an_id_that_is_taken_by_another_task_is_a_conflict(server: Any) -> None:
+def test_an_id_that_is_taken_by_another_task_is_a_conflict(server: Running) -> None:
     schedule(server, {"kind": "taken", "id": "taken-1", "payload": 1})
     (found,) = schedule(server, {"kind": "taken", "id": "taken-1", "payload": 2})
     assert (found["created"], found["conflict"]) == (False, True)
     assert server.get("/v1/tasks/taken-1")["payload"] == 1
 
 
-def test_a_claim_repeated_gets_the_same_tasks_with_the_same_tokens(server: Any) -> None:
+def test_a_claim_repeated_gets_the_same_tasks_with_the_same_tokens(server: Running) -> None:
     schedule(server, {"kind": "again", "id": "again-1"})
     first = claim(server, "again", claim_id="again")
     assert claim(server, "again", claim_id="again") == first
     assert claim(server, "again", claim_id="another") == []
 
 
-def test_a_result_repeated_is_settled_again_and_any_other_is_gone(server: Any) -> None:
+def test_a_result_repeated_is_settled_again_and_any_other_is_gone(server: Running) -> None:
     schedule(server, {"kind": "repeat", "id": "repeat-1"})
     (task,) = claim(server, "repeat")
     assert settle(server, task, "success", result=1)["verdict"] == "settled"
@@ -85,7 +87,7 @@ def test_a_result_repeated_is_settled_again_and_any_other_is_gone(server: Any) -
     assert server.get("/v1/tasks/repeat-1")["result"] == 1
 
 
-def test_a_token_of_an_earlier_claim_is_gone_and_changes_nothing(server: Any) -> None:
+def test_a_token_of_an_earlier_claim_is_gone_and_changes_nothing(server: Running) -> None:
     schedule(server, {"kind": "stale", "id": "stale-1"})
     (first,) = claim(server, "stale")
     assert settle(server, first, "retry", retry_after=0)["verdict"] == "settled"
@@ -100,7 +102,7 @@ def test_a_token_of_an_earlier_claim_is_gone_and_changes_nothing(server: Any) ->
     assert settle(server, second, "success")["verdict"] == "settled"
 
 
-def test_a_guessed_token_is_gone(server: Any) -> None:
+def test_a_guessed_token_is_gone(server: Running) -> None:
     schedule(server, {"kind": "guess", "id": "guess-1"})
     (task,) = claim(server, "guess")
     assert len(task["token"]) >= 22  # 128 bits in base 64
@@ -111,7 +113,7 @@ def test_a_guessed_token_is_gone(server: Any) -> None:
     assert server.get("/v1/tasks/guess-1")["status"] == "claimed"
 
 
-def test_a_task_that_is_given_back_runs_elsewhere_as_if_it_had_not_begun(server: Any) -> None:
+def test_a_task_that_is_given_back_runs_elsewhere_as_if_it_had_not_begun(server: Running) -> None:
     schedule(server, {"kind": "back", "id": "back-1"})
     (task,) = claim(server, "back")
     assert settle(server, task, "release")["verdict"] == "settled"
@@ -119,7 +121,7 @@ def test_a_task_that_is_given_back_runs_elsewhere_as_if_it_had_not_begun(server:
     assert again["attempt"] == 1
 
 
-def test_progress_reaches_the_next_holder(server: Any) -> None:
+def test_progress_reaches_the_next_holder(server: Running) -> None:
     schedule(server, {"kind": "resume", "id": "resume-1"})
     (task,) = claim(server, "resume")
     beat(server, task, progress={"page": 1})
@@ -128,7 +130,7 @@ def test_progress_reaches_the_next_holder(server: Any) -> None:
     assert (again["progress"], again["attempt"]) == ({"page": 2}, 2)
 
 
-def test_successors_are_scheduled_with_the_result_and_once(server: Any) -> None:
+def test_successors_are_scheduled_with_the_result_and_once(server: Running) -> None:
     schedule(server, {"kind": "parent", "id": "parent-1"})
     (task,) = claim(server, "parent")
     then = [{"kind": "child", "payload": n} for n in range(3)]
@@ -137,7 +139,7 @@ def test_successors_are_scheduled_with_the_result_and_once(server: Any) -> None:
     assert sorted(child["payload"] for child in claim(server, "child")) == [0, 1, 2]
 
 
-def test_cancel_of_what_waits_what_runs_what_has_ended_and_what_never_was(server: Any) -> None:
+def test_cancel_of_what_waits_what_runs_what_has_ended_and_what_never_was(server: Running) -> None:
     schedule(server, {"kind": "cancel", "id": "cancel-running"})
     (task,) = claim(server, "cancel")
     schedule(server, {"kind": "cancel", "id": "cancel-waiting"})
@@ -152,7 +154,7 @@ def test_cancel_of_what_waits_what_runs_what_has_ended_and_what_never_was(server
     assert cancel(server, "cancel-late") == ["gone"]
 
 
-def test_every_item_of_a_batch_has_its_own_verdict_in_order(server: Any) -> None:
+def test_every_item_of_a_batch_has_its_own_verdict_in_order(server: Running) -> None:
     schedule(server, *({"kind": "batch", "id": f"batch-{n}"} for n in range(5)))
     tasks = {task["id"]: task for task in claim(server, "batch")}
     beats = [{"id": f"batch-{n}", "token": tasks[f"batch-{n}"]["token"] if n % 2 else "stale"} for n in range(5)]
@@ -161,7 +163,7 @@ def test_every_item_of_a_batch_has_its_own_verdict_in_order(server: Any) -> None
     assert [v["verdict"] for v in verdicts] == ["gone", "renewed", "gone", "renewed", "gone"]
 
 
-def test_a_listing_goes_on_where_its_last_page_ended(server: Any) -> None:
+def test_a_listing_goes_on_where_its_last_page_ended(server: Running) -> None:
     schedule(server, *({"kind": "page", "id": f"page-{n}"} for n in range(5)))
     seen: list[str] = []
     cursor = ""
@@ -174,14 +176,14 @@ def test_a_listing_goes_on_where_its_last_page_ended(server: Any) -> None:
     assert sorted(seen) == [f"page-{n}" for n in range(5)]
 
 
-def test_a_task_may_be_called_whatever_a_route_is_called(server: Any) -> None:
+def test_a_task_may_be_called_whatever_a_route_is_called(server: Running) -> None:
     for name in ("cancel", "..", ".", "a b", "100%"):
         schedule(server, {"kind": "named", "id": name})
         path = {"..": "%2E%2E", ".": "%2E", "a b": "a%20b", "100%": "100%25"}.get(name, name)
         assert server.get(f"/v1/tasks/{path}")["id"] == name
 
 
-def test_stats_count_kinds_and_statuses(server: Any) -> None:
+def test_stats_count_kinds_and_statuses(server: Running) -> None:
     schedule(server, {"kind": "counted"}, {"kind": "counted"})
     (task,) = claim(server, "counted", limit=1)
     settle(server, task, "success")
@@ -189,12 +191,12 @@ def test_stats_count_kinds_and_statuses(server: Any) -> None:
     assert {status: n for status, n in counts.items() if n} == {"new": 1, "success": 1}
 
 
-def test_a_worker_that_holds_a_lease_is_listed(server: Any) -> None:
+def test_a_worker_that_holds_a_lease_is_listed(server: Running) -> None:
     schedule(server, {"kind": "held"})
     claim(server, "held", worker="holder")
     assert "holder" in str(server.get("/v1/workers")["workers"])
 
 
-def test_it_is_healthy_and_ready(server: Any) -> None:
+def test_it_is_healthy_and_ready(server: Running) -> None:
     assert server.get("/healthz") == {"status": "ok"}
     assert server.get("/readyz") == {"status": "ready"}

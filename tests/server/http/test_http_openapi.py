@@ -11,6 +11,7 @@ import pytest
 from leasekit import wire
 from leasekit.server.http.app import create_app
 from leasekit.server.http.openapi import EXAMPLES
+from tests.server.http.conftest import Running
 
 # Not answered in JSON; they have tests of their own.
 TEXTS = {("GET", "/v1/events"), ("GET", "/metrics")}
@@ -19,7 +20,7 @@ UNDOCUMENTED = {("GET", "/openapi.json"), ("GET", "/v1/tasks/cancel")}
 
 
 @pytest.fixture(scope="module")
-def document(server: Any) -> Any:
+def document(server: Running) -> Any:
     return server.get("/openapi.json")
 
 
@@ -38,7 +39,7 @@ def test_every_route_is_documented_and_every_documented_route_exists(document: A
     assert routes - UNDOCUMENTED == set(operations(document))
 
 
-def test_every_documented_route_answers(server: Any, document: Any) -> None:
+def test_every_documented_route_answers(server: Running, document: Any) -> None:
     for method, path in operations(document).keys() - TEXTS:
         answer = server.call(method, path.replace("{task_id}", "nobody"), b"" if method == "POST" else None)
         assert answer.status in {200, 400, 404}, (method, path, answer)
@@ -97,7 +98,7 @@ def test_parameters_are_told_with_their_bounds(document: Any) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_is_what_the_server_takes(server: Any, document: Any, name: str) -> None:
+def test_an_example_is_what_the_server_takes(server: Running, document: Any, name: str) -> None:
     reference = f"#/components/schemas/{name}"
     (path,) = [
         path
@@ -109,7 +110,7 @@ def test_an_example_is_what_the_server_takes(server: Any, document: Any, name: s
     assert server.call("POST", path, {**example, "wait": 0} if "wait" in example else example).status == 200
 
 
-def test_options_tells_every_method_of_a_path(server: Any, document: Any) -> None:
+def test_options_tells_every_method_of_a_path(server: Running, document: Any) -> None:
     for path, item in document["paths"].items():
         answer = server.call("OPTIONS", path.replace("{task_id}", "nobody"))
         assert answer.status == 204

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.server.http.conftest import Running, read_all
+
 POSTS = ["/v1/tasks", "/v1/tasks/cancel", "/v1/claims", "/v1/heartbeats", "/v1/results"]
 GOOD = {"kind": "never", "id": "never"}
 
@@ -21,7 +23,7 @@ def refused(answer: Any, status: int) -> Any:
     return answer.json
 
 
-def nothing_was_applied(server: Any) -> bool:
+def nothing_was_applied(server: Running) -> bool:
     return not server.get("/v1/tasks?kind=never")["tasks"]
 
 
@@ -49,12 +51,12 @@ NOT_JSON = {
 
 
 @pytest.mark.parametrize("body", NOT_JSON.values(), ids=NOT_JSON.keys())
-def test_what_is_not_json_is_400(server: Any, body: bytes) -> None:
+def test_what_is_not_json_is_400(server: Running, body: bytes) -> None:
     refused(server.call("POST", "/v1/tasks", body), 400)
     assert nothing_was_applied(server)
 
 
-def test_what_is_nested_100_000_deep_is_refused(server: Any) -> None:
+def test_what_is_nested_100_000_deep_is_refused(server: Running) -> None:
     """How deep the decoder can go depends on the Python: what it can read is beyond the limit all the same."""
     body = b'{"tasks":[{"kind":"never","payload":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}"
     answer = server.call("POST", "/v1/tasks", body)
@@ -106,7 +108,9 @@ UNFIT: dict[str, tuple[Any, int | None, str | None]] = {
 
 
 @pytest.mark.parametrize(("body", "item", "field"), UNFIT.values(), ids=UNFIT.keys())
-def test_what_does_not_fit_is_422_and_says_where(server: Any, body: Any, item: int | None, field: str | None) -> None:
+def test_what_does_not_fit_is_422_and_says_where(
+    server: Running, body: Any, item: int | None, field: str | None
+) -> None:
     document = refused(server.call("POST", "/v1/tasks", json.dumps(body).encode()), 422)
     (error,) = document["errors"]
     assert (error.get("item"), error.get("field")) == (item, field)
@@ -165,26 +169,26 @@ ELSEWHERE: dict[str, tuple[str, Any, int | None, str | None]] = {
 
 @pytest.mark.parametrize(("path", "body", "item", "field"), ELSEWHERE.values(), ids=ELSEWHERE.keys())
 def test_every_call_says_where_it_does_not_fit(
-    server: Any, path: str, body: Any, item: int | None, field: str | None
+    server: Running, path: str, body: Any, item: int | None, field: str | None
 ) -> None:
     (error,) = refused(server.call("POST", path, body), 422)["errors"]
     assert (error.get("item"), error.get("field")) == (item, field)
 
 
 @pytest.mark.parametrize("field", ["status", "attempt", "crashes", "fence", "token", "worker", "owner", "result"])
-def test_what_the_server_decides_cannot_be_assigned(server: Any, field: str) -> None:
+def test_what_the_server_decides_cannot_be_assigned(server: Running, field: str) -> None:
     body = {"tasks": [{"kind": "never", field: "success"}]}
     (error,) = refused(server.call("POST", "/v1/tasks", body), 422)["errors"]
     assert (error["item"], error["field"]) == (0, field)
 
 
-def test_a_refusal_does_not_repeat_a_long_name(server: Any) -> None:
+def test_a_refusal_does_not_repeat_a_long_name(server: Running) -> None:
     answer = server.call("POST", "/v1/tasks", {"tasks": [{"kind": "never", "x" * 1_000_000: 1}]})
     refused(answer, 422)
     assert len(answer.raw) < 10_000
 
 
-def test_a_name_chosen_by_the_client_does_not_mislead_about_the_place(server: Any) -> None:
+def test_a_name_chosen_by_the_client_does_not_mislead_about_the_place(server: Running) -> None:
     odd = "x` - at `$.tasks[9].evil"
     (error,) = refused(server.call("POST", "/v1/tasks", {"tasks": [GOOD, {"kind": "never", odd: 1}]}), 422)["errors"]
     assert error["item"] == 1
@@ -203,20 +207,20 @@ OTHER_TYPES = [
 
 @pytest.mark.parametrize("media_type", OTHER_TYPES)
 @pytest.mark.parametrize("path", POSTS)
-def test_another_content_type_is_415(server: Any, path: str, media_type: str) -> None:
+def test_another_content_type_is_415(server: Running, path: str, media_type: str) -> None:
     refused(server.call("POST", path, {"tasks": [GOOD]}, content_type=media_type), 415)
 
 
-def test_json_in_utf_8_may_say_so(server: Any) -> None:
+def test_json_in_utf_8_may_say_so(server: Running) -> None:
     answer = server.call("POST", "/v1/tasks/cancel", {"ids": ["a"]}, content_type="Application/JSON; charset=UTF-8")
     assert answer.status == 200
 
 
-def test_a_compressed_body_is_415(server: Any) -> None:
+def test_a_compressed_body_is_415(server: Running) -> None:
     refused(server.call("POST", "/v1/tasks", b"\x1f\x8b", content_encoding="gzip"), 415)
 
 
-def test_a_body_that_is_announced_too_big_is_413_before_it_is_sent(server: Any, read_all: Any) -> None:
+def test_a_body_that_is_announced_too_big_is_413_before_it_is_sent(server: Running) -> None:
     with server.open() as connection:
         connection.sendall(
             b"POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -227,7 +231,7 @@ def test_a_body_that_is_announced_too_big_is_413_before_it_is_sent(server: Any, 
     assert b"application/problem+json" in answer
 
 
-def test_a_body_that_grows_too_big_is_413_without_being_read_to_its_end(server: Any) -> None:
+def test_a_body_that_grows_too_big_is_413_without_being_read_to_its_end(server: Running) -> None:
     with server.open() as connection:
         connection.sendall(
             b"POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -244,13 +248,13 @@ def test_a_body_that_grows_too_big_is_413_without_being_read_to_its_end(server: 
     assert 8 * 1024 * 1024 <= sent < 64 * 1024 * 1024
 
 
-def test_a_body_of_exactly_the_bound_is_read(server: Any) -> None:
+def test_a_body_of_exactly_the_bound_is_read(server: Running) -> None:
     tasks = b",".join([b'{"kind":"a","payload":"%s"}' % (b"x" * (1024 * 1024 - 100))] * 8)
     body = b'{"tasks":[%s]' % tasks
     assert server.call("POST", "/v1/tasks", body + b" " * (8 * 1024 * 1024 - 1 - len(body)) + b"}").status == 200
 
 
-def test_a_long_body_that_breaks_a_rule_or_is_none_is_refused_like_a_short_one(server: Any) -> None:
+def test_a_long_body_that_breaks_a_rule_or_is_none_is_refused_like_a_short_one(server: Running) -> None:
     long = b'{"kind":"a","payload":"%s"}' % (b"x" * 300_000)
     for tasks, status in [(long, 200), (long + b",7", 422), (long + b",", 400), (long + b',{"kind":"a/b"}', 422)]:
         answer = server.call("POST", "/v1/tasks", b'{"tasks":[%s]}' % tasks)
@@ -260,18 +264,18 @@ def test_a_long_body_that_breaks_a_rule_or_is_none_is_refused_like_a_short_one(s
 @pytest.mark.parametrize(
     "path", ["/", "/v1", "/v2/tasks", "/v1/tasks/a/b", "/favicon.ico", "/openapi.json/x", "/%00", "/é"]
 )
-def test_an_unknown_route_is_404(server: Any, path: str) -> None:
+def test_an_unknown_route_is_404(server: Running, path: str) -> None:
     refused(server.call("GET", path.encode().decode("latin-1").replace("Ã©", "%C3%A9")), 404)
 
 
 @pytest.mark.parametrize(("method", "path"), [("DELETE", "/v1/tasks"), ("PUT", "/v1/claims"), ("GET", "/v1/claims")])
-def test_another_method_is_405(server: Any, method: str, path: str) -> None:
+def test_another_method_is_405(server: Running, method: str, path: str) -> None:
     answer = server.call(method, path)
     refused(answer, 405)
     assert "allow" in answer.headers
 
 
-def test_an_unknown_task_is_404(server: Any) -> None:
+def test_an_unknown_task_is_404(server: Running) -> None:
     assert "nobody" in refused(server.call("GET", "/v1/tasks/nobody"), 404)["detail"]
 
 
@@ -292,13 +296,13 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize(("query", "field"), PARAMETERS.items(), ids=[q[:20] for q in PARAMETERS])
-def test_a_parameter_that_does_not_fit_is_422(server: Any, query: str, field: str) -> None:
+def test_a_parameter_that_does_not_fit_is_422(server: Running, query: str, field: str) -> None:
     (error,) = refused(server.call("GET", f"/v1/tasks?{query}"), 422)["errors"]
     assert error["field"] == field
 
 
 @pytest.mark.parametrize("cursor", ["x", "..", "%00", "-1", "%7B%7D", "AAAA", "99999999999999999999"])
-def test_a_cursor_that_was_never_given_is_no_error_of_the_server(server: Any, cursor: str) -> None:
+def test_a_cursor_that_was_never_given_is_no_error_of_the_server(server: Running, cursor: str) -> None:
     assert server.call("GET", f"/v1/tasks?cursor={cursor}").status in {200, 422}
 
 
@@ -306,12 +310,12 @@ def test_a_cursor_that_was_never_given_is_no_error_of_the_server(server: Any, cu
     "host", ["evil.example", "evil.example:8077", "10.0.0.1", "127.0.0.1.evil.example", "[::2]:1", ""]
 )
 @pytest.mark.parametrize("path", ["/v1/tasks", "/openapi.json", "/healthz"])
-def test_a_page_whose_name_resolves_to_this_machine_is_403(server: Any, host: str, path: str) -> None:
+def test_a_page_whose_name_resolves_to_this_machine_is_403(server: Running, host: str, path: str) -> None:
     refused(server.call("GET", path, host=host), 403)
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:1", "127.1.2.3", "[::1]", "[::1]:8077"])
-def test_this_machine_may_be_called_by_any_of_its_names(server: Any, host: str) -> None:
+def test_this_machine_may_be_called_by_any_of_its_names(server: Running, host: str) -> None:
     assert server.call("GET", "/healthz", host=host).status == 200
 
 
@@ -331,11 +335,11 @@ _BODIES = st.binary(max_size=200) | _JSON.map(lambda value: json.dumps(value).en
 @pytest.mark.parametrize("path", POSTS)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=_BODIES)
-def test_no_body_is_an_error_of_the_server(server: Any, path: str, body: bytes) -> None:
+def test_no_body_is_an_error_of_the_server(server: Running, path: str, body: bytes) -> None:
     assert server.call("POST", path, body).status < 500
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.text(st.characters(codec="ascii", categories=["L", "N", "P", "S"]), max_size=40))
-def test_no_path_is_an_error_of_the_server(server: Any, path: str) -> None:
+def test_no_path_is_an_error_of_the_server(server: Running, path: str) -> None:
     assert server.call("GET", f"/v1/{path}").status < 500

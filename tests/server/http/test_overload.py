@@ -1,13 +1,15 @@
 """More than the store can write: new work is told to come later, and those who hold leases keep them."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from leasekit.server import commit, engine
+from tests.server.http.conftest import Running, RunServer
+from tests.waiting import eventually
 
 ROOM = 2  # items that may wait, of claims and of schedules
 
@@ -15,7 +17,7 @@ ROOM = 2  # items that may wait, of claims and of schedules
 class Slowly:
     """A store that writes one request when it is told to."""
 
-    def __init__(self, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached = threading.Event()
         self._permits = threading.Semaphore(0)
         self._really = server.engine._store.transaction
@@ -48,7 +50,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class Callers:
     """Requests that wait for their answers, each in a thread; `answered` has their paths in order."""
 
-    def __init__(self, server: Any) -> None:
+    def __init__(self, server: Running) -> None:
         self._server = server
         self._threads: list[threading.Thread] = []
         self.answered: list[tuple[str, int]] = []
@@ -78,7 +80,7 @@ NEW = {"tasks": [{"kind": "late"}]}
 
 @pytest.mark.usefixtures("little_room")
 def test_beats_and_results_pass_while_claims_and_schedules_are_told_to_come_later(
-    run_server: Any, eventually: Callable[[Callable[[], bool]], None], monkeypatch: pytest.MonkeyPatch
+    run_server: RunServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with run_server() as server:
         server.post("/v1/tasks", {"tasks": [{"kind": "a", "id": "a1"}, {"kind": "a", "id": "a2"}]})

@@ -15,6 +15,7 @@ from leasekit.errors import Throttled, Unavailable
 from leasekit.server import long_poll
 from leasekit.server.roles import claims
 from leasekit.task import Claimed, NewTask
+from tests.server.conftest import Bench
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +26,7 @@ async def settled_down() -> None:
         await asyncio.sleep(0)
 
 
-async def is_waiting(bench: Any, number: int) -> None:
+async def is_waiting(bench: Bench, number: int) -> None:
     """Until so many claims are parked."""
     with anyio.fail_after(10):
         while sum(poll.is_parked for poll in bench.engine._long_polls._polls.values()) != number:  # noqa: ASYNC110  a fact of another thread
@@ -44,14 +45,14 @@ MIB = 1024 * 1024
 BIG = Raw(b'"' + b"x" * (MIB - 2) + b'"')
 
 
-async def test_a_claims_answer_is_bounded_and_the_rest_stays_ready_in_its_order(bench: Any) -> None:
+async def test_a_claims_answer_is_bounded_and_the_rest_stays_ready_in_its_order(bench: Bench) -> None:
     for n in range(20):
         await bench.put(f"t{n:02}", payload=BIG, priority=n // 10)
     got = [await bench.ids(limit=100) for _ in range(4)]
     assert got == [[f"t{n:02}" for n in range(at, min(at + 8, 20))] for at in (0, 8, 16, 24)]
 
 
-async def test_progress_counts_as_well(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_progress_counts_as_well(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "_ANSWER", 60)
     monkeypatch.setattr(claims, "_ALWAYS_FIT", 0)
     await bench.put("a", "b", "c", payload=Raw(b"1234567890"))
@@ -61,7 +62,7 @@ async def test_progress_counts_as_well(bench: Any, monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_task_that_is_bigger_than_an_answer_may_be_is_handed_out_alone(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "_ANSWER", 5)
     monkeypatch.setattr(claims, "_ALWAYS_FIT", 0)
@@ -69,13 +70,13 @@ async def test_a_task_that_is_bigger_than_an_answer_may_be_is_handed_out_alone(
     assert [await bench.ids() for _ in range(3)] == [["a"], ["b"], []]
 
 
-async def test_what_did_not_fit_goes_to_the_next_who_asks_at_the_same_time(bench: Any) -> None:
+async def test_what_did_not_fit_goes_to_the_next_who_asks_at_the_same_time(bench: Bench) -> None:
     await bench.engine.schedule([NewTask(kind="k", payload=BIG) for _ in range(20)])
     answers = await until_done(*(asyncio.create_task(bench.claim(limit=100)) for _ in range(6)))
     assert sorted(len(claimed.tasks) for claimed in answers) == [0, 0, 0, 4, 8, 8]
 
 
-async def test_what_did_not_fit_goes_to_those_who_wait_too(bench: Any) -> None:
+async def test_what_did_not_fit_goes_to_those_who_wait_too(bench: Bench) -> None:
     asking = [asyncio.create_task(bench.claim(limit=100, wait=30)) for _ in range(3)]
     await is_waiting(bench, 3)
     await bench.engine.schedule([NewTask(kind="k", payload=BIG) for _ in range(20)])
@@ -86,7 +87,7 @@ async def test_what_did_not_fit_goes_to_those_who_wait_too(bench: Any) -> None:
 # Which
 
 
-async def test_the_most_urgent_goes_first_then_the_longest_due(bench: Any) -> None:
+async def test_the_most_urgent_goes_first_then_the_longest_due(bench: Bench) -> None:
     for name, priority in [("c2", 2), ("a0", 0), ("d4", 4), ("b1", 1), ("e2", 2)]:
         await bench.put(name, priority=priority)
         bench.clock.advance(1)
@@ -95,13 +96,13 @@ async def test_the_most_urgent_goes_first_then_the_longest_due(bench: Any) -> No
     assert await bench.ids() == ["a0", "b1", "f2", "c2", "e2", "d4"]
 
 
-async def test_among_equals_the_first_to_come_goes_first(bench: Any) -> None:
+async def test_among_equals_the_first_to_come_goes_first(bench: Bench) -> None:
     ids = [f"t{n}" for n in range(20)]
     await bench.put(*ids)
     assert [await bench.ids(limit=3) for _ in range(7)] == [ids[at : at + 3] for at in range(0, 20, 3)]
 
 
-async def test_several_kinds_are_served_as_one_queue(bench: Any) -> None:
+async def test_several_kinds_are_served_as_one_queue(bench: Bench) -> None:
     for n in range(30):
         await bench.put(f"t{n:02}", kind="abc"[n % 3], priority=n % 2)
         bench.clock.advance(1)
@@ -109,26 +110,26 @@ async def test_several_kinds_are_served_as_one_queue(bench: Any) -> None:
     assert got == [f"t{n:02}" for n in range(0, 30, 2)] + [f"t{n:02}" for n in range(1, 30, 2)]
 
 
-async def test_more_than_a_chunk_of_one_kind_beside_others(bench: Any) -> None:
+async def test_more_than_a_chunk_of_one_kind_beside_others(bench: Bench) -> None:
     await bench.put(*(f"a{n:04}" for n in range(1500)), kind="a")
     await bench.put(*(f"b{n:04}" for n in range(20)), kind="b")
     got = await bench.ids(kinds=("b", "a", "c"), limit=1000) + await bench.ids(kinds=("a", "b"), limit=1000)
     assert got == [f"a{n:04}" for n in range(1500)] + [f"b{n:04}" for n in range(20)]
 
 
-async def test_only_kinds_that_were_asked_for(bench: Any) -> None:
+async def test_only_kinds_that_were_asked_for(bench: Bench) -> None:
     await bench.put("a", kind="a")
     assert await bench.ids(kinds=("b", "A", "")) == []
 
 
-async def test_no_task_goes_to_two(bench: Any) -> None:
+async def test_no_task_goes_to_two(bench: Bench) -> None:
     await bench.put(*(f"t{n}" for n in range(200)))
     answers = await asyncio.gather(*(bench.claim(limit=7) for _ in range(40)))
     got = [task.id for answer in answers for task in answer.tasks]
     assert sorted(got) == sorted(f"t{n}" for n in range(200))
 
 
-async def test_every_grant_has_a_new_token_and_a_greater_fence(bench: Any) -> None:
+async def test_every_grant_has_a_new_token_and_a_greater_fence(bench: Bench) -> None:
     await bench.put("a")
     tokens, fences = set[str](), list[int]()
     for outcome in ("release", "crash", "release"):
@@ -141,7 +142,7 @@ async def test_every_grant_has_a_new_token_and_a_greater_fence(bench: Any) -> No
     assert fences == sorted(set(fences))
 
 
-async def test_a_lease_that_ended_is_taken_back_by_the_claim_itself(bench: Any) -> None:
+async def test_a_lease_that_ended_is_taken_back_by_the_claim_itself(bench: Bench) -> None:
     first = await bench.taken("a", claim_timeout=10)
     bench.clock.advance(10)
     second = await bench.take()
@@ -152,7 +153,7 @@ async def test_a_lease_that_ended_is_taken_back_by_the_claim_itself(bench: Any) 
 # Claim again
 
 
-async def test_a_repeat_gets_the_same_tasks_tokens_and_waited(bench: Any) -> None:
+async def test_a_repeat_gets_the_same_tasks_tokens_and_waited(bench: Bench) -> None:
     await bench.put("a", "b", "c")
     first = await bench.claim(limit=2, claim_id="c1")
     bench.clock.advance(5)
@@ -160,7 +161,7 @@ async def test_a_repeat_gets_the_same_tasks_tokens_and_waited(bench: Any) -> Non
     assert encoded(second) == encoded(first)
 
 
-async def test_a_repeat_gets_only_what_is_still_live(bench: Any) -> None:
+async def test_a_repeat_gets_only_what_is_still_live(bench: Bench) -> None:
     await bench.put("a", claim_timeout=10)
     await bench.put("b", "c", claim_timeout=100)
     first = await bench.claim(claim_id="c1")
@@ -170,7 +171,7 @@ async def test_a_repeat_gets_only_what_is_still_live(bench: Any) -> None:
     assert [(task.id, task.token) for task in again.tasks] == [("c", first.tasks[2].token)]
 
 
-async def test_a_repeat_after_all_has_ended_is_empty_and_takes_nothing_new(bench: Any) -> None:
+async def test_a_repeat_after_all_has_ended_is_empty_and_takes_nothing_new(bench: Bench) -> None:
     task = await bench.taken("a", claim_timeout=10)
     await bench.put("b")
     first = await bench.claim(claim_id="c1")
@@ -181,7 +182,7 @@ async def test_a_repeat_after_all_has_ended_is_empty_and_takes_nothing_new(bench
     assert task.id == "a"
 
 
-async def test_a_repeat_gets_the_same_after_a_restart(bench: Any) -> None:
+async def test_a_repeat_gets_the_same_after_a_restart(bench: Bench) -> None:
     await bench.put("a", "b")
     first = await bench.claim(claim_id="c1")
     await bench.restart()
@@ -189,7 +190,7 @@ async def test_a_repeat_gets_the_same_after_a_restart(bench: Any) -> None:
     assert (await bench.beat(first.tasks[0])).verdict == "renewed"
 
 
-async def test_a_task_taken_by_another_since_is_not_in_the_repeat(bench: Any) -> None:
+async def test_a_task_taken_by_another_since_is_not_in_the_repeat(bench: Bench) -> None:
     await bench.put("a", claim_timeout=10)
     await bench.claim(claim_id="c1")
     bench.clock.advance(10)
@@ -197,13 +198,13 @@ async def test_a_task_taken_by_another_since_is_not_in_the_repeat(bench: Any) ->
     assert await bench.ids(claim_id="c1") == []
 
 
-async def test_an_empty_answer_is_not_remembered(bench: Any) -> None:
+async def test_an_empty_answer_is_not_remembered(bench: Bench) -> None:
     assert await bench.ids(claim_id="c1") == []
     await bench.put("a")
     assert await bench.ids(claim_id="c1") == ["a"]
 
 
-async def test_a_claim_that_was_ended_is_granted_nothing_for_a_day_and_through_restarts(bench: Any) -> None:
+async def test_a_claim_that_was_ended_is_granted_nothing_for_a_day_and_through_restarts(bench: Bench) -> None:
     assert await bench.ids(claim_id="c1", limit=0) == []
     await bench.put("a")
     assert await bench.ids(claim_id="c1") == []
@@ -214,7 +215,7 @@ async def test_a_claim_that_was_ended_is_granted_nothing_for_a_day_and_through_r
     assert await bench.ids(claim_id="c2") == ["a"]
 
 
-async def test_a_claim_that_is_ended_keeps_what_it_was_granted(bench: Any) -> None:
+async def test_a_claim_that_is_ended_keeps_what_it_was_granted(bench: Bench) -> None:
     await bench.put("a", "b", "c")
     first = await bench.claim(claim_id="c1", limit=2)
     bench.clock.advance(5)
@@ -222,13 +223,13 @@ async def test_a_claim_that_is_ended_keeps_what_it_was_granted(bench: Any) -> No
         assert encoded(await bench.claim(claim_id="c1", limit=limit)) == encoded(first)
 
 
-async def test_a_claim_id_is_its_workers_own(bench: Any) -> None:
+async def test_a_claim_id_is_its_workers_own(bench: Bench) -> None:
     await bench.put("a")
     assert await bench.ids(claim_id="c1", worker="one") == ["a"]
     assert await bench.ids(claim_id="c1", worker="two") == []
 
 
-async def test_what_claims_were_answered_is_forgotten_after_a_day(bench: Any) -> None:
+async def test_what_claims_were_answered_is_forgotten_after_a_day(bench: Bench) -> None:
     await bench.taken("a", claim_timeout=200_000)
     await bench.put("b", claim_timeout=200_000)
     assert await bench.ids(claim_id="c1") == ["b"]
@@ -242,7 +243,7 @@ async def test_what_claims_were_answered_is_forgotten_after_a_day(bench: Any) ->
 # Waiting
 
 
-async def test_a_waiting_claim_is_woken_by_a_schedule_and_says_how_long_it_waited(bench: Any) -> None:
+async def test_a_waiting_claim_is_woken_by_a_schedule_and_says_how_long_it_waited(bench: Bench) -> None:
     asking = asyncio.create_task(bench.claim(wait=30))
     await is_waiting(bench, 1)
     bench.clock.advance(12)
@@ -253,7 +254,7 @@ async def test_a_waiting_claim_is_woken_by_a_schedule_and_says_how_long_it_waite
 
 
 @pytest.mark.parametrize(("outcome", "more"), [("release", {}), ("crash", {}), ("retry", {"retry_after": 0.0})])
-async def test_a_waiting_claim_is_woken_by_what_is_given_back(bench: Any, outcome: Any, more: Any) -> None:
+async def test_a_waiting_claim_is_woken_by_what_is_given_back(bench: Bench, outcome: Any, more: Any) -> None:
     task = await bench.taken("a")
     asking = asyncio.create_task(bench.claim(wait=30))
     await is_waiting(bench, 1)
@@ -262,7 +263,7 @@ async def test_a_waiting_claim_is_woken_by_what_is_given_back(bench: Any, outcom
     assert claimed.tasks[0].id == "a"
 
 
-async def test_a_waiting_claim_is_woken_by_successors(bench: Any) -> None:
+async def test_a_waiting_claim_is_woken_by_successors(bench: Bench) -> None:
     task = await bench.taken("a", kind="first")
     asking = asyncio.create_task(bench.claim(wait=30))
     await is_waiting(bench, 1)
@@ -272,7 +273,7 @@ async def test_a_waiting_claim_is_woken_by_successors(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
-async def test_a_waiting_claim_gets_a_task_when_it_is_due(bench: Any, when: str) -> None:
+async def test_a_waiting_claim_gets_a_task_when_it_is_due(bench: Bench, when: str) -> None:
     due = datetime.fromtimestamp(bench.clock.wall + 5, UTC)
     if when == "before":
         await bench.put("a", at=due)
@@ -285,7 +286,7 @@ async def test_a_waiting_claim_gets_a_task_when_it_is_due(bench: Any, when: str)
     assert claimed.tasks[0].id == "a"
 
 
-async def test_a_timer_wakes_a_claim_without_the_consumer(bench: Any) -> None:
+async def test_a_timer_wakes_a_claim_without_the_consumer(bench: Bench) -> None:
     asking = asyncio.create_task(bench.claim(wait=30))
     await is_waiting(bench, 1)
     await bench.put("a", at=datetime.fromtimestamp(bench.clock.wall + 0.05, UTC))
@@ -294,7 +295,7 @@ async def test_a_timer_wakes_a_claim_without_the_consumer(bench: Any) -> None:
     assert claimed.tasks[0].id == "a"
 
 
-async def test_a_waiting_claim_gets_a_task_whose_lease_ended(bench: Any) -> None:
+async def test_a_waiting_claim_gets_a_task_whose_lease_ended(bench: Bench) -> None:
     await bench.taken("a", claim_timeout=10)
     asking = asyncio.create_task(bench.claim(wait=30))
     await is_waiting(bench, 1)
@@ -303,7 +304,7 @@ async def test_a_waiting_claim_gets_a_task_whose_lease_ended(bench: Any) -> None
     assert claimed.tasks[0].id == "a"
 
 
-async def test_waiting_claims_are_served_first_come_first_served(bench: Any) -> None:
+async def test_waiting_claims_are_served_first_come_first_served(bench: Bench) -> None:
     asking: list[asyncio.Task[Claimed]] = []
     for n in range(5):
         asking.append(asyncio.create_task(bench.claim(wait=30, limit=1)))
@@ -314,7 +315,7 @@ async def test_waiting_claims_are_served_first_come_first_served(bench: Any) -> 
     assert [answer.tasks[0].id for answer in answers] == [f"t{n}" for n in range(5)]
 
 
-async def test_one_task_wakes_one_claim_and_leaves_the_others_waiting(bench: Any) -> None:
+async def test_one_task_wakes_one_claim_and_leaves_the_others_waiting(bench: Bench) -> None:
     first = asyncio.create_task(bench.claim(wait=30, kinds=("k", "x")))
     await is_waiting(bench, 1)
     second = asyncio.create_task(bench.claim(wait=30, kinds=("k",)))
@@ -328,7 +329,7 @@ async def test_one_task_wakes_one_claim_and_leaves_the_others_waiting(bench: Any
     assert claimed.tasks[0].id == "b"
 
 
-async def test_as_many_are_tried_as_there_are_tasks(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_as_many_are_tried_as_there_are_tasks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     asking = [asyncio.create_task(bench.claim(wait=30, limit=1)) for _ in range(20)]
     await is_waiting(bench, 20)
     tried: list[int] = []
@@ -349,7 +350,7 @@ async def test_as_many_are_tried_as_there_are_tasks(bench: Any, monkeypatch: pyt
 
 
 async def test_a_task_that_is_waited_for_is_accepted_and_handed_out_in_one_transaction(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking = asyncio.create_task(bench.claim(wait=30))
     await is_waiting(bench, 1)
@@ -368,7 +369,7 @@ async def test_a_task_that_is_waited_for_is_accepted_and_handed_out_in_one_trans
     assert [ranks for ranks in seen if "claims" in ranks][-1] == {"schedules", "claims"}
 
 
-async def test_what_the_first_leaves_goes_to_those_behind(bench: Any) -> None:
+async def test_what_the_first_leaves_goes_to_those_behind(bench: Bench) -> None:
     """The first takes what is more urgent, of a kind that nobody else wants."""
     first = asyncio.create_task(bench.claim(wait=30, limit=1, kinds=("j", "k")))
     await is_waiting(bench, 1)
@@ -379,7 +380,7 @@ async def test_what_the_first_leaves_goes_to_those_behind(bench: Any) -> None:
     assert [answer.tasks[0].id for answer in answers] == ["j1", "k1"]
 
 
-async def test_whoever_leaves_passes_the_turn_on(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_whoever_leaves_passes_the_turn_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     first = asyncio.create_task(bench.claim(wait=30))
     await is_waiting(bench, 1)
     second = asyncio.create_task(bench.claim(wait=30))
@@ -399,7 +400,7 @@ async def test_whoever_leaves_passes_the_turn_on(bench: Any, monkeypatch: pytest
     assert [task.id for task in claimed.tasks] == ["a"]
 
 
-async def test_a_claim_keeps_its_place_when_it_was_tried_in_vain(bench: Any) -> None:
+async def test_a_claim_keeps_its_place_when_it_was_tried_in_vain(bench: Bench) -> None:
     asking: list[asyncio.Task[Claimed]] = []
     for n in range(3):
         asking.append(asyncio.create_task(bench.claim(wait=30, limit=1)))
@@ -414,7 +415,7 @@ async def test_a_claim_keeps_its_place_when_it_was_tried_in_vain(bench: Any) -> 
         one.cancel()
 
 
-async def test_everyone_is_told_when_the_next_is_due(bench: Any) -> None:
+async def test_everyone_is_told_when_the_next_is_due(bench: Bench) -> None:
     """The one that is tried takes what is due now; what is due later is for the one behind."""
     first = asyncio.create_task(bench.claim(wait=30, limit=1))
     await is_waiting(bench, 1)
@@ -431,7 +432,7 @@ async def test_everyone_is_told_when_the_next_is_due(bench: Any) -> None:
 
 
 async def test_a_transaction_hands_out_so_much_and_the_rest_in_the_next(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "_MOST", 5)
     await bench.put(*(f"t{n:02}" for n in range(30)))
@@ -442,7 +443,7 @@ async def test_a_transaction_hands_out_so_much_and_the_rest_in_the_next(
     assert [task.id for answer in answers for task in answer.tasks] == [f"t{n:02}" for n in range(30)]
 
 
-async def test_a_repeat_joins_the_claim_that_waits(bench: Any) -> None:
+async def test_a_repeat_joins_the_claim_that_waits(bench: Bench) -> None:
     asking = [asyncio.create_task(bench.claim(wait=30, claim_id="c1", limit=1)) for _ in range(3)]
     await is_waiting(bench, 1)
     await bench.put("a", "b", "c")
@@ -451,7 +452,7 @@ async def test_a_repeat_joins_the_claim_that_waits(bench: Any) -> None:
     assert len({answer.tasks[0].token for answer in answers}) == 1
 
 
-async def test_a_repeat_that_does_not_wait_ends_the_claim_that_does(bench: Any) -> None:
+async def test_a_repeat_that_does_not_wait_ends_the_claim_that_does(bench: Bench) -> None:
     asking = asyncio.create_task(bench.claim(wait=30, claim_id="c1"))
     await is_waiting(bench, 1)
     again = asyncio.create_task(bench.claim(wait=0, claim_id="c1"))
@@ -461,7 +462,7 @@ async def test_a_repeat_that_does_not_wait_ends_the_claim_that_does(bench: Any) 
 
 
 async def test_a_claim_that_waits_is_answered_with_nothing_when_it_is_ended_and_granted_nothing_after(
-    bench: Any,
+    bench: Bench,
 ) -> None:
     asking = asyncio.create_task(bench.claim(wait=30, claim_id="c1"))
     await is_waiting(bench, 1)
@@ -473,7 +474,7 @@ async def test_a_claim_that_waits_is_answered_with_nothing_when_it_is_ended_and_
 
 
 async def test_what_is_being_granted_as_a_claim_is_ended_is_told_to_the_call_that_ends_it(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bench.put("a")
     transaction, begun, go_on = bench.engine._store.transaction, threading.Event(), threading.Event()
@@ -497,7 +498,7 @@ async def test_what_is_being_granted_as_a_claim_is_ended_is_told_to_the_call_tha
 
 
 async def test_a_claim_that_is_ended_is_told_its_tasks_without_reading_their_values(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bench.put("a", payload={"n": 1})
     (task,) = (await bench.claim(claim_id="c1")).tasks
@@ -516,7 +517,7 @@ async def test_a_claim_that_is_ended_is_told_its_tasks_without_reading_their_val
 
 
 async def test_a_repeat_that_comes_while_its_claim_is_being_ended_has_values(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It must not join the call that ends the claim: a body would run without its payload."""
     await bench.put("a", payload=[1])
@@ -527,7 +528,7 @@ async def test_a_repeat_that_comes_while_its_claim_is_being_ended_has_values(
     assert [bytes(answer.tasks[0].payload) for answer in (ended, again)] == [b"null", b"[1]"]
 
 
-async def test_a_claim_answers_empty_when_its_wait_is_over(bench: Any) -> None:
+async def test_a_claim_answers_empty_when_its_wait_is_over(bench: Bench) -> None:
     with anyio.fail_after(10):
         assert (await bench.claim(wait=0.05)).tasks == []
     await bench.put("a")
@@ -535,7 +536,7 @@ async def test_a_claim_answers_empty_when_its_wait_is_over(bench: Any) -> None:
 
 
 async def test_a_commit_of_which_nobody_knows_how_it_ended_grants_a_claim_that_waits_no_more(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store failed after it had written: the requests are applied anew, and the claim finds what it got."""
     asking = asyncio.create_task(bench.claim(wait=30, limit=1))
@@ -556,7 +557,7 @@ async def test_a_commit_of_which_nobody_knows_how_it_ended_grants_a_claim_that_w
     assert held == [task.id for task in claimed.tasks]
 
 
-async def test_nothing_is_granted_to_a_claim_whose_caller_left(bench: Any) -> None:
+async def test_nothing_is_granted_to_a_claim_whose_caller_left(bench: Bench) -> None:
     asking = asyncio.create_task(bench.claim(wait=30, claim_id="c1"))
     await is_waiting(bench, 1)
     asking.cancel()
@@ -567,7 +568,7 @@ async def test_nothing_is_granted_to_a_claim_whose_caller_left(bench: Any) -> No
     assert await bench.ids(claim_id="c2") == ["a"]
 
 
-async def test_nothing_is_granted_to_a_claim_whose_caller_left_before_it_was_tried(bench: Any) -> None:
+async def test_nothing_is_granted_to_a_claim_whose_caller_left_before_it_was_tried(bench: Bench) -> None:
     await bench.put("a")
     asking = asyncio.create_task(bench.claim(wait=30))
     # It is handed to the writer and given up in one breath; the writer must look again when it gets to it.
@@ -583,7 +584,7 @@ async def test_nothing_is_granted_to_a_claim_whose_caller_left_before_it_was_tri
     assert await bench.ids() == ["a"]
 
 
-async def test_a_claim_goes_on_while_one_of_its_callers_waits(bench: Any) -> None:
+async def test_a_claim_goes_on_while_one_of_its_callers_waits(bench: Bench) -> None:
     asking = [asyncio.create_task(bench.claim(wait=30, claim_id="c1")) for _ in range(2)]
     await is_waiting(bench, 1)
     asking[0].cancel()
@@ -593,7 +594,7 @@ async def test_a_claim_goes_on_while_one_of_its_callers_waits(bench: Any) -> Non
     assert claimed.tasks[0].id == "a"
 
 
-async def test_too_many_that_wait_are_told_to_come_later(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_that_wait_are_told_to_come_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_poll, "_MOST", 2)
     asking = [asyncio.create_task(bench.claim(wait=30)) for _ in range(2)]
     await is_waiting(bench, 2)
@@ -605,14 +606,14 @@ async def test_too_many_that_wait_are_told_to_come_later(bench: Any, monkeypatch
     asking[1].cancel()
 
 
-async def test_claims_that_wait_leave_nothing_behind(bench: Any) -> None:
+async def test_claims_that_wait_leave_nothing_behind(bench: Bench) -> None:
     asking = [asyncio.create_task(bench.claim(wait=0.02, kinds=("k", f"x{n}"))) for n in range(20)]
     await until_done(*asking)
     room = bench.engine._long_polls
     assert (room._polls, room._parked, room._due) == ({}, {}, {})
 
 
-async def test_when_waits_end_nobody_waits_any_more(bench: Any) -> None:
+async def test_when_waits_end_nobody_waits_any_more(bench: Bench) -> None:
     asking = [asyncio.create_task(bench.claim(wait=30)) for _ in range(3)]
     await is_waiting(bench, 3)
     bench.engine.end_waits()
@@ -620,7 +621,7 @@ async def test_when_waits_end_nobody_waits_any_more(bench: Any) -> None:
     assert [claimed.tasks for claimed in await until_done(*asking)] == [[]] * 4
 
 
-async def test_what_is_being_granted_when_waits_end_is_answered_with_its_tasks(bench: Any) -> None:
+async def test_what_is_being_granted_when_waits_end_is_answered_with_its_tasks(bench: Bench) -> None:
     await bench.put("a")
     asking = asyncio.create_task(bench.claim(wait=30))
     await asyncio.sleep(0)  # the writer has it now
@@ -629,7 +630,7 @@ async def test_what_is_being_granted_when_waits_end_is_answered_with_its_tasks(b
     assert [task.id for task in claimed.tasks] == ["a"]
 
 
-async def test_those_who_wait_are_answered_when_the_engine_stops(bench: Any) -> None:
+async def test_those_who_wait_are_answered_when_the_engine_stops(bench: Bench) -> None:
     asking = asyncio.create_task(bench.claim(wait=30))
     await is_waiting(bench, 1)
     await bench.restart()

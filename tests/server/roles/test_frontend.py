@@ -9,6 +9,7 @@ from msgspec import Raw
 
 from leasekit.errors import Refused
 from leasekit.task import Exponential, NewTask, Stats, Status
+from tests.server.conftest import Bench
 
 pytestmark = pytest.mark.anyio
 
@@ -20,7 +21,7 @@ def at(seconds: float) -> datetime:
 # Schedule
 
 
-async def test_a_task_is_new_until_it_is_claimed(bench: Any) -> None:
+async def test_a_task_is_new_until_it_is_claimed(bench: Bench) -> None:
     (answer,) = await bench.put("a")
     assert (answer.id, answer.created, answer.status) == ("a", True, Status.NEW)
     assert await bench.status("a") == "new"
@@ -28,7 +29,7 @@ async def test_a_task_is_new_until_it_is_claimed(bench: Any) -> None:
     assert await bench.status("a") == "claimed"
 
 
-async def test_made_up_ids_are_uuids_of_version_7_that_sort_by_time(bench: Any) -> None:
+async def test_made_up_ids_are_uuids_of_version_7_that_sort_by_time(bench: Bench) -> None:
     (first,) = await bench.engine.schedule([NewTask(kind="k")])
     bench.clock.advance(0.002)
     (second,) = await bench.engine.schedule([NewTask(kind="k")])
@@ -37,7 +38,7 @@ async def test_made_up_ids_are_uuids_of_version_7_that_sort_by_time(bench: Any) 
     assert first.id < second.id
 
 
-async def test_the_same_id_makes_no_second_task_in_one_batch_either(bench: Any) -> None:
+async def test_the_same_id_makes_no_second_task_in_one_batch_either(bench: Bench) -> None:
     answers = await bench.put("a", "a", "b")
     assert [(one.id, one.created, one.conflict) for one in answers] == [
         ("a", True, False),
@@ -48,7 +49,7 @@ async def test_the_same_id_makes_no_second_task_in_one_batch_either(bench: Any) 
 
 
 @pytest.mark.parametrize("again", [{"payload": {"x": 2, "y": 1}}, {"payload": {"x": 1}, "kind": "other"}])
-async def test_the_same_id_with_other_contents_is_a_conflict_and_changes_nothing(bench: Any, again: Any) -> None:
+async def test_the_same_id_with_other_contents_is_a_conflict_and_changes_nothing(bench: Bench, again: Any) -> None:
     await bench.put("a", payload={"x": 1})
     (answer,) = await bench.put("a", **again)
     assert (answer.created, answer.conflict) == (False, True)
@@ -56,26 +57,26 @@ async def test_the_same_id_with_other_contents_is_a_conflict_and_changes_nothing
     assert await bench.ids(kinds=("other",)) == []
 
 
-async def test_the_same_payload_written_otherwise_is_no_conflict(bench: Any) -> None:
+async def test_the_same_payload_written_otherwise_is_no_conflict(bench: Bench) -> None:
     await bench.put("a", payload=Raw(b'{"x": 1, "y": [2]}'))
     (answer,) = await bench.put("a", payload={"y": [2], "x": 1})
     assert (answer.created, answer.conflict) == (False, False)
 
 
-async def test_a_payload_leaves_as_the_bytes_that_came(bench: Any) -> None:
+async def test_a_payload_leaves_as_the_bytes_that_came(bench: Bench) -> None:
     raw = b'{"b" : "\\u0000 \xc3\xa4", "a":[1.0, 1e3]}'
     await bench.put("a", payload=Raw(raw))
     assert bytes((await bench.take()).payload) == raw
     assert bytes((await bench.info("a")).payload) == raw
 
 
-async def test_scheduling_again_says_how_far_the_first_is(bench: Any) -> None:
+async def test_scheduling_again_says_how_far_the_first_is(bench: Bench) -> None:
     await bench.settle(await bench.taken("a"), "fatal")
     (answer,) = await bench.put("a")
     assert (answer.created, answer.status) == (False, Status.FATAL_FAILURE)
 
 
-async def test_a_dedupe_key_makes_one_task_per_kind_however_it_ended(bench: Any) -> None:
+async def test_a_dedupe_key_makes_one_task_per_kind_however_it_ended(bench: Bench) -> None:
     await bench.put("a", dedupe_key="key")
     await bench.settle(await bench.take())
     again, other_kind = await bench.engine.schedule(
@@ -85,13 +86,13 @@ async def test_a_dedupe_key_makes_one_task_per_kind_however_it_ended(bench: Any)
     assert (other_kind.id, other_kind.created) == ("c", True)
 
 
-async def test_a_dedupe_key_counts_within_one_batch(bench: Any) -> None:
+async def test_a_dedupe_key_counts_within_one_batch(bench: Bench) -> None:
     first, second = await bench.engine.schedule([NewTask(kind="k", dedupe_key="\0 ü") for _ in range(2)])
     assert (first.created, second.created) == (True, False)
     assert first.id == second.id
 
 
-async def test_a_dedupe_key_counts_as_long_as_the_first_one_said(bench: Any) -> None:
+async def test_a_dedupe_key_counts_as_long_as_the_first_one_said(bench: Bench) -> None:
     await bench.put("a", dedupe_key="key", dedupe_window=10)
     bench.clock.advance(9.9)
     (within,) = await bench.put("b", dedupe_key="key", dedupe_window=1000)
@@ -104,7 +105,7 @@ async def test_a_dedupe_key_counts_as_long_as_the_first_one_said(bench: Any) -> 
     assert (for_good.id, for_good.created) == ("c", False)
 
 
-async def test_many_dedupe_keys_at_once(bench: Any) -> None:
+async def test_many_dedupe_keys_at_once(bench: Bench) -> None:
     tasks = [NewTask(kind="k", dedupe_key=str(n)) for n in range(1000)]
     first = await bench.engine.schedule(tasks)
     again = await bench.engine.schedule(tasks)
@@ -112,14 +113,14 @@ async def test_many_dedupe_keys_at_once(bench: Any) -> None:
     assert [one.id for one in again if not one.created] == [one.id for one in first]
 
 
-async def test_an_id_that_is_there_outranks_a_dedupe_key(bench: Any) -> None:
+async def test_an_id_that_is_there_outranks_a_dedupe_key(bench: Bench) -> None:
     await bench.put("a", dedupe_key="key")
     await bench.put("b")
     (answer,) = await bench.put("b", dedupe_key="key")
     assert (answer.id, answer.created) == ("b", False)
 
 
-async def test_a_later_task_is_due_at_its_time(bench: Any) -> None:
+async def test_a_later_task_is_due_at_its_time(bench: Bench) -> None:
     await bench.put("a", at=at(bench.clock.wall + 10))
     bench.clock.advance(9.999)
     assert await bench.ids() == []
@@ -134,7 +135,7 @@ async def test_a_later_task_is_due_at_its_time(bench: Any) -> None:
         datetime.max.replace(tzinfo=timezone(timedelta(hours=-14))),
     ],
 )
-async def test_the_oddest_times_can_be_read_again(bench: Any, moment: datetime) -> None:
+async def test_the_oddest_times_can_be_read_again(bench: Bench, moment: datetime) -> None:
     await bench.put("a", at=moment)
     assert (await bench.info("a")).at.tzinfo is UTC
     assert len((await bench.engine.list_tasks()).tasks) == 1
@@ -143,7 +144,7 @@ async def test_the_oddest_times_can_be_read_again(bench: Any, moment: datetime) 
 # Cancel
 
 
-async def test_waiting_tasks_are_cancelled_at_once(bench: Any) -> None:
+async def test_waiting_tasks_are_cancelled_at_once(bench: Bench) -> None:
     await bench.put("new")
     await bench.settle(await bench.taken("retry", kind="r"), "retry", retry_after=5.0)
     await bench.settle(await bench.taken("released", kind="e"), "release")
@@ -154,7 +155,7 @@ async def test_waiting_tasks_are_cancelled_at_once(bench: Any) -> None:
     assert await bench.ids(kinds=("k", "r", "e")) == []
 
 
-async def test_a_cancel_can_be_repeated(bench: Any) -> None:
+async def test_a_cancel_can_be_repeated(bench: Bench) -> None:
     await bench.put("a")
     assert [(await bench.cancel("a")).verdict for _ in range(2)] == ["cancelled", "cancelled"]
     task = await bench.taken("b")
@@ -163,7 +164,7 @@ async def test_a_cancel_can_be_repeated(bench: Any) -> None:
     assert (await bench.beat(task)).cancel_requested
 
 
-async def test_a_running_task_is_told_with_its_next_beat_and_keeps_its_lease(bench: Any) -> None:
+async def test_a_running_task_is_told_with_its_next_beat_and_keeps_its_lease(bench: Bench) -> None:
     task = await bench.taken("a")
     assert not (await bench.beat(task)).cancel_requested
     assert (await bench.cancel("a")).verdict == "cancel_requested"
@@ -173,7 +174,7 @@ async def test_a_running_task_is_told_with_its_next_beat_and_keeps_its_lease(ben
 
 
 @pytest.mark.parametrize("outcome", ["cancelled", "retry", "release", "crash"])
-async def test_an_ordered_task_is_cancelled_when_it_has_wound_down(bench: Any, outcome: Any) -> None:
+async def test_an_ordered_task_is_cancelled_when_it_has_wound_down(bench: Bench, outcome: Any) -> None:
     task = await bench.taken("a", max_attempts=1, max_crashes=0)
     await bench.cancel("a")
     assert (await bench.settle(task, outcome)).verdict == "settled"
@@ -183,14 +184,14 @@ async def test_an_ordered_task_is_cancelled_when_it_has_wound_down(bench: Any, o
 
 
 @pytest.mark.parametrize(("outcome", "status"), [("success", "success"), ("fatal", "fatal_failure")])
-async def test_an_ordered_task_that_ends_by_itself_has_ended_so(bench: Any, outcome: Any, status: str) -> None:
+async def test_an_ordered_task_that_ends_by_itself_has_ended_so(bench: Bench, outcome: Any, status: str) -> None:
     task = await bench.taken("a")
     await bench.cancel("a")
     await bench.settle(task, outcome)
     assert await bench.status("a") == status
 
 
-async def test_an_ordered_task_whose_lease_ends_is_cancelled_and_not_run_again(bench: Any) -> None:
+async def test_an_ordered_task_whose_lease_ends_is_cancelled_and_not_run_again(bench: Bench) -> None:
     task = await bench.taken("a", claim_timeout=10)
     await bench.cancel("a")
     await bench.later(10)
@@ -200,14 +201,14 @@ async def test_an_ordered_task_whose_lease_ends_is_cancelled_and_not_run_again(b
     assert (await bench.settle(task)).reason == "cancelled"
 
 
-async def test_a_task_whose_lease_is_over_is_cancelled_at_once(bench: Any) -> None:
+async def test_a_task_whose_lease_is_over_is_cancelled_at_once(bench: Bench) -> None:
     await bench.taken("a", claim_timeout=10)
     bench.clock.advance(10)
     assert (await bench.cancel("a")).verdict == "cancelled"
     assert [run.outcome for run in (await bench.info("a")).history] == ["expired"]
 
 
-async def test_what_has_ended_or_is_unknown_is_gone(bench: Any) -> None:
+async def test_what_has_ended_or_is_unknown_is_gone(bench: Bench) -> None:
     await bench.settle(await bench.taken("a"))
     settled, unknown = await bench.engine.cancel(["a", "nobody"])
     assert (settled.verdict, settled.reason) == ("gone", "settled")
@@ -217,11 +218,11 @@ async def test_what_has_ended_or_is_unknown_is_gone(bench: Any) -> None:
 # Get and list
 
 
-async def test_of_an_unknown_task_there_is_nothing(bench: Any) -> None:
+async def test_of_an_unknown_task_there_is_nothing(bench: Bench) -> None:
     assert await bench.engine.get("nobody") is None
 
 
-async def test_a_task_can_be_read_whole(bench: Any) -> None:
+async def test_a_task_can_be_read_whole(bench: Bench) -> None:
     start = bench.clock.wall
     task = await bench.taken("a", collection="blue", priority=1, payload=[1])
     bench.clock.advance(1)
@@ -255,13 +256,13 @@ async def test_a_task_can_be_read_whole(bench: Any) -> None:
     assert history[0]["error"] == {"type": "E"}
 
 
-async def test_a_waiting_task_says_when_it_is_due_next(bench: Any) -> None:
+async def test_a_waiting_task_says_when_it_is_due_next(bench: Bench) -> None:
     task = await bench.taken("a")
     await bench.settle(task, "retry", retry_after=30.0)
     assert (await bench.info("a")).at == at(bench.clock.wall + 30)
 
 
-async def test_a_listing_goes_on_where_it_ended(bench: Any) -> None:
+async def test_a_listing_goes_on_where_it_ended(bench: Bench) -> None:
     ids = [f"t{n}" for n in range(5)]
     await bench.put(*ids)
     found: list[str] = []
@@ -274,12 +275,12 @@ async def test_a_listing_goes_on_where_it_ended(bench: Any) -> None:
     assert cursor is None
 
 
-async def test_a_listing_that_ends_with_the_page_has_no_cursor(bench: Any) -> None:
+async def test_a_listing_that_ends_with_the_page_has_no_cursor(bench: Bench) -> None:
     await bench.put("a", "b")
     assert (await bench.engine.list_tasks(limit=2)).cursor is None
 
 
-async def test_a_listing_matches_all_that_is_given(bench: Any) -> None:
+async def test_a_listing_matches_all_that_is_given(bench: Bench) -> None:
     await bench.put("a", collection="blue")
     await bench.put("b", collection="red")
     await bench.put("c", kind="other", collection="blue")
@@ -296,7 +297,7 @@ async def test_a_listing_matches_all_that_is_given(bench: Any) -> None:
         assert [info.id for info in (await bench.engine.list_tasks(**wanted)).tasks] == ids, wanted
 
 
-async def test_a_page_of_big_tasks_is_shorter(bench: Any) -> None:
+async def test_a_page_of_big_tasks_is_shorter(bench: Bench) -> None:
     for n in range(8):
         await bench.put(f"t{n}", payload="x" * 1_000_000)
     found: list[str] = []
@@ -312,13 +313,13 @@ async def test_a_page_of_big_tasks_is_shorter(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "-1", "1e3", "9" * 100, "²"])
-async def test_a_cursor_that_no_page_gave_is_refused(bench: Any, cursor: str) -> None:
+async def test_a_cursor_that_no_page_gave_is_refused(bench: Bench, cursor: str) -> None:
     with pytest.raises(Refused) as refused:
         await bench.engine.list_tasks(cursor=cursor)
     assert refused.value.errors[0]["field"] == "cursor"
 
 
-async def test_the_history_shows_the_latest_runs(bench: Any) -> None:
+async def test_the_history_shows_the_latest_runs(bench: Bench) -> None:
     await bench.put("a")
     for _ in range(105):
         await bench.settle(await bench.take(), "release")
@@ -326,13 +327,13 @@ async def test_the_history_shows_the_latest_runs(bench: Any) -> None:
     assert fences == list(range(6, 106))
 
 
-async def test_stats_count_by_kind_and_status(bench: Any) -> None:
+async def test_stats_count_by_kind_and_status(bench: Bench) -> None:
     await bench.put("a", "b")
     await bench.taken("c", kind="other")
     assert await bench.engine.stats() == Stats(kinds={"k": {"new": 2}, "other": {"claimed": 1}})
 
 
-async def test_a_policy_is_kept_only_where_it_is_not_the_default(bench: Any) -> None:
+async def test_a_policy_is_kept_only_where_it_is_not_the_default(bench: Bench) -> None:
     task = await bench.taken("a", retry=Exponential(first=100, jitter=0))
     await bench.settle(task, "retry")
     assert (await bench.info("a")).at == at(bench.clock.wall + 100)

@@ -8,6 +8,7 @@ from msgspec import UNSET, Raw
 
 from leasekit.server.ids import successor_id
 from leasekit.task import Beat, FixedDelays, NewTask, Polynomial, Settlement
+from tests.server.conftest import Bench
 
 pytestmark = pytest.mark.anyio
 
@@ -15,13 +16,13 @@ pytestmark = pytest.mark.anyio
 # Heartbeats
 
 
-async def test_the_first_beat_makes_it_processing(bench: Any) -> None:
+async def test_the_first_beat_makes_it_processing(bench: Bench) -> None:
     task = await bench.taken("a")
     assert (await bench.beat(task)).verdict == "renewed"
     assert await bench.status("a") == "processing"
 
 
-async def test_a_buffered_task_stays_claimed(bench: Any) -> None:
+async def test_a_buffered_task_stays_claimed(bench: Bench) -> None:
     task = await bench.taken("a", claim_timeout=10, heartbeat_timeout=20)
     assert (await bench.beat(task, started=False)).ttl == 20
     assert await bench.status("a") == "claimed"
@@ -29,14 +30,14 @@ async def test_a_buffered_task_stays_claimed(bench: Any) -> None:
     assert (await bench.beat(task, started=False)).verdict == "renewed"
 
 
-async def test_a_started_task_does_not_go_back_into_the_buffer(bench: Any) -> None:
+async def test_a_started_task_does_not_go_back_into_the_buffer(bench: Bench) -> None:
     task = await bench.taken("a")
     await bench.beat(task)
     await bench.beat(task, started=False)
     assert await bench.status("a") == "processing"
 
 
-async def test_a_claim_grants_the_claim_timeout_and_a_beat_the_heartbeat_timeout(bench: Any) -> None:
+async def test_a_claim_grants_the_claim_timeout_and_a_beat_the_heartbeat_timeout(bench: Bench) -> None:
     task = await bench.taken("a", claim_timeout=10, heartbeat_timeout=20)
     assert task.ttl == 10
     bench.clock.advance(9)
@@ -45,7 +46,7 @@ async def test_a_claim_grants_the_claim_timeout_and_a_beat_the_heartbeat_timeout
     assert (await bench.beat(task)).verdict == "renewed"
 
 
-async def test_a_beat_brings_no_end_nearer_for_its_answer_may_not_be_heard(bench: Any) -> None:
+async def test_a_beat_brings_no_end_nearer_for_its_answer_may_not_be_heard(bench: Bench) -> None:
     task = await bench.taken("a", claim_timeout=300, heartbeat_timeout=20)
     for started in (False, True):
         assert (await bench.beat(task, started=started)).ttl == 20
@@ -60,7 +61,7 @@ async def test_a_beat_brings_no_end_nearer_for_its_answer_may_not_be_heard(bench
 
 @pytest.mark.parametrize("ttls", [(100.0, 20.0), (20.0, 100.0)])
 async def test_after_a_restart_a_lease_lasts_as_long_as_its_holder_may_believe(
-    bench: Any, ttls: tuple[float, float]
+    bench: Bench, ttls: tuple[float, float]
 ) -> None:
     """The wall clock was set while the server was away: what was kept of the lease's end means nothing."""
     task = await bench.taken("a", claim_timeout=ttls[0], heartbeat_timeout=ttls[1])
@@ -73,7 +74,7 @@ async def test_after_a_restart_a_lease_lasts_as_long_as_its_holder_may_believe(
     assert await bench.ids() == ["a"]
 
 
-async def test_a_run_that_lasted_too_long_stays_gone_though_a_restart_sets_the_clock_back(bench: Any) -> None:
+async def test_a_run_that_lasted_too_long_stays_gone_though_a_restart_sets_the_clock_back(bench: Bench) -> None:
     task = await bench.taken("a", max_runtime=10)
     await bench.beat(task)
     bench.clock.advance(10)
@@ -83,7 +84,9 @@ async def test_a_run_that_lasted_too_long_stays_gone_though_a_restart_sets_the_c
     assert (await bench.beat(task)).verdict == "gone"
 
 
-async def test_a_run_is_renewed_for_its_max_runtime_and_counts_as_a_crash_when_its_lease_has_ended(bench: Any) -> None:
+async def test_a_run_is_renewed_for_its_max_runtime_and_counts_as_a_crash_when_its_lease_has_ended(
+    bench: Bench,
+) -> None:
     task = await bench.taken("a", max_runtime=25, claim_timeout=20, heartbeat_timeout=20)
     for _ in range(2):
         assert (await bench.beat(task)).verdict == "renewed"
@@ -97,7 +100,7 @@ async def test_a_run_is_renewed_for_its_max_runtime_and_counts_as_a_crash_when_i
     assert (await bench.ids(), (await bench.info("a")).crashes) == (["a"], 1)
 
 
-async def test_max_runtime_counts_from_the_first_beat_of_a_body_that_has_begun(bench: Any) -> None:
+async def test_max_runtime_counts_from_the_first_beat_of_a_body_that_has_begun(bench: Bench) -> None:
     task = await bench.taken("a", max_runtime=10)
     await bench.beat(task, started=False)
     bench.clock.advance(100)
@@ -106,7 +109,7 @@ async def test_max_runtime_counts_from_the_first_beat_of_a_body_that_has_begun(b
     assert (await bench.beat(task)).verdict == "gone"
 
 
-async def test_max_runtime_counts_anew_for_the_next_run(bench: Any) -> None:
+async def test_max_runtime_counts_anew_for_the_next_run(bench: Bench) -> None:
     task = await bench.taken("a", max_runtime=10)
     await bench.beat(task)
     bench.clock.advance(9)
@@ -117,7 +120,7 @@ async def test_max_runtime_counts_anew_for_the_next_run(bench: Any) -> None:
     assert (await bench.beat(again)).verdict == "renewed"
 
 
-async def test_what_a_run_that_lasted_too_long_has_finished_counts(bench: Any) -> None:
+async def test_what_a_run_that_lasted_too_long_has_finished_counts(bench: Bench) -> None:
     task = await bench.taken("a", max_runtime=10)
     await bench.beat(task)
     bench.clock.advance(10)
@@ -125,7 +128,7 @@ async def test_what_a_run_that_lasted_too_long_has_finished_counts(bench: Any) -
     assert (await bench.settle(task)).verdict == "settled"
 
 
-async def test_max_runtime_outlives_a_restart(bench: Any) -> None:
+async def test_max_runtime_outlives_a_restart(bench: Bench) -> None:
     task = await bench.taken("a", max_runtime=10)
     await bench.beat(task)
     await bench.restart()
@@ -133,14 +136,14 @@ async def test_max_runtime_outlives_a_restart(bench: Any) -> None:
     assert (await bench.beat(task)).verdict == "gone"
 
 
-async def test_a_beat_at_the_very_end_is_too_late(bench: Any) -> None:
+async def test_a_beat_at_the_very_end_is_too_late(bench: Bench) -> None:
     task = await bench.taken("a", claim_timeout=10)
     bench.clock.advance(10)
     beat = await bench.beat(task)
     assert (beat.verdict, beat.reason) == ("gone", "expired")
 
 
-async def test_what_was_said_to_be_gone_stays_gone_though_a_restart_gives_leases_more_time(bench: Any) -> None:
+async def test_what_was_said_to_be_gone_stays_gone_though_a_restart_gives_leases_more_time(bench: Bench) -> None:
     task = await bench.taken("a", claim_timeout=10)
     bench.clock.advance(10)
     assert [(await bench.beat(task)).verdict for _ in range(2)] == ["gone"] * 2
@@ -150,14 +153,14 @@ async def test_what_was_said_to_be_gone_stays_gone_though_a_restart_gives_leases
     assert (info.status, info.crashes, [run.outcome for run in info.history]) == ("enqueued", 1, ["expired"])
 
 
-async def test_a_late_beat_throws_no_finished_work_away(bench: Any) -> None:
+async def test_a_late_beat_throws_no_finished_work_away(bench: Bench) -> None:
     task = await bench.taken("a", claim_timeout=10)
     bench.clock.advance(10)
     assert (await bench.beat(task)).verdict == "gone"
     assert (await bench.settle(task)).verdict == "settled"
 
 
-async def test_a_beat_never_revives_a_lease_that_was_taken_back(bench: Any) -> None:
+async def test_a_beat_never_revives_a_lease_that_was_taken_back(bench: Bench) -> None:
     task = await bench.taken("a", claim_timeout=10)
     await bench.later(10)
     assert await bench.status("a") == "enqueued"
@@ -165,7 +168,7 @@ async def test_a_beat_never_revives_a_lease_that_was_taken_back(bench: Any) -> N
     assert await bench.status("a") == "enqueued"
 
 
-async def test_a_beat_says_why_a_lease_is_gone(bench: Any) -> None:
+async def test_a_beat_says_why_a_lease_is_gone(bench: Bench) -> None:
     lost = await bench.taken("lost", claim_timeout=10)
     bench.clock.advance(10)
     await bench.take()
@@ -182,7 +185,7 @@ async def test_a_beat_says_why_a_lease_is_gone(bench: Any) -> None:
     assert (unknown.verdict, unknown.reason) == ("gone", "unknown")
 
 
-async def test_a_token_of_another_task_renews_nothing(bench: Any) -> None:
+async def test_a_token_of_another_task_renews_nothing(bench: Bench) -> None:
     one, other = await bench.taken("a", claim_timeout=10), await bench.taken("b")
     (beat,) = await bench.engine.heartbeat("w", [Beat(id=one.id, token=other.token)])
     assert (beat.verdict, beat.reason) == ("gone", "taken")
@@ -190,7 +193,7 @@ async def test_a_token_of_another_task_renews_nothing(bench: Any) -> None:
     assert (await bench.beat(one)).verdict == "gone"
 
 
-async def test_verdicts_come_by_position(bench: Any) -> None:
+async def test_verdicts_come_by_position(bench: Bench) -> None:
     await bench.put("a", "b", "c")
     a, b, c = (await bench.claim()).tasks
     await bench.settle(b)
@@ -204,7 +207,7 @@ async def test_verdicts_come_by_position(bench: Any) -> None:
     ]
 
 
-async def test_the_latest_progress_goes_to_the_next_holder(bench: Any) -> None:
+async def test_the_latest_progress_goes_to_the_next_holder(bench: Bench) -> None:
     task = await bench.taken("a", claim_timeout=10, heartbeat_timeout=10)
     assert bytes(task.progress) == b"null"
     await bench.beat(task, progress={"page": 1})
@@ -216,7 +219,7 @@ async def test_the_latest_progress_goes_to_the_next_holder(bench: Any) -> None:
 
 @pytest.mark.parametrize("together", [True, False])
 async def test_progress_of_a_beat_that_was_overtaken_renews_and_replaces_no_newer(
-    bench: Any, *, together: bool
+    bench: Bench, *, together: bool
 ) -> None:
     task = await bench.taken("a", claim_timeout=10, heartbeat_timeout=10)
     beats = [Beat(id="a", token=task.token, progress=[number], progress_seq=number) for number in (2, 3, 1)]
@@ -235,7 +238,7 @@ async def test_progress_of_a_beat_that_was_overtaken_renews_and_replaces_no_newe
 @pytest.mark.parametrize(("number", "kept"), [(1, b"[2]"), (2, b"[7]"), (3, b"[7]"), (None, b"[7]")])
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_progress_with_a_result_replaces_what_is_not_newer(
-    bench: Any, number: int | None, kept: bytes, *, is_late: bool
+    bench: Bench, number: int | None, kept: bytes, *, is_late: bool
 ) -> None:
     task = await bench.taken("a", claim_timeout=10, heartbeat_timeout=10)
     await bench.beat(task, progress=[2], progress_seq=2)
@@ -246,7 +249,7 @@ async def test_progress_with_a_result_replaces_what_is_not_newer(
     assert bytes((await bench.take()).progress) == kept
 
 
-async def test_progress_of_a_stale_beat_is_not_kept(bench: Any) -> None:
+async def test_progress_of_a_stale_beat_is_not_kept(bench: Bench) -> None:
     task = await bench.taken("a", claim_timeout=10)
     await bench.later(10)
     await bench.beat(task, progress=[1])
@@ -267,13 +270,13 @@ async def test_progress_of_a_stale_beat_is_not_kept(bench: Any) -> None:
         ("cancelled", "cancelled"),
     ],
 )
-async def test_an_outcome_says_what_becomes_of_a_task(bench: Any, outcome: Any, status: str) -> None:
+async def test_an_outcome_says_what_becomes_of_a_task(bench: Bench, outcome: Any, status: str) -> None:
     task = await bench.taken("a")
     assert (await bench.settle(task, outcome)).verdict == "settled"
     assert await bench.status("a") == status
 
 
-async def test_a_retry_waits_by_its_policy(bench: Any) -> None:
+async def test_a_retry_waits_by_its_policy(bench: Bench) -> None:
     task = await bench.taken("a", retry=FixedDelays(waits=[5, 7]))
     for wait in (5, 7, 7):
         await bench.settle(task, "retry")
@@ -283,7 +286,7 @@ async def test_a_retry_waits_by_its_policy(bench: Any) -> None:
         task = await bench.take()
 
 
-async def test_crashes_do_not_lengthen_the_wait_for_a_retry(bench: Any) -> None:
+async def test_crashes_do_not_lengthen_the_wait_for_a_retry(bench: Bench) -> None:
     task = await bench.taken("a", retry=FixedDelays(waits=[5, 100]))
     await bench.settle(task, "crash")
     await bench.settle(await bench.take(), "retry")
@@ -291,14 +294,14 @@ async def test_crashes_do_not_lengthen_the_wait_for_a_retry(bench: Any) -> None:
     assert await bench.ids() == ["a"]
 
 
-async def test_a_holder_may_say_when_to_retry(bench: Any) -> None:
+async def test_a_holder_may_say_when_to_retry(bench: Bench) -> None:
     task = await bench.taken("a", retry=Polynomial())
     await bench.settle(task, "retry", retry_after=2.0)
     bench.clock.advance(2)
     assert await bench.ids() == ["a"]
 
 
-async def test_a_release_is_ready_at_once_or_when_it_says(bench: Any) -> None:
+async def test_a_release_is_ready_at_once_or_when_it_says(bench: Bench) -> None:
     task = await bench.taken("a")
     await bench.settle(task, "release")
     task = await bench.take()
@@ -308,12 +311,12 @@ async def test_a_release_is_ready_at_once_or_when_it_says(bench: Any) -> None:
     assert await bench.ids() == ["a"]
 
 
-async def test_a_crash_is_ready_at_once(bench: Any) -> None:
+async def test_a_crash_is_ready_at_once(bench: Bench) -> None:
     await bench.settle(await bench.taken("a", retry=FixedDelays(waits=[100])), "crash", retry_after=100.0)
     assert await bench.ids() == ["a"]
 
 
-async def test_progress_comes_with_a_result_too(bench: Any) -> None:
+async def test_progress_comes_with_a_result_too(bench: Bench) -> None:
     await bench.settle(await bench.taken("a"), "release", progress=[7])
     assert bytes((await bench.take()).progress) == b"[7]"
 
@@ -321,7 +324,7 @@ async def test_progress_comes_with_a_result_too(bench: Any) -> None:
 # Results: counts
 
 
-async def test_attempts_count_grants_that_were_not_released_and_the_fence_counts_all(bench: Any) -> None:
+async def test_attempts_count_grants_that_were_not_released_and_the_fence_counts_all(bench: Bench) -> None:
     await bench.put("a", retry=FixedDelays(waits=[0]))
     seen: list[tuple[int, int]] = []
     outcomes: list[Any] = ["release", "crash", "release", "retry", "success"]
@@ -332,7 +335,7 @@ async def test_attempts_count_grants_that_were_not_released_and_the_fence_counts
     assert seen == [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5)]
 
 
-async def test_max_attempts_bounds_retries_only(bench: Any) -> None:
+async def test_max_attempts_bounds_retries_only(bench: Bench) -> None:
     task = await bench.taken("a", max_attempts=2, retry=FixedDelays(waits=[0]))
     outcomes: list[Any] = ["retry", "crash", "release", "retry"]
     for outcome in outcomes:
@@ -346,12 +349,12 @@ async def test_max_attempts_bounds_retries_only(bench: Any) -> None:
     assert await bench.ids() == []
 
 
-async def test_one_attempt_may_be_all(bench: Any) -> None:
+async def test_one_attempt_may_be_all(bench: Bench) -> None:
     await bench.settle(await bench.taken("a", max_attempts=1), "retry")
     assert await bench.status("a") == "dead"
 
 
-async def test_attempts_are_unlimited_by_default(bench: Any) -> None:
+async def test_attempts_are_unlimited_by_default(bench: Bench) -> None:
     task = await bench.taken("a", retry=FixedDelays(waits=[0]))
     for _ in range(20):
         await bench.settle(task, "retry")
@@ -361,7 +364,7 @@ async def test_attempts_are_unlimited_by_default(bench: Any) -> None:
 
 @pytest.mark.parametrize("way", ["crash", "expiry"])
 @pytest.mark.parametrize("most", [0, 2])
-async def test_max_crashes_bounds_runs_whose_holder_vanished(bench: Any, way: str, most: int) -> None:
+async def test_max_crashes_bounds_runs_whose_holder_vanished(bench: Bench, way: str, most: int) -> None:
     await bench.put("a", max_crashes=most, claim_timeout=10)
     for _ in range(most + 1):
         assert await bench.status("a") != "dead"
@@ -381,7 +384,7 @@ async def test_max_crashes_bounds_runs_whose_holder_vanished(bench: Any, way: st
 
 
 @pytest.mark.parametrize("taken_back", [False, True])
-async def test_a_late_result_counts_while_nobody_else_got_the_task(bench: Any, taken_back: bool) -> None:  # noqa: FBT001
+async def test_a_late_result_counts_while_nobody_else_got_the_task(bench: Bench, taken_back: bool) -> None:  # noqa: FBT001
     task = await bench.taken("a", claim_timeout=10)
     if taken_back:
         await bench.later(10)
@@ -395,7 +398,7 @@ async def test_a_late_result_counts_while_nobody_else_got_the_task(bench: Any, t
     assert await bench.ids() == []
 
 
-async def test_a_late_retry_or_crash_counts_once(bench: Any) -> None:
+async def test_a_late_retry_or_crash_counts_once(bench: Bench) -> None:
     task = await bench.taken("a", claim_timeout=10, max_crashes=1)
     await bench.later(10)
     assert (await bench.info("a")).crashes == 1
@@ -406,7 +409,7 @@ async def test_a_late_retry_or_crash_counts_once(bench: Any) -> None:
     assert await bench.status("a") == "dead"
 
 
-async def test_a_late_result_of_a_task_that_has_ended_meanwhile_is_gone(bench: Any) -> None:
+async def test_a_late_result_of_a_task_that_has_ended_meanwhile_is_gone(bench: Bench) -> None:
     task = await bench.taken("a", claim_timeout=10, max_crashes=0)
     await bench.later(10)
     assert await bench.status("a") == "dead"
@@ -414,7 +417,7 @@ async def test_a_late_result_of_a_task_that_has_ended_meanwhile_is_gone(bench: A
     assert await bench.status("a") == "dead"
 
 
-async def test_a_result_is_gone_once_another_got_the_task(bench: Any) -> None:
+async def test_a_result_is_gone_once_another_got_the_task(bench: Bench) -> None:
     first = await bench.taken("a", claim_timeout=10)
     bench.clock.advance(10)
     second = await bench.take()
@@ -425,7 +428,7 @@ async def test_a_result_is_gone_once_another_got_the_task(bench: Any) -> None:
     assert bytes((await bench.info("a")).result) == b'"new"'
 
 
-async def test_a_repeat_is_told_the_same_and_changes_nothing(bench: Any) -> None:
+async def test_a_repeat_is_told_the_same_and_changes_nothing(bench: Bench) -> None:
     task = await bench.taken("a", retry=FixedDelays(waits=[0]))
     for _ in range(3):
         assert (await bench.settle(task, "retry", error={"n": 1})).verdict == "settled"
@@ -435,7 +438,7 @@ async def test_a_repeat_is_told_the_same_and_changes_nothing(bench: Any) -> None
     assert len((await bench.info("a")).history) == 1
 
 
-async def test_a_repeat_is_told_the_same_after_the_end_and_after_a_restart(bench: Any) -> None:
+async def test_a_repeat_is_told_the_same_after_the_end_and_after_a_restart(bench: Bench) -> None:
     task = await bench.taken("a", retry=FixedDelays(waits=[0]))
     await bench.settle(task, "retry", error=1)
     await bench.settle(await bench.take(), result=2)
@@ -454,7 +457,7 @@ async def test_a_repeat_is_told_the_same_after_the_end_and_after_a_restart(bench
         {"result": 1, "then": [NewTask(kind="next")]},
     ],
 )
-async def test_another_report_with_the_same_token_is_gone(bench: Any, other: Any) -> None:
+async def test_another_report_with_the_same_token_is_gone(bench: Bench, other: Any) -> None:
     task = await bench.taken("a")
     await bench.settle(task, result=1)
     verdict = await bench.settle(task, **other)
@@ -463,7 +466,7 @@ async def test_another_report_with_the_same_token_is_gone(bench: Any, other: Any
     assert await bench.ids(kinds=("next",)) == []
 
 
-async def test_a_repeat_in_the_same_batch_is_told_the_same(bench: Any) -> None:
+async def test_a_repeat_in_the_same_batch_is_told_the_same(bench: Bench) -> None:
     task = await bench.taken("a")
     one = Settlement(id=task.id, token=task.token, outcome="success", result=1)
     other = Settlement(id=task.id, token=task.token, outcome="fatal")
@@ -471,7 +474,7 @@ async def test_a_repeat_in_the_same_batch_is_told_the_same(bench: Any) -> None:
     assert [verdict.verdict for verdict in verdicts] == ["settled", "settled", "gone"]
 
 
-async def test_strangers_among_results_fail_alone(bench: Any) -> None:
+async def test_strangers_among_results_fail_alone(bench: Bench) -> None:
     task = await bench.taken("a")
     results = [
         Settlement(id="nobody", token="t", outcome="success"),
@@ -486,7 +489,7 @@ async def test_strangers_among_results_fail_alone(bench: Any) -> None:
     ]
 
 
-async def test_a_token_does_not_settle_what_waits(bench: Any) -> None:
+async def test_a_token_does_not_settle_what_waits(bench: Bench) -> None:
     task = await bench.taken("a")
     await bench.settle(task, "release")
     assert (await bench.settle(task)).verdict == "gone"
@@ -496,7 +499,7 @@ async def test_a_token_does_not_settle_what_waits(bench: Any) -> None:
 # Results: successors
 
 
-async def test_successors_are_scheduled_with_the_end_and_once(bench: Any) -> None:
+async def test_successors_are_scheduled_with_the_end_and_once(bench: Bench) -> None:
     task = await bench.taken("a")
     then = [NewTask(kind="next", payload=n) for n in range(3)]
     for _ in range(2):
@@ -506,7 +509,7 @@ async def test_successors_are_scheduled_with_the_end_and_once(bench: Any) -> Non
     assert await bench.ids(kinds=("next",)) == []
 
 
-async def test_successors_may_have_ids_keys_and_times_of_their_own(bench: Any) -> None:
+async def test_successors_may_have_ids_keys_and_times_of_their_own(bench: Bench) -> None:
     await bench.put("there", kind="next")
     task = await bench.taken("a")
     later = datetime.fromtimestamp(bench.clock.wall + 10, UTC)
@@ -522,7 +525,7 @@ async def test_successors_may_have_ids_keys_and_times_of_their_own(bench: Any) -
     assert await bench.ids(kinds=("next",)) == ["mine"]
 
 
-async def test_each_run_has_successors_of_its_own(bench: Any) -> None:
+async def test_each_run_has_successors_of_its_own(bench: Bench) -> None:
     first, second = await bench.taken("a"), await bench.taken("b")
     for task in (first, second):
         await bench.settle(task, then=[NewTask(kind="next"), NewTask(kind="next")])

@@ -114,7 +114,7 @@ def test_what_was_added_is_found_as_it_was(store: Store) -> None:
         assert type(found.cancel_requested) is bool
 
 
-def test_numbers_are_given_out_once_and_grow_after_a_restart_too(store: Store, make_store: Any) -> None:
+def test_numbers_are_given_out_once_and_grow_after_a_restart_too(store: Store, make_store: Callable[[], Store]) -> None:
     with store.transaction() as tx:
         first = tx.allocate_seqs(3)
         second = tx.allocate_seqs(1)

@@ -8,14 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 from leasekit import Worker
 from leasekit.testing.faults import Faulty
-
-Eventually = Callable[..., Any]
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -33,10 +31,9 @@ def worker(faulty: Faulty) -> Worker:
 class Runs:
     """The lines that bodies leave in a file: who ran them."""
 
-    def __init__(self, path: Path, eventually: Eventually) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = str(path)
         self._file = path
-        self._eventually = eventually
 
     @property
     def all(self) -> list[tuple[int, int]]:
@@ -46,13 +43,13 @@ class Runs:
 
     def nth(self, count: int) -> tuple[int, int]:
         """The run of that number, from 1, as soon as it has begun."""
-        self._eventually(lambda: len(self.all) >= count)
+        eventually(lambda: len(self.all) >= count)
         return self.all[count - 1]
 
 
 @pytest.fixture
-def runs(tmp_path: Path, eventually: Eventually) -> Runs:
-    return Runs(tmp_path / "runs", eventually)
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path / "runs")
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -17,16 +16,18 @@ from leasekit.hooks import Event, Lost
 from leasekit.task import Status
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
+from tests.waiting import eventually
+from tests.worker.conftest import Submitter
+from tests.worker.process.conftest import Runs
 
 AtWork = Callable[[Worker], AbstractContextManager[Worker]]
-Eventually = Callable[..., Any]
 IsDead = Callable[[int], bool]
 
 SHORT = {"claim_timeout": 2, "heartbeat_timeout": 2}
 
 
 def test_a_body_that_holds_the_gil_for_several_ttls_keeps_its_lease_and_ends_once(
-    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any
+    worker: Worker, at_work: AtWork, submitter: Submitter, bodies: ModuleType, runs: Runs
 ) -> None:
     worker.handler("k", run="process")(bodies.holds_the_gil)
     with at_work(worker):
@@ -35,7 +36,7 @@ def test_a_body_that_holds_the_gil_for_several_ttls_keeps_its_lease_and_ends_onc
 
 
 def test_a_body_that_was_stopped_while_its_lease_was_renewed_has_not_lost_it(
-    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any
+    worker: Worker, at_work: AtWork, submitter: Submitter, bodies: ModuleType, runs: Runs
 ) -> None:
     """Its clock is past the end that it knows of, and the renewals are still to be read."""
     worker.handler("k", run="process")(bodies.checks_without_rest)
@@ -52,7 +53,7 @@ def test_a_body_that_was_stopped_while_its_lease_was_renewed_has_not_lost_it(
 
 
 def test_what_a_thread_reports_that_outlives_its_body_is_not_the_next_tasks_progress(
-    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType
+    worker: Worker, at_work: AtWork, submitter: Submitter, bodies: ModuleType
 ) -> None:
     worker.handler("k", run="process")(bodies.leaves_a_thread)
     with at_work(worker):
@@ -64,10 +65,9 @@ def test_what_a_thread_reports_that_outlives_its_body_is_not_the_next_tasks_prog
 def test_an_executor_that_has_changed_its_user_ends_with_its_guard_all_the_same(
     faulty: Faulty,
     at_work: AtWork,
-    submitter: Any,
+    submitter: Submitter,
     bodies: ModuleType,
-    runs: Any,
-    eventually: Eventually,
+    runs: Runs,
     is_dead: IsDead,
 ) -> None:
     worker = Worker(faulty, concurrency=1, drain_grace=0)
@@ -82,7 +82,12 @@ def test_an_executor_that_has_changed_its_user_ends_with_its_guard_all_the_same(
 
 
 def test_an_executor_whose_guard_does_not_answer_is_given_no_body(
-    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any, monkeypatch: pytest.MonkeyPatch
+    worker: Worker,
+    at_work: AtWork,
+    submitter: Submitter,
+    bodies: ModuleType,
+    runs: Runs,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(guarded_process, "_ANSWER", 1.0)
     worker.handler("who", run="process")(bodies.who)
@@ -99,7 +104,7 @@ def test_an_executor_whose_guard_does_not_answer_is_given_no_body(
 
 @pytest.mark.parametrize("whom", ["executor", "guard"])
 def test_after_a_kill_the_task_runs_again_in_another_process(
-    whom: str, faulty: Faulty, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any, is_dead: IsDead
+    whom: str, faulty: Faulty, at_work: AtWork, submitter: Submitter, bodies: ModuleType, runs: Runs, is_dead: IsDead
 ) -> None:
     worker = Worker(faulty, concurrency=1, drain_grace=0)
     worker.handler("k", run="process")(bodies.heeds)
@@ -116,7 +121,7 @@ def test_after_a_kill_the_task_runs_again_in_another_process(
 
 
 def test_a_crash_leaves_its_neighbour_alone(
-    faulty: Faulty, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any, is_dead: IsDead
+    faulty: Faulty, at_work: AtWork, submitter: Submitter, bodies: ModuleType, runs: Runs, is_dead: IsDead
 ) -> None:
     worker = Worker(faulty, concurrency=2, drain_grace=0)
     worker.handler("long", run="process")(bodies.heeds)
@@ -132,7 +137,7 @@ def test_a_crash_leaves_its_neighbour_alone(
 
 @pytest.mark.parametrize("name", ["goes_on", "awaits_a_thread"])
 def test_a_cancelled_body_that_goes_on_is_killed_and_only_then_settled(
-    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any, is_dead: IsDead, name: str
+    worker: Worker, at_work: AtWork, submitter: Submitter, bodies: ModuleType, runs: Runs, is_dead: IsDead, name: str
 ) -> None:
     worker.handler("k", run="process")(getattr(bodies, name))
     with at_work(worker):
@@ -144,7 +149,7 @@ def test_a_cancelled_body_that_goes_on_is_killed_and_only_then_settled(
 
 
 def test_the_checkpoint_with_which_a_body_hears_that_it_is_cancelled_is_kept(
-    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any
+    worker: Worker, at_work: AtWork, submitter: Submitter, bodies: ModuleType, runs: Runs
 ) -> None:
     worker.handler("k", run="process")(bodies.counts)
     with at_work(worker):
@@ -156,7 +161,7 @@ def test_the_checkpoint_with_which_a_body_hears_that_it_is_cancelled_is_kept(
 
 
 def test_a_stopped_executor_is_killed_when_its_task_is_cancelled(
-    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any, is_dead: IsDead
+    worker: Worker, at_work: AtWork, submitter: Submitter, bodies: ModuleType, runs: Runs, is_dead: IsDead
 ) -> None:
     worker.handler("k", run="process")(bodies.goes_on)
     with at_work(worker):
@@ -169,7 +174,12 @@ def test_a_stopped_executor_is_killed_when_its_task_is_cancelled(
 
 
 def test_an_idle_body_that_goes_on_shows_its_stacks_is_killed_and_counts_as_a_crash(
-    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any, capfd: pytest.CaptureFixture[str]
+    worker: Worker,
+    at_work: AtWork,
+    submitter: Submitter,
+    bodies: ModuleType,
+    runs: Runs,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     worker.handler("k", run="process", idle_timeout=0.3)(bodies.goes_on)
     with at_work(worker):
@@ -180,7 +190,7 @@ def test_an_idle_body_that_goes_on_shows_its_stacks_is_killed_and_counts_as_a_cr
 
 
 def test_an_idle_body_that_ends_when_told_to_is_tried_again(
-    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any
+    worker: Worker, at_work: AtWork, submitter: Submitter, bodies: ModuleType, runs: Runs
 ) -> None:
     worker.handler("k", run="process", idle_timeout=0.3)(bodies.heeds)
     with at_work(worker):
@@ -193,10 +203,9 @@ def test_a_body_is_told_of_its_loss_and_may_end_by_itself(
     worker: Worker,
     at_work: AtWork,
     faulty: Faulty,
-    submitter: Any,
+    submitter: Submitter,
     bodies: ModuleType,
-    runs: Any,
-    eventually: Eventually,
+    runs: Runs,
     is_dead: IsDead,
 ) -> None:
     worker.handler("k", run="process")(bodies.heeds)
@@ -213,13 +222,12 @@ def test_a_lost_body_that_goes_on_is_dead_before_its_task_runs_again(
     whom: str,
     faulty: Faulty,
     at_work: AtWork,
-    submitter: Any,
+    submitter: Submitter,
     bodies: ModuleType,
-    runs: Any,
+    runs: Runs,
     events: list[Event],
     is_dead: IsDead,
     runs_no_more: IsDead,
-    eventually: Eventually,
 ) -> None:
     """Whoever of the two is stopped, and stays so. The guard runs no user code, and ends after the executor."""
     worker = Worker(faulty, concurrency=1, hooks=[events.append])
@@ -238,7 +246,7 @@ def test_a_lost_body_that_goes_on_is_dead_before_its_task_runs_again(
 
 
 def test_one_lost_lease_takes_no_other_along(
-    faulty: Faulty, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any, is_dead: IsDead
+    faulty: Faulty, at_work: AtWork, submitter: Submitter, bodies: ModuleType, runs: Runs, is_dead: IsDead
 ) -> None:
     worker = Worker(faulty, concurrency=2, drain_grace=0)
     worker.handler("k", run="process")(bodies.goes_on)
@@ -256,10 +264,9 @@ def test_one_lost_lease_takes_no_other_along(
 def test_what_a_body_has_started_dies_with_its_executor(
     worker: Worker,
     at_work: AtWork,
-    submitter: Any,
+    submitter: Submitter,
     bodies: ModuleType,
     tmp_path: Path,
-    eventually: Eventually,
     is_dead: IsDead,
 ) -> None:
     worker.handler("k", run="process")(bodies.leaves_a_child)
@@ -270,7 +277,7 @@ def test_what_a_body_has_started_dies_with_its_executor(
 
 
 def test_an_executor_that_dies_without_a_body_is_replaced(
-    worker: Worker, at_work: AtWork, submitter: Any, bodies: ModuleType, eventually: Eventually, is_dead: IsDead
+    worker: Worker, at_work: AtWork, submitter: Submitter, bodies: ModuleType, is_dead: IsDead
 ) -> None:
     worker.handler("k", run="process")(bodies.who)
     with at_work(worker):
@@ -283,7 +290,7 @@ def test_an_executor_that_dies_without_a_body_is_replaced(
 
 
 def test_end_all_gives_back_what_runs_with_its_progress(
-    faulty: Faulty, at_work: AtWork, submitter: Any, bodies: ModuleType, runs: Any, is_dead: IsDead
+    faulty: Faulty, at_work: AtWork, submitter: Submitter, bodies: ModuleType, runs: Runs, is_dead: IsDead
 ) -> None:
     worker = Worker(faulty, concurrency=1, drain_grace=0.1)
     worker.handler("k", run="process")(bodies.goes_on_with_progress)

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -27,13 +26,13 @@ from leasekit._worker.process.messages import Address, Ended, FromExecutor, Leas
 from leasekit.config import Heartbeats
 from leasekit.errors import ConfigError
 from leasekit.task import Task
+from tests.waiting import eventually
 
 LATE = 1.0  # seconds; measured are 1-3 ms
 BEATS = Heartbeats().for_ttl(60)
 now = BOOT_CLOCK.now
 
 IsDead = Callable[[int], bool]
-Eventually = Callable[..., Any]
 
 
 class Spinner:
@@ -158,7 +157,7 @@ def test_no_code_of_a_body_runs_after_its_trust_whoever_is_stopped(whom: str, sp
 
 
 def test_of_a_body_that_changed_its_user_nothing_runs_after_its_trust_although_its_worker_is_stopped(
-    spinner: Spinner, is_dead: IsDead, eventually: Eventually
+    spinner: Spinner, is_dead: IsDead
 ) -> None:
     """The end of its guard takes no such process along, nor does the end of any process its children."""
     term = spinner.begin(1, "family", processes=3)
@@ -170,7 +169,7 @@ def test_of_a_body_that_changed_its_user_nothing_runs_after_its_trust_although_i
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_it_ends_with_its_guard_too_although_its_worker_is_stopped(
-    number: signal.Signals, spinner: Spinner, is_dead: IsDead, eventually: Eventually
+    number: signal.Signals, spinner: Spinner, is_dead: IsDead
 ) -> None:
     """A guard that is stopped dies when trust ends."""
     term = spinner.begin(2.5, "user")
@@ -187,9 +186,7 @@ def test_a_guard_that_has_died_is_missed_by_its_worker(spinner: Spinner) -> None
     assert "killed with its guard" in spinner.close()
 
 
-def test_the_process_group_is_killed_with_an_executor_whose_guard_is_stopped(
-    spinner: Spinner, is_dead: IsDead, eventually: Eventually
-) -> None:
+def test_the_process_group_is_killed_with_an_executor_whose_guard_is_stopped(spinner: Spinner, is_dead: IsDead) -> None:
     spinner.begin(60, "family", processes=3)
     os.kill(spinner.guard, signal.SIGSTOP)
     spinner.guarded.kill()  # and no more: its worker may be stopped then
@@ -209,7 +206,7 @@ def adopting() -> Iterator[None]:
 
 
 def test_the_process_group_of_an_executor_is_killed_although_others_have_waited_for_that(
-    adopting: None, spinner: Spinner, is_dead: IsDead, eventually: Eventually
+    adopting: None, spinner: Spinner, is_dead: IsDead
 ) -> None:
     spinner.begin(60, "family", processes=3)
     spinner.guarded._guard.kill()
@@ -223,7 +220,7 @@ def test_the_process_group_of_an_executor_is_killed_although_others_have_waited_
 
 
 def test_where_a_worker_cannot_its_guard_ends_what_an_earlier_body_has_left_in_the_process_group(
-    spinner: Spinner, is_dead: IsDead, eventually: Eventually
+    spinner: Spinner, is_dead: IsDead
 ) -> None:
     sleeper = spinner.result("sleeper")
     assert not is_dead(sleeper)
@@ -232,7 +229,7 @@ def test_where_a_worker_cannot_its_guard_ends_what_an_earlier_body_has_left_in_t
 
 
 def test_with_an_executor_that_ends_by_itself_its_process_group_ends_and_its_daemons_do_not(
-    spinner: Spinner, is_dead: IsDead, eventually: Eventually
+    spinner: Spinner, is_dead: IsDead
 ) -> None:
     sleeper, daemon = spinner.result("sleeper"), spinner.result("daemon")
     assert not is_dead(sleeper)
@@ -243,7 +240,7 @@ def test_with_an_executor_that_ends_by_itself_its_process_group_ends_and_its_dae
     os.kill(daemon, signal.SIGKILL)
 
 
-def test_orphans_that_end_are_waited_for_by_the_guard(spinner: Spinner, eventually: Eventually) -> None:
+def test_orphans_that_end_are_waited_for_by_the_guard(spinner: Spinner) -> None:
     daemon = spinner.result("daemon")
     os.kill(daemon, signal.SIGKILL)
     eventually(lambda: not Path(f"/proc/{daemon}").exists())  # not even as a zombie

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
 
-Eventually = Callable[..., Any]
+from tests.waiting import eventually
+from tests.worker.process.conftest import Runs
+
 IsDead = Callable[[int], bool]
 
 PREAMBLE = """
@@ -86,9 +87,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Script]]:
         script.process.wait()
 
 
-def test_guard_and_executor_die_with_their_worker(
-    start: Callable[[str], Script], runs: Any, is_dead: IsDead, eventually: Eventually
-) -> None:
+def test_guard_and_executor_die_with_their_worker(start: Callable[[str], Script], runs: Runs, is_dead: IsDead) -> None:
     script = start(SPIN)
     pids = runs.nth(1)
     script.process.kill()
@@ -96,7 +95,7 @@ def test_guard_and_executor_die_with_their_worker(
 
 
 def test_they_do_so_while_a_fork_of_their_worker_lives_on(
-    start: Callable[[str], Script], runs: Any, is_dead: IsDead, eventually: Eventually
+    start: Callable[[str], Script], runs: Runs, is_dead: IsDead
 ) -> None:
     """It holds all ends that the worker held."""
     script = start(
@@ -126,7 +125,7 @@ def test_they_do_so_while_a_fork_of_their_worker_lives_on(
 
 @pytest.mark.parametrize("stopped", ["executor", "guard"])
 def test_a_stopped_one_of_them_dies_with_its_worker_too(
-    stopped: str, start: Callable[[str], Script], runs: Any, is_dead: IsDead, eventually: Eventually
+    stopped: str, start: Callable[[str], Script], runs: Runs, is_dead: IsDead
 ) -> None:
     """A stopped guard at the latest when trust ends."""
     script = start(SPIN)
@@ -137,7 +136,7 @@ def test_a_stopped_one_of_them_dies_with_its_worker_too(
 
 
 def test_a_worker_that_is_stopped_past_the_trust_of_its_leases_leaves_no_body_running(
-    start: Callable[[str], Script], runs: Any, is_dead: IsDead, eventually: Eventually
+    start: Callable[[str], Script], runs: Runs, is_dead: IsDead
 ) -> None:
     script = start(SPIN)
     pids = runs.nth(1)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import boto3.session
 import msgspec
 import pytest
 
@@ -12,6 +13,7 @@ from leasekit.backend import Backend
 from leasekit.task import Beat, Outcome, Settlement, Verdict
 from leasekit_sfn import SfnService
 from leasekit_swf import SwfService, connect
+from tests.adapters.aws.conftest import Aws
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +35,7 @@ async def settle(backend: Backend, task: Task, outcome: Outcome = "success", **m
     return verdict
 
 
-async def until(aws: Any, fact: Callable[[], bool]) -> None:
+async def until(aws: Aws, fact: Callable[[], object]) -> None:
     await asyncio.to_thread(aws.wait_until, fact)
 
 
@@ -45,7 +47,7 @@ async def test_the_kinds_of_a_claim_are_bounded(backend: Backend) -> None:
 # Answers that got lost
 
 
-async def test_a_result_whose_answer_was_lost_is_settled_when_it_is_repeated(aws: Any, backend: Backend) -> None:
+async def test_a_result_whose_answer_was_lost_is_settled_when_it_is_repeated(aws: Aws, backend: Backend) -> None:
     work = aws.schedule("render", "resize")
     (task,) = await claim(backend)
     aws.next("RespondActivityTaskCompleted", aws.lost)
@@ -55,7 +57,7 @@ async def test_a_result_whose_answer_was_lost_is_settled_when_it_is_repeated(aws
     assert (await settle(backend, task, "fatal")).verdict == "gone"
 
 
-async def test_a_result_that_was_refused_for_time_is_gone_however_often_it_is_said(aws: Any, backend: Backend) -> None:
+async def test_a_result_that_was_refused_for_time_is_gone_however_often_it_is_said(aws: Aws, backend: Backend) -> None:
     aws.schedule("render", "resize")
     (task,) = await claim(backend)
     aws.turn(301)
@@ -65,7 +67,7 @@ async def test_a_result_that_was_refused_for_time_is_gone_however_often_it_is_sa
 
 @pytest.mark.parametrize("code", ["ThrottlingException", "ExpiredTokenException"])
 async def test_a_result_that_was_not_applied_is_not_taken_for_settled_later(
-    aws: Any, backend: Backend, code: str
+    aws: Aws, backend: Backend, code: str
 ) -> None:
     aws.schedule("render", "resize")
     (task,) = await claim(backend)
@@ -91,7 +93,7 @@ async def test_a_result_that_was_not_applied_is_not_taken_for_settled_later(
     ],
 )
 async def test_an_error_is_a_verdict_for_its_own_lease(
-    aws: Any, backend: Backend, code: str, status: int, verdict: str
+    aws: Aws, backend: Backend, code: str, status: int, verdict: str
 ) -> None:
     aws.schedule("render", "resize")
     (task,) = await claim(backend)
@@ -100,7 +102,7 @@ async def test_an_error_is_a_verdict_for_its_own_lease(
     assert (await beat(backend, task)).verdict == "renewed"
 
 
-async def test_a_closed_workflow_says_that_nobody_wants_it_any_more(aws: Any, backend: Backend) -> None:
+async def test_a_closed_workflow_says_that_nobody_wants_it_any_more(aws: Aws, backend: Backend) -> None:
     work = aws.schedule("render", "resize")
     (task,) = await claim(backend)
     aws.close(work)
@@ -108,7 +110,7 @@ async def test_a_closed_workflow_says_that_nobody_wants_it_any_more(aws: Any, ba
     assert (verdict.verdict, verdict.reason) == ("gone", "cancelled")
 
 
-async def test_a_cancellation_is_an_order_and_its_end_is_reported_as_one(aws: Any, backend: Backend) -> None:
+async def test_a_cancellation_is_an_order_and_its_end_is_reported_as_one(aws: Aws, backend: Backend) -> None:
     work = aws.schedule("render", "resize")
     (task,) = await claim(backend)
     work.cancelled = True
@@ -118,14 +120,14 @@ async def test_a_cancellation_is_an_order_and_its_end_is_reported_as_one(aws: An
     assert work.end == {"cancelled": '{"error":"wound down"}'}
 
 
-async def test_a_throttled_poll_is_throttled(aws: Any, backend: Backend) -> None:
+async def test_a_throttled_poll_is_throttled(aws: Aws, backend: Backend) -> None:
     aws.next("PollForActivityTask", aws.fault("LimitExceededFault"))
     with pytest.raises(Throttled):
         await claim(backend)
 
 
 async def test_credentials_are_refused_at_once_by_a_claim_but_kept_trying_by_a_result(
-    aws: Any, backend: Backend
+    aws: Aws, backend: Backend
 ) -> None:
     aws.schedule("render", "resize")
     (task,) = await claim(backend)
@@ -140,15 +142,16 @@ async def test_credentials_are_refused_at_once_by_a_claim_but_kept_trying_by_a_r
 
 
 async def test_no_credentials_at_all_are_told_apart(
-    aws: Any, backend: Backend, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, session: boto3.session.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(boto3.session, "Session", type(session))  # a new one: that of all tests has credentials
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(Refused, match="no usable AWS credentials"):
         await claim(backend)
 
 
-async def test_no_region_is_refused_with_boto3s_words(aws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_region_is_refused_with_boto3s_words(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     backend = connect("swf://media/render", worker="w")
     with pytest.raises(Refused, match="region"):
@@ -163,7 +166,7 @@ async def test_a_service_that_is_not_there_is_unavailable(credentials: None) -> 
     await backend.aclose()
 
 
-async def test_a_call_is_one_try(aws: Any, backend: Backend) -> None:
+async def test_a_call_is_one_try(aws: Aws, backend: Backend) -> None:
     aws.schedule("render", "resize")
     (task,) = await claim(backend)
     aws.next("RecordActivityTaskHeartbeat", aws.fault("InternalFailure", status=500))
@@ -175,7 +178,7 @@ async def test_a_call_is_one_try(aws: Any, backend: Backend) -> None:
 
 
 @pytest.mark.parametrize(("size", "fits"), [(2046, True), (2047, False)])
-async def test_progress_has_2048_characters_at_most(aws: Any, backend: Backend, size: int, *, fits: bool) -> None:
+async def test_progress_has_2048_characters_at_most(aws: Aws, backend: Backend, size: int, *, fits: bool) -> None:
     work = aws.schedule("render", "resize")
     (task,) = await claim(backend)
     if fits:
@@ -189,7 +192,7 @@ async def test_progress_has_2048_characters_at_most(aws: Any, backend: Backend, 
 
 
 @pytest.mark.parametrize(("size", "fits"), [(32766, True), (32767, False)])
-async def test_a_result_has_32768_characters_at_most(aws: Any, backend: Backend, size: int, *, fits: bool) -> None:
+async def test_a_result_has_32768_characters_at_most(aws: Aws, backend: Backend, size: int, *, fits: bool) -> None:
     aws.schedule("render", "resize")
     (task,) = await claim(backend)
     if fits:
@@ -201,7 +204,7 @@ async def test_a_result_has_32768_characters_at_most(aws: Any, backend: Backend,
 
 @pytest.mark.parametrize(("size", "fits"), [(131071, True), (131072, False)])
 async def test_an_output_of_step_functions_is_counted_in_bytes(
-    aws: Any, steps: Backend, size: int, *, fits: bool
+    aws: Aws, steps: Backend, size: int, *, fits: bool
 ) -> None:
     aws.schedule(ARN, "resize")
     (task,) = await claim(steps)
@@ -213,7 +216,7 @@ async def test_an_output_of_step_functions_is_counted_in_bytes(
 
 
 @pytest.mark.parametrize("error", [{"type": "E", "message": "m" * 10, "traceback": "t" * 40000}, "m" * 40000, None])
-async def test_an_error_that_is_too_long_is_cut_and_not_refused(aws: Any, backend: Backend, error: Any) -> None:
+async def test_an_error_that_is_too_long_is_cut_and_not_refused(aws: Aws, backend: Backend, error: Any) -> None:
     work = aws.schedule("render", "resize")
     (task,) = await claim(backend)
     assert (await settle(backend, task, "retry", error=error, progress=["p"])).verdict == "settled"
@@ -221,14 +224,14 @@ async def test_an_error_that_is_too_long_is_cut_and_not_refused(aws: Any, backen
     assert "mmmmmmmmmm" in work.end["details"] or error is None
 
 
-async def test_progress_that_leaves_no_room_for_the_error_is_left_out(aws: Any, steps: Backend) -> None:
+async def test_progress_that_leaves_no_room_for_the_error_is_left_out(aws: Aws, steps: Backend) -> None:
     work = aws.schedule(ARN, "resize")
     (task,) = await claim(steps)
     assert (await settle(steps, task, "retry", error={"message": "why"}, progress="p" * 40000)).verdict == "settled"
     assert work.end == {"error": "retry", "cause": '{"error":"why"}'}
 
 
-async def test_a_workers_name_is_cut_to_what_step_functions_takes(aws: Any, steps: Backend) -> None:
+async def test_a_workers_name_is_cut_to_what_step_functions_takes(aws: Aws, steps: Backend) -> None:
     await claim(steps, wait=0)
     await until(aws, lambda: bool(aws.asked("GetActivityTask")))
     assert aws.asked("GetActivityTask")[0]["workerName"] == "w" * 80
@@ -239,7 +242,7 @@ async def test_a_workers_name_is_cut_to_what_step_functions_takes(aws: Any, step
     [("plain text", "plain text"), ("{'not': json}", "{'not': json}"), ("[1, 2", "[1, 2"), ("NaN", "NaN"), ("7", 7)],
 )
 async def test_an_input_that_is_no_json_is_the_string_itself(
-    aws: Any, backend: Backend, raw: str, payload: Any
+    aws: Aws, backend: Backend, raw: str, payload: Any
 ) -> None:
     aws.schedule("render", "resize", raw=raw)
     (task,) = await claim(backend)
@@ -277,7 +280,7 @@ POLLED = {
     ids=lambda wrong: str(wrong)[:50],
 )
 async def test_a_task_that_makes_no_sense_is_a_protocol_error_and_given_back(
-    aws: Any, backend: Backend, wrong: dict[str, Any]
+    aws: Aws, backend: Backend, wrong: dict[str, Any]
 ) -> None:
     aws.next("PollForActivityTask", {key: value for key, value in (POLLED | wrong).items() if value is not None})
     with pytest.raises(ProtocolError):
@@ -289,7 +292,7 @@ async def test_a_task_that_makes_no_sense_is_a_protocol_error_and_given_back(
 
 @pytest.mark.parametrize("wrong", [{"taskToken": 7}, {"input": 7, "taskToken": "t"}, {"taskToken": ["t"]}], ids=str)
 async def test_a_task_of_step_functions_that_makes_no_sense_is_a_protocol_error(
-    aws: Any, steps: Backend, wrong: dict[str, Any]
+    aws: Aws, steps: Backend, wrong: dict[str, Any]
 ) -> None:
     aws.next("GetActivityTask", wrong)
     with pytest.raises(ProtocolError):
@@ -298,7 +301,7 @@ async def test_a_task_of_step_functions_that_makes_no_sense_is_a_protocol_error(
 
 @pytest.mark.parametrize("answer", [{}, {"cancelRequested": "no"}, {"cancelRequested": None}, {"else": 1}], ids=str)
 async def test_a_heartbeat_that_is_not_answered_as_one_has_failed(
-    aws: Any, backend: Backend, answer: dict[str, Any]
+    aws: Aws, backend: Backend, answer: dict[str, Any]
 ) -> None:
     aws.schedule("render", "resize")
     (task,) = await claim(backend)
@@ -319,7 +322,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("page", PAGES)
-async def test_what_is_no_answer_of_aws_renews_and_settles_nothing(aws: Any, steps: Backend, page: str) -> None:
+async def test_what_is_no_answer_of_aws_renews_and_settles_nothing(aws: Aws, steps: Backend, page: str) -> None:
     """Step Functions answers heartbeats with nothing: any page of anybody's would look like a renewal."""
     aws.schedule(ARN, "resize")
     (task,) = await claim(steps)
@@ -341,7 +344,7 @@ async def test_what_is_no_answer_of_aws_renews_and_settles_nothing(aws: Any, ste
     ],
 )  # fmt: skip
 async def test_only_what_is_known_to_be_about_the_result_refuses_it(
-    aws: Any, steps: Backend, code: str, *, refuses: bool
+    aws: Aws, steps: Backend, code: str, *, refuses: bool
 ) -> None:
     aws.schedule(ARN, "resize")
     (task,) = await claim(steps)
@@ -355,7 +358,7 @@ async def test_only_what_is_known_to_be_about_the_result_refuses_it(
     assert (await settle(steps, task)).verdict == "settled"
 
 
-async def test_a_token_does_not_get_into_what_is_said_of_a_failure(aws: Any, backend: Backend) -> None:
+async def test_a_token_does_not_get_into_what_is_said_of_a_failure(aws: Aws, backend: Backend) -> None:
     aws.schedule("render", "resize")
     (task,) = await claim(backend)
     aws.next("RecordActivityTaskHeartbeat", aws.fault("ThrottlingException"), aws.page(200, b"", {}))
@@ -364,7 +367,7 @@ async def test_a_token_does_not_get_into_what_is_said_of_a_failure(aws: Any, bac
 
 
 async def test_a_report_survives_its_process_with_a_token_as_long_as_the_services_are(
-    aws: Any, backend: Backend
+    aws: Aws, backend: Backend
 ) -> None:
     """A result that could not be reported is kept on disk as JSON."""
     aws.schedule("render", "resize")

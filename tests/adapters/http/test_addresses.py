@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -81,7 +82,7 @@ def alive() -> Iterator[str]:
         yield address
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hanging() -> Iterator[str]:
     """The address of one that takes connections, and answers nothing."""
     with serving() as (process, address):
@@ -89,13 +90,12 @@ def hanging() -> Iterator[str]:
         yield address
 
 
-@pytest.fixture
-def dead() -> str:
-    """The address of one that was killed."""
-    with serving() as (process, address):
-        process.kill()
-        process.wait()
-        return address
+@pytest.fixture(scope="module")
+def dead() -> Iterator[str]:
+    """An address that refuses connections, as that of a killed server does. No other process takes it meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 @asynccontextmanager

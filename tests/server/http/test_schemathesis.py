@@ -12,10 +12,12 @@ from schemathesis.specs.openapi.checks import allow_header_conformance
 from leasekit.server.http import routes
 from leasekit.server.http.openapi import document
 from leasekit.server.http.routes import PROVIDED, ROUTES
-from tests.sampling import in_soak
+from tests.sampling import IS_SOAK, in_soak
+from tests.server.http.conftest import Running
 
 pytestmark = pytest.mark.soak
-# Sample: a twentieth of the examples, and a tenth of the histories.
+# Sample: a twentieth of the examples, a tenth of the histories, and none of the bounds that Schemathesis enumerates
+# (1,200 cases, made up whenever tests are collected).
 EXAMPLES = in_soak(500, by_default=25)  # of each operation
 HISTORIES = in_soak(100, by_default=10)  # of calls that feed one another
 ROUNDS = 20  # of histories, until one of them goes all the way, which is for chance to say
@@ -50,6 +52,7 @@ def linked() -> dict[str, Any]:
 
 
 SCHEMA = schemathesis.openapi.from_dict(linked())
+SCHEMA.config.phases.coverage.enabled = IS_SOAK
 
 
 @SCHEMA.hook
@@ -71,7 +74,7 @@ def filter_path_parameters(_: schemathesis.HookContext, values: Any) -> bool:
 
 
 @pytest.fixture(scope="module")
-def url(server: Any) -> Iterator[str]:
+def url(server: Running) -> Iterator[str]:
     """Where the server is. Claims hardly wait here, and streams of events end at once."""
     server.engine.feed.close()
     with pytest.MonkeyPatch.context() as patch:
@@ -97,7 +100,9 @@ def test_every_answer_is_one_that_the_document_tells_of(
     case.call_and_validate(base_url=url, session=session, excluded_checks=excluded)
 
 
-def test_so_is_every_answer_to_calls_that_feed_one_another(server: Any, url: str, session: requests.Session) -> None:
+def test_so_is_every_answer_to_calls_that_feed_one_another(
+    server: Running, url: str, session: requests.Session
+) -> None:
     class Machine(SCHEMA.as_state_machine()):  # type: ignore[misc]
         def get_call_kwargs(self, _: schemathesis.Case[Any]) -> dict[str, Any]:
             return {"base_url": url, "session": session}

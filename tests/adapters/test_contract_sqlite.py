@@ -1,4 +1,4 @@
-"""`sqlite://` keeps the contract: the server without HTTP, over a file, and joined by another process's client."""
+"""`sqlite://` keeps the contract also over a file that another client serves: its requests go over a socket."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,19 +9,6 @@ from leasekit.backend import Backend
 from leasekit.server.shared import connect
 from leasekit.task import Task
 from leasekit.testing.contract import SchedulerContract
-
-
-class TestSqlite(SchedulerContract):
-    @pytest.fixture
-    async def backend(self, tmp_path: Path) -> AsyncIterator[Backend]:
-        self._backend = backend = connect(f"sqlite:///{tmp_path}/tasks.db", worker="w1")
-        yield backend
-        await backend.aclose()
-
-    async def interrupt(self, *tasks: Task) -> None:
-        """As after a time in which the server did not run."""
-        engine = await self._backend._own._engine()
-        engine._commit._is_after_gap = True
 
 
 class TestJoined(SchedulerContract):

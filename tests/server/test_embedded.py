@@ -17,7 +17,7 @@ from leasekit.server.embedded import EmbeddedBackend
 from leasekit.server.engine import Engine
 from leasekit.server.shared import SharedBackend, connect
 from leasekit.server.store.urls import open_store
-from leasekit.task import Beat, NewTask, Settlement, Stats, Status
+from leasekit.task import Beat, NewTask, Settlement, Stats, Status, Task
 from leasekit.testing.contract import SchedulerContract
 
 pytestmark = pytest.mark.anyio
@@ -73,6 +73,10 @@ class Contract(SchedulerContract):
         await asyncio.sleep(min(seconds, 0.05))
         self._shared.now += seconds
         await self._shared.engine.tick()
+
+    async def interrupt(self, *tasks: Task) -> None:
+        """As after a time in which the server did not run."""
+        self._shared.engine._commit._is_after_gap = True
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self._shared.now, UTC)

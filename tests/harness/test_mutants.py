@@ -1,6 +1,7 @@
 """The mutants of the simulation fit the code, and some of them are killed here already."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -43,6 +44,11 @@ class Renamed(ast.NodeTransformer):
         return ast.Name(f"other_{node.id}", node.ctx) if node.id in self._local else node
 
 
+@functools.cache
+def renamed(text: str) -> str:
+    return ast.unparse(Renamed().visit(ast.parse(text)))
+
+
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_what_a_mutant_replaces_stands_in_the_code_exactly_once(mutant: Mutant) -> None:
     for edit in mutant.edits:
@@ -56,9 +62,8 @@ def test_what_a_mutant_replaces_stands_in_the_code_exactly_once(mutant: Mutant) 
 def test_a_mutant_fits_whatever_local_names_comments_and_formatting_are(mutant: Mutant) -> None:
     for edit in mutant.edits:
         text = edit.file(ROOT).read_text()
-        renamed = ast.unparse(Renamed().visit(ast.parse(text)))
         # Not one assertion, whose two sides would be shown: they are whole modules.
-        is_same = edit.applied(renamed) == ast.unparse(Renamed().visit(ast.parse(edit.applied(text)))) + "\n"
+        is_same = edit.applied(renamed(text)) == renamed(edit.applied(text)) + "\n"
         assert is_same
 
 

@@ -9,11 +9,11 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
 
+import certifi
 import pytest
 from hypothesis import settings
 
@@ -22,7 +22,6 @@ from leasekit.hooks import Event
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
-from tests.waiting import eventually
 
 # A shell ignores Ctrl-C in what it runs in the background, and tests send it: it is heard again here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -60,6 +59,36 @@ class _Failures:
         self._reporter.flush()
 
 
+# Files whose tests wait for seconds: for the ttls of real processes, for restarts, for stops.
+_WAITING = (
+    "test_docs_console.py", "test_examples.py", "test_benchmarks.py", "process/", "adapters/brokers/test_celery.py",
+    "adapters/redis/test_redis_chaos.py", "harness/test_chaos.py", "cli/test_demo.py", "cli/test_supervisor.py",
+    "model/",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let half of the processes of pytest-xdist begin with the tests that wait, while the other half computes.
+
+    `--dist worksteal` gives each process an equal part of the list. The tests that wait would otherwise come together,
+    or last.
+    """
+    workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
+    tests = Path(__file__).parent
+    waits = [item.path.relative_to(tests).as_posix().startswith(_WAITING) for item in items]
+    waiting = [item for item, wait in zip(items, waits, strict=True) if wait]
+    others = [item for item, wait in zip(items, waits, strict=True) if not wait]
+    half, part = workers // 2, len(items) // workers
+    if not half or len(waiting) > half * part:
+        return
+    items.clear()
+    for number in range(half):
+        mine = waiting[number::half]
+        items += mine + others[: part - len(mine)]
+        del others[: part - len(mine)]
+    items += others
+
+
 def pytest_collection_finish() -> None:
     """Spare the collected tests from garbage collection: a test that asks for one would scan all of them each time."""
     gc.collect()
@@ -77,6 +106,16 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What workers keep on disk is not kept in the home of who runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Spare each client of httpx from reading all root certificates (20 ms): no server of the tests has one."""
+    path, end = tmp_path_factory.mktemp("authority") / "one.pem", "-----END CERTIFICATE-----\n"
+    path.write_text(Path(certifi.where()).read_text(encoding="utf-8").partition(end)[0] + end, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certifi, "where", lambda: str(path))
         yield
 
 
@@ -132,8 +171,3 @@ def client(faulty: Faulty, clock: FakeClock, events: list[Event]) -> Iterator[Cl
         yield client
         faulty.clear()
         clock.advance(60)
-
-
-@pytest.fixture(name="eventually")
-def _eventually() -> Callable[..., Any]:
-    return eventually

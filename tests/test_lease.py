@@ -160,7 +160,7 @@ class BrokenTracer(Tracer):
 
 @pytest.mark.parametrize("broken", ["running", "enter", "leave", "end"])
 @pytest.mark.parametrize("fails", [False, True])
-def test_whoever_traces_a_body_and_fails_does_not_keep_its_lease(client: Client, broken: str, fails: Any) -> None:
+def test_whoever_traces_a_body_and_fails_does_not_keep_its_lease(client: Client, broken: str, fails: bool) -> None:
     client.listen(BrokenTracer(broken))
     task = claimed(client)
     with contextlib.suppress(ZeroDivisionError), leasekit.lease(task):

@@ -187,7 +187,7 @@ async def test_async_blocks_have_successors_too(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("fails", "expected"), [(False, 1), (True, 0)])
-def test_handlers_have_successors_too(client: Client, fails: bool, expected: int) -> None:  # noqa: FBT001 - a case
+def test_handlers_have_successors_too(client: Client, fails: bool, expected: int) -> None:
     worker = Worker(client)
 
     @worker.handler("first")

@@ -75,7 +75,7 @@ class CycleMachine(RuleBasedStateMachine):
     # What happens -------------------------------------------------------------------------------------------------
 
     @rule(count=st.integers(1, 8), age=ages, confirmed=st.booleans())
-    def add(self, count: int, age: float, confirmed: bool) -> None:  # noqa: FBT001
+    def add(self, count: int, age: float, confirmed: bool) -> None:
         for _ in range(count):
             term = Term(next(self.keys), self.heartbeats, granted_at=self.now - age, confirmed=confirmed)
             self.cycle.add(term, self.now)

@@ -224,7 +224,7 @@ def test_an_outage_of_much_more_than_outage_survived_loses_a_lease() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("whole", [True, False], ids=["whole calls", "single leases"])
-def test_leases_are_kept_while_nine_in_ten_are_throttled_for_600_s(seed: int, whole: bool) -> None:  # noqa: FBT001
+def test_leases_are_kept_while_nine_in_ten_are_throttled_for_600_s(seed: int, whole: bool) -> None:
     chance = random.Random(seed)
     run = Run(Heartbeats())
 

@@ -144,7 +144,7 @@ def test_a_good_life_breaks_nothing(life: list[Event]) -> None:
     [({}, False), ({"asked_at": KILLED.at - 1}, True), ({"claim": "another"}, True)],
     ids=["after its end", "while it lived", "by another claim"],
 )
-def test_s1_who_asks_for_a_dead_workers_claim_again_is_no_second_holder(again: dict[str, Any], broken: bool) -> None:  # noqa: FBT001
+def test_s1_who_asks_for_a_dead_workers_claim_again_is_no_second_holder(again: dict[str, Any], broken: bool) -> None:
     assert ("S1" in found([*RERUN, granted(1, KILLED.at + 1, who="its supervisor", **again)])) == broken
 
 
@@ -164,7 +164,7 @@ def test_s1_who_asks_for_a_dead_workers_claim_again_is_no_second_holder(again: d
     ],
     ids=["from its begin", "from the first beat that told of it", "by a clock that stood still"],
 )
-def test_l5_a_runtime_is_counted(also: list[Event], broken: bool) -> None:  # noqa: FBT001
+def test_l5_a_runtime_is_counted(also: list[Event], broken: bool) -> None:
     life = [*asked(max_runtime=2.0), issued(1, 2.0), granted(1, 2.1), *body(1, 3.0, 380.0)]
     assert ("L5" in found([*life, *also])) == broken
 

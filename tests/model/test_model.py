@@ -179,7 +179,7 @@ class Histories(RuleBasedStateMachine):
         later=st.sampled_from([0.0, 0.0, 8.0]),
         lost=st.booleans(),
     )
-    def schedule(self, count: int, later: float, again: bool, lost: bool, **options: Any) -> None:  # noqa: FBT001
+    def schedule(self, count: int, later: float, again: bool, lost: bool, **options: Any) -> None:
         ids = [next(self.ids) for _ in range(count)]
         new = [self.task(task_id, later=later, **options) for task_id in ids]
         repeated = [self.task("t0", later=0.0, **options)] if again and self.tasks else []
@@ -210,7 +210,7 @@ class Histories(RuleBasedStateMachine):
         self.tasks[task_id] = Model(ttls, priority, len(self.tasks), max_runtime, due_at=self.rig.now + later)
 
     @rule(key=st.sampled_from("ab"), window=st.sampled_from([None, 10.0]), ttls=TTLS, lost=st.booleans())
-    def schedule_once(self, key: str, window: float | None, ttls: Any, lost: bool) -> None:  # noqa: FBT001
+    def schedule_once(self, key: str, window: float | None, ttls: Any, lost: bool) -> None:
         task_id = next(self.ids)
         task = self.task(task_id, ttls=ttls, later=0.0, dedupe_key=key, dedupe_window=window)
         (answer,) = self.ask("schedule", [task], lost=lost)
@@ -223,7 +223,7 @@ class Histories(RuleBasedStateMachine):
         assert (answer.id, answer.created) == (task_id, not lost)
 
     @rule(limit=st.integers(1, 4), turns=st.integers(1, 2), lost=st.booleans())
-    def claim(self, limit: int, turns: int, lost: bool) -> None:  # noqa: FBT001
+    def claim(self, limit: int, turns: int, lost: bool) -> None:
         """Also two at once: where the service gathers, they share a transaction."""
         ids = [f"c{len(self.claims) + n}" for n in range(turns)]
         if self.rig.gathers and not lost:
@@ -261,7 +261,7 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data(), ends=st.booleans())
-    def claim_again(self, data: Any, ends: bool) -> None:  # noqa: FBT001
+    def claim_again(self, data: Any, ends: bool) -> None:
         """The request comes once more; or the one that ends the claim does."""
         asked = data.draw(st.sampled_from(self.claims))
         longest = max((task.ttl for task in asked.tasks), default=0.0)
@@ -289,7 +289,7 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), lost=st.booleans())
-    def beat(self, data: Any, lost: bool) -> None:  # noqa: FBT001
+    def beat(self, data: Any, lost: bool) -> None:
         chosen = data.draw(
             st.lists(st.tuples(st.sampled_from(self.held), st.booleans(), PROGRESS), min_size=1, max_size=4)
         )
@@ -299,7 +299,7 @@ class Histories(RuleBasedStateMachine):
             for (task, started, progress), verdict in zip(chosen, verdicts, strict=True):
                 self.beaten(task, started, progress, verdict)
 
-    def beaten(self, task: Task, started: bool, progress: Any, verdict: Any) -> None:  # noqa: FBT001
+    def beaten(self, task: Task, started: bool, progress: Any, verdict: Any) -> None:
         model, now = self.tasks[task.id], self.rig.instant
         is_overdue = model.overdue_at is not None and model.overdue_at <= now
         is_renewed = self.is_live(task) and not is_overdue
@@ -337,7 +337,7 @@ class Histories(RuleBasedStateMachine):
         progress=PROGRESS,
         lost=st.booleans(),
     )
-    def settle(self, data: Any, outcome: Any, result: int, wait: Any, progress: Any, lost: bool) -> None:  # noqa: FBT001
+    def settle(self, data: Any, outcome: Any, result: int, wait: Any, progress: Any, lost: bool) -> None:
         chosen = data.draw(st.lists(st.sampled_from(self.held), min_size=1, max_size=3))
         results = [
             Settlement(
@@ -369,7 +369,7 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.tasks)
     @rule(data=st.data(), lost=st.booleans())
-    def cancel(self, data: Any, lost: bool) -> None:  # noqa: FBT001
+    def cancel(self, data: Any, lost: bool) -> None:
         task_id = data.draw(st.sampled_from(sorted(self.tasks)))
         (verdict,) = self.ask("cancel", [task_id], lost=lost)
         model = self.tasks[task_id]
@@ -384,7 +384,7 @@ class Histories(RuleBasedStateMachine):
             assert verdict.verdict == "cancelled"
 
     @rule(seconds=st.sampled_from([0.5, 4.0, 5.0, 10.0, 20.0]), looked=st.booleans())
-    def wait(self, seconds: float, looked: bool) -> None:  # noqa: FBT001
+    def wait(self, seconds: float, looked: bool) -> None:
         self.run(self.rig.advance(seconds))
         if looked:
             self.run(self.rig.look())

@@ -65,7 +65,7 @@ def dead(service: MemoryService, monkeypatch: pytest.MonkeyPatch) -> Iterator[De
 
 
 @pytest.mark.parametrize(("begun", "elsewhere"), [(True, False), (True, True), (False, False)])
-def test_all_that_is_left_is_handed_back(dead: Dead, begun: Any, elsewhere: Any) -> None:
+def test_all_that_is_left_is_handed_back(dead: Dead, begun: bool, elsewhere: bool) -> None:
     assert dead.hand_back(begun=begun, elsewhere=elsewhere) in (Status.ENQUEUED, Status.NEW)
 
 
@@ -74,7 +74,7 @@ def test_all_that_is_left_is_handed_back(dead: Dead, begun: Any, elsewhere: Any)
     [(True, False, Status.ENQUEUED), (True, True, Status.CLAIMED), (False, False, Status.CLAIMED)],
 )
 def test_a_service_that_takes_what_is_stale_hears_only_what_a_timer_vouches_for(
-    dead: Dead, begun: Any, elsewhere: Any, status: str
+    dead: Dead, begun: bool, elsewhere: bool, status: str
 ) -> None:
     """A body in an executor does not: its worker may have been stopped for long after the end of that lease."""
     dead.refuses_stale = False

@@ -188,7 +188,7 @@ def test_a_worker_of_greenlets_does_not_start_where_its_tasks_need_leases(
     shop: Shops,
     workers: Workers,
     tmp_path: Path,
-    leased: bool,  # noqa: FBT001
+    leased: bool,
 ) -> None:
     app = shop("green", leased=leased)
     worker = workers("green", "--pool", "gevent")

@@ -85,7 +85,7 @@ def shop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
 
 
 @pytest.mark.parametrize("acks_late", [True, False])
-def test_what_is_put_off_is_sent_again_and_acknowledged(shop: Shop, acks_late: Any) -> None:
+def test_what_is_put_off_is_sent_again_and_acknowledged(shop: Shop, acks_late: bool) -> None:
     task = shop.task(acks_late=acks_late)
     with shop.held(), shop.delivered(task), pytest.raises(Ignore):
         task()
@@ -101,7 +101,7 @@ def test_what_the_broker_does_not_take_for_later_is_not_acknowledged(shop: Shop)
 
 
 @pytest.mark.parametrize("acks_late", [True, False])
-def test_without_the_service_a_message_is_put_off_for_longer_each_time(shop: Shop, acks_late: Any) -> None:
+def test_without_the_service_a_message_is_put_off_for_longer_each_time(shop: Shop, acks_late: bool) -> None:
     task = shop.task(acks_late=acks_late)
     shop.faulty.always("schedule", faults.drop)
     for _ in range(8):
@@ -113,7 +113,7 @@ def test_without_the_service_a_message_is_put_off_for_longer_each_time(shop: Sho
 
 @pytest.mark.parametrize(("acks_late", "raised"), [(True, Reject), (False, LeaseLost)])
 def test_a_lost_lease_of_what_does_not_come_again_is_a_failure(
-    shop: Shop, acks_late: Any, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
+    shop: Shop, acks_late: bool, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = shop.task(acks_late=acks_late)
     monkeypatch.setattr(leasekit.Lease, "lost", True)

@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol
 
 import pytest
 
@@ -15,7 +16,6 @@ from leasekit_http import HttpBackend
 pytest.register_assert_rewrite("leasekit.testing.contract")
 
 Behaviour = Callable[["Stranger"], Awaitable[None]]
-Meet = Callable[..., AbstractAsyncContextManager[HttpBackend]]
 
 
 class Stranger:
@@ -59,6 +59,10 @@ async def _meet(behave: Behaviour, *, timeout: float = 30.0) -> AsyncIterator[Ht
         await backend.aclose()
         server.close()
         await server.wait_closed()
+
+
+class Meet(Protocol):
+    def __call__(self, behave: Behaviour, *, timeout: float = 30.0) -> AbstractAsyncContextManager[HttpBackend]: ...
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import anyio
 import pytest
@@ -18,8 +17,7 @@ from leasekit.errors import ConfigError, Refused, Throttled, Unavailable
 from leasekit.task import Beat, NewTask, Settlement
 from leasekit_http import HttpBackend, connect
 from leasekit_http.addresses import addresses
-
-Meet = Callable[..., AbstractAsyncContextManager[HttpBackend]]
+from tests.adapters.http.conftest import Meet, Stranger
 
 SERVE = "from leasekit.server.http.app import serve; serve('127.0.0.1', 0, 'memory:')"
 NEVER = 60.0  # seconds; waited out by none of these tests
@@ -139,7 +137,9 @@ async def test_a_hanging_first_address_costs_its_time_once(hanging: str, alive: 
     ],
     ids=["schedule", "claim", "settle", "cancel", "get", "list", "stats", "workers"],
 )
-async def test_every_call_but_a_beat_goes_on_to_the_next_address(dead: str, alive: str, call: Any) -> None:
+async def test_every_call_but_a_beat_goes_on_to_the_next_address(
+    dead: str, alive: str, call: Callable[[HttpBackend], Awaitable[object]]
+) -> None:
     async with connected(dead, alive) as backend:
         await call(backend)
 
@@ -181,7 +181,7 @@ async def test_no_address_that_answers_is_unavailable(dead: str, unused_port: in
 async def test_the_last_that_answered_is_asked_first(meet: Meet, alive: str, status: str) -> None:
     asked: list[bytes] = []
 
-    async def behave(stranger: Any) -> None:
+    async def behave(stranger: Stranger) -> None:
         asked.append(stranger.request)
         await stranger.answer(b"", status=status)
 
@@ -212,7 +212,7 @@ async def test_a_claim_that_is_given_up_while_it_may_wait_says_nothing_against_i
     asked: list[bytes] = []
     over = asyncio.Event()
 
-    async def behave(stranger: Any) -> None:
+    async def behave(stranger: Stranger) -> None:
         asked.append(stranger.request.split(b" ")[1])
         if asked[-1] == b"/v1/claims":
             await over.wait()

@@ -2,9 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,10 +10,10 @@ from harness.proxy import Proxy
 from leasekit.errors import ProtocolError, Refused
 from leasekit.task import Beat, NewTask, Settlement, Stats
 from leasekit_http import HttpBackend
+from tests.adapters.http.conftest import Meet, Stranger
 
 pytestmark = pytest.mark.anyio
 
-Meet = Callable[..., AbstractAsyncContextManager[HttpBackend]]
 
 SERVE = "from leasekit.server.http.app import serve; serve('127.0.0.1', 0, 'memory:')"
 STATS = b'{"kinds":{}}'
@@ -70,7 +68,7 @@ async def test_a_repeated_refusal_does_not_refuse_the_next_request(server: str) 
         await backend.aclose()
 
 
-def request_of(stranger: Any) -> str:
+def request_of(stranger: Stranger) -> str:
     """What the client calls its request."""
     (value,) = [
         line.partition(":")[2].strip()
@@ -83,7 +81,7 @@ def request_of(stranger: Any) -> str:
 async def test_every_try_has_a_value_of_its_own(meet: Meet) -> None:
     seen: list[str] = []
 
-    async def look(stranger: Any) -> None:
+    async def look(stranger: Stranger) -> None:
         seen.append(request_of(stranger))
         await stranger.answer(STATS, headers=f"Leasekit-Request: {seen[-1]}\r\n")
 
@@ -99,7 +97,7 @@ async def test_every_try_has_a_value_of_its_own(meet: Meet) -> None:
 @pytest.mark.parametrize("status", ["200 OK", "404 Not Found", "429 Later", "503 Busy", "204 No Content"])
 @pytest.mark.parametrize("value", ["other", "", "{0}x", "{0}, {0}", "\xff"])
 async def test_whatever_the_answer_to_another_request_says_is_an_outage(meet: Meet, status: str, value: str) -> None:
-    async def confuse(stranger: Any) -> None:
+    async def confuse(stranger: Stranger) -> None:
         header = f"leasekit-request: {value.format(request_of(stranger))}\r\n"
         await stranger.answer(b"" if status.startswith("204") else STATS, status=status, headers=header)
 
@@ -109,7 +107,7 @@ async def test_whatever_the_answer_to_another_request_says_is_an_outage(meet: Me
 
 
 async def test_an_answer_that_names_no_request_is_judged_by_what_it_says(meet: Meet) -> None:
-    async def answer(stranger: Any) -> None:
+    async def answer(stranger: Stranger) -> None:
         await stranger.answer(STATS)
 
     async with meet(answer) as backend:

@@ -1,9 +1,5 @@
 """URLs: what is an address of a server, and what is refused without being repeated."""
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any
-
 import pytest
 
 import leasekit_http
@@ -11,8 +7,7 @@ from leasekit.backend import Scheduler
 from leasekit.errors import ConfigError, Unavailable
 from leasekit.registry import open_backend
 from leasekit_http import HttpBackend
-
-Meet = Callable[..., AbstractAsyncContextManager[HttpBackend]]
+from tests.adapters.http.conftest import Meet, Stranger
 
 NO_ADDRESSES = [
     "http://",
@@ -64,7 +59,7 @@ PATHS = {
 async def test_an_id_is_one_segment_of_the_path_whatever_is_in_it(meet: Meet, task_id: str, path: bytes) -> None:
     seen: list[bytes] = []
 
-    async def look(stranger: Any) -> None:
+    async def look(stranger: Stranger) -> None:
         seen.append(stranger.request.split(b" ")[1])
 
     async with meet(look) as backend:
@@ -77,7 +72,7 @@ async def test_an_id_is_one_segment_of_the_path_whatever_is_in_it(meet: Meet, ta
 async def test_the_path_of_the_url_is_a_prefix(meet: Meet) -> None:
     seen: list[bytes] = []
 
-    async def look(stranger: Any) -> None:
+    async def look(stranger: Stranger) -> None:
         seen.append(stranger.request.split(b" ")[1])
         await stranger.answer(b'{"kinds":{}}')
 

@@ -4,7 +4,6 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from leasekit._driver.reporting.spool import Spool
 from leasekit.errors import BackendError, ProtocolError, Refused, Throttled, Unavailable
 from leasekit.task import Beat, NewTask, Settlement
 from leasekit_http import HttpBackend
-
-Meet = Callable[..., AbstractAsyncContextManager[HttpBackend]]
+from tests.adapters.http.conftest import Meet, Stranger
 
 SERVE = [sys.executable, "-c", "import typer; from leasekit.cli.serve import serve; typer.run(serve)"]
 TOKEN = "5d41402abc4b2a76b9719d911017c592"
@@ -95,7 +93,7 @@ async def test_a_value_that_was_no_json_from_the_start_is_refused(meet: Meet) ->
 
 @pytest.mark.anyio
 async def test_no_token_is_repeated_where_an_answer_echoes_the_request(meet: Meet) -> None:
-    async def echo(stranger: Any) -> None:
+    async def echo(stranger: Stranger) -> None:
         body = stranger.request.partition(b"\r\n\r\n")[2]
         text = b"<pre>" + body.replace(b'"', b"&quot;") + b"</pre> " + body
         await stranger.send(ForeignAnswer(403, "text/html", text).raw)
@@ -110,10 +108,10 @@ async def test_no_token_is_repeated_where_an_answer_echoes_the_request(meet: Mee
 
 @pytest.mark.anyio
 async def test_an_address_where_somebody_else_answers_is_passed_over(meet: Meet) -> None:
-    async def portal(stranger: Any) -> None:
+    async def portal(stranger: Stranger) -> None:
         await stranger.send(ForeignAnswer(200, "text/html", b"<html>Welcome to our hotel</html>").raw)
 
-    async def ours(stranger: Any) -> None:
+    async def ours(stranger: Stranger) -> None:
         await stranger.answer(b'{"verdicts":[{"id":"a","verdict":"settled"}]}')
 
     async with meet(portal) as first, meet(ours) as second:

@@ -4,9 +4,6 @@ import asyncio
 import contextlib
 import gzip
 import tracemalloc
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any
 
 import msgspec
 import pytest
@@ -14,10 +11,10 @@ import pytest
 from leasekit.errors import BackendError, ProtocolError, Refused, Throttled, Unavailable
 from leasekit.task import Beat, NewTask, Settlement, Stats, Verdict
 from leasekit_http import HttpBackend
+from tests.adapters.http.conftest import Meet, Stranger
 
 pytestmark = pytest.mark.anyio
 
-Meet = Callable[..., AbstractAsyncContextManager[HttpBackend]]
 
 BEATS = [Beat(id="a", token="t"), Beat(id="b", token="u")]
 
@@ -90,7 +87,7 @@ async def test_what_is_no_http_is_unavailable(meet: Meet, data: bytes) -> None:
 
 
 async def test_a_reset_connection_is_unavailable(meet: Meet) -> None:
-    async def reset(stranger: Any) -> None:
+    async def reset(stranger: Stranger) -> None:
         stranger.reset()
 
     async with meet(reset) as backend:
@@ -116,7 +113,7 @@ async def test_a_name_that_does_not_resolve_is_unavailable() -> None:
 
 
 async def test_a_server_that_never_answers_is_given_up(meet: Meet) -> None:
-    async def hang(_: Any) -> None:
+    async def hang(_: Stranger) -> None:
         await asyncio.sleep(3600)
 
     async with meet(hang, timeout=0.2) as backend:
@@ -125,7 +122,7 @@ async def test_a_server_that_never_answers_is_given_up(meet: Meet) -> None:
 
 
 async def test_the_deadline_is_for_the_whole_answer_however_steadily_it_drips(meet: Meet) -> None:
-    async def drip(stranger: Any) -> None:
+    async def drip(stranger: Stranger) -> None:
         await stranger.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
         while True:
             await stranger.send(b" ")
@@ -137,7 +134,7 @@ async def test_the_deadline_is_for_the_whole_answer_however_steadily_it_drips(me
 
 
 async def test_a_claim_has_the_time_that_it_asked_to_wait(meet: Meet) -> None:
-    async def late(stranger: Any) -> None:
+    async def late(stranger: Stranger) -> None:
         await asyncio.sleep(0.5)
         await stranger.answer(b'{"waited":0.5,"tasks":[]}')
 
@@ -146,7 +143,7 @@ async def test_a_claim_has_the_time_that_it_asked_to_wait(meet: Meet) -> None:
 
 
 async def test_an_endless_answer_is_broken_off_in_bounded_memory(meet: Meet) -> None:
-    async def flood(stranger: Any) -> None:
+    async def flood(stranger: Stranger) -> None:
         await stranger.send(b"HTTP/1.1 200 OK\r\ncontent-length: 10000000000\r\n\r\n")
         while True:
             await stranger.send(b" " * 65536)
@@ -163,7 +160,7 @@ async def test_an_endless_answer_is_broken_off_in_bounded_memory(meet: Meet) -> 
 async def test_compression_is_not_asked_for(meet: Meet) -> None:
     seen: list[bytes] = []
 
-    async def look(stranger: Any) -> None:
+    async def look(stranger: Stranger) -> None:
         seen.append(stranger.request.lower())
         await stranger.answer(b'{"kinds":{}}')
 
@@ -202,7 +199,7 @@ async def test_a_refusal_says_which_item_and_field(meet: Meet) -> None:
     document += b'"errors":[{"item":1,"field":"progress","detail":"too big"}]}'
     problem = b"content-type: application/problem+json\r\n"
 
-    async def refuse(stranger: Any) -> None:
+    async def refuse(stranger: Stranger) -> None:
         head = b"HTTP/1.1 422 No\r\ncontent-length: %d\r\n" % len(document)
         await stranger.send(head + problem + b"\r\n" + document)
 
@@ -244,7 +241,7 @@ RETRY_AFTER = {
 
 @pytest.mark.parametrize(("value", "expected"), RETRY_AFTER.items())
 async def test_retry_after_is_a_bounded_number_or_nothing(meet: Meet, value: str, expected: float | None) -> None:
-    async def throttle(stranger: Any) -> None:
+    async def throttle(stranger: Stranger) -> None:
         await stranger.answer(b"", status="429 Later", headers=f"retry-after: {value}\r\n")
 
     async with meet(throttle) as backend:
@@ -316,7 +313,7 @@ async def test_a_claim_cannot_have_waited_less_than_nothing(meet: Meet) -> None:
 async def test_a_batch_that_is_too_big_for_one_request_goes_in_several_and_comes_back_in_order(meet: Meet) -> None:
     sizes: list[int] = []
 
-    async def settle(stranger: Any) -> None:
+    async def settle(stranger: Stranger) -> None:
         body = stranger.request.partition(b"\r\n\r\n")[2]
         sizes.append(len(body))
         ids = [item["id"] for item in msgspec.json.decode(body)["results"]]
@@ -330,7 +327,7 @@ async def test_a_batch_that_is_too_big_for_one_request_goes_in_several_and_comes
 
 
 async def test_a_refusal_of_a_part_names_the_position_in_the_whole(meet: Meet) -> None:
-    async def refuse_the_last(stranger: Any) -> None:
+    async def refuse_the_last(stranger: Stranger) -> None:
         body = stranger.request.partition(b"\r\n\r\n")[2]
         if b'"id":"9"' not in body:
             ids = [b'{"id":"%d","verdict":"settled"}' % i for i in range(10) if b'"id":"%d"' % i in body]

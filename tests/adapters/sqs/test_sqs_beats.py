@@ -157,7 +157,7 @@ async def test_credentials_that_are_not_accepted_are_no_loss_and_are_named(
 
 
 @pytest.mark.parametrize("applied", [True, False])
-async def test_an_answer_that_is_lost_is_no_loss_of_the_lease(connected: Connect, aws: Fake, applied: bool) -> None:  # noqa: FBT001
+async def test_an_answer_that_is_lost_is_no_loss_of_the_lease(connected: Connect, aws: Fake, applied: bool) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
     aws.lose(EXTEND, applied=applied)

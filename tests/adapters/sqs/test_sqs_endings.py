@@ -199,7 +199,7 @@ async def test_dead_letters_of_a_fifo_queue_keep_their_group(connected: Connect,
 
 
 @pytest.mark.parametrize("applied", [True, False])
-async def test_a_deletion_whose_answer_was_lost_is_repeated(connected: Connect, aws: Fake, applied: bool) -> None:  # noqa: FBT001
+async def test_a_deletion_whose_answer_was_lost_is_repeated(connected: Connect, aws: Fake, applied: bool) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
     aws.lose(DELETE, applied=applied)

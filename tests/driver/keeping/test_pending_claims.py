@@ -93,7 +93,7 @@ class Gone(LongPoll):
 
 @pytest.mark.parametrize(("backend", "stays"), [(LongPoll, False), (Gone, True)])
 async def test_a_claim_that_was_cancelled_stays_noted_until_it_was_given_back(
-    backend: type[LongPoll], stays: Any
+    backend: type[LongPoll], stays: bool
 ) -> None:
     memory, service = SharedMemory(), backend()
     asking = claims(service)

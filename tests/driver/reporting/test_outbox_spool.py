@@ -16,7 +16,7 @@ from leasekit.hooks import Hooks
 from leasekit.task import NewTask, Settlement
 from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
-from leasekit.testing.faults import Faulty
+from leasekit.testing.faults import Fault, Faulty
 
 pytestmark = pytest.mark.anyio
 URL = "http://here"
@@ -74,7 +74,7 @@ async def test_what_is_accepted_at_once_is_never_written(
 
 @pytest.mark.parametrize("fault", [faults.drop, faults.throttle_items(1.0), faults.lose_answer])
 async def test_what_was_not_accepted_is_on_the_disk_until_it_is(
-    make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path, fault: Any
+    make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path, fault: Fault
 ) -> None:
     outbox = make()
     await outbox.use(Spool(home, URL))
@@ -88,7 +88,7 @@ async def test_what_was_not_accepted_is_on_the_disk_until_it_is(
 
 @pytest.mark.parametrize("fault", [faults.drop, faults.hang], ids=lambda fault: fault.name)
 async def test_what_waits_its_turn_while_the_service_is_away_is_on_the_disk_too(
-    make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path, fault: Any
+    make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path, fault: Fault
 ) -> None:
     """However many results come, and however long the tries before them hang or hold back."""
     outbox = Outbox(faulty, clock=clock, hooks=Hooks(), random=lambda: 0.5, call_timeout=1000)

@@ -14,7 +14,7 @@ from msgspec import Raw
 from leasekit.errors import Throttled, Unavailable
 from leasekit.server import long_poll
 from leasekit.server.roles import claims
-from leasekit.task import Claimed, NewTask
+from leasekit.task import Claimed, NewTask, Outcome
 from tests.server.conftest import Bench
 
 pytestmark = pytest.mark.anyio
@@ -254,7 +254,9 @@ async def test_a_waiting_claim_is_woken_by_a_schedule_and_says_how_long_it_waite
 
 
 @pytest.mark.parametrize(("outcome", "more"), [("release", {}), ("crash", {}), ("retry", {"retry_after": 0.0})])
-async def test_a_waiting_claim_is_woken_by_what_is_given_back(bench: Bench, outcome: Any, more: Any) -> None:
+async def test_a_waiting_claim_is_woken_by_what_is_given_back(
+    bench: Bench, outcome: Outcome, more: dict[str, Any]
+) -> None:
     task = await bench.taken("a")
     asking = asyncio.create_task(bench.claim(wait=30))
     await is_waiting(bench, 1)

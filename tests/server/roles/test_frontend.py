@@ -8,7 +8,7 @@ import pytest
 from msgspec import Raw
 
 from leasekit.errors import Refused
-from leasekit.task import Exponential, NewTask, Stats, Status
+from leasekit.task import Exponential, NewTask, Outcome, Stats, Status
 from tests.server.conftest import Bench
 
 pytestmark = pytest.mark.anyio
@@ -49,7 +49,9 @@ async def test_the_same_id_makes_no_second_task_in_one_batch_either(bench: Bench
 
 
 @pytest.mark.parametrize("again", [{"payload": {"x": 2, "y": 1}}, {"payload": {"x": 1}, "kind": "other"}])
-async def test_the_same_id_with_other_contents_is_a_conflict_and_changes_nothing(bench: Bench, again: Any) -> None:
+async def test_the_same_id_with_other_contents_is_a_conflict_and_changes_nothing(
+    bench: Bench, again: dict[str, Any]
+) -> None:
     await bench.put("a", payload={"x": 1})
     (answer,) = await bench.put("a", **again)
     assert (answer.created, answer.conflict) == (False, True)
@@ -174,7 +176,7 @@ async def test_a_running_task_is_told_with_its_next_beat_and_keeps_its_lease(ben
 
 
 @pytest.mark.parametrize("outcome", ["cancelled", "retry", "release", "crash"])
-async def test_an_ordered_task_is_cancelled_when_it_has_wound_down(bench: Bench, outcome: Any) -> None:
+async def test_an_ordered_task_is_cancelled_when_it_has_wound_down(bench: Bench, outcome: Outcome) -> None:
     task = await bench.taken("a", max_attempts=1, max_crashes=0)
     await bench.cancel("a")
     assert (await bench.settle(task, outcome)).verdict == "settled"
@@ -184,7 +186,7 @@ async def test_an_ordered_task_is_cancelled_when_it_has_wound_down(bench: Bench,
 
 
 @pytest.mark.parametrize(("outcome", "status"), [("success", "success"), ("fatal", "fatal_failure")])
-async def test_an_ordered_task_that_ends_by_itself_has_ended_so(bench: Bench, outcome: Any, status: str) -> None:
+async def test_an_ordered_task_that_ends_by_itself_has_ended_so(bench: Bench, outcome: Outcome, status: str) -> None:
     task = await bench.taken("a")
     await bench.cancel("a")
     await bench.settle(task, outcome)

@@ -7,7 +7,7 @@ import pytest
 from msgspec import UNSET, Raw
 
 from leasekit.server.ids import successor_id
-from leasekit.task import Beat, FixedDelays, NewTask, Polynomial, Settlement
+from leasekit.task import Beat, FixedDelays, NewTask, Outcome, Polynomial, Settlement
 from tests.server.conftest import Bench
 
 pytestmark = pytest.mark.anyio
@@ -270,7 +270,7 @@ async def test_progress_of_a_stale_beat_is_not_kept(bench: Bench) -> None:
         ("cancelled", "cancelled"),
     ],
 )
-async def test_an_outcome_says_what_becomes_of_a_task(bench: Bench, outcome: Any, status: str) -> None:
+async def test_an_outcome_says_what_becomes_of_a_task(bench: Bench, outcome: Outcome, status: str) -> None:
     task = await bench.taken("a")
     assert (await bench.settle(task, outcome)).verdict == "settled"
     assert await bench.status("a") == status
@@ -384,7 +384,7 @@ async def test_max_crashes_bounds_runs_whose_holder_vanished(bench: Bench, way: 
 
 
 @pytest.mark.parametrize("taken_back", [False, True])
-async def test_a_late_result_counts_while_nobody_else_got_the_task(bench: Bench, taken_back: bool) -> None:  # noqa: FBT001
+async def test_a_late_result_counts_while_nobody_else_got_the_task(bench: Bench, taken_back: bool) -> None:
     task = await bench.taken("a", claim_timeout=10)
     if taken_back:
         await bench.later(10)

@@ -17,7 +17,7 @@ class _NoMemory(child.Channel):
         super().wait(seconds)
 
 
-def deafen(first: bool, held: leasekit.Lease) -> None:  # noqa: FBT001 - the payload
+def deafen(first: bool, held: leasekit.Lease) -> None:
     """The first run in a process has its listener meet the end of memory, and ends well itself."""
     if first and held.fence == 1:
         child.Channel.wait = _NoMemory.wait  # type: ignore[method-assign, assignment]

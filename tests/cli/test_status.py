@@ -95,7 +95,7 @@ def test_a_backend_that_does_not_tell_who_works_says_so(run: Run) -> None:
 def test_an_unknown_scheme_is_wrong_usage(run: Run) -> None:
     done = run("stats", "-b", "gopher://there")
     assert done.exit_code == 2
-    assert "installed are http, https, memory, redis" in done.stderr
+    assert "installed are http, http+unix, https, memory, redis" in done.stderr
 
 
 def test_where_nobody_answers_it_says_at_once_how_to_start_a_server(run: Run) -> None:

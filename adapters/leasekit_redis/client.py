@@ -131,6 +131,7 @@ class Link:
                 return await self._call_once(await self._open_session(), ask)
 
     async def _call_once(self, session: _Session, ask: Callable[[_Client], Awaitable[Any]]) -> Any:
+        """Make one call of `ask`; give the session up if its server was displaced or stuck. redis-py's errors pass."""
         began_at = time.monotonic()
         session.calls += 1
         try:

@@ -5,8 +5,9 @@ from typing import cast
 
 from leasekit.config import Heartbeats
 from leasekit.errors import ConfigError
+from leasekit.task import NewTask, Status
 
-__all__ = ["check_arguments"]
+__all__ = ["check_arguments", "check_ids", "check_retry", "checked_status"]
 
 
 def check_arguments(*, service: object, heartbeats: object, hooks: object, retry_for: object = None) -> None:
@@ -20,3 +21,29 @@ def check_arguments(*, service: object, heartbeats: object, hooks: object, retry
         raise ConfigError(f"hooks must be a list of callables that take an event, got {hooks!r}")
     if retry_for is not None and not (isinstance(retry_for, int | float) and retry_for >= 0):
         raise ConfigError(f"retry_for must be seconds, zero or more, got {retry_for!r}")
+
+
+def check_ids(task_ids: Sequence[object]) -> None:
+    """Raise TypeError for the first that is no string."""
+    for task_id in task_ids:
+        if not isinstance(task_id, str):
+            how = "give its id" if hasattr(task_id, "id") else "give strings"
+            raise TypeError(f"task ids are strings, got {type(task_id).__name__}: {how}")
+
+
+def check_retry(tasks: Sequence[NewTask]) -> None:
+    """Raise TypeError for the first task whose `retry` is a number."""
+    for task in tasks:
+        if isinstance(cast("object", task.retry), int | float):
+            raise TypeError(
+                f"retry says how long to wait between attempts, got {task.retry!r}: write max_attempts={task.retry!r}, "
+                "or retry=leasekit.FixedDelays(waits=[1, 10]) for waits of 1 and 10 seconds"
+            )
+
+
+def checked_status(status: str | None) -> Status | None:
+    """Return the status of this name. Raises ValueError for an unknown name."""
+    try:
+        return None if status is None else Status(status)
+    except ValueError:
+        raise ValueError(f"no status is called {status!r}: they are {', '.join(Status)}") from None

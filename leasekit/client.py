@@ -4,6 +4,7 @@ The blocking methods have the plain names (`schedule`), the others an `a` in fro
 trio alike. Both only hand over to the driver's thread, where backend and keeper live.
 """
 
+import os
 import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -15,7 +16,7 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
-from leasekit._arguments import check_arguments
+from leasekit._arguments import check_arguments, check_ids, check_retry, checked_status
 from leasekit._binding import bind
 from leasekit._driver.clock import BOOT_CLOCK, Clock
 from leasekit._driver.connection import Connection
@@ -43,7 +44,7 @@ _RETRY_FOR = 30.0  # seconds for which calls of users are repeated while the ser
 
 
 def connect(
-    url_or_backend: str | Backend,
+    url_or_backend: str | Backend | None = None,
     *,
     heartbeats: Heartbeats | None = None,
     hooks: Sequence[Hook] = (),
@@ -56,14 +57,17 @@ def connect(
 
     Args:
         url_or_backend: The service: `http://host:port`, `sqlite:///file.db`, `memory://`, the scheme of an installed
-            adapter, or a backend object.
+            adapter, or a backend object. None: the URL in the environment variable `LEASEKIT_URL`.
         heartbeats: The rhythm of heartbeats. If the service grants another ttl, the rhythm follows it.
         hooks: Callables that are called with each event.
         worker: The name under which this process claims. By default it has host, process and a random part, so that a
             restarted worker is not taken for the former one.
         retry_for: Seconds for which calls are repeated while the service is away; None: 30; 0: each is made once.
     """
-    return Client(url_or_backend, heartbeats=heartbeats, hooks=hooks, worker=worker, retry_for=retry_for)
+    service = os.environ.get("LEASEKIT_URL") if url_or_backend is None else url_or_backend
+    if not service:
+        raise ConfigError("which service? Give a URL, as in http://127.0.0.1:8077, or set LEASEKIT_URL")
+    return Client(service, heartbeats=heartbeats, hooks=hooks, worker=worker, retry_for=retry_for)
 
 
 class Client:
@@ -86,8 +90,6 @@ class Client:
         last_resort: Callable[[], None] | None = None,
         watchdog: Mode = "soft",
     ) -> None:
-        if not url_or_backend:  # None too, from an environment that lacks a variable
-            raise ConfigError("the service is missing: give a URL, as in http://127.0.0.1:8077, or a backend")
         check_arguments(service=url_or_backend, heartbeats=heartbeats, hooks=hooks, retry_for=retry_for)
         self.heartbeats = heartbeats or Heartbeats()
         """The rhythm of heartbeats."""
@@ -196,20 +198,24 @@ class Client:
 
     def schedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Schedule a batch: one answer for each task, in order. One bad task has the whole batch refused."""
+        check_retry(tasks)
         with self.hooks.scheduling(_with_ids(tasks)) as identified:
             return self._call(partial(self._task_sink.schedule, identified))
 
     async def aschedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Do what `schedule_all` does, from an event loop."""
+        check_retry(tasks)
         with self.hooks.scheduling(_with_ids(tasks)) as identified:
             return await self._acall(partial(self._task_sink.schedule, identified))
 
     def get(self, task_id: str) -> TaskInfo | None:
         """Return everything about one task; None if no task has that id."""
+        check_ids([task_id])
         return self._call(partial(self._scheduler.get, task_id))
 
     async def aget(self, task_id: str) -> TaskInfo | None:
         """Do what `get` does, from an event loop."""
+        check_ids([task_id])
         return await self._acall(partial(self._scheduler.get, task_id))
 
     def list_tasks(
@@ -223,6 +229,7 @@ class Client:
         limit: int = 100,
     ) -> Page:
         """Return the tasks that match all arguments, oldest first; `cursor` is where an earlier page ended."""
+        status = checked_status(status)
         wanted = partial(self._scheduler.list_tasks, kind=kind, status=status, collection=collection, worker=worker)
         return self._call(partial(wanted, cursor=cursor, limit=limit))
 
@@ -237,15 +244,18 @@ class Client:
         limit: int = 100,
     ) -> Page:
         """Do what `list_tasks` does, from an event loop."""
+        status = checked_status(status)
         wanted = partial(self._scheduler.list_tasks, kind=kind, status=status, collection=collection, worker=worker)
         return await self._acall(partial(wanted, cursor=cursor, limit=limit))
 
     def cancel(self, *task_ids: str) -> list[Verdict]:
         """Cancel tasks: at once if they wait; if they run, their holders are told to stop."""
+        check_ids(task_ids)
         return self._call(partial(self._scheduler.cancel, task_ids))
 
     async def acancel(self, *task_ids: str) -> list[Verdict]:
         """Do what `cancel` does, from an event loop."""
+        check_ids(task_ids)
         return await self._acall(partial(self._scheduler.cancel, task_ids))
 
     def wait_tasks(self, *task_ids: str, timeout: float | None = None) -> list[TaskInfo]:
@@ -267,6 +277,7 @@ class Client:
     async def _all_ended(
         self, connection: Connection, task_ids: Sequence[str], timeout: float | None
     ) -> list[TaskInfo]:
+        check_ids(task_ids)
         service = _require_scheduler(connection.backend)
 
         async def poll(task_id: str) -> TaskInfo | None:

@@ -1,6 +1,7 @@
 """`Client.tasks()`: iterate over tasks as they become ready, one at a time, with `for` or `async for`."""
 
 import copy
+import logging
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
@@ -12,7 +13,10 @@ from leasekit.task import Task
 
 __all__ = ["Tasks"]
 
+logger = logging.getLogger("leasekit")
+
 _POLL = 20.0  # seconds of one long poll
+_PAUSE = 1.0  # seconds until a task comes again that was not leased, so that a loop that leases none is not busy
 
 
 class Tasks:
@@ -27,6 +31,7 @@ class Tasks:
         self._until_idle = until_idle
         self._connection: Connection | None = None
         self._last: HeldLease | None = None
+        self._has_warned = False
 
     def __iter__(self) -> Iterator[Task]:
         return self
@@ -71,16 +76,23 @@ class Tasks:
         if self._connection is not None:
             self._connection.driver.call_soon(self._give_back, self._connection)
 
-    def _give_back(self, connection: Connection) -> None:
-        """Give back the last task, in the driver's loop, unless a lease was made of it."""
-        if self._last is not None and not self._last.reserved:
-            connection.keeper.release_if_unstarted(self._last)
-        self._last = None
+    def _give_back(self, connection: Connection, *, after: float | None = None) -> None:
+        """Give back the last task, in the driver's loop, unless a lease was made of it; ready again `after` seconds."""
+        last, self._last = self._last, None
+        if last is None or last.reserved or not connection.keeper.release_if_unstarted(last, after=after):
+            return
+        if after is not None and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "task %s was not leased before the loop went on, so it was given back, and comes again: "
+                "write `with leasekit.lease(task):` in the loop",
+                last.task.id,
+            )
 
     async def _next(self, connection: Connection) -> Task | None:
         """Return the next task, in the driver's loop, or None when none has come for long enough."""
         keeper, clock = connection.keeper, connection.clock
-        self._give_back(connection)
+        self._give_back(connection, after=_PAUSE)
         quiet_since = clock.now()
         while True:
             left = _POLL if self._until_idle is None else self._until_idle - (clock.now() - quiet_since)

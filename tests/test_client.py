@@ -46,7 +46,7 @@ def drivers() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("nothing", [None, ""])
 def test_a_client_of_no_service_is_refused_at_once(nothing: Any) -> None:
-    with pytest.raises(ConfigError, match="service is missing"):
+    with pytest.raises(ConfigError, match="which service"):
         leasekit.connect(nothing)
 
 

@@ -109,3 +109,46 @@ def test_a_fork_of_the_holder_is_told_that_it_holds_nothing(task: Task, ask: str
         with os.fdopen(reading) as pipe:
             assert "this is a fork of it, and holds nothing" in pipe.read()
         os.waitpid(child, 0)
+
+
+def test_a_loop_that_leases_nothing_is_told_so_once_and_is_not_busy(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.schedule("k", id="a")
+    client.schedule("k", id="b")
+    assert [task.id for task in client.tasks("k", until_idle=0)] == ["a", "b"]
+    (warning,) = [record.getMessage() for record in caplog.records if "not leased" in record.message]
+    assert warning.startswith("task a was not leased before the loop went on")
+    assert warning.endswith("write `with leasekit.lease(task):` in the loop")
+
+
+def test_ids_are_strings(client: Client) -> None:
+    scheduled: Any = client.schedule("k", id="a")
+    for call in (client.get, client.cancel, client.wait_tasks):
+        with pytest.raises(TypeError, match="task ids are strings, got Scheduled: give its id"):
+            call(scheduled)
+    assert client.get("a") is not None
+
+
+def test_a_status_has_one_of_the_names(client: Client) -> None:
+    client.schedule("k", id="a")
+    status: Any = "new"
+    assert [task.id for task in client.list_tasks(status=status).tasks] == ["a"]
+    status = "bogus"
+    with pytest.raises(ValueError, match="no status is called 'bogus': they are new, enqueued, claimed"):
+        client.list_tasks(status=status)
+
+
+def test_a_number_of_retries_is_max_attempts(client: Client) -> None:
+    retry: Any = 3
+    with pytest.raises(TypeError, match="write max_attempts=3, or retry="):
+        client.schedule("k", retry=retry)
+
+
+def test_the_environment_names_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEASEKIT_URL", "memory://from-the-environment")
+    with leasekit.connect() as client:
+        assert client.url == "memory://from-the-environment"
+    monkeypatch.delenv("LEASEKIT_URL")
+    with pytest.raises(ConfigError, match="set LEASEKIT_URL"):
+        leasekit.connect()

@@ -4,7 +4,6 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -13,7 +12,7 @@ import msgspec
 
 from leasekit._driver.reporting import encoding
 from leasekit._leased_run import LeasedRun
-from leasekit.errors import ConfigError, NotHeld
+from leasekit.errors import ConfigError, Fatal, NotHeld
 from leasekit.lease import Lease
 from leasekit.task import Name
 
@@ -40,13 +39,19 @@ class Handler:
     def call(self, run: LeasedRun) -> None:
         """Run the function under a lease, in a context of its own. Its value is the result, unless it has settled."""
         run.attach()
-        held = Lease(run)
+        self.call_with(Lease(run))
+
+    def call_with(self, held: Lease) -> None:
+        """Do what `call` does, under a lease that has begun."""
         if (arguments := self._arguments(held)) is not None:
             _complete_if_undecided(held, self.function(*arguments))
 
     async def acall(self, run: LeasedRun) -> None:
         """Do what `call` does, for an async function in the scope of its run."""
-        held = Lease(run)
+        await self.acall_with(Lease(run))
+
+    async def acall_with(self, held: Lease) -> None:
+        """Do what `call_with` does, for an async function."""
         if (arguments := self._arguments(held)) is not None:
             _complete_if_undecided(held, await self.function(*arguments))
 
@@ -96,8 +101,14 @@ class Handler:
 
 def _complete_if_undecided(held: Lease, result: Any) -> None:
     if not held.decided:
-        with suppress(NotHeld):  # a child that the handler forked came back from it: the worker ends it
+        try:
             held.complete(result)
+        except NotHeld:  # a child that the handler forked came back from it: the worker ends it
+            pass
+        except ValueError as error:
+            if isinstance(error, Fatal):
+                raise
+            raise Fatal(str(error)) from error  # the next run would return the like
 
 
 def is_async(function: Callable[..., Any]) -> bool:

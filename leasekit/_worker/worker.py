@@ -17,20 +17,20 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import anyio
 
 from leasekit._arguments import check_arguments
-from leasekit._driver.bridge import outcome
+from leasekit._driver.bridge import call_soon_here, outcome
 from leasekit._driver.guarding.watchdog import Mode, check_mode
 from leasekit._driver.reporting.spool import Spool
 from leasekit._worker import supervisor_link
 from leasekit._worker.draining import DEFAULT_DRAIN, DrainTimeouts
 from leasekit._worker.handler_function import HandlerFunction
-from leasekit._worker.handlers import Handler, declare
+from leasekit._worker.handlers import Handler, declare, is_async
 from leasekit._worker.process import here
 from leasekit._worker.run import WorkerRun
 from leasekit._worker.signals import LOST_EXIT_CODE, Signals, end_lost
@@ -39,6 +39,8 @@ from leasekit.client import Client
 from leasekit.config import Heartbeats
 from leasekit.errors import ConfigError
 from leasekit.hooks import Hook
+from leasekit.lease import lease
+from leasekit.task import Task
 
 __all__ = ["LOST_EXIT_CODE", "Worker"]
 
@@ -195,6 +197,9 @@ class Worker:
 
         Raises `ConfigError`, `UnknownScheme`, `MissingDependency`.
         """
+        with suppress(RuntimeError):
+            call_soon_here()
+            raise ConfigError("an event loop runs in this thread, which run() would block: `await worker.serve()`")
         patience = self._patience.but(grace=drain_grace, timeout=drain_timeout)
         signals = Signals(self._signalled)
         with self._single_run(), signals.hearing() as heard:
@@ -258,6 +263,28 @@ class Worker:
                         shift.stop()
                         await outcome(shift.over, keep=True)
             shift.close_loops()
+
+    def drain(self) -> int:
+        """Run the tasks that are due, here, one after the other, until none is due; return how many runs that took.
+
+        For tests of your own: the code under test schedules, `drain` runs, the test looks. An exception of a handler
+        settles its task as it would in `run`, is logged, and ends nothing. Tasks that wait, for a retry too, are left.
+        Call this from a thread without an event loop; handlers with `run="process"` run in this process.
+        """
+        runs = 0
+        with self._single_run():
+            client = self._at_work = self._given_or_new_client(None, None, watchdog="soft")
+            try:
+                for runs, task in enumerate(client.tasks(*self._handlers, until_idle=0), 1):  # noqa: B007
+                    try:
+                        _run_here(self._handlers[task.kind], task)
+                    except Exception:
+                        logger.warning("task %s (%s) failed", task.id, task.kind, exc_info=True)
+            finally:
+                self._at_work = None  # before the client is closed: a call would be refused
+                if client is not self._service:
+                    client.close()
+        return runs
 
     def stop(self) -> None:
         """Stop gracefully. Any thread may call this, a handler, or a signal handler; also before the worker runs."""
@@ -350,3 +377,17 @@ class Worker:
             )
         client = self._given_or_new_client(None, None, watchdog="soft")
         return client, client is not self._service
+
+
+def _run_here(handler: Handler, task: Task) -> None:
+    """Run a task under a lease, in this thread."""
+    if not is_async(handler.function):
+        with lease(task, idle_timeout=handler.idle_timeout) as held:
+            handler.call_with(held)
+        return
+
+    async def run() -> None:
+        async with lease(task, idle_timeout=handler.idle_timeout) as held:
+            await handler.acall_with(held)
+
+    anyio.run(run)

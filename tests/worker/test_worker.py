@@ -5,6 +5,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 
 import leasekit
-from leasekit import ConfigError, Lease, Worker
+from leasekit import Client, ConfigError, Lease, Worker
 from leasekit._driver.guarding.kill_timer import obstacle
 from leasekit.hooks import Event, Renewed
 from leasekit.testing.faults import Faulty
@@ -155,13 +156,13 @@ def test_a_cancellation_that_nobody_asked_for_is_a_failure_of_that_body(
 
 
 @pytest.mark.parametrize("mode", ["async", "thread"])
-def test_a_result_that_is_no_json_is_a_failure_that_says_so(
+def test_a_result_that_is_no_json_fails_for_good_and_says_so(
     faulty: Faulty, submitter: Submitter, at_work: AtWork, mode: str
 ) -> None:
     worker = Worker(faulty)
     handle(worker, "k", mode, lambda payload, held: object())
     with at_work(worker):
-        assert "not JSON" in submitter.when(submitter.schedule("k"), "retriable_failure").error["message"]
+        assert "not JSON" in submitter.when(submitter.schedule("k"), "fatal_failure").error["message"]
 
 
 @pytest.mark.parametrize("mode", ["async", "thread"])
@@ -466,3 +467,42 @@ def test_a_stop_that_comes_before_the_run_ends_it_at_once(faulty: Faulty) -> Non
     worker.stop()
     worker.run()
     assert not faulty.calls["settle"]
+
+
+# Here and now -------------------------------------------------------------------------------------------------
+
+
+def test_drain_runs_what_is_due_here_and_nothing_else(client: Client) -> None:
+    worker, threads = Worker(client), set[int]()
+
+    @worker.handler("plain")
+    def plain(payload: int) -> int:
+        threads.add(threading.get_ident())
+        if payload < 0:
+            raise RuntimeError("no")
+        return payload + 1
+
+    @worker.handler("async")
+    async def other(payload: int, held: leasekit.Lease) -> None:
+        held.then("plain", payload)
+
+    first, failing = client.schedule("plain", 1), client.schedule("plain", -1)
+    later = client.schedule("plain", 2, at=datetime.now(UTC) + timedelta(hours=1))
+    client.schedule("async", 7)
+    assert worker.drain() == 4  # with the successor
+    assert threads == {threading.get_ident()}
+    ended = [client.get(task.id) for task in (first, failing, later)]
+    assert [(info and info.status.value, info and info.result) for info in ended] == [
+        ("success", 2),
+        ("retriable_failure", None),
+        ("new", None),
+    ]
+    assert worker.drain() == 0
+
+
+@pytest.mark.anyio
+async def test_run_inside_of_an_event_loop_says_what_to_write(client: Client) -> None:
+    worker = Worker(client)
+    handle(worker, "k", "thread", lambda payload, held: None)
+    with pytest.raises(ConfigError, match=r"await worker\.serve"):
+        worker.run()

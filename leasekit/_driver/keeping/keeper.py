@@ -234,11 +234,13 @@ class Keeper:
         held.watchdog.ended(held.term)
         self._escalation.ended(held)
 
-    def release_if_unstarted(self, held: HeldLease) -> None:
-        """Release the task if its handler has not begun."""
-        if held.reason is None and held.withdraw():
-            task = held.task
-            self.settle(held, Delivery(Settlement(id=task.id, token=task.token, outcome="release")))
+    def release_if_unstarted(self, held: HeldLease, *, after: float | None = None) -> bool:
+        """Release the task if its handler has not begun, and return whether it has not; ready again `after` seconds."""
+        if held.reason is not None or not held.withdraw():
+            return False
+        task = held.task
+        self.settle(held, Delivery(Settlement(id=task.id, token=task.token, outcome="release", retry_after=after)))
+        return True
 
     def abandoned(self, held: HeldLease, owner: Owner | None) -> None:
         """End a lease whose owner has died: its block was left without an end, or can no longer begin.

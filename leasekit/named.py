@@ -265,8 +265,10 @@ class _Entered(Generic[L]):
 
     def __init__(self, service: _Service, session: Session, name: str, *, wait: float | None, ttl: float) -> None:
         self._name = self._name_type(service, session, name, wait=wait, ttl=ttl)
-        self._entered = threading.Lock()  # never waited for
         self._blocks: dict[int, Owner] = {}  # by thread: of the `with` statement that is about to enter
+        # In the order in which they came; the first that lives is entered. A lock could stay held after an interrupt.
+        self._entered: list[Owner] = []
+        self._kept: object = None  # what lives as long as a block that was entered without a `with` statement
         self._lease: L | None = None
 
     def __repr__(self) -> str:
@@ -288,9 +290,21 @@ class _Entered(Generic[L]):
 
     def _new_lease(self) -> L:
         """Make the lease for a block that begins. Raises `NotHeld` while another block goes on."""
-        block = self._blocks.pop(threading.get_ident(), None)
-        if not self._entered.acquire(blocking=False):
-            raise NotHeld(f"{self!r} is entered already: ask the client for another one, for each block at a time")
+        block, kept = self._blocks.pop(threading.get_ident(), None), None
+        if block is not None and block() is None:  # of a statement that was interrupted before
+            block = None
+        if block is None:
+            kept = functools.partial(self._leave)
+        owner = block or weakref.ref(kept)
+        self._entered.append(owner)
+        for other in self._entered[:]:
+            if other is owner:
+                break
+            if other() is not None:
+                raise NotHeld(f"{self!r} is entered already: ask the client for another one, for each block at a time")
+            with suppress(ValueError):  # another thread has removed it
+                self._entered.remove(other)
+        self._kept = kept
         self._lease = self._lease_type(self._name, block=block)
         return self._lease
 
@@ -298,14 +312,14 @@ class _Entered(Generic[L]):
         try:
             return end_of_block(self._lease, *error)
         finally:
-            self._entered.release()
+            self._kept = None
 
     def __enter__(self) -> L:
         held = self._new_lease()
         try:
             return held.__enter__()
         except BaseException:
-            self._entered.release()
+            self._kept = None
             raise
 
     __exit__: Exit = end_of_block
@@ -315,7 +329,7 @@ class _Entered(Generic[L]):
         try:
             return await held.__aenter__()
         except BaseException:
-            self._entered.release()
+            self._kept = None
             raise
 
     __aexit__: AsyncExit = end_of_block

@@ -19,6 +19,7 @@ import leasekit._session
 from leasekit import Client, Task
 from leasekit._driver import thread
 from leasekit._driver.guarding.watchdog import Watchdog
+from leasekit.named import Named, Once
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from tests.injecting import Interrupt, Place, interrupts
 from tests.sampling import in_soak
@@ -157,6 +158,7 @@ def is_over(client: Client, where: str | None, error: BaseException | None, *, a
 
 # Sample: each third place of the plain `with`, each 61st of the others.
 _STEP_OF_BLOCK, _STEP = in_soak(1, by_default=3), in_soak(1, by_default=61)
+_STEP_OF_NAME = in_soak(1, by_default=11)
 _NAMING = (" lease +", " loop +", " async_loop +")  # code that has a task in a variable
 _ALL: list[Callable[[Client, list[Task]], Any]] = [block, failing, in_a_stack, loop, claiming, named, once]
 _ALL += [async_block, async_loop, async_claiming, async_named]
@@ -182,6 +184,33 @@ def test_an_interrupt_anywhere_holds_up_no_beats_and_leaves_no_lease(
 
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+@pytest.mark.parametrize("enter", [Client.named, Client.once], ids=["named", "once"])
+def test_a_name_that_was_interrupted_anywhere_can_be_entered_again(
+    client: Client, enter: Callable[..., Named | Once]
+) -> None:
+    def body() -> None:
+        with name as held:
+            held.release()
+
+    number, name = 0, enter(client, "name", wait=_ENDED)
+    while True:
+        place = Place(number, also=body.__code__)
+        try:
+            with interrupts(place):
+                body()
+        except Interrupt as error:
+            with name as held:  # while the traceback is kept
+                held.release()
+            error.__traceback__ = None
+        if place.at is None:
+            break
+        number += _STEP_OF_NAME
+    assert number > 100
+
+
 def test_an_interrupt_while_a_client_is_closed_harms_no_other(client: Client) -> None:
     """Closing comes by at more places where its answer is waited for, so one that was not reached is no end yet."""
     number = unreached = 0

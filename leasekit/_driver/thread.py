@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 from leasekit._driver.answer import Answer
 from leasekit._driver.explaining.loop_monitor import LoopMonitor
 from leasekit._driver.locks import taken
+from leasekit._driver.log import LogThread
 from leasekit.errors import Closed, ConfigError
 
 __all__ = ["NAME", "Driver", "acquire", "check_process", "spawn"]
@@ -99,18 +100,21 @@ class Driver:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        try:
-            while not self._ending:
-                try:
-                    self.loop.run_forever()
-                except BaseException:
-                    # A SystemExit in a callback leaves the loop; leases must not end for that.
-                    logger.exception("something tried to end the driver's thread; it goes on")
-            self.loop.run_until_complete(self._cancel_all())
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-        finally:
-            self._refuse_the_rest()
-            self.loop.close()
+        with LogThread():
+            try:
+                while True:
+                    try:
+                        self.loop.run_forever()
+                    except BaseException:
+                        # A SystemExit in a callback leaves the loop; leases must not end for that.
+                        logger.exception("something tried to end the driver's thread; it goes on")
+                    if self._ending:  # not before: the stop that `release` has asked for must not stop what follows
+                        break
+                self.loop.run_until_complete(self._cancel_all())
+                self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            finally:
+                self._refuse_the_rest()
+                self.loop.close()
 
     def _refuse_the_rest(self) -> None:
         """Cancel all work that has not ended: work that has not begun, and tasks that did not end when cancelled."""

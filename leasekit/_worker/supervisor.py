@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from leasekit._driver.log import LogThread
 from leasekit._driver.reporting.ledger import Past, SharedMemory
 from leasekit._worker import linux
 from leasekit._worker.handback import hand_back
@@ -66,7 +67,7 @@ class Supervisor:
         linux.adopt_orphans()
         self._strangers = linux.children(os.getpid())  # of the program that became this process by exec
         quick, came_to_work = 0, False
-        with _hearing(self._heard) as mask:
+        with _hearing(self._heard) as mask, LogThread():
             while True:
                 try:
                     life = self._life(mask)

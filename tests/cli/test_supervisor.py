@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -291,6 +292,29 @@ def test_the_task_of_a_worker_that_was_killed_runs_elsewhere_at_once(place: Plac
     assert "handed back: 1 of the worker's leases, 1 of them as crashed" in worker.log
     worker.process.send_signal(signal.SIGTERM)
     assert worker.exit_code() == 0
+
+
+def test_a_log_that_nobody_reads_holds_up_no_task_of_a_dead_worker(place: Place, client: leasekit.Client) -> None:
+    unread, log = os.pipe()
+    command = [*LEASEKIT, "work", "app:worker", "--backend", place.url, "--spool", ""]
+    supervisor = subprocess.Popen(command, cwd=place.home, stdout=log, stderr=log, start_new_session=True)
+    try:
+        task = client.schedule(place.kind("first_waits"), claim_timeout=TTL, heartbeat_timeout=TTL)
+        pid = int(place.begun()[0][1])
+        os.set_blocking(log, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(log, b".")
+        os.set_blocking(log, True)  # of supervisor and worker too
+        killed_at = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        assert ended(client, task.id).result == "elsewhere"
+        assert time.monotonic() - killed_at < TTL / 3
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+        os.close(unread)
+        os.close(log)
 
 
 @pytest.mark.parametrize("pages", [1, 200], ids=["before any beat", "after some seconds"])

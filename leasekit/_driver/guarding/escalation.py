@@ -8,9 +8,11 @@ import contextlib
 import faulthandler
 import logging
 import math
+import os
 import sys
 from collections.abc import Callable
 
+from leasekit._driver import log
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit.hooks import log_fields
 
@@ -72,4 +74,18 @@ def _dump_stacks(held: HeldLease) -> None:
     extra = log_fields(task.id, task.token)
     logger.error("the code of lost task %s still runs; all stacks follow", task.id, extra=extra)
     with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # no usable stderr
-        faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+        stderr = sys.__stderr__.fileno() if sys.__stderr__ else 2
+        if not hasattr(os, "memfd_create"):
+            faulthandler.dump_traceback(stderr, all_threads=True)
+            return
+        # Not into stderr: the call would hold the interpreter lock while nobody reads that pipe.
+        with open(os.memfd_create("stacks"), "w+b") as memory:  # noqa: PTH123 - a descriptor has no path
+            faulthandler.dump_traceback(memory, all_threads=True)
+            memory.seek(0)
+            log.write(_write_all, stderr, memory.read())
+
+
+def _write_all(fd: int, text: bytes) -> None:
+    with contextlib.suppress(OSError):
+        while text:
+            text = text[os.write(fd, text) :]

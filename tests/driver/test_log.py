@@ -1,0 +1,93 @@
+"""What the driver's thread logs holds up no heartbeat."""
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from leasekit._driver.log import LogThread, write
+from leasekit._driver.thread import acquire
+
+
+class Stuck(logging.Handler):
+    """A handler that waits for a lock that an interrupt has left held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+        self.written: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.go_on.wait(20)
+        self.written.append(record.getMessage())
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    handler = Stuck()
+    root = logging.getLogger()
+    root.addHandler(handler)
+    yield handler
+    handler.go_on.set()
+    root.removeHandler(handler)
+
+
+@pytest.mark.parametrize("name", ["leasekit", "leasekit.server", "asyncio", "httpx"])
+def test_a_log_that_nobody_can_write_to_holds_up_nothing(stuck: Stuck, name: str) -> None:
+    driver = acquire()
+
+    async def log() -> bool:
+        for number in range(100):
+            logging.getLogger(name).warning("line %d", number)
+        return stuck.go_on.is_set()
+
+    async def log_once_more() -> None:
+        logging.getLogger(name).warning("the last line")
+
+    try:
+        assert not driver.submit(log()).result(15)
+        stuck.go_on.set()
+        while len(stuck.written) < 100:
+            driver.submit(log_once_more()).result(15)
+    finally:
+        driver.release()
+    assert stuck.written[:100] == [f"line {number}" for number in range(100)]
+
+
+def test_a_line_is_written_when_the_call_returns() -> None:
+    """It may be the last one before the process ends itself."""
+    lines: list[str] = []
+    with LogThread():
+        for number in range(1000):
+            write(lines.append, str(number))
+            assert lines[-1] == str(number)
+
+
+def test_not_everything_is_kept_for_a_log_that_is_stuck() -> None:
+    go_on, lines = threading.Event(), list[int]()
+    with LogThread() as log:
+        log.call(go_on.wait, 20)
+        for number in range(5000):
+            log.call(lines.append, number)
+        go_on.set()
+        done = threading.Event()
+        while not done.is_set():
+            log.call(done.set)
+            done.wait(0.1)
+    assert lines == list(range(len(lines)))
+    assert len(lines) <= 1000
+
+
+def test_an_error_of_a_log_ends_no_log_thread() -> None:
+    lines: list[str] = []
+    with LogThread():
+        write(lines.__getitem__, 7)
+        write(lines.append, "the next line")
+    assert lines == ["the next line"]
+
+
+def test_other_threads_write_for_themselves() -> None:
+    lines: list[int] = []
+    write(lambda: lines.append(threading.get_ident()))
+    assert lines == [threading.get_ident()]

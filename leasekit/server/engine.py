@@ -9,7 +9,6 @@ import logging
 import random as _random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from msgspec import Raw
 from leasekit.errors import BackendError, Throttled, Unavailable
 from leasekit.server.clock import StoreClock
 from leasekit.server.commit import Done, GroupCommit, RequestClass
+from leasekit.server.daemon_threads import DaemonThreads
 from leasekit.server.histogram import Histogram
 from leasekit.server.http.events import Feed
 from leasekit.server.long_poll import LongPolls
@@ -97,7 +97,7 @@ class Engine:
             on_gap=consumer.restart_leases,
             feed=self.feed,
         )
-        self._readers: ThreadPoolExecutor
+        self._readers: DaemonThreads
         self._reads = 0
         self._seen: dict[str, float] = {}  # worker → when it was last heard of
         self._forgot_at = self._clock.peek()
@@ -110,7 +110,7 @@ class Engine:
         except BaseException:
             await self._commit.stop()
             raise
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="leasekit-reader")
+        self._readers = DaemonThreads(_READERS, name="leasekit-reader")
         self._consumer = asyncio.create_task(self._consume(), name="leasekit-consumer")
         return self
 

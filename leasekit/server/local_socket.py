@@ -43,6 +43,7 @@ def bound(path: Path) -> Generator[socket.socket]:
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(os.fspath(path))
+        made = _inode(path)
         _listeners.add(listener)
         path.chmod(0o600)  # before `listen`, so that nobody can have connected
         listener.listen(128)
@@ -50,7 +51,16 @@ def bound(path: Path) -> Generator[socket.socket]:
         try:
             yield listener
         finally:
-            path.unlink(missing_ok=True)
+            if _inode(path) == made:  # else the store was deleted meanwhile, and another process serves a new one
+                path.unlink(missing_ok=True)
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 _listeners: weakref.WeakSet[socket.socket] = weakref.WeakSet()

@@ -1,5 +1,6 @@
 """One SQLite file, several processes: the first serves the others, and when it ends another one takes over."""
 
+import asyncio
 import os
 import signal
 import stat
@@ -204,3 +205,86 @@ async def test_joining_changes_no_capability(url: str) -> None:
     assert isinstance(backend, SharedBackend)
     assert backend._joined is not None
     assert backend._joined.capabilities == backend.capabilities
+
+
+JOIN = """
+import sys, leasekit
+with leasekit.connect(sys.argv[1], retry_for=0) as client:
+    client.schedule("k", "x" * 100_000)
+    print(client.stats().kinds)
+"""
+
+
+MAIN_THREAD_ENDS = """
+import sys, threading, leasekit
+client = leasekit.connect(sys.argv[1])
+client.stats()
+def go_on():
+    threading.main_thread().join()
+    print("main thread ended", flush=True)
+    sys.stdin.readline()
+threading.Thread(target=go_on).start()
+"""
+
+
+def test_an_owner_whose_main_thread_has_ended_serves_reads_and_long_bodies(start: Start) -> None:
+    owner = start(MAIN_THREAD_ENDS)
+    assert told(owner).readline() == "main thread ended\n"
+    assert told(start(JOIN)).readline() == "{'k': {'new': 1}}\n"
+
+
+FORK = """
+import os, sys, leasekit
+client = leasekit.connect(sys.argv[1])
+client.stats()
+print("open", flush=True)
+sys.stdin.readline()
+if os.fork():
+    os.kill(os.getpid(), 9)
+while client.stats() and f" {os.getpid()}\\n" not in open(sys.argv[1].removeprefix("sqlite:///") + ".id").read():
+    pass
+print("open", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_fork_that_takes_over_from_its_parent_serves_long_bodies(start: Start) -> None:
+    owner = start(FORK)
+    assert told(owner).readline() == "open\n"
+    before = start(JOIN)
+    assert told(before).readline() == "{'k': {'new': 1}}\n"
+    before.wait()
+    say(owner)
+    assert told(owner).readline() == "open\n"
+    assert told(start(JOIN)).readline() == "{'k': {'new': 2}}\n"
+    say(owner)
+
+
+async def test_a_process_that_stopped_in_the_middle_of_a_request_does_not_hold_up_the_hand_over(
+    url: str, tmp_path: Path
+) -> None:
+    owner, joined = connect(url, worker="w"), connect(url, worker="w")
+    await owner.stats()
+    await joined.stats()
+    answers, stuck = await asyncio.open_unix_connection(tmp_path / "tasks.db.sock")
+    stuck.write(b"GET /v1/stats HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert await answers.readuntil(b"}")
+    headers = b"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+    stuck.write(b"POST /v1/tasks HTTP/1.1\r\n" + headers)
+    await joined.stats()  # a later request is answered, so that one has begun
+    async with asyncio.timeout(10):
+        await owner.aclose()
+    stuck.close()
+    await joined.aclose()
+
+
+async def test_an_owner_of_a_deleted_store_leaves_the_socket_of_its_successor(url: str, tmp_path: Path) -> None:
+    first, second, third = (connect(url, worker="w") for _ in range(3))
+    await first.stats()
+    for ending in (".sock", ".id", "-wal", "-shm", ""):
+        (tmp_path / f"tasks.db{ending}").unlink()
+    await second.stats()
+    await first.aclose()
+    assert await third.stats() == Stats(kinds={})
+    await third.aclose()
+    await second.aclose()

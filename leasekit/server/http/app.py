@@ -41,6 +41,7 @@ __all__ = ["Server", "create_app", "serve", "serve_engine"]
 BODY_TIMEOUT = 30.0
 IDLE_TIMEOUT = 75  # of a connection; longer than clients keep one, so that none is closed while a request arrives
 STOP_TIMEOUT = 40  # for requests under way; longer than a slow request body may take
+HAND_OVER_TIMEOUT = 3  # the same for processes of this machine: until the end nobody else can serve the store
 
 
 def create_app(engine: Engine, *, body_timeout: float = BODY_TIMEOUT, any_host: bool = False) -> Litestar:
@@ -119,7 +120,7 @@ async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
 
 async def serve_engine(engine: Engine, listener: socket.socket, stop: asyncio.Event) -> None:
     """Serve an engine of this process at a socket until `stop` is set; signals are left to the process."""
-    server = _InnerServer(create_app(engine))
+    server = _InnerServer(create_app(engine), stop_timeout=HAND_OVER_TIMEOUT)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await stop.wait()
     server.should_exit = True
@@ -144,7 +145,7 @@ def _listen(host: str, port: int, *, insecure: bool) -> socket.socket:
 class Server(uvicorn.Server):
     """uvicorn's server, which prints its addresses; its stop answers waiting claims and ends event streams."""
 
-    def __init__(self, app: Litestar) -> None:
+    def __init__(self, app: Litestar, *, stop_timeout: int = STOP_TIMEOUT) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -156,7 +157,7 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 timeout_keep_alive=IDLE_TIMEOUT,
-                timeout_graceful_shutdown=STOP_TIMEOUT,
+                timeout_graceful_shutdown=stop_timeout,
             )
         )
         self._engine: Engine = app.state.engine

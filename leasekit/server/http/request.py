@@ -5,7 +5,6 @@ way through dicts would decode twice. The checks of `validation` happen here, fo
 """
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import msgspec
@@ -14,6 +13,7 @@ from litestar.exceptions import HTTPException
 from litestar.types import Empty, EmptyType
 
 from leasekit._lifecycle.validation import read
+from leasekit.server.daemon_threads import DaemonThreads
 from leasekit.server.http.problems import Malformed, TooDeep
 from leasekit.wire import MAX_BODY
 
@@ -21,7 +21,7 @@ __all__ = ["ApiRequest"]
 
 _LONG = 64 * 1024  # bytes; longer bodies are decoded outside of the event loop
 # One thread for all bodies: decoding holds the interpreter lock, and the event loop runs between values.
-_long_bodies = ThreadPoolExecutor(1, thread_name_prefix="leasekit-bodies")
+_long_bodies = DaemonThreads(1, name="leasekit-bodies")
 _CLOSE = {"connection": "close"}  # the rest of the body is under way, and will not be read
 
 

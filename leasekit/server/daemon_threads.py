@@ -1,0 +1,65 @@
+"""Threads for blocking calls of the server, in place of a `ThreadPoolExecutor`.
+
+A store may be served by any program. `ThreadPoolExecutor` takes no calls once the main thread has ended, though other
+threads go on, and hangs in a forked child; both would leave the other processes without answers.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from queue import SimpleQueue
+from typing import ParamSpec, TypeVar
+
+__all__ = ["DaemonThreads"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_Calls = SimpleQueue[Callable[[], None] | None]  # None ends a thread
+
+
+class DaemonThreads(Executor):
+    """Runs calls in at most `count` daemon threads; a forked child starts threads of its own."""
+
+    def __init__(self, count: int, *, name: str) -> None:
+        self._count = count
+        self._name = name
+        self._begin()
+
+    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        """Queue a call, and return a future for its result."""
+        if self._pid != os.getpid():
+            self._begin()
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(call(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - the waiting caller gets it
+                future.set_exception(error)
+
+        self._calls.put(run)
+        if len(self._threads) < self._count:
+            thread = threading.Thread(target=_run_all, args=(self._calls,), name=self._name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002
+        """End the threads after the calls that were queued before."""
+        for _ in self._threads:
+            self._calls.put(None)
+        while wait and self._threads:
+            self._threads.pop().join()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._calls = _Calls()
+        self._threads: list[threading.Thread] = []
+
+
+def _run_all(calls: _Calls) -> None:
+    while (run := calls.get()) is not None:
+        run()

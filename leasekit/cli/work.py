@@ -99,7 +99,8 @@ def work(
     'leasekit budget' shows what the numbers mean.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every request
+    for name in ("httpx", "alembic", "uvicorn"):  # they would log every request, and how a store is opened and served
+        logging.getLogger(name).setLevel(logging.WARNING)
     if not attach() and _must_supervise(supervise):
         raise typer.Exit(Supervisor([sys.executable, *sys.orig_argv[1:]]).run())
     if backend is not None:

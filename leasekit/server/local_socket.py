@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Generator
 from pathlib import Path
 
+from leasekit.errors import ConfigError
 from leasekit.server.store import Store
 
 __all__ = ["beside", "bound", "socket_path"]
@@ -38,11 +39,14 @@ def bound(path: Path) -> Generator[socket.socket]:
     """Listen at `path`, for processes of the same user, until the block ends.
 
     Only the process that has the store locked may do this: a socket that is there already was left by an earlier
-    process, and is removed.
+    process, and is removed. Raises `ConfigError` if no socket can be made there.
     """
-    path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.fspath(path))
+        try:
+            path.unlink(missing_ok=True)
+            listener.bind(os.fspath(path))
+        except OSError as error:
+            raise ConfigError(f"no socket can be made at {path}: {error.strerror}; remove what is there") from error
         made = _inode(path)
         _listeners.add(listener)
         path.chmod(0o600)  # before `listen`, so that nobody can have connected

@@ -1,6 +1,7 @@
 """One SQLite file, several processes: the first serves the others, and when it ends another one takes over."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import stat
@@ -14,7 +15,9 @@ from typing import IO
 import pytest
 
 import leasekit
-from leasekit.errors import StoreDamaged, StoreLocked, Unavailable
+from leasekit.errors import ConfigError, StoreDamaged, StoreLocked, Unavailable
+from leasekit.server.http import app
+from leasekit.server.local_socket import bound
 from leasekit.server.shared import SharedBackend, connect
 from leasekit.task import Stats
 
@@ -288,3 +291,30 @@ async def test_an_owner_of_a_deleted_store_leaves_the_socket_of_its_successor(ur
     assert await third.stats() == Stats(kinds={})
     await third.aclose()
     await second.aclose()
+
+
+def test_a_fork_keeps_no_connection_of_a_process_that_has_joined(url: str) -> None:
+    with leasekit.connect(url) as owner, leasekit.connect(url) as joined:
+        owner.stats()
+        joined.stats()
+        (server,) = [server for server in app._inner_servers if server.server_state.connections]
+        accepted = [connection.transport.get_extra_info("socket") for connection in server.server_state.connections]
+        served = {f"socket:[{os.fstat(connection.fileno()).st_ino}]" for connection in accepted}
+        child = os.fork()
+        if not child:
+            os._exit(len(served & set(_open_files())))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert served <= set(_open_files())
+        joined.stats()
+
+
+def _open_files() -> Iterator[str]:
+    for number in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of this very listing
+            yield str(number.readlink())
+
+
+def test_what_cannot_be_removed_at_the_place_of_the_socket_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tasks.db.sock").mkdir()
+    with pytest.raises(ConfigError, match="no socket can be made at"), bound(tmp_path / "tasks.db.sock"):
+        pass

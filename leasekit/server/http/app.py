@@ -8,7 +8,9 @@ import contextlib
 import functools
 import gc
 import ipaddress
+import os
 import socket
+import weakref
 from collections.abc import Generator
 from types import FrameType
 from typing import Any
@@ -181,7 +183,11 @@ class Server(uvicorn.Server):
 
 
 class _InnerServer(Server):
-    """A server within a process that is not its own: it handles no signals."""
+    """A server within a process that is not its own: it handles no signals, and forks keep none of its connections."""
+
+    def __init__(self, app: Litestar, *, stop_timeout: int = STOP_TIMEOUT) -> None:
+        super().__init__(app, stop_timeout=stop_timeout)
+        _inner_servers.add(self)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -191,3 +197,18 @@ class _InnerServer(Server):
 def _authority(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{host}:{port}"
+
+
+_inner_servers: weakref.WeakSet[_InnerServer] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    # A forked child would keep the connections open after its parent was killed, and others would wait for answers.
+    for server in list(_inner_servers):
+        for connection in list(server.server_state.connections):
+            accepted = connection.transport.get_extra_info("socket")
+            with contextlib.suppress(AttributeError, OSError):
+                accepted._sock.close()  # not by its number, which the socket would close once more
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -182,11 +182,9 @@ def test_an_interrupt_anywhere_holds_up_no_beats_and_leaves_no_lease(
     assert number > 100
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
 @pytest.mark.soak
 @pytest.mark.timeout(300)
-@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
 @pytest.mark.parametrize("enter", [Client.named, Client.once], ids=["named", "once"])
 def test_a_name_that_was_interrupted_anywhere_can_be_entered_again(
     client: Client, enter: Callable[..., Named | Once]
@@ -211,6 +209,8 @@ def test_a_name_that_was_interrupted_anywhere_can_be_entered_again(
     assert number > 100
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
 def test_an_interrupt_while_a_client_is_closed_harms_no_other(client: Client) -> None:
     """Closing comes by at more places where its answer is waited for, so one that was not reached is no end yet."""
     number = unreached = 0

@@ -1,6 +1,7 @@
 """Many items in few calls: SQS takes ten items of one queue at once, and answers for each."""
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,10 @@ def _group(items: Sequence[Item]) -> Iterable[list[int]]:
 async def _send_batch(
     calls: Calls, operation: str, items: Sequence[Item], started: Started | None
 ) -> Sequence[BackendError | None]:
-    entries = [{"Id": str(n), **item.entry} for n, item in enumerate(items)]
+    # Ids that no other call has: an answer that a proxy delivers twice must not acknowledge this call.
+    name = secrets.token_hex(8)
+    ids = [f"{name}-{number}" for number in range(len(items))]
+    entries = [{"Id": entry_id, **item.entry} for entry_id, item in zip(ids, items, strict=True)]
     call = calls.start(operation, QueueUrl=items[0].url, Entries=entries)
     if started is not None:
         for item in items:
@@ -71,7 +75,7 @@ async def _send_batch(
         return [error] * len(items)
     done = {str(entry.get("Id")) for entry in mappings(answer, "Successful")}
     failed = {str(entry.get("Id")): entry for entry in mappings(answer, "Failed")}
-    return [_error_of(str(n), done, failed) for n in range(len(items))]
+    return [_error_of(entry_id, done, failed) for entry_id in ids]
 
 
 def _error_of(entry_id: str, done: set[str], failed: Mapping[str, Mapping[str, Any]]) -> BackendError | None:

@@ -1,22 +1,32 @@
 """Log: what the driver's thread logs is written by a thread of its own, because a log may hold up whoever writes to it.
 
-A pipe that nobody reads is full one day, a terminal is stopped (Ctrl-S), and an exception out of a signal handler may
-leave the lock of a log held for ever. Nothing of that may delay a heartbeat.
+A pipe that nobody reads is full one day, a terminal is stopped (Ctrl-S), a handler is slow or raises, and an exception
+out of a signal handler may leave a lock of `logging` held for ever. Nothing of that may delay a heartbeat.
+
+Rule 1: in the driver's thread no code of `logging` runs that takes a lock or that a program can replace. So the loggers
+below have an `isEnabledFor` and a `_log` of their own, which hand the call to the log thread before a record is made.
+Rule 2: the driver's thread waits for the log at most 2 % of the time, so that what is logged just before a process ends
+itself is written, and what is logged before an answer is seen with it.
 """
 
 import logging
+import os
+import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from threading import Lock, Thread, get_ident  # by name: gevent may replace them later
 from typing import Any
 
 __all__ = ["LogThread", "write"]
 
-_PATIENCE = 0.2  # seconds: what is logged just before the process ends itself should be written
-_MOST = 1000  # records that wait; more are dropped
+_PATIENCE = 0.2  # seconds that the driver's thread may wait at a time
+_SHARE = 0.02  # of the time may be spent waiting
+_MOST = 1000  # calls that wait for the log thread; more are dropped
 
-_Call = tuple[Lock, Callable[..., object], tuple[Any, ...]]
+_Call = tuple[Lock, Callable[..., object], tuple[Any, ...], dict[str, Any]]
 _of_thread: dict[int, "LogThread"] = {}
 
 
@@ -25,7 +35,8 @@ class LogThread:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._stuck = False
+        self._spare = _PATIENCE  # seconds that may be waited now
+        self._counted_at = time.monotonic()
 
     def __enter__(self) -> "LogThread":
         Thread(target=self._run, name="leasekit-log", daemon=True).start()
@@ -36,40 +47,26 @@ class LogThread:
         del _of_thread[get_ident()]
         self._calls.put(None)
 
-    def call(self, write: Callable[..., object], *args: Any) -> None:
-        """Have `write(*args)` called; wait for that, but not long, and not at all while an earlier call is stuck."""
+    def call(self, write: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        """Have `write(*args, **kwargs)` called; wait for its end while there is time for that."""
         if self._calls.qsize() >= _MOST:
             return
         written = Lock()
         written.acquire()
-        self._calls.put((written, write, args))
-        if not self._stuck:
-            self._stuck = not written.acquire(timeout=_PATIENCE)
+        self._calls.put((written, write, args, kwargs))
+        began_at = time.monotonic()
+        self._spare = min(_PATIENCE, self._spare + _SHARE * (began_at - self._counted_at))
+        if self._spare > 0:
+            written.acquire(timeout=self._spare)
+        self._counted_at = time.monotonic()
+        self._spare -= self._counted_at - began_at
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
-            written, write, args = call
-            with suppress(Exception):  # of a handler or filter of the user's
-                write(*args)
-            self._stuck = False
+            written, write, args, kwargs = call
+            with suppress(BaseException):  # of a handler or filter of the user's, sys.exit() among them
+                write(*args, **kwargs)
             written.release()
-
-
-class _Relay(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return False in a thread that must not wait, after the record was handed to that thread's log thread."""
-        log = _of_thread.get(get_ident())
-        if log is None:
-            return True
-        log.call(_handle, record)
-        return False
-
-
-def _handle(record: logging.LogRecord) -> None:
-    logging.getLogger(record.name).handle(record)
-
-
-_relay = _Relay()
 
 
 def write(call: Callable[..., object], *args: Any) -> None:
@@ -81,6 +78,29 @@ def write(call: Callable[..., object], *args: Any) -> None:
         log.call(call, *args)
 
 
+def _is_enabled_for(logger: logging.Logger, level: int) -> bool:
+    if get_ident() not in _of_thread:
+        return logging.Logger.isEnabledFor(logger, level)
+    return not logger.disabled and logger.manager.disable < level >= logger.getEffectiveLevel()
+
+
+def _log(logger: logging.Logger, level: int, msg: object, args: Any, exc_info: Any = None, **kwargs: Any) -> None:
+    make_record = partial(logging.Logger._log, logger)
+    log = _of_thread.get(get_ident())
+    if log is None:
+        make_record(level, msg, args, exc_info, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 1})
+        return
+    if isinstance(exc_info, BaseException):
+        exc_info = (type(exc_info), exc_info, exc_info.__traceback__)
+    elif exc_info and not isinstance(exc_info, tuple):
+        exc_info = sys.exc_info()
+    log.call(make_record, level, msg, args, exc_info, **kwargs)
+
+
 # All that log in the driver's thread; httpx logs every request.
 for _name in ("leasekit", "leasekit.server", "asyncio", "httpx", "httpcore.connection", "httpcore.http11"):
-    logging.getLogger(_name).addFilter(_relay)
+    _logger = logging.getLogger(_name)
+    for _method, _function in (("isEnabledFor", _is_enabled_for), ("_log", _log)):
+        setattr(_logger, _method, partial(_function, _logger))
+
+os.register_at_fork(after_in_child=_of_thread.clear)  # the numbers of threads come again

@@ -5,10 +5,12 @@ user wanted that are not crashes.
 """
 
 import logging
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
@@ -35,6 +37,7 @@ class Signals:
         self._stop = stop
         self._count = 0
         self._last: signal.Signals | None = None
+        self._heard_at = math.inf  # when the first signal came
         self._last_word: threading.Timer | None = None
         self._pid = os.getpid()
         self._before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {}
@@ -66,6 +69,8 @@ class Signals:
             self._restore(signal.Signals(number))
             os.kill(os.getpid(), number)
             return
+        if self._last is None:
+            self._heard_at = time.monotonic()
         self._last = signal.Signals(number)
         if number in _HANG_UP:
             self._stop(self._last)
@@ -77,14 +82,15 @@ class Signals:
             self.end_at_once()
         self._stop(self._last)
 
-    def end_soon(self) -> None:
-        """Have the process ended in a few seconds, whatever threads go on, if a signal came. Does not wait.
+    def end_soon(self, *, timeout: float) -> None:
+        """Have the process ended `timeout` seconds after the signal, or a few seconds from now. Does not wait.
 
         Python would wait, perhaps for ever, for threads that handlers have left behind: a thread, for example, that a
         cancelled handler waited for.
         """
         if self._last is not None:
-            self._last_word = threading.Timer(_LEFTOVERS, self.end_at_once)
+            left = self._heard_at + timeout - time.monotonic()
+            self._last_word = threading.Timer(min(_LEFTOVERS, max(_LAST_LOGS, left)), self.end_at_once)
             self._last_word.daemon = True
             self._last_word.start()
 

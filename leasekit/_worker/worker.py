@@ -219,7 +219,7 @@ class Worker:
                     self._make_current(shift)
                     shift.wait()
                     if heard:
-                        signals.end_soon()
+                        signals.end_soon(timeout=patience.timeout)
             finally:
                 self._at_work = None  # before the client is closed: a call would be refused
                 if client is not self._service:

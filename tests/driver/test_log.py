@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -91,3 +92,62 @@ def test_other_threads_write_for_themselves() -> None:
     lines: list[int] = []
     write(lambda: lines.append(threading.get_ident()))
     assert lines == [threading.get_ident()]
+
+
+def test_a_lock_of_logging_that_is_held_for_ever_holds_up_nothing() -> None:
+    """An interrupt can leave it held, and every first record of a level takes it."""
+    driver, logger = acquire(), logging.getLogger("httpx")
+
+    async def log() -> bool:
+        logger.info("a request")
+        logger.debug("more of it")
+        return True
+
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with logging._lock:  # type: ignore[attr-defined]
+            held.set()
+            go_on.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    logger.manager._clear_cache()  # type: ignore[attr-defined]
+    try:
+        assert driver.submit(log()).result(15)
+    finally:
+        go_on.set()
+        holder.join()
+        driver.release()
+
+
+def test_a_slow_log_is_waited_for_only_now_and_then() -> None:
+    with LogThread() as log:
+        for _ in range(20):
+            log.call(time.sleep, 0.05)
+        assert log._spare < 0.05  # seconds that it may still wait
+
+
+def test_what_a_record_factory_or_handler_raises_ends_nothing() -> None:
+    driver, lines = acquire(), list[str]()
+
+    def factory(*args: object, **kwargs: object) -> logging.LogRecord:
+        raise SystemExit
+
+    async def log() -> bool:
+        logging.getLogger("leasekit").error("a line")
+        return True
+
+    before = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(factory)
+    try:
+        assert driver.submit(log()).result(15)
+        logging.setLogRecordFactory(before)
+        with LogThread():
+            write(lines.append, "still there")
+        assert driver.submit(log()).result(15)
+    finally:
+        logging.setLogRecordFactory(before)
+        driver.release()
+    assert lines == ["still there"]

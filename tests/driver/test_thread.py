@@ -277,10 +277,7 @@ import leasekit
 client = leasekit.connect("memory://")
 client.schedule("k")
 gevent.monkey.patch_all()
-try:
-    client.schedule("k")
-finally:
-    client.close()
+client.schedule("k")
 """
 
 

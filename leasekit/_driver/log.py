@@ -97,8 +97,9 @@ def _log(logger: logging.Logger, level: int, msg: object, args: Any, exc_info: A
     log.call(make_record, level, msg, args, exc_info, **kwargs)
 
 
-# All that log in the driver's thread; httpx logs every request.
-for _name in ("leasekit", "leasekit.server", "asyncio", "httpx", "httpcore.connection", "httpcore.http11"):
+# All that log in the driver's thread; httpx logs every request, uvicorn serves a file that processes share.
+_NAMES = ("leasekit", "leasekit.server", "asyncio", "httpx", "httpcore.connection", "httpcore.http11", "uvicorn.error")
+for _name in _NAMES:
     _logger = logging.getLogger(_name)
     for _method, _function in (("isEnabledFor", _is_enabled_for), ("_log", _log)):
         setattr(_logger, _method, partial(_function, _logger))

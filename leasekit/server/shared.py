@@ -99,7 +99,7 @@ class SharedBackend:
                 raise
             if self._service is service:  # the process that serves the store may have ended: choose again
                 self._service = None
-            raise Unavailable(f"{self._holder}, and does not answer: {error}") from error
+            raise Unavailable(f"{self._holder}: {error}") from error
 
     async def _choose(self) -> _Service:
         """Open the store, or join the process that has it open. Raises `StoreLocked` if that has no socket."""

@@ -230,6 +230,13 @@ LEAVES_A_THREAD = """
 """
 
 
+def test_what_a_body_has_left_behind_does_not_outlast_the_drain_timeout(start: Callable[[str], Script]) -> None:
+    text = LEAVES_A_THREAD.format(seconds=600, stop="os.kill(os.getpid(), signal.SIGTERM)")
+    text = text.replace("_LEFTOVERS = 0.1", "_LEFTOVERS = 600.0")
+    script = start(text.replace("worker.run()", "worker.run(drain_grace=0.1, drain_timeout=0.2)"))
+    assert script.exit_code() == 128 + signal.SIGTERM, script.errors
+
+
 def test_what_a_body_has_left_behind_does_not_hold_up_a_stop_for_ever(start: Callable[[str], Script]) -> None:
     script = start(LEAVES_A_THREAD.format(seconds=600, stop="os.kill(os.getpid(), signal.SIGTERM)"))
     assert script.exit_code() == 128 + signal.SIGTERM, script.errors

@@ -40,20 +40,21 @@ def test_a_log_that_nobody_can_write_to_holds_up_nothing(stuck: Stuck, name: str
 
     async def log() -> bool:
         for number in range(100):
-            logging.getLogger(name).warning("line %d", number)
+            logging.getLogger(name).warning("%s: line %d", name, number)
         return stuck.go_on.is_set()
 
     async def log_once_more() -> None:
-        logging.getLogger(name).warning("the last line")
+        logging.getLogger(name).warning("%s: the last line", name)
 
     try:
         assert not driver.submit(log()).result(15)
         stuck.go_on.set()
-        while len(stuck.written) < 100:
+        while sum(line.startswith(f"{name}:") for line in stuck.written) < 100:
             driver.submit(log_once_more()).result(15)
     finally:
         driver.release()
-    assert stuck.written[:100] == [f"line {number}" for number in range(100)]
+    written = [line for line in stuck.written if line.startswith(f"{name}:")]  # without what an earlier test has left
+    assert written[:100] == [f"{name}: line {number}" for number in range(100)]
 
 
 def test_a_line_is_written_when_the_call_returns() -> None:

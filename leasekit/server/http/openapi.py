@@ -60,6 +60,7 @@ def document(routes: Sequence[HTTPRouteHandler], provided: Sequence[str]) -> dic
     app = Litestar(
         route_handlers=list(routes),
         request_class=ApiRequest,
+        logging_config=None,
         plugins=[schemas],
         dependencies={name: Provide(lambda: None, sync_to_thread=False) for name in provided},
         openapi_config=OpenAPIConfig(

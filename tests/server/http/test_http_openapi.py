@@ -1,6 +1,7 @@
 """The OpenAPI document: it says what the router does, no more and no less."""
 
 import json
+import logging
 import re
 from typing import Any
 from unittest.mock import Mock
@@ -11,6 +12,8 @@ import pytest
 from leasekit import wire
 from leasekit.server.http.app import create_app
 from leasekit.server.http.openapi import EXAMPLES
+from leasekit.server.http.openapi import document as build_document
+from leasekit.server.http.routes import PROVIDED, ROUTES
 from tests.server.http.conftest import Running
 
 # Not answered in JSON; they have tests of their own.
@@ -26,6 +29,13 @@ def document(server: Running) -> Any:
 
 def operations(document: Any) -> dict[tuple[str, str], Any]:
     return {(method.upper(), path): op for path, item in document["paths"].items() for method, op in item.items()}
+
+
+def test_the_logging_of_the_process_that_serves_it_stays_as_it_was() -> None:
+    root = logging.getLogger()
+    before = root.level, list(root.handlers), logging.getLogger("litestar").handlers
+    build_document(ROUTES, PROVIDED)
+    assert (root.level, root.handlers, logging.getLogger("litestar").handlers) == before
 
 
 def test_every_route_is_documented_and_every_documented_route_exists(document: Any) -> None:

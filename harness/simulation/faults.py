@@ -4,12 +4,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.history import Fault, FaultsOver, Frozen, Paused, Resumed, Thawed
+from harness.history import Fault, FaultsOver
 from harness.simulation.net import Net
 from harness.simulation.scenario import FAULTS
 from harness.simulation.server import Server
 from harness.simulation.worker import Worker
-from harness.simulation.world import Process, World
+from harness.simulation.world import World
 
 __all__ = ["Faults", "Planned", "planned"]
 
@@ -162,22 +162,13 @@ class Faults:
                 self._lasting(fault, lambda: worker.process.let_go("stall"), target=who)
             case _:
                 why = {"pause": "paused", "freeze": "frozen", "suspend": "suspended"}[name]
-                self._stand(worker.process, why)
-                self._lasting(fault, lambda: self._go_on(worker, why), target=who)
+                worker.process.hold(why)
+                self._lasting(fault, lambda: worker.resume(why), target=who)
         self._world.fired[name] += 1
 
     def _give_back_gil(self, worker: Worker) -> None:
         worker.gil = None
         worker.resume("gil")
-
-    def _stand(self, process: Process, why: str) -> None:
-        process.hold(why)
-        self._world.log(Frozen if why == "frozen" else Paused, process.who)
-
-    def _go_on(self, worker: Worker, why: str) -> None:
-        if worker.process.is_alive:
-            self._world.log(Thawed if why == "frozen" else Resumed, worker.who)
-            worker.resume(why)
 
     # The server -----------------------------------------------------------------------------------------------------
 
@@ -219,8 +210,8 @@ class Faults:
                 self._creep(chance, until=self._world.now + fault.lasts)
             case _:
                 why = {"pause": "paused", "freeze": "frozen", "suspend": "suspended"}[name.removeprefix("server_")]
-                self._stand(process, why)
-                self._lasting(fault, lambda: self._server_goes_on(process, why))
+                process.hold(why)
+                self._lasting(fault, lambda: process.let_go(why))
         self._world.fired[name] += 1
 
     def _creep(self, chance: random.Random, *, until: float) -> None:
@@ -228,8 +219,3 @@ class Faults:
         if self._world.now < until and not self._world.are_faults_over:
             self._server.wall += chance.uniform(0.05, 0.99)
             self._world.after(chance.uniform(1.0, 10.0), lambda: self._creep(chance, until=until))
-
-    def _server_goes_on(self, process: Process, why: str) -> None:
-        if process.is_alive:
-            self._world.log(Thawed if why == "frozen" else Resumed, process.who)
-            process.let_go(why)

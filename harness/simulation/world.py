@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from harness.history import Event, Log
+from harness.history import Event, Frozen, Log, Paused, Resumed, Thawed
 from harness.simulation.loop import SteppedLoop
 from harness.simulation.scenario import Scenario
 
@@ -80,6 +80,9 @@ class MemoryLog(Log):
 
     def close(self) -> None:
         """Do nothing: there is no file."""
+
+
+_STANDING = {"paused": (Paused, Resumed), "suspended": (Paused, Resumed), "frozen": (Frozen, Thawed)}
 
 
 class Process:
@@ -175,15 +178,24 @@ class Process:
 
     def hold(self, why: str) -> None:
         """Stop the process until it was let go as often as held."""
+        self._log_standing(why, begins=True)
         self._held[why] += 1
         self._note_reasons()
 
     def let_go(self, why: str) -> None:
         """Take back one `hold` for this reason."""
         self._held[why] -= 1
+        self._log_standing(why, begins=False)
         self._note_reasons()
         self._wake_at = math.inf
         self._look()
+
+    def _log_standing(self, why: str, *, begins: bool) -> None:
+        """Log that the process stands still or goes on, unless another hold has the same effect."""
+        events = _STANDING.get(why)
+        same = [reason for reason in _STANDING if _STANDING[reason] == events]
+        if events is not None and self.is_alive and not self.is_held(*same):
+            self.world.log(events[0 if begins else 1], self.who)
 
     def _note_reasons(self) -> None:
         self._since = (self.world.now, self.boot())

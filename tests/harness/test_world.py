@@ -62,6 +62,15 @@ def test_the_clock_of_a_frozen_machine_stands_still(world: World) -> None:
     assert process.boot() == 1010.0
 
 
+def test_a_machine_that_was_frozen_twice_is_said_to_go_on_once(world: World) -> None:
+    """The checker counts the time between the two events: the clock stood still until the second fault ended."""
+    process = Process(world, "p")
+    for at, happen in [(1.0, process.hold), (2.0, process.hold), (3.0, process.let_go), (4.0, process.let_go)]:
+        world.at(at, happen, "frozen")
+    world.run(5.0)
+    assert [(type(event).__name__, event.at) for event in world.events] == [("Frozen", 1.0), ("Thawed", 4.0)]
+
+
 def test_a_dead_process_does_nothing_more(world: World) -> None:
     process = Process(world, "p")
     woke: list[int] = []

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import settings
 
 from leasekit import Client
+from leasekit._driver import log as driver_log
 from leasekit.hooks import Event
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Faulty
@@ -29,6 +30,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # The harness is imported from the tree; last in the path, so that leasekit itself is the installed one.
 sys.path.append(str(Path(__file__).parents[1]))
+
+# Tests read a log at once: on a busy machine too, what the driver's thread logs is written when its call returns.
+driver_log._PATIENCE, driver_log._SHARE = 20.0, 1.0
 
 # Timings never decide. CI repeats the same examples, so that what turns red there is the change; developers explore.
 settings.register_profile("dev", deadline=None, print_blob=True)

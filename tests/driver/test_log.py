@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from leasekit._driver import log as driver_log
 from leasekit._driver.log import LogThread, write
 from leasekit._driver.thread import acquire
 
@@ -22,6 +23,13 @@ class Stuck(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.go_on.wait(20)
         self.written.append(record.getMessage())
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the log as briefly as outside of tests (see the conftest)."""
+    monkeypatch.setattr(driver_log, "_PATIENCE", 0.2)
+    monkeypatch.setattr(driver_log, "_SHARE", 0.02)
 
 
 @pytest.fixture

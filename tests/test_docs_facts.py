@@ -12,7 +12,7 @@ from leasekit import Heartbeats, Status
 from leasekit._core.cycle import Cycle, Early
 from leasekit._lifecycle.states import NEXT, Event
 from leasekit.server.http.openapi import EXAMPLES, document
-from leasekit.server.http.routes import PROVIDED, ROUTES
+from leasekit.server.http.routes import OPERATIONS
 from leasekit.wire import (
     MAX_BATCH,
     MAX_BODY,
@@ -97,7 +97,7 @@ def test_the_table_of_states_is_that_of_the_server() -> None:
 
 
 def operations() -> list[tuple[str, dict[str, Any]]]:
-    paths: dict[str, dict[str, Any]] = document(ROUTES, PROVIDED)["paths"]
+    paths: dict[str, dict[str, Any]] = json.loads(document(OPERATIONS))["paths"]
     return [
         (f"{method.upper()} {path}", operation)
         for path, methods in paths.items()

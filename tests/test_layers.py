@@ -213,10 +213,10 @@ def loaded(module: str) -> set[str]:
 
 
 def test_importing_leasekit_loads_no_adapter_no_server_and_nothing_that_only_they_need() -> None:
-    heavy = {"httpx", "leasekit_http", "leasekit.server", "leasekit.cli", "litestar", "rich", "sqlalchemy", "typer"}
+    heavy = {"httpx", "leasekit_http", "leasekit.server", "leasekit.cli", "starlette", "rich", "sqlalchemy", "typer"}
     assert not heavy & loaded("leasekit")
 
 
 @pytest.mark.parametrize("module", ["leasekit.testing.memory", "leasekit.server.engine", "leasekit.server.store.urls"])
 def test_what_memory_is_made_of_needs_only_what_leasekit_itself_needs(module: str) -> None:
-    assert not {"alembic", "httpx", "litestar", "sqlalchemy", "uvicorn"} & loaded(module)
+    assert not {"alembic", "httpx", "starlette", "sqlalchemy", "uvicorn"} & loaded(module)

@@ -31,7 +31,7 @@ from leasekit import telemetry
 from leasekit.client import Client
 from leasekit.hooks import Answered, AtRisk, Claimed, Event, Hook, Hooks, Lost, ReportDelayed, Sent
 from leasekit.server.engine import Engine
-from leasekit.server.http.app import create_app
+from leasekit.server.http.app import Api
 from leasekit.server.store.urls import open_store
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
@@ -729,7 +729,7 @@ def test_a_password_in_an_address_is_not_repeated(open_it: Callable[[], Any], ga
 async def test_the_server_tells_nobody_what_it_was_sent(tmp_path: Path, gathered: Gathered, anyio_backend: str) -> None:
     store = tmp_path / "tasks.db"
     async with Engine(open_store(f"sqlite:///{store}")) as engine:
-        app: Any = create_app(engine)
+        app: Any = Api(engine)
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         stream = engine.feed.follow()
         told = await anext(stream)

@@ -63,7 +63,7 @@ def test_the_help_loads_nothing_that_only_a_command_needs() -> None:
     )
     loaded = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
     assert "leasekit.cli.app" in loaded
-    heavy = {"rich", "httpx", "leasekit.server", "litestar", "sqlalchemy", "uvicorn", "pydantic"}
+    heavy = {"rich", "httpx", "leasekit.server", "starlette", "sqlalchemy", "uvicorn", "pydantic"}
     commands = {f"leasekit.cli.{name}" for name in COMMANDS}
     assert loaded & (heavy | commands) == set()
 

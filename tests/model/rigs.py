@@ -17,8 +17,8 @@ from harness.chaos import redis_clock
 from leasekit.backend import Scheduler
 from leasekit.server.embedded import EmbeddedBackend
 from leasekit.server.engine import Engine
+from leasekit.server.http.app import Api
 from leasekit.server.http.app import Server as HttpServer
-from leasekit.server.http.app import create_app
 from leasekit.server.store.urls import open_store
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from leasekit_http import HttpBackend
@@ -135,7 +135,7 @@ class HttpRig(SqliteRig):
         self._port: int = listener.getsockname()[1]
         self.engine = self._make()
         await self.engine.__aenter__()
-        self._server = HttpServer(create_app(self.engine))
+        self._server = HttpServer(Api(self.engine))
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     async def _stop(self) -> None:

@@ -186,7 +186,7 @@ ALONE = """
 import sys, leasekit
 with leasekit.connect(sys.argv[1]) as client:
     client.stats()
-print("litestar" in sys.modules)
+print("starlette" in sys.modules)
 """
 
 

@@ -20,7 +20,7 @@ from leasekit._lifecycle import validation
 from leasekit.errors import Refused
 from leasekit.server.engine import Engine
 from leasekit.server.http import sending
-from leasekit.server.http.app import create_app
+from leasekit.server.http.app import Api
 from leasekit.server.http.sending import Sending
 from leasekit.server.roles import claims as claiming
 from leasekit.server.roles import frontend
@@ -339,8 +339,8 @@ class Connections:
     """Requests of one claim to the application, none of which reads its answer to the end before it may."""
 
     def __init__(self, engine: Engine) -> None:
-        self.app = create_app(engine)
-        self.sending: Sending = self.app.state.sending
+        self.app = Api(engine)
+        self.sending: Sending = self.app.parts.sending
         self.statuses: list[int] = []
         self.size = 0
         self.may_go = asyncio.Event()

@@ -1,6 +1,6 @@
 """The engine behind HTTP, as an ASGI application and as a process.
 
-`create_app` is for use with another ASGI server; `serve` is what `leasekit serve` runs.
+`Api` is for use with another ASGI server; `serve` is what `leasekit serve` runs.
 """
 
 import asyncio
@@ -11,16 +11,17 @@ import ipaddress
 import os
 import socket
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from http import HTTPMethod
 from types import FrameType
-from typing import Any
 
+import msgspec
 import uvicorn
 import uvloop
-from litestar import Litestar, Request, get
-from litestar.datastructures import State
-from litestar.di import Provide
-from litestar.exceptions import HTTPException
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Message, Receive, Scope, Send
 
 from leasekit.errors import ConfigError
 from leasekit.server.engine import Engine
@@ -28,67 +29,120 @@ from leasekit.server.http.disconnect import DisconnectWatch
 from leasekit.server.http.echo import echo_request_header
 from leasekit.server.http.metrics import Metrics
 from leasekit.server.http.openapi import document
-from leasekit.server.http.problems import HANDLERS
+from leasekit.server.http.operations import JSON, Operation
+from leasekit.server.http.problems import problem_of
 from leasekit.server.http.protocol import BoundedProtocol
-from leasekit.server.http.request import ApiRequest
-from leasekit.server.http.routes import OPTIONS, PROVIDED, ROUTES
+from leasekit.server.http.request import ApiRequest, BodyTimeouts, Parts
+from leasekit.server.http.routes import OPERATIONS
 from leasekit.server.http.sending import Sending
 from leasekit.server.local_socket import beside
 from leasekit.server.store import Store
 from leasekit.server.store.sql import CHECK
 from leasekit.server.store.urls import open_store
 
-__all__ = ["Server", "create_app", "serve", "serve_engine"]
+__all__ = ["Api", "Server", "serve", "serve_engine"]
 
 BODY_TIMEOUT = 30.0
+BODY_TIMEOUT_AT_STOP = 2.0  # for the bodies that are under way when the server stops
 IDLE_TIMEOUT = 75  # of a connection; longer than clients keep one, so that none is closed while a request arrives
-STOP_TIMEOUT = 40  # for requests under way; longer than a slow request body may take
+STOP_TIMEOUT = 40  # for requests under way; longer than an answer may take
 HAND_OVER_TIMEOUT = 3  # the same for processes of this machine: until the end nobody else can serve the store
 
 
-def create_app(engine: Engine, *, body_timeout: float = BODY_TIMEOUT, any_host: bool = False) -> Litestar:
-    """Return the ASGI application over an open engine. A request body must arrive within `body_timeout` seconds.
+class Api(Router):
+    """The ASGI application over an open engine. A request body must arrive within `body_timeout` seconds.
 
     Unless `any_host`, the `Host` header must name this machine: this refuses web pages of other hosts whose names
     resolve to 127.0.0.1.
     """
-    polls, metrics, sending = DisconnectWatch(), Metrics(engine), Sending()
-    engine.check_room = sending.check_room
-    return Litestar(
-        route_handlers=[*OPTIONS, *ROUTES, openapi_json],
-        request_class=ApiRequest,
-        state=State({"polls": polls, "sending": sending, "engine": engine, "body_timeout": body_timeout}),
-        dependencies={
-            "engine": Provide(lambda: engine, sync_to_thread=False),
-            "polls": Provide(lambda: polls, sync_to_thread=False),
-            "metrics": Provide(lambda: metrics, sync_to_thread=False),
-            "sending": Provide(lambda: sending, sync_to_thread=False),
-        },
-        before_send=[metrics.before_send, echo_request_header],
-        before_request=None if any_host else _refuse_foreign_hosts,
-        exception_handlers=HANDLERS,
-        openapi_config=None,
-        logging_config=None,
-    )
+
+    def __init__(self, engine: Engine, *, body_timeout: float = BODY_TIMEOUT, any_host: bool = False) -> None:
+        sending = Sending()
+        engine.check_room = sending.check_room
+        self.parts = Parts(engine, DisconnectWatch(), Metrics(engine), sending, BodyTimeouts(body_timeout))
+        self.any_host = any_host
+        operations = [*OPERATIONS, _OPENAPI]
+        paths = dict.fromkeys(operation.path for operation in operations)
+        routes = [_Route(self, path, [each for each in operations if each.path == path]) for path in paths]
+        super().__init__(routes, redirect_slashes=False, default=_Resource(self, None, {}))
 
 
-@get("/openapi.json", include_in_schema=False, sync_to_thread=True)
-def openapi_json() -> dict[str, Any]:
-    """Return the OpenAPI document."""
-    return _document()
+class _Route(Route):
+    """The route of one path. It answers methods that it does not have, unless another route has them."""
+
+    def __init__(self, api: Api, path: str, operations: Sequence[Operation]) -> None:
+        of_method = {operation.method: operation for operation in operations}
+        if (reads := of_method.get(HTTPMethod.GET)) is not None and reads.media_type != "text/event-stream":
+            of_method[HTTPMethod.HEAD] = reads  # the HTTP layer sends the head alone
+        super().__init__(path, _Resource(api, path, of_method))
+        self.methods = {*of_method, "OPTIONS"}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
+class _Resource:
+    """Run the operations of one path, as an ASGI application; `path` is None for all unknown paths."""
+
+    def __init__(self, api: Api, path: str | None, of_method: dict[HTTPMethod, Operation]) -> None:
+        self._api = api
+        self._path = path
+        self._of_method = of_method
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_count(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                echo_request_header(message, scope)
+                self._api.parts.metrics.count(self._path, scope["method"], message["status"])
+            await send(message)
+
+        request = ApiRequest(scope, receive, self._api.parts)
+        try:
+            response = await self._answer(request)
+        except Exception as error:  # noqa: BLE001 - each is answered, and those that are not expected are logged
+            response = problem_of(request, error)
+        await response(scope, receive, send_and_count)
+
+    async def _answer(self, request: ApiRequest) -> Response:
+        _check_host(request, any_host=self._api.any_host)
+        if self._path is None:
+            raise HTTPException(404, "there is no such route")
+        allow = {"allow": ", ".join(sorted([*self._of_method, "OPTIONS"]))}
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=allow)
+        operation = self._of_method.get(request.method)  # type: ignore[call-overload]  # HTTPMethod is a str
+        if operation is None:
+            raise HTTPException(405, "this route does not accept this method: use one of the `allow` header", allow)
+        answer = await operation(request)
+        return answer if isinstance(answer, Response) else Response(msgspec.json.encode(answer), media_type=JSON)
+
+
+def _check_host(request: ApiRequest, *, any_host: bool) -> None:
+    """Refuse requests of web pages: of another origin, or of a host whose name resolves to this machine."""
+    hosts = request.headers.getlist("host") or [""]
+    if len(hosts) > 1:
+        raise HTTPException(400, "the request has more than one Host header")
+    if not any_host and not _is_loopback(_without_port(hosts[0])):
+        raise HTTPException(403, "the Host header must name this machine, such as localhost")
+    if any(origin.partition("://")[2] != hosts[0] for origin in request.headers.getlist("origin")):
+        raise HTTPException(403, "the request comes from a web page of another origin")
+
+
+def _without_port(host: str) -> str:
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    return name.strip("[]")
+
+
+async def _openapi(request: ApiRequest) -> Response:
+    return Response(_document(), media_type=JSON)
 
 
 @functools.cache
-def _document() -> dict[str, Any]:
-    return document(ROUTES, PROVIDED)
+def _document() -> bytes:
+    return document(OPERATIONS)
 
 
-# Asynchronous, and not a guard, for speed: Litestar runs sync hooks in threads, and copies the handler for a guard.
-async def _refuse_foreign_hosts(request: Request[Any, Any, Any]) -> None:
-    host = request.headers.get("host", "")
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    if not _is_loopback(name.strip("[]")):
-        raise HTTPException("the Host header must name this machine, such as localhost", status_code=403)
+_OPENAPI = Operation(HTTPMethod.GET, "/openapi.json", _openapi, None, dict, JSON, {})
 
 
 def _is_loopback(host: str) -> bool:
@@ -114,7 +168,7 @@ def serve(host: str, port: int, store_url: str, *, insecure: bool = False, check
 async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
     async with Engine(store) as engine:
         with _listen(host, port, insecure=insecure) as listener, beside(store) as others:
-            server = Server(create_app(engine, any_host=insecure))
+            server = Server(Api(engine, any_host=insecure))
             # The objects that exist by now stay: each garbage collection of them would stop the process for 0.1 s.
             gc.freeze()
             await server.serve(sockets=[listener, *others])
@@ -122,7 +176,7 @@ async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
 
 async def serve_engine(engine: Engine, listener: socket.socket, stop: asyncio.Event) -> None:
     """Serve an engine of this process at a socket until `stop` is set; signals are left to the process."""
-    server = _InnerServer(create_app(engine), stop_timeout=HAND_OVER_TIMEOUT)
+    server = _InnerServer(Api(engine), stop_timeout=HAND_OVER_TIMEOUT)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await stop.wait()
     server.should_exit = True
@@ -147,7 +201,7 @@ def _listen(host: str, port: int, *, insecure: bool) -> socket.socket:
 class Server(uvicorn.Server):
     """uvicorn's server, which prints its addresses; its stop answers waiting claims and ends event streams."""
 
-    def __init__(self, app: Litestar, *, stop_timeout: int = STOP_TIMEOUT) -> None:
+    def __init__(self, app: Api, *, stop_timeout: int = STOP_TIMEOUT) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -162,7 +216,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=stop_timeout,
             )
         )
-        self._engine: Engine = app.state.engine
+        self._parts = app.parts
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -172,8 +226,9 @@ class Server(uvicorn.Server):
             print(f"leasekit is listening on http://{_authority(listener)}", flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._engine.end_waits()
-        self._engine.feed.close()
+        self._parts.bodies.shorten(BODY_TIMEOUT_AT_STOP)
+        self._parts.engine.end_waits()
+        self._parts.engine.feed.close()
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -185,7 +240,7 @@ class Server(uvicorn.Server):
 class _InnerServer(Server):
     """A server within a process that is not its own: it handles no signals, and forks keep none of its connections."""
 
-    def __init__(self, app: Litestar, *, stop_timeout: int = STOP_TIMEOUT) -> None:
+    def __init__(self, app: Api, *, stop_timeout: int = STOP_TIMEOUT) -> None:
         super().__init__(app, stop_timeout=stop_timeout)
         _inner_servers.add(self)
 

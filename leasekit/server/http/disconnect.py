@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from litestar.types import Receive
+from starlette.types import Receive
 
 from leasekit.task import Claimed
 

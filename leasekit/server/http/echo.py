@@ -5,7 +5,7 @@ A middlebox that delivers an answer twice makes the second one look like the ans
 
 import re
 
-from litestar.types import Message, Scope
+from starlette.types import Message, Scope
 
 from leasekit.wire import REQUEST_HEADER
 
@@ -15,9 +15,8 @@ _NAME = REQUEST_HEADER.encode()
 _PRINTABLE = re.compile(rb"[ -~]{1,64}")  # bounds the value, and keeps out line ends, which would end the header
 
 
-async def echo_request_header(message: Message, scope: Scope) -> None:
-    """Copy the request header to the answer, unless its value is too long, not printable, or given twice."""
-    if message["type"] == "http.response.start":
-        values = [value for name, value in scope["headers"] if name == _NAME]
-        if len(values) == 1 and _PRINTABLE.fullmatch(values[0]):
-            message["headers"] = [*message["headers"], (_NAME, values[0])]
+def echo_request_header(head: Message, scope: Scope) -> None:
+    """Copy the request header to the head of the answer, unless it is too long, not printable, or given twice."""
+    values = [value for name, value in scope["headers"] if name == _NAME]
+    if len(values) == 1 and _PRINTABLE.fullmatch(values[0]):
+        head["headers"] = [*head["headers"], (_NAME, values[0])]

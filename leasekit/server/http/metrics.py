@@ -7,9 +7,8 @@ values, whatever clients send: kinds after the first hundred are *other*.
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from litestar.types import Message, Scope
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -45,13 +44,9 @@ class Metrics:
         await self._engine.look()
         return await asyncio.to_thread(generate_latest, self._registry)
 
-    async def before_send(self, message: Message, scope: Scope) -> None:
-        """Count an answer when its head is sent."""
-        if message["type"] == "http.response.start":
-            request = cast("dict[str, Any]", scope)
-            # Without a route, the path is whatever the client has sent, and must not become a label.
-            route = request.get("path_template") if request.get("route_handler") is not None else None
-            self._requests.count(str(route or _OTHER), str(request.get("method")), message["status"])
+    def count(self, route: str | None, method: str, status: int) -> None:
+        """Count an answer; `route` is None for unknown paths, which must not become labels: clients choose them."""
+        self._requests.count(route or _OTHER, method, status)
 
 
 class _RequestCollector(Collector):

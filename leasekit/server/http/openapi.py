@@ -1,24 +1,22 @@
-"""The OpenAPI document: routes from Litestar, schemas that msgspec generates from the classes of `leasekit.wire`.
+"""The OpenAPI document: the operations of the server, with schemas that msgspec generates from their classes.
 
-The server runs on the same routes and classes, so the document cannot contradict it. Only the examples are written by
-hand; the tests send them.
+The server runs these operations, so the document cannot contradict it. Only the examples are written by hand; the
+tests send them.
 """
 
+import re
 from collections.abc import Sequence
+from http import HTTPMethod
 from importlib.metadata import version
 from typing import Any
 
 import msgspec
-from litestar import Litestar
-from litestar.di import Provide
-from litestar.handlers import HTTPRouteHandler
-from litestar.openapi import OpenAPIConfig
-from litestar.openapi.spec import Schema
-from litestar.plugins import OpenAPISchemaPlugin
-from litestar.typing import FieldDefinition
+from msgspec import Struct
 
 from leasekit._lifecycle.validation import ENDS
-from leasekit.server.http.request import ApiRequest
+from leasekit.server.http.operations import JSON, Operation, header_of
+from leasekit.server.http.problems import MEDIA_TYPE
+from leasekit.wire import Problem
 
 __all__ = ["EXAMPLES", "document"]
 
@@ -53,83 +51,74 @@ _THEN = [
 """The outcomes that may have successors; `validation` checks this rule, which the types cannot express."""
 
 
-def document(routes: Sequence[HTTPRouteHandler], provided: Sequence[str]) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of these routes; `provided` names parameters that do not come from a request."""
-    schemas = _Schemas()
-    # A second application, which serves nothing: in the serving one, Litestar would add its own pages and 404s.
-    app = Litestar(
-        route_handlers=list(routes),
-        request_class=ApiRequest,
-        logging_config=None,
-        plugins=[schemas],
-        dependencies={name: Provide(lambda: None, sync_to_thread=False) for name in provided},
-        openapi_config=OpenAPIConfig(
-            title="leasekit",
-            version=version("leasekit"),
-            description="Hands out tasks under leases. Every call is a batch and can be repeated. "
+def document(operations: Sequence[Operation]) -> bytes:
+    """Return the OpenAPI 3.1 document of these operations, as JSON."""
+    types = {type_ for each in operations for type_ in (each.data, each.answer, Problem) if _is_struct(type_)}
+    _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation, schemas)
+    for operation in operations:
+        if operation.data is not None and operation.method == HTTPMethod.GET:
+            schemas.pop(operation.data.__name__, None)
+    described = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "leasekit",
+            "version": version("leasekit"),
+            "description": "Hands out tasks under leases. Every call is a batch and can be repeated. "
             "A request may have a `Leasekit-Request` header: its answer has the same.",
-            use_handler_docstrings=True,
-            operation_id_creator=lambda handler, _method, _path: handler.handler_name,
-        ),
-    )
-    description = app.openapi_schema.to_schema()
-    description["components"] = {"schemas": schemas.components()}
-    for path in description["paths"].values():
-        for operation in path.values():
-            for parameter in operation.get("parameters", ()):
-                _drop_null(parameter["schema"])
-            _drop_litestar_error(operation)
-            _drop_schema_of_events(operation)
-    return _portable(description)
+        },
+        "paths": paths,
+        "components": {"schemas": _with_examples(schemas)},
+    }
+    return msgspec.json.encode(described).replace(rb"\\Z", b"$")  # JSON Schema has no `\Z`
 
 
-class _Schemas(OpenAPISchemaPlugin):
-    """Makes every class of `leasekit.wire` a component, and collects these classes for msgspec."""
-
-    def __init__(self) -> None:
-        self._classes: dict[str, type[msgspec.Struct]] = {}
-
-    def is_plugin_supported_field(self, field_definition: FieldDefinition) -> bool:
-        return not field_definition.is_union and field_definition.is_subclass_of(msgspec.Struct)
-
-    def to_openapi_schema(self, field_definition: FieldDefinition, schema_creator: Any) -> Schema:
-        self._classes[field_definition.annotation.__name__] = field_definition.annotation
-        schema: Schema = schema_creator.create_component_schema(field_definition, required=[], property_fields={})
-        return schema
-
-    def components(self) -> dict[str, Any]:
-        """Return the schemas of the collected classes and the classes nested in them, by name."""
-        _, schemas = msgspec.json.schema_components(self._classes.values(), ref_template=_REF)
-        for name, example in EXAMPLES.items():
-            schemas[name]["examples"] = [example]
-        if "SettlementItem" in schemas:
-            schemas["SettlementItem"]["anyOf"] = _THEN
-        if "NewTaskItem" in schemas:
-            schemas["NewTaskItem"]["properties"]["after"]["maxItems"] = 0  # only other services accept `after`
-        return {name: schemas[name] for name in sorted(schemas)}
+def _is_struct(type_: Any) -> bool:
+    return isinstance(type_, type) and issubclass(type_, Struct)
 
 
-def _portable(description: dict[str, Any]) -> dict[str, Any]:
-    r"""Return the document with Python's `\Z` in patterns replaced by JSON Schema's `$`."""
-    return msgspec.json.decode(msgspec.json.encode(description).replace(rb"\\Z", b"$"), type=dict[str, Any])
+def _described(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+    is_json = operation.media_type == JSON
+    # OpenAPI 3.1 cannot describe the form of a text: a schema would be read as that of each event.
+    answer = {JSON: _reference(operation.answer)} if is_json else {operation.media_type: {}}
+    problem = {MEDIA_TYPE: _reference(Problem)}
+    responses = {"200": {"description": "Done." if is_json else "The text.", "content": answer}}
+    responses |= {str(status): {"description": why, "content": problem} for status, why in operation.refusals.items()}
+    described: dict[str, Any] = {
+        "operationId": operation.run.__name__,
+        "description": re.sub(r"\n +", "\n", operation.run.__doc__ or "").strip(),
+        "responses": responses,
+    }
+    if operation.data is None:
+        return described
+    if operation.method == HTTPMethod.POST:
+        return described | {"requestBody": {"required": True, "content": {JSON: _reference(operation.data)}}}
+    return described | {"parameters": _parameters(operation, schemas[operation.data.__name__])}
 
 
-def _drop_null(schema: dict[str, Any]) -> None:
-    """Remove null from a parameter's schema: handlers mark optional ones by `X | None`, but none is ever null."""
-    for arm in schema.pop("oneOf", ()):
-        if arm != {"type": "null"}:
-            schema.update(arm)
+def _reference(type_: type[Any]) -> dict[str, Any]:
+    return {"schema": {"$ref": _REF.format(name=type_.__name__)}}
 
 
-def _drop_litestar_error(operation: dict[str, Any]) -> None:
-    # Litestar adds its own 400 to each route with parameters; this server answers with problem documents.
-    refusal = operation["responses"].get("400", {"content": {}})
-    if "application/json" in refusal["content"]:
-        del operation["responses"]["400"]
+def _parameters(operation: Operation, schema: dict[str, Any]) -> list[dict[str, Any]]:
+    assert operation.data is not None  # noqa: S101
+    headers = {field.encode_name: header_of(field.type) for field in msgspec.structs.fields(operation.data)}
+    return [
+        {
+            "name": headers[name] or name,
+            "in": "header" if headers[name] else "path" if f"{{{name}}}" in operation.path else "query",
+            "required": name in schema["required"],
+            "schema": schema_of_field,
+        }
+        for name, schema_of_field in schema["properties"].items()
+    ]
 
 
-def _drop_schema_of_events(operation: dict[str, Any]) -> None:
-    # The schema would be read as that of each event: OpenAPI 3.1 cannot describe the form of a stream.
-    answers = operation["responses"].get("200", {}).get("content", {})
-    if "text/event-stream" in answers:
-        answers["text/event-stream"] = {}
+def _with_examples(schemas: dict[str, Any]) -> dict[str, Any]:
+    for name, example in EXAMPLES.items():
+        schemas[name]["examples"] = [example]
+    schemas["SettlementItem"]["anyOf"] = _THEN
+    schemas["NewTaskItem"]["properties"]["after"]["maxItems"] = 0  # only other services accept `after`
+    return {name: schemas[name] for name in sorted(schemas)}

@@ -7,18 +7,18 @@ client learns only that it happened.
 import http
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import msgspec
-from litestar import Request, Response
-from litestar.exceptions import HTTPException, NotFoundException, ValidationException
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from leasekit._lifecycle.validation import shortened
 from leasekit.errors import Refused, Throttled, Unavailable
 from leasekit.wire import ItemError, Problem, ProblemType
 
-__all__ = ["HANDLERS", "MEDIA_TYPE", "Malformed", "TooDeep", "UnknownTask", "problem"]
+__all__ = ["MEDIA_TYPE", "Malformed", "TooDeep", "UnknownTask", "problem_of"]
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -28,36 +28,61 @@ logger = logging.getLogger("leasekit.server")
 class Malformed(HTTPException):
     """The request body is not JSON, or did not arrive."""
 
-    status_code = 400
+    def __init__(self, detail: str) -> None:
+        super().__init__(400, detail)
 
 
-class TooDeep(HTTPException):
+class TooDeep(Malformed):
     """The request body is nested too deeply to be decoded."""
 
-    status_code = 400
 
-
-class UnknownTask(NotFoundException):
+class UnknownTask(HTTPException):
     """The route exists, but no task has this id."""
 
+    def __init__(self, task_id: str) -> None:
+        super().__init__(404, f"there is no task {task_id!r}")
 
-def problem(
+
+def problem_of(request: Request, error: Exception) -> Response:
+    """Return the answer that says why a request is refused, or that it has failed."""
+    match error:
+        case Refused():
+            return _problem(422, str(error), errors=[msgspec.convert(entry, ItemError) for entry in error.errors])
+        case Throttled():
+            # Whole seconds, as in RFC 9110, and at least 1: a 0 would invite an immediate repeat.
+            wait = max(1, math.ceil(error.retry_after or 1))
+            return _problem(429, str(error), headers={"retry-after": str(wait)})
+        case Unavailable():
+            return _problem(503, str(error))
+        case HTTPException():
+            return _problem(error.status_code, error.detail, type=_TYPES.get(type(error)), headers=error.headers)
+    logger.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+    return _problem(500, "an error of the server: whether the request was applied is unknown, and it may be repeated")
+
+
+_TYPES: Mapping[type[HTTPException], ProblemType] = {
+    Malformed: "urn:leasekit:problem:malformed",
+    TooDeep: "urn:leasekit:problem:refused",
+    UnknownTask: "urn:leasekit:problem:no-such-task",
+}
+
+
+def _problem(
     status: int,
     detail: str,
     *,
     type: ProblemType | None = None,  # noqa: A002 - the name that RFC 9457 gives it
-    errors: Sequence[ItemError] | None = None,
+    errors: Sequence[ItemError] = (),
     headers: Mapping[str, str] | None = None,
-) -> Response[Problem]:
-    """Return the answer that says why a request is refused. Without `type`, the status decides on the problem type."""
+) -> Response:
     document = Problem(
         type=type or _type_of(status),
         status=status,
         title=http.HTTPStatus(status).phrase,
         detail=shortened(detail),
-        errors=list(errors) if errors else None,
+        errors=list(errors) or None,
     )
-    return Response(document, status_code=status, headers=dict(headers or {}), media_type=MEDIA_TYPE)
+    return Response(msgspec.json.encode(document), status, headers, MEDIA_TYPE)
 
 
 def _type_of(status: int) -> ProblemType:
@@ -66,59 +91,3 @@ def _type_of(status: int) -> ProblemType:
     if status in (408, 429) or status >= 500:
         return "urn:leasekit:problem:later"
     return "urn:leasekit:problem:misdirected"
-
-
-# From exceptions to answers -----------------------------------------------------------------------------------
-
-
-def _refused(_: Request[Any, Any, Any], error: Refused) -> Response[Problem]:
-    return problem(422, str(error), errors=[msgspec.convert(entry, ItemError) for entry in error.errors])
-
-
-def _throttled(_: Request[Any, Any, Any], error: Throttled) -> Response[Problem]:
-    # Whole seconds, as in RFC 9110, and at least 1: a 0 would invite an immediate repeat.
-    wait = max(1, math.ceil(error.retry_after or 1))
-    return problem(429, str(error), headers={"retry-after": str(wait)})
-
-
-def _unavailable(_: Request[Any, Any, Any], error: Unavailable) -> Response[Problem]:
-    return problem(503, str(error))
-
-
-def _bad_parameters(_: Request[Any, Any, Any], error: ValidationException) -> Response[Problem]:
-    entries = error.extra if isinstance(error.extra, list) else []
-    errors = [ItemError(detail=shortened(str(e.get("message"))), field=e.get("key")) for e in entries]
-    return problem(422, "a parameter does not fit: see `errors`", errors=errors)
-
-
-def _http(request: Request[Any, Any, Any], error: HTTPException) -> Response[Problem]:
-    if error.status_code == 500:
-        return _unexpected(request, error)
-    detail = _PLAIN.get(error.status_code) if type(error).__module__.startswith("litestar.") else None
-    return problem(error.status_code, detail or error.detail, type=_TYPES.get(type(error)), headers=error.headers)
-
-
-_TYPES: Mapping[type[HTTPException], ProblemType] = {
-    Malformed: "urn:leasekit:problem:malformed",
-    TooDeep: "urn:leasekit:problem:refused",
-    UnknownTask: "urn:leasekit:problem:no-such-task",
-}
-_PLAIN = {
-    404: "there is no such route",
-    405: "this route does not accept this method: use one that the `allow` header lists",
-}
-
-
-def _unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
-    logger.error("%s %s failed", request.scope["method"], request.scope["path"], exc_info=error)
-    return problem(500, "an error of the server: whether the request was applied is unknown, and it may be repeated")
-
-
-HANDLERS: dict[int | type[Exception], Callable[[Request[Any, Any, Any], Any], Response[Any]]] = {
-    Refused: _refused,
-    Throttled: _throttled,
-    Unavailable: _unavailable,
-    ValidationException: _bad_parameters,
-    HTTPException: _http,
-    Exception: _unexpected,
-}

@@ -14,10 +14,10 @@ import asyncio
 import random
 import weakref
 from collections import Counter
-from typing import Any, cast
 
-from litestar import Response
-from litestar.types import Receive, Scope, Send
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from leasekit.errors import Throttled
 from leasekit.task import Claimed, Task
@@ -72,12 +72,11 @@ class Sending:
 
         Raises `Throttled` if two answers to the same claim are under way.
         """
-        response = ClaimResponse(ClaimAnswer(waited=claimed.waited or 0.0, tasks=claimed.tasks))
-        size = sum(map(_size, claimed.tasks))
+        size, place = sum(map(_size, claimed.tasks)), None
         if size > _BIG:
             self._check_claim(key)
-            response.place = _Place(self, key, size)
-        return response
+            place = _Place(self, key, size)
+        return ClaimResponse(ClaimAnswer(waited=claimed.waited or 0.0, tasks=claimed.tasks), place)
 
     def take(self, key: _Key, size: int) -> None:
         """Start counting an answer to this claim."""
@@ -100,29 +99,25 @@ class _Place:
         self.give_back = weakref.finalize(self, sending.give_back, key, size)
 
 
-class ClaimResponse(Response[ClaimAnswer]):
+class ClaimResponse(Response):
     """The answer to a claim; a big answer is sent in pieces, and has a place among the answers under way."""
 
-    place: _Place | None = None
+    def __init__(self, answer: ClaimAnswer, place: _Place | None) -> None:
+        super().__init__(msgspec.json.encode(answer), media_type="application/json")
+        self._place = place
 
-    def to_asgi_response(self, *args: Any, **options: Any) -> Any:
-        """Return the ASGI application that sends this answer."""
-        whole = cast("Any", super()).to_asgi_response(*args, **options)
-        place = self.place
-        if place is None:
-            return whole
-
-        async def in_pieces(scope: Scope, receive: Receive, send: Send) -> None:
-            limit = _time_for(len(whole.body))
-            cut = asyncio.get_running_loop().call_later(limit, _cut, scope)
-            try:
-                await whole.start_response(send)
-                await _send_body(memoryview(whole.body), send)
-            finally:
-                cut.cancel()
-                place.give_back()
-
-        return in_pieces
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer. A big one is cut when its time is over."""
+        if self._place is None:
+            await super().__call__(scope, receive, send)
+            return
+        cut = asyncio.get_running_loop().call_later(_time_for(len(self.body)), _cut, scope)
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await _send_body(memoryview(self.body), send)
+        finally:
+            cut.cancel()
+            self._place.give_back()
 
 
 async def _send_body(body: memoryview, send: Send) -> None:
@@ -139,7 +134,7 @@ def _time_for(size: int) -> float:
 
 def _cut(scope: Scope) -> None:
     """Abort the connection: later writes to it are dropped, so the answer ends."""
-    extensions: dict[str, Any] = cast("dict[str, Any]", scope).get("extensions") or {}
+    extensions = scope.get("extensions") or {}
     if ABORT in extensions:
         extensions[ABORT]["abort"]()
 

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from leasekit.server.engine import Engine
-from leasekit.server.http.app import Server, create_app
+from leasekit.server.http.app import Api, Server
 from leasekit.server.http.disconnect import DisconnectWatch
 from leasekit.server.store.urls import open_store
 
@@ -83,8 +83,8 @@ def run(directory: Path, **options: Any) -> Iterator[Running]:
 
     async def serve() -> None:
         async with Engine(open_store(f"sqlite:///{directory}/tasks.db")) as engine:
-            app = create_app(engine, **options)
-            running.engine, running.polls = engine, app.state.polls
+            app = Api(engine, **options)
+            running.engine, running.polls = engine, app.parts.polls
             servers.append(Server(app))
             running.connections = servers[0].server_state.connections
             opened.set()

@@ -81,6 +81,18 @@ def test_claims_that_wait_are_answered_at_once_when_the_server_stops(run_server:
     assert [answer["tasks"] for answer in answers] == [[]] * 5
 
 
+def test_a_body_that_does_not_come_holds_up_no_stop(run_server: RunServer) -> None:
+    with run_server(body_timeout=1e6) as server:
+        slow = server.open()
+        slow.sendall(
+            b"POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: 100\r\n\r\n{"
+        )
+        server.post("/v1/tasks/cancel", {"ids": ["nobody"]})  # the head arrived before this was answered
+    with slow:
+        assert read_all(slow).startswith(b"HTTP/1.1 408 ")
+
+
 def test_a_connection_serves_many_requests(server: Running) -> None:
     with server.open() as connection:
         for n in range(5):

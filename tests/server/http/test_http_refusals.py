@@ -292,6 +292,8 @@ PARAMETERS = {
     "worker=%00": "worker",
     "collection=%FF": "collection",
     "cursor=" + "x" * 2000: "cursor",
+    "colour=red": "colour",
+    "kind=a&kind=b": "kind",
 }
 
 
@@ -317,6 +319,41 @@ def test_a_page_whose_name_resolves_to_this_machine_is_403(server: Running, host
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:1", "127.1.2.3", "[::1]", "[::1]:8077"])
 def test_this_machine_may_be_called_by_any_of_its_names(server: Running, host: str) -> None:
     assert server.call("GET", "/healthz", host=host).status == 200
+
+
+def test_a_request_with_two_hosts_is_400(server: Running) -> None:
+    with server.open() as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
+        assert read_all(connection).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("origin", ["null", "http://evil.example", "http://localhost:1", "http://"])
+@pytest.mark.parametrize("path", ["/v1/tasks", "/metrics", "/v1/nothing"])
+def test_a_web_page_of_another_origin_is_403(server: Running, origin: str, path: str) -> None:
+    refused(server.call("GET", path, origin=origin), 403)
+
+
+def test_a_web_page_of_this_origin_is_answered(server: Running) -> None:
+    assert server.call("GET", "/healthz", origin=f"http://127.0.0.1:{server.port}").status == 200
+
+
+# Methods ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "status"), [("/healthz", 200), ("/readyz", 200), ("/v1/tasks/nobody", 404)])
+def test_head_is_answered_like_get_without_a_body(server: Running, path: str, status: int) -> None:
+    answer = server.call("HEAD", path)
+    assert (answer.status, answer.raw) == (status, b"")
+
+
+def test_no_stream_is_begun_for_a_head(server: Running) -> None:
+    assert server.call("HEAD", "/v1/events").status == 405
+
+
+def test_a_task_may_have_the_name_of_a_route(server: Running) -> None:
+    assert server.call("OPTIONS", "/v1/tasks/cancel").headers["allow"] == "OPTIONS, POST"
+    server.post("/v1/tasks", {"tasks": [{"id": "cancel", "kind": "named"}]})
+    assert server.get("/v1/tasks/cancel")["kind"] == "named"
 
 
 # Anything at all ----------------------------------------------------------------------------------------------

@@ -1,0 +1,94 @@
+"""Operations: what the server does at one path by one method. The OpenAPI document lists them.
+
+The types of an operation are those of its function: `data` is the class of the body (POST) or of the parameters (GET),
+the function's result is the class of the answer, and its docstring is the description.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPMethod
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import Meta, Struct
+
+from leasekit._lifecycle.validation import refusal
+from leasekit.errors import Refused
+from leasekit.server.http.request import ApiRequest
+
+__all__ = ["JSON", "Operation", "get", "post"]
+
+JSON = "application/json"
+
+_Run = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A method of a path."""
+
+    method: HTTPMethod
+    path: str
+    run: _Run
+    data: type[Struct] | None
+    answer: type[Any]
+    media_type: str
+    refusals: Mapping[int, str]
+    """The reason of each refusal, by status."""
+
+    async def __call__(self, request: ApiRequest) -> Any:
+        """Read what the function takes out of a request, and run it."""
+        if self.data is None:
+            return await self.run(request)
+        if self.method == HTTPMethod.POST:
+            return await self.run(request, await request.decode(self.data))
+        return await self.run(request, _parameters(request, self.data))
+
+
+def get(path: str, refusals: Mapping[int, str], *, media_type: str = JSON) -> Callable[[_Run], Operation]:
+    """Make a function the operation GET of this path."""
+    return lambda run: _operation(HTTPMethod.GET, path, run, media_type, refusals)
+
+
+def post(path: str, refusals: Mapping[int, str], *, answer: type[Struct] | None = None) -> Callable[[_Run], Operation]:
+    """Make a function the operation POST of this path; `answer` is the class in its answer if it returns a response."""
+    return lambda run: _operation(HTTPMethod.POST, path, run, JSON, refusals, answer)
+
+
+def _operation(
+    method: HTTPMethod,
+    path: str,
+    run: _Run,
+    media_type: str,
+    refusals: Mapping[int, str],
+    answer: type[Struct] | None = None,
+) -> Operation:
+    types = get_type_hints(run)
+    return Operation(method, path, run, types.get("data"), answer or types["return"], media_type, refusals)
+
+
+def _parameters(request: ApiRequest, type_: type[Struct]) -> Struct:
+    """Read the parameters from path, query and headers. Raises `Refused` for one that is unknown, or given twice."""
+    given: dict[str, str] = dict(request.path_params)
+    for name, value in parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True):
+        if name in given:
+            detail = "is given twice"
+            raise Refused(f"the parameter {name[:100]!r} {detail}", errors=[{"field": name[:100], "detail": detail}])
+        given[name] = value
+    for field in msgspec.structs.fields(type_):
+        if (name := header_of(field.type)) in request.headers:
+            given[field.encode_name] = request.headers[name]
+    try:
+        return msgspec.convert(given, type_, strict=False)
+    except msgspec.ValidationError as error:
+        raise refusal(error) from None
+
+
+def header_of(type_: Any) -> str:
+    """Return the name of the header that a parameter comes from; empty if it comes from path or query."""
+    for arm in get_args(type_) if get_origin(type_) is not Annotated else (type_,):
+        for meta in getattr(arm, "__metadata__", ()):
+            if isinstance(meta, Meta) and meta.extra:
+                return str(meta.extra["header"])
+    return ""

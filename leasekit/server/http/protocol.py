@@ -6,6 +6,7 @@ forever for a client to read an answer. `request` bounds request bodies, and `se
 
 import asyncio
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -37,7 +38,15 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        except httptools.HttpParserUpgrade as offer:
+            self.parser = httptools.HttpRequestParser(_Body(self))
+            framing = [b"%s: %s\r\n" % header for header in self.headers if header[0] in _FRAMING]
+            self.data_received(b"POST / HTTP/1.1\r\n%s\r\n" % b"".join(framing) + data[offer.args[0] :])
         if self._timer is not None:
             self._head += len(data)
             if self._head > MAX_HEAD:
@@ -51,6 +60,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_head_timer()
         super().on_headers_complete()
+        if self.parser.should_upgrade():
+            self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():  # otherwise the body follows, which this parser takes for another protocol
+            super().on_message_complete()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -86,3 +101,14 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode("ascii") + body)
         self.transport.close()
+
+
+class _Body:
+    """Reads a body after its head: for a request that offers another protocol, such as HTTP/2, which is ignored."""
+
+    def __init__(self, connection: BoundedProtocol) -> None:
+        self.on_body = connection.on_body
+        self.on_message_complete = connection.on_message_complete
+
+
+_FRAMING = (b"content-length", b"transfer-encoding")

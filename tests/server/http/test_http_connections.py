@@ -103,6 +103,22 @@ def test_a_connection_serves_many_requests(server: Running) -> None:
             assert data.startswith(b"HTTP/1.1 200 OK"), data
 
 
+@pytest.mark.parametrize("is_split", [False, True])
+def test_an_offer_of_http_2_is_ignored_and_its_body_read(server: Running, is_split: bool) -> None:
+    """`curl --http2` and Java's client send it with their first request."""
+    offer = b"\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n\r\n"
+    sent = request("/v1/tasks/cancel", {"ids": ["offered"]}).replace(b"\r\n\r\n", offer)
+    at = sent.index(offer) + len(offer)
+    with server.open() as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for part in [sent[:at], sent[at : at + 5], sent[at + 5 :]] if is_split else [sent]:
+            connection.sendall(part)
+            server.get("/healthz")  # the part arrived before this was answered
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 200 OK"), answer
+    assert b"offered" in answer
+
+
 def test_pipelined_requests_are_answered_in_their_order(server: Running) -> None:
     with server.open() as connection:
         connection.sendall(b"".join(request("/v1/tasks/cancel", {"ids": [f"pipe-{n}"]}) for n in range(3)))

@@ -73,7 +73,7 @@ _ENDED = frozenset({Status.SUCCESS, Status.FATAL_FAILURE, Status.CANCELLED, Stat
 # How long to wait before a task's next attempt ----------------------------------------------------------------
 
 
-class Exponential(Struct, frozen=True, kw_only=True, tag="exponential", tag_field="policy"):
+class Exponential(Struct, frozen=True, kw_only=True, tag="exponential", tag_field="policy", forbid_unknown_fields=True):
     """Wait `first · factor^(n-1)` seconds after the n-th try, at most `max`, less a random part up to `jitter`."""
 
     first: Annotated[float, Meta(gt=0, le=365 * 86400)] = 1.0
@@ -92,7 +92,7 @@ class Exponential(Struct, frozen=True, kw_only=True, tag="exponential", tag_fiel
         return min(self.max, self.first * self.factor**exponent) * (1 - self.jitter * random.random())
 
 
-class Polynomial(Struct, frozen=True, kw_only=True, tag="polynomial", tag_field="policy"):
+class Polynomial(Struct, frozen=True, kw_only=True, tag="polynomial", tag_field="policy", forbid_unknown_fields=True):
     """Wait `n⁴ + 15 + random · 30 · (n + 1)` seconds after the n-th try."""
 
     def wait(self, tries: int, random: _random.Random) -> float:
@@ -100,7 +100,7 @@ class Polynomial(Struct, frozen=True, kw_only=True, tag="polynomial", tag_field=
         return min(tries, 100) ** 4 + 15 + random.random() * 30 * (tries + 1)
 
 
-class FixedDelays(Struct, frozen=True, kw_only=True, tag="list", tag_field="policy"):
+class FixedDelays(Struct, frozen=True, kw_only=True, tag="list", tag_field="policy", forbid_unknown_fields=True):
     """Wait `waits[n-1]` seconds after the n-th try; the last entry serves for all further ones."""
 
     waits: Annotated[list[Seconds], Meta(min_length=1, max_length=100)]

@@ -91,6 +91,11 @@ UNFIT: dict[str, tuple[Any, int | None, str | None]] = {
     "at without a zone": ({"tasks": [GOOD, {"kind": "never", "at": "2026-01-01T00:00:00"}]}, 1, "at"),
     "at is no date": ({"tasks": [GOOD, {"kind": "never", "at": "2026-02-31T00:00:00Z"}]}, 1, "at"),
     "unknown policy": ({"tasks": [GOOD, {"kind": "never", "retry": {"policy": "hope"}}]}, 1, "retry.policy"),
+    "policy with an unknown field": (
+        {"tasks": [GOOD, {"kind": "never", "retry": {"policy": "polynomial", "max": 5}}]},
+        1,
+        "retry.max",
+    ),
     "inside a policy": (
         {"tasks": [GOOD, {"kind": "never", "retry": {"policy": "list", "waits": [1, -1]}}]},
         1,

@@ -160,8 +160,8 @@ class HeldLease:
         if not self._try_to_take(owner):
             raise self._too_late()
         self.watchdog.begins(self.term)
-        if self.ledger is not None:
-            self.ledger.begins(self.entry, elsewhere=self.watchdog.elsewhere)
+        if (ledger := self.ledger) is not None:  # read once: the driver sets it to None when the lease ends
+            ledger.begins(self.entry, elsewhere=self.watchdog.elsewhere)
         self.handler_runs = True
         try:
             self._refuse_lost()  # again: the keeper may have looked for a running handler just before

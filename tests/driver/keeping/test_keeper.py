@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -379,6 +380,23 @@ async def test_no_progress_slips_between_an_acknowledgement_and_the_next_beat() 
     assert held.beat == Beat(id="t", token="x")
     held.reported(Beat(id="t", token="x"))
     assert held.beat == Beat(id="t", token="x")
+
+
+class _EndsAtOnce(HeldLease):
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name == "ledger":
+            self.ledger = None  # by the driver's thread, which has its turn after each read
+        return value
+
+
+def test_a_lease_that_leaves_its_ledger_while_its_code_begins_is_no_error() -> None:
+    ledger = Mock()
+    task = Task(id="t", kind="k", token="x", ttl=300)
+    held = _EndsAtOnce(task, Heartbeats(), FakeClock(), granted_at=0, confirmed=True, started=True)
+    held.ledger = ledger
+    held.begin(None)
+    ledger.begins.assert_called_once_with(0, elsewhere=False)
 
 
 # Endings

@@ -5,6 +5,7 @@ nearly as long.
 """
 
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -27,6 +28,7 @@ _ONE_TRY = Config(
     tcp_keepalive=True,
 )
 _POLLS = _ONE_TRY.merge(Config(read_timeout=75))
+_MOST_IDS = 10_000  # of answers, of the newest: a proxy repeats an answer as that to the next request of a connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class BotoClients:
         self._session: Any = None
         self._made: dict[bool, Any] = {}
         self._making = threading.Lock()
+        self._ids: OrderedDict[str, None] = OrderedDict()  # of the latest answers, guarded by …
+        self._noting = threading.Lock()
 
     def send(self, call: Call, *, is_poll: bool = False) -> dict[str, Any]:
         """Make a call and return the service's answer. Blocks; raises `BackendError` and nothing else."""
@@ -61,10 +65,29 @@ class BotoClients:
             client = self._client(is_poll=is_poll)
             answer: object = getattr(client, call.operation)(**call.params)
         except Exception as error:  # botocore also lets errors of sockets and of its own parsing through
+            self._refuse_repeated(call, _request_id(getattr(error, "response", None)), is_poll=is_poll)
             raise meaning(error) from error
-        if not isinstance(answer, dict) or not _is_of_aws(cast("dict[str, Any]", answer)):
+        if not (request_id := _request_id(answer)):
             raise ProtocolError(f"{call.operation}: the answer is not of AWS (no request id): is a proxy in between?")
+        self._refuse_repeated(call, request_id, is_poll=is_poll)
         return cast("dict[str, Any]", answer)
+
+    def _refuse_repeated(self, call: Call, request_id: str, *, is_poll: bool) -> None:
+        """Raise `ProtocolError` if an earlier answer had this id, and close connections: they may shift more answers.
+
+        Not for SQS: emulators give all of its answers one id, and the entries of its batches have ids of their own.
+        """
+        if not request_id or self._service == "sqs":
+            return
+        with self._noting:
+            is_repeated = request_id in self._ids
+            self._ids[request_id] = None
+            if len(self._ids) > _MOST_IDS:
+                self._ids.popitem(last=False)
+        if is_repeated:
+            self._client(is_poll=is_poll).close()
+            what = f"{call.operation}: the answer has the request id of an earlier one ({request_id[:100]})"
+            raise ProtocolError(f"{what}: a proxy has delivered that twice; the request may be repeated")
 
     def close(self) -> None:
         """Close connections that are not in use; a later call opens new ones."""
@@ -114,7 +137,7 @@ class _These(_Resolver):
         return self._credentials
 
 
-def _is_of_aws(answer: Mapping[str, Any]) -> bool:
-    """Return whether the answer is from AWS: the page of a proxy or portal may parse as an answer without content."""
-    metadata = answer.get("ResponseMetadata")
-    return isinstance(metadata, Mapping) and bool(cast("Mapping[str, Any]", metadata).get("RequestId"))
+def _request_id(answer: object) -> str:
+    """Return AWS's id of an answer; empty if it has none: a proxy's page may parse as an answer without content."""
+    metadata = cast("Mapping[str, Any]", answer).get("ResponseMetadata") if isinstance(answer, Mapping) else None
+    return str(cast("Mapping[str, Any]", metadata).get("RequestId") or "") if isinstance(metadata, Mapping) else ""

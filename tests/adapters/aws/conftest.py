@@ -90,6 +90,7 @@ class Aws:
         self.poll_seconds = 0.15  # real ones: how long an empty poll takes. AWS: 60
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.works: list[Work] = []
+        self.shifts = False  # a proxy in between answers each request with the answer before it on the connection
         self.violations: list[str] = []
         self.signers: list[tuple[str, str]] = []  # operation; key, day, region and service
         self._events: dict[str, Iterator[int]] = defaultdict(lambda: itertools.count(7, 3))
@@ -268,6 +269,8 @@ def _wrong(params: Any, shape: Any) -> str:
 
 class _Handler(BaseHTTPRequestHandler):
     server: "_Server"
+    protocol_version = "HTTP/1.1"
+    last: tuple[int, bytes, dict[str, str]] | None = None  # of this connection
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
@@ -278,16 +281,19 @@ class _Handler(BaseHTTPRequestHandler):
             answer = self.server.aws.answer(prefix, operation, json.loads(body))
         except Fault as fault:
             said = json.dumps({"__type": f"com.amazonaws.model#{fault.code}", "message": str(fault)})
-            self._send(fault.status, said.encode(), _HEADERS)
+            self._send(fault.status, said.encode(), _headers())
         except Lost:
             self.close_connection = True
         else:
             if isinstance(answer, Page):
                 self._send(answer.status, answer.body, answer.headers)
             else:
-                self._send(200, json.dumps(answer).encode(), _HEADERS)
+                self._send(200, json.dumps(answer).encode(), _headers())
 
     def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        before, self.last = self.last, (status, body, headers)
+        if self.server.aws.shifts:
+            status, body, headers = before or self.last
         try:
             self.send_response(status)
             for name, value in headers.items():
@@ -302,7 +308,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-_HEADERS = {"content-type": "application/x-amz-json-1.0", "x-amzn-requestid": "8a7f2f5c-made-up"}
+def _headers() -> dict[str, str]:
+    return {"content-type": "application/x-amz-json-1.0", "x-amzn-requestid": str(uuid.uuid4())}
 
 
 class _Server(ThreadingHTTPServer):

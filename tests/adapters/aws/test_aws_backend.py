@@ -77,6 +77,27 @@ async def test_a_result_that_was_not_applied_is_not_taken_for_settled_later(
     assert (await settle(backend, task)).verdict == "gone"
 
 
+async def test_an_answer_that_is_delivered_twice_renews_nothing_and_ends_nothing(aws: Aws, steps: Backend) -> None:
+    works = [aws.schedule(ARN, "resize") for _ in range(2)]
+    tasks = [task for _ in works for task in await claim(steps)]
+    assert (await beat(steps, tasks[0])).verdict == "renewed"
+    aws.shifts = True
+    for operation in (beat, settle):
+        verdict = await operation(steps, tasks[1])
+        assert verdict.verdict == "failed"
+        assert "request id of an earlier one" in str(verdict.reason)
+        assert (await operation(steps, tasks[0])).verdict in ("renewed", "settled")  # on another connection
+
+
+async def test_a_refusal_that_is_delivered_twice_loses_no_other_lease(aws: Aws, steps: Backend) -> None:
+    works = [aws.schedule(ARN, "resize") for _ in range(2)]
+    lost, kept = [task for _ in works for task in await claim(steps)]
+    aws.next("SendTaskHeartbeat", aws.fault("TaskTimedOut"))
+    assert (await beat(steps, lost)).verdict == "gone"
+    aws.shifts = True
+    assert [(await beat(steps, kept)).verdict for _ in range(2)] == ["failed", "renewed"]
+
+
 # Errors
 
 

@@ -1,10 +1,12 @@
 """The socket beside a store, through which other processes of this machine reach the one that has the store open."""
 
+import asyncio
 import contextlib
+import logging
 import os
 import socket
 import weakref
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from pathlib import Path
 
 from leasekit.errors import ConfigError
@@ -12,6 +14,9 @@ from leasekit.server.store import Store
 
 __all__ = ["beside", "bound", "socket_path"]
 
+logger = logging.getLogger("leasekit.server")
+
+_LOOK = 1.0  # seconds between two looks at the socket's place
 _LONGEST = 103  # bytes of a path that every platform takes for a socket
 
 
@@ -23,15 +28,38 @@ def socket_path(store: Store) -> Path | None:
     return path if len(os.fsencode(path)) <= _LONGEST else None
 
 
-@contextlib.contextmanager
-def beside(store: Store) -> Generator[list[socket.socket]]:
-    """Listen beside the store until the block ends, if it can have a socket."""
+@contextlib.asynccontextmanager
+async def beside(store: Store, listen: Callable[[socket.socket], Awaitable[None]]) -> AsyncGenerator[None]:
+    """Bind a socket beside the store until the block ends, if it can have one, and have `listen` serve it.
+
+    `listen` is called again, with another socket, when the socket was deleted (by a program that cleans up, say).
+    """
     path = socket_path(store)
     if path is None:
-        yield []
+        yield
         return
-    with bound(path) as listener:
-        yield [listener]
+    with contextlib.ExitStack() as sockets:
+        await listen(sockets.enter_context(bound(path)))
+        binding = asyncio.create_task(_bind_again(path, sockets, listen))
+        try:
+            yield
+        finally:
+            binding.cancel()
+
+
+async def _bind_again(
+    path: Path, sockets: contextlib.ExitStack, listen: Callable[[socket.socket], Awaitable[None]]
+) -> None:
+    file = path.with_suffix("")
+    served = _inode(file)
+    while True:
+        await asyncio.sleep(_LOOK)
+        if _inode(path) is None and _inode(file) == served:  # else the socket of another store belongs there
+            try:
+                await listen(sockets.enter_context(bound(path)))
+                logger.warning("%s was deleted: other processes could not join; it is there again", path)
+            except ConfigError as error:
+                logger.warning("%s was deleted, and is tried again: %s", path, error)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 from leasekit.backend import Backend, Scheduler, WorkerDirectory
@@ -18,7 +17,7 @@ from leasekit.errors import ConfigError, StoreLocked, Unavailable
 from leasekit.registry import open_backend
 from leasekit.server.embedded import DirectBackend, EmbeddedBackend
 from leasekit.server.engine import Engine
-from leasekit.server.local_socket import bound, socket_path
+from leasekit.server.local_socket import beside, socket_path
 from leasekit.server.store import Store
 from leasekit.server.store.urls import open_store
 from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, TaskInfo, Verdict, WorkerInfo
@@ -41,7 +40,7 @@ class SharedBackend:
         self.url = store.url
         """The URL of the store, valid in any working directory."""
         path = socket_path(store)
-        self._own = EmbeddedBackend(lambda: _serving(store, path), worker=worker)
+        self._own = EmbeddedBackend(lambda: _serving(store), worker=worker)
         self._joined = None if path is None else cast("_Service", open_backend(f"http+unix://{path}", worker=worker))
         self._service: _Service | None = None
         self._holder = ""  # the process that has the store open, as a clause
@@ -128,18 +127,19 @@ def connect(url: str, *, worker: str) -> SharedBackend:
 
 
 @contextlib.asynccontextmanager
-async def _serving(store: Store, path: Path | None) -> AsyncGenerator[Engine]:
-    """Run an engine, and serve it to other processes at the socket with this path."""
+async def _serving(store: Store) -> AsyncGenerator[Engine]:
+    """Run an engine, and serve it to other processes at the socket beside the store."""
+    servers: list[_LazyServer] = []
     async with Engine(store) as engine:
-        if path is None:
-            yield engine
-            return
-        with bound(path) as listener:
-            server = _LazyServer(engine, listener)
+
+        async def listen(listener: socket.socket) -> None:
+            servers.append(_LazyServer(engine, listener))
+
+        async with beside(store, listen):
             try:
                 yield engine
             finally:
-                await server.stop()
+                await asyncio.gather(*(server.stop() for server in servers))
 
 
 class _LazyServer:

@@ -20,6 +20,7 @@ from leasekit.server.http import app
 from leasekit.server.local_socket import bound
 from leasekit.server.shared import SharedBackend, connect
 from leasekit.task import Stats
+from tests.waiting import eventually, until
 
 pytestmark = pytest.mark.anyio
 
@@ -124,6 +125,10 @@ def test_a_server_on_the_file_is_joined(url: str, tmp_path: Path) -> None:
         assert stat.S_IMODE((tmp_path / "tasks.db.sock").stat().st_mode) == 0o600
         client.schedule("k")
         assert client.stats().kinds == {"k": {"new": 1}}
+        (tmp_path / "tasks.db.sock").unlink()
+        eventually((tmp_path / "tasks.db.sock").exists)
+        with leasekit.connect(url, retry_for=10) as another:
+            assert another.stats().kinds == {"k": {"new": 1}}
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0
         assert client.stats().kinds == {"k": {"new": 1}}
@@ -142,12 +147,26 @@ async def test_an_owner_that_does_not_answer_is_named(url: str, tmp_path: Path) 
     owner, joined = connect(url, worker="w"), connect(url, worker="w")
     await owner.stats()
     (tmp_path / "tasks.db.sock").unlink()
+    (tmp_path / "tasks.db.sock").touch()
     with pytest.raises(
         Unavailable, match=f"'tasks.db' open .process {os.getpid()}.: .*tasks.db.sock cannot be reached"
     ):
         await joined.stats()
     await joined.aclose()
     await owner.aclose()
+
+
+async def test_a_deleted_socket_is_there_again(url: str, tmp_path: Path) -> None:
+    owner, before, after = (connect(url, worker="w") for _ in range(3))
+    for joined in (owner, before):
+        await joined.stats()
+    (tmp_path / "tasks.db.sock").unlink()
+    await until((tmp_path / "tasks.db.sock").exists)
+    for joined in (before, after):
+        assert await joined.stats() == Stats(kinds={})
+    for backend in (before, after, owner):
+        await backend.aclose()
+    assert not (tmp_path / "tasks.db.sock").exists()
 
 
 async def test_a_path_that_is_too_long_for_a_socket_is_used_alone(tmp_path: Path) -> None:

@@ -167,11 +167,20 @@ def serve(host: str, port: int, store_url: str, *, insecure: bool = False, check
 
 async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
     async with Engine(store) as engine:
-        with _listen(host, port, insecure=insecure) as listener, beside(store) as others:
-            server = Server(Api(engine, any_host=insecure))
+        server = Server(Api(engine, any_host=insecure))
+        with _listen(host, port, insecure=insecure) as listener:
+            sockets = [listener]
+
+            async def listen(other: socket.socket) -> None:
+                if server.started:
+                    await server.startup([other])
+                else:
+                    sockets.append(other)
+
             # The objects that exist by now stay: each garbage collection of them would stop the process for 0.1 s.
             gc.freeze()
-            await server.serve(sockets=[listener, *others])
+            async with beside(store, listen):
+                await server.serve(sockets=sockets)
 
 
 async def serve_engine(engine: Engine, listener: socket.socket, stop: asyncio.Event) -> None:
@@ -219,7 +228,10 @@ class Server(uvicorn.Server):
         self._parts = app.parts
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve these sockets, also if others are served already."""
+        servers = self.servers if self.started else []
         await super().startup(sockets)
+        self.servers += servers
         for listener in sockets or []:
             if listener.family == socket.AF_UNIX:
                 continue

@@ -19,7 +19,7 @@ from leasekit.errors import ConfigError, StoreDamaged, StoreLocked, Unavailable
 from leasekit.server.http import app
 from leasekit.server.local_socket import bound
 from leasekit.server.shared import SharedBackend, connect
-from leasekit.task import Stats
+from leasekit.task import NewTask, Stats
 from tests.waiting import eventually, until
 
 pytestmark = pytest.mark.anyio
@@ -302,12 +302,17 @@ async def test_a_process_that_stopped_in_the_middle_of_a_request_does_not_hold_u
     await joined.aclose()
 
 
-async def test_an_owner_of_a_deleted_store_leaves_the_socket_of_its_successor(url: str, tmp_path: Path) -> None:
+async def test_an_owner_of_a_deleted_store_says_so_and_leaves_the_socket_of_its_successor(
+    url: str, tmp_path: Path
+) -> None:
     first, second, third = (connect(url, worker="w") for _ in range(3))
     await first.stats()
     for ending in (".sock", ".id", "-wal", "-shm", ""):
         (tmp_path / f"tasks.db{ending}").unlink()
     await second.stats()
+    for call in (first.stats(), first.schedule([NewTask(kind="k")])):
+        with pytest.raises(Unavailable, match=r"tasks\.db' was moved, deleted or replaced"):
+            await call
     await first.aclose()
     assert await third.stats() == Stats(kinds={})
     await third.aclose()

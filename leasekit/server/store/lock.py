@@ -20,7 +20,7 @@ import weakref
 from pathlib import Path
 from typing import NamedTuple
 
-from leasekit.errors import ConfigError, StoreDamaged, StoreLocked
+from leasekit.errors import ConfigError, StoreDamaged, StoreLocked, Unavailable
 
 __all__ = ["FileLock", "Identity"]
 
@@ -102,6 +102,16 @@ class FileLock:
         self._noted = identity
         with contextlib.suppress(OSError):
             self._write_note(os.getpid())
+
+    def check_place(self) -> None:
+        """Raise `Unavailable` if another file, or none, is at the path: what is written would be lost."""
+        with contextlib.suppress(OSError):
+            if _inode(self._path.stat()) == self._inode:
+                return
+        raise Unavailable(
+            f"the store {str(self._path)!r} was moved, deleted or replaced while this process served it: put it back "
+            "together with its -wal, or restart this process"
+        )
 
     def release(self) -> None:
         """Release both locks; call this method after SQLite has closed the store."""

@@ -147,6 +147,7 @@ class SqlStore(Store):
     @contextmanager
     def transaction(self) -> Generator[Tx]:
         """Begin a transaction that is on the disk when the block ends."""
+        self._lock.check_place()
         identity: Identity | None = None
         try:
             with self._writer_connection() as connection:
@@ -169,6 +170,7 @@ class SqlStore(Store):
     @contextmanager
     def view(self) -> Generator[View]:
         """Open a snapshot of the store, on a connection of its own."""
+        self._lock.check_place()
         try:
             with self._reading.connect() as connection, connection.begin():
                 yield SqlView(connection)

@@ -253,6 +253,10 @@ class NamedLease(_Acquiring):
 class OnceLease(_Acquiring):
     """The right to run code to its end. A block that fails releases it, and a later caller tries again."""
 
+    def fail(self, error: Any, *, retry: bool | float = True) -> None:
+        """Do what `Lease.fail` does, but let the next caller run at once: nobody gives a name a retry policy."""
+        super().fail(error, retry=0 if retry is True else retry)
+
 
 L = TypeVar("L", bound=_Acquiring)
 

@@ -64,6 +64,15 @@ def test_every_service_that_accepts_work_runs_once(service: Client) -> None:
         pytest.fail("it ran twice")
 
 
+def test_what_says_that_it_failed_may_be_run_again_at_once_on_every_service(service: Client) -> None:
+    with service.once("m") as held:
+        held.fail("oops")
+    with service.once("m") as held:
+        held.fail("oops", retry=60)
+    with pytest.raises(NotGranted), service.once("m"):
+        pytest.fail("it was granted before its time")
+
+
 def test_a_name_has_one_holder_at_a_time(client: Client) -> None:
     with (
         leasekit.lease(client.named("reports/nightly")),

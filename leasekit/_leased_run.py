@@ -120,7 +120,8 @@ class LeasedRun:
         """Begin the run: the caller then runs the code, but not if this raises. `owner`: see `HeldLease.begin`."""
         held.begin(self._idle_timeout, owner)
         self.connection, self._held = connection, held
-        self._trace = self._safely(connection.hooks.running, held.task)  # this very object, which events carry too
+        if (tracer := connection.hooks.tracer) is not None:  # else nothing here may swallow an interrupt
+            self._trace = self._safely(tracer.running, held.task)  # this very object, which events carry too
         if self._idle_timeout is not None:
             connection.driver.call_soon(connection.keeper.watch, held)
 

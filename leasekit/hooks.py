@@ -255,18 +255,14 @@ class Hooks:
                 logger.exception("a hook failed on %s", type(event).__name__)
 
     @property
-    def _tracer(self) -> Tracer | None:
+    def tracer(self) -> Tracer | None:
+        """The tracer that listens; None: no tracer does."""
         return next((hook for hook in self._listeners if isinstance(hook, Tracer) and hook.listening), None)
 
     def scheduling(self, tasks: Sequence[NewTask]) -> AbstractContextManager[Sequence[NewTask]]:
         """Surround a call that schedules: give the tasks as they must be sent."""
-        tracer = self._tracer
+        tracer = self.tracer
         return nullcontext(tasks) if tracer is None else tracer.scheduling(tasks)
-
-    def running(self, task: Task) -> Running | None:
-        """Record that the run of this task begins; return None if no tracer listens."""
-        tracer = self._tracer
-        return None if tracer is None else tracer.running(task)
 
 
 # Gauges -------------------------------------------------------------------------------------------------------

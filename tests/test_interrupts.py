@@ -19,6 +19,7 @@ import leasekit._session
 from leasekit import Client, Task
 from leasekit._driver import thread
 from leasekit._driver.guarding.watchdog import Watchdog
+from leasekit.hooks import Hooks
 from leasekit.named import Named, Once
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from tests.injecting import Interrupt, Place, interrupts
@@ -228,6 +229,17 @@ def test_an_interrupt_while_a_client_is_closed_harms_no_other(client: Client) ->
         unreached = unreached + 1 if place.at is None else 0
         number += 1
     assert number > 20
+
+
+def test_an_interrupt_that_is_an_exception_is_not_taken_for_an_error_of_a_tracer(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A soft time limit of Celery's, say, that comes while a block begins and no tracer listens."""
+    task = claimed(client)
+    monkeypatch.setattr(Hooks, "_listeners", property(Mock(side_effect=TimeoutError)))
+    with pytest.raises(TimeoutError), leasekit.lease(task):
+        pytest.fail("it began")
+    eventually(lambda: len(client.__connection__().keeper) == 0)
 
 
 def test_an_interrupt_while_the_driver_is_let_go_of_holds_up_no_other(client: Client) -> None:

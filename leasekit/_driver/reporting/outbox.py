@@ -116,7 +116,7 @@ class Outbox:
         self._unanswered.add(report)
         self._empty.clear()
         self._enqueue([report])
-        if self._spool is not None and not self._looking:
+        if self._spool is not None and _have_ended(self._looking):
             spawn(self._keep_late(), self._looking)
 
     def _enqueue(self, reports: Sequence[Delivery]) -> None:
@@ -283,7 +283,7 @@ class Outbox:
 
     def _mark_answered(self, report: Delivery) -> None:
         self._answered.append(report.settlement)
-        if not self._marking:
+        if _have_ended(self._marking):
             spawn(self._mark_all_answered(), self._marking)
 
     async def _mark_all_answered(self) -> None:
@@ -304,6 +304,11 @@ class Outbox:
         self._unanswered.discard(report)
         if not self._unanswered:
             self._empty.set()
+
+
+def _have_ended(tasks: set[asyncio.Task[None]]) -> bool:
+    """Return whether no task will look again; one that has ended stays in its set until the loop's next turn."""
+    return all(task.done() for task in tasks)
 
 
 def _log_if_lost(settlement: Settlement, answer: Verdict | Refused | None) -> None:

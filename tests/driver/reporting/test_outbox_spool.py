@@ -112,6 +112,42 @@ async def test_what_waits_its_turn_while_the_service_is_away_is_on_the_disk_too(
     await outbox.aclose()
 
 
+async def last_turn(tasks: set[asyncio.Task[None]]) -> None:
+    """Return when all these tasks have ended, in the very turn of the loop in which they are still in their set."""
+    while not all(task.done() for task in tasks):  # noqa: ASYNC110 - each turn counts
+        await asyncio.sleep(0)
+    assert tasks
+
+
+async def test_what_is_answered_when_the_marking_of_others_has_just_ended_is_marked_too(
+    make: Callable[[], Outbox], faulty: Faulty, home: Path
+) -> None:
+    outbox, spool = make(), Spool(home, URL)
+    await outbox.use(spool)
+    first, second = await settlements(faulty, 2)
+    spool.keep([first, second])
+    outbox._mark_answered(Delivery(first, spooled=True))
+    await last_turn(outbox._marking)
+    outbox._mark_answered(Delivery(second, spooled=True))
+    await until(lambda: not spool.unanswered())
+
+
+async def test_what_comes_when_the_look_at_others_has_just_ended_is_on_the_disk_too(
+    make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path
+) -> None:
+    outbox, spool = Outbox(faulty, clock=clock, hooks=Hooks(), random=lambda: 0.5, call_timeout=1000), Spool(home, URL)
+    await outbox.use(spool)
+    first, second = await settlements(faulty, 2)
+    faulty.always("settle", faults.hang)
+    outbox.put(Delivery(first))
+    await clock.asleep()
+    clock.advance(1)
+    await last_turn(outbox._looking)
+    outbox.put(Delivery(second))
+    await until(lambda: len(spool.unanswered()) == 2, clock)
+    await outbox.aclose()
+
+
 async def test_what_comes_while_others_wait_is_on_the_disk_within_its_own_second(
     make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path
 ) -> None:

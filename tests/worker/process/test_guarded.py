@@ -153,7 +153,7 @@ def test_the_checkpoint_with_which_a_body_hears_that_it_is_cancelled_is_kept(
 ) -> None:
     worker.handler("k", run="process")(bodies.counts)
     with at_work(worker):
-        task_id = submitter.schedule("k", runs.path, **SHORT)
+        task_id = submitter.schedule("k", runs.path)  # not SHORT: the body has 10 s to end by itself
         runs.nth(1)
         submitter.client.cancel(task_id)
         info = submitter.when(task_id, Status.CANCELLED)
@@ -208,11 +208,11 @@ def test_a_body_is_told_of_its_loss_and_may_end_by_itself(
     runs: Runs,
     is_dead: IsDead,
 ) -> None:
-    worker.handler("k", run="process")(bodies.heeds)
+    worker.handler("k", run="process")(bodies.counts)
     with at_work(worker):
-        submitter.schedule("k", runs.path, **SHORT)
+        submitter.schedule("k", runs.path)  # not SHORT: the body has 10 s to end by itself
         executor, _ = runs.nth(1)
-        faulty.always("beat", faults.drop)
+        faulty.always("beat", faults.steal)
         eventually(lambda: worker.running == 0)
         assert not is_dead(executor)
 

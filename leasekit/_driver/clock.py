@@ -1,10 +1,17 @@
 """The clock by which leases are counted, and sleeping by that clock."""
 
 import asyncio
+import sys
 import time
 from typing import Protocol
 
 __all__ = ["BOOT_CLOCK", "BootClock", "Clock"]
+
+if sys.platform == "win32":  # the first module of leasekit that needs what Windows lacks
+    raise ImportError(
+        "leasekit does not run on Windows, which lacks the clocks, the file locks and the signals that it needs: "
+        "use Linux (WSL 2 has one) or macOS"
+    )
 
 
 class Clock(Protocol):

@@ -55,15 +55,15 @@ def open_backend(url: str, *, worker: str) -> Backend:
         several = " and ".join(sorted(installed))
         raise ConfigError(f"{scheme}:// is answered by {several}: uninstall one, or register() the one that you mean")
     for entry in installed.values():
-        return _load(entry)(url, worker=worker)
+        return _open(entry, url, worker=worker)
     # The URL itself may contain a password: only its scheme is repeated.
     what = repr(scheme + "://") if scheme else "a URL without a scheme (write it as in http://127.0.0.1:8077)"
     raise UnknownScheme(f"no backend answers to {what}: installed are {', '.join(schemes())}")
 
 
-def _load(entry: EntryPoint) -> Callable[..., Backend]:
+def _open(entry: EntryPoint, url: str, *, worker: str) -> Backend:
     try:
-        return entry.load()  # type: ignore[no-any-return]
+        return entry.load()(url, worker=worker)  # type: ignore[no-any-return]
     except ModuleNotFoundError as error:
         missing = (error.name or "?").partition(".")[0]
         if missing == entry.module.partition(".")[0]:

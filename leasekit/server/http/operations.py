@@ -17,7 +17,7 @@ from leasekit._lifecycle.validation import refusal
 from leasekit.errors import Refused
 from leasekit.server.http.request import ApiRequest
 
-__all__ = ["JSON", "Operation", "get", "post"]
+__all__ = ["JSON", "Operation", "get", "header_of", "post"]
 
 JSON = "application/json"
 

@@ -29,7 +29,7 @@ from leasekit.wire import (
     VerdictsAnswer,
 )
 
-__all__ = ["OPERATIONS", "HealthAnswer", "StatsAnswer", "WorkersAnswer"]
+__all__ = ["OPERATIONS", "EventFilters", "HealthAnswer", "OneTask", "StatsAnswer", "TaskFilters", "WorkersAnswer"]
 
 # Not None where a parameter is absent: msgspec would read the value *null* as None.
 _Filter: TypeAlias = Name | UnsetType

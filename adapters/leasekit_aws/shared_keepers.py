@@ -5,17 +5,20 @@ A keeper has clients of its own, made like the user's client but with timeouts t
 
 import atexit
 import hashlib
+import inspect
 import os
 import threading
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
+from botocore.client import BaseClient
 from botocore.credentials import Credentials
 
 import leasekit
 from leasekit import Client, Heartbeats
 from leasekit.backend import Backend
+from leasekit.errors import ConfigError
 from leasekit_aws.boto_clients import BotoClients, credentials_of
 
 __all__ = ["SharedKeepers"]
@@ -34,8 +37,13 @@ class SharedKeepers(Generic[B]):
     def of(self, client: Any, service: str, make: Callable[[BotoClients], B], *more: Hashable) -> tuple[Client, B]:
         """Return the keeper for this client of a service, and its backend, which `make` makes at the first call.
 
-        `more` adds to the key by which keepers are told apart.
+        `more` adds to the key by which keepers are told apart. Raises `ConfigError` if it is no client of boto3.
         """
+        if not isinstance(client, BaseClient) or inspect.iscoroutinefunction(getattr(client, "_make_api_call", None)):
+            raise ConfigError(
+                f"client is of {type(client).__module__.partition('.')[0]}, {type(client).__name__}: pass "
+                f"boto3.client({service!r}), or the .meta.client of a resource; heartbeats are sent by threads"
+            )
         credentials = credentials_of(client)
         key = (service, client.meta.region_name, client.meta.endpoint_url, _who(credentials), *more)
         with self._making:

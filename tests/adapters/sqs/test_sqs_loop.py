@@ -3,11 +3,12 @@
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import boto3
 import pytest
+from botocore.client import BaseClient
 from types_boto3_sqs import SQSClient
 
 import leasekit_sqs
@@ -255,6 +256,19 @@ def test_a_forked_child_has_keepers_of_its_own(sqs: SQSClient) -> None:
         theirs = leasekit_sqs.task(message, queue_url="http://x/1/a", client=sqs)
         os._exit(0 if reserve_of(theirs) != reserve_of(mine) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+class AsyncClient(BaseClient):  # as aiobotocore's
+    def __init__(self) -> None:
+        """Make nothing: it is refused before it is used."""
+
+    async def _make_api_call(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("make", [AsyncClient, object])
+def test_what_is_no_client_of_boto3_is_refused(make: Callable[[], Any]) -> None:
+    with pytest.raises(ConfigError, match=r"boto3.client\('sqs'\)"):
+        leasekit_sqs.task({"MessageId": "m", "ReceiptHandle": "h", "Body": ""}, client=make(), queue_url="http://x/1/a")
 
 
 @pytest.mark.parametrize("timeout", [1, 43_201])

@@ -15,7 +15,7 @@ from leasekit.config import DRIFT, Heartbeats
 from leasekit.task import Outcome, RetryPolicy
 from leasekit_sqs.address import LONGEST_TTL
 
-__all__ = ["SHORTEST", "Receipt", "Receipts"]
+__all__ = ["SHORTEST", "Receipt", "Receipts", "give_back_until"]
 
 SHORTEST = 2  # seconds: a lease cannot be kept for less
 
@@ -27,6 +27,11 @@ _chance = SystemRandom()
 _TRAVEL = 1 / 20  # part of the lease before whose end a give-back must leave, so that it arrives in time; at most …
 _LONGEST_TRAVEL = 5.0  # … seconds
 _OVER_FOR = 3600.0  # seconds after its end for which the receipt of a lost lease is kept
+
+
+def give_back_until(asked_at: float, seconds: float) -> float:
+    """Return until when a give-back may be sent of a message that SQS, asked at `asked_at`, hides for `seconds`."""
+    return asked_at + seconds * (1 - 2 * DRIFT) - min(_TRAVEL * seconds, _LONGEST_TRAVEL)
 
 
 class Receipt:
@@ -88,7 +93,7 @@ class Receipt:
         if self.received_at is None:
             self.received_at = asked_at
         self.until = asked_at + seconds * (1 - 2 * DRIFT)
-        self.returns_until = self.until - min(_TRAVEL * seconds, _LONGEST_TRAVEL)
+        self.returns_until = give_back_until(asked_at, seconds)
 
     def assume_holder_ended(self, seen_at: float, ttl: int) -> None:
         """Assume that the lease ends `margin` after its holder was seen to have ended: holders stop that early.

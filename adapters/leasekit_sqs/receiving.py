@@ -1,4 +1,10 @@
-"""Receive messages as claimed tasks."""
+"""Receive messages as claimed tasks.
+
+Rule 1: a message is given back only while no other receiver can have it when the call arrives (`endings`, Rule 1), also
+        if the answer that brought it was late.
+Rule 2: a receipt handle counts once: an answer that a proxy delivers twice would otherwise bring a message as if it had
+        been received just now, though another receiver may have it.
+"""
 
 import asyncio
 import itertools
@@ -15,7 +21,7 @@ from leasekit_sqs.batches import Item, in_batches
 from leasekit_sqs.calls import Answer, Calls, mappings
 from leasekit_sqs.messages import Received, plain_id
 from leasekit_sqs.queues import Queues
-from leasekit_sqs.receipts import Receipts
+from leasekit_sqs.receipts import Receipts, give_back_until
 from leasekit_sqs.unclaimed import Unclaimed
 
 __all__ = ["Receiver"]
@@ -102,7 +108,7 @@ class Receiver:
                 return
             wait = 0 if tasks else max(0, math.ceil(until - self._clock() - 0.001))
             asked_at = self._clock()
-            poll = self._poll(url, min(limit - len(tasks), _MOST), wait, next(attempts))
+            poll = self._poll(url, min(limit - len(tasks), _MOST), wait, next(attempts), asked_at)
             if not await self._came(poll, asked, partial(self._came_late, url, asked, asked_at)):
                 continue
             messages = mappings(poll.result(), "Messages")
@@ -136,13 +142,13 @@ class Receiver:
         self._left.add(poll)
         poll.add_done_callback(late)
 
-    def _poll(self, url: str, count: int, wait: int, attempt: str) -> Poll:
+    def _poll(self, url: str, count: int, wait: int, attempt: str, asked_at: float) -> Poll:
         # With the same attempt id, a FIFO queue gives the same messages again to a receive whose answer was lost.
         more = {"ReceiveRequestAttemptId": attempt} if self._address.is_fifo else {}
         return self._calls.start(
             "receive_message",
             is_poll=True,
-            missed=partial(self._give_back, url),
+            missed=partial(self._give_back, url, asked_at),
             QueueUrl=url,
             MaxNumberOfMessages=count,
             WaitTimeSeconds=wait,
@@ -173,7 +179,7 @@ class Receiver:
     def _release(self, task: Task) -> None:
         """Make an unclaimed message visible again."""
         receipt = self._receipts.find(task.id, task.token)
-        if receipt is not None:
+        if receipt is not None and self._clock() < receipt.returns_until:
             entry = _visibility(task.token, 0 if self._closing else _ELSEWHERE)
             self._in_background(self._change_visibility([Item(receipt.url, entry)]))
 
@@ -201,24 +207,33 @@ class Receiver:
         """Add receipts; keep other claims' tasks; return the `asked` tasks, and calls that leave others' messages."""
         tasks: list[Task] = []
         others: list[Item] = []
+        repeated = 0
         for message in messages:
             try:
                 received = Received.of(message)
-                kind = self._kind(received, asked)
-                if kind is None:
-                    others.append(Item(url, _visibility(received.handle, _ELSEWHERE)))
+                if received.handle in self._receipts:
+                    repeated += 1
                     continue
-                task = received.task(kind=kind, ttl=self._address.ttl)
+                kind = self._kind(received, asked)
+                task = received.task(kind=kind, ttl=self._address.ttl) if kind is not None else None
             except ProtocolError as error:
                 logger.error("a message of queue %s cannot be read and is ignored: %s", self._address.queue, error)
                 continue
             receipt = received.receipt(url)
             receipt.hidden(asked_at, self._address.ttl)
             self._receipts.add(receipt)
-            if kind in asked:
+            if task is None:
+                self._receipts.settled(receipt, "release")
+                if self._clock() < receipt.returns_until:
+                    others.append(Item(url, _visibility(received.handle, _ELSEWHERE)))
+            elif kind in asked:
                 tasks.append(task)
             else:
                 self._unclaimed.put(task)
+        if repeated:
+            self._calls.close()  # answers on that connection may belong to earlier requests from now on
+            why = "their receipt handles came before: is a proxy in between?"
+            logger.warning("messages of queue %s are ignored (%d): %s", self._address.queue, repeated, why)
         return tasks, others
 
     def _kind(self, received: Received, asked: Sequence[str]) -> str | None:
@@ -239,11 +254,15 @@ class Receiver:
             self._said.add(why)
             logger.warning("a message of queue %s %s", self._address.queue, why)
 
-    def _give_back(self, url: str, answer: Answer) -> None:
+    def _give_back(self, url: str, asked_at: float, answer: Answer) -> None:
         """Release messages that came after their claim had ended, in the receive's thread. A failure does no harm."""
-        handles = [message.get("ReceiptHandle") for message in mappings(answer, "Messages")]
-        entries = [{"Id": str(n), "ReceiptHandle": handle, "VisibilityTimeout": 0} for n, handle in enumerate(handles)]
-        if entries:
+        handles = [str(message.get("ReceiptHandle")) for message in mappings(answer, "Messages")]
+        entries = [
+            {"Id": str(n), "ReceiptHandle": handle, "VisibilityTimeout": 0}
+            for n, handle in enumerate(handles)
+            if handle not in self._receipts
+        ]
+        if entries and self._clock() < give_back_until(asked_at, self._address.ttl):
             try:
                 self._calls.now("change_message_visibility_batch", QueueUrl=url, Entries=entries)
             except BackendError as error:

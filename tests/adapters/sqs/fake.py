@@ -112,18 +112,22 @@ class Fake:
 
         self.meet(operation, act)
 
-    def hold(self, operation: str) -> tuple[threading.Event, threading.Event]:
-        """The next call of this operation: set when it has arrived, and done when the second one is set."""
+    def hold(self, operation: str, *, applied: bool = False) -> tuple[threading.Event, threading.Event]:
+        """The next call of this operation: set when it has arrived, and answered when the second one is set.
+
+        It is done when it is answered; `applied`: when it arrives.
+        """
         arrived, go_on = threading.Event(), threading.Event()
 
         def act(apply: Callable[[], Params], params: Params) -> Params:
+            answer = apply() if applied else None
             arrived.set()
             self.lock.release()  # others are answered meanwhile
             try:
                 assert go_on.wait(30)
             finally:
                 self.lock.acquire()
-            return apply()
+            return apply() if answer is None else answer
 
         self.meet(operation, act)
         return arrived, go_on

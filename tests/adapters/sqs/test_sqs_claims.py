@@ -360,6 +360,62 @@ async def test_what_comes_after_closing_is_given_back_as_it_comes(
     assert message.visible_at == aws.now
 
 
+@pytest.mark.parametrize("kind", ["k", "claimed before", "never claimed"])
+async def test_a_message_that_comes_later_than_its_ttl_is_left_to_the_receiver_that_has_it_now(
+    connected: Connect, aws: Fake, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("leasekit_sqs.receiving._CLOSING", 0.01)
+    backend, other = connected(ttl=30), connected()
+    aws.queue("q")
+    await claim(backend, "claimed before")
+    message = aws.put("q", "1", attributes=of_kind(kind))
+    arrived, go_on = aws.hold(RECEIVE, applied=True)
+    claiming = asyncio.create_task(claim(backend, wait=20))
+    assert await anyio.to_thread.run_sync(arrived.wait, 20)
+    aws.now += 31
+    assert len(await claim(other, kind)) == 1
+    if kind == "k":  # then the answer comes after the backend was closed
+        claiming.cancel()
+        await asyncio.wait([claiming])
+        await backend.aclose()
+        go_on.set()
+    else:
+        go_on.set()
+        assert await claiming == []
+        await backend.aclose()
+    with anyio.fail_after(20):
+        while any(thread.name == "leasekit-aws" for thread in threading.enumerate()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert aws.asked("ChangeMessageVisibilityBatch") == []
+    assert message.visible_at == aws.now + 300
+
+
+@pytest.mark.parametrize("kind", ["k", "never claimed"])
+async def test_an_answer_that_is_delivered_twice_brings_no_message_twice(
+    connected: Connect, aws: Fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    backend, other = connected(ttl=30), connected()
+    message = aws.put("q", "1", attributes=of_kind(kind))
+    answers: list[Any] = []
+
+    def first(apply: Callable[[], Any], params: Any) -> Any:
+        answers.append(apply())
+        return answers[0]
+
+    aws.meet(RECEIVE, first)
+    await claim(backend)
+    aws.now += 31
+    assert len(await claim(other, kind)) == 1
+    calls, closed = len(aws.calls), threading.Event()
+    monkeypatch.setattr("leasekit_aws.boto_clients.BotoClients.close", lambda _: closed.set())
+    aws.meet(RECEIVE, lambda apply, params: answers[0])
+    assert await claim(backend) == []
+    assert {operation for operation, _ in aws.calls[calls:]} == {RECEIVE}
+    assert message.visible_at == aws.now + 300
+    assert closed.is_set()  # answers on that connection belong to earlier requests
+    assert "receipt handles came before" in caplog.text
+
+
 # Order ----------------------------------------------------------------------------------------------------------
 
 

@@ -54,8 +54,8 @@ def task(
     Call this as soon as the message has arrived: the time counts from when the receive was sent, which is unknown for
     messages that this client received before its first call here. `visibility_timeout` is that of the receive (30 s by
     default in SQS); each heartbeat hides the message for as long again. The code in the `with` block begins when the
-    first heartbeat was acknowledged. If the message became visible before, the `with` statement raises `LeaseLost` and
-    the code does not run.
+    first heartbeat was acknowledged. If the message became visible before, or another block has settled it, the `with`
+    statement raises `LeaseLost` and the code does not run.
 
     Leaving the block deletes the message; after an exception it becomes visible again, after the wait of a retry. With
     `settle=False` the block does neither: it only keeps the lease, and your own code deletes the message after the
@@ -75,8 +75,7 @@ def task(
     keeper, backend = _keepers.of(client, "sqs", partial(_backend, visibility_timeout), visibility_timeout)
     receipt = received.receipt(queue_url)
     receipt.hidden(_arrivals.asked_at(client, received.handle), visibility_timeout)
-    receipt.settles = settle
-    backend.receipts.add(receipt)
+    backend.receipts.adopt(receipt, settles=settle)
     return keeper.adopt(leased)
 
 

@@ -148,6 +148,22 @@ class Receipts:
                 if known.until < long_ago and known.outcome is None:
                     self._all.pop(handle, None)
 
+    def adopt(self, receipt: Receipt, *, settles: bool) -> None:
+        """Add the receipt of a message from a user's own loop, where it may be leased again. Any thread may call this.
+
+        The time of a known receipt goes on, and a message that was deleted or given back stays settled: another
+        receiver may have it by now. What a block without settlement has kept may be kept by another block.
+        """
+        known = self.find(receipt.id, receipt.handle)
+        if known is None:
+            self.add(receipt)
+            known = receipt
+        elif not known.settles:
+            self._settled.pop(known.handle, None)
+            known.outcome, known.message = None, receipt.message
+        if known.outcome is None:
+            known.settles = settles
+
     def find(self, task_id: str, token: str) -> Receipt | None:
         """Return the receipt with this token if it belongs to the task, else None."""
         receipt = self._all.get(token)
@@ -159,5 +175,5 @@ class Receipts:
         self._settled[receipt.handle] = None
         while len(self._settled) > _REMEMBERED:
             oldest = next(iter(self._settled))
-            del self._settled[oldest]
+            self._settled.pop(oldest, None)
             self._all.pop(oldest, None)

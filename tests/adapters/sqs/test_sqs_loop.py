@@ -198,6 +198,47 @@ def test_a_message_that_was_deleted_meanwhile_is_not_begun(
         pytest.fail("its body ran")
 
 
+def test_a_message_that_a_block_has_given_back_is_not_begun_again(
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive
+) -> None:
+    send()
+    message = receive()
+    with pytest.raises(RuntimeError), leasekit_sqs.lease(message, queue_url=queue_url, client=sqs):
+        raise RuntimeError
+    with (
+        pytest.raises(LeaseLost, match="settled"),
+        leasekit_sqs.lease(message, queue_url=queue_url, client=sqs),
+    ):
+        pytest.fail("another receiver may have it")
+
+
+def test_a_message_that_is_leased_again_has_no_more_time_than_before(
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send()
+    with monkeypatch.context() as patch:
+        earlier = boot_time() - 31
+        patch.setattr("leasekit_sqs.loop.boot_time", lambda: earlier)
+        message = receive(60)
+        leasekit_sqs.task(message, queue_url=queue_url, client=sqs)
+    with (
+        pytest.raises(LeaseLost, match="expired"),
+        leasekit_sqs.lease(message, queue_url=queue_url, client=sqs),
+    ):
+        pytest.fail("another receiver may have it")
+
+
+def test_a_message_that_a_block_has_only_kept_can_be_leased_again(
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive
+) -> None:
+    send()
+    message = receive(60)
+    for settle in (False, False, True):
+        with leasekit_sqs.lease(message, queue_url=queue_url, client=sqs, visibility_timeout=60, settle=settle) as held:
+            held.check()
+    assert counts(sqs, queue_url) == (0, 0)
+
+
 def test_messages_of_one_batch_are_all_kept_from_when_their_leases_are_made(aws: Fake) -> None:
     client = boto3.session.Session().client("sqs", endpoint_url=aws.endpoint)
     for _ in range(3):

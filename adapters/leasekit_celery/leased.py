@@ -47,7 +47,7 @@ _NOT_OURS_TO_JUDGE = (Retry, Reject, Ignore, LeaseLost)  # the message comes aga
 
 
 def install(app: Celery, url: str, *, ttl: float = 60.0) -> None:
-    """Run every task of this app under a lease of the service at `url`, which can be any service that accepts work.
+    """Run every task of this app under a lease of the service at `url`, which must keep names (SQS, for one, does not).
 
     Call this right after the app was made, before its tasks are declared. `ttl`: seconds without a heartbeat after
     which a run counts as dead. The app's `task_cls` is kept. A task with a `base` of its own has leases if that base

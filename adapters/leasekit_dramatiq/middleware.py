@@ -7,6 +7,7 @@ moment.
 """
 
 import logging
+import math
 import threading
 from functools import partial
 from hashlib import sha256
@@ -27,7 +28,7 @@ _LONGEST = 100  # characters of an id that fit into the name of a lease
 
 
 class Leases(Middleware):
-    """Run every message of the broker under the lease of its id, at the service at `url`.
+    """Run every message of the broker under the lease of its id, at the service at `url`, which must keep names.
 
     `ttl`: seconds without a heartbeat after which a run counts as dead. `again_in`: seconds until a message whose first
     run is alive is tried again.
@@ -36,6 +37,8 @@ class Leases(Middleware):
     """
 
     def __init__(self, url: str, *, ttl: float = 60.0, again_in: float = 15.0) -> None:
+        if not (isinstance(again_in, int | float) and 0 < again_in < math.inf):
+            raise ConfigError(f"again_in must be a finite number of seconds above 0, got {again_in!r}: set again_in")
         self._connect = partial(leasekit.connect, url, heartbeats=leasekit.Heartbeats().for_ttl(ttl))
         self._client = self._connect()
         self._is_closed = False

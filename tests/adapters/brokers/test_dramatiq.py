@@ -116,6 +116,13 @@ def test_a_message_whose_holder_died_runs_when_the_lease_has_run_out(
             held.__exit__(None, None, None)
 
 
+@pytest.mark.parametrize("again_in", [0, -1, float("nan"), float("inf"), "15"])
+def test_a_wait_that_no_message_can_be_put_off_by_is_refused(again_in: Any) -> None:
+    """Otherwise each message that is delivered again while it runs would be a dead letter, or come again at once."""
+    with pytest.raises(leasekit.ConfigError, match="again_in"):
+        Leases("memory://", again_in=again_in)
+
+
 def test_without_the_service_a_message_is_put_off_and_not_run(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     runs = Runs()

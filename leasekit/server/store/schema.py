@@ -1,4 +1,4 @@
-"""The tables of an SQL store, for SQLAlchemy. `migrations/` creates them; a test compares the two.
+"""The tables of an SQL store, for SQLAlchemy. `migrations/` makes the same of older stores; a test compares the two.
 
 `task` is written once; `trigger` is small and changes often. Two partial indexes order `trigger` by next trigger time,
 one for waiting tasks and one for leased tasks; ended tasks are in neither.
@@ -15,13 +15,17 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
+    String,
     Table,
     Text,
     and_,
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-__all__ = ["claim", "dedupe", "is_leased", "is_waiting", "metadata", "progress", "run", "store", "task", "trigger"]
+__all__ = [
+    "HEAD", "claim", "dedupe", "is_leased", "is_waiting", "metadata", "progress", "run", "store", "task", "trigger",
+    "version",
+]  # fmt: skip
 
 metadata = MetaData(
     naming_convention={
@@ -158,3 +162,13 @@ dedupe = Table(
     PrimaryKeyConstraint("kind", "key"),
     sqlite_with_rowid=False,
 )
+
+# As Alembic itself would create it, with one row.
+version = Table(
+    "alembic_version",
+    metadata,
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
+HEAD = "0004"
+"""The last migration: the version of these tables."""

@@ -14,10 +14,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
-from alembic.util import CommandError
-from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engine, event
+from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engine, event, select
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 
@@ -26,6 +23,7 @@ from leasekit.server.store import Store, Tx, View
 from leasekit.server.store import statements as sql
 from leasekit.server.store.lease_cache import LeaseCache
 from leasekit.server.store.lock import FileLock, Identity
+from leasekit.server.store.schema import HEAD, metadata, version
 from leasekit.server.store.tx import Counter, SqlTx, SqlView
 
 __all__ = ["CHECK", "SqlStore"]
@@ -82,9 +80,10 @@ class SqlStore(Store):
         self._held = LeaseCache()
 
     def open(self) -> None:
-        """Lock the file, check that it is whole and the same as before, and migrate its schema, in the writer's thread.
+        """Lock the file, check that it is whole and the same as before, and bring its schema up to date.
 
-        Raises `StoreLocked`, `StoreDamaged`, and `ConfigError` if the file cannot be opened.
+        Call this in the writer's thread. Raises `StoreLocked`, `StoreDamaged`, and `ConfigError` if the file cannot be
+        opened, or is of a newer version.
         """
         try:
             # Also creates the file, readable by its owner only; the -wal and -shm files get the same mode.
@@ -94,7 +93,7 @@ class SqlStore(Store):
                 identity = _identity(connection)
                 self._lock.check(identity)
                 with connection.begin():
-                    _migrate(connection)
+                    self._bring_up_to_date(connection)
                 self._identity = identity or _give_identity(connection)
                 self._start = uuid.uuid4().hex
                 self._lock.begin(self._identity, self._start)
@@ -111,11 +110,6 @@ class SqlStore(Store):
             self.close()
             raise ConfigError(
                 f"the store {str(self._path)!r} cannot be opened: {error.strerror}; check its path and permissions"
-            ) from error
-        except CommandError as error:
-            self.close()
-            raise ConfigError(
-                f"the store {str(self._path)!r} is of another version of leasekit ({error}): use that version"
             ) from error
         except BaseException:
             self.close()
@@ -143,6 +137,31 @@ class SqlStore(Store):
             f"the store {str(self._path)!r} is damaged ({damage}): put a backup in its place, or "
             f"save what can be read of it with the sqlite3 shell: sqlite3 {self._path.name} .recover | sqlite3 new.db"
         )
+
+    def _bring_up_to_date(self, connection: Connection) -> None:
+        """Create the tables in a new file; migrate those of an earlier version."""
+        tables = {name for (name,) in _driver(connection).execute("SELECT name FROM sqlite_master")}
+        if not tables:
+            metadata.create_all(connection, checkfirst=False)
+            sql.ADD_VERSION.each(connection, [(HEAD,)])
+        elif version.name not in tables or [tuple(row) for row in connection.execute(select(version))] != [(HEAD,)]:
+            self._migrate(connection)
+
+    def _migrate(self, connection: Connection) -> None:
+        # Imported here, because Alembic takes as long to import as all the rest, and few starts migrate anything.
+        from alembic import command
+        from alembic.config import Config
+        from alembic.util import CommandError
+
+        config = Config()
+        config.set_main_option("script_location", "leasekit.server.store:migrations")
+        config.attributes["connection"] = connection
+        try:
+            command.upgrade(config, HEAD)
+        except CommandError as error:
+            raise ConfigError(
+                f"the store {str(self._path)!r} is of another version of leasekit ({error}): use that version"
+            ) from error
 
     @contextmanager
     def transaction(self) -> Generator[Tx]:
@@ -276,10 +295,3 @@ def _is_damage(error: BaseException | None) -> bool:
     cause = _cause(error)
     # The lower byte is the kind of the error, the others are details.
     return isinstance(cause, sqlite3.Error) and getattr(cause, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
-
-
-def _migrate(connection: Connection) -> None:
-    config = Config()
-    config.set_main_option("script_location", "leasekit.server.store:migrations")
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")

@@ -30,7 +30,6 @@ from sqlalchemy import (
     literal,
     null,
     select,
-    text,
     tuple_,
     type_coerce,
     union_all,
@@ -41,6 +40,7 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.selectable import TableValuedAlias
 
+from leasekit.server.store import schema
 from leasekit.server.store.schema import claim, dedupe, is_leased, is_waiting, progress, run, store, task, trigger
 
 __all__ = ["DIALECT", "Insert", "Statement"]
@@ -266,7 +266,8 @@ COUNT_COMMIT = Statement(
         anchor=func.coalesce(bindparam("new_anchor", type_=Text), store.c.anchor),
     )
 )
-TOUCH = Statement(text("UPDATE alembic_version SET version_num = version_num"))
+ADD_VERSION = Insert(schema.version)
+TOUCH = Statement(update(schema.version).values(version_num=schema.version.c.version_num))
 
 
 def _restart_leases() -> Update:

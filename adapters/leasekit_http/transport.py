@@ -14,6 +14,7 @@ import functools
 import itertools
 import re
 import secrets
+import ssl
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -53,6 +54,7 @@ class Transport:
     def __init__(self, *base_urls: str) -> None:
         self._urls = deque(base_urls)
         self._socket = base_urls[0].partition("http+unix://")[2] or None
+        self._is_plain = all(url.startswith(("http:", "http+unix:")) for url in base_urls)
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tries: Iterator[str] = iter(())
@@ -162,8 +164,10 @@ class Transport:
         if self._client is None or self._loop is not loop:
             self._loop = loop
             self._tries = _request_names()  # new for a forked child too, whose requests would have its parent's values
+            # Loading the root certificates takes 20 ms. Without any, TLS would not trust any server.
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if self._is_plain else True
             # No proxy and no .netrc, so that requests go to the given address itself.
-            way = httpx.AsyncHTTPTransport(limits=_LIMITS, trust_env=False, uds=self._socket)
+            way = httpx.AsyncHTTPTransport(limits=_LIMITS, trust_env=False, uds=self._socket, verify=tls)
             self._client = httpx.AsyncClient(headers=_HEADERS, transport=way, timeout=_NO_TIMEOUT, trust_env=False)
         return self._client
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import re
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -45,20 +46,29 @@ async def _one_request(reader: asyncio.StreamReader) -> bytes:
 
 
 @asynccontextmanager
-async def _meet(behave: Behaviour, *, timeout: float = 30.0) -> AsyncIterator[HttpBackend]:
+async def serving(behave: Behaviour, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """The port at which a server does `behave` with each connection."""
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.IncompleteReadError):
             await behave(Stranger(await _one_request(reader), writer))
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    backend = HttpBackend(f"http://127.0.0.1:{port}", worker="w", timeout=timeout)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     try:
-        yield backend
+        yield server.sockets[0].getsockname()[1]
     finally:
-        await backend.aclose()
         server.close()
         await server.wait_closed()
+
+
+@asynccontextmanager
+async def _meet(behave: Behaviour, *, timeout: float = 30.0) -> AsyncIterator[HttpBackend]:
+    async with serving(behave) as port:
+        backend = HttpBackend(f"http://127.0.0.1:{port}", worker="w", timeout=timeout)
+        try:
+            yield backend
+        finally:
+            await backend.aclose()
 
 
 class Meet(Protocol):

@@ -220,3 +220,8 @@ def test_importing_leasekit_loads_no_adapter_no_server_and_nothing_that_only_the
 @pytest.mark.parametrize("module", ["leasekit.testing.memory", "leasekit.server.engine", "leasekit.server.store.urls"])
 def test_what_memory_is_made_of_needs_only_what_leasekit_itself_needs(module: str) -> None:
     assert not {"alembic", "httpx", "starlette", "sqlalchemy", "uvicorn"} & loaded(module)
+
+
+def test_a_server_of_tasks_in_memory_loads_no_database_and_one_in_a_file_only_what_it_needs() -> None:
+    assert not {"alembic", "sqlalchemy"} & loaded("leasekit.server.http.app")
+    assert not {"alembic", "sqlalchemy.dialects.postgresql"} & loaded("leasekit.server.store.sql")

@@ -37,7 +37,6 @@ from leasekit.server.http.routes import OPERATIONS
 from leasekit.server.http.sending import Sending
 from leasekit.server.local_socket import beside
 from leasekit.server.store import Store
-from leasekit.server.store.sql import CHECK
 from leasekit.server.store.urls import open_store
 
 __all__ = ["Api", "Server", "serve", "serve_engine"]
@@ -155,11 +154,11 @@ def _is_loopback(host: str) -> bool:
 # As a process -------------------------------------------------------------------------------------------------
 
 
-def serve(host: str, port: int, store_url: str, *, insecure: bool = False, check: float = CHECK) -> None:
+def serve(host: str, port: int, store_url: str, *, insecure: bool = False, check: float | None = None) -> None:
     """Serve until SIGTERM or SIGINT; print the address when the server is ready. Port 0 takes a free port.
 
-    `check` is the seconds that the check of the store for damage may take. Raises `ConfigError` (the address is not
-    loopback, or cannot be listened on; the URL names no store), `StoreLocked` and `StoreDamaged`.
+    `check` is the seconds that the check of the store for damage may take; None: the default. Raises `ConfigError` (the
+    address is not loopback, or cannot be listened on; the URL names no store), `StoreLocked` and `StoreDamaged`.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(host, port, open_store(store_url, check=check), insecure=insecure))

@@ -109,9 +109,8 @@ Index(
     trigger.c.priority,
     trigger.c.next_trigger_at,
     sqlite_where=is_waiting(),
-    postgresql_where=is_waiting(),
 )
-Index("ix_trigger_leased", trigger.c.next_trigger_at, sqlite_where=is_leased(), postgresql_where=is_leased())
+Index("ix_trigger_leased", trigger.c.next_trigger_at, sqlite_where=is_leased())
 
 progress = Table(
     "progress",

@@ -26,13 +26,11 @@ from leasekit.server.store.lock import FileLock, Identity
 from leasekit.server.store.schema import HEAD, metadata, version
 from leasekit.server.store.tx import Counter, SqlTx, SqlView
 
-__all__ = ["CHECK", "SqlStore"]
+__all__ = ["SqlStore"]
 
 logger = logging.getLogger("leasekit.server")
 
-CHECK = 10.0
-"""Seconds that the check of a store may take by default; 100,000 tasks take 0.05."""
-
+_CHECK = 10.0  # seconds for the check of a store; 100,000 tasks take 0.05
 _BUSY = 5000  # milliseconds; only another program that has opened the file can cause a wait
 _WRITER = (
     "page_size = 8192",  # effective for a new file only: rows are written in batches, which fill pages
@@ -63,7 +61,7 @@ class SqlStore(Store):
     the file does not exist.
     """
 
-    def __init__(self, path: Path, *, check: float = CHECK) -> None:
+    def __init__(self, path: Path, *, check: float = _CHECK) -> None:
         # Without symbolic links: then `<store>.id` has one place, and the write-ahead log one name.
         self._path = path = Path(os.path.realpath(path))
         self.url = f"sqlite:///{path}"

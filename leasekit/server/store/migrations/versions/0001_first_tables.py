@@ -94,9 +94,8 @@ def _tasks(serial: sa.types.TypeEngine[int]) -> None:
         "trigger",
         ["kind", "priority", "next_trigger_at"],
         sqlite_where=waiting,
-        postgresql_where=waiting,
     )
-    op.create_index("ix_trigger_leased", "trigger", ["next_trigger_at"], sqlite_where=leased, postgresql_where=leased)
+    op.create_index("ix_trigger_leased", "trigger", ["next_trigger_at"], sqlite_where=leased)
 
 
 def _beside_tasks(serial: sa.types.TypeEngine[int]) -> None:

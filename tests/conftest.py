@@ -93,10 +93,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items += others
 
 
+def pytest_collection() -> None:
+    """Collect no garbage while tests are collected: there is none."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Spare the collected tests from garbage collection: a test that asks for one would scan all of them each time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,10 +7,13 @@ it does not understand. `worker` is the name under which this process claims.
 
 import re
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from leasekit.backend import Backend
 from leasekit.errors import ConfigError, MissingDependency, UnknownScheme
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
 
 __all__ = ["GROUP", "open_backend", "register", "schemes"]
 
@@ -38,7 +41,7 @@ def register(scheme: str, connect: Callable[..., Backend]) -> None:
 
 def schemes() -> list[str]:
     """Return the schemes that are installed or registered, sorted."""
-    return sorted({*_registered, *(entry.name for entry in entry_points(group=GROUP))})
+    return sorted({*_registered, *(entry.name for entry in _installed())})
 
 
 def open_backend(url: str, *, worker: str) -> Backend:
@@ -50,7 +53,7 @@ def open_backend(url: str, *, worker: str) -> Backend:
     scheme = url.partition("://")[0].lower() if "://" in url else ""
     if scheme in _registered:
         return _registered[scheme](url, worker=worker)
-    installed = {entry.value: entry for entry in entry_points(group=GROUP, name=scheme)}
+    installed = {entry.value: entry for entry in _installed().select(name=scheme)}
     if len(installed) > 1:
         several = " and ".join(sorted(installed))
         raise ConfigError(f"{scheme}:// is answered by {several}: uninstall one, or register() the one that you mean")
@@ -61,7 +64,14 @@ def open_backend(url: str, *, worker: str) -> Backend:
     raise UnknownScheme(f"no backend answers to {what}: installed are {', '.join(schemes())}")
 
 
-def _open(entry: EntryPoint, url: str, *, worker: str) -> Backend:
+def _installed() -> "EntryPoints":
+    # Imported here, because this takes an eighth of the import of leasekit, and not every process opens a backend.
+    from importlib.metadata import entry_points
+
+    return entry_points(group=GROUP)
+
+
+def _open(entry: "EntryPoint", url: str, *, worker: str) -> Backend:
     try:
         return entry.load()(url, worker=worker)  # type: ignore[no-any-return]
     except ModuleNotFoundError as error:

@@ -38,11 +38,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """install("scheme", "module", source): exactly these backends are installed, as their own packages would be."""
     entries: list[EntryPoint] = []
 
-    def found(*, group: str, name: str | None = None) -> EntryPoints:
-        ours = EntryPoints(entries).select(group=group)
-        return ours if name is None else ours.select(name=name)
+    def found(*, group: str) -> EntryPoints:
+        return EntryPoints(entries).select(group=group)
 
-    monkeypatch.setattr(registry, "entry_points", found)
+    monkeypatch.setattr("importlib.metadata.entry_points", found)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     importlib.invalidate_caches()
 
@@ -129,10 +128,10 @@ def test_a_backend_that_is_not_there_itself_is_no_missing_library(
 ) -> None:
     entry = EntryPoint("gone", "a_backend_that_was_deleted:connect", GROUP)
 
-    def found(*, group: str, name: str) -> EntryPoints:
-        return EntryPoints([entry]).select(group=group, name=name)
+    def found(*, group: str) -> EntryPoints:
+        return EntryPoints([entry]).select(group=group)
 
-    monkeypatch.setattr(registry, "entry_points", found)
+    monkeypatch.setattr("importlib.metadata.entry_points", found)
     with pytest.raises(ModuleNotFoundError) as missing:
         open_backend("gone://host", worker="w")
     assert not isinstance(missing.value, MissingDependency)

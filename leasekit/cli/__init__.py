@@ -8,6 +8,8 @@ __all__ = ["drop_stdout", "main"]
 
 def main() -> None:
     """Run the command line. `leasekit --help` has the exit codes."""
+    # httpx loads its own command line, with rich, click and pygments: most of its import, if they are installed.
+    sys.modules["httpx._main"] = None  # type: ignore[assignment]
     try:
         from leasekit.cli.app import app
     except ModuleNotFoundError as error:

@@ -1,7 +1,6 @@
 """App: all commands, put together. A command's module is imported when that command runs, so that `--help` is quick."""
 
 import importlib
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -71,6 +70,8 @@ def load(name: str) -> Any:
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer's signature
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"leasekit {version('leasekit')}")
         raise typer.Exit
 

@@ -1,5 +1,6 @@
 """`leasekit serve`: run the companion server."""
 
+import gc
 from typing import Annotated
 
 import typer
@@ -34,10 +35,13 @@ def serve(
 ) -> None:
     """Serve tasks over HTTP until SIGTERM or Ctrl-C."""
     try:
+        gc.disable()  # looking for garbage would take a seventh of this import
         # Imported here, because the other commands need neither the server nor its libraries.
         from leasekit.server.http import app
     except ModuleNotFoundError as error:
         fail("serve", f"the server needs {error.name!r}: pip install 'leasekit[server]'")
+    finally:
+        gc.enable()
     try:
         app.serve(host, port, store, insecure=insecure, check=check)
     except StoreDamaged as error:

@@ -67,7 +67,8 @@ class _Failures:
 _WAITING = (
     "test_docs_console.py", "test_examples.py", "test_benchmarks.py", "process/", "adapters/brokers/test_celery.py",
     "adapters/redis/test_redis_chaos.py", "harness/test_chaos.py", "cli/test_demo.py", "cli/test_supervisor.py",
-    "model/",
+    "model/", "adapters/test_contract_sqlite.py", "adapters/http/test_contract_http.py",
+    "adapters/sqs/test_contract_sqs",
 )  # fmt: skip
 
 

@@ -116,9 +116,9 @@ def test_the_pip_command_names_the_extra_that_the_scheme_is_part_of(install: Ins
 
 def test_a_library_that_is_imported_only_for_some_urls_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "leasekit.server.store.sql", raising=False)
-    monkeypatch.setitem(sys.modules, "alembic", None)
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
     with pytest.raises(
-        MissingDependency, match=r"^backend 'sqlite' needs 'alembic': pip install 'leasekit\[server\]'$"
+        MissingDependency, match=r"^backend 'sqlite' needs 'sqlalchemy': pip install 'leasekit\[server\]'$"
     ):
         open_backend("sqlite:///tasks.db", worker="w")
 

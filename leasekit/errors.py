@@ -5,7 +5,7 @@ As a tree:
     LeasekitError
     ├── ConfigError              settings that contradict one another (also a ValueError)
     ├── UnknownScheme            no installed backend has this URL's scheme
-    ├── MissingDependency        a library that the backend needs is not installed
+    ├── MissingDependency        a needed library is not installed; the message says how to install it
     ├── Closed                   the client was closed, and stays closed: connect() again
     ├── BackendError             a request to the service failed
     │   ├── Unavailable          no usable answer: refused, timed out, broken off, 5xx; worth another try
@@ -52,7 +52,7 @@ class UnknownScheme(LeasekitError, ValueError):
 
 
 class MissingDependency(LeasekitError, ImportError):
-    """A backend needs a library that is not installed; the message is the command that installs it."""
+    """A library that this part of leasekit needs is not installed; the message has the command that installs it."""
 
 
 class Closed(LeasekitError):

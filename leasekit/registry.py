@@ -6,7 +6,8 @@ it does not understand. `worker` is the name under which this process claims.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from leasekit.backend import Backend
@@ -15,16 +16,10 @@ from leasekit.errors import ConfigError, MissingDependency, UnknownScheme
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
-__all__ = ["GROUP", "open_backend", "register", "schemes"]
+__all__ = ["GROUP", "needs_extra", "open_backend", "register", "schemes"]
 
 GROUP = "leasekit.backends"
 """The group of entry points by which backends are installed."""
-
-_EXTRAS = {
-    "http": "http", "http+unix": "http", "https": "http", "redis": "redis", "redis+cluster": "redis", "rediss": "redis",
-    "sfn": "sfn", "sqlite": "server", "sqs": "sqs", "swf": "swf",
-}  # fmt: skip
-"""Scheme → the extra of leasekit that installs the libraries of its backend."""
 
 _registered: dict[str, Callable[..., Backend]] = {}
 
@@ -42,6 +37,18 @@ def register(scheme: str, connect: Callable[..., Backend]) -> None:
 def schemes() -> list[str]:
     """Return the schemes that are installed or registered, sorted."""
     return sorted({*_registered, *(entry.name for entry in _installed())})
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Raise `MissingDependency`, which names this extra of leasekit, if an import in this block finds no library."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "?").partition(".")[0]
+        if missing.startswith("leasekit"):
+            raise
+        raise MissingDependency(f"{missing!r} is not installed: pip install 'leasekit[{extra}]'") from error
 
 
 def open_backend(url: str, *, worker: str) -> Backend:
@@ -78,6 +85,6 @@ def _open(entry: "EntryPoint", url: str, *, worker: str) -> Backend:
         missing = (error.name or "?").partition(".")[0]
         if missing == entry.module.partition(".")[0]:
             raise
-        extra = _EXTRAS.get(entry.name)
-        how = f"install what {entry.module} requires" if extra is None else f"pip install 'leasekit[{extra}]'"
-        raise MissingDependency(f"backend {entry.name!r} needs {missing!r}: {how}") from error
+        raise MissingDependency(
+            f"backend {entry.name!r} needs {missing!r}: install what {entry.module} requires"
+        ) from error

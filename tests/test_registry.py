@@ -1,18 +1,22 @@
 """URL scheme → backend, through entry points; what is missing is answered with what to do."""
 
 import importlib
+import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import pytest
+from packaging.requirements import Requirement
 
 from leasekit import registry
 from leasekit.errors import ConfigError, LeasekitError, MissingDependency, UnknownScheme
 from leasekit.registry import GROUP, open_backend, register, schemes
 
+ROOT = Path(__file__).parents[1]
 Install = Callable[..., None]
 
 
@@ -107,11 +111,49 @@ def test_a_strangers_backend_whose_library_is_missing_says_which(install: Instal
     assert isinstance(missing.value.__cause__, ModuleNotFoundError)
 
 
-@pytest.mark.parametrize(("scheme", "extra"), [("https", "http"), ("sqlite", "server"), ("http", "http")])
-def test_the_pip_command_names_the_extra_that_the_scheme_is_part_of(install: Install, scheme: str, extra: str) -> None:
-    install(scheme, f"backend_with_extra_for_{scheme}", "import a_library_nobody_has\n")
-    with pytest.raises(MissingDependency, match=rf"pip install 'leasekit\[{extra}\]'$"):
-        open_backend(f"{scheme}://host", worker="w")
+@pytest.mark.parametrize(
+    ("use", "library", "extra"),
+    [
+        ("import leasekit_celery", "celery", "celery"),
+        ("import leasekit_dramatiq", "dramatiq", "dramatiq"),
+        ("import leasekit_sfn", "boto3", "sfn"),
+        ("import leasekit_sqs", "boto3", "sqs"),
+        ("import leasekit_swf", "boto3", "swf"),
+        ("import leasekit.telemetry", "opentelemetry", "otel"),
+        ("leasekit.connect('http://host')", "httpx", "http"),
+        ("leasekit.connect('redis://host')", "redis", "redis"),
+        ("leasekit.connect('sfn://a/b')", "boto3", "sfn"),
+        ("leasekit.connect('sqlite:///tasks.db')", "alembic", "server"),
+        ("leasekit.connect('sqlite:///tasks.db')", "litestar", "server"),
+        ("leasekit.connect('sqlite:///tasks.db')", "sqlalchemy", "server"),
+        ("leasekit.connect('sqs://q?region=r')", "boto3", "sqs"),
+        ("leasekit.connect('swf://a/b')", "boto3", "swf"),
+    ],
+)
+def test_without_a_library_the_extra_that_installs_it_is_named(use: str, library: str, extra: str) -> None:
+    program = f"""\
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {library!r}:
+            raise ModuleNotFoundError(name=name)
+sys.meta_path.insert(0, Hidden())
+import leasekit
+try:
+    {use}
+except leasekit.MissingDependency as missing:
+    print(missing)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.endswith(f": pip install 'leasekit[{extra}]'\n")
+    assert library in ran.stdout
+
+
+def test_every_extra_is_part_of_all() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    (whole,) = map(Requirement, extras["all"])
+    server = next(Requirement(line) for line in extras["server"] if line.startswith("leasekit["))
+    assert whole.extras | server.extras == extras.keys() - {"all"}
 
 
 def test_a_library_that_is_imported_only_for_some_urls_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:

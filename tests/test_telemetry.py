@@ -466,12 +466,6 @@ def test_importing_leasekit_loads_no_telemetry() -> None:
     assert not [name for name in loaded if name.startswith("opentelemetry") or name == "leasekit.telemetry"]
 
 
-def test_without_opentelemetry_it_says_what_to_install() -> None:
-    script = "import sys; sys.modules['opentelemetry'] = None\nimport leasekit.telemetry"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert "pip install 'leasekit[otel]'" in ran.stderr.splitlines()[-1]
-
-
 # Metrics --------------------------------------------------------------------------------------------------------
 
 

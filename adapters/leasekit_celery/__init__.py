@@ -13,6 +13,9 @@ leasekit has no effect without `acks_late`: Celery then acknowledges a message b
 deliver it again.
 """
 
-from leasekit_celery.leased import LeasedTask, install
+from leasekit.registry import needs_extra
+
+with needs_extra("celery"):
+    from leasekit_celery.leased import LeasedTask, install
 
 __all__ = ["LeasedTask", "install"]

@@ -10,6 +10,9 @@ A run has ended when all other middleware has finished its work on it. A message
 dead letter.
 """
 
-from leasekit_dramatiq.middleware import Leases
+from leasekit.registry import needs_extra
+
+with needs_extra("dramatiq"):
+    from leasekit_dramatiq.middleware import Leases
 
 __all__ = ["Leases"]

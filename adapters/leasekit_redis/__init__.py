@@ -13,6 +13,9 @@ tasks when its memory is full (`maxmemory-policy noeviction`, the default; any `
 silently: do not use it). Leases end by the wall clock of Redis: a jump forward ends them early.
 """
 
-from leasekit_redis.backend import RedisBackend, connect
+from leasekit.registry import needs_extra
+
+with needs_extra("redis"):
+    from leasekit_redis.backend import RedisBackend, connect
 
 __all__ = ["RedisBackend", "connect"]

@@ -1,6 +1,9 @@
 """AWS Step Functions: `sfn://activity-arn` URLs; `lease` and `task` for a poll loop of your own."""
 
-from leasekit_sfn.backend import connect, lease, task
-from leasekit_sfn.service import SfnService
+from leasekit.registry import needs_extra
+
+with needs_extra("sfn"):
+    from leasekit_sfn.backend import connect, lease, task
+    from leasekit_sfn.service import SfnService
 
 __all__ = ["SfnService", "connect", "lease", "task"]

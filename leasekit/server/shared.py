@@ -8,13 +8,14 @@ lock, opens the store, and serves from then on. Leases survive that, as they sur
 import asyncio
 import contextlib
 import importlib
+import importlib.util
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 from leasekit.backend import Backend, Scheduler, WorkerDirectory
 from leasekit.errors import ConfigError, StoreLocked, Unavailable
-from leasekit.registry import open_backend
+from leasekit.registry import needs_extra, open_backend
 from leasekit.server.embedded import DirectBackend, EmbeddedBackend
 from leasekit.server.engine import Engine
 from leasekit.server.local_socket import beside, socket_path
@@ -23,6 +24,8 @@ from leasekit.server.store.urls import open_store
 from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, TaskInfo, Verdict, WorkerInfo
 
 __all__ = ["SharedBackend", "connect"]
+
+_LOADED_LATER = ("httptools", "litestar", "prometheus_client", "uvicorn", "uvloop")  # with the first other process
 
 T = TypeVar("T")
 
@@ -118,8 +121,12 @@ class SharedBackend:
 def connect(url: str, *, worker: str) -> SharedBackend:
     """Return a backend over the store in a file. The first call opens the store, or joins the process that has it open.
 
-    Raises `ConfigError` for a URL that names no store.
+    Raises `ConfigError` for a URL that names no store, and `MissingDependency`.
     """
+    with needs_extra("server"):
+        for library in _LOADED_LATER:
+            if importlib.util.find_spec(library) is None:
+                raise ModuleNotFoundError(name=library)
     store = open_store(url)
     if store.url is None:
         raise ConfigError("memory: is the store of one server: use memory://name, or sqlite:///file.db")

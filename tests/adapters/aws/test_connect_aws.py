@@ -1,8 +1,6 @@
 """URLs of SWF and Step Functions."""
 
 import asyncio
-import subprocess
-import sys
 from typing import Any
 
 import msgspec
@@ -106,16 +104,6 @@ def test_a_long_poll_is_waited_for_and_a_heartbeat_is_not(aws: Aws) -> None:
     assert poll.read_timeout >= 65
     assert call.read_timeout < 10
     assert poll.retries["total_max_attempts"] == call.retries["total_max_attempts"] == 1
-
-
-@pytest.mark.parametrize("scheme", ["swf", "sfn"])
-def test_without_boto3_the_command_that_installs_it_is_said(scheme: str) -> None:
-    program = (
-        f"import sys; sys.modules['boto3'] = None; import leasekit\ntry: leasekit.connect('{scheme}://a/b')\n"
-        "except leasekit.MissingDependency as missing: print(missing)"
-    )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert said == f"backend '{scheme}' needs 'boto3': pip install 'leasekit[{scheme}]'\n"
 
 
 def test_options_are_where_a_service_is_and_how_long_its_leases_last() -> None:

@@ -4,8 +4,20 @@ PYTHON ?= python3
 VENV ?= .venv
 LOCK_FLAGS ?= # --upgrade: upgrade all packages; --upgrade-package NAME: one of them
 
+# The lock of the environment, and the one with the tests' tools on top: `make lowest` has one for both.
+RUN := run
+DEV := dev
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+# The tests that call other libraries: every backend's contract, the server, the command line, the plug-ins, telemetry.
+BRIEF := $(addprefix tests/,adapters cli server/http server/store test_lease_async.py test_misuse.py test_registry.py \
+	test_telemetry.py testing)
+# Those that wait for long, kill processes, or use libraries of developers only.
+NOT_BRIEF := $(addprefix tests/,adapters/brokers/test_celery.py adapters/redis/test_redis_chaos.py \
+	adapters/redis/test_redis_failover.py cli/test_demo.py cli/test_dev.py cli/test_processes.py cli/test_supervisor.py \
+	server/http/test_schemathesis.py)
 # Folders too: a folder changes when a file in it is deleted.
 SOURCES := pyproject.toml README.md LICENSE $(shell find leasekit adapters -name __pycache__ -prune -o -print)
 
@@ -24,6 +36,28 @@ demo: $(VENV)/leasekit ## Run `leasekit demo`
 .PHONY: test
 test: $(VENV)/dev $(VENV)/leasekit ## Test the installed package (ARGS=… goes to pytest)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto --maxprocesses 16 --dist worksteal $(ARGS)
+
+.PHONY: brief
+brief: $(VENV)/$(DEV) $(VENV)/leasekit ## Test what calls other libraries (two minutes)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n auto --maxprocesses 16 --dist worksteal \
+		$(addprefix --ignore=,$(NOT_BRIEF)) $(BRIEF) $(ARGS)
+
+.PHONY: lowest
+lowest: ## `make brief` with the lowest version of each dependency, which requirements/lowest.txt has for Python 3.11
+	@$(MAKE) --no-print-directory brief VENV=$(VENV)-lowest RUN=lowest DEV=lowest
+
+.PHONY: pythons
+pythons: ## `make brief` with each of $(PYTHONS) that is in PATH and that leasekit can run on
+	@set -e; ran=; for python in $(PYTHONS); do \
+		if ! version=$$($$python -c 'import platform; print(platform.python_version())' 2>/dev/null); then \
+			echo "SKIPPED $$python: not in PATH"; \
+		elif ! $$python -c '$(SUITABLE)' >/dev/null 2>&1; then \
+			echo "SKIPPED $$python: leasekit does not run on $$version"; \
+		else \
+			echo "$$python ($$version):"; \
+			$(MAKE) --no-print-directory brief PYTHON=$$python VENV=$(VENV)-$$version; ran="$$ran $$version"; \
+		fi; \
+	done; echo "passed with:$${ran:- none}"
 
 .PHONY: soak
 soak: $(VENV)/dev $(VENV)/leasekit ## Run all cases of the tests that run a sample of them in `make test`
@@ -59,9 +93,10 @@ docs: $(VENV)/docs $(VENV)/dev $(VENV)/leasekit ## Build the documents into site
 .PHONY: lock
 lock: | $(VENV)/python ## Write requirements/*.txt from pyproject.toml
 	@$(PIP) install uv
-	@$(call compile,dev) --extra redis --extra sqs --group dev
-	@$(call compile,run) --group build --constraints requirements/dev.txt
+	@$(call pin,dev) pyproject.toml --extra all --group dev
+	@$(call pin,run) pyproject.toml --extra server --group build --constraints requirements/dev.txt
 	@$(call pin,docs) --group docs --constraints requirements/dev.txt
+	@$(call pin,lowest) pyproject.toml --extra all --group build --group tests --resolution lowest-direct
 
 .PHONY: clean
 clean: ## Remove the environment and all caches
@@ -69,38 +104,32 @@ clean: ## Remove the environment and all caches
 	@find leasekit adapters tests harness examples benchmarks docs -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # One lock for every Python and platform, without the address of the package index.
-pin = $(BIN)/uv pip compile --quiet $(2) --universal --python-version 3.11 \
+pin = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 \
 	--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
 	$(LOCK_FLAGS) --output-file requirements/$(1).txt
-compile = $(call pin,$(1),pyproject.toml --extra server)
 
 # Stamps of what is installed: $(VENV)/run to build and run leasekit, $(VENV)/dev to develop it, $(VENV)/docs to build
-# the pages, $(VENV)/leasekit the package itself, from a wheel as users get it.
+# the pages, $(VENV)/lowest to build, run and test it, $(VENV)/leasekit the package itself, from a wheel as users get it.
+
+SUITABLE = import sys; of = sys.version_info[:3]; \
+	sys.exit((of < (3, 11) or (3, 12) <= of < (3, 12, 3)) and \
+		"leasekit needs Python 3.11 or newer, but 3.12.0 to 3.12.2 (gh-113964), not %d.%d.%d: " % of + \
+		"make $(MAKECMDGOALS) PYTHON=python3.13")
 
 $(VENV)/python:
-	@$(PYTHON) -c 'import sys; of = sys.version_info[:3]; \
-		sys.exit((of < (3, 11) or (3, 12) <= of < (3, 12, 3)) and \
-			"leasekit needs Python 3.11 or newer, but 3.12.0 to 3.12.2 (gh-113964), not %d.%d.%d: " % of + \
-			"make $(MAKECMDGOALS) PYTHON=python3.13")'
+	@$(PYTHON) -c '$(SUITABLE)'
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/run: requirements/run.txt | $(VENV)/python
-	@echo 'installing the dependencies of leasekit into $(VENV) …'
-	@$(PIP) install --require-hashes --no-deps -r $<
-	@touch $@
+install = echo 'installing requirements/$*.txt into $(VENV) …' && $(PIP) install --require-hashes --no-deps -r $< && touch $@
 
-$(VENV)/dev: requirements/dev.txt | $(VENV)/run
-	@echo 'installing the development tools into $(VENV) …'
-	@$(PIP) install --require-hashes --no-deps -r $<
-	@touch $@
+$(VENV)/run $(VENV)/lowest: $(VENV)/%: requirements/%.txt | $(VENV)/python
+	@$(install)
 
-$(VENV)/docs: requirements/docs.txt | $(VENV)/run
-	@echo 'installing the documentation tools into $(VENV) …'
-	@$(PIP) install --require-hashes --no-deps -r $<
-	@touch $@
+$(VENV)/dev $(VENV)/docs: $(VENV)/%: requirements/%.txt | $(VENV)/run
+	@$(install)
 
-$(VENV)/leasekit: $(SOURCES) $(VENV)/run
+$(VENV)/leasekit: $(SOURCES) $(VENV)/$(RUN)
 	@touch $@.new # the time before the build: files that are edited meanwhile cause another build
 	@$(PIP) install --no-index --no-deps --no-build-isolation --force-reinstall .
 	@mv $@.new $@

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
-LOCKS = ["dev", "docs", "run"]
+LOCKS = ["dev", "docs", "lowest", "run"]
 
 
 def text(lock: str) -> str:
@@ -26,21 +28,46 @@ def pins(lock: str) -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in found}
 
 
-def required(group: str) -> Iterator[Requirement]:
-    """What `pip install leasekit[server]` and a dependency group ask for."""
-    extras = PROJECT["optional-dependencies"]
-    server = [*extras["server"], *extras["http"], *extras["cli"]]
-    own = [line for line in PYPROJECT["dependency-groups"][group] if isinstance(line, str)]
-    for line in [*PYPROJECT["build-system"]["requires"], *PROJECT["dependencies"], *server, *own]:
-        if not line.startswith("leasekit["):
-            yield Requirement(line)
+def of_extra(extra: str) -> Iterator[Requirement]:
+    """What `pip install leasekit[extra]` asks for, beside what every install does."""
+    for requirement in map(Requirement, PROJECT["optional-dependencies"][extra]):
+        if requirement.name == "leasekit":
+            for other in requirement.extras:
+                yield from of_extra(other)
+        else:
+            yield requirement
 
 
-@pytest.mark.parametrize(("lock", "group"), [("dev", "dev"), ("run", "build")])
-def test_the_lock_satisfies_the_project(lock: str, group: str) -> None:
-    pinned = pins(lock)
-    wanting = [str(one) for one in required(group) if pinned.get(canonicalize_name(one.name), "") not in one.specifier]
+def of_group(group: str) -> Iterator[Requirement]:
+    for line in PYPROJECT["dependency-groups"][group]:
+        yield from [Requirement(line)] if isinstance(line, str) else of_group(line["include-group"])
+
+
+def required(extra: str, group: str) -> Iterator[Requirement]:
+    yield from map(Requirement, [*PYPROJECT["build-system"]["requires"], *PROJECT["dependencies"]])
+    yield from of_extra(extra)
+    yield from of_group(group)
+
+
+@pytest.mark.parametrize(
+    ("lock", "extra", "group"), [("dev", "all", "dev"), ("run", "server", "build"), ("lowest", "all", "tests")]
+)
+def test_the_lock_satisfies_the_project(lock: str, extra: str, group: str) -> None:
+    pinned, wanted = pins(lock), required(extra, group)
+    wanting = [str(one) for one in wanted if pinned.get(canonicalize_name(one.name), "") not in one.specifier]
     assert not wanting, "run `make lock`"
+
+
+def test_the_lowest_lock_has_the_lowest_version_of_each_dependency() -> None:
+    pinned, lowest = pins("lowest"), [*map(Requirement, PROJECT["dependencies"]), *of_extra("all")]
+    higher = [str(one) for one in lowest if Version(pinned[canonicalize_name(one.name)]) not in at_the_bound(one)]
+    assert not higher, "raise the bound to the version in requirements/lowest.txt, or `make lock LOCK_FLAGS=--upgrade`"
+
+
+def at_the_bound(requirement: Requirement) -> SpecifierSet:
+    """`x>=1.2` → `==1.2.*`: 1.2 itself, or 1.2.1 where 1.2 is not on the index."""
+    (bound,) = [one.version for one in requirement.specifier if one.operator == ">="]
+    return SpecifierSet(f"=={bound}.*")
 
 
 def test_the_lock_of_the_documents_satisfies_its_group() -> None:

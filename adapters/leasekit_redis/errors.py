@@ -32,6 +32,14 @@ _SAYS = {
     "UNKILLABLE": "it is busy with a script of another program",
 }
 _DISPLACED = {"READONLY", "MASTERDOWN", "LOADING", "CLUSTERDOWN", "NOREPLICAS", "MISCONF"}
+_OF_CLASS: dict[type[BaseException], str] = {
+    exceptions.BusyLoadingError: "LOADING",
+    exceptions.ClusterDownError: "CLUSTERDOWN",
+    exceptions.MasterDownError: "MASTERDOWN",
+    exceptions.OutOfMemoryError: "OOM",
+    exceptions.ReadOnlyError: "READONLY",
+    exceptions.TryAgainError: "TRYAGAIN",
+}
 _NOT_ALLOWED = {"NOAUTH", "WRONGPASS", "NOPERM"}
 
 
@@ -89,7 +97,8 @@ def _as_ours(error: Exception, address: Address) -> BackendError:
 
 
 def _code(error: BaseException) -> str:
-    status: object = getattr(error, "status_code", None)
+    # redis-py before 7.1 removes the code from the text of an error that has a class of its own.
+    status: object = getattr(error, "status_code", None) or _OF_CLASS.get(type(error))
     match = _CODE.search(f"{status or ''} {error}")
     return match[1] if match else ""
 

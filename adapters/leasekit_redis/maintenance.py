@@ -161,7 +161,7 @@ class Maintenance:
         for text in outbox:
             try:
                 successors[text] = _successor(text)
-            except ValueError as error:
+            except (msgspec.MsgspecError, ValueError) as error:
                 damaged.append((text, f"successor: {error}"))
         if damaged:
             await self._link.run(ASIDE, self._keys.of_kind(kind), encode({"tasks": [], "successors": damaged}))

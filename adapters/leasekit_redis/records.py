@@ -5,7 +5,7 @@ Times are milliseconds by the clock of Redis; values of users are JSON texts, wh
 
 from typing import Any
 
-from msgspec import Raw, Struct, json, msgpack
+from msgspec import MsgspecError, Raw, Struct, json, msgpack
 
 from leasekit.errors import ProtocolError, Refused
 from leasekit.task import RetryPolicy, Status
@@ -209,7 +209,7 @@ def decode(raw: bytes | Raw | None, decoder: msgpack.Decoder[Any]) -> Any:
     """Decode a script's answer with `decoder`. Raises `ProtocolError`."""
     try:
         return decoder.decode(raw or b"")
-    except (ValueError, RecursionError) as error:
+    except (MsgspecError, ValueError, RecursionError) as error:
         raise ProtocolError(f"a record in Redis cannot be read: {error}") from None
 
 
@@ -217,7 +217,7 @@ def status_of(state: bytes | None) -> Status | None:
     """Return the status in a state record; None if there is no record, or its status cannot be read."""
     try:
         return Status(_PLAIN.decode(state or b"")["status"])
-    except (ValueError, KeyError, TypeError):
+    except (MsgspecError, ValueError, KeyError, TypeError):
         return None
 
 

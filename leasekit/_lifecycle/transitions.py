@@ -92,7 +92,7 @@ def _policy(limits: Limits) -> RetryPolicy | None:
     """Return the retry policy of the task, or the default; None: the stored policy is damaged."""
     try:
         return _DEFAULT_POLICY if limits.retry is None else _decode_policy(limits.retry)
-    except (ValueError, TypeError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
         return None
 
 

@@ -170,5 +170,5 @@ def _decoded_entry(entry: HistoryEntry) -> HistoryEntry:
 def _decoded_value(value: Any) -> Any:
     try:
         return msgspec.json.decode(value) if isinstance(value, Raw) else value
-    except (ValueError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ProtocolError(f"a value in the store is not JSON: {error}") from None

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -105,10 +106,23 @@ def test_the_clock_is_the_services_where_both_are_asked_for(
     assert lost.value.reason == "expired"
 
 
-def test_loading_the_plugin_loads_nothing_of_leasekit() -> None:
-    code = "import sys, leasekit_pytest; print(*[name for name in sys.modules if name.split('.')[0] == 'leasekit'])"
+def test_loading_the_plugin_loads_one_module_and_nothing_of_leasekit_or_its_libraries() -> None:
+    code = "import sys, pytest; ours = set(sys.modules); import leasekit_pytest; print(*sys.modules.keys() - ours)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.split() == []
+    assert shown.stdout.split() == ["leasekit_pytest"]
+
+
+def test_a_run_of_pytest_that_asks_for_no_fixture_of_leasekit_imports_none_of_it(tmp_path: Path) -> None:
+    (tmp_path / "test_nothing.py").write_text(
+        "import sys\n"
+        "def test_it(pytestconfig):\n"
+        "    assert pytestconfig.pluginmanager.has_plugin('leasekit_pytest')\n"
+        "    assert not {'leasekit', 'msgspec', 'tenacity', 'httpx'} & sys.modules.keys()\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", str(tmp_path)]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
 
 
 def test_all_its_fixtures_say_whose_they_are() -> None:

@@ -34,7 +34,7 @@ def json_fault(value: Any) -> str | None:
         _scan(value)
         if not value.isascii() and isinstance(value, bytes):
             value.decode()
-    except (ValueError, TypeError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         return str(error)
     return None
 

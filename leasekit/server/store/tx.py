@@ -173,7 +173,7 @@ class SqlTx(SqlView, Tx):
         rows = sql.ANCHOR.rows(self._connection)
         try:
             return _decode_anchor(rows[0][0]) if rows else None
-        except (ValueError, TypeError):
+        except (msgspec.MsgspecError, ValueError, TypeError):
             return None
 
     def set_anchor(self, anchor: Anchor) -> None:
@@ -236,7 +236,11 @@ class SqlTx(SqlView, Tx):
 def _claim_memory(worker: str, claim_id: str, granted_at: float, waited: float, grants: bytes) -> ClaimMemory:
     try:
         return ClaimMemory(worker, claim_id, granted_at, max(0.0, waited), _decode_grants(grants))
-    except (ValueError, TypeError):  # damaged: no answer names these leases again, and they expire
+    except (
+        msgspec.MsgspecError,
+        ValueError,
+        TypeError,
+    ):  # damaged: no answer has these leases, and they expire
         return ClaimMemory(worker, claim_id, granted_at, 0.0, ())
 
 

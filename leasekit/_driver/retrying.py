@@ -1,19 +1,22 @@
-"""Call a backend once, or repeat a call until it is answered (claim, settle, schedule).
+"""Call a backend once, or with a batch, or repeat a call until it is answered (claim, settle, schedule).
 
 Heartbeats are never repeated here: the cycle retries them.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import tenacity
 
-from leasekit.errors import BackendError, Throttled, Unavailable
+from leasekit.errors import BackendError, Refused, Throttled, Unavailable
+from leasekit.task import Beat, Settlement, Verdict
 
-__all__ = ["call_once", "call_until"]
+__all__ = ["call_by_task", "call_once", "call_until"]
 
 T = TypeVar("T")
+Item = TypeVar("Item", Beat, Settlement)
 _LONGEST_WAIT = 5.0
 _jittered = tenacity.wait_random_exponential(multiplier=0.2, max=_LONGEST_WAIT)
 
@@ -32,6 +35,34 @@ async def call_once(call: Callable[[], Awaitable[T]], *, within: float) -> T:
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise  # this task is cancelled, not a task inside of the adapter
         raise Unavailable(f"{type(error).__name__}: {error}") from error
+
+
+async def call_by_task(
+    call: Callable[[Sequence[Item]], Awaitable[list[Verdict]]], items: Sequence[Item]
+) -> list[Verdict]:
+    """Return the verdicts on items of one batch; two leases of one task go in two calls.
+
+    A verdict names its task alone: in an answer whose order a service or proxy has changed, the verdict on a lost lease
+    could be taken for that on its successor, if both are held in this process.
+    """
+    if len({item.id for item in items}) == len(items):  # nearly always
+        return await call(items)
+    rounds: dict[int, list[int]] = {}
+    seen = Counter[str]()
+    for position, item in enumerate(items):
+        rounds.setdefault(seen[item.id], []).append(position)
+        seen[item.id] += 1
+    verdicts: dict[int, Verdict] = {}
+    for positions in rounds.values():
+        try:
+            answer = await call([items[position] for position in positions])
+        except Refused as refused:
+            errors = [
+                {**error, "item": positions[error["item"]]} if "item" in error else error for error in refused.errors
+            ]
+            raise Refused(str(refused), errors=errors) from refused
+        verdicts.update(zip(positions, answer, strict=True))
+    return [verdicts[position] for position in range(len(items))]
 
 
 def _wait_seconds(state: tenacity.RetryCallState) -> float:

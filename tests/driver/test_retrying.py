@@ -1,11 +1,13 @@
 """One call of a backend: what escapes from it, and a call that nobody waits for any more."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
-from leasekit._driver.retrying import call_once
-from leasekit.errors import Unavailable
+from leasekit._driver.retrying import call_by_task, call_once
+from leasekit.errors import Refused, Unavailable
+from leasekit.task import Beat, Verdict
 
 
 @pytest.mark.anyio
@@ -28,3 +30,34 @@ def test_a_call_that_is_dropped_with_its_loop_ends_in_silence() -> None:
     loop.run_until_complete(start())
     loop.close()
     calls[0].close()  # on the old code: RuntimeError, for there is no running event loop
+
+
+BEATS = [Beat(id="a", token="old"), Beat(id="b", token="b"), Beat(id="a", token="new")]
+
+
+@pytest.mark.anyio
+async def test_verdicts_on_two_leases_of_one_task_cannot_be_mistaken() -> None:
+    """A proxy that reverses an answer gives the verdict on the lost lease to its successor, and the other way round."""
+    calls: list[list[str]] = []
+
+    async def call(beats: Sequence[Beat]) -> list[Verdict]:
+        calls.append([beat.token for beat in beats])
+        return [Verdict(id=beat.id, verdict="gone" if beat.token == "old" else "renewed") for beat in beats]
+
+    assert [verdict.verdict for verdict in await call_by_task(call, BEATS)] == ["gone", "renewed", "renewed"]
+    assert calls == [["old", "b"], ["new"]]
+    calls.clear()
+    await call_by_task(call, BEATS[:2])
+    assert calls == [["old", "b"]]
+
+
+@pytest.mark.anyio
+async def test_a_refused_item_is_named_by_its_place_among_all() -> None:
+    async def call(beats: Sequence[Beat]) -> list[Verdict]:
+        if beats[0].token == "new":
+            raise Refused("item 0 does not fit", errors=[{"item": 0, "detail": "is too big"}])
+        return [Verdict(id=beat.id, verdict="renewed") for beat in beats]
+
+    with pytest.raises(Refused) as refused:
+        await call_by_task(call, BEATS)
+    assert refused.value.errors == [{"item": 2, "detail": "is too big"}]

@@ -9,6 +9,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from msgspec import UNSET
 
@@ -19,7 +20,7 @@ from leasekit._driver.clock import Clock
 from leasekit._driver.explaining.recorder import Recorder
 from leasekit._driver.guarding.watchdog import Watchdog
 from leasekit._driver.keeping.held_lease import HeldLease
-from leasekit._driver.retrying import call_once
+from leasekit._driver.retrying import call_by_task, call_once
 from leasekit._driver.thread import spawn
 from leasekit.backend import Backend
 from leasekit.config import Heartbeats
@@ -120,7 +121,8 @@ class Renewal:
         if self._hooks.active:
             self._hooks(events.Sent(at=asked_at, task_ids=[beat.id for beat in beats], late=send.late))
         try:
-            verdicts = await call_once(lambda: self._checked_verdicts(beats), within=cycle.heartbeats.call_timeout)
+            sending = partial(call_by_task, self._checked_verdicts, beats)
+            verdicts = await call_once(sending, within=cycle.heartbeats.call_timeout)
         except BackendError as error:
             failure = _verdict_of_failure(error)
             verdicts = [failure] * len(beats)

@@ -16,7 +16,7 @@ from leasekit._core.backoff import Backoff
 from leasekit._driver.answer import Answer
 from leasekit._driver.clock import Clock
 from leasekit._driver.reporting.spool import Spool
-from leasekit._driver.retrying import call_once
+from leasekit._driver.retrying import call_by_task, call_once
 from leasekit._driver.thread import spawn
 from leasekit.backend import Backend
 from leasekit.errors import BackendError, ProtocolError, Refused, Throttled
@@ -187,7 +187,8 @@ class Outbox:
     async def _report(self, batch: Sequence[Delivery]) -> None:
         """Try to report a batch once; settlements without an answer are tried again later."""
         try:
-            verdicts = await call_once(lambda: self._settle_once(batch), within=self._call_timeout)
+            sending = partial(call_by_task, self._settle_once, [report.settlement for report in batch])
+            verdicts = await call_once(sending, within=self._call_timeout)
         except Refused as refused:
             await self._report_halves(batch, refused)
         except BackendError as error:
@@ -197,9 +198,9 @@ class Outbox:
             self._most = min(self._most * 2, self._backend.capabilities.max_batch)
             self._apply_verdicts(batch, verdicts)
 
-    async def _settle_once(self, batch: Sequence[Delivery]) -> list[Verdict]:
-        verdicts = await self._backend.settle([report.settlement for report in batch])
-        if [verdict.id for verdict in verdicts] != [report.settlement.id for report in batch]:
+    async def _settle_once(self, settlements: Sequence[Settlement]) -> list[Verdict]:
+        verdicts = await self._backend.settle(settlements)
+        if [verdict.id for verdict in verdicts] != [settlement.id for settlement in settlements]:
             raise ProtocolError("the verdicts do not match the settlements")
         return verdicts
 

@@ -123,6 +123,7 @@ def test_a_strangers_backend_whose_library_is_missing_says_which(install: Instal
         ("leasekit.connect('http://host')", "httpx", "http"),
         ("leasekit.connect('redis://host')", "redis", "redis"),
         ("leasekit.connect('sfn://a/b')", "boto3", "sfn"),
+        ("leasekit.connect('sqlite:///tasks.db')", "alembic", "server"),
         ("leasekit.connect('sqlite:///tasks.db')", "starlette", "server"),
         ("leasekit.connect('sqlite:///tasks.db')", "sqlalchemy", "server"),
         ("leasekit.connect('sqs://q?region=r')", "boto3", "sqs"),
@@ -153,6 +154,15 @@ def test_every_extra_is_part_of_all() -> None:
     (whole,) = map(Requirement, extras["all"])
     server = next(Requirement(line) for line in extras["server"] if line.startswith("leasekit["))
     assert whole.extras | server.extras == extras.keys() - {"all"}
+
+
+def test_a_library_that_is_imported_only_for_some_urls_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "leasekit.server.store.sql", raising=False)
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    with pytest.raises(
+        MissingDependency, match=r"^backend 'sqlite' needs 'sqlalchemy': pip install 'leasekit\[server\]'$"
+    ):
+        open_backend("sqlite:///tasks.db", worker="w")
 
 
 def test_a_backend_that_is_not_there_itself_is_no_missing_library(

@@ -25,7 +25,7 @@ from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, S
 
 __all__ = ["SharedBackend", "connect"]
 
-_LOADED_LATER = ("httptools", "starlette", "prometheus_client", "uvicorn", "uvloop")  # with the first other process
+_LOADED_LATER = ("httptools", "prometheus_client", "starlette", "uvicorn", "uvloop")  # with the first other process
 
 T = TypeVar("T")
 

@@ -156,15 +156,6 @@ def test_every_extra_is_part_of_all() -> None:
     assert whole.extras | server.extras == extras.keys() - {"all"}
 
 
-def test_a_library_that_is_imported_only_for_some_urls_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "leasekit.server.store.sql", raising=False)
-    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    with pytest.raises(
-        MissingDependency, match=r"^backend 'sqlite' needs 'sqlalchemy': pip install 'leasekit\[server\]'$"
-    ):
-        open_backend("sqlite:///tasks.db", worker="w")
-
-
 def test_a_backend_that_is_not_there_itself_is_no_missing_library(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,8 @@ from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, S
 
 __all__ = ["SharedBackend", "connect"]
 
-_LOADED_LATER = ("httptools", "prometheus_client", "starlette", "uvicorn", "uvloop")  # with the first other process
+# With an older store; with the first other process that uses the store.
+_LOADED_LATER = ("alembic", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop")
 
 T = TypeVar("T")
 

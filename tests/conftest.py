@@ -17,8 +17,7 @@ import certifi
 import pytest
 from hypothesis import settings
 
-from leasekit import Client
-from leasekit._driver import log as driver_log
+from leasekit import Client, _log
 from leasekit.hooks import Event
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Faulty
@@ -32,7 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 sys.path.append(str(Path(__file__).parents[1]))
 
 # Tests read a log at once: on a busy machine too, what the driver's thread logs is written when its call returns.
-driver_log._PATIENCE, driver_log._SHARE = 20.0, 1.0
+_log._PATIENCE, _log._SHARE = 20.0, 1.0
 
 # Timings never decide. CI repeats the same examples, so that what turns red there is the change; developers explore.
 settings.register_profile("dev", deadline=None, print_blob=True)

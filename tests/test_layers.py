@@ -16,7 +16,7 @@ FILES = sorted(path for top in ("leasekit", "adapters") for path in (ROOT / top)
 VALUES = {"task", "errors", "config"}
 SEAM = {"backend", "wire", "hooks", "registry", "ids"}
 HANDLES = {"client", "task_iterator", "lease", "named", "idle", "worker", "telemetry"}
-INSIDE = {"_core", "_driver", "_arguments", "_binding", "_blocks", "_leased_run", "_session"}
+INSIDE = {"_core", "_driver", "_arguments", "_binding", "_blocks", "_leased_run", "_log", "_session"}
 SERVICE = {"server.embedded", "server.roles", "server.store", "server.unit_of_work"}  # what `memory://` is made of
 PUBLIC = {"__init__"} | VALUES | SEAM | HANDLES
 
@@ -40,6 +40,7 @@ LAYERS = {
     "registry": Layer({"task", "errors", "backend"}, set()),
     "ids": Layer(set(), set()),
     "_arguments": Layer(VALUES, set()),
+    "_log": Layer(set(), set()),
     "_binding": Layer({"task", "_driver"}, set()),
     "_blocks": Layer(VALUES | INSIDE, {"anyio"}),
     "_leased_run": Layer(VALUES | INSIDE | {"hooks"}, {"anyio", "msgspec"}),
@@ -58,7 +59,7 @@ LAYERS = {
     "__main__": Layer({"cli"}, set()),
     "adapters": Layer(PUBLIC, None),
     "leasekit_pytest": Layer(PUBLIC | {"testing"}, {"pytest"}),
-    "server": Layer(PUBLIC | {"_lifecycle", "server"}, None),
+    "server": Layer(PUBLIC | {"_lifecycle", "_log", "server"}, None),
     "testing": Layer(PUBLIC | SERVICE | {"testing"}, {"anyio", "msgspec", "pytest"}),
     "cli": Layer(PUBLIC | {"_worker", "cli", "server", "testing"}, None),
 }

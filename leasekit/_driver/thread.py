@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 from leasekit._driver.answer import Answer
 from leasekit._driver.explaining.loop_monitor import LoopMonitor
 from leasekit._driver.locks import taken
-from leasekit._driver.log import LogThread
+from leasekit._log import LogThread
 from leasekit.errors import Closed, ConfigError
 
 __all__ = ["NAME", "Driver", "acquire", "check_process", "spawn"]

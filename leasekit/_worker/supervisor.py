@@ -15,8 +15,8 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from leasekit._driver.log import LogThread
 from leasekit._driver.reporting.ledger import Past, SharedMemory
+from leasekit._log import LogThread
 from leasekit._worker import linux
 from leasekit._worker.handback import hand_back
 from leasekit._worker.signals import LOST_EXIT_CODE

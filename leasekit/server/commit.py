@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
+from leasekit._log import LogThread
 from leasekit.errors import Throttled, Unavailable
 from leasekit.server.clock import StoreClock
 from leasekit.server.histogram import Histogram
@@ -182,13 +183,13 @@ class GroupCommit:
 
     def _run(self, opened: "asyncio.Future[None]") -> None:
         try:
-            self._store.open()
+            with LogThread():
+                self._store.open()
+                self._call_in_loop(_resolve, opened, None)
+                self._serve()
         except BaseException as error:  # noqa: BLE001  `start` raises it
             self._is_open = False
             self._call_in_loop(_resolve, opened, error)
-        else:
-            self._call_in_loop(_resolve, opened, None)
-            self._serve()
         finally:
             self._call_in_loop(_resolve, self._ended, None)
 

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from leasekit._driver import log
+from leasekit import _log
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit.hooks import log_fields
 
@@ -82,7 +82,7 @@ def _dump_stacks(held: HeldLease) -> None:
         with open(os.memfd_create("stacks"), "w+b") as memory:  # noqa: PTH123 - a descriptor has no path
             faulthandler.dump_traceback(memory, all_threads=True)
             memory.seek(0)
-            log.write(_write_all, stderr, memory.read())
+            _log.write(_write_all, stderr, memory.read())
 
 
 def _write_all(fd: int, text: bytes) -> None:

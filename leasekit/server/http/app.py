@@ -23,6 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
+from leasekit._log import LogThread
 from leasekit.errors import ConfigError
 from leasekit.server.engine import Engine
 from leasekit.server.http.disconnect import DisconnectWatch
@@ -160,7 +161,7 @@ def serve(host: str, port: int, store_url: str, *, insecure: bool = False, check
     `check` is the seconds that the check of the store for damage may take; None: the default. Raises `ConfigError` (the
     address is not loopback, or cannot be listened on; the URL names no store), `StoreLocked` and `StoreDamaged`.
     """
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with LogThread(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(host, port, open_store(store_url, check=check), insecure=insecure))
 
 

@@ -1,11 +1,14 @@
-"""Log: what the driver's thread logs is written by a thread of its own, because a log may hold up whoever writes to it.
+"""Log: what a thread logs that must not be held up is written by another thread, because a log may hold up its writers.
 
-A pipe that nobody reads is full one day, a terminal is stopped (Ctrl-S), a handler is slow or raises, and an exception
-out of a signal handler may leave a lock of `logging` held for ever. Nothing of that may delay a heartbeat.
+A pipe that nobody reads is full one day, a terminal is stopped (Ctrl-S), a handler is slow or raises, a program that
+configures its logs keeps `logging` locked while it opens them, and an exception out of a signal handler may leave a
+lock held for ever. Nothing of that may delay a heartbeat: not in the driver's thread, nor in a server's loop and the
+writer of its store.
 
-Rule 1: in the driver's thread no code of `logging` runs that takes a lock or that a program can replace. So the loggers
-below have an `isEnabledFor` and a `_log` of their own, which hand the call to the log thread before a record is made.
-Rule 2: the driver's thread waits for the log at most 2 % of the time, so that what is logged just before a process ends
+Rule 1: in such a thread no code of `logging` runs that takes a lock or that a program can replace. So the loggers below
+have an `isEnabledFor` and a `_log` of their own, which hand the call to the log thread before a record is made, and
+they are found without a lock.
+Rule 2: such a thread waits for the log at most 2 % of the time, so that what is logged just before a process ends
 itself is written, and what is logged before an answer is seen with it.
 """
 
@@ -22,7 +25,7 @@ from typing import Any
 
 __all__ = ["LogThread", "write"]
 
-_PATIENCE = 0.2  # seconds that the driver's thread may wait at a time
+_PATIENCE = 0.2  # seconds that a thread may wait at a time
 _SHARE = 0.02  # of the time may be spent waiting
 _MOST = 1000  # calls that wait for the log thread; more are dropped
 
@@ -70,7 +73,7 @@ class LogThread:
 
 
 def write(call: Callable[..., object], *args: Any) -> None:
-    """Call `call(*args)`, which writes to a stream: in the driver's thread, by its log thread."""
+    """Call `call(*args)`, which writes to a stream: by the log thread of this thread, if it has one."""
     log = _of_thread.get(get_ident())
     if log is None:
         call(*args)
@@ -97,11 +100,21 @@ def _log(logger: logging.Logger, level: int, msg: object, args: Any, exc_info: A
     log.call(make_record, level, msg, args, exc_info, **kwargs)
 
 
-# All that log in the driver's thread; httpx logs every request, uvicorn serves a file that processes share.
-_NAMES = ("leasekit", "leasekit.server", "asyncio", "httpx", "httpcore.connection", "httpcore.http11", "uvicorn.error")
+def _get_logger(manager: logging.Manager, name: str) -> logging.Logger:
+    logger = manager.loggerDict.get(name) if get_ident() in _of_thread else None
+    return logger if isinstance(logger, logging.Logger) else logging.Manager.getLogger(manager, name)
+
+
+# All that log in such threads: clients log every request; servers every connection, message and statement, if asked to.
+_NAMES = (
+    *("leasekit", "leasekit.server", "asyncio", "httpx", "httpcore.connection", "httpcore.http11"),
+    *("uvicorn.error", "uvicorn.access", "uvicorn.asgi", "alembic.runtime.migration"),
+    *("sqlalchemy.engine.Engine", "sqlalchemy.pool.impl.NullPool", "sqlalchemy.pool.impl.QueuePool"),
+)
 for _name in _NAMES:
     _logger = logging.getLogger(_name)
     for _method, _function in (("isEnabledFor", _is_enabled_for), ("_log", _log)):
         setattr(_logger, _method, partial(_function, _logger))
+setattr(logging.Logger.manager, "getLogger", partial(_get_logger, logging.Logger.manager))  # noqa: B010 - for mypy
 
 os.register_at_fork(after_in_child=_of_thread.clear)  # the numbers of threads come again

@@ -1,15 +1,17 @@
-"""What the driver's thread logs holds up no heartbeat."""
+"""A log that holds up its writers holds up no heartbeat: not in the driver's thread, nor at a server."""
 
 import logging
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from leasekit._driver import log as driver_log
-from leasekit._driver.log import LogThread, write
+import leasekit
+from leasekit import _log
 from leasekit._driver.thread import acquire
+from leasekit._log import LogThread, write
 
 
 class Stuck(logging.Handler):
@@ -28,8 +30,8 @@ class Stuck(logging.Handler):
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for the log as briefly as outside of tests (see the conftest)."""
-    monkeypatch.setattr(driver_log, "_PATIENCE", 0.2)
-    monkeypatch.setattr(driver_log, "_SHARE", 0.02)
+    monkeypatch.setattr(_log, "_PATIENCE", 0.2)
+    monkeypatch.setattr(_log, "_SHARE", 0.02)
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def stuck() -> Iterator[Stuck]:
     root.removeHandler(handler)
 
 
-@pytest.mark.parametrize("name", ["leasekit", "leasekit.server", "asyncio", "httpx"])
+@pytest.mark.parametrize("name", ["leasekit", "leasekit.server", "asyncio", "httpx", "uvicorn.asgi"])
 def test_a_log_that_nobody_can_write_to_holds_up_nothing(stuck: Stuck, name: str) -> None:
     driver = acquire()
 
@@ -63,6 +65,21 @@ def test_a_log_that_nobody_can_write_to_holds_up_nothing(stuck: Stuck, name: str
         driver.release()
     written = [line for line in stuck.written if line.startswith(f"{name}:")]  # without what an earlier test has left
     assert written[:100] == [f"{name}: line {number}" for number in range(100)]
+
+
+def test_a_store_is_opened_and_served_beside_a_log_that_nobody_can_write_to(
+    stuck: Stuck, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(1)  # then each message, statement and request is logged
+    stuck.addFilter(lambda record: record.thread != threading.main_thread().ident)
+    url = f"sqlite:///{tmp_path / 'tasks.db'}"
+    with leasekit.connect(url) as owner, leasekit.connect(url, retry_for=10) as joined:
+        for client in (owner, joined):
+            client.schedule("k")
+            with leasekit.lease(next(client.tasks("k"))) as held:
+                held.complete("done")
+        assert not stuck.go_on.is_set()
+        stuck.go_on.set()  # the connections to the server that ends are closed in time too
 
 
 def test_a_line_is_written_when_the_call_returns() -> None:
@@ -110,7 +127,7 @@ def test_a_lock_of_logging_that_is_held_for_ever_holds_up_nothing() -> None:
     async def log() -> bool:
         logger.info("a request")
         logger.debug("more of it")
-        return True
+        return logging.getLogger("uvicorn.access") is not logger  # for each connection to a server
 
     held, go_on = threading.Event(), threading.Event()
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import importlib
 import importlib.util
+import logging
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar, cast
@@ -27,8 +28,11 @@ __all__ = ["SharedBackend", "connect"]
 
 # With an older store; with the first other process that uses the store.
 _LOADED_LATER = ("alembic", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop")
+logger = logging.getLogger("leasekit.server")
 
 T = TypeVar("T")
+
+_AGAIN = 1.0  # seconds until a server that could not start is started again
 
 
 class _Service(Backend, Scheduler, WorkerDirectory, Protocol):
@@ -166,9 +170,15 @@ class _LazyServer:
         self._serving = self._loop.create_task(self._serve())
 
     async def _serve(self) -> None:
-        # In a thread, because the import takes longer than a heartbeat may wait.
-        app = await asyncio.to_thread(importlib.import_module, "leasekit.server.http.app")
-        await app.serve_engine(self._engine, self._listener, self._stop)
+        while not self._stop.is_set():
+            try:
+                # In a thread, because the import takes longer than a heartbeat may wait.
+                app = await asyncio.to_thread(importlib.import_module, "leasekit.server.http.app")
+                await app.serve_engine(self._engine, self._listener, self._stop)
+            except Exception:  # no descriptor or thread was free, for example
+                logger.exception("the processes that share a store with this one are not served; this is tried again")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), _AGAIN)
 
     async def stop(self) -> None:
         self._loop.remove_reader(self._listener)

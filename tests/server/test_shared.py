@@ -2,15 +2,17 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
@@ -300,6 +302,43 @@ async def test_a_process_that_stopped_in_the_middle_of_a_request_does_not_hold_u
         await owner.aclose()
     stuck.close()
     await joined.aclose()
+
+
+async def test_a_server_that_cannot_start_is_started_again(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    serve = app.serve_engine
+
+    async def fails_once(*args: Any) -> None:
+        monkeypatch.setattr(app, "serve_engine", serve)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(app, "serve_engine", fails_once)
+    owner, joined = connect(url, worker="w"), connect(url, worker="w")
+    await owner.stats()
+    async with asyncio.timeout(20):
+        assert await joined.stats() == Stats(kinds={})
+    assert "Too many open files" in caplog.text
+    await joined.aclose()
+    await owner.aclose()
+
+
+async def test_a_server_that_ends_by_itself_is_started_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    startup, failed = app.Server.startup, list[str]()
+
+    async def fails_once(self: app.Server, sockets: list[socket.socket] | None = None) -> None:
+        monkeypatch.setattr(app.Server, "startup", startup)
+        failed.append("once")
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(app.Server, "startup", fails_once)
+    owner, joined = connect(url, worker="w"), connect(url, worker="w")
+    await owner.stats()
+    async with asyncio.timeout(20):
+        assert await joined.stats() == Stats(kinds={})
+    assert failed
+    await joined.aclose()
+    await owner.aclose()
 
 
 async def test_an_owner_of_a_deleted_store_says_so_and_leaves_the_socket_of_its_successor(

@@ -186,8 +186,9 @@ async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
 async def serve_engine(engine: Engine, listener: socket.socket, stop: asyncio.Event) -> None:
     """Serve an engine of this process at a socket until `stop` is set; signals are left to the process."""
     server = _InnerServer(Api(engine), stop_timeout=HAND_OVER_TIMEOUT)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    await stop.wait()
+    serving, stopping = asyncio.create_task(server.serve(sockets=[listener])), asyncio.create_task(stop.wait())
+    await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
     server.should_exit = True
     await serving
 

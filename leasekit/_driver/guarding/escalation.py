@@ -73,8 +73,10 @@ def _dump_stacks(held: HeldLease) -> None:
     task = held.task
     extra = log_fields(task.id, task.token)
     logger.error("the code of lost task %s still runs; all stacks follow", task.id, extra=extra)
+    if sys.__stderr__ is None:  # started without one: descriptor 2 may be any file
+        return
     with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # no usable stderr
-        stderr = sys.__stderr__.fileno() if sys.__stderr__ else 2
+        stderr = sys.__stderr__.fileno()
         if not hasattr(os, "memfd_create"):
             faulthandler.dump_traceback(stderr, all_threads=True)
             return

@@ -576,6 +576,20 @@ async def test_stacks_that_cannot_be_dumped_stop_nothing(
     assert order == ["end"]
 
 
+async def test_without_a_stderr_no_stacks_are_written_to_another_file(
+    start: Start, faulty: Faulty, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.__stderr__", None)
+    order: list[str] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback", lambda *_, **__: order.append("stacks"))
+    rig = start(last_resort=lambda: order.append("end"))
+    await take(rig, faulty)
+    await let_pass(clock, 1)
+    faulty.always("beat", faults.hang)
+    await let_pass(clock, 300)
+    assert order == ["end"]
+
+
 # The kernel's timer
 
 

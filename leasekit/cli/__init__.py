@@ -2,8 +2,11 @@
 
 import os
 import sys
+import threading
 
 __all__ = ["drop_stdout", "main"]
+
+_LAST_LOGS = 5.0  # seconds for logs to be written when a command has ended
 
 
 def main() -> None:
@@ -24,6 +27,13 @@ def main() -> None:
     except BrokenPipeError:
         drop_stdout()  # the reader of the pipe has ended, as after `| head`
         sys.exit(1)
+    except SystemExit as end:
+        # A log that nobody can write to would hold up the interpreter's end for ever.
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        last_word = threading.Timer(_LAST_LOGS, os._exit, [code])
+        last_word.daemon = True
+        last_word.start()
+        raise
 
 
 def drop_stdout() -> None:

@@ -11,6 +11,7 @@ import termios
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,6 +54,21 @@ def run(url: str) -> Run:
         return result
 
     return invoke
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[int]:
+    """A pipe that nobody reads, and that takes no byte more: its end for writing."""
+    unread, pipe = os.pipe()
+    os.set_blocking(pipe, False)
+    for size in (4096, 1):
+        with suppress(BlockingIOError):
+            while True:
+                os.write(pipe, b"." * size)
+    os.set_blocking(pipe, True)
+    yield pipe
+    os.close(unread)
+    os.close(pipe)
 
 
 class Server:

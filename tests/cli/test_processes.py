@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import IO
 
@@ -42,6 +43,31 @@ def test_an_embedded_server_tells_of_its_workers(tmp_path: Path) -> None:
         client.schedule("held")
         with leasekit.lease(next(client.tasks("held"))):
             assert [(worker.name, worker.running) for worker in client.workers()] == [("busy", 1)]
+
+
+FULL_DISK = """
+from leasekit.cli import main
+from leasekit.server.store.sql import SqlStore
+
+SqlStore.cramped = lambda self: "the disk of the store is almost full"
+main()
+"""
+
+
+def test_a_log_that_nobody_reads_holds_up_neither_a_server_nor_its_end(tmp_path: Path, full_pipe: int) -> None:
+    command = [sys.executable, "-c", FULL_DISK, "serve", "--port", "0", "--store", "sqlite:///tasks.db"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=full_pipe, text=True)
+    too_late = threading.Timer(60, process.kill)
+    too_late.start()
+    with process:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found, "it waits for its log"
+        with leasekit.connect(found[0]) as client:
+            assert client.stats().kinds == {}
+        process.terminate()
+        assert process.wait() == 0
+    too_late.cancel()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk here that is always full")

@@ -317,6 +317,24 @@ def test_a_log_that_nobody_reads_holds_up_no_task_of_a_dead_worker(place: Place,
         os.close(log)
 
 
+@pytest.mark.parametrize("options", [[], ["--no-supervise"]], ids=["supervised", "alone"])
+def test_a_log_that_nobody_reads_holds_up_no_end(
+    place: Place, client: leasekit.Client, full_pipe: int, options: list[str]
+) -> None:
+    command = [*LEASEKIT, "work", "app:worker", "--backend", place.url, "--spool", "", *options]
+    worker = subprocess.Popen(command, cwd=place.home, stdout=full_pipe, stderr=full_pipe, start_new_session=True)
+    try:
+        task = client.schedule(place.kind("ends_when_told"), 1)
+        place.begun()
+        (place.home / "finish").touch()
+        assert ended(client, task.id).result == "x"
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(PATIENCE) == 0
+    finally:
+        worker.kill()
+        worker.wait()
+
+
 @pytest.mark.parametrize("pages", [1, 200], ids=["before any beat", "after some seconds"])
 def test_the_next_holder_begins_where_a_killed_worker_was(place: Place, client: leasekit.Client, pages: int) -> None:
     worker = place.work().at_work()

@@ -70,7 +70,8 @@ def test_a_log_that_nobody_can_write_to_holds_up_nothing(stuck: Stuck, name: str
 def test_a_store_is_opened_and_served_beside_a_log_that_nobody_can_write_to(
     stuck: Stuck, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(1)  # then each message, statement and request is logged
+    for name in (None, "sqlalchemy"):
+        caplog.set_level(1, name)  # then each message, request and statement is logged
     stuck.addFilter(lambda record: record.thread != threading.main_thread().ident)
     url = f"sqlite:///{tmp_path / 'tasks.db'}"
     with leasekit.connect(url) as owner, leasekit.connect(url, retry_for=10) as joined:

@@ -58,7 +58,7 @@ async def _bind_again(
             try:
                 await listen(sockets.enter_context(bound(path)))
                 logger.warning("%s was deleted: other processes could not join; it is there again", path)
-            except ConfigError as error:
+            except (ConfigError, OSError) as error:  # the latter without a free descriptor, for example
                 logger.warning("%s was deleted, and is tried again: %s", path, error)
 
 

@@ -18,6 +18,7 @@ import pytest
 
 import leasekit
 from leasekit.errors import ConfigError, StoreDamaged, StoreLocked, Unavailable
+from leasekit.server import local_socket
 from leasekit.server.http import app
 from leasekit.server.local_socket import bound
 from leasekit.server.shared import SharedBackend, connect
@@ -158,12 +159,22 @@ async def test_an_owner_that_does_not_answer_is_named(url: str, tmp_path: Path) 
     await owner.aclose()
 
 
-async def test_a_deleted_socket_is_there_again(url: str, tmp_path: Path) -> None:
+async def test_a_deleted_socket_is_there_again(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bind = local_socket.bound
+
+    def fails_once(path: Path) -> Any:
+        monkeypatch.setattr(local_socket, "bound", bind)
+        raise OSError(errno.EMFILE, "Too many open files")
+
     owner, before, after = (connect(url, worker="w") for _ in range(3))
     for joined in (owner, before):
         await joined.stats()
+    monkeypatch.setattr(local_socket, "bound", fails_once)
     (tmp_path / "tasks.db.sock").unlink()
     await until((tmp_path / "tasks.db.sock").exists)
+    assert "Too many open files" in caplog.text
     for joined in (before, after):
         assert await joined.stats() == Stats(kinds={})
     for backend in (before, after, owner):

@@ -76,8 +76,9 @@ class Signals:
             self._stop(self._last)
             return
         self._count += 1
-        # A signal to a whole process group may come twice, the second time from the supervisor: it counts once.
-        passed_on = 0 if (ledger := attached()) is None else ledger.signalled(self._count)
+        # The supervisor passes on each of its signals. So one to the whole process group (Ctrl-C) comes twice, or once
+        # if the kernel has merged the two: it counts once, in whatever order the processes have received it.
+        passed_on = 0 if (ledger := attached()) is None else ledger.signals
         if max(passed_on, self._count - passed_on) > 1:
             self.end_at_once()
         self._stop(self._last)

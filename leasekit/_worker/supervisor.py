@@ -126,6 +126,7 @@ class Supervisor:
         return self._child, line
 
     def _end_and_hand_back(self, past: Past, why: str) -> None:
+        self._listen(0)  # the Ctrl-C that has ended the worker came here too
         heard = self._signals
 
         def waiting(seconds: float) -> bool:
@@ -166,12 +167,11 @@ class Supervisor:
         number = signal.Signals(heard.si_signo)
         if number is signal.SIGCHLD:
             return
-        has_heard = False
         if number in _STOPPING:
             self._signals += 1
-        if number in _COUNTED:
-            has_heard = self._memory is not None and not self._memory.signalled()
-        if self._child is not None and not has_heard:  # it was not reaped, so its pid is still its own
+        if number in _COUNTED and self._memory is not None:
+            self._memory.count_signal()
+        if self._child is not None:  # it was not reaped, so its pid is still its own
             self._send(number)
 
     def _send(self, number: signal.Signals) -> None:

@@ -1,10 +1,10 @@
 """Commands in this process on a service in memory, and commands as processes: in a pipe, or on a terminal of ours."""
 
+import fcntl
 import os
 import pty
 import re
 import select
-import signal
 import subprocess
 import sys
 import termios
@@ -134,6 +134,8 @@ class Terminal:
             stderr=slave,
             cwd=cwd,
             env={**environment, "TERM": "xterm-256color"},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - Ctrl-C reaches all its processes
         )
         os.close(slave)
         self.seen = ""
@@ -160,8 +162,11 @@ class Terminal:
 
     def interrupt(self) -> int:
         """Ctrl-C; returns the exit code."""
-        self.process.send_signal(signal.SIGINT)
+        self.press_ctrl_c()
         return self.ended()
+
+    def press_ctrl_c(self) -> None:
+        os.write(self._master, b"\x03")
 
     def ended(self) -> int:
         """The exit code, when it has ended; what it shows meanwhile is read."""

@@ -18,6 +18,7 @@ import leasekit
 from harness.proxy import Exchange, Proxy
 from leasekit import Status
 from leasekit.task import TaskInfo
+from tests.cli.conftest import Terminal
 from tests.waiting import eventually
 
 LEASEKIT = [sys.executable, "-m", "leasekit"]
@@ -140,12 +141,16 @@ def ends_when_told(payload, held):
 """
 
 
-def is_gone(pid: int) -> bool:
+def state(pid: int) -> str:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return True
-    return stat.rpartition(")")[2].split()[0] == "Z"
+        return "Z"
+    return stat.rpartition(")")[2].split()[0]
+
+
+def is_gone(pid: int) -> bool:
+    return state(pid) == "Z"
 
 
 class Worker:
@@ -512,6 +517,38 @@ def test_a_signal_to_the_whole_group_counts_once(place: Place, client: leasekit.
     (place.home / "finish").touch()
     assert worker.exit_code() == 0
     assert client.get(task.id).status is Status.SUCCESS  # type: ignore[union-attr]
+
+
+def has_pending_interrupt(pid: int) -> bool:
+    found = re.search(r"^ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return found is not None and bool(int(found[1], 16) >> (signal.SIGINT - 1) & 1)
+
+
+@pytest.mark.parametrize("late", ["supervisor", "worker"])
+def test_ctrl_c_twice_in_a_terminal_ends_all_at_once(place: Place, client: leasekit.Client, late: str) -> None:
+    """Ctrl-C reaches both processes, in any order."""
+    task = client.schedule(place.kind("first_waits"))
+    environment = os.environ | {"XDG_STATE_HOME": str(place.home / "state")}
+    command = ("work", "app:worker", "--backend", place.url, "--drain-grace", "inf", "--drain-timeout", "inf")
+    with Terminal(*command, environment=environment, cwd=place.home) as terminal:
+        pids = [terminal.process.pid, int(place.begun()[0][1])]
+        first, second = pids[::-1] if late == "supervisor" else pids
+
+        def press() -> None:
+            os.kill(second, signal.SIGSTOP)
+            eventually(lambda: state(second) == "T", "the stop")
+            terminal.press_ctrl_c()
+            eventually(lambda: has_pending_interrupt(second) and not has_pending_interrupt(first), "Ctrl-C")
+            os.kill(second, signal.SIGCONT)
+            eventually(lambda: not has_pending_interrupt(second), "Ctrl-C later")
+
+        press()
+        terminal.until("the worker stops; a second signal ends it at once")
+        press()
+        assert terminal.ended() == 128 + signal.SIGINT
+    info = client.get(task.id)
+    assert info is not None
+    assert (outcomes(info), info.crashes, info.status) == (["release"], 0, Status.ENQUEUED)
 
 
 def test_a_signal_that_is_ignored_stays_so(place: Place, client: leasekit.Client) -> None:

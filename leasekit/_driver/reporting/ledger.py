@@ -33,8 +33,7 @@ __all__ = ["Holder", "Ledger", "Left", "Past", "PendingClaim", "SharedMemory"]
 logger = logging.getLogger("leasekit")
 
 _MAGIC = b"LEASEKT1"
-_SIGNALS = len(_MAGIC)  # one byte: the number of signals that the supervisor has received …
-_HEARD = _SIGNALS + 1  # … and one: the number that the worker has received, passed on or sent to it
+_SIGNALS = len(_MAGIC)  # one byte: the number of signals that the supervisor has passed on
 _LENGTH = struct.Struct("<I")
 _HOLDER = _SIGNALS + 4
 _ENTRIES = 16 * 1024  # where entries begin: before, there is room for the header
@@ -95,10 +94,9 @@ class SharedMemory:
         self._header = mmap.mmap(self.fd, _ENTRIES)
         self._header[: len(_MAGIC)] = _MAGIC
 
-    def signalled(self) -> bool:
-        """Count a signal to the supervisor. Return whether to pass it on: False if the worker has received as many."""
+    def count_signal(self) -> None:
+        """Count a signal that the supervisor is about to pass on."""
         self._header[_SIGNALS] = min(255, self._header[_SIGNALS] + 1)
-        return self._header[_SIGNALS] > self._header[_HEARD]
 
     @property
     def used(self) -> bool:
@@ -176,9 +174,9 @@ class Ledger:
         self._memory[begin : begin + len(said)] = said
         _LENGTH.pack_into(self._memory, _HOLDER, len(said))
 
-    def signalled(self, count: int) -> int:
-        """Record that this process has received `count` signals; return the supervisor's count. Any thread."""
-        self._memory[_HEARD] = min(255, count)
+    @property
+    def signals(self) -> int:
+        """The number of signals that the supervisor has passed on. Any thread."""
         return self._memory[_SIGNALS]
 
     def add(self, task_id: str, token: str) -> int:

@@ -315,8 +315,6 @@ def log_events(event: Event) -> None:
         case CancelRequested():
             extra = log_fields(event.task_id, event.token)
             logger.info("asked to cancel: %s (token %s…)", event.task_id, extra["token_start"], extra=extra)
-        case ReportDelayed():
-            logger.warning("%d results could not be reported, and are kept: %s", len(event.task_ids), event.why)
         case CapacityExceeded():
             logger.warning(
                 "%d leases held, %d can beat in a cycle: raise rate, batch or cycle", event.held, event.capacity

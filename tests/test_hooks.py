@@ -15,7 +15,6 @@ from leasekit.hooks import (
     Hooks,
     Lost,
     Renewed,
-    ReportDelayed,
     Sent,
     log_events,
 )
@@ -110,7 +109,6 @@ def test_of_a_token_only_six_characters_are_logged(event: Event, caplog: pytest.
     [
         (AtRisk(at=1.0, task_id="a", token=TOKEN, why="500"), logging.INFO, "500"),
         (CancelRequested(at=1.0, task_id="a", token=TOKEN), logging.INFO, "asked to cancel: a"),
-        (ReportDelayed(at=1.0, task_ids=["a", "b"], why="refused"), logging.WARNING, "2 results"),
         (CapacityExceeded(at=1.0, held=200, capacity=120), logging.WARNING, "200 leases held, 120 can beat"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Event) else "",

@@ -4,6 +4,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from leasekit._driver.connection import Connection
@@ -11,15 +12,16 @@ from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit._driver.reporting import encoding
 from leasekit._leased_run import LeasedRun
 from leasekit._worker.handlers import Handler
-from leasekit.errors import Cancelled, Draining, Fatal, IdleTimeout, LeaseError, LeaseLost
+from leasekit.errors import Cancelled, Draining, IdleTimeout, LeaseError, LeaseLost
 from leasekit.hooks import log_fields
-from leasekit.task import Settlement, Task
+from leasekit.task import Settlement
 
 __all__ = ["ClaimedTask"]
 
 logger = logging.getLogger("leasekit")
 
 _CHILD_CAME_BACK = 70  # EX_SOFTWARE
+_FAILED = frozenset({"retry", "fatal", "crash"})
 
 
 class ClaimedTask:
@@ -28,7 +30,7 @@ class ClaimedTask:
     The executor calls `begin` and `end`, in its own thread; all other methods are for the driver's thread.
     """
 
-    __slots__ = ("_connection", "_ended", "again", "handler", "held", "run", "since")
+    __slots__ = ("_begun_at", "_connection", "_ended", "again", "handler", "held", "run", "since")
 
     def __init__(
         self,
@@ -44,6 +46,7 @@ class ClaimedTask:
         self.since = since  # when the task came into the buffer
         self.run: LeasedRun | None = None  # set while the handler runs
         self.again: HeldLease | None = None  # the same task, if it was delivered again meanwhile
+        self._begun_at = since
         self._connection = connection
         self._ended = ended
 
@@ -61,10 +64,12 @@ class ClaimedTask:
         try:
             run.begin(self._connection, self.held)
         except LeaseError as error:
-            logger.info("task %s is not begun: %s", self.task_id, error, extra=self._log_fields)
+            self._log(logging.INFO, f"is not begun: {error}")
             self._ended(self, None)
             return None
         self.run = run
+        self._begun_at = self.held.clock.now()
+        self._log(logging.INFO, f"begins, attempt {run.task.attempt}", attempt=run.task.attempt)
         return run
 
     def interrupt(self) -> None:
@@ -89,20 +94,41 @@ class ClaimedTask:
             logger.exception("the outcome of task %s cannot be reported", run.task.id, extra=self._log_fields)
             settlement = run.ended(RuntimeError(f"its error cannot be reported: {type(unreportable).__qualname__}"))
         self._ended(self, settlement)
-        if error is not None and not interrupted:
-            self._log_failure(run.task, error)
+        is_stop = isinstance(error, LeaseLost | Cancelled | Draining | IdleTimeout)
+        shown = None if interrupted or is_stop else error
+        self._log_end(run, settlement, why=str(error) if is_stop else "", error=shown)
 
-    def settle(self, run: LeasedRun, settlement: Settlement | None, error: Exception | None = None) -> None:
-        """Record the end of a handler in another process. No settlement: it was stopped because its lease was lost."""
+    def settle(
+        self, run: LeasedRun, settlement: Settlement | None, error: Exception | None = None, *, why: str = ""
+    ) -> None:
+        """Record the end of a handler in another process. No settlement: it was stopped because its lease was lost.
+
+        `why` is for the log.
+        """
         run.ended_elsewhere(settlement, error)
         self._ended(self, settlement)
+        self._log_end(run, settlement, why=why)
 
-    def _log_failure(self, task: Task, error: BaseException) -> None:
-        if isinstance(error, LeaseLost | Cancelled | Draining | IdleTimeout):
-            logger.info("task %s (%s) was stopped: %s", task.id, task.kind, error, extra=self._log_fields)
-        else:
-            how = "for good" if isinstance(error, Fatal) else "and will be tried again"
-            logger.warning("task %s (%s) failed, %s", task.id, task.kind, how, exc_info=error, extra=self._log_fields)
+    def _log_end(
+        self, run: LeasedRun, settlement: Settlement | None, *, why: str, error: BaseException | None = None
+    ) -> None:
+        outcome = "lost" if settlement is None else settlement.outcome
+        attempt, duration = run.task.attempt, round((run.ended_at or self._begun_at) - self._begun_at, 3)
+        self._log(
+            logging.WARNING if outcome in _FAILED else logging.INFO,
+            f"ended: {outcome}, attempt {attempt}, {duration} s{why and ': '}{why}",
+            error,
+            attempt=attempt,
+            duration=duration,
+            outcome=outcome,
+        )
+
+    def _log(self, level: int, text: str, error: BaseException | None = None, **fields: object) -> None:
+        """Log a line about this task in the driver's thread: there a log that is stuck holds up no handler."""
+        if logger.isEnabledFor(level):
+            line, extra = f"task {self.task_id} ({self.handler.kind}) {text}", {"kind": self.handler.kind, **fields}
+            write = partial(logger.log, level, "%s", line, exc_info=error, extra=self._log_fields | extra)
+            self._connection.driver.call_soon(write)
 
 
 def _free_frames(error: BaseException) -> None:

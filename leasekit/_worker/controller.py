@@ -27,7 +27,7 @@ from leasekit._worker.claimed_task import ClaimedTask
 from leasekit._worker.executor import Executor
 from leasekit._worker.handlers import Handler
 from leasekit._worker.window import Window
-from leasekit.errors import Closed, Draining
+from leasekit.errors import Closed, Draining, Unavailable
 from leasekit.task import Settlement
 
 __all__ = ["Controller"]
@@ -185,6 +185,8 @@ class Controller:
         self._deliver(claim.result(), now)
 
     def _log_first_failure(self, error: BaseException) -> None:
+        if isinstance(error, Unavailable):  # logged for all calls of the connection
+            return
         if not self._failing and not self._stopping:
             self._failing = True
             logger.warning("claims of %s fail, and are tried again: %s: %s", self._kinds, type(error).__name__, error)

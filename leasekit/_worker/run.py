@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import anyio
@@ -149,6 +150,11 @@ class WorkerRun:
     def say(self, sentence: str) -> None:
         """Log a sentence in the driver's thread. Any thread, or a signal handler."""
         self._connection.driver.call_soon(logger.info, sentence)
+
+    def say_when_reached(self, sentence: str) -> None:
+        """Log a sentence in the driver's thread, once the service has answered."""
+        when_reached = self._connection.keeper.reachability.when_reached
+        self._connection.driver.call_soon(when_reached, partial(logger.info, sentence))
 
     def wait(self) -> None:
         """Wait until the run is over, and all results are reported. Raises the error that has ended the run."""

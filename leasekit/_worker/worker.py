@@ -305,7 +305,7 @@ class Worker:
     def _make_current(self, shift: WorkerRun) -> None:
         """Let `stop` reach this run; stop the run at once if `stop` was called before."""
         self._run = shift
-        shift.say(f"at work on {', '.join(map(repr, self._handlers))}")  # as below: not in the main thread
+        shift.say_when_reached(f"at work on {', '.join(map(repr, self._handlers))}")
         if self._stopping:  # stopped before there was a run to stop
             shift.stop()
 

@@ -5,10 +5,11 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from leasekit._worker.json_log import FORMAT, formatter
 from leasekit._worker.linux import can_supervise
 from leasekit._worker.supervisor import Supervisor
 from leasekit._worker.supervisor_link import attach
@@ -71,6 +72,11 @@ Supervise = Annotated[
         "Default: on Linux.",
     ),
 ]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"],
+    typer.Option(help="Log to stderr from this level on; info has a line when a task begins and when it ends."),
+]
+LogFormat = Annotated[Literal["text", "json"], typer.Option(help="Lines for people, or a JSON object a line.")]
 
 
 @spoken
@@ -86,6 +92,8 @@ def work(
     drain_timeout: DrainTimeout = None,
     spool: Spool = None,
     supervise: Supervise = None,
+    log_level: LogLevel = "info",
+    log_format: LogFormat = "text",
 ) -> None:
     """Run the handlers of a worker until SIGTERM or Ctrl-C.
 
@@ -98,9 +106,7 @@ def work(
     The module is searched in the working directory too. Options that are not given are as in the worker's code;
     'leasekit budget' shows what the numbers mean.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for name in ("httpx", "alembic", "uvicorn"):  # they would log every request, and how a store is opened and served
-        logging.getLogger(name).setLevel(logging.WARNING)
+    _log_to_stderr(log_level, log_format)
     if not attach() and _must_supervise(supervise):
         raise typer.Exit(Supervisor([sys.executable, *sys.orig_argv[1:]]).run())
     if backend is not None:
@@ -117,6 +123,15 @@ def work(
         drain_grace=drain_grace,
         drain_timeout=drain_timeout,
     )
+
+
+def _log_to_stderr(level: str, form: str) -> None:
+    stderr = logging.StreamHandler()
+    stderr.setFormatter(formatter(FORMAT if form == FORMAT else "%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[stderr])
+    least = max(logging.WARNING, logging.getLogger().level)
+    for name in ("httpx", "alembic", "uvicorn"):  # they would log every request, and how a store is opened and served
+        logging.getLogger(name).setLevel(least)
 
 
 def _must_supervise(supervise: bool | None) -> bool:  # noqa: FBT001 - the option's value

@@ -24,6 +24,7 @@ from leasekit._driver.guarding.watchdog import UNGUARDED, Watchdog
 from leasekit._driver.keeping.held_lease import HeldLease, Owner, loss_reason
 from leasekit._driver.keeping.pending_claims import Claims
 from leasekit._driver.keeping.renewal import Renewal
+from leasekit._driver.reachability import Reachability
 from leasekit._driver.reporting.ledger import Ledger
 from leasekit._driver.reporting.outbox import Delivery, Outbox
 from leasekit.backend import Backend, Scheduler
@@ -76,7 +77,15 @@ class Keeper:
         self._recorder = Recorder(self._reading())
         self._expired = self._tell_expired  # one bound method for all leases
         self._ledger: Ledger | None = None  # where a supervisor reads what is held
-        self.outbox = Outbox(backend, clock=clock, hooks=hooks, random=chance.random, call_timeout=_SETTLE_TIMEOUT)
+        self.reachability = Reachability(clock)
+        self.outbox = Outbox(
+            backend,
+            clock=clock,
+            hooks=hooks,
+            random=chance.random,
+            call_timeout=_SETTLE_TIMEOUT,
+            reachability=self.reachability,
+        )
         self._renewal = Renewal(
             backend,
             self._heartbeats,
@@ -85,12 +94,20 @@ class Keeper:
             chance=chance,
             recorder=self._recorder,
             watchdog=watchdog,
+            reachability=self.reachability,
             wake=self._wake,
             look_after=self._look_after,
             on_lost=self._lose,
             on_cancel=self._cancel_requested,
         )
-        self._claims = Claims(backend, clock=clock, outbox=self.outbox, patience=heartbeats.cycle, chance=chance)
+        self._claims = Claims(
+            backend,
+            clock=clock,
+            outbox=self.outbox,
+            patience=heartbeats.cycle,
+            chance=chance,
+            reachability=self.reachability,
+        )
 
     def note_in(self, ledger: Ledger) -> None:
         """Record claims and leases in `ledger` from now on."""
@@ -121,11 +138,11 @@ class Keeper:
     ) -> list[HeldLease]:
         """Claim up to `limit` tasks, and renew their leases from now on.
 
-        `started`: their handlers are about to begin; otherwise tasks wait in a buffer, and heartbeats say so until they
-        begin. `failing` is called with the error of each failed try that is repeated. `Claims.claim` says what happens
-        to granted tasks when this call is cancelled.
+        `started`: their handlers are about to begin; otherwise tasks wait in a buffer, heartbeats say so until they
+        begin, and the claim `probes`. `failing` is called with the error of each failed try that is repeated.
+        `Claims.claim` says what happens to granted tasks when this call is cancelled.
         """
-        claimed, asked_at = await self._claims.claim(kinds, limit=limit, wait=wait, failing=failing)
+        claimed, asked_at = await self._claims.claim(kinds, limit=limit, wait=wait, failing=failing, probes=not started)
         return self._granted(claimed, asked_at, started=started)
 
     def _granted(self, claimed: Claimed, asked_at: float, *, started: bool) -> list[HeldLease]:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from leasekit._driver.clock import Clock
+from leasekit._driver.reachability import Reachability
 from leasekit._driver.reporting.ledger import Ledger, PendingClaim
 from leasekit._driver.reporting.outbox import Delivery, Outbox
 from leasekit._driver.retrying import call_once, call_until
@@ -60,23 +61,38 @@ class Claims:
     """The claims of one connection. A claim is repeated for at most `patience` seconds beyond its wait."""
 
     def __init__(
-        self, backend: Backend, *, clock: Clock, outbox: Outbox, patience: float, chance: random.Random
+        self,
+        backend: Backend,
+        *,
+        clock: Clock,
+        outbox: Outbox,
+        patience: float,
+        chance: random.Random,
+        reachability: Reachability,
     ) -> None:
         self._backend = backend
         self._chance = chance
         self._clock = clock
         self._outbox = outbox
         self._patience = patience
+        self._reachability = reachability
         self._waiting: set[asyncio.Task[Claimed]] = set()
         self._returning: set[asyncio.Task[None]] = set()
         self._closed = asyncio.Event()
         self.ledger: Ledger | None = None  # where a supervisor reads which claims are in progress
 
     async def claim(
-        self, kinds: Sequence[str], *, limit: int, wait: float, failing: Callable[[BaseException], None] | None = None
+        self,
+        kinds: Sequence[str],
+        *,
+        limit: int,
+        wait: float,
+        failing: Callable[[BaseException], None] | None = None,
+        probes: bool = False,
     ) -> tuple[Claimed, float]:
         """Return the granted tasks, and when they were first asked for: a repeat may return the grant of the first try.
 
+        `probes`: while the service is not known to answer, the claim does not wait for a task: its answer tells.
         Cancelling this call gives back tasks that may have been granted; so does closing, which raises `Closed`
         here. Raises `Refused`, without asking, if no service would accept so many kinds.
         """
@@ -88,7 +104,7 @@ class Claims:
         claim = PendingClaim(claim_id, list(kinds))
         entry = self._note_claim(claim_id, kinds)
         asked_at = self._clock.now()
-        waiting = asyncio.create_task(self._claim_until_answered(claim, limit, wait, failing, entry))
+        waiting = asyncio.create_task(self._claim_until_answered(claim, limit, wait, failing, entry, probes=probes))
         self._waiting.add(waiting)
         try:
             claimed = await waiting
@@ -122,15 +138,19 @@ class Claims:
         wait: float,
         failing: Callable[[BaseException], None] | None,
         entry: int | None,
+        *,
+        probes: bool,
     ) -> Claimed:
         remembered, kept = self._backend.capabilities.remembers_claims, self._backend.capabilities.keeps_claims
-        ask = partial(self._backend.claim, claim.kinds, limit=limit, wait=wait, claim_id=claim.claim_id)
+        ask = partial(self._backend.claim, claim.kinds, limit=limit, claim_id=claim.claim_id)
         tries = 0
 
         async def call() -> Claimed:
             nonlocal tries
             tries += 1
-            asking = asyncio.create_task(call_once(ask, within=wait + _SPARE))
+            poll = 0 if probes and not self._reachability.answers else wait
+            asked = self._reachability.call("claim", partial(ask, wait=poll), within=poll + _SPARE)
+            asking = asyncio.create_task(asked)
             try:
                 return await asyncio.shield(asking)
             except asyncio.CancelledError:

@@ -20,7 +20,8 @@ from leasekit._driver.clock import Clock
 from leasekit._driver.explaining.recorder import Recorder
 from leasekit._driver.guarding.watchdog import Watchdog
 from leasekit._driver.keeping.held_lease import HeldLease
-from leasekit._driver.retrying import call_by_task, call_once
+from leasekit._driver.reachability import Reachability
+from leasekit._driver.retrying import call_by_task
 from leasekit._driver.thread import spawn
 from leasekit.backend import Backend
 from leasekit.config import Heartbeats
@@ -48,6 +49,7 @@ class Renewal:
         chance: random.Random,
         recorder: Recorder,
         watchdog: Watchdog,
+        reachability: Reachability,
         wake: asyncio.Event,
         look_after: Callable[[HeldLease], object],
         on_lost: Callable[[Sequence[Lost], float], object],
@@ -60,6 +62,7 @@ class Renewal:
         self._chance = chance
         self._recorder = recorder
         self._watchdog = watchdog
+        self._reachability = reachability
         self._wake = wake
         self._look_after = look_after
         self._on_lost = on_lost
@@ -122,7 +125,7 @@ class Renewal:
             self._hooks(events.Sent(at=asked_at, task_ids=[beat.id for beat in beats], late=send.late))
         try:
             sending = partial(call_by_task, self._checked_verdicts, beats)
-            verdicts = await call_once(sending, within=cycle.heartbeats.call_timeout)
+            verdicts = await self._reachability.call("beat", sending, within=cycle.heartbeats.call_timeout)
         except BackendError as error:
             failure = _verdict_of_failure(error)
             verdicts = [failure] * len(beats)

@@ -15,8 +15,9 @@ from functools import partial
 from leasekit._core.backoff import Backoff
 from leasekit._driver.answer import Answer
 from leasekit._driver.clock import Clock
+from leasekit._driver.reachability import Reachability
 from leasekit._driver.reporting.spool import Spool
-from leasekit._driver.retrying import call_by_task, call_once
+from leasekit._driver.retrying import call_by_task
 from leasekit._driver.thread import spawn
 from leasekit.backend import Backend
 from leasekit.errors import BackendError, ProtocolError, Refused, Throttled
@@ -83,6 +84,7 @@ class Outbox:
         hooks: Hooks,
         random: Callable[[], float],
         call_timeout: float,
+        reachability: Reachability,
     ) -> None:
         self._backend = backend
         self._spool: Spool | None = None
@@ -91,6 +93,8 @@ class Outbox:
         self._hooks = hooks
         self._random = random
         self._call_timeout = call_timeout
+        self._reachability = reachability
+        self._delayed = False
         self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, random=random)
         self._most = backend.capabilities.max_batch  # settlements in one call: fewer after a call that failed
         self._pending: deque[Delivery] = deque()
@@ -188,7 +192,7 @@ class Outbox:
         """Try to report a batch once; settlements without an answer are tried again later."""
         try:
             sending = partial(call_by_task, self._settle_once, [report.settlement for report in batch])
-            verdicts = await call_once(sending, within=self._call_timeout)
+            verdicts = await self._reachability.call("settle", sending, within=self._call_timeout)
         except Refused as refused:
             await self._report_halves(batch, refused)
         except BackendError as error:
@@ -214,6 +218,7 @@ class Outbox:
                 report.put_off += 1
                 asked = max(asked, verdict.retry_after or 0.0)
                 later.append(report)
+        self._delayed = self._delayed and bool(later)
         if later:
             self._tell_hooks_of_delay(later, "the service answered: later")
             tries = min(10, max(report.put_off for report in later))
@@ -246,6 +251,9 @@ class Outbox:
 
     def _tell_hooks_of_delay(self, reports: Sequence[Delivery], why: str) -> None:
         ids = [report.settlement.id for report in reports]
+        if not self._delayed:  # once, not for each try
+            self._delayed = True
+            logger.warning("results could not be reported, and are kept: %s", why)
         self._hooks(ReportDelayed(at=self._clock.now(), task_ids=ids, why=why))
 
     # On the disk --------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from leasekit._worker import linux
 from leasekit._worker.executor import run_here
 from leasekit._worker.handlers import Handler, declare, is_async
 from leasekit._worker.jobs import count_in
+from leasekit._worker.json_log import formatter
 from leasekit._worker.process import handler_import, here
 from leasekit._worker.process.messages import (
     SHOW_STACKS,
@@ -87,7 +88,9 @@ def main(fd: int) -> None:
         channel.send(StartupFailed(why="".join(traceback.format_exception(error))))
         return
     if setup.log_level is not None and not logging.getLogger().handlers:
-        logging.basicConfig(level=setup.log_level, format=setup.log_format or logging.BASIC_FORMAT)
+        stderr = logging.StreamHandler()
+        stderr.setFormatter(formatter(setup.log_format))
+        logging.basicConfig(level=setup.log_level, handlers=[stderr])
     executor = _Executor(channel, handlers, _Connection(setup), guard=guard)
     threading.Thread(target=executor.listen, name="leasekit-executor", daemon=True).start()
     channel.send(Ready())

@@ -33,7 +33,6 @@ from leasekit._worker.process.messages import (
     StartupFailed,
 )
 from leasekit.errors import Cancelled, ConfigError, Draining, IdleTimeout, LeaseError
-from leasekit.hooks import log_fields
 from leasekit.task import Outcome, Settlement
 
 __all__ = ["Bell", "ExecutorDied", "HandlerFailed", "Slot"]
@@ -319,13 +318,8 @@ class Slot:
 
     def _settle(self, work: ClaimedTask, leased: LeasedRun, ended: Ended) -> None:
         error = _error_of(ended) if ended.raised else None
-        work.settle(leased, ended.settlement(leased.task), error)
-        extra = log_fields(leased.task.id, leased.task.token)
-        if ended.stopped is not None:
-            logger.info("task %s (%s) was stopped: %s", leased.task.id, leased.task.kind, ended.stopped, extra=extra)
-        elif error is not None:
-            how = "for good" if ended.outcome == "fatal" else "and will be tried again"
-            logger.warning("task %s (%s) failed, %s: %s", leased.task.id, leased.task.kind, how, error, extra=extra)
+        why = ended.stopped or ("" if error is None else str(error))
+        work.settle(leased, ended.settlement(leased.task), error, why=why)
 
     def _settle_crash(self, work: ClaimedTask, leased: LeasedRun, plan: _KillPlan | None) -> None:
         how = self._reap_executor()
@@ -335,9 +329,7 @@ class Slot:
         if held.stop is Cancelled and outcome == "crash":
             outcome = "cancelled"
         error = ExecutorDied(why if held.story is None else f"{why}; its lease was lost: {held.story.why}")
-        work.settle(leased, _settlement(held, outcome, error), error)
-        task = leased.task
-        logger.warning("task %s (%s) ended: %s", task.id, task.kind, why, extra=log_fields(task.id, task.token))
+        work.settle(leased, _settlement(held, outcome, error), error, why=why)
 
 
 class _Described(msgspec.Struct):

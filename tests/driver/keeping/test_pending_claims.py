@@ -10,6 +10,7 @@ import pytest
 
 from leasekit._driver.clock import BOOT_CLOCK
 from leasekit._driver.keeping.pending_claims import Claims
+from leasekit._driver.reachability import Reachability
 from leasekit._driver.reporting.ledger import Ledger, PendingClaim, SharedMemory
 from leasekit._driver.reporting.outbox import Delivery
 from leasekit.backend import Capabilities
@@ -43,7 +44,14 @@ class LongPoll:
 
 
 def claims(backend: Any) -> Claims:
-    return Claims(backend, clock=BOOT_CLOCK, outbox=Mock(), patience=PATIENCE, chance=random.Random(1))
+    return Claims(
+        backend,
+        clock=BOOT_CLOCK,
+        outbox=Mock(),
+        patience=PATIENCE,
+        chance=random.Random(1),
+        reachability=Reachability(BOOT_CLOCK),
+    )
 
 
 async def test_the_wait_of_a_long_poll_is_not_taken_from_the_time_for_repeats() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from leasekit._driver.reachability import Reachability
 from leasekit._driver.reporting.outbox import Delivery, Outbox
 from leasekit._driver.reporting.spool import Spool
 from leasekit.hooks import Hooks
@@ -32,7 +33,16 @@ async def make(faulty: Faulty, clock: FakeClock) -> AsyncIterator[Callable[[], O
     made: list[Outbox] = []
 
     def make() -> Outbox:
-        made.append(Outbox(faulty, clock=clock, hooks=Hooks(), random=lambda: 0.5, call_timeout=0.2))
+        made.append(
+            Outbox(
+                faulty,
+                clock=clock,
+                reachability=Reachability(clock),
+                hooks=Hooks(),
+                random=lambda: 0.5,
+                call_timeout=0.2,
+            )
+        )
         return made[-1]
 
     yield make
@@ -91,7 +101,9 @@ async def test_what_waits_its_turn_while_the_service_is_away_is_on_the_disk_too(
     make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path, fault: Fault
 ) -> None:
     """However many results come, and however long the tries before them hang or hold back."""
-    outbox = Outbox(faulty, clock=clock, hooks=Hooks(), random=lambda: 0.5, call_timeout=1000)
+    outbox = Outbox(
+        faulty, clock=clock, reachability=Reachability(clock), hooks=Hooks(), random=lambda: 0.5, call_timeout=1000
+    )
     spool = Spool(home, URL)
     await outbox.use(spool)
     done = await settlements(faulty, 50)
@@ -135,7 +147,7 @@ async def test_what_is_answered_when_the_marking_of_others_has_just_ended_is_mar
 async def test_what_comes_when_the_look_at_others_has_just_ended_is_on_the_disk_too(
     make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path
 ) -> None:
-    outbox, spool = Outbox(faulty, clock=clock, hooks=Hooks(), random=lambda: 0.5, call_timeout=1000), Spool(home, URL)
+    outbox, spool = make(), Spool(home, URL)
     await outbox.use(spool)
     first, second = await settlements(faulty, 2)
     faulty.always("settle", faults.hang)
@@ -151,7 +163,9 @@ async def test_what_comes_when_the_look_at_others_has_just_ended_is_on_the_disk_
 async def test_what_comes_while_others_wait_is_on_the_disk_within_its_own_second(
     make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path
 ) -> None:
-    outbox = Outbox(faulty, clock=clock, hooks=Hooks(), random=lambda: 0.5, call_timeout=1000)
+    outbox = Outbox(
+        faulty, clock=clock, reachability=Reachability(clock), hooks=Hooks(), random=lambda: 0.5, call_timeout=1000
+    )
     spool = Spool(home, URL)
     await outbox.use(spool)
     done = await settlements(faulty, 3)

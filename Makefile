@@ -30,8 +30,13 @@ help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
 
 .PHONY: demo
-demo: $(VENV)/leasekit ## Run `leasekit demo`
+demo: introduction $(VENV)/leasekit ## Run `leasekit demo`
 	@$(BIN)/leasekit demo
+
+.PHONY: introduction
+introduction:
+	@echo 'This installs leasekit into $(VENV), and then runs long work on real files while a worker is killed (a minute).'
+	@echo 'Watch how the tasks of the killed worker run again elsewhere, and the checks at the end.'
 
 .PHONY: test
 test: $(VENV)/dev $(VENV)/leasekit ## Test the installed package (ARGS=… goes to pytest)
@@ -118,6 +123,7 @@ SUITABLE = import sys; of = sys.version_info[:3]; \
 
 $(VENV)/python:
 	@$(PYTHON) -c '$(SUITABLE)'
+	@echo 'making a virtual environment in $(VENV) …'
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
@@ -130,6 +136,7 @@ $(VENV)/dev $(VENV)/docs: $(VENV)/%: requirements/%.txt | $(VENV)/run
 	@$(install)
 
 $(VENV)/leasekit: $(SOURCES) $(VENV)/$(RUN)
+	@echo 'building leasekit, and installing it into $(VENV) …'
 	@touch $@.new # the time before the build: files that are edited meanwhile cause another build
 	@$(PIP) install --no-index --no-deps --no-build-isolation --force-reinstall .
 	@mv $@.new $@

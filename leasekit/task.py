@@ -376,6 +376,8 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     """When the worker last called the service; None: not since the service started."""
     running: int
     """How many leases the worker holds."""
+    kinds: list[str] | None = None
+    """The kinds that the worker has claimed; None: the service does not say, or has heard no claim of the worker."""
 
 
 class Page(Struct, frozen=True, kw_only=True):

@@ -137,8 +137,10 @@ class Reading:
         kinds = await self._register.kinds()
         last_seen: dict[str, int] = {}
         running: dict[str, int] = {}
-        for seen in await self._hashes(kinds, "seen"):
+        served: dict[str, list[str]] = {}
+        for kind, seen in zip(kinds, await self._hashes(kinds, "seen"), strict=True):
             for worker, at in seen.items():
+                served.setdefault(worker, []).append(kind)
                 last_seen[worker] = max(last_seen.get(worker, 0), at)
         for holders in await self._hashes(kinds, "holders"):
             for worker, count in holders.items():
@@ -148,6 +150,7 @@ class Reading:
                 name=name,
                 last_seen=decoding.moment(last_seen[name]) if name in last_seen else None,
                 running=running.get(name, 0),
+                kinds=sorted(served.get(name, [])),
             )
             for name in sorted(last_seen.keys() | running.keys())
         ]

@@ -1,6 +1,7 @@
 """Reachability: whether the service answers, over all calls of one connection.
 
-Rule 1: the begin and the end of an outage are logged once, not for each call, lease or kind.
+Rule 1: the begin and the end of an outage are logged once, not for each call, lease or kind. A single call that fails
+is no outage yet.
 Rule 2: calls of one sort end no outage of another sort: of several servers behind one URL, one may be away.
 """
 
@@ -27,6 +28,7 @@ class Reachability:
         self._reached = False  # at any time
         self._clock = clock
         self._lost_at = 0.0
+        self._said = False  # the outage is logged
         self._failed_at: dict[str, float] = {}  # sort of calls → when the last of them failed
         self._on_reached: list[Callable[[], object]] = []
 
@@ -64,6 +66,8 @@ class Reachability:
         now = self._clock.now()
         if not self._failed_at:
             self._lost_at = now
+        elif not self._said:
+            self._said = True
             why = f"{type(error).__name__}: {error}"
             logger.warning("the service does not answer, calls are repeated until it does: %s", why)
         self._failed_at[sort] = now
@@ -73,5 +77,6 @@ class Reachability:
             return
         now = self._clock.now()
         self._failed_at = {other: at for other, at in self._failed_at.items() if other != sort and now - at < _QUIET}
-        if not self._failed_at:
+        if self._said and not self._failed_at:
+            self._said = False
             logger.warning("the service answers again, after %.1f s", now - self._lost_at)

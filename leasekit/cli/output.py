@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 __all__ = [
-    "STYLES", "View", "ago", "compact", "console", "live", "moment", "on_terminal", "plain", "print_json", "print_line",
-    "styled", "table", "task_fields",
+    "STYLES", "View", "ago", "compact", "console", "error_text", "live", "moment", "on_terminal", "plain",
+    "print_json", "print_line", "styled", "table", "task_fields",
 ]  # fmt: skip
 
 STYLES = {
@@ -61,8 +61,17 @@ def compact(value: Any) -> str:
 
 
 def moment(at: datetime | None) -> str:
-    """Return a point in time for lines: RFC 3339 in UTC, or `-` for None."""
-    return "-" if at is None else at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """Return a point in time: RFC 3339 in the reader's zone, with its offset, or `-` for None."""
+    return "-" if at is None else at.astimezone().isoformat(timespec="seconds")
+
+
+def error_text(error: Any) -> str:
+    """Return the error of a run in one line: type and message without the traceback, or JSON in a form of its own."""
+    match error:
+        case {"type": str(kind), "message": str(message)}:
+            return plain(" ".join(f"{kind}: {message}".split()))
+        case _:
+            return compact(error)
 
 
 def ago(at: datetime, now: datetime | None = None) -> str:

@@ -13,6 +13,8 @@ import typer
 from leasekit.cli import options, output
 from leasekit.cli.errors import fail, spoken
 from leasekit.cli.service import connected, looks
+from leasekit.cli.status import last_error
+from leasekit.cli.workers import unhandled
 from leasekit.client import Client
 from leasekit.errors import LeasekitError
 from leasekit.task import Scheduled, Status, TaskInfo, TaskOptions
@@ -92,6 +94,8 @@ def schedule(
         scheduled = client.schedule(kind, value, **chosen)
         _print_scheduled(scheduled, wait=wait, as_json=as_json)
         if wait:
+            if not scheduled.status.ended and (note := unhandled(client, kind)):
+                typer.echo(f"leasekit schedule: {note}", err=True)
             _print_end(_wait_until_ended(client, scheduled.id, within=timeout), as_json=as_json)
 
 
@@ -161,5 +165,5 @@ def _print_end(task: TaskInfo, *, as_json: bool) -> None:
     elif task.status is Status.SUCCESS:
         output.print_json(task.result)
     if task.status is not Status.SUCCESS:
-        why = task.reason or output.compact(task.error)
-        fail("schedule", f"{task.id} ended as {task.status}" + (f": {output.plain(why)}" if why else ""))
+        why = [output.plain(task.reason or ""), output.error_text(last_error(task))]
+        fail("schedule", ": ".join([f"{task.id} ended as {task.status}", *filter(None, why)]))

@@ -8,7 +8,7 @@ from leasekit.cli import options, output
 from leasekit.cli.errors import FAILED, spoken
 from leasekit.cli.service import connected, looks
 from leasekit.cli.stats import counts_table
-from leasekit.cli.workers import workers_table
+from leasekit.cli.workers import unhandled, workers_table
 from leasekit.client import Client
 from leasekit.errors import BackendError, LeasekitError
 from leasekit.task import Stats, Status, TaskInfo, WorkerInfo
@@ -16,7 +16,7 @@ from leasekit.task import Stats, Status, TaskInfo, WorkerInfo
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["EXAMPLES", "status"]
+__all__ = ["EXAMPLES", "last_error", "status"]
 
 EXAMPLES = """\b
 With --watch, one task is watched until it has ended: exit code 1 if it did
@@ -76,12 +76,15 @@ def _show(view: "_Task | _Overview", *, as_json: bool) -> None:
     else:
         for line in view.lines():
             output.print_line(line)
+    if view.note and (as_json or not output.on_terminal()):
+        typer.echo(f"leasekit status: {view.note}", err=True)
 
 
 class _Task:
     """View of one task."""
 
     document: TaskInfo
+    note = ""
 
     def __init__(self, client: Client, task_id: str) -> None:
         self._client = client
@@ -94,6 +97,7 @@ class _Task:
                 f"there is no task {self._id!r}: look for it with 'leasekit tasks', or at another --backend"
             )
         self.document = found
+        self.note = unhandled(self._client, found.kind) if found.status in _WAITING else ""
         return found
 
     @property
@@ -113,7 +117,7 @@ class _Task:
             "collection": task.collection, "attempt": task.attempt, "crashes": task.crashes, "fence": task.fence,
             "at": output.moment(task.at), "worker": task.worker, "payload": output.compact(task.payload),
             "progress": output.compact(task.progress), "result": output.compact(task.result),
-            "error": output.compact(task.error), "reason": task.reason,
+            "error": output.compact(last_error(task)), "reason": task.reason,
         }  # fmt: skip
         return {name: value for name, value in facts.items() if value not in (None, "")}
 
@@ -126,28 +130,26 @@ class _Task:
         return [*([name, value] for name, value in self._facts().items()), *runs]
 
     def picture(self) -> "RenderableType":
-        """Return the fields of the task and the runs that have ended, as tables for people."""
+        """Return the fields of the task, and below each run that has ended its error, for people."""
         from rich.console import Group
+        from rich.padding import Padding
         from rich.table import Table
 
         facts = Table.grid(padding=(0, 2))
         for name, value in self._facts().items():
-            style = output.STYLES.get(self.document.status, "") if name == "status" else ""
-            facts.add_row(output.styled(name, "dim"), output.styled(value, style))
-        if not self.document.history:
-            return facts
-        runs = output.table("run", "try", "outcome", "when", "worker", "error")
+            if name != "error":  # it is with its run
+                style = output.STYLES.get(self.document.status, "") if name == "status" else ""
+                facts.add_row(output.styled(name, "dim"), output.styled(value, style))
+        parts: list[RenderableType] = [facts]
         for run in self.document.history:
-            texts = [
-                run.fence,
-                run.attempt,
-                run.outcome,
-                output.ago(run.at),
-                run.worker or "",
-                output.compact(run.error),
-            ]
-            runs.add_row(*(output.styled(text) for text in texts))
-        return Group(facts, runs)
+            who = f", {run.worker}" if run.worker else ""
+            line = f"run {run.fence}, attempt {run.attempt}: {run.outcome}, {output.moment(run.at)}{who}"
+            parts.append(output.styled(line, "bold"))
+            if run.error is not None:
+                parts.append(Padding(output.styled(output.error_text(run.error)), (0, 0, 0, 4)))
+        if self.note:
+            parts.append(output.styled(self.note, "yellow"))
+        return Group(*parts)
 
 
 class _Counts(Stats, frozen=True, kw_only=True):
@@ -160,6 +162,7 @@ class _Overview:
     document: _Counts
     is_over = False
     failed = False
+    note = ""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -198,6 +201,11 @@ class _Overview:
         return Group(*parts)
 
 
+def last_error(task: TaskInfo) -> Any:
+    """Return the error of the last run that has one: a run that has expired has none."""
+    return next((run.error for run in reversed(task.history) if run.error is not None), task.error)
+
+
 def _sums(counts: dict[str, int]) -> tuple[int, int, int]:
     """Return the numbers of all tasks, of ended tasks, and of tasks that are claimed or run."""
     ended = sum(number for name, number in counts.items() if name in _ENDED)
@@ -206,3 +214,4 @@ def _sums(counts: dict[str, int]) -> tuple[int, int, int]:
 
 
 _ENDED = frozenset(status for status in Status if status.ended)
+_WAITING = frozenset(Status) - _ENDED - {Status.CLAIMED, Status.PROCESSING}

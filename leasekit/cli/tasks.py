@@ -1,6 +1,6 @@
 """`leasekit tasks`: list tasks, and follow their changes."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
@@ -141,14 +141,28 @@ def _follow(
     as_json: bool,
 ) -> None:
     tail = Tail(lambda cursor: client.list_tasks(kind=kind, collection=collection, cursor=cursor, limit=_PAGE))
-    shown = False
+    shown, console = False, output.console()
+    if not as_json and output.on_terminal():
+        console.print(output.styled(_followed_line(list(_FOLLOWED), width=console.width), "bold"), soft_wrap=True)
     for changed in looks(tail.look, every=every):
         matching = [task for task in changed if wanted(task)]
         for task in matching if shown or limit == 0 else matching[-limit:]:
             if as_json or not output.on_terminal():
                 _print_one(task, as_json=as_json)
             else:
-                fields = output.task_fields(task)
-                line = "  ".join(output.plain(field) for field in fields if field)
-                output.console().print(output.styled(line, output.STYLES.get(task.status, "")), soft_wrap=True)
+                line = _followed_line(output.task_fields(task), width=console.width)
+                console.print(output.styled(line, output.STYLES.get(task.status, "")), soft_wrap=True)
         shown = True
+
+
+_FOLLOWED = {"id": 36, "kind": 16, "status": 17, "try": 3, "due": 25, "worker": 40}
+"""The columns of a task that is followed, with their widths; those that fit into the terminal are shown."""
+
+
+def _followed_line(fields: Sequence[object], *, width: int) -> str:
+    columns: list[str] = []
+    for field, size in zip(map(output.plain, fields), _FOLLOWED.values(), strict=True):
+        if columns and len("  ".join(columns)) + 2 + size > max(width, 80):
+            break
+        columns.append((field if len(field) <= size or not columns else f"{field[: size - 1]}…").ljust(size))
+    return "  ".join(columns).rstrip()

@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING
 from leasekit.cli import options, output
 from leasekit.cli.errors import spoken
 from leasekit.cli.service import connected, looks
+from leasekit.client import Client
+from leasekit.errors import BackendError, LeasekitError
 from leasekit.task import WorkerInfo
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["EXAMPLES", "print_workers", "workers", "workers_table"]
+__all__ = ["EXAMPLES", "print_workers", "unhandled", "workers", "workers_table"]
 
 EXAMPLES = """\b
 In a pipe, a line for each worker: name, tasks held, last seen.
@@ -67,3 +69,16 @@ def workers_table(found: list[WorkerInfo]) -> "Table":
         when = output.ago(worker.last_seen) if worker.last_seen else "not since the server started"
         shown.add_row(output.styled(worker.name), str(worker.running), when)
     return shown
+
+
+def unhandled(client: Client, kind: str) -> str:
+    """Return a sentence if no worker that handles the kind is known; empty where the service cannot tell."""
+    try:
+        known = [worker.kinds for worker in client.workers()]
+    except BackendError:
+        raise
+    except LeasekitError:
+        return ""
+    if any(kinds is None or kind in kinds for kinds in known):
+        return ""
+    return f"no worker that handles {output.plain(repr(kind))} is known: start one with 'leasekit work MODULE:WORKER'"

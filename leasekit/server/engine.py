@@ -100,6 +100,7 @@ class Engine:
         self._readers: DaemonThreads
         self._reads = 0
         self._seen: dict[str, float] = {}  # worker → when it was last heard of
+        self._claimed_kinds = claims.ClaimedKinds()
         self._forgot_at = self._clock.peek()
         self._consumer: asyncio.Task[None] | None = None
 
@@ -157,6 +158,7 @@ class Engine:
         Users' JSON values are `Raw`.
         """
         self._hear_of(worker)
+        self._claimed_kinds.add(worker, kinds)
         wait = min(wait, MAX_WAIT)
         return await self._long_polls.claim(worker=worker, claim_id=claim_id, kinds=kinds, limit=limit, wait=wait)
 
@@ -324,11 +326,12 @@ class Engine:
         since = self._clock.peek() - _SEEN_FOR
         for worker in [worker for worker, at in self._seen.items() if at < since]:
             del self._seen[worker]
+            self._claimed_kinds.forget(worker)
             self._tell_of(worker, "left")
 
     def _worker(self, name: str, running: int) -> WorkerInfo:
-        at = self._seen.get(name)
-        return WorkerInfo(name=name, last_seen=None if at is None else frontend.moment(at), running=running)
+        seen = None if (at := self._seen.get(name)) is None else frontend.moment(at)
+        return WorkerInfo(name=name, last_seen=seen, running=running, kinds=self._claimed_kinds.of(name))
 
     async def list_tasks(
         self,

@@ -94,6 +94,7 @@ class MemoryService:
         self._polls: dict[tuple[str, str], _Poll] = {}
         self._numbers = itertools.count()
         self._seen: dict[str, float] = {}  # worker → when it last called
+        self._claimed_kinds = claims.ClaimedKinds()
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Accept tasks: one answer for each, in order."""
@@ -112,6 +113,7 @@ class MemoryService:
         kinds = tuple(dict.fromkeys(kinds))
         with self._bell.listen() as rung, self._asking((worker, claim_id)) as (arrived_at, now):
             self._seen[worker] = now
+            self._claimed_kinds.add(worker, kinds)
             request = claims.WaitingClaim(next(self._numbers), worker, claim_id, kinds, limit, arrived_at)
             deadline = now + min(wait, MAX_WAIT)
             while True:
@@ -173,7 +175,12 @@ class MemoryService:
         with self._view() as view:
             running = view.holders()
         return [
-            WorkerInfo(name=name, last_seen=frontend.moment(at), running=running.get(name, 0))
+            WorkerInfo(
+                name=name,
+                last_seen=frontend.moment(at),
+                running=running.get(name, 0),
+                kinds=self._claimed_kinds.of(name),
+            )
             for name, at in sorted(self._seen.items())
         ]
 

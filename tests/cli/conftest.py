@@ -133,7 +133,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             cwd=cwd,
-            env={**environment, "TERM": "xterm-256color"},
+            env={**environment, "TERM": "xterm-256color", "COLUMNS": "120"},
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - Ctrl-C reaches all its processes
         )

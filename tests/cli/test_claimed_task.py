@@ -1,12 +1,15 @@
 """`leasekit work`: finds a worker, gives it what the options say, and exits with codes that scripts can use."""
 
+import json
 import math
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +160,89 @@ def test_a_worker_is_found_by_a_dotted_path(home: Path, monkeypatch: pytest.Monk
     (home / "by_path.py").write_text("import leasekit\nclass a:\n    worker = leasekit.Worker()\n")
     found: Any = load("by_path:a.worker")
     assert isinstance(found, leasekit.Worker)
+
+
+# What it says -------------------------------------------------------------------------------------------------
+
+
+def started(home: Path, *arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "leasekit", "work", "app:worker", *arguments]
+    return subprocess.Popen(command, cwd=home, stderr=subprocess.PIPE, text=True)
+
+
+def said(process: "subprocess.Popen[str]", until: str) -> list[str]:
+    """The lines up to the one that holds this text."""
+    assert process.stderr is not None
+    lines: list[str] = []
+    while not lines or until not in lines[-1]:
+        lines.append(process.stderr.readline())
+        assert lines[-1], f"{until!r} did not come: {lines}"
+    return lines
+
+
+def test_a_log_of_json_has_the_fields_of_a_task(home: Path) -> None:
+    url = f"sqlite:///{home / 'tasks.db'}"
+    with leasekit.connect(url) as client:
+        task = client.schedule("k", {"secret": "payload-of-it"})
+    with started(home, "--backend", url, "--log-format", "json") as process:
+        lines = said(process, "ended")
+        process.terminate()
+        lines += said(process, "the worker stops")
+    read = [json.loads(line) for line in lines]
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in read)
+    assert all(datetime.fromisoformat(line["time"]).utcoffset() == timedelta(0) for line in read)
+    begins, ends = [line for line in read if line.get("task_id") == task.id]
+    assert (begins["kind"], begins["attempt"], "outcome" in begins) == ("k", 1, False)
+    assert (ends["level"], ends["kind"], ends["attempt"], ends["outcome"]) == ("INFO", "k", 1, "success")
+    assert ends["duration"] >= 0
+    assert "payload-of-it" not in "".join(lines)
+    assert "token" not in "".join(lines)
+
+
+def test_handlers_in_processes_log_in_the_same_form(home: Path) -> None:
+    (home / "app.py").write_text(
+        """
+import leasekit, logging
+worker = leasekit.Worker(concurrency=1)
+
+@worker.handler("k", run="process")
+def k(payload):
+    logging.getLogger("mine").warning("from the executor")
+"""
+    )
+    url = f"sqlite:///{home / 'tasks.db'}"
+    with leasekit.connect(url) as client:
+        client.schedule("k")
+    with started(home, "--backend", url, "--log-format", "json") as process:
+        line = json.loads(said(process, "from the executor")[-1])
+        process.terminate()
+        said(process, "the worker stops")
+    assert (line["level"], line["logger"]) == ("WARNING", "mine")
+
+
+def test_a_log_level_leaves_out_what_is_below(home: Path) -> None:
+    url = f"sqlite:///{home / 'tasks.db'}"
+    with leasekit.connect(url) as client:
+        task = client.schedule("k")
+        with started(home, "--backend", url, "--log-level", "warning") as process:
+            client.wait_tasks(task.id, timeout=60)
+            process.terminate()
+            assert process.stderr is not None
+            assert process.stderr.read() == ""
+
+
+def test_at_work_is_said_once_the_service_was_reached(home: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serve = [sys.executable, "-m", "leasekit", "serve", "--port", str(port), "--store", "memory:"]
+    with started(home, "--backend", f"http://127.0.0.1:{port}") as process:
+        lines = said(process, "the service does not answer")
+        with subprocess.Popen(serve, stdout=subprocess.DEVNULL) as server:
+            lines += said(process, "at work")
+            assert sum("does not answer" in line for line in lines) == 1
+            assert "the service answers again" in lines[-2]
+            process.terminate()
+            said(process, "the worker stops")
+            process.wait(60)
+            server.terminate()

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +37,26 @@ def test_the_demo_digests_a_directory_and_survives_a_killed_worker(tmp_path: Pat
     assert "was killed (SIGKILL)" in done.stdout
     assert "nothing was lost" in done.stdout
     assert not done.stderr
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_files_are_enough(tmp_path: Path, count: int) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    for number in range(count):
+        (files / f"{number}.txt").write_text(f"file {number}")
+    began_at = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "leasekit", "demo", str(files), "--workers", "2"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "was killed (SIGKILL) in the middle" in done.stdout
+    assert "Watch its tasks run again elsewhere" in " ".join(done.stdout.splitlines()[:3])
+    assert time.monotonic() - began_at < 60
 
 
 def test_an_empty_directory_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+from datetime import datetime
 from pathlib import Path
 from typing import IO
 
@@ -25,6 +26,7 @@ def test_workers_are_told_of_with_what_they_hold(server: Server) -> None:
     name, running, _ = plain.stdout.strip().split("\t")
     assert (plain.returncode, name, running) == (0, "busy", "1")
     assert json.loads(document.stdout)["running"] == 1
+    assert json.loads(document.stdout)["kinds"] == ["held"]
 
 
 @pytest.mark.anyio
@@ -42,7 +44,7 @@ def test_an_embedded_server_tells_of_its_workers(tmp_path: Path) -> None:
     with leasekit.connect(f"sqlite:///{tmp_path / 'tasks.db'}", worker="busy") as client:
         client.schedule("held")
         with leasekit.lease(next(client.tasks("held"))):
-            assert [(worker.name, worker.running) for worker in client.workers()] == [("busy", 1)]
+            assert [(worker.name, worker.kinds) for worker in client.workers()] == [("busy", ["held"])]
 
 
 FULL_DISK = """
@@ -98,6 +100,20 @@ def out(process: "subprocess.Popen[str]") -> IO[str]:
 def err(process: "subprocess.Popen[str]") -> IO[str]:
     assert process.stderr is not None
     return process.stderr
+
+
+def test_on_a_terminal_followed_tasks_are_rows_below_a_header(server: Server, terminal: Start) -> None:
+    following = terminal("tasks", "--kind", "in-rows", "--follow", "--interval", "0.05")
+    header = following.until(r"id +kind +status +try +due *\r?\n").strip()
+    with leasekit.connect(server.url) as client:
+        client.schedule("in-rows", id="a-row")
+        row = following.until(r"a-row.*\r?\n").strip()
+        client.cancel("a-row")
+        following.until(r"a-row +in-rows +cancelled +0 ")
+    for column, value in [("kind", "in-rows"), ("status", "new"), ("try", "0")]:
+        assert row[header.index(column) :].startswith(value)
+    assert datetime.fromisoformat(row[header.index("due") :]).utcoffset() is not None
+    assert following.interrupt() == 130
 
 
 def test_followed_tasks_are_lines_as_they_change(server: Server) -> None:

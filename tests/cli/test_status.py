@@ -1,13 +1,20 @@
 """`leasekit status`, `stats`, `workers` and `budget`: what is where, in words, lines and JSON."""
 
+import io
 import json
+import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from itertools import islice
 
 import pytest
+from rich.console import Console
 
 import leasekit
 from leasekit import Client, NewTask, Unavailable
 from leasekit.cli import service
+from leasekit.cli.status import _Task
+from leasekit.task import Settlement
 from leasekit.testing import memory
 from leasekit.testing.memory import MemoryBackend
 from tests.cli.conftest import Run
@@ -73,6 +80,86 @@ def test_watching_a_task_that_has_ended_well_is_exit_code_0_and_otherwise_1(run:
 @pytest.mark.usefixtures("done")
 def test_showing_a_task_that_failed_is_no_failure(run: Run) -> None:
     assert run("status", "off").exit_code == 0
+
+
+def shown(client: Client, task_id: str, *, width: int = 80) -> list[str]:
+    """What a terminal of this width shows of a task."""
+    view, page = _Task(client, task_id), io.StringIO()
+    view.look()
+    Console(file=page, width=width, highlight=False).print(view.picture())
+    return [line.rstrip() for line in page.getvalue().splitlines()]
+
+
+def test_each_failed_run_is_shown_with_its_error_wrapped_below_it(client: Client) -> None:
+    client.schedule("k", id="bad", max_attempts=2)
+    words = " ".join(f"word{number}" for number in range(40))
+    for task in islice(client.tasks("k"), 2):
+        with leasekit.lease(task) as held:
+            held.fail({"type": "ValueError", "message": f"{words} of {task.attempt}"}, retry=0.0)
+    lines = shown(client, "bad")
+    assert max(map(len, lines)) <= 80
+    first, second = (at for at, line in enumerate(lines) if line.startswith("run "))
+    assert lines[first].startswith("run 1, attempt 1: retry, 20")
+    for begin, end, number in [(first + 1, second, 1), (second + 1, len(lines), 2)]:
+        assert all(line.startswith("    ") for line in lines[begin : begin + 4])
+        assert f"ValueError: {words} of {number}" in " ".join(line.strip() for line in lines[begin:end])
+
+
+@pytest.fixture
+def dead(client: Client) -> str:
+    """A task that a crash killed."""
+    client.schedule("k", id="dead", max_crashes=0)
+    task = next(client.tasks("k"))
+    error = {"type": "ExecutorDied", "message": "its executor exited with code 3"}
+    client.__connection__().run(
+        client.__connection__().backend.settle([Settlement(id=task.id, token=task.token, outcome="crash", error=error)])
+    )
+    return task.id
+
+
+def test_the_error_that_killed_a_task_is_shown(run: Run, client: Client, dead: str) -> None:
+    assert client.get(dead).status is leasekit.Status.DEAD  # type: ignore[union-attr]
+    assert "    ExecutorDied: its executor exited with code 3" in shown(client, dead)
+    assert "ExecutorDied" in run("status", dead).stdout
+    waited = run("schedule", "k", "--id", dead, "--wait")
+    assert waited.exit_code == 1
+    assert "ended as dead" in waited.stderr
+    assert "ExecutorDied: its executor exited with code 3" in waited.stderr
+
+
+NOBODY = "no worker that handles 'l' is known: start one with 'leasekit work MODULE:WORKER'"
+
+
+def test_a_task_that_no_known_worker_handles_is_said_to_be_one(run: Run, client: Client) -> None:
+    client.schedule("l", id="waits", at=datetime(2100, 1, 1, tzinfo=UTC))
+    assert run("status", "waits").stderr == f"leasekit status: {NOBODY}\n"
+    assert NOBODY in " ".join(shown(client, "waits"))
+    assert NOBODY in run("schedule", "l", "--id", "waits", "--wait", "--timeout", "0").stderr
+    assert json.loads(run("status", "waits", "--json").stdout)["id"] == "waits"
+    assert list(client.tasks("l", until_idle=0)) == []  # a claim makes it known
+    assert run("status", "waits").stderr == ""
+    assert NOBODY not in run("schedule", "l", "--id", "waits", "--wait", "--timeout", "0").stderr
+
+
+@pytest.mark.usefixtures("silent")
+def test_where_the_service_cannot_tell_who_works_nothing_is_said_of_it(run: Run, client: Client) -> None:
+    client.schedule("l", id="waits")
+    assert run("status", "waits").stderr == ""
+
+
+def test_times_are_those_of_the_reader_with_their_offset(
+    run: Run, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "EAT-3")
+    time.tzset()
+    try:
+        client.schedule("l", id="waits", at=datetime(2100, 1, 1, tzinfo=UTC))
+        assert "at\t2100-01-01T03:00:00+03:00" in run("status", "waits").stdout
+        assert "2100-01-01T03:00:00+03:00" in run("tasks").stdout
+        assert json.loads(run("status", "waits", "--json").stdout)["at"] == "2100-01-01T00:00:00Z"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.usefixtures("done")

@@ -78,9 +78,19 @@ async def test_calls_that_are_not_repeated_any_more_keep_up_no_outage(
     reachability: Reachability, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     await fails(reachability, "beat")
+    await fails(reachability, "beat")
     clock.advance(31)
     await answers(reachability, "claim")
     assert "answers again" in caplog.messages[-1]
+
+
+async def test_a_single_call_that_fails_is_no_outage(
+    reachability: Reachability, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        await fails(reachability, "beat")
+        await answers(reachability, "beat")
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("error", [Refused("no"), Throttled("later")], ids=["refused", "throttled"])

@@ -17,7 +17,7 @@ from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import Claimed, Task
 from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS
 
-__all__ = ["Answer", "WaitingClaim", "claim", "grant_all", "tasks_of"]
+__all__ = ["Answer", "ClaimedKinds", "WaitingClaim", "claim", "grant_all", "tasks_of"]
 
 _MOST = 5000  # tasks that are granted in one transaction, which heartbeats may have to wait for
 _ANSWER = 8 * 1024 * 1024
@@ -228,3 +228,32 @@ def _task(row: Trigger, content: Content) -> Task:
         progress=_NULL if content.progress is None else Raw(content.progress),
         traceparent=content.traceparent,
     )
+
+
+# Who claims what ----------------------------------------------------------------------------------------------
+
+_MOST_KINDS = 1000  # of one worker: a named lease is a kind of its own
+
+
+class ClaimedKinds:
+    """The kinds that each worker has claimed, so that it can be told that no worker handles a kind."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, dict[str, None]] = {}
+
+    def add(self, worker: str, kinds: Iterable[str]) -> None:
+        """Note the kinds of a claim."""
+        known = self._kinds.setdefault(worker, {})
+        for kind in kinds:
+            known.pop(kind, None)
+            known[kind] = None
+        while len(known) > _MOST_KINDS:
+            del known[next(iter(known))]  # the one that was claimed the longest ago
+
+    def of(self, worker: str) -> list[str] | None:
+        """Return the kinds that a worker has claimed; None if no claim of the worker was heard."""
+        return sorted(known) if (known := self._kinds.get(worker)) is not None else None
+
+    def forget(self, worker: str) -> None:
+        """Drop what is known of a worker."""
+        self._kinds.pop(worker, None)

@@ -145,9 +145,12 @@ async def test_what_is_answered_when_the_marking_of_others_has_just_ended_is_mar
 
 
 async def test_what_comes_when_the_look_at_others_has_just_ended_is_on_the_disk_too(
-    make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path
+    faulty: Faulty, clock: FakeClock, home: Path
 ) -> None:
-    outbox, spool = make(), Spool(home, URL)
+    outbox = Outbox(
+        faulty, clock=clock, reachability=Reachability(clock), hooks=Hooks(), random=lambda: 0.5, call_timeout=1000
+    )
+    spool = Spool(home, URL)
     await outbox.use(spool)
     first, second = await settlements(faulty, 2)
     faulty.always("settle", faults.hang)

@@ -54,10 +54,11 @@ async def fails(reachability: Reachability, sort: Sort, error: BackendError | No
 async def test_an_outage_is_a_line_at_its_begin_and_one_at_its_end(
     reachability: Reachability, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for sort in ("claim", "beat", "claim", "settle"):
+    failed: list[Sort] = ["claim", "beat", "claim", "settle"]
+    for sort in failed:
         await fails(reachability, sort)
     clock.advance(12)
-    for sort in ("beat", "claim", "settle", "claim"):
+    for sort in reversed(failed):
         await answers(reachability, sort)
     assert caplog.messages == [
         "the service does not answer, calls are repeated until it does: Unavailable: away",

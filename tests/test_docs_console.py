@@ -59,7 +59,7 @@ class Shell:
         self._process = subprocess.Popen(
             ["bash", "--norc"],
             cwd=home,
-            env=os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"},
+            env=os.environ | {"PATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -184,6 +184,10 @@ class Worker:
         assert self.process.poll() is None, self.log
         return self
 
+    def started_again(self) -> None:
+        """Wait until another worker calls a service that is away."""
+        eventually(lambda: "does not answer" in self.log.partition("is started again")[2], "another worker")
+
     def exit_code(self) -> int:
         return self.process.wait(PATIENCE)
 
@@ -387,7 +391,7 @@ def test_a_claim_of_a_dead_worker_that_arrives_after_all_was_handed_back_is_gran
         worker = place.work().at_work()
 
         def claims() -> list[Exchange]:
-            return [one for one in list(proxy.log) if b'"claim_id"' in one.raw]
+            return [one for one in list(proxy.log) if b'"claim_id"' in one.raw and b'"wait":20' in one.raw]
 
         proxy.wait(lambda: bool(claims()))
         os.kill(worker.pid, signal.SIGKILL)
@@ -654,7 +658,7 @@ def test_a_result_that_could_not_be_reported_survives_and_its_task_does_not_run_
         eventually(lambda: is_gone(pid), "the worker's end")
     else:
         os.kill(pid, signal.SIGKILL)
-        worker.at_work(2)
+        worker.started_again()
     server.start()
     if whom == "all":
         worker = place.work("--spool", "results").at_work()
@@ -684,7 +688,7 @@ def test_a_result_that_another_worker_on_the_same_spool_has_taken_up_is_no_crash
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: is_gone(pid), "the worker's end")
     os.kill(second.pid, signal.SIGKILL)
-    second.at_work(2)
+    second.started_again()
     eventually(lambda: "that earlier processes could not report" in second.log, "the result to be taken up")
     os.kill(second.pid, signal.SIGSTOP)
     server.start()

@@ -77,10 +77,8 @@ class Began(Event, frozen=True, kw_only=True):
     """A process has started."""
 
     role: Literal["worker", "server", "scheduler", "harness"]
-    slots: int = 0
-    """How many handlers a worker runs at once."""
-    kinds: tuple[str, ...] = ()
-    """The kinds that a worker serves; empty: all."""
+    slots: int = 0  # how many handlers a worker runs at once
+    kinds: tuple[str, ...] = ()  # the kinds that a worker serves; empty: all
 
 
 class Ended(Event, frozen=True, kw_only=True):
@@ -116,29 +114,24 @@ class Thawed(Event, frozen=True, kw_only=True):
 class Asked(Event, frozen=True, kw_only=True):
     """A task is about to be scheduled, or to be scheduled again."""
 
-    task: str
-    """The id of the task, chosen by the scheduling code."""
+    task: str  # the id of the task, chosen by the scheduling code
     kind: str
     priority: int = 2
     collection: str | None = None
-    due_at: float | None = None
-    """The moment before which the task must not be granted, by the true clock."""
+    due_at: float | None = None  # the moment before which the task must not be granted, by the true clock
     dedupe_key: str | None = None
     dedupe_window: float | None = None
     max_attempts: int | None = None
     max_crashes: int = 5
     max_runtime: float | None = None
-    heartbeat_timeout: float = 0.0
-    """The ttl that a heartbeat grants; zero: unknown."""
+    heartbeat_timeout: float = 0.0  # the ttl that a heartbeat grants; zero: unknown
 
 
 class Acknowledged(Event, frozen=True, kw_only=True):
     """A schedule was answered: the task is durable."""
 
-    asked: str
-    """The id in the request."""
-    task: str
-    """The id in the answer: another one where a task with the dedupe key existed."""
+    asked: str  # the id in the request
+    task: str  # the id in the answer: another one where a task with the dedupe key existed
     created: bool = True
     conflict: bool = False
 
@@ -153,8 +146,7 @@ class CancelAnswered(Event, frozen=True, kw_only=True):
     """A cancel was answered."""
 
     task: str
-    verdict: str
-    """`cancelled`, `cancel_requested` or `gone`."""
+    verdict: str  # `cancelled`, `cancel_requested` or `gone`
 
 
 # Leases, as their holders see them ------------------------------------------------------------------------------
@@ -163,28 +155,22 @@ class CancelAnswered(Event, frozen=True, kw_only=True):
 class Granted(LeaseEvent, frozen=True, kw_only=True):
     """A claim was answered with this task."""
 
-    token: str
-    """The first six characters of the token."""
+    token: str  # the first six characters of the token
     attempt: int
     ttl: float
-    asked_at: float
-    """When the first request under this claim's id left."""
+    asked_at: float  # when the first request under this claim's id left
     kind: str = ""
     priority: int = 2
-    claim: str = ""
-    """The claim's id, where it is known."""
-    progress: float | None = None
-    """The progress of the run before, where that is a number."""
+    claim: str = ""  # the claim's id, where it is known
+    progress: float | None = None  # the progress of the run before, where that is a number
 
 
 class Renewed(LeaseEvent, frozen=True, kw_only=True):
     """A heartbeat was acknowledged."""
 
     asked_at: float
-    ttl: float | None = None
-    """The ttl that was granted; `None`: that of the grant."""
-    progress: float | None = None
-    """The progress in the heartbeat, where that is a number."""
+    ttl: float | None = None  # the ttl that was granted; `None`: that of the grant
+    progress: float | None = None  # the progress in the heartbeat, where that is a number
 
 
 class Refused(LeaseEvent, frozen=True, kw_only=True):
@@ -204,10 +190,8 @@ class SettleAsked(LeaseEvent, frozen=True, kw_only=True):
     """A settlement is about to be reported, for the first time or again."""
 
     outcome: str
-    digest: str = ""
-    """A digest of the whole settlement: equal ones are repeats."""
-    then: int = 0
-    """The number of successors without an id of their own."""
+    digest: str = ""  # a digest of the whole settlement: equal ones are repeats
+    then: int = 0  # the number of successors without an id of their own
 
 
 class SettleAnswered(LeaseEvent, frozen=True, kw_only=True):
@@ -233,10 +217,8 @@ class Started(LeaseEvent, frozen=True, kw_only=True):
 class Effect(LeaseEvent, frozen=True, kw_only=True):
     """A handler is about to make a side effect."""
 
-    progress: bool = False
-    """Whether the handler reports progress with the effect."""
-    reported: float | None = None
-    """The reported progress, where that is a number that grows."""
+    progress: bool = False  # whether the handler reports progress with the effect
+    reported: float | None = None  # the reported progress, where that is a number that grows
 
 
 class Stopped(LeaseEvent, frozen=True, kw_only=True):
@@ -255,8 +237,7 @@ class Issued(LeaseEvent, frozen=True, kw_only=True):
     attempt: int
     ttl: float
     holder: str = ""
-    claim: str = ""
-    """The id of the claim, where the store knows it."""
+    claim: str = ""  # the id of the claim, where the store knows it
 
 
 class Extended(LeaseEvent, frozen=True, kw_only=True):
@@ -268,12 +249,9 @@ class Extended(LeaseEvent, frozen=True, kw_only=True):
 class Closed(LeaseEvent, frozen=True, kw_only=True):
     """A lease is over."""
 
-    status: str
-    """The status of the task."""
-    expired: bool = False
-    """Whether the lease expired; else its holder ended it."""
-    ended: bool = False
-    """Whether `status` is final."""
+    status: str  # the status of the task
+    expired: bool = False  # whether the lease expired; else its holder ended it
+    ended: bool = False  # whether `status` is final
 
 
 class Served(LeaseEvent, frozen=True, kw_only=True):
@@ -292,10 +270,8 @@ class Fault(Event, frozen=True, kw_only=True):
     """A fault has taken effect."""
 
     name: str
-    target: str = ""
-    """The incarnation that the fault hits; empty: all."""
-    lasts: float = 0.0
-    """Seconds, counted from `at`."""
+    target: str = ""  # the incarnation that the fault hits; empty: all
+    lasts: float = 0.0  # seconds, counted from `at`
 
 
 class FaultsOver(Event, frozen=True, kw_only=True):
@@ -322,8 +298,7 @@ _Any = (
 E = TypeVar("E", bound=Event)
 _decoder: msgspec.json.Decoder[_Any] = msgspec.json.Decoder(_Any)
 
-encode = msgspec.json.Encoder().encode
-"""An event as one line of JSON, without its end."""
+encode = msgspec.json.Encoder().encode  # an event as one line of JSON, without its end
 
 
 def decode(line: bytes) -> Event:
@@ -335,8 +310,7 @@ class Log:
     """The events of one process, appended to a file by any thread; an added event survives a kill of the process."""
 
     def __init__(self, path: str | os.PathLike[str], *, who: str, now: Callable[[], float] = boottime) -> None:
-        self.who = who
-        """The incarnation of the process that writes."""
+        self.who = who  # the incarnation of the process that writes
         self._now = now
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 

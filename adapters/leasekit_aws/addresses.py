@@ -19,8 +19,7 @@ class Options:
     region: str | None = None
     endpoint: str | None = None
     ttl: float = 300.0
-    more: dict[str, str] = field(default_factory=dict[str, str])
-    """The options of one adapter alone."""
+    more: dict[str, str] = field(default_factory=dict[str, str])  # the options of one adapter alone
 
 
 def options(query: str, *more: str) -> Options:

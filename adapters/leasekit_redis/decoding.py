@@ -13,8 +13,7 @@ from leasekit_redis.records import Granted, Past, Row, State, Stored, decode
 __all__ = ["Word", "beaten", "cancelled", "damage", "info", "moment", "settled", "task"]
 
 
-Word = int | str | list[int]
-"""A verdict as the scripts encode it."""
+Word = int | str | list[int]  # a verdict as the scripts encode it
 
 
 class _Content(msgspec.Struct):

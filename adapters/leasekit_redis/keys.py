@@ -12,8 +12,7 @@ from leasekit_redis.lru import LRU
 
 __all__ = ["PARTS", "Keys", "is_name"]
 
-PARTS = 32
-"""The number of parts of the register of ids."""
+PARTS = 32  # the number of parts of the register of ids
 
 # In the order in which common.lua unpacks them.
 _OF_A_KIND = (

@@ -10,11 +10,9 @@ from leasekit_redis import scripts
 
 __all__ = ["KEY", "STANDS", "install"]
 
-KEY = "chaos:clock"
-"""The key of the shift, in microseconds."""
+KEY = "chaos:clock"  # the key of the shift, in microseconds
 
-STANDS = "chaos:clock:stands"
-"""The key of a fixed time, in microseconds."""
+STANDS = "chaos:clock:stands"  # the key of a fixed time, in microseconds
 
 _TIME = "redis.call('TIME')"
 _SHIFTED = f"""(function()

@@ -30,8 +30,7 @@ from leasekit.task import FixedDelays, TaskInfo
 
 __all__ = ["Clock", "Service", "World"]
 
-Service = Literal["http", "redis", "sqlite"]
-"""A leasekit server, a Redis, or one file that the workers share."""
+Service = Literal["http", "redis", "sqlite"]  # a leasekit server, a Redis, or one file that the workers share
 
 SHIM = "CHAOS_SHIM"  # a folder that goes before all others on a process's PYTHONPATH
 

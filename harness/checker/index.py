@@ -120,8 +120,7 @@ class Process:
     who: str
     began: log.Began | None = None
     ended: log.Ended | None = None
-    drains_at: float = math.inf
-    """When the worker was asked to end."""
+    drains_at: float = math.inf  # when the worker was asked to end
     stood: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     """When the process was paused or frozen."""
     frozen: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])

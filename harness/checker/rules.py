@@ -15,38 +15,27 @@ _SHOWN = 12
 class Rules:
     """The expectations of one history. Times are in seconds; `None`: not checked."""
 
-    drift: float = DRIFT
-    """How far a clock may run from the true one."""
-    regrant_delay: float = 0.0
-    """G: how long after the end of a lease its task is held back."""
-    sweep: float = 1.0
-    """How often the service looks for expired leases."""
-    jitter: float = 0.5
-    """How late a scheduler, a kernel timer or a log may be."""
+    drift: float = DRIFT  # how far a clock may run from the true one
+    regrant_delay: float = 0.0  # G: how long after the end of a lease its task is held back
+    sweep: float = 1.0  # how often the service looks for expired leases
+    jitter: float = 0.5  # how late a scheduler, a kernel timer or a log may be
     start_within: float | None = None
     """L1, L2: a ready task is granted within this time, while a worker has a free slot and nothing is wrong."""
-    outage: float | None = None
-    """L3: no lease is lost in a shorter stretch of faults."""
+    outage: float | None = None  # L3: no lease is lost in a shorter stretch of faults
     bridge: float = 15.0
     """L3: faults no further apart count as one stretch: the timeout of a call and the wait before the next try."""
     fresh: float | None = None
     """L7: the next holder gets progress that was reported at least this long before the end of a run without faults."""
     lost_claim: float | None = None
     """L4: the repeat of a claim brings the leases whose answer was lost in a shorter stretch of faults."""
-    claims_once: bool = True
-    """S7: the repeat of a claim that was granted tasks is granted no others."""
-    spread: float = 0.1
-    """L6: the part of its ttl by which a restart may extend a lease further."""
+    claims_once: bool = True  # S7: the repeat of a claim that was granted tasks is granted no others
+    spread: float = 0.1  # L6: the part of its ttl by which a restart may extend a lease further
     due_slack: float | None = None
     """S11: how long before `due_at` a task may be granted: the difference between the clocks."""
-    ordered: bool = True
-    """S11: the service hands out the most urgent task first."""
-    restarts_extend: bool = True
-    """L6: a restart gives every live lease its whole ttl again."""
-    least_settled: int = 1
-    """The least number of answered settlements that proves something."""
-    faults: Collection[str] = ()
-    """The names of faults that must have fired."""
+    ordered: bool = True  # S11: the service hands out the most urgent task first
+    restarts_extend: bool = True  # L6: a restart gives every live lease its whole ttl again
+    least_settled: int = 1  # the least number of answered settlements that proves something
+    faults: Collection[str] = ()  # the names of faults that must have fired
 
     @classmethod
     def for_heartbeats(cls, heartbeats: Heartbeats) -> "Rules":
@@ -58,14 +47,10 @@ class Rules:
 class Violation:
     """A promise that a history breaks, and the events that show it."""
 
-    rule: str
-    """S1-S11, L1-L7, `queue`, `traffic` or `faults`."""
-    why: str
-    """What is wrong, in one sentence."""
-    task: str = ""
-    """The id of the task, where the promise is about one."""
-    events: Sequence[Event] = ()
-    """The events that show the violation."""
+    rule: str  # S1-S11, L1-L7, `queue`, `traffic` or `faults`
+    why: str  # what is wrong, in one sentence
+    task: str = ""  # the id of the task, where the promise is about one
+    events: Sequence[Event] = ()  # the events that show the violation
 
     def __str__(self) -> str:
         lines = [f"{self.rule} {self.task}: {self.why}" if self.task else f"{self.rule}: {self.why}"]

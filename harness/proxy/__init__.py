@@ -40,10 +40,8 @@ class Proxy:
     def __init__(self, target: str, *, random: Random | None = None) -> None:
         self._scheme, self._target = _place(target)
         self._conditions = Conditions(random or Random(0))  # noqa: S311 - chance, not secrets
-        self.fired = self._conditions.fired
-        """How often each fault met a connection or request, by its name."""
-        self.log = self._conditions.log
-        """The last requests, oldest first."""
+        self.fired = self._conditions.fired  # how often each fault met a connection or request, by its name
+        self.log = self._conditions.log  # the last requests, oldest first
         self._links: set[Link] = set()
         self._limit: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()

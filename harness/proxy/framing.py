@@ -17,8 +17,7 @@ class Piece:
     data: bytes
     start: tuple[str, ...] = ()
     """Of the first piece: method and target of a request, or version and status of an answer."""
-    ends: bool = False
-    """Whether the piece is the last of its message."""
+    ends: bool = False  # whether the piece is the last of its message
 
 
 class Framing:

@@ -28,18 +28,12 @@ _RST = struct.pack("ii", 1, 0)  # SO_LINGER: closing drops unsent data and reset
 class Exchange:
     """A request that arrived, and its answer."""
 
-    method: str
-    """The HTTP method."""
-    path: str
-    """The path of the request."""
-    at: float
-    """When the request arrived, by `time.monotonic()`."""
-    fault: str = ""
-    """The fault that hit the request, as in `lose_answer` or `answer 503`; empty: none."""
-    status: int | None = None
-    """The status of the answer, the proxy's or the service's; `None` while there is none."""
-    raw: bytearray = field(default_factory=bytearray, repr=False)
-    """The first 16 KiB of the request."""
+    method: str  # the HTTP method
+    path: str  # the path of the request
+    at: float  # when the request arrived, by `time.monotonic()`
+    fault: str = ""  # the fault that hit the request, as in `lose_answer` or `answer 503`; empty: none
+    status: int | None = None  # the status of the answer, the proxy's or the service's; `None` while there is none
+    raw: bytearray = field(default_factory=bytearray, repr=False)  # the first 16 KiB of the request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,8 +97,7 @@ ENDING: dict[Outcome | Literal["expired"], Event] = {
     "crash": Event.CRASH,
     "cancelled": Event.CANCEL,
     "expired": Event.EXPIRE,
-}
-"""The event of each end of a run: of the outcomes that holders report, and of an expired lease."""
+}  # the event of each end of a run: of the outcomes that holders report, and of an expired lease
 
 WOUND_DOWN = frozenset({Event.RETRY, Event.RELEASE, Event.CRASH, Event.EXPIRE})
 """Ends after which a task runs again, except where a cancel was requested: then the task is cancelled."""

@@ -41,8 +41,7 @@ __all__ = [
 
 _R = TypeVar("_R", bound=Struct)
 
-ENDS: frozenset[Outcome] = frozenset({"success", "fatal"})
-"""Outcomes that may have successors."""
+ENDS: frozenset[Outcome] = frozenset({"success", "fatal"})  # outcomes that may have successors
 
 _NULL = b"null"
 _NO_DEPENDENCIES = "needs dependencies, which this service lacks: schedule this task from the one before, with `then`"

@@ -44,12 +44,9 @@ def _boot_id() -> str:
 class Moment(NamedTuple):
     """A reading of both clocks of a store."""
 
-    now: float
-    """The time by which tasks are due, in seconds since the epoch."""
-    instant: float
-    """The same moment by the clock without steps, by which leases end."""
-    after_gap: bool
-    """The process did not run for a while before this reading."""
+    now: float  # the time by which tasks are due, in seconds since the epoch
+    instant: float  # the same moment by the clock without steps, by which leases end
+    after_gap: bool  # the process did not run for a while before this reading
 
 
 class StoreClock:

@@ -33,8 +33,7 @@ __all__ = ["Done", "GroupCommit", "RequestClass"]
 
 logger = logging.getLogger("leasekit.server")
 
-_COMMIT = 5000
-"""Items in one transaction, at most: a heartbeat may have to wait for so many before it."""
+_COMMIT = 5000  # items in one transaction, at most: a heartbeat may have to wait for so many before it
 
 _OUTAGE = 10.0  # seconds without a successful write after which leases are restarted: holders could not renew them
 
@@ -49,12 +48,9 @@ class RequestClass:
     """A class of requests: how a batch of them is applied, and how many items may wait."""
 
     name: str
-    apply: Callable[[UnitOfWork, Sequence[Any]], Sequence[Any]]
-    """Maps requests to answers, by position."""
-    capacity: int
-    """Items that may wait in the queue of this class."""
-    is_last: bool = False
-    """Requests are applied after all others of their transaction; Rule 3 does not depend on this."""
+    apply: Callable[[UnitOfWork, Sequence[Any]], Sequence[Any]]  # maps requests to answers, by position
+    capacity: int  # items that may wait in the queue of this class
+    is_last: bool = False  # requests are applied after all others of their transaction; Rule 3 does not depend on this
 
 
 @dataclass(slots=True, eq=False)

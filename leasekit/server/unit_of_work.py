@@ -40,11 +40,9 @@ class TaskEvent(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False)
     at: datetime
     id: str | None = None
     kind: str | None = None
-    status: Status | None = None
-    """The status after the event."""
+    status: Status | None = None  # the status after the event
     worker: str | None = None
-    outcome: str | None = None
-    """The outcome of a run that was settled."""
+    outcome: str | None = None  # the outcome of a run that was settled
 
 
 class UnitOfWork:

@@ -15,12 +15,9 @@ __all__ = ["Histories", "Mutant", "plant"]
 class Histories:
     """The histories in which a mutant has to show."""
 
-    under: str
-    """The stress, by its name in `STRESSES`."""
-    rules: Sequence[str]
-    """Rules of the checker: the mutant is dead once one of them is broken."""
-    seeds: int = 6
-    """The number of histories in which the mutant is looked for, at the most."""
+    under: str  # the stress, by its name in `STRESSES`
+    rules: Sequence[str]  # rules of the checker: the mutant is dead once one of them is broken
+    seeds: int = 6  # the number of histories in which the mutant is looked for, at the most
 
     def scenarios(self) -> list[Scenario]:
         """The histories, one for each seed."""
@@ -33,14 +30,11 @@ class Mutant:
     def __init__(
         self, breaks: str, *edits: Edit, by: Histories | None = None, test: str = "", why_test: str = ""
     ) -> None:
-        self.breaks = breaks
-        """What is wrong then, in one sentence."""
+        self.breaks = breaks  # what is wrong then, in one sentence
         self.edits = edits
         self.by = by
-        self.test = test
-        """The test, by its name for pytest."""
-        self.why_test = why_test
-        """Why no history shows this mutant."""
+        self.test = test  # the test, by its name for pytest
+        self.why_test = why_test  # why no history shows this mutant
 
 
 def plant(mutant: Mutant, root: Path) -> None:

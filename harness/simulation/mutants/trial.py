@@ -27,16 +27,11 @@ _PATIENCE = 600  # seconds of CPU time, as other processes may be busy: a mutant
 class Trial:
     """The outcome of one mutant."""
 
-    seeds: int = 0
-    """The number of histories that were run."""
-    killed_by: list[str] = field(default_factory=list[str])
-    """The expected rules that were broken."""
-    rules: dict[str, int] = field(default_factory=dict[str, int])
-    """All rules that were broken, and how often."""
-    why: str = ""
-    """The first violation."""
-    error: str = ""
-    """What went wrong in the program, which proves nothing."""
+    seeds: int = 0  # the number of histories that were run
+    killed_by: list[str] = field(default_factory=list[str])  # the expected rules that were broken
+    rules: dict[str, int] = field(default_factory=dict[str, int])  # all rules that were broken, and how often
+    why: str = ""  # the first violation
+    error: str = ""  # what went wrong in the program, which proves nothing
     seconds: float = 0.0
 
 

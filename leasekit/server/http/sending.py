@@ -45,8 +45,7 @@ class Sending:
 
     def __init__(self) -> None:
         self._of_claim: Counter[_Key] = Counter()
-        self.size = 0
-        """Bytes of all answers under way."""
+        self.size = 0  # bytes of all answers under way
 
     async def wait(self, key: _Key) -> None:
         """Wait a moment if there is no room for an answer to this claim; raise `Throttled` if there is still none.

@@ -35,19 +35,14 @@ _WITHOUT_CONTENT = Content(payload=b"null", collection=None, traceparent=None, p
 class WaitingClaim:
     """A claim whose caller waits for an answer."""
 
-    number: int
-    """The position in order of arrival, in which claims are served."""
+    number: int  # the position in order of arrival, in which claims are served
     worker: str
     claim_id: str
     kinds: Sequence[str]
-    limit: int
-    """The number of tasks; 0 ends the claim, so that nothing is granted to it later."""
-    arrived_at: float
-    """When the claim arrived, by the clock of `UnitOfWork.instant`."""
-    is_new: bool = True
-    """Whether the claim has not been tried before."""
-    is_gone: bool = False
-    """Whether all callers have left: nothing may be granted to the claim."""
+    limit: int  # the number of tasks; 0 ends the claim, so that nothing is granted to it later
+    arrived_at: float  # when the claim arrived, by the clock of `UnitOfWork.instant`
+    is_new: bool = True  # whether the claim has not been tried before
+    is_gone: bool = False  # whether all callers have left: nothing may be granted to the claim
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ class Identity(NamedTuple):
     """The identity of a store, and the point in its history that it has reached."""
 
     id: str
-    commits: int
-    """The number of transactions that have changed the store."""
+    commits: int  # the number of transactions that have changed the store
     start: str | None
     """The start in which the last of these was written; None: only an earlier version has written to the store."""
 

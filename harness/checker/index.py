@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import get_args, get_origin
 
 from harness import history as log
@@ -166,10 +167,17 @@ class Lives:
         """The leases of all tasks whose grant an event shows."""
         return [lease for life in self.tasks.values() for lease in life.known]
 
-    @property
+    @cached_property
     def servers(self) -> list[Process]:
         """The incarnations of the service, in the order in which they began."""
         return [server for server in self.processes.values() if server.began and server.began.role == "server"]
+
+    @cached_property
+    def restarts(self) -> list[tuple[float, float]]:
+        """When the service ended, and when it began again after that."""
+        starts = sorted(server.began.at for server in self.servers if server.began is not None)
+        stops = sorted(server.ended.at for server in self.servers if server.ended is not None)
+        return [(stop, min(start for start in starts if start >= stop)) for stop in stops if stop <= starts[-1]]
 
     def _take(self, event: log.Event) -> None:
         match event:

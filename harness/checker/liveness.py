@@ -1,48 +1,36 @@
 """The rules of liveness, L1-L7, each a function of a history."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 
 from harness import history as log
 from harness.checker.index import Lease, Life, Lives
-from harness.checker.rules import Rules, Violation
+from harness.checker.rules import Check, Found, Rules, Violation, violations
 
 __all__ = ["liveness"]
 
 _ENDED = frozenset({"success", "fatal_failure", "cancelled", "dropped", "dead"})
 _SET_BACK = "wall_back"  # the fault of a wall clock
 
-Found = Iterator[Violation]
-
 
 def liveness(lives: Lives, rules: Rules) -> list[Violation]:
     """Find the violations of L1-L7. L1, L2 and L4 hold from the moment at which the faults are over."""
-    found: list[Violation] = []
+    checks = _CHECKS
     if lives.over_at is not None and rules.start_within is not None:
-        room = _Room(lives)
-        found += _l1_granted_soon(lives, rules, room, rules.start_within)
-        found += _l2_taken_back(lives, rules, room, rules.start_within)
-    found += _l2_claims_no_more(lives, rules)
-    if lives.over_at is not None:
-        found += _l4_converges(lives)
-    if rules.lost_claim is not None:
-        found += _l4_no_leak(lives, rules, rules.lost_claim)
-    if rules.outage is not None:
-        found += _l3_outage(lives, rules, rules.outage)
-    found += _l5_no_zombie(lives, rules)
-    found += _l5_whole_runtime(lives, rules)
-    if rules.fresh is not None:
-        found += _l7_progress(lives, rules, rules.fresh)
-    if rules.restarts_extend:
-        found += _l6_restart(lives, rules)
-    return found
+        room = _Room(lives, lives.over_at, rules.start_within)
+        checks = (("L1", partial(_l1_granted_soon, room)), ("L2", partial(_l2_taken_back, room)), *_CHECKS)
+    return violations(lives, rules, checks)
 
 
 class _Room:
-    """The times in which each worker ran and had a free slot."""
+    """The times in which each worker ran and had a free slot; tasks that are ready start `within` seconds there."""
 
-    def __init__(self, lives: Lives) -> None:
+    def __init__(self, lives: Lives, over_at: float, within: float) -> None:
+        self.over_at = over_at
+        self.within = within
+        self.clock_stood = _service_clock_stood(lives)
         changes: dict[str, list[tuple[float, int]]] = {}
         for lease in lives.leases:
             for begin in lease.started:
@@ -83,15 +71,11 @@ def _below(
         yield free_since, until
 
 
-def _l1_granted_soon(lives: Lives, rules: Rules, room: _Room, within: float) -> Found:
+def _l1_granted_soon(room: _Room, life: Life, lives: Lives, rules: Rules) -> Found:
     """A ready task is granted soon where a worker has a free slot for its kind."""
-    assert lives.over_at is not None  # noqa: S101 - the caller checks
-    stood = _service_clock_stood(lives)
-    for life in lives.tasks.values():
-        if not life.asked or not life.is_durable or life.cancel_asked or (life.known[:1] and life.known[0].fence > 1):
-            continue
-        ready_at = max(life.acknowledged[0].at, _surely_due_at(life, lives, stood), lives.over_at)
-        yield from _must_start("L1", life, None, ready_at, lives, room, within)
+    if life.asked and life.is_durable and not life.cancel_asked and not (life.known and life.known[0].fence > 1):
+        ready_at = max(life.acknowledged[0].at, _surely_due_at(life, lives, room.clock_stood))
+        yield from _must_start(life, None, ready_at, lives, room)
 
 
 def _service_clock_stood(lives: Lives) -> list[tuple[float, float]]:
@@ -129,33 +113,31 @@ def _surely_due_at(life: Life, lives: Lives, stood: Iterable[tuple[float, float]
     return due_at
 
 
-def _l2_taken_back(lives: Lives, rules: Rules, room: _Room, within: float) -> Found:
+def _l2_taken_back(room: _Room, life: Life, lives: Lives, rules: Rules) -> Found:
     """The task of a dead holder is ready after the ttl, or at once where the holder could release it."""
-    assert lives.over_at is not None  # noqa: S101 - the caller checks
-    for life in lives.tasks.values():
-        for lease in life.known:
-            process = lives.processes.get(lease.holder)
-            if process is None or process.ended is None:
-                continue
-            # A settlement may have asked for a delay, whether or not its answer arrived.
-            is_settled = any(answer.verdict == "settled" for answer in lease.settle_answered)
-            if is_settled or any(not end.expired for end in lease.closed):
-                continue
-            ready_at = process.ended.at
-            # A settlement may not have arrived, and a holder does not release what it has lost.
-            if process.ended.how == "killed" or lease.lost or lease.refused or lease.settle_asked:
-                ready_at = max(ready_at, _surely_over_at(lease, lives, rules))
-            yield from _must_start("L2", life, lease, max(ready_at, lives.over_at), lives, room, within)
+    for lease in life.known:
+        process = lives.processes.get(lease.holder)
+        if process is None or process.ended is None:
+            continue
+        # A settlement may have asked for a delay, whether or not its answer arrived.
+        is_settled = any(answer.verdict == "settled" for answer in lease.settle_answered)
+        if is_settled or any(not end.expired for end in lease.closed):
+            continue
+        ready_at = process.ended.at
+        # A settlement may not have arrived, and a holder does not release what it has lost.
+        if process.ended.how == "killed" or lease.lost or lease.refused or lease.settle_asked:
+            ready_at = max(ready_at, _surely_over_at(lease, lives, rules))
+        yield from _must_start(life, lease, ready_at, lives, room)
 
 
-def _l2_claims_no_more(lives: Lives, rules: Rules) -> Found:
+def _l2_claims_no_more(life: Life, lives: Lives, rules: Rules) -> Found:
     """A worker that was asked to end claims nothing more."""
-    for lease in lives.leases:
+    for lease in life.known:
         for grant in lease.granted:
             process = lives.processes.get(grant.who)
             if process is not None and grant.asked_at > process.drains_at + rules.jitter:
                 why = f"it was claimed {grant.asked_at - process.drains_at:.1f} s after its worker was asked to end"
-                yield Violation(rule="L2", task=lease.task, why=why, events=[grant])
+                yield why, [grant]
 
 
 def _surely_over_at(lease: Lease, lives: Lives, rules: Rules) -> float:
@@ -174,9 +156,8 @@ def _surely_over_at(lease: Lease, lives: Lives, rules: Rules) -> float:
     return until + stood_still + rules.regrant_delay + rules.sweep
 
 
-def _must_start(
-    rule: str, life: Life, after: Lease | None, ready_at: float, lives: Lives, room: _Room, within: float
-) -> Found:
+def _must_start(life: Life, after: Lease | None, ready_at: float, lives: Lives, room: _Room) -> Found:
+    ready_at, within = max(ready_at, room.over_at), room.within
     fence = after.fence if after is not None else 0
     later = [lease for lease in life.known if lease.fence > fence]
     if after is not None and (life.final is None or (life.final.fence == fence and life.final.status in _ENDED)):
@@ -187,12 +168,13 @@ def _must_start(
     if life.asked and room.throughout(life.asked[0].kind, ready_at, ready_at + within):
         why = f"it was ready, a worker had a free slot, and it was not granted within {within:g} s"
         grants = [lease.grant for lease in (after, *later[:1]) if lease is not None]
-        yield Violation(rule=rule, task=life.task, why=why, events=[*life.acknowledged[:1], *grants])
+        yield why, [*life.acknowledged[:1], *grants]
 
 
-def _l3_outage(lives: Lives, rules: Rules, outage: float) -> Found:
+def _l3_outage(life: Life, lives: Lives, rules: Rules) -> Found:
     """No lease is lost in faults that are shorter than the outage that it survives."""
-    for lease in lives.leases:
+    outage = rules.outage or 0.0
+    for lease in life.known:
         for lost in lease.lost:
             if lost.reason not in ("expired", "strikes") or any(answer.at <= lost.at for answer in lease.refused):
                 continue
@@ -204,7 +186,7 @@ def _l3_outage(lives: Lives, rules: Rules, outage: float) -> Found:
             trouble = sum(end - begin for begin, end in stretches)
             if trouble < outage - rules.jitter:
                 why = f"fence {lease.fence} was lost in {trouble:.1f} s of faults: it has to survive {outage:.1f} s"
-                yield Violation(rule="L3", task=lease.task, why=why, events=[lease.grant, *lease.renewed[-1:], lost])
+                yield why, [lease.grant, *lease.renewed[-1:], lost]
 
 
 def _stretches(lives: Lives, who: str, since: float, until: float, bridge: float) -> Iterator[tuple[float, float]]:
@@ -227,17 +209,17 @@ def _stretches(lives: Lives, who: str, since: float, until: float, bridge: float
         yield begin, end
 
 
-def _l4_converges(lives: Lives) -> Found:
+def _l4_converges(life: Life, lives: Lives, rules: Rules) -> Found:
     """Once the faults are over, every task ends."""
-    for life in lives.tasks.values():
-        if life.final is not None and life.final.status not in _ENDED:
-            why = f"its final status is {life.final.status} after everything was drained"
-            yield Violation(rule="L4", task=life.task, why=why, events=[*life.acknowledged[:1], life.final])
+    if lives.over_at is not None and life.final is not None and life.final.status not in _ENDED:
+        why = f"its final status is {life.final.status} after everything was drained"
+        yield why, [*life.acknowledged[:1], life.final]
 
 
-def _l4_no_leak(lives: Lives, rules: Rules, outage: float) -> Found:
+def _l4_no_leak(life: Life, lives: Lives, rules: Rules) -> Found:
     """A lost answer to a claim costs a repeat, never a ttl: no lease expires without its holder knowing of it."""
-    for lease in lives.leases:
+    outage = rules.lost_claim or 0.0
+    for lease in life.known:
         process = lives.processes.get(lease.grant.holder) if isinstance(lease.grant, log.Issued) else None
         expiry = next((end for end in lease.closed if end.expired), None)
         if process is None or expiry is None or lease.granted:
@@ -247,45 +229,40 @@ def _l4_no_leak(lives: Lives, rules: Rules, outage: float) -> Found:
         stretches = list(_stretches(lives, process.who, lease.grant.at - 2 * outage, expiry.at, rules.bridge))
         if len(stretches) <= 1 and sum(end - begin for begin, end in stretches) < outage:
             why = f"fence {lease.fence} was granted to {process.who}, which got no answer, and expired"
-            yield Violation(rule="L4", task=lease.task, why=why, events=[lease.grant, expiry])
+            yield why, [lease.grant, expiry]
 
 
-def _l5_no_zombie(lives: Lives, rules: Rules) -> Found:
+def _l5_no_zombie(life: Life, lives: Lives, rules: Rules) -> Found:
     """Heartbeats alone keep no handler for ever: its runtime and its idle time are bounded."""
-    for life in lives.tasks.values():
-        longest = life.asked[0].max_runtime if life.asked else None
-        for lease in life.known:
-            if not lease.started:
-                continue
-            start = lease.started[0]
-            if lives.was_frozen(start.who, lease.asked_at, math.inf):
-                continue
-            # The lease is not renewed any more, and ends one ttl later, or a little more after a restart.
-            spare = life.longest_ttl * (1 + rules.spread) * (1 + rules.drift) + rules.jitter
-            if longest is not None:
-                last = max([effect.at for effect in lease.effects], default=start.at)
-                if last > _runs_until(lease, longest, spare, lives, rules):
-                    why = f"its handler ran for {last - start.at:.1f} s: {longest:g} were allowed"
-                    events = [*life.asked[:1], start, lease.effects[-1]]
-                    yield Violation(rule="L5", task=life.task, why=why, events=events)
-            if start.idle_timeout is not None:
-                yield from _idle(life.task, lease, start, start.idle_timeout * (1 + rules.drift) + spare)
+    longest = life.asked[0].max_runtime if life.asked else None
+    for lease in life.known:
+        if not lease.started or lives.was_frozen(lease.started[0].who, lease.asked_at, math.inf):
+            continue
+        start = lease.started[0]
+        # The lease is not renewed any more, and ends one ttl later, or a little more after a restart.
+        spare = life.longest_ttl * (1 + rules.spread) * (1 + rules.drift) + rules.jitter
+        if longest is not None:
+            last = max([effect.at for effect in lease.effects], default=start.at)
+            if last > _runs_until(lease, longest, spare, lives, rules):
+                why = f"its handler ran for {last - start.at:.1f} s: {longest:g} were allowed"
+                yield why, [*life.asked[:1], start, lease.effects[-1]]
+        if start.idle_timeout is not None:
+            yield from _idle(lease, start, start.idle_timeout * (1 + rules.drift) + spare)
 
 
-def _l5_whole_runtime(lives: Lives, rules: Rules) -> Found:
+def _l5_whole_runtime(life: Life, lives: Lives, rules: Rules) -> Found:
     """No beat of a live lease is refused before the runtime is over, in spite of clock steps and restarts."""
-    for life in lives.tasks.values():
-        longest = life.asked[0].max_runtime if life.asked else None
-        for lease in life.known if longest is not None else []:
-            over_at = lease.started[0].at + (longest or 0.0) * (1 - rules.drift) if lease.started else math.inf
-            grants: list[log.Issued | log.Extended] = [*lease.issued, *lease.extended]
-            for beat in lease.served:
-                if beat.what != "beat" or beat.verdict != "gone" or beat.at >= over_at:
-                    continue
-                until = max([it.at + it.ttl * (1 - rules.drift) for it in grants if it.at <= beat.at], default=0.0)
-                if beat.at < until - rules.jitter and not any(end.at <= beat.at for end in lease.closed):
-                    why = f"a beat was refused {over_at - beat.at:.1f} s before its runtime of {longest:g} s was over"
-                    yield Violation(rule="L5", task=life.task, why=why, events=[lease.started[0], beat])
+    longest = life.asked[0].max_runtime if life.asked else None
+    for lease in life.known if longest is not None else []:
+        over_at = lease.started[0].at + (longest or 0.0) * (1 - rules.drift) if lease.started else math.inf
+        grants: list[log.Issued | log.Extended] = [*lease.issued, *lease.extended]
+        for beat in lease.served:
+            if beat.what != "beat" or beat.verdict != "gone" or beat.at >= over_at:
+                continue
+            until = max([it.at + it.ttl * (1 - rules.drift) for it in grants if it.at <= beat.at], default=0.0)
+            if beat.at < until - rules.jitter and not any(end.at <= beat.at for end in lease.closed):
+                why = f"a beat was refused {over_at - beat.at:.1f} s before its runtime of {longest:g} s was over"
+                yield why, [lease.started[0], beat]
 
 
 def _runs_until(lease: Lease, longest: float, spare: float, lives: Lives, rules: Rules) -> float:
@@ -300,68 +277,58 @@ def _runs_until(lease: Lease, longest: float, spare: float, lives: Lives, rules:
     until = since + longest * (1 + rules.drift) + stood_still + spare
     for down in (fault for fault in lives.faults if fault.name == "server_reboot" and fault.at > began_at):
         until += (down.lasts or 0.0) + spare if down.at <= until else 0.0
-    return _restarted(lives, began_at, until, spare)
-
-
-def _restarted(lives: Lives, since: float, until: float, spare: float) -> float:
-    """`until`, or later where restarts of the service in between have extended the lease."""
-    for server in lives.servers:
-        if server.began is not None and since <= server.began.at <= until:
+    for server in lives.servers:  # each restart in between has extended the lease
+        if server.began is not None and began_at <= server.began.at <= until:
             until = max(until, server.began.at + spare)
     return until
 
 
-def _idle(task: str, lease: Lease, start: log.Started, allowed: float) -> Found:
+def _idle(lease: Lease, start: log.Started, allowed: float) -> Found:
     moved_at = start.at
     for effect in lease.effects:
         if effect.at - moved_at > allowed:
-            why = f"its handler had reported no progress for {effect.at - moved_at:.1f} s, and went on"
-            yield Violation(rule="L5", task=task, why=why, events=[start, effect])
+            yield f"its handler had reported no progress for {effect.at - moved_at:.1f} s, and went on", [start, effect]
             return
         if effect.progress:
             moved_at = effect.at
 
 
-def _l6_restart(lives: Lives, rules: Rules) -> Found:
+def _l6_restart(life: Life, lives: Lives, rules: Rules) -> Found:
     """A restart of the service ends no lease: every live one gets a whole ttl again."""
-    starts = sorted(server.began.at for server in lives.servers if server.began is not None)
-    stops = sorted(server.ended.at for server in lives.servers if server.ended is not None)
-    pairs = [(stop, next((start for start in starts if start >= stop), None)) for stop in stops]
-    for life in lives.tasks.values():
-        for lease, after in pairwise(life.known):
-            for stop, start in pairs:
-                if start is None or not lease.grant.at <= stop < lease.surely_until(rules.drift):
-                    continue
-                until = start + lease.ttl * (1 - rules.drift)
-                ended = any(ask.at <= after.grant.at for ask in lease.settle_asked)
-                ended = ended or any(not end.expired and end.at <= after.grant.at for end in lease.closed)
-                if start < after.grant.at < until and not ended and not _holder_ended(lives, lease, after.grant.at):
-                    why = f"a restart ended the lease of fence {lease.fence} {until - after.grant.at:.1f} s too early"
-                    yield Violation(rule="L6", task=life.task, why=why, events=[lease.grant, after.grant])
+    for lease, after in pairwise(life.known):
+        for stop, start in lives.restarts if rules.restarts_extend else ():
+            if not lease.grant.at <= stop < lease.surely_until(rules.drift):
+                continue
+            until = start + lease.ttl * (1 - rules.drift)
+            ended = any(ask.at <= after.grant.at for ask in lease.settle_asked)
+            ended = ended or any(not end.expired and end.at <= after.grant.at for end in lease.closed)
+            if start < after.grant.at < until and not ended and not _holder_ended(lives, lease, after.grant.at):
+                why = f"a restart ended the lease of fence {lease.fence} {until - after.grant.at:.1f} s too early"
+                yield why, [lease.grant, after.grant]
 
 
-def _l7_progress(lives: Lives, rules: Rules, fresh: float) -> Found:
+def _l7_progress(life: Life, lives: Lives, rules: Rules) -> Found:
     """The next holder gets the progress of the last one, except for reports from its last moments.
 
     The service keeps all acknowledged progress, whichever beats arrive late. Progress is assumed to grow.
     """
-    for life in lives.tasks.values():
-        for lease, after in pairwise(life.known):
-            if not after.granted or not after.started:  # the answer to an ended claim has no progress
-                continue
-            ended = lives.process(lease.holder).ended if lease.holder else None
-            ends = [after.grant.at, *(end.at for end in (*lease.lost, *lease.refused, *lease.closed))]
-            by = min(*ends, math.inf if ended is None else ended.at) - fresh
-            reports = [effect for effect in reversed(lease.effects) if effect.reported is not None and effect.at <= by]
-            report = next((effect for effect in reports if _was_calm(lives, effect, fresh, lease, rules)), None)
-            got = after.granted[0].progress
-            kept = max((beat for beat in lease.renewed if beat.progress is not None), key=_progress, default=None)
-            if kept is not None and after.fence == lease.fence + 1 and (got is None or got < _progress(kept)):
-                why = f"fence {after.fence} was given progress {got}: {kept.progress} had been acknowledged"
-                yield Violation(rule="L7", task=life.task, why=why, events=[lease.grant, kept, after.granted[0]])
-            if report is not None and report.reported is not None and (got is None or got < report.reported):
-                why = f"fence {after.fence} was given progress {got}: {report.reported} was reported long before"
-                yield Violation(rule="L7", task=life.task, why=why, events=[lease.grant, report, after.granted[0]])
+    fresh = rules.fresh
+    for lease, after in pairwise(life.known):
+        if fresh is None or not after.granted or not after.started:  # the answer to an ended claim has no progress
+            continue
+        ended = lives.process(lease.holder).ended if lease.holder else None
+        ends = [after.grant.at, *(end.at for end in (*lease.lost, *lease.refused, *lease.closed))]
+        by = min(*ends, math.inf if ended is None else ended.at) - fresh
+        reports = [effect for effect in reversed(lease.effects) if effect.reported is not None and effect.at <= by]
+        report = next((effect for effect in reports if _was_calm(lives, effect, fresh, lease, rules)), None)
+        got = after.granted[0].progress
+        kept = max((beat for beat in lease.renewed if beat.progress is not None), key=_progress, default=None)
+        if kept is not None and after.fence == lease.fence + 1 and (got is None or got < _progress(kept)):
+            why = f"fence {after.fence} was given progress {got}: {kept.progress} had been acknowledged"
+            yield why, [lease.grant, kept, after.granted[0]]
+        if report is not None and report.reported is not None and (got is None or got < report.reported):
+            why = f"fence {after.fence} was given progress {got}: {report.reported} was reported long before"
+            yield why, [lease.grant, report, after.granted[0]]
 
 
 def _progress(beat: log.Renewed) -> float:
@@ -380,3 +347,15 @@ def _was_calm(lives: Lives, report: log.Effect, fresh: float, lease: Lease, rule
 def _holder_ended(lives: Lives, lease: Lease, by: float) -> bool:
     ended = lives.process(lease.holder).ended if lease.holder else None
     return not lease.holder or (ended is not None and ended.at <= by)
+
+
+_CHECKS: Sequence[tuple[str, Check]] = (
+    ("L2", _l2_claims_no_more),
+    ("L3", _l3_outage),
+    ("L4", _l4_converges),
+    ("L4", _l4_no_leak),
+    ("L5", _l5_no_zombie),
+    ("L5", _l5_whole_runtime),
+    ("L6", _l6_restart),
+    ("L7", _l7_progress),
+)

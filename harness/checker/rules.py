@@ -1,12 +1,13 @@
 """The checker's expectations of a history, and the violations that it finds."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from harness.checker.index import Life, Lives
 from harness.history import Event, encode
 from leasekit.config import DRIFT, Heartbeats
 
-__all__ = ["Rules", "Violation"]
+__all__ = ["Check", "Found", "Rules", "Violation", "violations"]
 
 _SHOWN = 12
 
@@ -56,3 +57,17 @@ class Violation:
         lines = [f"{self.rule} {self.task}: {self.why}" if self.task else f"{self.rule}: {self.why}"]
         shown = sorted(self.events, key=lambda event: event.at)[:_SHOWN]
         return "\n".join([*lines, *(f"    {encode(event).decode()}" for event in shown)])
+
+
+Found = Iterator[tuple[str, Sequence[Event]]]  # why a promise about a task is broken, and the events that show it
+Check = Callable[[Life, Lives, Rules], Found]
+
+
+def violations(lives: Lives, rules: Rules, checks: Sequence[tuple[str, Check]]) -> list[Violation]:
+    """Apply each check to each task."""
+    return [
+        Violation(rule=rule, why=why, task=life.task, events=events)
+        for life in lives.tasks.values()
+        for rule, check in checks
+        for why, events in check(life, lives, rules)
+    ]

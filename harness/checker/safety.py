@@ -1,12 +1,12 @@
 """The rules of safety, S1-S11, each a function of a history."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
 
 from harness import history as log
 from harness.checker.index import Lease, Life, Lives
-from harness.checker.rules import Rules, Violation
+from harness.checker.rules import Check, Found, Rules, Violation, violations
 
 __all__ = ["safety"]
 
@@ -16,18 +16,11 @@ _ENDS = {"success": "success", "fatal": "fatal_failure", "cancelled": "cancelled
 _CANCELS = frozenset({"cancelled", "cancel_requested", "gone"})
 """Answers to a cancel after which the task does not run again."""
 
-Found = Iterator[Violation]
-
 
 def safety(lives: Lives, rules: Rules) -> list[Violation]:
     """Find the violations of S1-S11."""
-    violations: list[Violation] = []
-    for life in lives.tasks.values():
-        for of_task in _OF_TASK:
-            violations += of_task(life, lives, rules)
-    for of_all in (_s7_claims, _s11_order, _s11_dedupe):
-        violations += of_all(lives, rules)
-    return violations
+    of_all = (_s7_claims(lives, rules), _s11_order(lives, rules), _s11_dedupe(lives, rules))
+    return [*violations(lives, rules, _OF_TASK), *chain(*of_all)]
 
 
 def _s1_one_lease(life: Life, lives: Lives, rules: Rules) -> Found:
@@ -35,17 +28,15 @@ def _s1_one_lease(life: Life, lives: Lives, rules: Rules) -> Found:
     for lease in life.known:
         grants: list[log.Issued | log.Granted] = [*lease.issued, *lease.granted]
         if len({grant.token for grant in grants}) > 1 or not _has_one_holder(lease, lives):
-            yield Violation(rule="S1", task=life.task, why=f"fence {lease.fence} was granted twice", events=grants)
+            yield f"fence {lease.fence} was granted twice", grants
         elif len(lease.issued) > 1:
-            why = f"fence {lease.fence} was issued twice"
-            yield Violation(rule="S1", task=life.task, why=why, events=lease.issued)
+            yield f"fence {lease.fence} was issued twice", lease.issued
     for before, after in pairwise(life.known):
         if after.grant.at < before.asked_at:
-            why = f"fence {after.fence} was granted before fence {before.fence}"
-            yield Violation(rule="S1", task=life.task, why=why, events=[before.grant, after.grant])
+            yield f"fence {after.fence} was granted before fence {before.fence}", [before.grant, after.grant]
         if before.issued and after.issued and not any(end.at <= after.grant.at for end in before.closed):
             why = f"fence {after.fence} was granted while fence {before.fence} was held"
-            yield Violation(rule="S1", task=life.task, why=why, events=[before.grant, after.grant, *before.closed])
+            yield why, [before.grant, after.grant, *before.closed]
 
 
 def _has_one_holder(lease: Lease, lives: Lives) -> bool:
@@ -73,10 +64,10 @@ def _s2_one_handler(life: Life, lives: Lives, rules: Rules) -> Found:
             continue
         if ends is not None and last.at > ends.at:
             why = f"fence {lease.fence} acted {last.at - ends.at:.3f} s after its lease was over"
-            yield Violation(rule="S2", task=life.task, why=why, events=[lease.grant, ends, last])
+            yield why, [lease.grant, ends, last]
         elif lease.started and last.at > (until := lease.at_most_until(rules.drift)):
             why = f"fence {lease.fence} acted {last.at - until:.3f} s after its ttl, when another may have been granted"
-            yield Violation(rule="S2", task=life.task, why=why, events=[lease.grant, *lease.renewed[-1:], last])
+            yield why, [lease.grant, *lease.renewed[-1:], last]
 
 
 def _s3_fenced(life: Life, lives: Lives, rules: Rules) -> Found:
@@ -84,7 +75,7 @@ def _s3_fenced(life: Life, lives: Lives, rules: Rules) -> Found:
     if (unknown := life.leases.get(0)) is not None and not unknown.is_known:
         accepted = [answer for answer in unknown.served if answer.verdict in ("renewed", "settled")]
         if accepted:
-            yield Violation(rule="S3", task=life.task, why="a token that was never granted wrote", events=accepted)
+            yield "a token that was never granted wrote", accepted
     for before, after in pairwise(life.known):
         stale: list[log.Event] = [beat for beat in before.renewed if beat.asked_at > after.grant.at]
         stale += [answer for answer in before.served if answer.verdict == "renewed" and answer.at > after.grant.at]
@@ -101,7 +92,7 @@ def _s3_fenced(life: Life, lives: Lives, rules: Rules) -> Found:
             stale += [answer for answer in first.values() if answer.at > after.grant.at]
         if stale:
             why = f"fence {before.fence} wrote after fence {after.fence} was granted"
-            yield Violation(rule="S3", task=life.task, why=why, events=[before.grant, after.grant, *stale])
+            yield why, [before.grant, after.grant, *stale]
 
 
 def _s4_one_outcome(life: Life, lives: Lives, rules: Rules) -> Found:
@@ -114,15 +105,13 @@ def _s4_one_outcome(life: Life, lives: Lives, rules: Rules) -> Found:
         if answer.verdict == "settled" and answer.outcome in _ENDS
     }
     if len(ends) > 1:
-        yield Violation(rule="S4", task=life.task, why="it ended more than once", events=ends)
+        yield "it ended more than once", ends
     if len(accepted) > 1:
-        why = "more than one end was accepted"
-        yield Violation(rule="S4", task=life.task, why=why, events=list(accepted.values()))
+        yield "more than one end was accepted", list(accepted.values())
     for answer in accepted.values():
         success = next((ask for ask in life.leases[answer.fence].settle_asked if ask.outcome == "success"), None)
         if success is not None and answer.outcome == "fatal":
-            why = "its result was thrown away, and a fatal failure reported instead"
-            yield Violation(rule="S4", task=life.task, why=why, events=[success, answer])
+            yield "its result was thrown away, and a fatal failure reported instead", [success, answer]
     ended: list[log.Event] = [*ends, *accepted.values()]
     if not ended:
         return
@@ -130,18 +119,18 @@ def _s4_one_outcome(life: Life, lives: Lives, rules: Rules) -> Found:
     later: list[log.Event] = [grant for lease in life.known for grant in lease.issued if grant.at > first.at]
     later += [grant for lease in life.known if not lease.issued for grant in lease.granted if grant.asked_at > first.at]
     if later:
-        yield Violation(rule="S4", task=life.task, why="it was granted after its end", events=[first, *later])
+        yield "it was granted after its end", [first, *later]
     if life.final is not None:
         statuses = {_ENDS[answer.outcome] for answer in accepted.values()} | {end.status for end in ends}
         if life.final.status not in statuses:
             why = f"it ended as {', '.join(sorted(statuses))}, and its final status is {life.final.status}"
-            yield Violation(rule="S4", task=life.task, why=why, events=[first, life.final])
+            yield why, [first, life.final]
 
 
 def _s5_no_loss(life: Life, lives: Lives, rules: Rules) -> Found:
     """A task whose schedule was acknowledged exists at the end."""
     if life.final is None and life.acknowledged and any(other.final is not None for other in lives.tasks.values()):
-        yield Violation(rule="S5", task=life.task, why="it was acknowledged, and is lost", events=life.acknowledged)
+        yield "it was acknowledged, and is lost", life.acknowledged
 
 
 def _s6_whole_ttl(life: Life, lives: Lives, rules: Rules) -> Found:
@@ -151,14 +140,12 @@ def _s6_whole_ttl(life: Life, lives: Lives, rules: Rules) -> Found:
         for end in lease.closed:
             if end.expired and end.at < lease.surely_until(rules.drift):
                 why = f"fence {lease.fence} expired {held_until - end.at:.3f} s before its ttl had passed"
-                yield Violation(rule="S6", task=life.task, why=why, events=[lease.grant, *lease.renewed[-1:], end])
+                yield why, [lease.grant, *lease.renewed[-1:], end]
     for before, after in pairwise(life.known):
         held_until = before.surely_until(rules.drift) + rules.regrant_delay
         if after.grant.at < held_until and not _was_ended(before, after.grant.at, lives):
             why = f"fence {after.fence} was granted {held_until - after.grant.at:.3f} s too early"
-            yield Violation(
-                rule="S6", task=life.task, why=why, events=[before.grant, *before.renewed[-1:], after.grant]
-            )
+            yield why, [before.grant, *before.renewed[-1:], after.grant]
 
 
 def _was_ended(lease: Lease, by: float, lives: Lives) -> bool:
@@ -176,12 +163,11 @@ def _s7_repeats(life: Life, lives: Lives, rules: Rules) -> Found:
     """A repeat is answered like the first request, and changes nothing."""
     own = [answer for answer in life.acknowledged if answer.asked == life.task and answer.created]
     if len(own) > 1:
-        yield Violation(rule="S7", task=life.task, why="it was created more than once", events=own)
+        yield "it was created more than once", own
     keyed = {asked.task for asked in life.asked if asked.dedupe_key is not None}
     for answer in life.acknowledged:
         if answer.asked != answer.task and answer.asked not in keyed and not _has_key(lives, answer.asked):
-            why = f"a schedule of {answer.asked} without a dedupe key was answered with it"
-            yield Violation(rule="S7", task=life.task, why=why, events=[answer])
+            yield f"a schedule of {answer.asked} without a dedupe key was answered with it", [answer]
     for lease in life.leases.values():
         yield from _s7_settlements(life.task, lease)
 
@@ -195,21 +181,18 @@ def _s7_settlements(task: str, lease: Lease) -> Found:
     served = {(it.outcome, it.digest): it for it in lease.served[::-1] if it.verdict == "settled"}
     for accepted in (settled, served):
         if len(accepted) > 1:
-            why = f"fence {lease.fence} was settled in more than one way"
-            yield Violation(rule="S7", task=task, why=why, events=list(accepted.values()))
+            yield f"fence {lease.fence} was settled in more than one way", list(accepted.values())
     for again in lease.served:
         before = served.get((again.outcome, again.digest)) if again.what == "settle" else None
         if before is not None and again.verdict == "gone" and again.at > before.at:
-            why = f"a settlement of fence {lease.fence} was accepted, and its repeat refused"
-            yield Violation(rule="S7", task=task, why=why, events=[before, again])
+            yield f"a settlement of fence {lease.fence} was accepted, and its repeat refused", [before, again]
     for answer in lease.settle_answered:
         first = settled.get((answer.outcome, answer.digest))
         if first is not None and answer.verdict == "gone" and answer.asked_at > first.at:
-            why = f"a settlement of fence {lease.fence} was accepted, and its repeat refused"
-            yield Violation(rule="S7", task=task, why=why, events=[first, answer])
+            yield f"a settlement of fence {lease.fence} was accepted, and its repeat refused", [first, answer]
 
 
-def _s7_claims(lives: Lives, rules: Rules) -> Found:
+def _s7_claims(lives: Lives, rules: Rules) -> Iterator[Violation]:
     """The repeat of a claim gets the leases of the first answer that are still held, and no others."""
     issued: dict[tuple[str, str], log.Issued] = {}
     for lease in sorted(lives.leases, key=lambda lease: lease.grant.at) if rules.claims_once else ():
@@ -243,8 +226,7 @@ def _s8_no_revival(life: Life, lives: Lives, rules: Rules) -> Found:
         revived += [answer for answer in lease.served if answer.verdict == "renewed" and answer.at > since]
         revived += [extension for extension in lease.extended if extension.at > closed_at]
         if revived:
-            why = f"fence {lease.fence} was over, and was renewed"
-            yield Violation(rule="S8", task=life.task, why=why, events=[*lease.closed, *lease.refused, *revived])
+            yield f"fence {lease.fence} was over, and was renewed", [*lease.closed, *lease.refused, *revived]
 
 
 def _s9_begun_late(life: Life, lives: Lives, rules: Rules) -> Found:
@@ -252,16 +234,14 @@ def _s9_begun_late(life: Life, lives: Lives, rules: Rules) -> Found:
     for lease in life.leases.values():
         for start in lease.started:
             if not lease.is_known:
-                why = f"its handler began under fence {lease.fence}, which was never granted"
-                yield Violation(rule="S9", task=life.task, why=why, events=[start])
+                yield f"its handler began under fence {lease.fence}, which was never granted", [start]
             elif any(grant.who != start.who for grant in lease.granted):
                 why = f"its handler began in {start.who}, which was not granted fence {lease.fence}"
-                yield Violation(rule="S9", task=life.task, why=why, events=[lease.grant, start])
+                yield why, [lease.grant, start]
             elif start.at > lease.at_most_until(rules.drift) and not lives.was_frozen(
                 start.who, lease.asked_at, start.at
             ):
-                why = f"its handler began after fence {lease.fence} was over"
-                yield Violation(rule="S9", task=life.task, why=why, events=[lease.grant, *lease.renewed[-1:], start])
+                yield f"its handler began after fence {lease.fence} was over", [lease.grant, *lease.renewed[-1:], start]
 
 
 def _s10_bounded(life: Life, lives: Lives, rules: Rules) -> Found:
@@ -276,23 +256,21 @@ def _s10_bounded(life: Life, lives: Lives, rules: Rules) -> Found:
         if answer.verdict == "settled" and answer.outcome == "retry"
     }
     if limits.max_attempts is not None and len(retries) > limits.max_attempts:
-        why = f"{len(retries)} attempts ended in retry: at most {limits.max_attempts} may"
-        yield Violation(rule="S10", task=life.task, why=why, events=[limits, *retries.values()])
+        yield f"{len(retries)} attempts ended in retry: at most {limits.max_attempts} may", [limits, *retries.values()]
     final = life.final
     crashed = final.crashes if final is not None else 0
     expired = [end for lease in life.leases.values() for end in lease.closed if end.expired]
     if crashed > limits.max_crashes + 1 or (final is None and len(expired) > limits.max_crashes + 1):
         why = f"it crashed {max(crashed, len(expired))} times: at most {limits.max_crashes} may, and one more"
-        yield Violation(rule="S10", task=life.task, why=why, events=[limits, *expired])
+        yield why, [limits, *expired]
     if final is None:
         return
     is_past = (limits.max_attempts is not None and len(retries) >= limits.max_attempts) or crashed > limits.max_crashes
     if is_past and final.status not in ("dead", "cancelled", *_ENDS.values()):
-        why = f"it is past its limits, and its final status is {final.status}"
-        yield Violation(rule="S10", task=life.task, why=why, events=[limits, final])
+        yield f"it is past its limits, and its final status is {final.status}", [limits, final]
     may_be = len(life.leases) - crashed  # a retry whose answer was lost counts too
     if final.status == "dead" and crashed <= limits.max_crashes and may_be < (limits.max_attempts or may_be + 1):
-        yield Violation(rule="S10", task=life.task, why="it is dead within its limits", events=[limits, final])
+        yield "it is dead within its limits", [limits, final]
 
 
 def _s11_gated(life: Life, lives: Lives, rules: Rules) -> Found:
@@ -308,19 +286,16 @@ def _s11_gated(life: Life, lives: Lives, rules: Rules) -> Found:
             if (grant.at if isinstance(grant, log.Issued) else grant.asked_at) > answer.at
         ]
         if after:
-            why = f"its cancel was answered with {answer.verdict}, and it was granted after that"
-            yield Violation(rule="S11", task=life.task, why=why, events=[answer, *after])
+            yield f"its cancel was answered with {answer.verdict}, and it was granted after that", [answer, *after]
             break
     if rules.due_slack is None or not life.asked or (due_at := life.asked[0].due_at) is None:
         return
     early = [lease.grant for lease in life.known if lease.grant.at < due_at - rules.due_slack]
     if early:
-        yield Violation(
-            rule="S11", task=life.task, why="it was granted before it was due", events=[*life.asked, *early]
-        )
+        yield "it was granted before it was due", [*life.asked, *early]
 
 
-def _s11_order(lives: Lives, rules: Rules) -> Found:
+def _s11_order(lives: Lives, rules: Rules) -> Iterator[Violation]:
     """The most urgent task of a kind is granted first; only fresh tasks count as waiting."""
     if not rules.ordered:
         return
@@ -333,7 +308,7 @@ def _s11_order(lives: Lives, rules: Rules) -> Found:
         if len({(asked.kind, asked.priority) for asked in life.asked}) == 1
     }
 
-    def judge() -> Found:
+    def judge() -> Iterator[Violation]:
         for grant in grants:
             if grant.task in about:
                 waiting.get(about[grant.task].kind, {}).pop(grant.task, None)
@@ -374,7 +349,7 @@ def _may_be_granted(lives: Lives, life: Life, by: float) -> bool:
     return known[0].grant.at <= by or known[0].fence > 1
 
 
-def _s11_dedupe(lives: Lives, rules: Rules) -> Found:
+def _s11_dedupe(lives: Lives, rules: Rules) -> Iterator[Violation]:
     """A kind and a dedupe key have one task at a time, within the window of the key."""
     firsts: dict[tuple[str, str], tuple[log.Asked, log.Acknowledged]] = {}
     answers = (answer for life in lives.tasks.values() for answer in life.acknowledged if answer.created)
@@ -394,7 +369,8 @@ def _s11_dedupe(lives: Lives, rules: Rules) -> Found:
         firsts[key] = (asked, answer)
 
 
-_OF_TASK: Sequence[Callable[[Life, Lives, Rules], Found]] = (
-    _s1_one_lease, _s2_one_handler, _s3_fenced, _s4_one_outcome, _s5_no_loss, _s6_whole_ttl, _s7_repeats,
-    _s8_no_revival, _s9_begun_late, _s10_bounded, _s11_gated,
+_OF_TASK: Sequence[tuple[str, Check]] = (
+    ("S1", _s1_one_lease), ("S2", _s2_one_handler), ("S3", _s3_fenced), ("S4", _s4_one_outcome), ("S5", _s5_no_loss),
+    ("S6", _s6_whole_ttl), ("S7", _s7_repeats), ("S8", _s8_no_revival), ("S9", _s9_begun_late), ("S10", _s10_bounded),
+    ("S11", _s11_gated),
 )  # fmt: skip

@@ -40,13 +40,6 @@ from typing import Any, Literal, Self, TypeVar
 import msgspec
 from msgspec import Struct
 
-__all__ = [
-    "Acknowledged", "Asked", "Began", "CancelAnswered", "CancelAsked", "Closed", "Draining", "Effect", "Ended",
-    "Event", "Extended", "Fault", "FaultsOver", "Final", "Frozen", "Granted", "Issued", "LeaseEvent", "Log", "Lost",
-    "Paused", "Refused", "Renewed", "Resumed", "Served", "SettleAnswered", "SettleAsked", "Started", "Stopped",
-    "Thawed", "boottime", "decode", "encode", "merge", "read",
-]  # fmt: skip
-
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has the first
 _TOKEN = 6  # characters of a token that may be written
 

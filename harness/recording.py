@@ -31,8 +31,6 @@ from harness.history import (
 from leasekit.backend import Backend, Scheduler
 from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, TaskInfo, Verdict
 
-__all__ = ["Recorded", "digest"]
-
 V = TypeVar("V")
 
 _SCHEDULING = frozenset({"schedule", "cancel", "get", "stats", "list_tasks"})

@@ -7,8 +7,6 @@ from leasekit.config import Heartbeats
 from leasekit.errors import ConfigError
 from leasekit.task import NewTask, Status
 
-__all__ = ["check_arguments", "check_ids", "check_retry", "checked_status"]
-
 
 def check_arguments(*, service: object, heartbeats: object, hooks: object, retry_for: object = None) -> None:
     """Raise `ConfigError` for the first argument of a wrong type. None stands for a default."""

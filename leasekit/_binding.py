@@ -7,8 +7,6 @@ from leasekit._driver.connection import Connection
 from leasekit._driver.keeping.held_lease import HeldLease, Owner
 from leasekit.task import Task
 
-__all__ = ["Reserve", "bind", "give_back", "reserve_of"]
-
 Reserve: TypeAlias = Callable[[Task, Owner | None], tuple[Connection, HeldLease] | None]
 """Reserve the lease of a task for an owner; for None, give the task back. None: this process does not hold it."""
 

@@ -23,8 +23,6 @@ from leasekit._leased_run import LeasedRun
 from leasekit.errors import LeaseLost
 from leasekit.task import Verdict
 
-__all__ = ["AsyncExit", "Exit", "end_of_block", "leave"]
-
 _LOOK = 1.0
 _LAST_WORD = 10.0  # seconds to wait for the answer to a result that is reported after the end of trust
 

@@ -7,8 +7,6 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from leasekit.hooks import Answered, AtRisk, Event, Lost, ReportDelayed, Sent
 
-__all__ = ["SYSTEM", "Metrics"]
-
 SYSTEM = {"messaging.system": "leasekit"}
 """The attribute of every record."""
 

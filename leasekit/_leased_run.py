@@ -24,8 +24,6 @@ from leasekit.errors import Cancelled, Draining, Fatal, LeaseError, LeaseLost, N
 from leasekit.hooks import Running
 from leasekit.task import NewTask, Outcome, Settlement, Task
 
-__all__ = ["LeasedRun", "OutcomeOf", "outcome_of"]
-
 logger = logging.getLogger("leasekit")
 
 P = ParamSpec("P")

@@ -21,8 +21,6 @@ from leasekit.hooks import Hooks
 from leasekit.registry import open_backend
 from leasekit.task import Task
 
-__all__ = ["Session"]
-
 # Two threads that use a client at once get one connection. Reentrant: signal handlers may close clients.
 _connecting = threading.RLock()
 

@@ -6,8 +6,6 @@ from urllib.parse import parse_qsl, urlsplit
 
 from leasekit.errors import ConfigError
 
-__all__ = ["Options", "options"]
-
 _SHARED = ("region", "endpoint", "ttl")
 _SHORTEST, _LONGEST = 2.0, 365 * 86400.0
 

@@ -8,8 +8,6 @@ from leasekit_aws.backend import AwsBackend
 from leasekit_aws.service import Service
 from leasekit_aws.shared_keepers import SharedKeepers
 
-__all__ = ["adopt", "close_all"]
-
 # Each task begins with a heartbeat that the loop waits for: at one heartbeat a second it could begin one task a second.
 _keepers: SharedKeepers[AwsBackend] = SharedKeepers(Heartbeats(rate=10))
 

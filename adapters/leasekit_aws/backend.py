@@ -20,8 +20,6 @@ from leasekit_aws.errors import Answered, Forbidden, Unreached
 from leasekit_aws.polls import Polls
 from leasekit_aws.service import Service
 
-__all__ = ["AwsBackend"]
-
 logger = logging.getLogger("leasekit")
 
 _AT_ONCE = 10  # calls of one connection at the same time

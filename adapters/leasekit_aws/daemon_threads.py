@@ -10,8 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import TypeVar
 
-__all__ = ["in_thread"]
-
 T = TypeVar("T")
 
 

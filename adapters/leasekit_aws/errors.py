@@ -19,8 +19,6 @@ from botocore import exceptions as boto
 
 from leasekit.errors import BackendError, ProtocolError, Refused, Throttled, Unavailable
 
-__all__ = ["Answered", "Forbidden", "Unreached", "meaning"]
-
 
 class Unreached(Unavailable):
     """The request did not reach the service: it was certainly not applied."""

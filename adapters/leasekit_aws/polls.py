@@ -23,8 +23,6 @@ from leasekit.errors import ProtocolError
 from leasekit.task import Task
 from leasekit_aws.daemon_threads import in_thread
 
-__all__ = ["Polls"]
-
 logger = logging.getLogger("leasekit")
 
 Answer = Mapping[str, Any]

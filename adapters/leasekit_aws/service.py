@@ -7,8 +7,6 @@ from leasekit.backend import Capabilities
 from leasekit.task import Beat, Settlement, Task
 from leasekit_aws.boto_clients import Call
 
-__all__ = ["Service"]
-
 
 class Service(Protocol):
     """An AWS service: the calls that poll for, renew and settle its tasks, one task at a time."""

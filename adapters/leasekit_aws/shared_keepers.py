@@ -21,8 +21,6 @@ from leasekit.backend import Backend
 from leasekit.errors import ConfigError
 from leasekit_aws.boto_clients import BotoClients, credentials_of
 
-__all__ = ["SharedKeepers"]
-
 B = TypeVar("B", bound=Backend)
 
 

@@ -9,8 +9,6 @@ from msgspec import UNSET
 from leasekit.errors import ProtocolError, Refused
 from leasekit.task import Settlement
 
-__all__ = ["failure_json", "json_text", "payload", "text_of"]
-
 _LONGEST_INPUT = 1024 * 1024
 _SHORT = 1000
 

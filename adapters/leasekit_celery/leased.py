@@ -31,8 +31,6 @@ from celery.utils.imports import symbol_by_name
 import leasekit
 from leasekit import AlreadyDone, Client, ConfigError, Fatal, Lease, LeasekitError, LeaseLost, NotGranted
 
-__all__ = ["LeasedTask", "install"]
-
 logger = logging.getLogger("leasekit.celery")
 
 _VISIBILITY = 3600.0  # seconds: the default of Celery's Redis transport

@@ -20,8 +20,6 @@ from dramatiq.middleware import MiddlewareError, SkipMessage
 import leasekit
 from leasekit import AlreadyDone, ConfigError, Lease, LeaseLost, NotGranted
 
-__all__ = ["Leases"]
-
 logger = logging.getLogger("leasekit.dramatiq")
 
 _LONGEST = 100  # characters of an id that fit into the name of a lease

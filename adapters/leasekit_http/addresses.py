@@ -5,8 +5,6 @@ from urllib.parse import urlsplit
 
 from leasekit.errors import ConfigError
 
-__all__ = ["addresses"]
-
 _PARTS = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<authority>[^/?#]*)(?P<rest>.*)", re.DOTALL)
 _FORM = "the URL of a server must be http://host:port or https://host:port; of several, http://host:port,host:port"
 

@@ -15,8 +15,6 @@ from leasekit.errors import ProtocolError
 from leasekit.task import Claimed, Scheduled, Stats, Verdict, VerdictWord, WorkerInfo
 from leasekit.wire import ClaimAnswer, ScheduleAnswer, VerdictsAnswer
 
-__all__ = ["STATS", "WORKERS", "claimed", "decode", "scheduled", "verdicts"]
-
 T = TypeVar("T")
 
 LONGEST_TTL = 365 * 86400.0  # the longest ttl that a task can ask for

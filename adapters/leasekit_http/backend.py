@@ -32,8 +32,6 @@ from leasekit_http import answers
 from leasekit_http.addresses import addresses
 from leasekit_http.transport import MAX_ANSWER, NotThere, Transport
 
-__all__ = ["HttpBackend", "connect"]
-
 T = TypeVar("T")
 Item = TypeVar("Item", NewTask, Beat, Settlement, str)
 

@@ -27,8 +27,6 @@ import msgspec
 from leasekit.errors import BackendError, ProtocolError, Refused, Throttled, Unavailable
 from leasekit.wire import REQUEST_HEADER, Problem
 
-__all__ = ["MAX_ANSWER", "NotThere", "Transport", "failure"]
-
 T = TypeVar("T")
 
 MAX_ANSWER = 16 * 1024 * 1024

@@ -13,8 +13,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from leasekit.errors import ConfigError
 
-__all__ = ["Address", "parse"]
-
 _PORT = 6379
 _RETENTION = 180 * 86400.0  # 180 days, for which ended tasks are kept
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

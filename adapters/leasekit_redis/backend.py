@@ -43,8 +43,6 @@ from leasekit_redis.renewing import Renewing
 from leasekit_redis.scripts import CANCEL, DROP, REDRIVE
 from leasekit_redis.waiting import Wakes
 
-__all__ = ["RedisBackend", "connect"]
-
 _CANCELLED = msgpack.Decoder(Cancelled)
 _IDS = msgpack.Decoder(dict[str, list[str]])
 

@@ -22,8 +22,6 @@ from leasekit_redis.records import Grants, decode, encode
 from leasekit_redis.scripts import ASIDE, CLAIM
 from leasekit_redis.waiting import Wakes
 
-__all__ = ["Claims"]
-
 logger = logging.getLogger("leasekit")
 
 _LOOK = 5.0  # seconds, roughly, until a waiting claim looks again without having been woken

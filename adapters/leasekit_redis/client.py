@@ -24,8 +24,6 @@ from leasekit_redis.address import Address
 from leasekit_redis.errors import is_displaced, mapped
 from leasekit_redis.scripts import Script
 
-__all__ = ["Link", "PubSub"]
-
 _TIMEOUT = 10.0  # seconds for one answer
 _CONNECT = 5.0
 _STUCK = 1.0  # seconds after which a call that is given up is a sign that its server is gone

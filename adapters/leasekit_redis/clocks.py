@@ -30,8 +30,6 @@ from typing import NamedTuple
 
 from leasekit_redis.lru import LRU
 
-__all__ = ["Clocks", "Told"]
-
 _RATE = 1.001  # factor by which the rates of two clocks may differ
 _SLACK = 2000  # milliseconds that the clock may gain, or a request be late, before leases are judged by `earliest`
 _GAIN = 1000  # milliseconds beyond the latest possible time from which a step is certain

@@ -10,9 +10,6 @@ from leasekit.errors import ProtocolError
 from leasekit.task import HistoryEntry, Status, Task, TaskInfo, Verdict
 from leasekit_redis.records import Granted, Past, Row, State, Stored, decode
 
-__all__ = ["Word", "beaten", "cancelled", "damage", "info", "moment", "settled", "task"]
-
-
 Word = int | str | list[int]  # a verdict as the scripts encode it
 
 

@@ -32,8 +32,6 @@ from leasekit_redis.keys import Keys
 from leasekit_redis.records import Gated, decode, encode, status_of
 from leasekit_redis.scripts import NOTE_WAITS, RESOLVE_DEPENDENCY
 
-__all__ = ["Dependencies", "Wait"]
-
 _PATIENCE = 180 * 86400.0  # seconds, at least, for which a task waits for a task that was not scheduled
 _SUSPECT = 86400.0  # seconds for which a waiting task is checked for a cycle
 _PAGE = 500  # waiting tasks that are handled at once

@@ -19,8 +19,6 @@ from leasekit_redis.id_index import IdIndex
 from leasekit_redis.keys import Keys
 from leasekit_redis.records import decode
 
-__all__ = ["find_cycle"]
-
 _MOST = 1000  # tasks that one search reads
 
 

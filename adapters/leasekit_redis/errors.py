@@ -13,8 +13,6 @@ from redis import exceptions
 from leasekit.errors import BackendError, ProtocolError, Refused, Unavailable
 from leasekit_redis.address import Address
 
-__all__ = ["NotAllowed", "bearing", "is_displaced", "mapped"]
-
 _CODE = re.compile(
     r"\b(OOM|MISCONF|READONLY|LOADING|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|TRYAGAIN|BUSY|UNKILLABLE|EVICTS"
     r"|NOAUTH|WRONGPASS|NOPERM|WRONGTYPE)\b"

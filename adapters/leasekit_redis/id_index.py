@@ -20,8 +20,6 @@ from leasekit_redis.lru import LRU
 from leasekit_redis.records import DueKinds, decode, encode
 from leasekit_redis.scripts import DUE_KINDS, NOTE_ID_WAITS, REGISTER, RESCHEDULE_KIND, Script
 
-__all__ = ["IdIndex", "Owner"]
-
 _LATELY = 60.0  # seconds after a note within which maintenance of the kind does not become rare
 _DUE_KINDS = msgpack.Decoder(DueKinds)
 _KINDS = msgpack.Decoder(list[str | bool])

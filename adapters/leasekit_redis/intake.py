@@ -20,8 +20,6 @@ from leasekit_redis.keys import Keys, is_name
 from leasekit_redis.records import Added, NewRecord, Stored, decode, encode, json_text, status_of
 from leasekit_redis.scripts import SCHEDULE
 
-__all__ = ["Intake"]
-
 _ANSWERS = msgpack.Decoder(list[Added | bool])
 _LATEST = 253402214400000  # the end of the year 9999, less a day: expressible in every zone
 

@@ -10,8 +10,6 @@ from zlib import crc32
 from leasekit.named import PREFIXES
 from leasekit_redis.lru import LRU
 
-__all__ = ["PARTS", "Keys", "is_name"]
-
 PARTS = 32  # the number of parts of the register of ids
 
 # In the order in which common.lua unpacks them.

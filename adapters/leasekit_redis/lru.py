@@ -3,8 +3,6 @@
 from collections import OrderedDict
 from typing import TypeVar
 
-__all__ = ["LRU", "MOST"]
-
 V = TypeVar("V")
 
 MOST = 10_000

@@ -27,8 +27,6 @@ from leasekit_redis.keys import Keys, is_name
 from leasekit_redis.records import MaintenanceWork, decode, encode
 from leasekit_redis.scripts import ASIDE, COUNT_CLIENTS, DROP, MAINTAIN
 
-__all__ = ["Maintenance"]
-
 logger = logging.getLogger("leasekit")
 
 INTERVAL = 15.0  # seconds between two runs of maintenance, over the whole fleet

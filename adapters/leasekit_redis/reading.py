@@ -18,8 +18,6 @@ from leasekit_redis.keys import Keys
 from leasekit_redis.records import Row, Rows, decode, encode
 from leasekit_redis.scripts import PAGE, READ
 
-__all__ = ["Reading"]
-
 logger = logging.getLogger("leasekit")
 
 _RUNS = 100  # of a task's history, the latest

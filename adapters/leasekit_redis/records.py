@@ -10,11 +10,6 @@ from msgspec import MsgspecError, Raw, Struct, json, msgpack
 from leasekit.errors import ProtocolError, Refused
 from leasekit.task import RetryPolicy, Status
 
-__all__ = [
-    "Added", "Cancelled", "Damaged", "DueKinds", "Gated", "Granted", "Grants", "Heard", "MaintenanceWork", "NewRecord",
-    "Past", "Result", "Row", "Rows", "State", "Stored", "decode", "encode", "json_text", "status_of",
-]  # fmt: skip
-
 _encode = msgpack.Encoder().encode
 _json = json.Encoder().encode
 _PLAIN = msgpack.Decoder()

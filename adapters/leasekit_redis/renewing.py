@@ -28,8 +28,6 @@ from leasekit_redis.keys import Keys
 from leasekit_redis.records import Heard, Result, decode, encode
 from leasekit_redis.scripts import BEAT, SETTLE, Script
 
-__all__ = ["Renewing"]
-
 _HEARD = msgpack.Decoder(Heard)
 _SUCCESSORS = uuid.UUID("6c656173-656b-5974-8000-7265646973ff")
 _NULL = b"null"

@@ -7,12 +7,6 @@ from dataclasses import dataclass
 from hashlib import sha1
 from importlib.resources import files
 
-__all__ = [
-    "ASIDE", "BEAT", "CANCEL", "CLAIM", "COUNT_CLIENTS", "DROP", "DUE_KINDS", "MAINTAIN", "NOTE_ID_WAITS",
-    "NOTE_WAITS", "PAGE", "READ", "REDRIVE", "REGISTER", "RESCHEDULE_KIND", "RESOLVE_DEPENDENCY", "SCHEDULE",
-    "SETTLE", "Script",
-]  # fmt: skip
-
 _LUA = files("leasekit_redis") / "lua"
 
 

@@ -14,8 +14,6 @@ from collections.abc import Callable, Generator
 from leasekit.errors import BackendError, Unavailable
 from leasekit_redis.client import Link, PubSub
 
-__all__ = ["Waiter", "Wakes"]
-
 logger = logging.getLogger("leasekit")
 
 _PATIENCE = 2.0  # seconds that Redis has to confirm a subscription; then a claim goes on without it

@@ -10,8 +10,6 @@ from leasekit.errors import ConfigError
 from leasekit_aws import AwsBackend, BotoClients, adopt, options
 from leasekit_sfn.service import SfnService, kind_of, region_of
 
-__all__ = ["connect", "lease", "task"]
-
 _FORM = "the URL of Step Functions must be sfn://activity-arn?region=…&endpoint=…&ttl=300; several ARNs: sfn://arn,arn"
 
 

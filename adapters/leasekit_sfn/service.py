@@ -23,8 +23,6 @@ from leasekit.task import Beat, Settlement
 from leasekit_aws import Call, failure_json, json_text, payload
 from leasekit_aws.values import text_of
 
-__all__ = ["SfnService", "kind_of", "region_of", "task_id"]
-
 _MAX_OUTPUT = 262144  # bytes
 _MAX_CAUSE = 32768
 _ERRORS = {"retry": "retry", "fatal": "fatal", "release": "released", "crash": "crashed", "cancelled": "cancelled"}

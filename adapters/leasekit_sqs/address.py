@@ -7,8 +7,6 @@ from urllib.parse import unquote, urlsplit
 from leasekit.errors import ConfigError, Refused
 from leasekit_aws.addresses import options
 
-__all__ = ["LONGEST_POLL", "LONGEST_TTL", "Address", "address"]
-
 LONGEST_TTL = 12 * 3600
 LONGEST_POLL = 20
 _WAIT = 5

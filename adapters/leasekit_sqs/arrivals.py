@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakSet
 
-__all__ = ["Arrivals"]
-
 _MOST = 1_000  # messages that arrived and were not looked up yet
 
 

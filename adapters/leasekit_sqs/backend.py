@@ -25,8 +25,6 @@ from leasekit_sqs.receipts import Receipt, Receipts
 from leasekit_sqs.receiving import Receiver
 from leasekit_sqs.sending import message, refuse_what_cannot_be
 
-__all__ = ["SqsBackend", "boot_time", "connect"]
-
 logger = logging.getLogger("leasekit")
 
 _SOON = 900.0  # seconds before the end of the twelve hours at which a warning is logged

@@ -11,8 +11,6 @@ from leasekit_sqs.calls import Answer, Calls, mappings, of_entry
 from leasekit_sqs.messages import MOST_BYTES
 from leasekit_sqs.receipts import Receipt
 
-__all__ = ["Item", "in_batches"]
-
 _MOST = 10
 
 

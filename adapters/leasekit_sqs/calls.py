@@ -17,8 +17,6 @@ from leasekit_aws.boto_clients import BotoClients, Call
 from leasekit_aws.daemon_threads import in_thread
 from leasekit_aws.errors import Answered, Forbidden, Unreached, meaning
 
-__all__ = ["Answer", "Calls", "Gone", "is_unapplied", "mappings", "of_entry", "refusing"]
-
 Answer = dict[str, Any]
 
 _HANDLE = re.compile(r"[\w+/=-]{100,}", re.ASCII)

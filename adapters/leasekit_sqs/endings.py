@@ -29,8 +29,6 @@ from leasekit_sqs.messages import plain_id, sent_on, size_of
 from leasekit_sqs.queues import Queues
 from leasekit_sqs.receipts import Receipt
 
-__all__ = ["Ending", "Endings"]
-
 logger = logging.getLogger("leasekit")
 
 

@@ -14,8 +14,6 @@ from leasekit_sqs.backend import SqsBackend, boot_time
 from leasekit_sqs.messages import Received
 from leasekit_sqs.receipts import SHORTEST
 
-__all__ = ["close", "lease", "task"]
-
 # Heartbeat calls a second, at most. Each block waits for its first heartbeat; later ones keep an even, far slower pace.
 _RATE = 100.0
 

@@ -16,8 +16,6 @@ from leasekit.task import Exponential, Name, RetryPolicy, Task
 from leasekit_aws.values import payload, text_of
 from leasekit_sqs.receipts import Receipt
 
-__all__ = ["ID", "KIND", "MOST_BYTES", "RETRY", "TRACE", "Received", "attribute", "plain_id", "sent_on", "size_of"]
-
 MOST_BYTES = 1024 * 1024  # of one message, and of all messages in one call
 ID, KIND, RETRY, TRACE = "leasekit.id", "leasekit.kind", "leasekit.retry", "traceparent"
 _ERROR = "leasekit.error"

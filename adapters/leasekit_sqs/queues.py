@@ -8,8 +8,6 @@ from leasekit.errors import ProtocolError, Refused
 from leasekit_sqs.address import Address
 from leasekit_sqs.calls import Calls
 
-__all__ = ["Queues"]
-
 _COUNTS = {
     "new": "ApproximateNumberOfMessagesDelayed",
     "enqueued": "ApproximateNumberOfMessages",

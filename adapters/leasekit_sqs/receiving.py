@@ -24,8 +24,6 @@ from leasekit_sqs.queues import Queues
 from leasekit_sqs.receipts import Receipts, give_back_until
 from leasekit_sqs.unclaimed import Unclaimed
 
-__all__ = ["Receiver"]
-
 logger = logging.getLogger("leasekit")
 
 _MOST = 10  # messages of one call

@@ -13,8 +13,6 @@ from leasekit.task import Exponential, Name, NewTask
 from leasekit_aws.values import json_text
 from leasekit_sqs.messages import ID, KIND, MOST_BYTES, RETRY, TRACE, attribute, plain_id, size_of
 
-__all__ = ["Message", "message", "refuse_what_cannot_be"]
-
 _LONGEST_DELAY = 900
 _WINDOW = 300.0  # seconds for which a FIFO queue remembers a deduplication id
 _READER = "the receiver decides how long a message is hidden: set ttl=… in the URL of the workers"

@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection
 
 from leasekit.task import Task
 
-__all__ = ["Unclaimed"]
-
 _LATELY = 60.0
 
 

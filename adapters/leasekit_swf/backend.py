@@ -10,8 +10,6 @@ from leasekit.errors import ConfigError
 from leasekit_aws import AwsBackend, BotoClients, adopt, options
 from leasekit_swf.service import SwfService
 
-__all__ = ["connect", "lease", "task"]
-
 _FORM = "the URL of SWF must be swf://domain/task-list?region=…&endpoint=…&ttl=300"
 
 

@@ -26,8 +26,6 @@ from leasekit.task import Beat, Settlement
 from leasekit_aws import Call, failure_json, json_text, payload
 from leasekit_aws.values import text_of
 
-__all__ = ["SwfService", "task_id"]
-
 _MAX_DETAILS = 2048  # of a heartbeat
 _MAX_RESULT = 32768  # of a result, and of the details of a failure
 _UNKNOWN = {"Unknown activity": "expired", "Unknown execution": "cancelled"}

@@ -18,8 +18,6 @@ from harness.chaos import (
 )
 from harness.chaos.scenarios import SCENARIOS, Report, Scenario, run
 
-__all__ = ["main"]
-
 # These imports fill the table of scenarios.
 _TABLE = (rows_processes, rows_executors, rows_network, rows_requests, rows_server, rows_redis, rows_promises, big)
 

@@ -10,8 +10,6 @@ from harness.recording import Recorded
 from leasekit.backend import Backend
 from leasekit.registry import open_backend
 
-__all__ = ["connect"]
-
 
 def connect(url: str, *, worker: str) -> Backend:
     """Open the backend: the entry point names this function."""

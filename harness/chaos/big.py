@@ -9,8 +9,6 @@ from harness.chaos.processes import Process, wait_for
 from harness.chaos.scenarios import scenario
 from harness.chaos.world import World
 
-__all__ = ["TASKS"]
-
 TASKS = 20_000
 WORKERS = 3
 SLOTS = 8

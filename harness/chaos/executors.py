@@ -3,8 +3,6 @@
 import leasekit
 from harness.chaos import handlers
 
-__all__ = ["worker"]
-
 worker = leasekit.Worker(hooks=[handlers.hear])
 
 for kind in ("deaf", "family", "gil", "hungry", "poison", "steady"):

@@ -23,8 +23,6 @@ from harness.chaos import logs
 from harness.history import Effect, Fault, Lost, Started, Stopped
 from leasekit import hooks
 
-__all__ = ["MASKED", "UNGUARDED", "worker"]
-
 MASKED = "CHAOS_MASKED"
 UNGUARDED = "CHAOS_UNGUARDED"
 

@@ -5,8 +5,6 @@ from pathlib import Path
 
 from harness.history import Log
 
-__all__ = ["FOLDER", "NAME", "SLOTS", "WHO", "current", "path_of"]
-
 # Environment variables that the harness sets for its processes.
 FOLDER = "CHAOS_LOGS"
 NAME = "CHAOS_NAME"

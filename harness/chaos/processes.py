@@ -14,8 +14,6 @@ from typing import Literal
 
 from harness.history import Began, Ended, Fault, Log, Paused, Resumed, boottime
 
-__all__ = ["PATIENCE", "Process", "Role", "Watch", "children", "wait_for"]
-
 Role = Literal["worker", "server", "scheduler"]
 
 PATIENCE = 120.0  # seconds to wait for facts that take a few

@@ -8,8 +8,6 @@ from hashlib import sha1
 
 from leasekit_redis import scripts
 
-__all__ = ["KEY", "STANDS", "install"]
-
 KEY = "chaos:clock"  # the key of the shift, in microseconds
 
 STANDS = "chaos:clock:stands"  # the key of a fixed time, in microseconds

@@ -10,8 +10,6 @@ from harness.chaos.world import World
 from harness.history import Effect, Fault, read
 from leasekit import Status
 
-__all__: list[str] = []
-
 
 @scenario(1, "executor-killed", faults=("kill",), ttl=20, start_within=30)
 def executor_killed(world: World) -> None:

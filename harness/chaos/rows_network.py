@@ -10,8 +10,6 @@ from harness.chaos.scenarios import scenario
 from harness.chaos.world import World
 from harness.history import SettleAnswered
 
-__all__: list[str] = []
-
 BEATS, CLAIMS, RESULTS, TASKS = "/v1/heartbeats", "/v1/claims", "/v1/results", "/v1/tasks"
 
 

@@ -14,10 +14,8 @@ from harness.chaos.scenarios import scenario
 from harness.chaos.world import World
 from harness.history import Fault, Granted, Renewed, SettleAsked, Stopped
 from leasekit import Status
-from leasekit._worker.worker import LOST_EXIT_CODE
+from leasekit._worker.signals import LOST_EXIT_CODE
 from leasekit.config import DRIFT
-
-__all__: list[str] = []
 
 KILLED = -signal.SIGKILL
 

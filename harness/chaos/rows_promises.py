@@ -20,8 +20,6 @@ from harness.history import Started, boottime
 from harness.proxy import Proxy
 from leasekit import NewTask, Status, hooks
 
-__all__: list[str] = []
-
 KILLS = 20
 WITHIN = 1.0  # seconds
 HELD = 10_000

@@ -10,8 +10,6 @@ from harness.chaos.scenarios import scenario
 from harness.chaos.world import World
 from harness.history import Lost, boottime
 
-__all__: list[str] = []
-
 
 @scenario(24, "redis-killed", faults=("kill",), ttl=4, service="redis")
 def redis_killed(world: World) -> None:

@@ -14,8 +14,6 @@ from harness.chaos.scenarios import scenario
 from harness.chaos.world import World
 from leasekit.wire import MAX_BATCH, MAX_BODY, MAX_KINDS, MAX_NODES, MAX_SUCCESSORS
 
-__all__: list[str] = []
-
 SENDERS = 4
 SECONDS = 3.0  # for which each kind of request is sent
 SLOWEST = 20.0  # seconds that a heartbeat may take: a tenth of the ttl that most have

@@ -12,8 +12,6 @@ from harness.chaos.world import Clock, World
 from harness.history import Lost
 from leasekit import Status
 
-__all__: list[str] = []
-
 HOUR = 3600.0
 
 

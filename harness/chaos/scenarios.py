@@ -13,8 +13,6 @@ from typing import Any
 from harness.chaos.world import Service, World
 from harness.history import Effect, Fault, Started
 
-__all__ = ["SCENARIOS", "Report", "Scenario", "run", "scenario"]
-
 Act = Callable[[World], None]
 
 

@@ -28,8 +28,6 @@ from leasekit.hooks import Hook
 from leasekit.registry import open_backend
 from leasekit.task import FixedDelays, TaskInfo
 
-__all__ = ["Clock", "Service", "World"]
-
 Service = Literal["http", "redis", "sqlite"]  # a leasekit server, a Redis, or one file that the workers share
 
 SHIM = "CHAOS_SHIM"  # a folder that goes before all others on a process's PYTHONPATH

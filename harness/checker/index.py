@@ -8,8 +8,6 @@ from typing import get_args, get_origin
 
 from harness import history as log
 
-__all__ = ["Lease", "Life", "Lives", "Process"]
-
 _SHORTEST_TTL = 2.0  # seconds that a lease can last
 
 

@@ -9,8 +9,6 @@ from harness import history as log
 from harness.checker.index import Lease, Life, Lives
 from harness.checker.rules import Check, Found, Rules, Violation, violations
 
-__all__ = ["liveness"]
-
 _ENDED = frozenset({"success", "fatal_failure", "cancelled", "dropped", "dead"})
 _SET_BACK = "wall_back"  # the fault of a wall clock
 

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from harness.checker.index import Life, Lives
 from harness.checker.rules import Violation
 
-__all__ = ["queue"]
-
 _WITH_SUCCESSORS = frozenset({"success", "fatal"})
 
 

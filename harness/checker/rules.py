@@ -7,8 +7,6 @@ from harness.checker.index import Life, Lives
 from harness.history import Event, encode
 from leasekit.config import DRIFT, Heartbeats
 
-__all__ = ["Check", "Found", "Rules", "Violation", "violations"]
-
 _SHOWN = 12
 
 

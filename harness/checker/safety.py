@@ -8,8 +8,6 @@ from harness import history as log
 from harness.checker.index import Lease, Life, Lives
 from harness.checker.rules import Check, Found, Rules, Violation, violations
 
-__all__ = ["safety"]
-
 _ENDS = {"success": "success", "fatal": "fatal_failure", "cancelled": "cancelled"}
 """Outcomes after which a task does not run again, and the final status of each."""
 

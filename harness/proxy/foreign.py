@@ -5,8 +5,6 @@ None of these knows whether a request was applied, so none may end a task. Some 
 
 from dataclasses import dataclass
 
-__all__ = ["FOREIGN", "ForeignAnswer"]
-
 
 @dataclass(frozen=True, slots=True)
 class ForeignAnswer:

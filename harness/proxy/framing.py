@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 
 import h11
 
-__all__ = ["Framing", "Piece"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:

@@ -15,8 +15,6 @@ import h11
 from harness.proxy.framing import Framing, Piece
 from leasekit.testing._notify import Notifier
 
-__all__ = ["KEPT", "Conditions", "Exchange", "Line", "Link", "Rule"]
-
 Way = Literal["requests", "answers"]
 
 _CHUNK = 65536

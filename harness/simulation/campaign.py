@@ -11,8 +11,6 @@ from itertools import count
 from harness.simulation.run import simulate
 from harness.simulation.scenario import FAULTS, Scenario, swarm
 
-__all__ = ["Campaign", "Summary", "run"]
-
 _ENOUGH = 200.0  # simulated hours in which every kind of fault fires
 _SQL_HOURS = 1.0  # of one history over a database
 _EACH = 12  # histories in one process: tasks of killed processes are never collected, and slow down later histories

@@ -11,8 +11,6 @@ from harness.simulation.server import Server
 from harness.simulation.worker import Worker
 from harness.simulation.world import World
 
-__all__ = ["Faults", "Planned", "planned"]
-
 _WEATHER = frozenset({
     "cut", "refuse", "one_way", "drop_request", "drop_reply", "reset", "slow", "crawl", "jitter", "duplicate",
     "throttle", "throttle_most", "garble", "bad_items", "flaky", "foreign",

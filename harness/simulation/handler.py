@@ -13,8 +13,6 @@ from leasekit._worker.claimed_task import ClaimedTask
 from leasekit.errors import Fatal, LeaseError
 from leasekit.lease import Lease
 
-__all__ = ["Plan", "SimulatedHandler"]
-
 
 class Plan(Struct, frozen=True, omit_defaults=True):
     """The plan of a handler, as its task's payload: the same in every attempt, except for `flaky` ends."""

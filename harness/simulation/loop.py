@@ -8,8 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
-__all__ = ["SteppedLoop"]
-
 
 class SteppedLoop(asyncio.BaseEventLoop):
     """asyncio's own tasks, futures and timers; `turn` runs what is due, `next_at` says when more will be.

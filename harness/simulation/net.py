@@ -16,8 +16,6 @@ from leasekit.errors import BackendError, ProtocolError, Throttled, Unavailable
 from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, TaskInfo, Verdict
 from leasekit_http.transport import failure
 
-__all__ = ["Net", "Remote"]
-
 _LATEST = 900.0  # seconds by which a duplicate may be late
 _ABSURD = (None, 0.0, -1.0, 0.5, 5.0, 60.0, 3600.0, 1e9)  # values of `Retry-After`
 

@@ -24,8 +24,6 @@ from harness.simulation.worker import Worker
 from harness.simulation.world import World
 from leasekit.config import DRIFT
 
-__all__ = ["QUIET", "Outcome", "rules_of", "simulate"]
-
 _HOUR = 3600.0
 QUIET = 0.25  # the part of a history that is without faults
 # A task that hangs kills its process with all other handlers, up to twenty times, and each time a ttl passes.

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 
 from leasekit.config import Heartbeats
 
-__all__ = ["FAULTS", "PRESETS", "Scenario", "swarm"]
-
 FAULTS = (
     # Of the network: of one process or all, for a while.
     "cut", "refuse", "one_way", "drop_request", "drop_reply", "reset", "slow", "crawl", "jitter", "duplicate",

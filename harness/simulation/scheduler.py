@@ -16,8 +16,6 @@ from leasekit._driver.retrying import call_once, call_until
 from leasekit.errors import BackendError
 from leasekit.task import Exponential, NewTask
 
-__all__ = ["Scheduler"]
-
 _ENDS = ("success",) * 12 + ("flaky", "retry", "fatal", "raise", "release")
 
 

@@ -17,8 +17,6 @@ from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.sql import SqlStore
 from leasekit.task import Beat, Settlement
 
-__all__ = ["Server"]
-
 
 class Server:
     """The task server: one incarnation after another, over one store."""

@@ -9,8 +9,6 @@ from harness.simulation.run import QUIET, Outcome, simulate
 from harness.simulation.scenario import Scenario
 from harness.simulation.world import World
 
-__all__ = ["shrink"]
-
 T = TypeVar("T")
 _SHORTEST = 0.25  # hours
 

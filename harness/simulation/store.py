@@ -11,8 +11,6 @@ from leasekit.errors import Unavailable
 from leasekit.server.store import ClaimMemory, Entity, Run, Store, Trigger
 from leasekit.task import Status
 
-__all__ = ["WatchedStore"]
-
 _NEVER = 1e12  # seconds: later than any lease ends
 
 

@@ -25,8 +25,6 @@ from leasekit.errors import BackendError
 from leasekit.hooks import Hooks
 from leasekit.task import Settlement
 
-__all__ = ["KINDS", "Worker"]
-
 KINDS = ("long", "short")
 
 

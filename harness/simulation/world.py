@@ -13,8 +13,6 @@ from harness.history import Event, Frozen, Log, Paused, Resumed, Thawed
 from harness.simulation.loop import SteppedLoop
 from harness.simulation.scenario import Scenario
 
-__all__ = ["MemoryLog", "Process", "World"]
-
 E = TypeVar("E", bound=Event)
 _LATE = 1e-6  # seconds by which a timer is late: no clock shows less than the moment that it was set to
 

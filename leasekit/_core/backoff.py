@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-__all__ = ["Backoff"]
-
 
 class Backoff:
     """Compute waits that double from `first` up to `most`, each shortened at random by up to a half to spread fleets.

@@ -32,8 +32,6 @@ from leasekit._core.term import Term
 from leasekit.config import Heartbeats
 from leasekit.task import Verdict
 
-__all__ = ["Cycle", "Early", "Lost", "Send"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Send:

@@ -17,8 +17,6 @@ from typing import Any
 
 from leasekit.config import DRIFT, Heartbeats
 
-__all__ = ["Term", "granted_at"]
-
 
 def granted_at(asked_at: float, waited: float | None, *, answered_at: float) -> float:
     """Return the earliest instant, by this process's clock, at which a claim sent at `asked_at` can have been granted.

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Generic, TypeVar
 
-__all__ = ["Answer"]
-
 T = TypeVar("T")
 
 

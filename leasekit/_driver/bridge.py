@@ -10,8 +10,6 @@ import anyio
 
 from leasekit._driver.answer import Answer
 
-__all__ = ["call_soon_here", "outcome", "ring"]
-
 T = TypeVar("T")
 
 

@@ -19,8 +19,6 @@ from leasekit.errors import Closed, LeasekitError
 from leasekit.hooks import Hooks, register_gauges
 from leasekit.task import NewTask
 
-__all__ = ["Connection"]
-
 T = TypeVar("T")
 
 

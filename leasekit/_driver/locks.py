@@ -14,8 +14,6 @@ iterator in C, and `try` is no instruction; so nothing comes between the two her
 from collections.abc import Iterator
 from typing import Protocol
 
-__all__ = ["Lock", "taken"]
-
 
 class Lock(Protocol):
     """A `threading.Lock` or `threading.RLock`."""

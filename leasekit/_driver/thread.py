@@ -22,8 +22,6 @@ from leasekit._driver.locks import taken
 from leasekit._log import LogThread
 from leasekit.errors import Closed, ConfigError
 
-__all__ = ["NAME", "Driver", "acquire", "check_process", "spawn"]
-
 logger = logging.getLogger("leasekit")
 
 P = ParamSpec("P")

@@ -6,8 +6,6 @@ from msgspec import Struct
 
 from leasekit.task import Status
 
-__all__ = ["Limits", "Trigger"]
-
 
 class Trigger(Struct, frozen=True, array_like=True, gc=False):
     """The state of a task. The order of the fields is that of the columns of a store's table."""

@@ -19,8 +19,6 @@ from typing import Literal
 
 from leasekit.task import Outcome, Status
 
-__all__ = ["ENDING", "LEASED", "NEXT", "WAITING", "WOUND_DOWN", "Event", "event_of_cancel", "next_trigger", "step"]
-
 
 class Event(enum.StrEnum):
     """An event in the life of a task."""

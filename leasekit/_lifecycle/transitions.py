@@ -12,11 +12,6 @@ from leasekit.task import Exponential, RetryPolicy, Status
 if TYPE_CHECKING:
     from random import Random
 
-__all__ = [
-    "NO_LIMITS", "cancelled", "end_run", "grant", "has_lapsed", "is_held", "is_latest", "is_overdue", "renewed",
-    "retry_wait",
-]  # fmt: skip
-
 NO_LIMITS = Limits(None, 0, None)
 """For ends that check no limit."""
 

@@ -34,11 +34,6 @@ from leasekit.wire import (
     ScheduleRequest,
 )
 
-__all__ = [
-    "ENDS", "check_beats", "check_kinds", "check_limit", "check_new_tasks", "check_settlements", "checked", "read",
-    "refusal", "shortened", "value_fault",
-]  # fmt: skip
-
 _R = TypeVar("_R", bound=Struct)
 
 ENDS: frozenset[Outcome] = frozenset({"success", "fatal"})  # outcomes that may have successors

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from leasekit._worker.claimed_task import ClaimedTask
 
-__all__ = ["Buffer"]
-
 
 class Buffer:
     """Claimed tasks, the most urgent first, and in order of arrival within a priority. For any thread.

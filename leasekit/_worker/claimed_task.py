@@ -16,8 +16,6 @@ from leasekit.errors import Cancelled, Draining, IdleTimeout, LeaseError, LeaseL
 from leasekit.hooks import log_fields
 from leasekit.task import Settlement
 
-__all__ = ["ClaimedTask"]
-
 logger = logging.getLogger("leasekit")
 
 _CHILD_CAME_BACK = 70  # EX_SOFTWARE

@@ -30,8 +30,6 @@ from leasekit._worker.window import Window
 from leasekit.errors import Closed, Draining, Unavailable
 from leasekit.task import Settlement
 
-__all__ = ["Controller"]
-
 logger = logging.getLogger("leasekit")
 
 _POLL = 20.0  # seconds of one long poll

@@ -17,8 +17,6 @@ from leasekit._driver.connection import Connection
 from leasekit._worker.controller import Controller
 from leasekit.errors import ConfigError
 
-__all__ = ["DEFAULT_DRAIN", "Drain", "DrainTimeouts"]
-
 logger = logging.getLogger("leasekit")
 
 _LAST_WRITES = 2.0  # seconds to write results to the spool before the process ends

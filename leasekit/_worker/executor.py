@@ -25,8 +25,6 @@ from leasekit._worker.claimed_task import ClaimedTask
 from leasekit._worker.handlers import Handler
 from leasekit._worker.jobs import Jobs, count_in
 
-__all__ = ["Executor", "LoopExecutor", "ThreadExecutor", "run_here"]
-
 
 class Executor(Protocol):
     """The place where handlers run."""

@@ -24,8 +24,6 @@ from leasekit.client import Client
 from leasekit.errors import Unavailable
 from leasekit.task import Claimed, Settlement
 
-__all__ = ["hand_back"]
-
 logger = logging.getLogger("leasekit")
 
 _PATIENCE = 5.0  # seconds: a service that is away for longer does not delay the new worker

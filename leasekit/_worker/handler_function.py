@@ -17,8 +17,6 @@ from leasekit._worker.handlers import Handler
 from leasekit.client import Client
 from leasekit.task import Scheduled, TaskOptions
 
-__all__ = ["HandlerFunction", "Signature", "Submitter"]
-
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -16,8 +16,6 @@ from leasekit.errors import ConfigError, Fatal, NotHeld
 from leasekit.lease import Lease
 from leasekit.task import Name
 
-__all__ = ["Handler", "RunIn", "declare", "is_async"]
-
 RunIn = Literal["async", "thread", "process"]
 
 _WITH_FIELDS = (msgspec.inspect.StructType, msgspec.inspect.DataclassType, msgspec.inspect.TypedDictType)

@@ -25,8 +25,6 @@ from leasekit._driver.bridge import call_soon_here, ring
 from leasekit.hooks import log_fields
 from leasekit.task import Task
 
-__all__ = ["Jobs", "count_in"]
-
 logger = logging.getLogger("leasekit")
 
 _SILENCE = 10.0  # seconds of waiting before a warning is logged

@@ -11,17 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = [
-    "adopt_orphans",
-    "can_supervise",
-    "children",
-    "end_all_but",
-    "end_with",
-    "ended_for_memory",
-    "expendable",
-    "spawn",
-]
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _EXPENDABLE = 200  # thousandths of the memory: the kernel rates the process as if it used so much more

@@ -26,8 +26,6 @@ from leasekit.wire import MAX_KINDS
 if TYPE_CHECKING:
     from leasekit._worker.process.pool import ProcessExecutor
 
-__all__ = ["WorkerRun"]
-
 logger = logging.getLogger("leasekit")
 
 _SILENCE = 1.0  # seconds of waiting before a warning is logged

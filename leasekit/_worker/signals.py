@@ -18,8 +18,6 @@ from typing import NoReturn
 
 from leasekit._worker.supervisor_link import attached
 
-__all__ = ["LOST_EXIT_CODE", "Signals", "end_lost"]
-
 LOST_EXIT_CODE = 75  # EX_TEMPFAIL: a handler outlived its lease, so the process was ended
 _LEFTOVERS = 10.0  # seconds after a signal for threads and tasks that handlers have left behind to end
 _LAST_LOGS = 1.0  # seconds for logs to be written before a process is ended

@@ -22,8 +22,6 @@ from leasekit._worker.handback import hand_back
 from leasekit._worker.signals import LOST_EXIT_CODE
 from leasekit._worker.supervisor_link import VARIABLE
 
-__all__ = ["Supervisor"]
-
 logger = logging.getLogger("leasekit")
 
 _STOPPING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})

@@ -7,8 +7,6 @@ from leasekit._driver.reporting.ledger import Holder, Ledger
 from leasekit._worker import linux
 from leasekit.client import Client
 
-__all__ = ["VARIABLE", "attach", "attached", "end_with_supervisor", "note"]
-
 VARIABLE = "LEASEKIT_SUPERVISED"  # set by the supervisor for its child only: ledger, pipe, and the supervisor's pid
 
 _ledger: Ledger | None = None

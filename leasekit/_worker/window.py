@@ -2,8 +2,6 @@
 
 import math
 
-__all__ = ["Window"]
-
 _MEMORY = 0.5  # seconds over which the pace is averaged
 _SAMPLE = 0.05  # seconds: a shorter time says nothing about the pace
 

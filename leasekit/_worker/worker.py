@@ -33,7 +33,7 @@ from leasekit._worker.handler_function import HandlerFunction
 from leasekit._worker.handlers import Handler, declare, is_async
 from leasekit._worker.process import here
 from leasekit._worker.run import WorkerRun
-from leasekit._worker.signals import LOST_EXIT_CODE, Signals, end_lost
+from leasekit._worker.signals import Signals, end_lost
 from leasekit.backend import Backend
 from leasekit.client import Client
 from leasekit.config import Heartbeats
@@ -41,8 +41,6 @@ from leasekit.errors import ConfigError
 from leasekit.hooks import Hook
 from leasekit.lease import lease
 from leasekit.task import Task
-
-__all__ = ["LOST_EXIT_CODE", "Worker"]
 
 logger = logging.getLogger("leasekit")
 

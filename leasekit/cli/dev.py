@@ -8,7 +8,7 @@ from typing import Annotated, Self
 
 import typer
 
-from leasekit._worker.worker import LOST_EXIT_CODE
+from leasekit._worker.signals import LOST_EXIT_CODE
 from leasekit.cli.dev_processes import Child, say
 from leasekit.cli.dev_sources import Sources
 from leasekit.cli.errors import FAILED, fail, spoken

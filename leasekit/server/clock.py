@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 from leasekit.server.store import Anchor
 
-__all__ = ["Moment", "StoreClock", "boottime"]
-
 _STALL = 5.0  # seconds between two readings; the consumer causes a reading each second
 _BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has CLOCK_BOOTTIME
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # a new id after each start of the machine

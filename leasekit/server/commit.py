@@ -29,8 +29,6 @@ from leasekit.server.http.events import Feed
 from leasekit.server.store import Store
 from leasekit.server.unit_of_work import NewlyDue, TaskEvent, UnitOfWork
 
-__all__ = ["Done", "GroupCommit", "RequestClass"]
-
 logger = logging.getLogger("leasekit.server")
 
 _COMMIT = 5000  # items in one transaction, at most: a heartbeat may have to wait for so many before it

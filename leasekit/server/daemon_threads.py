@@ -11,8 +11,6 @@ from concurrent.futures import Executor, Future
 from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 
-__all__ = ["DaemonThreads"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 _Calls = SimpleQueue[Callable[[], None] | None]  # None ends a thread

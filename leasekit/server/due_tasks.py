@@ -8,8 +8,6 @@ from collections.abc import Collection, Iterable, Sequence
 from leasekit.server.store import Lane, Trigger
 from leasekit.server.unit_of_work import UnitOfWork
 
-__all__ = ["DueTasks"]
-
 _MOST = 1000  # rows of a lane that are read at once
 _LEAST = 8
 

@@ -40,8 +40,6 @@ from leasekit.wire import (
     ScheduleRequest,
 )
 
-__all__ = ["DirectBackend", "EmbeddedBackend", "plain", "plain_info"]
-
 
 class DirectBackend:
     """A `Backend`, `Scheduler` and `WorkerDirectory` over the engine that a subclass returns from `_engine`."""

@@ -40,8 +40,6 @@ from leasekit.task import (
 )
 from leasekit.wire import MAX_WAIT
 
-__all__ = ["Engine"]
-
 logger = logging.getLogger("leasekit.server")
 
 _T = TypeVar("_T")

@@ -3,8 +3,6 @@
 import bisect
 from collections.abc import Sequence
 
-__all__ = ["Histogram"]
-
 
 class Histogram:
     """Count values by size: how many were at most each of `bounds`, how many in total, and their sum."""

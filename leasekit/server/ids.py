@@ -3,8 +3,6 @@
 import random as _random
 import uuid
 
-__all__ = ["successor_id", "tokens"]
-
 _SUCCESSORS = uuid.UUID("6c656173-656b-5974-8000-7375632e6c6b")
 _TOKEN = 32  # hexadecimal digits: 128 bits
 

@@ -20,8 +20,6 @@ from leasekit.server.roles.claims import Answer, WaitingClaim
 from leasekit.server.unit_of_work import NewlyDue
 from leasekit.task import Claimed
 
-__all__ = ["LongPolls"]
-
 _MOST = 10_000  # claims that may wait
 _SOONEST = 0.001  # seconds between two looks
 _SLACK = 1000

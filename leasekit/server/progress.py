@@ -9,8 +9,6 @@ from leasekit.server.store import Checkpoint, Trigger, Tx
 from leasekit.server.unit_of_work import to_bytes
 from leasekit.task import Beat, Settlement
 
-__all__ = ["Progress"]
-
 
 class Progress:
     """The checkpoints of one batch.

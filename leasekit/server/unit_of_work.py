@@ -14,8 +14,6 @@ from msgspec import Raw, Struct
 from leasekit.server.store import Trigger, Tx
 from leasekit.task import Status
 
-__all__ = ["NewlyDue", "TaskEvent", "UnitOfWork", "to_bytes"]
-
 _encode = msgspec.json.encode
 
 

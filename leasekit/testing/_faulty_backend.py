@@ -15,8 +15,6 @@ from leasekit.errors import BackendError
 from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, TaskInfo, Verdict
 from leasekit.testing._notify import Notifier
 
-__all__ = ["CALLS", "Call", "Fault", "Faulty", "Gate", "ok"]
-
 CALLS = frozenset({"claim", "beat", "settle", "schedule", "get", "cancel", "stats", "list_tasks"})
 
 

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
-__all__ = ["Notifier"]
-
 
 class Notifier:
     """A bell that wakes all listeners, each in its own event loop; any thread may ring it.

@@ -20,8 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Edit", "NotThere"]
-
 _Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _BUILTINS = frozenset(dir(builtins))
 

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from harness.simulation.mutants.edit import Edit
 from harness.simulation.mutants.mutant import Histories, Mutant
 
-__all__ = ["HOLDER"]
-
 HOLDER: Mapping[str, Mutant] = {
     # Trust ----------------------------------------------------------------------------------------------------------
     "beat-stamped-after-reply": Mutant(

@@ -8,8 +8,6 @@ from harness.simulation.mutants.edit import Edit
 from harness.simulation.mutants.stress import STRESSES
 from harness.simulation.scenario import Scenario
 
-__all__ = ["Histories", "Mutant", "plant"]
-
 
 @dataclass(frozen=True, slots=True)
 class Histories:

@@ -5,9 +5,6 @@ from collections.abc import Mapping
 from harness.simulation.mutants.edit import Edit
 from harness.simulation.mutants.mutant import Histories, Mutant
 
-__all__ = ["SERVICE"]
-
-
 SERVICE: Mapping[str, Mutant] = {
     # Tokens and fences ----------------------------------------------------------------------------------------------
     "beat-without-token": Mutant(

@@ -6,8 +6,6 @@ from typing import Any
 from harness.simulation.scenario import FAULTS, PRESETS
 from leasekit.config import Heartbeats
 
-__all__ = ["STRESSES"]
-
 
 def _only(**rates: float) -> dict[str, float]:
     return dict.fromkeys(FAULTS, 0.0) | rates

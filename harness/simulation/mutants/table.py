@@ -3,6 +3,4 @@
 from harness.simulation.mutants.holder import HOLDER
 from harness.simulation.mutants.service import SERVICE
 
-__all__ = ["MUTANTS"]
-
 MUTANTS = {**HOLDER, **SERVICE}

@@ -18,8 +18,6 @@ from harness.simulation.mutants.table import MUTANTS
 from harness.simulation.run import simulate
 from harness.simulation.scenario import Scenario
 
-__all__ = ["Trial"]
-
 _PATIENCE = 600  # seconds of CPU time, as other processes may be busy: a mutant may loop for ever
 
 

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from leasekit._driver.clock import BOOT_CLOCK, Clock
 from leasekit._driver.explaining.recorder import HeldUp, Reading
 
-__all__ = ["LoopMonitor", "take_reading"]
-
 _LONG = 0.25  # seconds
 _SHARE = 0.2  # of a processor: a stopped process uses none, and a running one may have to share one
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-__all__ = ["LossFacts", "Note", "Try", "explain"]
-
 
 class Note(NamedTuple):
     """Something that happened to the whole process, noticed at `at`. `seconds`: its length, or the clock's step."""

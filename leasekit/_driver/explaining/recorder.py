@@ -19,8 +19,6 @@ from leasekit._driver.explaining.loss_report import LossFacts, Note, Try, explai
 from leasekit.errors import LeaseEvent
 from leasekit.task import Verdict
 
-__all__ = ["HeldUp", "Reading", "Recorder", "Story"]
-
 T = TypeVar("T")
 
 _BEATS_OF_EACH = 3  # heartbeats of each held lease that the ring has room for

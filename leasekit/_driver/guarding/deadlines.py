@@ -12,8 +12,6 @@ import heapq
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
-__all__ = ["DeadlineSet"]
-
 K = TypeVar("K", bound=Hashable)
 
 _STALE = 64  # entries of the heap that are not worth a clean-up

@@ -16,8 +16,6 @@ from leasekit import _log
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit.hooks import log_fields
 
-__all__ = ["Escalation"]
-
 logger = logging.getLogger("leasekit")
 
 

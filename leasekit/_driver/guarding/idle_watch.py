@@ -7,8 +7,6 @@ import math
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit.errors import IdleTimeout
 
-__all__ = ["IdleWatch"]
-
 _STALE = 64  # entries of the heap that are not worth a clean-up
 
 

@@ -15,8 +15,6 @@ import struct
 import sys
 from typing import NamedTuple
 
-__all__ = ["KillTimer", "obstacle"]
-
 
 class _Numbers(NamedTuple):
     """The numbers of the system calls `timer_create` and so on, on one machine type."""

@@ -24,8 +24,6 @@ from leasekit.errors import ConfigError
 if TYPE_CHECKING:
     from leasekit._driver.guarding.kill_timer import KillTimer
 
-__all__ = ["UNGUARDED", "Mode", "Watchdog", "check_mode"]
-
 logger = logging.getLogger("leasekit")
 
 Mode = Literal["off", "soft", "auto", "required"]

@@ -19,8 +19,6 @@ from leasekit.config import Heartbeats
 from leasekit.errors import Cancelled, Draining, LeaseError, LeaseLost, LossReason, NotHeld
 from leasekit.task import Beat, Settlement, Task
 
-__all__ = ["HeldLease", "Owner", "loss_reason"]
-
 Owner = weakref.ref[Any]
 """A weak reference to an object that lives as long as code is in the `with` block of a lease, or can enter it."""
 

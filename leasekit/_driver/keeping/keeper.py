@@ -33,8 +33,6 @@ from leasekit.errors import Cancelled, ConfigError, Refused
 from leasekit.hooks import Hooks
 from leasekit.task import Claimed, Settlement, Task, Verdict
 
-__all__ = ["Keeper"]
-
 logger = logging.getLogger("leasekit")
 
 _SETTLE_TIMEOUT = 10.0

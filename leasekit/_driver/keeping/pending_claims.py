@@ -22,8 +22,6 @@ from leasekit.backend import Backend
 from leasekit.errors import BackendError, Closed, Throttled, Unavailable
 from leasekit.task import Claimed, Settlement, Task
 
-__all__ = ["Claims", "Ended", "end_claim"]
-
 logger = logging.getLogger("leasekit")
 
 _SPARE = 10.0  # seconds by which an answer may come after the wait that the claim asked for

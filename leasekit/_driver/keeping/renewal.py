@@ -29,8 +29,6 @@ from leasekit.errors import BackendError, Refused, Throttled
 from leasekit.hooks import Hooks
 from leasekit.task import Beat, Verdict
 
-__all__ = ["Renewal"]
-
 
 class Renewal:
     """The cycles of one connection and their calls in progress. Used in the driver's thread alone.

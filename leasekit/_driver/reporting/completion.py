@@ -7,8 +7,6 @@ from leasekit._driver.clock import Clock
 from leasekit.errors import LeasekitError
 from leasekit.task import TaskInfo
 
-__all__ = ["all_ended"]
-
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0  # seconds between two polls
 _NAMED = 10  # ids in a message
 

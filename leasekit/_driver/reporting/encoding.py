@@ -13,18 +13,6 @@ from leasekit.errors import TooLarge
 from leasekit.task import NewTask
 from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS, MAX_THEN
 
-__all__ = [
-    "NO_NUMBER",
-    "described",
-    "each",
-    "encoded",
-    "loses_number",
-    "progress",
-    "seconds",
-    "size_of_successors",
-    "successor",
-]
-
 E = TypeVar("E", bound=BaseException)
 
 NO_NUMBER = "holds NaN or an infinity, which JSON does not have: give None, a string, or a finite number"

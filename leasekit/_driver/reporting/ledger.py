@@ -28,8 +28,6 @@ from msgspec import UNSET
 
 from leasekit.task import Settlement
 
-__all__ = ["Holder", "Ledger", "Left", "Past", "PendingClaim", "SharedMemory"]
-
 logger = logging.getLogger("leasekit")
 
 _MAGIC = b"LEASEKT1"

@@ -24,8 +24,6 @@ from leasekit.errors import BackendError, ProtocolError, Refused, Throttled
 from leasekit.hooks import Hooks, ReportDelayed, log_fields
 from leasekit.task import Settlement, Verdict
 
-__all__ = ["Delivery", "Outbox", "Report"]
-
 logger = logging.getLogger("leasekit")
 
 _CALLS = 2  # at once: while one call is answered the next batch gathers

@@ -9,8 +9,6 @@ import hashlib
 import re
 from urllib.parse import parse_qsl, urlencode
 
-__all__ = ["key_of"]
-
 _PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379, "redis+cluster": 6379}
 _PARTS = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<authority>[^/?#]*)(?P<path>[^?#]*)\??(?P<query>.*)", re.DOTALL)
 _PORT = re.compile(r":\d+$", re.ASCII)  # an IPv6 address ends with a bracket

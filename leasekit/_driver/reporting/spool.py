@@ -33,8 +33,6 @@ from msgspec import UNSET, Raw, Struct, UnsetType, field
 from leasekit._driver.reporting.service_key import key_of
 from leasekit.task import NewTask, Settlement
 
-__all__ = ["Spool"]
-
 logger = logging.getLogger("leasekit")
 
 Key = tuple[str, str]

@@ -58,8 +58,6 @@ from leasekit.errors import Cancelled, Draining, IdleTimeout, LeaseError, Leasek
 from leasekit.hooks import Hooks
 from leasekit.task import NewTask
 
-__all__ = ["Channel", "main"]
-
 _CHILD_CAME_BACK = 70  # EX_SOFTWARE
 _DEAF = 71  # EX_OSERR: messages of the worker can no longer be received
 _STOPS = {stop.__name__: stop for stop in (Cancelled, IdleTimeout, Draining)}

@@ -2,8 +2,6 @@
 
 import signal
 
-__all__ = ["ended"]
-
 _MEANINGS = {
     signal.SIGSEGV: "segmentation fault",
     signal.SIGABRT: "aborted",

@@ -35,10 +35,6 @@ if __name__ == "__main__":  # in place of the packages, whose own __init__ impor
 
 from leasekit._driver.guarding.kill_timer import KillTimer, obstacle
 
-__all__ = [
-    "AHEAD", "ARM", "ASK", "DISARM", "EXITED", "HERE", "HERE_FORMAT", "MOMENT", "NUMBER", "REFUSED", "main",
-]  # fmt: skip
-
 # From the worker.
 ARM = b"A"  # and a double: the moment, in seconds of CLOCK_BOOTTIME
 DISARM = b"D"

@@ -19,8 +19,6 @@ from leasekit._worker.process import exit_status, guard
 from leasekit._worker.process.messages import SHOW_STACKS, Frames, FromExecutor, FromWorker, packed
 from leasekit.errors import ConfigError
 
-__all__ = ["GuardedProcess"]
-
 # `sys.path` first: the executor must import this very leasekit, wherever the worker has it from.
 _BOOT = "import sys; sys.path[:] = {path!r}; from leasekit._worker.process.child import main; main({fd})"
 _CHUNK = 64 * 1024

@@ -20,8 +20,6 @@ from leasekit._worker.process.messages import Address, Setup
 from leasekit.backend import Scheduler
 from leasekit.errors import ConfigError
 
-__all__ = ["find", "prepare", "setup"]
-
 
 def setup(handlers: Mapping[str, Handler], connection: Connection) -> Setup:
     """Return handlers' names and the service's limits for executors. Raises `ConfigError` if a name is not found."""

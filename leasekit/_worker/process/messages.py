@@ -14,23 +14,6 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from leasekit.config import Heartbeats
 from leasekit.task import NewTask, Outcome, Settlement, Task
 
-__all__ = [
-    "SHOW_STACKS",
-    "Address",
-    "Ended",
-    "Frames",
-    "FromExecutor",
-    "FromWorker",
-    "LeaseReplaced",
-    "LeaseState",
-    "Progress",
-    "Ready",
-    "Run",
-    "Setup",
-    "StartupFailed",
-    "packed",
-]  # fmt: skip
-
 SHOW_STACKS = signal.SIGRTMIN + 7  # a signal, sent before a kill: all stacks go to stderr
 _LENGTH = struct.Struct(">I")
 

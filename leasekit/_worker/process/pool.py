@@ -12,8 +12,6 @@ from leasekit._worker.process import handler_import
 from leasekit._worker.process.slot import Slot
 from leasekit.errors import ConfigError
 
-__all__ = ["ProcessExecutor"]
-
 logger = logging.getLogger("leasekit")
 
 _LOOK = 1.0  # seconds after which the death of an executor without a task is noticed

@@ -35,8 +35,6 @@ from leasekit._worker.process.messages import (
 from leasekit.errors import Cancelled, ConfigError, Draining, IdleTimeout, LeaseError
 from leasekit.task import Outcome, Settlement
 
-__all__ = ["Bell", "ExecutorDied", "HandlerFailed", "Slot"]
-
 logger = logging.getLogger("leasekit")
 
 _LOOK = 1.0  # seconds: check at least this often

@@ -8,8 +8,6 @@ from starlette.types import Receive
 
 from leasekit.task import Claimed
 
-__all__ = ["DisconnectWatch"]
-
 
 class DisconnectWatch:
     """The claims that wait; each ends when its client disconnects."""

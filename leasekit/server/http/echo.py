@@ -9,8 +9,6 @@ from starlette.types import Message, Scope
 
 from leasekit.wire import REQUEST_HEADER
 
-__all__ = ["echo_request_header"]
-
 _NAME = REQUEST_HEADER.encode()
 _PRINTABLE = re.compile(rb"[ -~]{1,64}")  # bounds the value, and keeps out line ends, which would end the header
 

@@ -17,8 +17,6 @@ import msgspec
 from leasekit.errors import Throttled
 from leasekit.server.unit_of_work import TaskEvent
 
-__all__ = ["Feed"]
-
 _SIZE = 10_000  # events that a reader may be behind, or miss while it reconnects
 _READERS = 100
 _LINGER = 300.0  # seconds for which events are recorded after the last reader has left, in case it comes back

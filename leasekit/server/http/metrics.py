@@ -20,8 +20,6 @@ from leasekit.server.histogram import Histogram
 if TYPE_CHECKING:
     from leasekit.server.engine import Engine
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
-
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _KINDS = 100
 _OTHER = "other"

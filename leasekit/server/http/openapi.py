@@ -18,8 +18,6 @@ from leasekit.server.http.operations import JSON, Operation, header_of
 from leasekit.server.http.problems import MEDIA_TYPE
 from leasekit.wire import Problem
 
-__all__ = ["EXAMPLES", "document"]
-
 _REF = "#/components/schemas/{name}"
 
 EXAMPLES: dict[str, Any] = {

@@ -14,8 +14,6 @@ from leasekit.server.http.problems import MEDIA_TYPE
 from leasekit.server.http.sending import ABORT
 from leasekit.wire import Problem
 
-__all__ = ["BoundedProtocol"]
-
 MAX_HEAD = 64 * 1024  # bytes of request line and headers
 HEAD_TIMEOUT = 30.0  # seconds from the connection, or from the first byte of a request, to the end of its head
 STALL_TIMEOUT = 30.0  # seconds that a full buffer of answers may stay unread

@@ -23,8 +23,6 @@ from leasekit.errors import Throttled
 from leasekit.task import Claimed, Task
 from leasekit.wire import ClaimAnswer
 
-__all__ = ["ABORT", "ClaimResponse", "Sending"]
-
 ABORT = "leasekit.abort"
 """The ASGI extension whose item `abort` cuts the connection; a server without it must limit the time itself."""
 

@@ -12,8 +12,6 @@ from leasekit.server.store import Run, Trigger
 from leasekit.server.unit_of_work import UnitOfWork, to_bytes
 from leasekit.task import Status
 
-__all__ = ["REAP_BATCH", "forget", "lapse", "reap", "restart_leases", "silence"]
-
 REAP_BATCH = 200  # leases that are expired in one transaction, at most: reaping must not delay heartbeats
 
 _CLAIM_MEMORY = 86_400.0  # seconds; a holder that repeats a claim later can no longer trust its leases

@@ -20,8 +20,6 @@ from leasekit.server.unit_of_work import UnitOfWork, to_bytes
 from leasekit.task import Exponential, HistoryEntry, NewTask, Page, Scheduled, Status, TaskInfo, Verdict
 from leasekit.wire import traceparent
 
-__all__ = ["cancel", "get", "moment", "page", "schedule"]
-
 _DEFAULT_POLICY = Exponential()
 _LAST_MOMENT = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400  # can be expressed in every time zone
 _HISTORY = 100  # the latest runs, which are shown

@@ -22,8 +22,6 @@ from leasekit.server.store import Limits, Run, Trigger
 from leasekit.server.unit_of_work import UnitOfWork, to_bytes
 from leasekit.task import Beat, NewTask, Settlement, Status, Verdict
 
-__all__ = ["heartbeat", "results"]
-
 _NULL = b"null"
 _OVER = 0.0  # a `run_until` in the past by any clock: no further beat is accepted
 _BOUNDED = frozenset({"retry", "crash"})  # outcomes that count against a limit

@@ -15,8 +15,6 @@ from leasekit._lifecycle.states import LEASED, WAITING
 from leasekit.server.store import Content, Run, Trigger
 from leasekit.task import Status
 
-__all__ = ["content_fault", "is_number", "json_fault", "log", "runs", "set_aside", "statuses", "triggers"]
-
 logger = logging.getLogger("leasekit.server")
 
 _MOST = 2**62  # the greatest count; the store can hold twice as much

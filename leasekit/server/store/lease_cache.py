@@ -11,8 +11,6 @@ from leasekit._lifecycle.transitions import renewed
 from leasekit.server.store import Trigger
 from leasekit.task import Status
 
-__all__ = ["LeaseCache"]
-
 _MOST = 100_000  # leases, about 0.6 KB each
 
 

@@ -22,8 +22,6 @@ from typing import NamedTuple
 
 from leasekit.errors import ConfigError, StoreDamaged, StoreLocked, Unavailable
 
-__all__ = ["FileLock", "Identity"]
-
 
 class Identity(NamedTuple):
     """The identity of a store, and the point in its history that it has reached."""

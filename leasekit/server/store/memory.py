@@ -29,8 +29,6 @@ from leasekit.server.store import (
 )
 from leasekit.task import Status
 
-__all__ = ["MemoryStore"]
-
 _Due = tuple[float, int]  # a next trigger time, and the `seq` of its task
 _K = TypeVar("_K")
 _V = TypeVar("_V")

@@ -43,8 +43,6 @@ from sqlalchemy.sql.selectable import TableValuedAlias
 from leasekit.server.store import schema
 from leasekit.server.store.schema import claim, dedupe, is_leased, is_waiting, progress, run, store, task, trigger
 
-__all__ = ["DIALECT", "Insert", "Statement"]
-
 DIALECT = sqlite.dialect()
 
 _SPREAD = 100  # steps over which the new ends of leases are spread

@@ -27,8 +27,6 @@ from leasekit.server.store.lease_cache import LeaseCache
 from leasekit.server.store.schema import dedupe, task, trigger
 from leasekit.task import Status
 
-__all__ = ["Counter", "SqlTx", "SqlView"]
-
 _PRIORITIES = "[0,1,2,3,4]"
 _NAMES = {status: status.value for status in Status}
 _PAIRS = 200  # pairs of values in one statement, at most

@@ -7,8 +7,6 @@ from leasekit.registry import needs_extra
 from leasekit.server.store import Store
 from leasekit.server.store.memory import MemoryStore
 
-__all__ = ["open_store"]
-
 
 def open_store(url: str, *, check: float | None = None) -> Store:
     """Return the store that a URL names. Opening it checks a file for up to `check` seconds (None: the default).

@@ -15,19 +15,8 @@ from typing import Any, Self, TypeVar, cast
 
 import msgspec
 
-from harness.history import (
-    Acknowledged,
-    Asked,
-    CancelAnswered,
-    CancelAsked,
-    Granted,
-    Log,
-    Refused,
-    Renewed,
-    SettleAnswered,
-    SettleAsked,
-    boottime,
-)
+from harness import history
+from harness.history import Log, boottime
 from leasekit.backend import Backend, Scheduler
 from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, TaskInfo, Verdict
 
@@ -62,8 +51,8 @@ class Recorded:
         for task in claimed.tasks:
             _keep(self._fences, task.token, task.fence)
             self._log.add(
-                Granted, at=at, task=task.id, fence=task.fence, token=task.token, attempt=task.attempt, ttl=task.ttl,
-                asked_at=asked_at, kind=task.kind, priority=task.priority, claim=claim_id,
+                history.Granted, at=at, asked_at=asked_at, claim=claim_id, task=task.id, fence=task.fence, ttl=task.ttl,
+                token=task.token, attempt=task.attempt, kind=task.kind, priority=task.priority,
                 progress=_number(task.progress),
             )  # fmt: skip
         return claimed
@@ -77,22 +66,22 @@ class Recorded:
             if fence is None or verdict.id != beat.id:
                 continue
             if verdict.verdict == "renewed":
-                self._log.add(Renewed, **lease, ttl=verdict.ttl, progress=_number(beat.progress))
+                self._log.add(history.Renewed, **lease, ttl=verdict.ttl, progress=_number(beat.progress))
             elif verdict.verdict == "gone":
-                self._log.add(Refused, **lease, reason=verdict.reason or "")
+                self._log.add(history.Refused, **lease, reason=verdict.reason or "")
         return verdicts
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
         reports = [self._report(settlement) for settlement in settlements]
         for report in reports:
             if report["fence"] is not None:
-                self._log.add(SettleAsked, **report)
+                self._log.add(history.SettleAsked, **report)
         asked_at = self._now()
         verdicts = await self.backend.settle(settlements)
         for report, verdict in zip(reports, verdicts, strict=False):
             if report["fence"] is not None and verdict.verdict in ("settled", "gone"):
                 answer = {"verdict": verdict.verdict, "reason": verdict.reason or ""}
-                self._log.add(SettleAnswered, **report, **answer, asked_at=asked_at)
+                self._log.add(history.SettleAnswered, **report, **answer, asked_at=asked_at)
         return verdicts
 
     def fence_of(self, task_id: str, token: str) -> int | None:
@@ -111,21 +100,20 @@ class Recorded:
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         for task in tasks:
             if task.id is not None:  # a client gives every task an id before sending
-                self._log.add(Asked, **_asked(task, self._now() - time.time()))
+                self._log.add(history.Asked, **_asked(task, self._now() - time.time()))
         answers = await self._scheduler.schedule(tasks)
         for task, answer in zip(tasks, answers, strict=False):
             if task.id is not None:
-                self._log.add(
-                    Acknowledged, asked=task.id, task=answer.id, created=answer.created, conflict=answer.conflict
-                )  # fmt: skip
+                details = {"created": answer.created, "conflict": answer.conflict}
+                self._log.add(history.Acknowledged, asked=task.id, task=answer.id, **details)
         return answers
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
         for task_id in task_ids:
-            self._log.add(CancelAsked, task=task_id)
+            self._log.add(history.CancelAsked, task=task_id)
         verdicts = await self._scheduler.cancel(task_ids)
         for task_id, verdict in zip(task_ids, verdicts, strict=False):
-            self._log.add(CancelAnswered, task=task_id, verdict=verdict.verdict)
+            self._log.add(history.CancelAnswered, task=task_id, verdict=verdict.verdict)
         return verdicts
 
     async def get(self, task_id: str) -> TaskInfo | None:

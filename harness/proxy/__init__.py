@@ -14,14 +14,14 @@ network. `tcp://host:port` is passed on as bytes; rules about requests need `htt
 
 import asyncio
 import socket
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from random import Random
 from typing import Literal, Self
 from urllib.parse import urlsplit
+
+from anyio.from_thread import start_blocking_portal
 
 from harness.proxy.foreign import FOREIGN
 from harness.proxy.links import KEPT, Conditions, Exchange, Line, Link, Rule
@@ -48,8 +48,7 @@ class Proxy:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._port: socket.socket | None = None  # bound, not listening: reserves the port while connections are refused
         self._ears: socket.socket | None = None
-        self._thread: threading.Thread | None = None
-        self._over: asyncio.Event | None = None
+        self._thread = ExitStack()  # of `with`: the loop in a thread of its own
 
     @property
     def port(self) -> int:
@@ -189,32 +188,14 @@ class Proxy:
         self._loop = self._port = None
 
     def __enter__(self) -> Self:
-        opened: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._stay(opened)), name="leasekit-proxy", daemon=True
-        )
-        self._thread.start()
-        opened.result()
+        with ExitStack() as stack:
+            portal = stack.enter_context(start_blocking_portal())
+            stack.enter_context(portal.wrap_async_context_manager(self))
+            self._thread = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        assert self._thread is not None  # noqa: S101 - `__enter__` has made it
-        assert self._over is not None  # noqa: S101
-        self._do(self._over.set)
-        self._thread.join()
-
-    async def _stay(self, opened: "Future[None]") -> None:
-        self._over = asyncio.Event()
-        try:
-            await self.__aenter__()
-        except BaseException as error:  # noqa: BLE001 - it is raised in the other thread
-            opened.set_exception(error)
-            return
-        opened.set_result(None)
-        try:
-            await self._over.wait()
-        finally:
-            await self.__aexit__()
+        self._thread.close()
 
     # In the loop --------------------------------------------------------------------------------------------------
 
@@ -225,18 +206,11 @@ class Proxy:
             if asyncio.get_running_loop() is self._loop:
                 act()
                 return
-        done: Future[None] = Future()
 
-        def answer() -> None:
-            try:
-                act()
-            except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
-                done.set_exception(error)
-            else:
-                done.set_result(None)
+        async def call() -> None:
+            act()
 
-        self._loop.call_soon_threadsafe(answer)
-        done.result()
+        asyncio.run_coroutine_threadsafe(call(), self._loop).result()
 
     def _be(self, line: Line) -> None:
         self._conditions.line = line

@@ -4,7 +4,6 @@ import argparse
 import os
 import secrets
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -41,11 +40,9 @@ def _one(options: argparse.Namespace) -> int:
     preset = PRESETS.get(options.preset or "")
     scenario = swarm(options.seed) if preset is None else Scenario(seed=options.seed, **preset)  # type: ignore[arg-type]
     scenario = replace(scenario, store=options.store, hours=options.hours or scenario.hours)
-    began_at = time.process_time()
     outcome = simulate(scenario)
-    seconds = time.process_time() - began_at
     print(
-        f"seed {scenario.seed}: {outcome.hours:.1f} h in {seconds:.1f} s of CPU, {outcome.faults} faults, "
+        f"seed {scenario.seed}: {outcome.hours:.1f} h in {outcome.seconds:.1f} s of CPU, {outcome.faults} faults, "
         f"{len(outcome.events)} events, digest {outcome.digest[:16]}"
     )
     print(_counted(outcome.fired))
@@ -77,14 +74,14 @@ def _many(options: argparse.Namespace) -> int:
     first = secrets.randbelow(10**9) if options.first is None else options.first
     print(f"from seed {first}, {options.minutes:g} minutes, {options.processes} processes", flush=True)
     total = campaign.Campaign()
-    for summary in campaign.run(
+    for outcome in campaign.run(
         total, first=first, minutes=options.minutes, processes=options.processes, sql_hours=options.sql_hours
     ):
-        if summary.violations:
-            again = f"python -m harness.simulation --seed {summary.scenario.seed}"
-            if summary.scenario.store == "sql":
-                again += f" --store sql --hours {summary.scenario.hours:g}"
-            print(f"FAILED: {again}\n" + "\n".join(summary.violations[:_SHOWN]), flush=True)
+        if outcome.violations:
+            again = f"python -m harness.simulation --seed {outcome.scenario.seed}"
+            if outcome.scenario.store == "sql":
+                again += f" --store sql --hours {outcome.scenario.hours:g}"
+            print("\n".join([f"FAILED: {again}", *map(str, outcome.violations[:_SHOWN])]), flush=True)
     print(
         f"{total.hours:,.0f} simulated hours ({total.sql_hours:.0f} over a database) in {total.histories} histories, "
         f"{total.faults:,} faults planned; {total.hours / max(1e-9, total.seconds):.1f} hours a second, "

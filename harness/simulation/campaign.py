@@ -8,24 +8,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from harness.simulation.run import simulate
+from harness.simulation.run import Outcome, simulate
 from harness.simulation.scenario import FAULTS, Scenario, swarm
 
 _ENOUGH = 200.0  # simulated hours in which every kind of fault fires
 _SQL_HOURS = 1.0  # of one history over a database
 _EACH = 12  # histories in one process: tasks of killed processes are never collected, and slow down later histories
-
-
-@dataclass(slots=True, kw_only=True)
-class Summary:
-    """The outcome of one history, without its events."""
-
-    scenario: Scenario
-    hours: float
-    faults: int
-    fired: Counter[str]
-    violations: list[str]
-    seconds: float  # of the processor
 
 
 @dataclass(slots=True)
@@ -39,32 +27,32 @@ class Campaign:
     histories: int = 0
     faults: int = 0
     fired: Counter[str] = field(default_factory=Counter[str])
-    failed: list[Summary] = field(default_factory=list[Summary])
+    failed: list[Outcome] = field(default_factory=list[Outcome])
 
     @property
     def silent(self) -> list[str]:
         """Kinds of faults that did not fire although enough hours have passed."""
         return [name for name in FAULTS if not self.fired[name]] if self.hours >= _ENOUGH else []
 
-    def add(self, summary: Summary) -> None:
+    def add(self, outcome: Outcome) -> None:
         """Add the outcome of one more history."""
         self.histories += 1
-        self.hours += summary.hours
-        self.cpu_seconds += summary.seconds
-        self.sql_hours += summary.hours if summary.scenario.store == "sql" else 0.0
-        self.faults += summary.faults
-        self.fired += summary.fired
-        if summary.violations:
-            self.failed.append(summary)
+        self.hours += outcome.hours
+        self.cpu_seconds += outcome.seconds
+        self.sql_hours += outcome.hours if outcome.scenario.store == "sql" else 0.0
+        self.faults += outcome.faults
+        self.fired += outcome.fired
+        if outcome.violations:
+            self.failed.append(outcome)
 
 
-def run(campaign: Campaign, *, first: int, minutes: float, processes: int, sql_hours: float) -> Iterator[Summary]:
+def run(campaign: Campaign, *, first: int, minutes: float, processes: int, sql_hours: float) -> Iterator[Outcome]:
     """Run histories from seed `first` on; yield each as it ends. The first `sql_hours` of them use a database."""
     began_at = time.monotonic()
     seeds = count(first)
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=spawned, max_tasks_per_child=_EACH) as pool:
-        running: set[Future[Summary]] = set()
+        running: set[Future[Outcome]] = set()
         while True:
             is_over = time.monotonic() - began_at >= minutes * 60
             while not is_over and len(running) < processes:
@@ -81,14 +69,6 @@ def run(campaign: Campaign, *, first: int, minutes: float, processes: int, sql_h
                 yield future.result()
 
 
-def _one(scenario: Scenario) -> Summary:
-    began_at = time.process_time()
-    outcome = simulate(scenario)
-    return Summary(
-        scenario=scenario,
-        hours=outcome.hours,
-        faults=outcome.faults,
-        fired=outcome.fired,
-        violations=[str(violation) for violation in outcome.violations],
-        seconds=time.process_time() - began_at,
-    )
+def _one(scenario: Scenario) -> Outcome:
+    """Run one history; its events stay in this process."""
+    return replace(simulate(scenario), events=())

@@ -61,7 +61,7 @@ class Faults:
         self._net = net
         self._server = server
         self._workers = workers
-        self._undo: dict[int, Callable[[], None]] = {}
+        self._undo: dict[int, Callable[[], object]] = {}
 
     def plan(self, faults: list[Planned]) -> None:
         """Schedule these faults, except for skipped ones."""
@@ -96,7 +96,7 @@ class Faults:
             self._to_server(fault, chance)
 
     def _lasting(
-        self, fault: Planned, undo: Callable[[], None], *, lasts: float | None = None, target: str = ""
+        self, fault: Planned, undo: Callable[[], object], *, lasts: float | None = None, target: str = ""
     ) -> None:
         lasts = fault.lasts if lasts is None else lasts
         self._undo[fault.number] = undo
@@ -107,7 +107,7 @@ class Faults:
         alive = self._workers()
         target = chance.choice(alive).who if alive and chance.random() < 0.4 else ""
         self._net.weather[fault.number] = (fault.name, target)
-        self._lasting(fault, lambda: self._clear(fault.number), target=target)
+        self._lasting(fault, lambda: self._net.weather.pop(fault.number), target=target)
 
     def _lose_answer(self, fault: Planned, chance: random.Random) -> None:
         if alive := self._workers():
@@ -121,7 +121,7 @@ class Faults:
         del self._net.unheard[op, who]
         self._world.fired[fault.name] += 1
         self._net.weather[fault.number] = ("cut", who)
-        self._lasting(fault, lambda: self._clear(fault.number), lasts=away, target=who)
+        self._lasting(fault, lambda: self._net.weather.pop(fault.number), lasts=away, target=who)
         return False
 
     def _lose_first(self, fault: Planned, op: str, who: str, away: float) -> bool:
@@ -129,9 +129,6 @@ class Faults:
         self._world.log(Fault, "world", name=fault.name, target=who)
         self._net.unheard[op, who] = lambda: not self._cut_off(fault, op, who, away)
         return False
-
-    def _clear(self, number: int) -> None:
-        del self._net.weather[number]
 
     # Workers --------------------------------------------------------------------------------------------------------
 
@@ -142,19 +139,21 @@ class Faults:
         worker = chance.choice(alive)
         who, name = worker.who, fault.name
         match name:
-            case "kill":
+            case "kill" | "stop":
                 self._world.log(Fault, "world", name=name, target=who)
-                worker.die("a fault")
-            case "stop":
-                self._world.log(Fault, "world", name=name, target=who)
-                worker.stop()
+                worker.die("a fault") if name == "kill" else worker.stop()
             case "gil":
                 running = list(worker.handlers.values())
                 if not running or worker.gil is not None:
                     return
                 worker.gil = chance.choice(running)
                 worker.process.hold("gil")
-                self._lasting(fault, lambda: self._give_back_gil(worker), target=who)
+
+                def give_back() -> None:
+                    worker.gil = None
+                    worker.resume("gil")
+
+                self._lasting(fault, give_back, target=who)
             case "stall":
                 worker.process.hold("stall")
                 self._lasting(fault, lambda: worker.process.let_go("stall"), target=who)
@@ -176,12 +175,9 @@ class Faults:
         if process is None or not process.is_alive:
             return
         match name:
-            case "server_kill":
+            case "server_kill" | "server_reboot":
                 self._world.log(Fault, "world", name=name, lasts=fault.lasts)
-                server.kill(back_in=fault.lasts)
-            case "server_reboot":
-                self._world.log(Fault, "world", name=name, lasts=fault.lasts)
-                server.kill(back_in=fault.lasts, is_rebooted=True)
+                server.kill(back_in=fault.lasts, is_rebooted=name == "server_reboot")
             case "server_stop":
                 self._world.log(Fault, "world", name=name, lasts=min(fault.lasts, 60.0))
                 server.stop(back_in=min(fault.lasts, 60.0))

@@ -1,17 +1,18 @@
 """Simulated handlers: their steps are events of the world, and the task's payload plans them."""
 
-from random import Random
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 
 from harness.history import Effect, Started, Stopped
-from harness.simulation.world import World
 from leasekit._leased_run import LeasedRun
 from leasekit._worker.claimed_task import ClaimedTask
 from leasekit.errors import Fatal, LeaseError
 from leasekit.lease import Lease
+
+if TYPE_CHECKING:
+    from harness.simulation.worker import Worker
 
 
 class Plan(Struct, frozen=True, omit_defaults=True):
@@ -26,36 +27,10 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     then: int = 0
 
 
-class Host(Protocol):
-    """The worker in which a handler runs."""
-
-    world: World
-    who: str
-    chance: Random
-
-    @property
-    def handlers_run(self) -> bool:
-        """Whether the process runs."""
-        ...
-
-    @property
-    def gil(self) -> "SimulatedHandler | None":
-        """The handler that holds the GIL."""
-        ...
-
-    def die(self, why: str) -> None:
-        """Kill the process."""
-        ...
-
-    def handler_ended(self, work: ClaimedTask) -> None:
-        """Free the slot of a handler that has ended."""
-        ...
-
-
 class SimulatedHandler:
     """A run of a handler."""
 
-    def __init__(self, worker: Host, work: ClaimedTask, run: LeasedRun) -> None:
+    def __init__(self, worker: "Worker", work: ClaimedTask, run: LeasedRun) -> None:
         self._worker = worker
         self._world = worker.world
         self._work = work
@@ -78,8 +53,7 @@ class SimulatedHandler:
     def _next(self) -> None:
         plan = self._plan
         every = min(plan.effect_every, 5.0) if plan.deaf else plan.effect_every
-        wait = every * (0.5 + self._worker.chance.random())
-        at = self._world.now + wait
+        at = self._world.now + every * (0.5 + self._worker.chance.random())
         self._version += 1
         self._world.at(at if plan.hangs else min(at, self._until), self._step, self._version)
 

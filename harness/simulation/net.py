@@ -69,26 +69,24 @@ class Net:
             if self._hits("cut", who) or self._hits("drop_request", who, 0.4):
                 return
             if self._hits("refuse", who):
-                self._fail(request, Unavailable("the connection was refused"), after=0.001)
+                self._tell(request, Unavailable("the connection was refused"), after=0.001)
                 return
             if self._hits("throttle", who) or self._hits("throttle_most", who, 0.9):
                 wait = self._chance.choice(_ABSURD)
-                self._fail(request, Throttled("too much waits", retry_after=wait), after=self._delay(who))
+                self._tell(request, Throttled("too much waits", retry_after=wait), after=self._delay(who))
                 return
             if self._hits("foreign", who, 0.8):
-                self._fail(request, self._foreign(), after=self._delay(who))
+                self._tell(request, self._foreign(), after=self._delay(who))
                 return
             if self._hits("flaky", who, 0.5):
-                self._fail(request, self._error(), after=self._chance.uniform(0, 12))
+                error = self._chance.choice((Unavailable, ProtocolError, Throttled))
+                self._tell(request, error("something is wrong"), after=self._chance.uniform(0, 12))
                 if self._chance.random() < 0.5:
                     return
             if self._hits("duplicate", who, 0.5):
                 again = _Request(request.client, request.worker, request.op, request.body, None)
                 world.after(self._chance.uniform(0, _LATEST) ** self._chance.choice((0.5, 1)), self._arrive, again)
         world.after(self._delay(who), self._arrive, request)
-
-    def _error(self) -> BackendError:
-        return self._chance.choice((Unavailable, ProtocolError, Throttled))("something is wrong")
 
     def _foreign(self) -> BackendError:
         """Make a foreign answer into the error that the real adapter makes of it."""
@@ -111,7 +109,7 @@ class Net:
     def _arrive(self, request: _Request) -> None:
         process = self.server.process
         if process is None or not process.is_alive:
-            self._fail(request, Unavailable("the connection was refused"), after=0.001)
+            self._tell(request, Unavailable("the connection was refused"), after=0.001)
             return
         process.call(self._accept, process, request)
 
@@ -139,7 +137,7 @@ class Net:
             if self._hits("cut", who) or self._hits("one_way", who) or self._hits("drop_reply", who, 0.4):
                 return
             if self._hits("reset", who, 0.5):
-                self._fail(request, Unavailable("the connection was reset"), after=0.001)
+                self._tell(request, Unavailable("the connection was reset"), after=0.001)
                 return
             if self._hits("garble", who, 0.6):
                 answer = ProtocolError("200, and HTML") if self._chance.random() < 0.5 else self._garbled(answer)
@@ -185,9 +183,6 @@ class Net:
             structs.replace(self._chance.choice(bad), id=item.id) if self._chance.random() < odds else item
             for item in answer
         ]
-
-    def _fail(self, request: _Request, error: BackendError, *, after: float) -> None:
-        self._tell(request, error, after=after)
 
     def _tell(self, request: _Request, answer: Any, *, after: float) -> None:
         if request.future is not None:

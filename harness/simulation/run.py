@@ -7,6 +7,7 @@ import hashlib
 import logging
 import random
 import sys
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -41,6 +42,7 @@ class Outcome:
     fired: Counter[str]  # effects of each fault
     faults: int  # planned ones
     hours: float
+    seconds: float  # of the processor
     events: Sequence[Event]
 
     @property
@@ -54,7 +56,7 @@ class Outcome:
 
 def simulate(scenario: Scenario) -> Outcome:
     """Run one history to its end. A scenario gives the same history in every process."""
-    world = World(scenario)
+    world, began_at = World(scenario), time.process_time()
     with _alone(world):
         server = Server(world)
         try:
@@ -74,6 +76,7 @@ def simulate(scenario: Scenario) -> Outcome:
         fired=world.fired,
         faults=faults,
         hours=world.now / _HOUR,
+        seconds=time.process_time() - began_at,
         events=world.events,
     )
 

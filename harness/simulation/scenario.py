@@ -63,33 +63,32 @@ def swarm(seed: int, **others: object) -> Scenario:
     return replace(Scenario(seed=seed, rates=rates, ttls=chance.choice(_TTLS)), **others)  # type: ignore[arg-type]
 
 
-def _only(**rates: float) -> Mapping[str, float]:
+def only(**rates: float) -> Mapping[str, float]:
+    """Rates of these faults alone."""
     return dict.fromkeys(FAULTS, 0.0) | rates
 
 
 PRESETS: Mapping[str, Mapping[str, object]] = {
-    "calm": {"rates": _only()},
-    "outages": {"rates": _only(cut=4.0, refuse=2.0, one_way=2.0)},
-    "fencing": {"rates": _only(freeze=4.0, suspend=2.0, pause=4.0, duplicate=4.0, deaf=30.0)},
-    "slow": {"rates": _only(slow=4.0, crawl=4.0, jitter=4.0, drop_reply=4.0, duplicate=4.0, server_slow=4.0)},
-    "late": {"rates": _only(crawl=6.0, drop_reply=6.0, one_way=6.0, cut=8.0, deaf=30.0), "tasks_per_hour": 150.0},
+    "calm": {"rates": only()},
+    "outages": {"rates": only(cut=4.0, refuse=2.0, one_way=2.0)},
+    "fencing": {"rates": only(freeze=4.0, suspend=2.0, pause=4.0, duplicate=4.0, deaf=30.0)},
+    "slow": {"rates": only(slow=4.0, crawl=4.0, jitter=4.0, drop_reply=4.0, duplicate=4.0, server_slow=4.0)},
+    "late": {"rates": only(crawl=6.0, drop_reply=6.0, one_way=6.0, cut=8.0, deaf=30.0), "tasks_per_hour": 150.0},
     "unheard": {
-        "rates": _only(unheard_claim=4.0, unheard_beat=8.0, unheard_result=4.0, deaf=30.0),
+        "rates": only(unheard_claim=4.0, unheard_beat=8.0, unheard_result=4.0, deaf=30.0),
         "ttls": (60.0, 300.0),
     },
-    "repeats": {"rates": _only(heard_again=12.0, deaf=60.0), "tasks_per_hour": 120.0},
-    "restarts": {"rates": _only(server_kill=6.0, kill_before_commit=4.0, kill_after_commit=4.0, server_stop=2.0)},
-    "clocks": {"rates": _only(wall_forward=6.0, wall_back=6.0, wall_creep=6.0, server_suspend=2.0, server_pause=2.0)},
+    "repeats": {"rates": only(heard_again=12.0, deaf=60.0), "tasks_per_hour": 120.0},
+    "restarts": {"rates": only(server_kill=6.0, kill_before_commit=4.0, kill_after_commit=4.0, server_stop=2.0)},
+    "clocks": {"rates": only(wall_forward=6.0, wall_back=6.0, wall_creep=6.0, server_suspend=2.0, server_pause=2.0)},
     "steps": {
-        "rates": _only(wall_forward=15.0, wall_back=15.0, server_kill=10.0, server_stop=6.0, server_reboot=6.0),
+        "rates": only(wall_forward=15.0, wall_back=15.0, server_kill=10.0, server_stop=6.0, server_reboot=6.0),
         "ttls": (60.0, 300.0),
     },
-    "deaths": {
-        "rates": _only(kill=8.0, pause=6.0, gil=6.0, stall=4.0, stop=4.0, deaf=30.0, poison=4.0, hand_back=50.0)
-    },
-    "guard": {"rates": _only(gil=15.0, stall=10.0, pause=10.0, deaf=50.0)},
-    "storms": {"rates": _only(throttle=4.0, throttle_most=4.0, garble=4.0, bad_items=4.0, flaky=4.0, reset=4.0)},
-    "strangers": {"rates": _only(foreign=8.0)},
-    "schedules": {"rates": _only(again=20.0, cancel=15.0, same_key=20.0, duplicate=4.0, drop_reply=4.0)},
+    "deaths": {"rates": only(kill=8.0, pause=6.0, gil=6.0, stall=4.0, stop=4.0, deaf=30.0, poison=4.0, hand_back=50.0)},
+    "guard": {"rates": only(gil=15.0, stall=10.0, pause=10.0, deaf=50.0)},
+    "storms": {"rates": only(throttle=4.0, throttle_most=4.0, garble=4.0, bad_items=4.0, flaky=4.0, reset=4.0)},
+    "strangers": {"rates": only(foreign=8.0)},
+    "schedules": {"rates": only(again=20.0, cancel=15.0, same_key=20.0, duplicate=4.0, drop_reply=4.0)},
 }
 """Scenarios that stress one kind of fault: `Scenario(seed=1, **PRESETS["outages"])`."""

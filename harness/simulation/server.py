@@ -15,7 +15,7 @@ from leasekit.server.engine import Engine
 from leasekit.server.store import Filter
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.sql import SqlStore
-from leasekit.task import Beat, Settlement
+from leasekit.task import Beat, Settlement, Status
 
 
 class Server:
@@ -112,16 +112,12 @@ class Server:
                 return await engine.heartbeat(worker, request)
             case "settle":
                 return await engine.results(worker, request)
-            case "schedule":
-                return await engine.schedule(request)
-            case "cancel":
-                return await engine.cancel(request)
-            case "get":
-                return await engine.get(request)
             case "stats":
                 return await engine.stats()
-            case _:
+            case "list_tasks":
                 return await engine.list_tasks(**request)
+            case _:  # schedule, cancel, get
+                return await getattr(engine, op)(request)
 
     def commit_time(self) -> float:
         """Draw the duration of the next commit."""
@@ -142,16 +138,13 @@ class Server:
         """The number of tasks that have not ended."""
         with self.store.view() as view:
             counts = view.counts()
-        return sum(n for of_kind in counts.values() for status, n in of_kind.items() if status not in _ENDED)
+        return sum(n for of_kind in counts.values() for status, n in of_kind.items() if not Status(status).ended)
 
     def close(self) -> None:
         """Close the store, and remove its file."""
         self.store.close()
         if self._folder is not None:
             self._folder.cleanup()
-
-
-_ENDED = frozenset({"success", "fatal_failure", "cancelled", "dropped", "dead"})
 
 
 class _Writer(GroupCommit):
@@ -189,9 +182,7 @@ class _Writer(GroupCommit):
 
     def _write(self) -> None:
         self._is_due = False
-        if not any(self._queues.values()):
-            return
-        if self._is_killed("kill_before_commit"):
+        if not any(self._queues.values()) or self._is_killed("kill_before_commit"):
             return
         outcome = self._apply(self._next())
         if self._is_killed("kill_after_commit"):
@@ -215,18 +206,14 @@ class _Writer(GroupCommit):
     def _transact(self, jobs: Sequence[Any]) -> Any:
         outcome = super()._transact(jobs)
         for job, answers in outcome.answered:
-            if job.rank.name in _SERVED:
+            if job.rank.name in ("heartbeats", "releases", "results"):
                 for item, verdict in zip(job.request, answers, strict=True):
                     self._served(item, verdict.verdict)
         return outcome
 
     def _served(self, item: Beat | Settlement, verdict: str) -> None:
         _, fence = self._server.store.fences.get(item.token, (item.id, 0))
+        details = {"what": "beat"}
         if isinstance(item, Settlement):
             details = {"what": "settle", "outcome": item.outcome, "digest": digest(item)}
-        else:
-            details = {"what": "beat"}
         self._server.world.log(Served, self._process.who, task=item.id, fence=fence, verdict=verdict, **details)
-
-
-_SERVED = frozenset({"heartbeats", "releases", "results"})

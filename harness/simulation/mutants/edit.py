@@ -1,8 +1,9 @@
 """Edits of the syntax tree that break the code; formatting, comments and local names do not matter.
 
-    Edit("leasekit.config:Beats.trust", "return ...", "return self.ttl")
+    Edit("config:Heartbeats.trust", "return ...", "return self.ttl")
 
-`where` is a module and a function in it. `old` is an expression or statements, as they could be written there:
+`where` is a module of leasekit, or of an adapter, and a function in it. `old` is an expression or statements, as they
+could be written there:
 
 - a local name stands for any local name, the same one wherever it occurs; in `new` that name takes its place;
 - `...` stands for any expression; at the end of arguments, operands or elements, for all the remaining ones; as the
@@ -39,7 +40,9 @@ class Edit:
     def file(self, root: Path) -> Path:
         """The module's file in this tree. Raises `NotThere`."""
         inner = self.where.partition(":")[0].replace(".", "/")
-        for path in (root / folder / f"{inner}{end}" for folder in ("", "adapters") for end in (".py", "/__init__.py")):
+        for path in (
+            root / folder / f"{inner}{end}" for folder in ("leasekit", "adapters") for end in (".py", "/__init__.py")
+        ):
             if path.is_file():
                 return path
         raise NotThere(f"{self.where}: there is no such module")

@@ -10,7 +10,7 @@ HOLDER: Mapping[str, Mutant] = {
     "beat-stamped-after-reply": Mutant(
         "Trust counts from the answer to a beat.",
         Edit(
-            "leasekit._driver.keeping.renewal:Renewal._beat",
+            "_driver.keeping.renewal:Renewal._beat",
             "lost = cycle.answered(send, verdicts, asked_at=asked_at, now=now)",
             "asked_at = now\nlost = cycle.answered(send, verdicts, asked_at=asked_at, now=now)",
         ),
@@ -19,7 +19,7 @@ HOLDER: Mapping[str, Mutant] = {
     "claim-stamped-after-reply": Mutant(
         "Trust counts from the answer to a claim.",
         Edit(
-            "leasekit._driver.keeping.pending_claims:Claims.claim",
+            "_driver.keeping.pending_claims:Claims.claim",
             "return claimed, asked_at",
             "return claimed, self._clock.now()",
         ),
@@ -28,66 +28,64 @@ HOLDER: Mapping[str, Mutant] = {
     "claim-retry-restamps": Mutant(
         "Trust counts from the last time that a repeated claim was sent.",
         Edit(
-            "leasekit._driver.keeping.pending_claims:Claims._claim_until_answered.call",
+            "_driver.keeping.pending_claims:Claims._claim_until_answered.call",
             "tries += 1",
             "tries += 1\nself._sent_at = self._clock.now()",
         ),
         Edit(
-            "leasekit._driver.keeping.pending_claims:Claims.claim",
-            "return claimed, asked_at",
-            "return claimed, self._sent_at",
+            "_driver.keeping.pending_claims:Claims.claim", "return claimed, asked_at", "return claimed, self._sent_at"
         ),
         by=Histories("repeats", ["S2", "S9"]),
     ),
     "waited-rounded-up": Mutant(
         "The time for which a claim has waited is rounded up to whole minutes.",
-        Edit("leasekit._core.term:granted_at", "max(0.0, waited or 0.0) * ...", "-(-(waited or 0.0) // 60) * 60"),
+        Edit("_core.term:granted_at", "max(0.0, waited or 0.0) * ...", "-(-(waited or 0.0) // 60) * 60"),
         by=Histories("short", ["S2", "S9"]),
     ),
     "strikes-alone": Mutant(
         "Only three failed beats in a row end a lease.",
-        Edit("leasekit.config:Heartbeats.trust", "return ...", "return self.ttl * 100"),
+        Edit("config:Heartbeats.trust", "return ...", "return self.ttl * 100"),
         by=Histories("strikes", ["S2"]),
     ),
     "strikes-at-once": Mutant(
         "Three failed beats end a lease, however soon they come.",
-        Edit("leasekit._core.term:Term.failed", "not self.confirmed or ...", "True"),
+        Edit("_core.term:Term.failed", "not self.confirmed or ...", "True"),
         by=Histories("outages", ["L3"]),
     ),
     "no-margin": Mutant(
         "Nothing is left between the end of trust and the end of the lease.",
-        Edit("leasekit.config:Heartbeats.trust", "return ...", "return self.ttl * (1 - 2 * DRIFT)"),
+        Edit("config:Heartbeats.trust", "return ...", "return self.ttl * (1 - 2 * DRIFT)"),
         by=Histories("drift", ["S2"]),
     ),
     "drift-ignored": Mutant(
         "Clocks are taken to have no drift.",
-        Edit("leasekit.config:Heartbeats.trust", "return ...", "return self.ttl - self.margin"),
+        Edit("config:Heartbeats.trust", "return ...", "return self.ttl - self.margin"),
         by=Histories("exact", ["S2"]),
     ),
     "trust-moves-back": Mutant(
         "An older answer that comes later shortens trust.",
-        Edit("leasekit._core.term:Term.renewed", "max(self.granted_at, asked_at)", "asked_at"),
+        Edit("_core.term:Term.renewed", "max(self.granted_at, asked_at)", "asked_at"),
         test="tests/core/test_term.py::test_trust_never_moves_back_when_answers_overtake_one_another",
         why_test="a lease is in one call at a time, so no answer overtakes another; and less trust breaks no promise",
     ),
     "lost-judged-by-the-keeper-alone": Mutant(
         "A handler is not told that its lease is lost while its keeper gets no turn.",
-        Edit("leasekit._driver.keeping.held_lease:HeldLease.lost", "return ...", "return self.reason is not None"),
+        Edit("_driver.keeping.held_lease:HeldLease.lost", "return ...", "return self.reason is not None"),
         test="tests/test_lease.py::test_check_judges_by_the_clock_while_the_keeper_is_stuck",
         why_test="this check is the first guard: in a guarded process the kernel's timer is the last, and holds",
     ),
     # The cycle ------------------------------------------------------------------------------------------------------
     "failed-beats-rest": Mutant(
         "A failed beat is not retried before the next cycle.",
-        Edit("leasekit._core.cycle:Cycle._failed", "self._rested if rests else self._waiting", "self._rested"),
+        Edit("_core.cycle:Cycle._failed", "self._rested if rests else self._waiting", "self._rested"),
         test="tests/core/test_cycle.py::test_a_lease_whose_trust_does_not_outlast_the_next_cycle_is_tried_on",
         why_test="progress brings early beats, and the first one that is answered ends the wait of all others",
     ),
     "retry-after-unbounded": Mutant(
         "Heartbeats pause for as long as a throttling service says.",
-        Edit("leasekit._core.cycle:Cycle._throttled", "min(asked, self.heartbeats.cycle / 2, ...)", "asked"),
+        Edit("_core.cycle:Cycle._throttled", "min(asked, self.heartbeats.cycle / 2, ...)", "asked"),
         Edit(
-            "leasekit._core.cycle:Cycle._throttled",
+            "_core.cycle:Cycle._throttled",
             "min(max(self._paused_until, now + wait), ...)",
             "max(self._paused_until, now + wait)",
         ),
@@ -95,14 +93,14 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "throttling-is-a-strike": Mutant(
         "A throttled beat counts as a strike.",
-        Edit("leasekit._core.cycle:Cycle.answered", '"throttled"', '"never"'),
+        Edit("_core.cycle:Cycle.answered", '"throttled"', '"never"'),
         test="tests/core/test_cycle.py::test_throttling_is_no_strike",
         why_test="L3 counts the time in which something is wrong, and does not tell throttling from a cut line",
     ),
     "verdicts-by-position-unchecked": Mutant(
         "A verdict is believed whichever task it names.",
         Edit(
-            "leasekit._driver.keeping.renewal:Renewal._checked_verdicts",
+            "_driver.keeping.renewal:Renewal._checked_verdicts",
             "verdict.id == beat.id and _is_sensible(verdict)",
             "_is_sensible(verdict)",
         ),
@@ -111,28 +109,24 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "news-waits-for-the-cycle": Mutant(
         "New progress brings no early beat.",
-        Edit("leasekit._core.cycle:Cycle.hasten", "self._news[term] = None", "pass"),
+        Edit("_core.cycle:Cycle.hasten", "self._news[term] = None", "pass"),
         by=Histories("deaths", ["L7"]),
     ),
     # The timer ------------------------------------------------------------------------------------------------------
     "no-timer": Mutant(
         "The kernel is never told to end the process.",
-        Edit("leasekit._driver.guarding.watchdog:Watchdog._update_timer", "self._ends.earliest", "None"),
+        Edit("_driver.guarding.watchdog:Watchdog._update_timer", "self._ends.earliest", "None"),
         by=Histories("guard", ["S2"]),
     ),
     "timer-late": Mutant(
         "The kernel is told to end the process too late.",
-        Edit(
-            "leasekit._driver.guarding.watchdog:Watchdog._update_timer",
-            "self._timer.arm(at)",
-            "self._timer.arm(at + 30.0)",
-        ),
+        Edit("_driver.guarding.watchdog:Watchdog._update_timer", "self._timer.arm(at)", "self._timer.arm(at + 30.0)"),
         by=Histories("guard", ["S2"]),
     ),
     "timer-never-earlier": Mutant(
         "The timer never moves to an earlier moment: a lease that ends before all others is not guarded.",
         Edit(
-            "leasekit._driver.guarding.watchdog:Watchdog._update_timer",
+            "_driver.guarding.watchdog:Watchdog._update_timer",
             "at != self._armed_at",
             "at != self._armed_at and not (at and self._armed_at and at < self._armed_at)",
         ),
@@ -140,20 +134,20 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "timer-ignores-loss": Mutant(
         "The timer does not move to the end of the grace of a lost lease.",
-        Edit("leasekit._driver.guarding.watchdog:Watchdog.lost", "self._ends.fix(...)", "None"),
+        Edit("_driver.guarding.watchdog:Watchdog.lost", "self._ends.fix(...)", "None"),
         test="tests/driver/guarding/test_watchdog.py::test_the_deadline_is_that_of[a lost one, before its trust ends]",
         why_test="the timer stays at the end of trust, which is enough for S2; the grace only spares other handlers",
     ),
     "timer-never-moved": Mutant(
         "A renewal does not move the timer: the process is killed although its leases are held.",
-        Edit("leasekit._driver.guarding.watchdog:Watchdog.renewed", "self._ends.move(...)", "None"),
+        Edit("_driver.guarding.watchdog:Watchdog.renewed", "self._ends.move(...)", "None"),
         test="tests/driver/guarding/test_watchdog.py::test_it_does_not_kill[a body that was renewed]",
         why_test="no rule forbids to kill a process: its tasks crash, and run again",
     ),
     "timer-moved-by-failed-beats": Mutant(
         "A failed beat moves the timer like an acknowledged one.",
         Edit(
-            "leasekit._driver.keeping.renewal:Renewal._beat",
+            "_driver.keeping.renewal:Renewal._beat",
             "term.granted_at == asked_at and term.place is not None",
             "term.place is not None",
         ),
@@ -161,27 +155,27 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "timer-stays-at-a-longer-ttl": Mutant(
         "The timer does not move when a beat grants a shorter ttl.",
-        Edit("leasekit._driver.keeping.renewal:Renewal._regrant", "held.watchdog.renewed(...)", "pass"),
+        Edit("_driver.keeping.renewal:Renewal._regrant", "held.watchdog.renewed(...)", "pass"),
         test="tests/driver/keeping/test_keeper.py::test_the_timer_follows_a_ttl_that_a_beat_is_granted_shorter",
         why_test="the next beat repairs this: a process would have to be stopped between the first two beats of a run",
     ),
     # Handlers -------------------------------------------------------------------------------------------------------
     "late-start": Mutant(
         "A handler begins although its lease is over by the clock.",
-        Edit("leasekit._driver.keeping.held_lease:HeldLease._refuse_lost", "self.lost", "self.reason is not None"),
+        Edit("_driver.keeping.held_lease:HeldLease._refuse_lost", "self.lost", "self.reason is not None"),
         test="tests/driver/keeping/test_keeper.py::test_a_body_does_not_begin_when_its_lease_is_over_by_the_clock_alone",
         why_test="a late handler arms the timer in the past, or ends at its first check; where a task waits for a "
         "slot, the timer of others ends the process sooner (`unconfirmed-begun` shows that S9 is checked)",
     ),
     "unconfirmed-begun": Mutant(
         "A task is begun before the first acknowledged beat where trust requires one.",
-        Edit("leasekit._worker.controller:Controller._deliver", "held.confirmed is None", "held is not None"),
+        Edit("_worker.controller:Controller._deliver", "held.confirmed is None", "held is not None"),
         by=Histories("short", ["S2", "S9"]),
     ),
     "settled-before-the-end": Mutant(
         "A cancelled task is settled when its handler is told, not when the handler has ended.",
         Edit(
-            "leasekit._driver.keeping.keeper:Keeper._cancel_requested",
+            "_driver.keeping.keeper:Keeper._cancel_requested",
             "held.tell(Cancelled)",
             "held.tell(Cancelled)\n"
             "self.settle(held, Delivery(Settlement(id=held.task.id, token=held.task.token, outcome='cancelled')))",
@@ -190,18 +184,14 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "released-while-it-runs": Mutant(
         "A worker that stops releases tasks whose handlers run.",
-        Edit(
-            "leasekit._driver.keeping.held_lease:HeldLease.withdraw",
-            "self._takers or self.settling or ...",
-            "self.settling",
-        ),
-        Edit("leasekit._worker.controller:Controller.stop", "self._unconfirmed", "self._works.values()"),
+        Edit("_driver.keeping.held_lease:HeldLease.withdraw", "self._takers or self.settling or ...", "self.settling"),
+        Edit("_worker.controller:Controller.stop", "self._unconfirmed", "self._works.values()"),
         by=Histories("deaths", ["S2"]),
     ),
     "idle-result-accepted": Mutant(
         "A result is reported although the lease was lost by the idle timeout.",
         Edit(
-            "leasekit._driver.keeping.held_lease:HeldLease.reportable",
+            "_driver.keeping.held_lease:HeldLease.reportable",
             '(None, "expired", "strikes")',
             '(None, "expired", "strikes", "idle")',
         ),
@@ -211,7 +201,7 @@ HOLDER: Mapping[str, Mutant] = {
     "idle-never-told": Mutant(
         "A handler that reports no progress keeps its lease for ever.",
         Edit(
-            "leasekit._driver.keeping.held_lease:HeldLease.touch",
+            "_driver.keeping.held_lease:HeldLease.touch",
             "self.clock.now() + self.idle_timeout",
             "self.clock.now() + 1e6",
         ),
@@ -221,7 +211,7 @@ HOLDER: Mapping[str, Mutant] = {
     "claim-retry-under-a-new-id": Mutant(
         "The repeat of a claim whose answer was lost has a new id.",
         Edit(
-            "leasekit._driver.keeping.pending_claims:Claims._claim_until_answered",
+            "_driver.keeping.pending_claims:Claims._claim_until_answered",
             "partial(self._backend.claim, claim.kinds, limit=limit, wait=wait, claim_id=claim.claim_id)",
             "lambda: self._backend.claim("
             "claim.kinds, limit=limit, wait=wait, claim_id=f'{self._chance.getrandbits(128):032x}')",
@@ -231,48 +221,48 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "first-failed-claim-is-the-last": Mutant(
         "A claim that fails for good is the worker's last.",
-        Edit("leasekit._worker.controller:Controller._take_answer", "now + self._backoff.wait()", "math.inf"),
+        Edit("_worker.controller:Controller._take_answer", "now + self._backoff.wait()", "math.inf"),
         by=Histories("outages", ["L1", "L2", "L4"]),
     ),
     "outbox-drops-the-unanswered": Mutant(
         "A settlement whose report failed is not reported again.",
-        Edit("leasekit._driver.reporting.outbox:Outbox._put_back", "self._pending.extend(batch)", "pass"),
+        Edit("_driver.reporting.outbox:Outbox._put_back", "self._pending.extend(batch)", "pass"),
         by=Histories("outages", ["L4"], seeds=20),
     ),
     "works-on-after-the-stop": Mutant(
         "A worker that was asked to stop goes on claiming.",
-        Edit("leasekit._worker.controller:Controller._once", "not self._stopping", "True"),
-        Edit("leasekit._worker.controller:Controller._deliver", "self._stopping or handler is None", "handler is None"),
+        Edit("_worker.controller:Controller._once", "not self._stopping", "True"),
+        Edit("_worker.controller:Controller._deliver", "self._stopping or handler is None", "handler is None"),
         by=Histories("stops", ["L2"]),
     ),
     "late-claim-kept-when-cancelled": Mutant(
         "A claim that is cancelled as its answer comes keeps its tasks.",
-        Edit("leasekit._driver.keeping.pending_claims:Claims.claim", "self._release(waiting.result().tasks)", "pass"),
+        Edit("_driver.keeping.pending_claims:Claims.claim", "self._release(waiting.result().tasks)", "pass"),
         test="tests/driver/keeping/test_pending_claims.py::test_a_claim_that_is_cancelled_as_its_answer_comes_gives_back_its_tasks",
         why_test="the answer has to come in the very turn of the loop in which the claim ends",
     ),
     "late-claim-kept-when-closed": Mutant(
         "A claim whose client is closed as its answer comes keeps its tasks.",
-        Edit("leasekit._driver.keeping.pending_claims:Claims.claim", "self._release(claimed.tasks)", "pass"),
+        Edit("_driver.keeping.pending_claims:Claims.claim", "self._release(claimed.tasks)", "pass"),
         test="tests/driver/keeping/test_pending_claims.py::test_a_claim_whose_client_is_closed_as_its_answer_comes_gives_back_its_tasks",
         why_test="the answer has to come in the very turn of the loop in which the claim ends",
     ),
     "late-claim-ended-and-kept": Mutant(
         "A claim that was given up is ended, and keeps the tasks of that answer.",
-        Edit("leasekit._driver.keeping.pending_claims:Claims._end.give_back", "self._release(ended.tasks)", "pass"),
+        Edit("_driver.keeping.pending_claims:Claims._end.give_back", "self._release(ended.tasks)", "pass"),
         test="tests/driver/keeping/test_pending_claims.py::test_a_claim_that_is_given_up_is_ended_and_gives_back_its_tasks",
         why_test="a worker that stops seldom has a claim that is granted at this moment",
     ),
     "late-claim-not-ended": Mutant(
         "A claim that was given up is not ended.",
-        Edit("leasekit._driver.keeping.pending_claims:Claims._end", "spawn(...)", "pass"),
+        Edit("_driver.keeping.pending_claims:Claims._end", "spawn(...)", "pass"),
         test="tests/driver/keeping/test_pending_claims.py::test_a_claim_that_is_given_up_is_ended_and_gives_back_its_tasks",
         why_test="a worker that stops seldom has a claim that is granted at this moment",
     ),
     "dead-workers-claim-not-ended": Mutant(
         "The supervisor asks for the tasks of a dead worker's claim, and does not end the claim.",
         Edit(
-            "leasekit._worker.handback:_end_claim_in_time.end",
+            "_worker.handback:_end_claim_in_time.end",
             "partial(backend.claim, kinds, limit=0, wait=0, claim_id=claim.claim_id)",
             "partial(backend.claim, kinds, limit=1, wait=0, claim_id=claim.claim_id)",
         ),
@@ -281,7 +271,7 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "late-claim-not-awaited": Mutant(
         "Tasks that arrive after their claim was given up are kept, where the service remembers no claims.",
-        Edit("leasekit._driver.keeping.pending_claims:Claims._claim_until_answered.call", "spawn(...)", "pass"),
+        Edit("_driver.keeping.pending_claims:Claims._claim_until_answered.call", "spawn(...)", "pass"),
         test="tests/driver/keeping/test_pending_claims.py::test_a_claim_that_no_service_remembers_gives_back_its_tasks_when_its_own_answer_comes",
         why_test="the simulated service remembers claims",
     ),

@@ -9,38 +9,34 @@ SERVICE: Mapping[str, Mutant] = {
     # Tokens and fences ----------------------------------------------------------------------------------------------
     "beat-without-token": Mutant(
         "Any token renews a lease, also one that has expired and whose task another holds.",
-        Edit(
-            "leasekit.server.roles.hsc:_judged", "is_held(row, beat.token, now)", "is_held(row, row.token or '', now)"
-        ),
+        Edit("server.roles.hsc:_judged", "is_held(row, beat.token, now)", "is_held(row, row.token or '', now)"),
         by=Histories("fencing", ["S3", "S8"]),
     ),
     "gone-is-not-final": Mutant(
         "A lease that was answered *gone* gets a new ttl after a restart, and is renewed.",
-        Edit("leasekit.server.roles.hsc:heartbeat", "_keep_ended(...)", "pass"),
+        Edit("server.roles.hsc:heartbeat", "_keep_ended(...)", "pass"),
         by=Histories("revivals", ["S8"], seeds=12),
     ),
     "result-without-token": Mutant(
         "Any token settles a lease.",
-        Edit("leasekit.server.roles.hsc:_Desk.settle", "row.token != settlement.token", "row.token is None"),
+        Edit("server.roles.hsc:_Desk.settle", "row.token != settlement.token", "row.token is None"),
         by=Histories("fencing", ["S3", "S4", "S7"]),
     ),
     "fence-not-bumped": Mutant(
         "All grants of a task have the same fence.",
-        Edit("leasekit._lifecycle.transitions:grant", "row.fence + 1", "max(1, row.fence)"),
+        Edit("_lifecycle.transitions:grant", "row.fence + 1", "max(1, row.fence)"),
         by=Histories("deaths", ["S1"]),
     ),
     "gone-told-as-renewed": Mutant(
         "A beat of an expired lease is answered *renewed*.",
         Edit(
-            "leasekit.server.roles.hsc:heartbeat",
-            "past.gone(beats[at].id, ...)",
-            'Verdict(id=beats[at].id, verdict="renewed")',
+            "server.roles.hsc:heartbeat", "past.gone(beats[at].id, ...)", 'Verdict(id=beats[at].id, verdict="renewed")'
         ),
         by=Histories("fencing", ["S3", "S8"]),
     ),
     "expired-revived": Mutant(
         "A beat renews an expired lease while its task is not granted again.",
-        Edit("leasekit.server.roles.hsc:_judged", "is_held(row, beat.token, now)", "is_latest(row, beat.token)"),
+        Edit("server.roles.hsc:_judged", "is_held(row, beat.token, now)", "is_latest(row, beat.token)"),
         test="tests/server/roles/test_hsc.py::test_a_beat_at_the_very_end_is_too_late",
         why_test="the holder trusts this lease no longer, and there is no other yet: the task only waits longer",
     ),
@@ -48,7 +44,7 @@ SERVICE: Mapping[str, Mutant] = {
     "reaped-early": Mutant(
         "A lease is expired a minute before its ttl has passed.",
         Edit(
-            "leasekit.server.roles.consumer:reap",
+            "server.roles.consumer:reap",
             "turn.tx.expired(now=turn.instant, limit=limit)",
             "turn.tx.expired(now=turn.instant + 60.0, limit=limit)",
         ),
@@ -57,7 +53,7 @@ SERVICE: Mapping[str, Mutant] = {
     "never-reaped": Mutant(
         "The task of a dead holder is never ready again.",
         Edit(
-            "leasekit.server.roles.consumer:reap",
+            "server.roles.consumer:reap",
             "turn.tx.expired(now=turn.instant, limit=limit)",
             "turn.tx.expired(now=-1.0, limit=limit)",
         ),
@@ -65,13 +61,13 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "beat-shortens-the-lease": Mutant(
         "A beat moves the end of a lease before the end that the claim granted.",
-        Edit("leasekit._lifecycle.transitions:renewed", "max(until, ...)", "until"),
+        Edit("_lifecycle.transitions:renewed", "max(until, ...)", "until"),
         by=Histories("unheard", ["S2", "S6"]),
     ),
     "restarted-for-the-beats-ttl": Mutant(
         "After a restart a lease lasts for the ttl of its beats, even if the claim granted a longer one.",
         Edit(
-            "leasekit.server.store.memory:_MemoryTx.restart_leases",
+            "server.store.memory:_MemoryTx.restart_leases",
             "max(row.claim_timeout, row.heartbeat_timeout)",
             "row.heartbeat_timeout",
         ),
@@ -80,7 +76,7 @@ SERVICE: Mapping[str, Mutant] = {
     "leases-end-by-the-wall-clock": Mutant(
         "A step of the wall clock ahead shortens leases by as much.",
         Edit(
-            "leasekit.server.clock:StoreClock.read",
+            "server.clock:StoreClock.read",
             "Moment(instant + self._gained, instant, stalled > self._stall)",
             "Moment(instant + self._gained, instant + self._gained, stalled > self._stall)",
         ),
@@ -88,27 +84,23 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "clock-steps-back": Mutant(
         "The store's time goes back with the wall clock.",
-        Edit(
-            "leasekit.server.clock:StoreClock.read",
-            "max(self._gained, self._wall() - instant)",
-            "self._wall() - instant",
-        ),
+        Edit("server.clock:StoreClock.read", "max(self._gained, self._wall() - instant)", "self._wall() - instant"),
         by=Histories("clocks", ["L1", "L2", "L4"]),
     ),
     "leases-not-restarted-at-the-start": Mutant(
         "After a restart leases end as if they could have been renewed while the server was down.",
-        Edit("leasekit.server.commit:GroupCommit.__init__", "self._is_after_gap = True", "self._is_after_gap = False"),
+        Edit("server.commit:GroupCommit.__init__", "self._is_after_gap = True", "self._is_after_gap = False"),
         by=Histories("restarts", ["L6"]),
     ),
     "leases-never-restarted": Mutant(
         "Leases get no new ttl after a restart or a stall of the server.",
-        Edit("leasekit.server.roles.consumer:restart_leases", "turn.tx.restart_leases(...)", "pass"),
+        Edit("server.roles.consumer:restart_leases", "turn.tx.restart_leases(...)", "pass"),
         by=Histories("restarts", ["L6"]),
     ),
     "runtime-by-the-clock-of-old": Mutant(
         "After a restart the longest runtime counts by the clock of the earlier process.",
         Edit(
-            "leasekit.server.roles.consumer:restart_leases",
+            "server.roles.consumer:restart_leases",
             "turn.tx.restart_leases(now=turn.instant, shift=shift)",
             "turn.tx.restart_leases(now=turn.instant, shift=0.0)",
         ),
@@ -116,19 +108,19 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "runtime-unbounded": Mutant(
         "Beats are accepted past a task's `max_runtime`.",
-        Edit("leasekit._lifecycle.transitions:is_overdue", "return ...", "return False"),
+        Edit("_lifecycle.transitions:is_overdue", "return ...", "return False"),
         by=Histories("endless", ["L5"]),
     ),
     # Repeats --------------------------------------------------------------------------------------------------------
     "result-repeat-refused": Mutant(
         "The repeat of a result is refused as stale.",
-        Edit("leasekit.server.roles.hsc:_Desk.settle", "run.digest == digest", "run.digest == b''"),
+        Edit("server.roles.hsc:_Desk.settle", "run.digest == digest", "run.digest == b''"),
         by=Histories("slow", ["S7"]),
     ),
     "schedule-repeat-makes-another": Mutant(
         "A task whose id exists is created again.",
         Edit(
-            "leasekit.server.roles.frontend:_Intake.take",
+            "server.roles.frontend:_Intake.take",
             "known = self._known[task.id]",
             "return self._add(replace(task, id=f'{task.id}-{len(self._new)}-{self._turn.now}', dedupe_key=None))\n"
             "known = self._known[task.id]",
@@ -137,19 +129,19 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "claim-repeat-grants-anew": Mutant(
         "The repeat of a claim is granted other tasks.",
-        Edit("leasekit.server.roles.claims:claim", "(one.is_new or turn.is_repeated) and ...", "False"),
+        Edit("server.roles.claims:claim", "(one.is_new or turn.is_repeated) and ...", "False"),
         by=Histories("slow", ["S7"]),
     ),
     "ended-claim-granted-later": Mutant(
         "A claim that was ended is granted tasks when its request arrives again.",
-        Edit("leasekit.server.roles.claims:_ended", "turn.tx.remember_claims(...)", "pass"),
+        Edit("server.roles.claims:_ended", "turn.tx.remember_claims(...)", "pass"),
         test="tests/server/roles/test_claims.py::test_a_claim_that_was_ended_is_granted_nothing_for_a_day_and_through_restarts",
         why_test="this takes a request that arrives after the one that ended its claim",
     ),
     "ended-claim-still-waits": Mutant(
         "A waiting claim is not given up when it is ended, and may be granted tasks.",
         Edit(
-            "leasekit.server.long_poll:LongPolls.claim",
+            "server.long_poll:LongPolls.claim",
             "poll is not None and poll.claim.limit and not limit",
             "poll is not None and limit < 0",
         ),
@@ -160,7 +152,7 @@ SERVICE: Mapping[str, Mutant] = {
     "dedupe-ignored": Mutant(
         "A dedupe key is ignored.",
         Edit(
-            "leasekit.server.roles.frontend:_Intake.take",
+            "server.roles.frontend:_Intake.take",
             "first and first.id in self._known and ...",
             "first and first.id == task.id",
         ),
@@ -169,38 +161,34 @@ SERVICE: Mapping[str, Mutant] = {
     # Ends ------------------------------------------------------------------------------------------------------------
     "cancel-ignored": Mutant(
         "The cancel of a waiting task is ignored.",
-        Edit(
-            "leasekit._lifecycle.transitions:cancelled",
-            "return end_run(row, event, limits=NO_LIMITS, now=now)",
-            "return row",
-        ),
+        Edit("_lifecycle.transitions:cancelled", "return end_run(row, event, limits=NO_LIMITS, now=now)", "return row"),
         by=Histories("schedules", ["S11"]),
     ),
     "cancel-request-forgotten": Mutant(
         "A running task whose cancel was requested runs again after this run.",
-        Edit("leasekit._lifecycle.transitions:end_run", "row.cancel_requested", "False"),
+        Edit("_lifecycle.transitions:end_run", "row.cancel_requested", "False"),
         by=Histories("schedules", ["S11"]),
     ),
     "cancel-request-not-told": Mutant(
         "The holder of a running task does not hear that its cancel was requested.",
-        Edit("leasekit.server.roles.hsc:_judged", "row.cancel_requested", "False"),
+        Edit("server.roles.hsc:_judged", "row.cancel_requested", "False"),
         test="tests/server/roles/test_frontend.py::test_a_running_task_is_told_with_its_next_beat_and_keeps_its_lease",
         why_test="a cancel of a running task promises no moment: its end is when its lease ends, at the latest",
     ),
     "attempts-unlimited": Mutant(
         "A failing task is retried past its `max_attempts`.",
-        Edit("leasekit._lifecycle.transitions:_why_dead_by_failures", "limits.max_attempts is None or ...", "True"),
+        Edit("_lifecycle.transitions:_why_dead_by_failures", "limits.max_attempts is None or ...", "True"),
         by=Histories("limits", ["S10"]),
     ),
     "crashes-unlimited": Mutant(
         "A task that kills its holders is granted for ever.",
-        Edit("leasekit._lifecycle.transitions:_why_dead_by_crashes", "crashes <= limits.max_crashes", "True"),
+        Edit("_lifecycle.transitions:_why_dead_by_crashes", "crashes <= limits.max_crashes", "True"),
         by=Histories("limits", ["S10"]),
     ),
     "dead-too-soon": Mutant(
         "A task is dead one crash too early.",
         Edit(
-            "leasekit._lifecycle.transitions:_why_dead_by_crashes",
+            "_lifecycle.transitions:_why_dead_by_crashes",
             "crashes <= limits.max_crashes",
             "crashes < limits.max_crashes",
         ),
@@ -208,24 +196,24 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "successors-lost": Mutant(
         "The successors of a settlement are not scheduled.",
-        Edit("leasekit.server.roles.hsc:_Desk._record", "settlement.then", "settlement.then[:0]"),
+        Edit("server.roles.hsc:_Desk._record", "settlement.then", "settlement.then[:0]"),
         by=Histories("calm", ["queue"]),
     ),
     "progress-lost": Mutant(
         "The next holder does not get the progress of the last one.",
-        Edit("leasekit.server.roles.hsc:_save_beats", "batch.progress.save(turn.tx)", "pass"),
+        Edit("server.roles.hsc:_save_beats", "batch.progress.save(turn.tx)", "pass"),
         by=Histories("deaths", ["L7"]),
     ),
     "progress-unordered": Mutant(
         "A beat that arrives late overwrites newer progress.",
-        Edit("leasekit.server.progress:Progress.save", "own >= mark", "own >= (0, 0)"),
+        Edit("server.progress:Progress.save", "own >= mark", "own >= (0, 0)"),
         by=Histories("fencing", ["L7"]),
     ),
     # Order ----------------------------------------------------------------------------------------------------------
     "priority-inverted": Mutant(
         "The least urgent task is granted first.",
         Edit(
-            "leasekit.server.due_tasks:DueTasks.take",
+            "server.due_tasks:DueTasks.take",
             "readers.sort(key=lambda reader: reader.priority)",
             "readers.sort(key=lambda reader: -reader.priority)",
         ),
@@ -233,7 +221,7 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "not-before-ignored": Mutant(
         "A task is granted before it is due.",
-        Edit("leasekit.server.roles.frontend:_due_at", "return ...", "return now"),
+        Edit("server.roles.frontend:_due_at", "return ...", "return now"),
         by=Histories("calm", ["S11"]),
     ),
 }

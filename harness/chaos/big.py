@@ -19,22 +19,16 @@ SECONDS = 0.2  # that a handler runs
 def big(world: World) -> None:
     """20,000 tasks; kill -9 of a worker or the server every 2 to 8 s: none lost, none run twice at once."""
     chance = Random(20_000)
-    world.serve()
     workers = [world.work(f"worker-{number}", slots=SLOTS, supervised=number > 0) for number in range(WORKERS)]
     scheduler = world.submit("steady", TASKS, seconds=SECONDS, batch=100)
     while scheduler.is_alive or world.unfinished:
         time.sleep(chance.uniform(2, 8))
         if chance.random() < 0.4:
-            _kill_server(world)
+            world.server.kill("kill-server")
+            world.serve()
         else:
             _kill_worker(world, workers, chance.randrange(WORKERS))
     assert scheduler.popen.returncode == 0
-
-
-def _kill_server(world: World) -> None:
-    assert world.server is not None
-    world.server.kill("kill-server")
-    world.serve()
 
 
 def _kill_worker(world: World, workers: list[Process], number: int) -> None:

@@ -91,6 +91,7 @@ class Process:
         slots: int = 0,
     ) -> None:
         self.name = name
+        self.role = role
         self.slots = slots
         self.output = home / f"{name}.out"
         self._log = log

@@ -14,7 +14,6 @@ from leasekit import Status
 @scenario(1, "executor-killed", faults=("kill",), ttl=20, start_within=30)
 def executor_killed(world: World) -> None:
     """kill -9 of one executor: its task alone counts a crash and runs again at once, other tasks go on."""
-    world.serve()
     worker = world.work(slots=3, processes=True)
     (victim,) = world.schedule("deaf", seconds=60)
     others = world.schedule("steady", 2, until="finish")
@@ -31,10 +30,8 @@ def executor_killed(world: World) -> None:
 @scenario(4, "gil-held-in-executor", faults=("gil",), ttl=4, cycle=1)
 def gil_held_in_executor(world: World) -> None:
     """An executor holds its GIL for two ttls: other processes renew its lease, and nothing is lost."""
-    world.serve()
     world.work(slots=1, processes=True)
-    (task,) = world.schedule("gil", seconds=2 * world.ttl)
-    world.until_running([task])
+    (task,) = world.running("gil", 1, seconds=2 * world.ttl)
     world.fault("gil", lasts=2 * world.ttl)
     world.until_ended([task])
     info = world.info(task)
@@ -44,7 +41,6 @@ def gil_held_in_executor(world: World) -> None:
 @scenario(2, "all-stopped", faults=("pause",), start_within=30)
 def all_stopped(world: World) -> None:
     """Worker, guard and executor are stopped for longer than the ttl: the handler never acts again."""
-    world.serve()
     first = world.work("first", slots=1, processes=True)
     ids = world.schedule("deaf", seconds=60)
     world.until_running(ids, effects=20)
@@ -62,7 +58,6 @@ def all_stopped(world: World) -> None:
 @scenario(2, "worker-stopped-over-another-user", faults=("pause",), start_within=30)
 def worker_stopped_over_another_user(world: World) -> None:
     """The worker is stopped, the handler is another user's and has children: none acts beside the next run."""
-    world.serve()
     first = world.work("first", slots=1, processes=True, masked=True)
     ids = world.schedule("family", seconds=60)
     wait_for(lambda: len(_acting(world, ids[0])) == 3, what="a family")
@@ -78,7 +73,6 @@ def worker_stopped_over_another_user(world: World) -> None:
 @scenario(8, "memory-full-in-executor", faults=("memory",), start_within=30)
 def memory_full_in_executor(world: World) -> None:
     """A handler takes all the memory of its executor: it fails or dies alone, and is retried."""
-    world.serve()
     world.work(slots=2, processes=True)
     (hungry,) = world.schedule("hungry", seconds=1)
     others = world.schedule("steady", 8, seconds=0.2)
@@ -90,7 +84,6 @@ def memory_full_in_executor(world: World) -> None:
 @scenario(33, "poison-in-executor", faults=("kill",), ttl=20, start_within=30)
 def poison_in_executor(world: World) -> None:
     """A task kills every executor that runs it: the task is dead within seconds, and the worker lives."""
-    world.serve()
     worker = world.work(slots=2, processes=True)
     (pill,) = world.schedule("poison", always=True, max_crashes=2)
     others = world.schedule("steady", 8, seconds=0.1)
@@ -104,7 +97,6 @@ def poison_in_executor(world: World) -> None:
 @scenario(36, "worker-killed-over-executors", faults=("kill",), start_within=30)
 def worker_killed_over_executors(world: World) -> None:
     """kill -9 of the worker alone: its executors end with it, and their handlers act no longer."""
-    world.serve()
     first = world.work("first", slots=2, processes=True)
     ids = world.schedule("deaf", 2, seconds=60)
     world.until_running(ids, effects=20)

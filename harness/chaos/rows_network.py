@@ -15,7 +15,6 @@ BEATS, CLAIMS, RESULTS, TASKS = "/v1/heartbeats", "/v1/claims", "/v1/results", "
 
 def _running(world: World, *workers: str) -> list[str]:
     """Start tasks that run until `finish`; return their ids once each lease was renewed."""
-    world.serve()
     for name in workers:
         world.work(name)
     ids = world.schedule("steady", 4, until="finish") + world.schedule("patient", 4, until="finish")
@@ -83,7 +82,6 @@ def _abandoned(world: World, break_it: Callable[[], None]) -> None:
 def jitter(world: World) -> None:
     """Everything takes 50 to 150 ms each way: nothing is lost, and nothing runs twice."""
     world.proxy.slow(0.05, jitter=0.1)
-    world.serve()
     world.work("first")
     world.work("second")
     ids = world.schedule("steady", 40, seconds=0.5)
@@ -95,7 +93,6 @@ def jitter(world: World) -> None:
 @scenario(16, "old-requests-again", faults=("again",), ttl=4)
 def old_requests_again(world: World) -> None:
     """Every request of a worker arrives again after all tasks have ended: nothing changes."""
-    world.serve()
     world.work()
     ids = world.schedule("steady", 12, seconds=1.0)
     world.until_ended(ids)
@@ -115,7 +112,6 @@ def old_requests_again(world: World) -> None:
 @scenario(16, "answers-again", faults=("repeat_answer", "hang"), ttl=4)
 def answers_again(world: World) -> None:
     """The answer to one heartbeat is delivered again and again while no other arrives: it renews the lease once."""
-    world.serve()
     first = world.work("first", slots=1)
     ids = world.running(count=1, by=first)
     world.until_beaten(ids)
@@ -136,7 +132,6 @@ def answers_again(world: World) -> None:
 @scenario(17, "claim-answer-lost", faults=("lose_answer",), ttl=20, cycle=2)
 def claim_answer_lost(world: World) -> None:
     """The answer to a claim is lost: its repeat gets the same leases, and no task waits for a ttl."""
-    world.serve()
     ids = world.schedule("steady", 4, seconds=0.2)
     world.proxy.lose_answer("POST", CLAIMS, times=2)
     world.work()
@@ -149,7 +144,6 @@ def claim_answer_lost(world: World) -> None:
 @scenario(17, "long-poll-answer-lost", faults=("lose_answer",), ttl=20, cycle=1)
 def long_poll_answer_lost(world: World) -> None:
     """The answer to a claim is lost that had waited for longer than a cycle: its repeat gets the same leases."""
-    world.serve()
     world.proxy.lose_answer("POST", CLAIMS, times=2)
     world.work()
     wait_for(lambda: sum(it.path == CLAIMS for it in list(world.proxy.log)) >= 2, what="claims of both executors")
@@ -164,7 +158,6 @@ def long_poll_answer_lost(world: World) -> None:
 @scenario(18, "schedule-answer-lost", faults=("lose_answer",))
 def schedule_answer_lost(world: World) -> None:
     """The answer to a schedule is lost, three times: its repeat makes no second task."""
-    world.serve()
     world.proxy.lose_answer("POST", TASKS, times=3)
     scheduler = world.submit("steady", 60)
     world.work()
@@ -177,7 +170,6 @@ def schedule_answer_lost(world: World) -> None:
 @scenario(19, "result-answer-lost", faults=("lose_answer",), ttl=20, cycle=2)
 def result_answer_lost(world: World) -> None:
     """The answer to a result is lost, again and again: the repeat gets the same answer, one result counts."""
-    world.serve()
     ids = world.schedule("steady", 12, seconds=0.1)
     world.proxy.lose_answer("POST", RESULTS, times=4)
     world.work()
@@ -203,7 +195,6 @@ def beat_answer_lost(world: World) -> None:
 @scenario(20, "first-beat-unheard", faults=("lose_answer", "cut"), ttl=16)
 def first_beat_unheard(world: World) -> None:
     """The first beat grants less than the claim, its answer is lost, the line stays cut: no task is granted early."""
-    world.serve()
     world.proxy.lose_answer("POST", BEATS, times=None)
     world.work("first")
     ids = world.schedule("steady", 2, until="finish", heartbeat_timeout=3)
@@ -241,7 +232,6 @@ def storm(world: World) -> None:
 @scenario(21, "storm-on-the-rest", faults=("answer 429", "answer 503"), ttl=20, cycle=2)
 def storm_on_the_rest(world: World) -> None:
     """429 and 503 with absurd Retry-After for schedules, claims and results: each gets through, once."""
-    world.serve()
     for path in (TASKS, CLAIMS, RESULTS):
         for number, after in enumerate(RETRY_AFTER):
             world.proxy.answer(503 if number % 2 else 429, "POST", path, retry_after=after)
@@ -319,7 +309,6 @@ def slow_line(world: World) -> None:
     world.proxy.slow(0.02, jitter=0.05)
     world.proxy.limit(2000)
     scheduler = world.submit("steady", 100, seconds=0.05)
-    world.serve()
     world.work("first")
     world.work("second")
     assert scheduler.popen.wait(60) == 0

@@ -23,7 +23,6 @@ KILLED = -signal.SIGKILL
 @scenario(1, "worker-killed", faults=("kill",), start_within=20)
 def worker_killed(world: World) -> None:
     """kill -9 of a worker: its tasks run elsewhere after their ttl, not before."""
-    world.serve()
     first = world.work("first")
     ids = world.schedule("steady", 8, until="finish")
     wait_for(lambda: len(world.acting(first)) == first.slots, what="handlers in all slots")
@@ -50,7 +49,6 @@ def _waited_for_their_ttl(world: World) -> None:
 @scenario(1, "supervised-killed", faults=("kill",), ttl=20, start_within=30)
 def supervised_killed(world: World) -> None:
     """kill -9 of a supervised worker: its tasks are handed back, and run again long before their ttl."""
-    world.serve()
     first = world.work("first", supervised=True)
     ids = world.schedule("deaf", 4, seconds=60)
     world.until_running(ids, effects=20)
@@ -66,7 +64,6 @@ def supervised_killed(world: World) -> None:
 @scenario(1, "supervisor-killed", faults=("kill",), start_within=20)
 def supervisor_killed(world: World) -> None:
     """kill -9 of the supervisor alone: the kernel ends its worker, and the tasks wait for their ttl."""
-    world.serve()
     first = world.work("first", supervised=True)
     ids = world.schedule("deaf", 4, seconds=60)
     world.until_running(ids, effects=20)
@@ -80,12 +77,10 @@ def supervisor_killed(world: World) -> None:
 def spool_shared(world: World) -> None:
     """Two workers that share a spool finish all tasks while the server is away, and are killed: no task runs twice."""
     rng = random.Random(1)
-    world.serve()
     workers = [world.work(name, supervised=True, options=["--spool", "spool"]) for name in ("first", "second")]
     for number in range(_ROUNDS):
         ids = world.schedule("steady", 2 * workers[0].slots, until=f"finish-{number}")
         world.until_running(ids)
-        assert world.server is not None
         world.server.kill("server-down")
         world.finish(name=f"finish-{number}")
         _until_kept(world.home / "spool", set(ids))
@@ -119,7 +114,6 @@ def _until_kept(spool: Path, ids: set[str]) -> None:
 @scenario(2, "worker-stopped", faults=("pause", "death"), start_within=20)
 def worker_stopped(world: World) -> None:
     """SIGSTOP for longer than the ttl: the worker is killed before its trust ends, while it is stopped."""
-    world.serve()
     first = world.work("first", slots=2)
     ids = world.schedule("deaf", 2, seconds=30)
     world.until_running(ids, by=first, effects=20)
@@ -137,10 +131,8 @@ def gil_held(world: World) -> None:
 @scenario(4, "gil-held-unguarded", faults=("gil",), ttl=2, breaks="S2")
 def gil_held_unguarded(world: World) -> None:
     """C code holds the GIL without a kernel timer: two runs act at once. The checker must report that."""
-    world.serve()
     first = world.work("first", slots=1, guarded=False)
-    ids = world.schedule("gil", seconds=3 * world.ttl)
-    world.until_running(ids, by=first)
+    ids = world.running("gil", 1, seconds=3 * world.ttl, by=first)
     world.fault("gil", target=first.who)
     world.work("second")
     world.until_ended(ids)
@@ -160,10 +152,8 @@ def signals_masked(world: World) -> None:
 
 
 def _held_up(world: World, kind: str, *, masked: bool = False) -> None:
-    world.serve()
     first = world.work("first", slots=1, masked=masked)
-    ids = world.schedule(kind, seconds=3 * world.ttl)
-    world.until_running(ids, by=first)
+    world.running(kind, 1, seconds=3 * world.ttl, by=first)
     world.fault("gil", target=first.who)
     assert _died(world, first) == KILLED, f"it ended otherwise: {first.said[-2000:]}"
     world.work("second")
@@ -179,10 +169,8 @@ def _died(world: World, process: Process) -> int:
 @scenario(5, "loop-blocked", faults=("block",), ttl=4, cycle=1)
 def loop_blocked(world: World) -> None:
     """A handler blocks its event loop for longer than the ttl: beats go on, nothing is lost."""
-    world.serve()
     world.work()
-    (blocked,) = world.schedule("blocks", seconds=1.5 * world.ttl)
-    world.until_running([blocked])
+    (blocked,) = world.running("blocks", 1, seconds=1.5 * world.ttl)
     world.fault("block", lasts=1.5 * world.ttl)
     world.schedule("steady", 4, seconds=0.2)
     wait_for(lambda: world.info(blocked).status.ended, what="the end of the blocked handler")
@@ -192,7 +180,6 @@ def loop_blocked(world: World) -> None:
 @scenario(7, "cpu-starved", faults=("hogs",), ttl=4, alone=True)
 def cpu_starved(world: World) -> None:
     """Eight hogs on the processor for two ttls: beats may be late, no handler runs too long."""
-    world.serve()
     world.work("first")
     world.work("second")
     world.schedule("steady", 16, seconds=1.0)
@@ -211,10 +198,8 @@ def cpu_starved(world: World) -> None:
 @scenario(8, "memory-full", faults=("memory",), start_within=30)
 def memory_full(world: World) -> None:
     """A handler takes all memory that its process may have, and keeps it: no task has two runs at once."""
-    world.serve()
     first = world.work("first", slots=2)
-    (hungry,) = world.schedule("hungry", seconds=world.ttl, max_crashes=10)
-    world.until_running([hungry], by=first)
+    world.running("hungry", 1, seconds=world.ttl, max_crashes=10, by=first)
     wait_for(lambda: any(fault.name == "memory" for fault in world.of(Fault)), what="full memory")
     world.schedule("steady", 8, seconds=0.2)
     world.work("second")
@@ -223,7 +208,6 @@ def memory_full(world: World) -> None:
 @scenario(33, "poison-pill", faults=("death",), start_within=30)
 def poison_pill(world: World) -> None:
     """A task kills every worker that runs it: it is dead after its crashes, and other tasks succeed."""
-    world.serve()
     (pill,) = world.schedule("poison", always=True, max_crashes=2)
     others = world.schedule("steady", 8, seconds=0.1)
     worker = world.work()
@@ -240,7 +224,6 @@ def poison_pill(world: World) -> None:
 @scenario(35, "asked-to-stop", faults=("SIGTERM", "SIGINT"), ttl=6, start_within=20)
 def asked_to_stop(world: World) -> None:
     """SIGTERM and SIGINT at any moment: handlers end and are reported, others are released at once, exit code 0."""
-    world.serve()
     ids = world.schedule("steady", 60, seconds=0.3)
     for number, after in ((signal.SIGTERM, 0.0), (signal.SIGINT, 0.25), (signal.SIGTERM, 0.7)):
         worker = world.work(f"worker-{number.name}-{after}")
@@ -256,7 +239,6 @@ def asked_to_stop(world: World) -> None:
 @scenario(35, "asked-to-stop-twice", faults=("SIGTERM",), start_within=20)
 def asked_to_stop_twice(world: World) -> None:
     """A second SIGTERM ends the process at once; what it held runs elsewhere."""
-    world.serve()
     first = world.work("first")
     ids = world.schedule("deaf", 4, seconds=30)
     world.until_running(ids, by=first)
@@ -271,10 +253,8 @@ def asked_to_stop_twice(world: World) -> None:
 @scenario(14, "thread-of-a-lost-lease", faults=("hang", "death"), start_within=20)
 def thread_of_a_lost_lease(world: World) -> None:
     """No beat is answered while a coroutine awaits a thread: the process ends before the trust in its lease does."""
-    world.serve()
     first = world.work("first", slots=1)
-    ids = world.schedule("threads", seconds=10 * world.ttl)
-    world.until_running(ids, by=first)
+    world.running("threads", 1, seconds=10 * world.ttl, by=first)
     world.proxy.hang()
     assert _died(world, first) == LOST_EXIT_CODE, f"it ended otherwise: {first.said[-2000:]}"
     world.fired("hang")
@@ -285,10 +265,8 @@ def thread_of_a_lost_lease(world: World) -> None:
 @scenario(35, "stopped-over-a-thread", faults=("SIGTERM",), ttl=20, start_within=30)
 def stopped_over_a_thread(world: World) -> None:
     """SIGTERM while a coroutine awaits a thread: its task is released when the thread has ended, not before."""
-    world.serve()
     first = world.work("first", options=["--drain-grace", "0.2"])
-    ids = world.schedule("threads", 4, seconds=10)
-    world.until_running(ids, by=first)
+    ids = world.running("threads", 4, seconds=10, by=first)
     world.work("second")
     world.fault("SIGTERM", target=first.who)
     assert first.stop() == 0, first.said[-2000:]
@@ -299,10 +277,8 @@ def stopped_over_a_thread(world: World) -> None:
 @scenario(35, "ended-over-a-thread", faults=("SIGTERM",), ttl=20, start_within=30)
 def ended_over_a_thread(world: World) -> None:
     """SIGTERM over a thread that does not end: the process ends, and its supervisor hands the tasks back after that."""
-    world.serve()
     first = world.work("first", supervised=True, options=["--drain-grace", "0.2", "--drain-timeout", "1"])
-    ids = world.schedule("threads", 4, seconds=60)
-    world.until_running(ids)
+    ids = world.running("threads", 4, seconds=60)
     world.work("second")
     world.fault("SIGTERM", target=first.who)
     assert first.stop() == 128 + signal.SIGTERM, first.said[-2000:]
@@ -313,10 +289,8 @@ def ended_over_a_thread(world: World) -> None:
 @scenario(35, "cancelled-over-a-thread", faults=("cancel",))
 def cancelled_over_a_thread(world: World) -> None:
     """A task is cancelled while its coroutine awaits a thread: it is settled when the thread has ended."""
-    world.serve()
     world.work()
-    (task,) = world.schedule("threads", seconds=2 * world.ttl)
-    world.until_running([task])
+    (task,) = world.running("threads", 1, seconds=2 * world.ttl)
     world.client.cancel(task)
     world.fault("cancel")
     world.until_ended([task])
@@ -330,10 +304,8 @@ def cancelled_over_a_thread(world: World) -> None:
 @scenario(5, "idle-over-a-thread", faults=("idle", "death"), start_within=20)
 def idle_over_a_thread(world: World) -> None:
     """A coroutine is idle for too long over a thread that does not end: the process ends, then the task is retried."""
-    world.serve()
     first = world.work("first")
-    ids = world.schedule("idles", seconds=60)
-    world.until_running(ids, by=first)
+    world.running("idles", 1, seconds=60, by=first)
     world.work("second")
     assert _died(world, first) == LOST_EXIT_CODE, f"it ended otherwise: {first.said[-2000:]}"
     world.fault("idle")
@@ -342,7 +314,6 @@ def idle_over_a_thread(world: World) -> None:
 @scenario(36, "fork", faults=("fork",), ttl=4)
 def forked(world: World) -> None:
     """A handler forks, and the child returns from it: the child settles nothing, and is no second worker."""
-    world.serve()
     world.work()
     ids = world.schedule("forks", 3)
     wait_for(lambda: all(info.status.ended for info in world.infos(ids)), what="the handlers")
@@ -353,10 +324,8 @@ def forked(world: World) -> None:
 @scenario(36, "exec", faults=("exec",), start_within=20)
 def execed(world: World) -> None:
     """A handler becomes another program: the lease has no holder any more, and the task runs elsewhere."""
-    world.serve()
     first = world.work("first", slots=1)
-    ids = world.schedule("execs", seconds=2 * world.ttl)
-    world.until_running(ids, by=first)
+    world.running("execs", 1, seconds=2 * world.ttl, by=first)
     wait_for(lambda: b"leasekit" not in _command(first.pid), what="the other program")
     world.fault("exec", target=first.who)
     world.work("second")
@@ -365,10 +334,8 @@ def execed(world: World) -> None:
 @scenario(36, "child-survives", faults=("kill",), start_within=20)
 def child_survives(world: World) -> None:
     """A child in a session of its own survives its worker: it holds no lease, and its task runs elsewhere."""
-    world.serve()
     first = world.work("first", slots=1)
-    ids = world.schedule("spawns", seconds=1.5 * world.ttl)
-    world.until_running(ids, by=first)
+    world.running("spawns", 1, seconds=1.5 * world.ttl, by=first)
     note = world.home / "child-of-1"
     wait_for(lambda: note.exists() and note.read_text(), what="its child")
     child = int(note.read_text())

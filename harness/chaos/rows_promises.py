@@ -33,10 +33,8 @@ TTL = 300.0  # of the default settings
 @scenario(4, "gil-held-for-minutes", faults=("gil",), ttl=30, long=True)
 def gil_held_for_minutes(world: World) -> None:
     """An executor holds its GIL for three minutes under a ttl of 30 s: the lease is kept."""
-    world.serve()
     world.work(slots=1, processes=True)
-    (task,) = world.schedule("gil", seconds=GIL)
-    world.until_running([task])
+    (task,) = world.running("gil", 1, seconds=GIL)
     world.fault("gil", lasts=GIL)
     wait_for(lambda: world.info(task).status.ended, what="the end of the C call", within=GIL + 60)
     info = world.info(task)
@@ -47,7 +45,6 @@ def gil_held_for_minutes(world: World) -> None:
 @scenario(1, "killed-under-a-long-lease", faults=("kill",), ttl=TTL, alone=True, long=True, start_within=30)
 def killed_under_a_long_lease(world: World) -> None:
     """kill -9 of a supervised worker whose leases last five minutes: another begins its tasks within a second."""
-    world.serve()
     first = world.work("first", supervised=True)
     took = [after for number in range(KILLS) for after in _killed(world, first, f"next-{number}")]
     world.figure(f"{KILLS} kills, ttl {TTL:g} s: begun again after {median(took):.2f} s, at most {max(took):.2f} s")
@@ -72,7 +69,6 @@ def _killed(world: World, first: Process, name: str) -> list[float]:
 @scenario(14, "outage-of-ten-thousand", faults=("hang",), ttl=TTL, long=True)
 def outage_of_ten_thousand(world: World) -> None:
     """10,000 leases of one process at the default settings, on sockets that hang for 130 s: none is lost."""
-    world.serve()
     for _ in range(HELD // 1000):
         world.schedule("held", 1000)
     with _held(world.connect, world.proxy.url, HELD) as counts:
@@ -92,7 +88,6 @@ def outage_of_ten_thousand(world: World) -> None:
 @scenario(21, "throttled-by-sqs", faults=("answer 400",), ttl=TTL, long=True, least_settled=0)
 def throttled_by_sqs(world: World) -> None:
     """SQS, simulated by moto, throttles nine in ten calls for ten minutes: no lease is lost."""
-    world.serve()  # only for the checks at the end
     credentials = {"AWS_ACCESS_KEY_ID": "made-up", "AWS_SECRET_ACCESS_KEY": "made-up", "AWS_EC2_METADATA_DISABLED": "1"}
     os.environ.update(credentials)
     logging.getLogger("werkzeug").setLevel(logging.WARNING)

@@ -14,13 +14,12 @@ from harness.history import Lost, boottime
 @scenario(24, "redis-killed", faults=("kill",), ttl=4, service="redis")
 def redis_killed(world: World) -> None:
     """kill -9 of Redis, five times, in the middle of writes: no acknowledged write is lost."""
-    world.kill_while_scheduling(world.redis, 500)
+    world.kill_while_scheduling(500)
 
 
 @scenario(26, "redis-full", faults=("memory",), ttl=60, cycle=1, service="redis")
 def redis_full(world: World) -> None:
     """Redis has no memory left for two seconds: new tasks wait, running ones end, no lease is lost."""
-    world.redis()
     world.work()
     ids = world.running()
     world.ask("CONFIG", "SET", "maxmemory", 1)
@@ -38,7 +37,6 @@ def redis_full(world: World) -> None:
 @scenario(23, "redis-stalls", faults=("stall", "kill"), ttl=10, cycle=1, service="redis")
 def redis_stalls(world: World) -> None:
     """Redis stands still again and again, so requests are late: the leases of a dead worker expire all the same."""
-    world.redis()
     victim = world.work("victim")
     ids = world.running(by=victim)
     other = world.work("other", slots=8)
@@ -57,7 +55,6 @@ def redis_stalls(world: World) -> None:
 @scenario(22, "redis-foreign-key", faults=("foreign", "memory"), ttl=20, service="redis")
 def redis_foreign_key(world: World) -> None:
     """A foreign key blocks the kind of most waiting successors: those of other kinds are scheduled, and run."""
-    world.redis()
     world.ask("SET", "leasekit:{patient}:state", "another program's")
     world.fault("foreign")
     world.schedule("steady")
@@ -128,7 +125,7 @@ def redis_failback(world: World) -> None:
     assert not world.of(Lost)
 
 
-@scenario(24, "redis-forgets", faults=("kill", "rollback"), ttl=4, service="redis")
+@scenario(24, "redis-forgets", faults=("kill", "rollback"), ttl=4, service="redis", serve=False)
 def redis_forgets(world: World) -> None:
     """kill -9 of a Redis that keeps nothing on the disk: all is lost, and later writes are kept."""
     forgetful = ("--appendonly", "no")
@@ -180,7 +177,6 @@ def redis_clock_creeps(world: World) -> None:
 @scenario(11, "redis-clock-set-back", faults=("clock",), ttl=6, cycle=1, service="redis")
 def redis_clock_set_back(world: World) -> None:
     """Redis's clock goes an hour ahead and back again: no lease is lost."""
-    world.redis()
     world.work()
     ids = world.running()
     for shift in (HOUR, 0.0):
@@ -192,7 +188,6 @@ def redis_clock_set_back(world: World) -> None:
 
 def _cut_off(world: World) -> tuple[Process, list[str]]:
     """Cut one worker off; return another one, which has seen the service's clock, and the tasks of the first."""
-    world.redis()
     world.work("cut-off")
     ids = world.schedule("steady", 2, until="finish")
     world.until_beaten(ids)
@@ -201,8 +196,7 @@ def _cut_off(world: World) -> tuple[Process, list[str]]:
     world.client.close()
     world.client = world.connect(world.past_proxy)
     other = world.work("other", past_proxy=True)
-    told = world.schedule("steady", seconds=0.1)
-    world.until_running(told, by=other)
+    told = world.running("steady", 1, seconds=0.1, by=other)
     world.until_ended(told)
     return other, ids
 
@@ -212,7 +206,7 @@ class Pair:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._primary, self._primary_port = world.redis(), world.port
+        self._primary, self._primary_port = world.server, world.port
         self._replica_port = world.spare_port()
         self._replica = world.redis(
             "replica", "--replicaof", "127.0.0.1", str(self._primary_port), port=self._replica_port

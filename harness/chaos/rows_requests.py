@@ -24,7 +24,6 @@ Request = tuple[str, bytes]
 @scenario(35, "worst-requests", faults=("load",), alone=True)
 def worst_requests(world: World) -> None:
     """The worst requests of each operation, from four clients at once: heartbeats beside them stay fast enough."""
-    world.serve()
     world.work()
     world.schedule("steady", 4)
     # A store of its own: no worker claims the tasks that are scheduled there.

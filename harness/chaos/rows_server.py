@@ -22,12 +22,11 @@ HOUR = 3600.0
 def worker_clock_steps(world: World) -> None:
     """The wall clock of a worker goes an hour ahead, and two back: no lease is lost."""
     clock = Clock(world.home, "worker")
-    world.serve()
     world.work(environment=clock.environment)
     _steps(world, clock)
 
 
-@scenario(11, "server-clock-steps", faults=("clock",), ttl=10, cycle=1)
+@scenario(11, "server-clock-steps", faults=("clock",), ttl=10, cycle=1, serve=False)
 def server_clock_steps(world: World) -> None:
     """The wall clock of the server goes an hour ahead, and two back: no lease is lost."""
     clock = Clock(world.home, "server")
@@ -36,7 +35,7 @@ def server_clock_steps(world: World) -> None:
     _steps(world, clock)
 
 
-@scenario(11, "server-clock-creeps", faults=("clock", "cut"), ttl=10)
+@scenario(11, "server-clock-creeps", faults=("clock", "cut"), ttl=10, serve=False)
 def server_clock_creeps(world: World) -> None:
     """The server's wall clock goes ahead in small steps while a holder is cut off: its task is not granted early."""
     clock = Clock(world.home, "server")
@@ -75,7 +74,7 @@ def _steps(world: World, clock: Clock) -> None:
 @scenario(24, "server-killed", faults=("kill",), ttl=4)
 def server_killed(world: World) -> None:
     """kill -9 of the server, five times, in the middle of commits: no acknowledged write is lost."""
-    world.kill_while_scheduling(world.serve, 1000)
+    world.kill_while_scheduling(1000)
     with sqlite3.connect(world.home / "tasks.db") as connection:
         assert connection.execute("PRAGMA quick_check").fetchone() == ("ok",)
     connection.close()
@@ -84,7 +83,7 @@ def server_killed(world: World) -> None:
 @scenario(24, "server-away", faults=("kill",), ttl=60, cycle=1)
 def server_away(world: World) -> None:
     """The server is gone for two seconds while handlers run: no lease is lost, no task runs twice."""
-    server = world.serve()
+    server = world.server
     world.work()
     ids = world.running()
     world.until_beaten(ids)
@@ -101,7 +100,7 @@ def server_away(world: World) -> None:
 @scenario(26, "disk-refuses", faults=("file-size",), ttl=60, cycle=1)
 def disk_refuses(world: World) -> None:
     """Writes to the store fail for a while: no write is acknowledged without being kept."""
-    server = world.serve()
+    server = world.server
     world.work()
     ids = world.running()
     world.until_beaten(ids)
@@ -133,7 +132,6 @@ def _ready(world: World) -> int:
 @scenario(28, "store-locked", faults=("lock",), ttl=60, cycle=1)
 def store_locked(world: World) -> None:
     """Another program locks the store for two seconds: writes wait or are refused, no lease is lost."""
-    world.serve()
     world.work()
     ids = world.running()
     other = sqlite3.connect(world.home / "tasks.db", isolation_level=None, timeout=30)
@@ -148,7 +146,7 @@ def store_locked(world: World) -> None:
 @scenario(29, "store-damaged", faults=("damage",))
 def store_damaged(world: World) -> None:
     """The store's file is damaged while the server is down: the server refuses to start, and says why."""
-    server = world.serve()
+    server = world.server
     world.schedule("steady", 200)
     assert server.stop() == 0
     path = world.home / "tasks.db"
@@ -166,7 +164,7 @@ def store_damaged(world: World) -> None:
 @scenario(29, "store-lost", faults=("loss",))
 def store_lost(world: World) -> None:
     """After kill -9, the log is missing, then the file is empty: the server refuses to start."""
-    server = world.serve()
+    server = world.server
     ids = world.schedule("steady", 200)
     server.kill()
     path, log = world.home / "tasks.db", world.home / "tasks.db-wal"
@@ -188,7 +186,7 @@ def store_lost(world: World) -> None:
 @scenario(34, "two-servers", faults=("second", "pause"), ttl=4)
 def two_servers(world: World) -> None:
     """A second server on the same store, by any of its names, also while the first stands still: it is refused."""
-    server = world.serve()
+    server = world.server
     world.work()
     world.schedule("steady", 8, seconds=0.5)
     _refused(world, "second")
@@ -214,7 +212,7 @@ def _refused(world: World, name: str, *, store: str = "tasks.db", says: str = "a
 @scenario(34, "server-stopped", faults=("pause",), ttl=4, start_within=20)
 def server_stopped(world: World) -> None:
     """The server stands still for two ttls: workers end their handlers in time, and lost tasks run again."""
-    server = world.serve()
+    server = world.server
     world.work("first")
     world.work("second")
     ids = world.schedule("steady", 4, until="finish") + world.schedule("patient", 4, until="finish")
@@ -230,7 +228,7 @@ def server_stopped(world: World) -> None:
 @scenario(32, "herd", faults=("kill",), ttl=6)
 def herd(world: World) -> None:
     """Two hundred clients come back at once after a restart of the server: all of them are served."""
-    server = world.serve()
+    server = world.server
     with ThreadPoolExecutor(8) as threads:
 
         def schedule(number: int) -> None:

@@ -18,7 +18,7 @@ Act = Callable[[World], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A fault to test: `act` starts processes, injects the fault, asserts that it fired, and returns."""
+    """A fault to test: `act` starts workers, injects the fault, asserts that it fired, and returns."""
 
     row: int  # of the fault matrix; 0: the big run
     name: str
@@ -29,6 +29,7 @@ class Scenario:
     rules: Mapping[str, Any]
     breaks: str  # the rule that is broken on purpose: the checker must report it, and no other
     service: Service
+    serve: bool  # the service is started before `act`
     alone: bool  # no other scenario runs meanwhile
     long: bool  # takes minutes, and little of the machine
     act: Act
@@ -80,6 +81,7 @@ def scenario(
     cycle: float | None = None,
     breaks: str = "",
     service: Service = "http",
+    serve: bool = True,
     alone: bool = False,
     long: bool = False,
     **rules: Any,
@@ -90,7 +92,7 @@ def scenario(
         what = (act.__doc__ or "").strip().splitlines()[0]
         made = Scenario(
             row=row, name=name, what=what, faults=faults, ttl=ttl, cycle=cycle, rules=rules, breaks=breaks,
-            service=service, alone=alone, long=long, act=act,
+            service=service, serve=serve, alone=alone, long=long, act=act,
         )  # fmt: skip
         SCENARIOS.append(made)
         SCENARIOS.sort(key=lambda entry: (entry.row or 1000, entry.name))
@@ -106,6 +108,8 @@ def run(entry: Scenario, *, keep: bool = False) -> Report:
     home = Path(tempfile.mkdtemp(prefix=f"chaos-{entry.name}-"))
     with World(home, ttl=entry.ttl, cycle=entry.cycle, service=entry.service) as world:
         try:
+            if entry.serve:
+                world.start()
             entry.act(world)
             world.drain()
             world.stop()

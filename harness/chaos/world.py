@@ -6,7 +6,7 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,7 +51,7 @@ class World:
         self.processes: list[Process] = []
         self.ids: list[str] = []
         self.figures: list[str] = []
-        self.server: Process | None = None
+        self.server: Process
         self.client: leasekit.Client
         _entry_point(home)
         if service == "redis":
@@ -93,11 +93,25 @@ class World:
 
     # Processes ----------------------------------------------------------------------------------------------------
 
+    def start(self) -> None:
+        """Start the service, if it is a process of its own."""
+        if self._service == "redis":
+            self.redis()
+        elif self._service == "http":
+            self.serve()
+
     def serve(self, environment: Mapping[str, str] | None = None) -> Process:
         """Start the server, after a kill on the same port and store; return once it answers."""
-        self.server = self._start("server", self._command(self.port), role="server", environment=environment)
-        self.server_answers()
-        return self.server
+        self.server = server = self._start("server", self._command(self.port), role="server", environment=environment)
+
+        def answers() -> bool:
+            if not server.is_alive:
+                raise ChildProcessError(f"the server has ended: {server.said[-2000:]}")
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+        wait_for(answers, what="the server")
+        return server
 
     def redis(self, name: str = "redis", *options: str, port: int | None = None) -> Process:
         """Start a redis-server, after a kill on the same files; return once it answers. Each write is synced."""
@@ -131,17 +145,6 @@ class World:
     @staticmethod
     def _command(port: int, store: str = "tasks.db") -> list[str]:
         return ["-m", "leasekit", "serve", "--port", str(port), "--store", f"sqlite:///{store}"]
-
-    def server_answers(self) -> None:
-        """Return once the server answers. Raises TimeoutError, or ChildProcessError where it has ended."""
-
-        def answers() -> bool:
-            if self.server is None or not self.server.is_alive:
-                raise ChildProcessError(f"the server has ended: {self.server and self.server.said[-2000:]}")
-            with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-        wait_for(answers, what="the server")
 
     def work(
         self,
@@ -225,9 +228,11 @@ class World:
         self.ids += ids
         return ids
 
-    def running(self, kind: str = "steady", count: int = 4, *, by: Process | None = None, **more: Any) -> list[str]:
-        """Schedule tasks that run until `finish`; return their ids once the handler of each has acted, in `by`."""
-        ids = self.schedule(kind, count, until="finish", **more)
+    def running(
+        self, kind: str = "steady", count: int = 4, *, seconds: float = 0.0, by: Process | None = None, **more: Any
+    ) -> list[str]:
+        """Schedule tasks until `finish`, or for `seconds`; return their ids once the handler of each has acted, in `by`."""
+        ids = self.schedule(kind, count, seconds=seconds, until="" if seconds else "finish", **more)
         self.until_running(ids, by=by)
         return ids
 
@@ -245,31 +250,25 @@ class World:
         lost = [event for event in self.of(Lost) if event.task in ids]
         assert not lost, lost[:3]
 
-    def kill_while_scheduling(self, start: Callable[[], Process], tasks: int) -> None:
+    def kill_while_scheduling(self, tasks: int) -> None:
         """Kill the service five times in the middle of commits, and start it again each time."""
-        service = start()
         self.work("first")
         self.work("second")
         rng = Random(24)
         scheduler = self.submit("steady", tasks, seconds=0.01, batch=10)
         for _ in range(5):
-            self._until_acknowledged(since=boottime(), unless=scheduler)
+            known = len(self.of(Acknowledged))
+            wait_for(lambda: not scheduler.is_alive or len(self.of(Acknowledged)) > known, what="commits")  # noqa: B023
             time.sleep(rng.uniform(0, 0.05))
-            service.kill()
-            service = start()
+            self.server.kill()
+            self.start()
         assert scheduler.popen.wait(120) == 0
-
-    def _until_acknowledged(self, *, since: float, unless: Process) -> None:
-        wait_for(
-            lambda: not unless.is_alive or any(answer.at >= since for answer in self.of(Acknowledged)), what="commits"
-        )
 
     def until_beaten(self, ids: Sequence[str]) -> None:
         """Return once a beat sent after this call was acknowledged for each of these tasks."""
         since = boottime()
         wait_for(
-            lambda: {beat.task for beat in self.of(Renewed) if beat.asked_at >= since} >= set(ids),
-            what="a beat of each",
+            lambda: {it.task for it in self.of(Renewed) if it.asked_at >= since} >= set(ids), what="a beat of each"
         )
 
     def until_ended(self, ids: Sequence[str] | None = None) -> None:
@@ -365,7 +364,7 @@ class World:
     def stop(self) -> None:
         """Ask workers and scheduling clients to end, and wait for that."""
         for process in self.processes:
-            if process is not self.server and process.is_alive:
+            if process.role != "server" and process.is_alive:
                 process.stop(signal.SIGTERM)
 
     def verdict(self, *, faults: Sequence[str], rules: dict[str, Any] | None = None) -> list[Violation]:

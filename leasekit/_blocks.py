@@ -122,10 +122,7 @@ def _end(run: LeasedRun, error: BaseException | None) -> Report | None:
 
 
 def _report(run: LeasedRun, error: BaseException | None) -> Report | None:
-    """Send the settlement, without waiting for the answer; return None if there is nothing to report.
-
-    Raises `LeaseLost` if the lease was lost, unless that (or an interruption) is on its way already.
-    """
+    """Send the settlement, if any, and do not wait. Raises `LeaseLost`, unless that or an interruption is under way."""
     held, connection = run.held, run.connection
     assert connection is not None  # noqa: S101 - it came with the held lease
     if connection.forked:  # a child leaves the block of its parent: the lease is not the child's to end

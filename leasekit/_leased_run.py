@@ -160,10 +160,7 @@ class LeasedRun:
         return (self._stop_told() or error) if ours else error
 
     def move(self, held: HeldLease) -> None:
-        """Go on under the newest lease of a task that was delivered again while its code runs.
-
-        In the driver's thread, and not after the code was told to end.
-        """
+        """Go on, in the driver's thread, under the newest lease of a task that was delivered again meanwhile."""
         old = self.held
         held.watchdog = old.watchdog  # it guards the same code
         held.begin(self._idle_timeout)

@@ -69,10 +69,7 @@ class Session:
         return open_backend(self.url, worker=self.worker)
 
     def connection(self) -> Connection:
-        """Return this process's connection, made on first use.
-
-        Raises `Closed`, and `ConfigError` if gevent or eventlet has patched this process, which may happen any time.
-        """
+        """Return this process's connection, made on first use. Raises `Closed`; `ConfigError` if gevent patched it."""
         check_process()
         connection = self._connection
         if connection is not None and not connection.forked:

@@ -21,10 +21,7 @@ class Options:
 
 
 def options(query: str, *more: str) -> Options:
-    """Parse the options in the query of a URL; `more` are the names of those of one adapter alone.
-
-    Raises `ConfigError` for an option that is unknown, given twice or invalid; the message never contains its value.
-    """
+    """Parse a URL's options; `more` are those of one adapter. Raises `ConfigError`, which never contains a value."""
     known = (*_SHARED, *more)
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=20)

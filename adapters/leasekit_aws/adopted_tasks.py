@@ -13,10 +13,7 @@ _keepers: SharedKeepers[AwsBackend] = SharedKeepers(Heartbeats(rate=10))
 
 
 def adopt(task: Task | None, *, service: Service, name: str, client: Any) -> Task:
-    """Return a task, which the user's boto3 `client` has received, so that `lease(task)` keeps it.
-
-    Raises `ProtocolError` if the answer of the poll had no task.
-    """
+    """Return a task that the user's `client` has received, for `lease(task)`. Raises `ProtocolError` if it is none."""
     if task is None:
         raise ProtocolError("the answer of this poll has no task: check its taskToken first")
     keeper, _ = _keepers.of(client, name, lambda clients: AwsBackend(service, clients))

@@ -68,10 +68,7 @@ class Polls:
     async def take(
         self, kinds: Collection[str], sources: Collection[str | None], *, wait: float
     ) -> tuple[Task, bool] | None:
-        """Wait up to `wait` seconds for a task of these kinds; return it, and whether it was granted since the call.
-
-        Raises the errors of polls.
-        """
+        """Wait up to `wait` seconds for a task of these kinds; return it, and whether it was granted since the call."""
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         ends_at = began_at + max(wait, _GLANCE)

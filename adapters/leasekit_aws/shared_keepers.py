@@ -67,10 +67,7 @@ class SharedKeepers(Generic[B]):
 
 
 def _who(credentials: Any) -> Hashable:
-    """Return a key for credentials: equal keys share a keeper, even if each thread or message has its own session.
-
-    Credentials that can change (assumed roles, files that are read again) are told apart by their object.
-    """
+    """Return a key for credentials: equal ones share a keeper, those that can change are told apart by their object."""
     if type(credentials) is not Credentials:
         return id(credentials)
     said = repr((credentials.access_key, credentials.secret_key, credentials.token))

@@ -14,10 +14,7 @@ _SHORT = 1000
 
 
 def payload(text: object) -> Any:
-    """Return the input of a task: the value of JSON text, other text as a string, None without input.
-
-    Raises `ProtocolError` if the input is not a string, or longer than any service carries.
-    """
+    """Return a task's input: its JSON, else a string, None without input. Raises `ProtocolError` if it is neither."""
     if text is None:
         return None
     if not isinstance(text, str) or len(text) > _LONGEST_INPUT:

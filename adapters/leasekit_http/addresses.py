@@ -10,10 +10,7 @@ _FORM = "the URL of a server must be http://host:port or https://host:port; of s
 
 
 def addresses(url: str) -> list[str]:
-    """Return each address in a URL as a URL of its own, without a slash at its end: `http://a:1,b:2/p` has two.
-
-    Raises `ConfigError` if an address is wrong. Its message never contains the URL, which may hold a password.
-    """
+    """Return each address in a URL as a URL: `http://a:1,b:2/p` has two. Raises `ConfigError`, without the URL."""
     parts = _PARTS.fullmatch(url)
     if parts is None:
         raise ConfigError(_FORM)

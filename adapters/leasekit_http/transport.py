@@ -44,10 +44,7 @@ class NotThere(Refused):
 
 
 class Transport:
-    """The connections to one service; the first request in an event loop opens them.
-
-    Of several addresses the one that answered last is asked first; an address that does not answer goes to the end.
-    """
+    """The connections to one service, opened by the first request; the address that answered last is asked first."""
 
     def __init__(self, *base_urls: str) -> None:
         self._urls = deque(base_urls)

@@ -145,10 +145,7 @@ class RedisBackend:
         return verdicts
 
     async def redrive(self, kind: str, task_ids: Sequence[str] | None = None, *, limit: int = 100) -> list[str]:
-        """Make dead tasks ready again and forget their failures and crashes: these tasks, or the longest dead.
-
-        Returns the ids of the tasks that were dead.
-        """
+        """Make dead tasks (these, or the longest dead) ready again, without their failures; return the ids."""
         check_limit("limit", limit)
         if task_ids is not None:
             check_limit("task_ids", len(task_ids))
@@ -158,10 +155,7 @@ class RedisBackend:
         return answer["ids"]
 
     async def discard(self, kind: str, task_ids: Sequence[str]) -> int:
-        """Delete tasks that were set aside because they were damaged, and free their ids.
-
-        Returns how many of the given tasks were set aside.
-        """
+        """Delete tasks that were set aside as damaged, and free their ids; return how many of the given ones were."""
         check_limit("task_ids", len(task_ids))
         scores = await self._link.command("ZMSCORE", self._keys.one(kind, "damaged"), *task_ids)
         ids = [task_id for task_id, score in zip(task_ids, scores, strict=True) if score is not None]

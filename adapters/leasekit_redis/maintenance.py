@@ -148,10 +148,7 @@ class Maintenance:
                     raise error from None
 
     async def deliver(self, kind: str, outbox: Sequence[str]) -> None:
-        """Schedule the successors of this kind's tasks, then remove them from its outbox.
-
-        Each successor has an id, so it is scheduled once even if several clients do this.
-        """
+        """Schedule the successors in this kind's outbox, each once by its id, then remove them from it."""
         if not outbox:
             return
         successors: dict[str, NewTaskItem] = {}

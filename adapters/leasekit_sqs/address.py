@@ -57,10 +57,7 @@ class Address:
 
 
 def address(url: str) -> Address:
-    """Parse the URL of a queue.
-
-    Raises `ConfigError` if the URL is wrong; the message never contains the URL.
-    """
+    """Parse the URL of a queue. Raises `ConfigError`, whose message never contains the URL."""
     parts = urlsplit(url)
     queue = unquote(parts.netloc)
     if parts.scheme != "sqs" or parts.path not in ("", "/") or parts.fragment:

@@ -147,10 +147,7 @@ class SqsBackend:
     # Settling -----------------------------------------------------------------------------------------------------
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
-        """End leases: `settled`, `gone`, `throttled` or `failed` for each, in order.
-
-        SQS keeps no results and no progress, so these are not sent.
-        """
+        """End leases: `settled`, `gone`, `throttled` or `failed` for each. SQS keeps no results and no progress."""
         verdicts: dict[int, Verdict] = {}
         endings: list[Ending] = []
         positions: list[int] = []

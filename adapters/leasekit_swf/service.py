@@ -110,10 +110,7 @@ class SwfService:
 
 
 def task_id(workflow: str, run: str, activity: str) -> str:
-    """Return an id for this activity of this run, the same for each attempt; a digest if it is not a valid id.
-
-    leasekit's ids are 1-128 printable ASCII characters without `/`.
-    """
+    """Return an id for this activity of this run, the same for each attempt; a digest if it is not a valid id."""
     plain = f"{workflow}:{run}:{activity}"
     return plain if _NAME.fullmatch(plain) else f"swf-{hashlib.sha256(plain.encode()).hexdigest()}"
 

@@ -4,10 +4,7 @@ from collections.abc import Callable
 
 
 class Backoff:
-    """Compute waits that double from `first` up to `most`, each shortened at random by up to a half to spread fleets.
-
-    `random` gives numbers in [0, 1).
-    """
+    """Compute waits that double from `first` to `most`, each cut by up to a half by `random` to spread fleets."""
 
     def __init__(self, first: float, most: float, *, random: Callable[[], float]) -> None:
         self._first = first

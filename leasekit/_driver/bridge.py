@@ -14,10 +14,7 @@ T = TypeVar("T")
 
 
 def call_soon_here() -> Callable[..., object]:
-    """Return a function by which any thread can schedule a call in the event loop that runs in this thread.
-
-    Raises `RuntimeError` where no event loop runs.
-    """
+    """Return a function that schedules calls in this thread's event loop, from any thread. Raises `RuntimeError`."""
     try:
         return asyncio.get_running_loop().call_soon_threadsafe
     except RuntimeError:

@@ -137,10 +137,7 @@ class Driver:
         return threading.current_thread() is self._thread
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Answer[T]:
-        """Run `work` in the driver's loop; any thread may wait for the answer.
-
-        Raises `Closed` after the last `release`, which may happen while a caller is about to use the driver.
-        """
+        """Run `work` in the driver's loop; any thread may wait for it. Raises `Closed` after the last `release`."""
         answer: Answer[T] = Answer()
         self._owed[answer] = work
         if self._ending or self.pid != os.getpid():  # a fork has no such thread

@@ -85,10 +85,7 @@ def check_limit(field: str, count: int) -> None:
 
 
 def check_new_tasks(tasks: Sequence[NewTask], *, dependencies: bool = False) -> None:
-    """Refuse a batch if a payload is too big, nested too deep or not JSON, or if a task has impossible dependencies.
-
-    Raises `Refused`, with one error for each field that does not fit.
-    """
+    """Raise `Refused` if a payload is too big, too deep or not JSON, or a task has impossible dependencies."""
     errors = _Errors(dependencies=dependencies)
     for item, task in enumerate(tasks):
         errors.check_task(item, "", task)
@@ -105,10 +102,7 @@ def check_beats(beats: Sequence[Beat], *, dependencies: bool = False) -> None:
 
 
 def check_settlements(settlements: Sequence[Settlement], *, dependencies: bool = False) -> None:
-    """Refuse a batch if a value or a successor does not fit, or if an outcome must not have successors.
-
-    Raises `Refused`, with one error for each field that does not fit.
-    """
+    """Raise `Refused` if a value or a successor does not fit, or if an outcome must not have successors."""
     errors = _Errors(dependencies=dependencies)
     for item, settlement in enumerate(settlements):
         errors.check_value(item, "result", settlement.result, MAX_PAYLOAD)
@@ -121,10 +115,7 @@ def check_settlements(settlements: Sequence[Settlement], *, dependencies: bool =
 
 
 def refusal(error: msgspec.ValidationError) -> Refused:
-    """Turn a type error of msgspec into a `Refused` with the item and the field that msgspec's message names.
-
-    `Expected `str`, got `int` - at `$.tasks[3].kind`` is item 3, field `kind`.
-    """
+    """Turn msgspec's error, which ends in "at `$.tasks[3].kind`", into a `Refused` of item 3 and field `kind`."""
     # The last "at": the text before it may repeat names that the client chose.
     detail, _, path = str(error).rpartition(" - at `$")
     if not detail:

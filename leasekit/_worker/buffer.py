@@ -8,10 +8,7 @@ from leasekit._worker.claimed_task import ClaimedTask
 
 
 class Buffer:
-    """Claimed tasks, the most urgent first, and in order of arrival within a priority. For any thread.
-
-    The code that takes a task out must run it or give it back.
-    """
+    """Claimed tasks, the most urgent first. The code that takes one out, in any thread, must run it or give it back."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

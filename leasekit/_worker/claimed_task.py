@@ -23,10 +23,7 @@ _FAILED = frozenset({"retry", "fatal", "crash"})
 
 
 class ClaimedTask:
-    """A task, its handler, and the run of the handler under the lease of the task.
-
-    The executor calls `begin` and `end`, in its own thread; all other methods are for the driver's thread.
-    """
+    """A task on its way through a worker. `begin` and `end` are for the executor's thread, the rest for the driver."""
 
     __slots__ = ("_begun_at", "_connection", "_ended", "again", "handler", "held", "run", "since")
 

@@ -24,10 +24,7 @@ _LAST_WRITES = 2.0  # seconds to write results to the spool before the process e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainTimeouts:
-    """Seconds after a stop; `math.inf` waits for ever.
-
-    The defaults fit into the 30 seconds that most container platforms allow.
-    """
+    """Seconds after a stop (`math.inf`: for ever). The defaults fit into the 30 s of most container platforms."""
 
     grace: float = 20.0  # until then handlers end by themselves
     timeout: float = 25.0  # until then handlers end because they were told to; then the process ends

@@ -54,10 +54,7 @@ class Handler:
             _complete_if_undecided(held, await self.function(*arguments))
 
     def payload(self, payload: tuple[Any, ...], fields: dict[str, Any]) -> msgspec.Raw:
-        """Return the payload to schedule, given as one value or as fields, as JSON that fits this handler.
-
-        Raises TypeError for a wrong call, ValueError for a value that does not fit.
-        """
+        """Return a payload, given as one value or as fields, as JSON that fits. Raises TypeError or ValueError."""
         if len(payload) > 1 or (payload and fields):
             raise TypeError(f"handler {self.kind!r} takes one payload, or the fields of one by name")
         what = f"payload of handler {self.kind!r}"

@@ -79,10 +79,7 @@ class StoreClock:
         return Moment(instant + self._gained, instant, stalled > self._stall)
 
     def not_before(self, at: float) -> Moment:
-        """Read both clocks after moving them forward to `at`, the latest time in the store, where they are behind.
-
-        Instants move too, so the caller must set the ends of all leases anew.
-        """
+        """Read both clocks, moved forward to `at` where they are behind: all ends of leases must be set anew."""
         self._started_at += max(at - self.peek(), 0.0)
         self._read_at = self.instant()
         return self.read()

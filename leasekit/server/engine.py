@@ -151,20 +151,14 @@ class Engine:
     # For workers
 
     async def claim(self, *, worker: str, kinds: Sequence[str], limit: int, wait: float, claim_id: str) -> Claimed:
-        """Claim up to `limit` tasks of these kinds; wait up to `wait` seconds (60 at most) for the first.
-
-        Users' JSON values are `Raw`.
-        """
+        """Claim up to `limit` tasks; wait up to `wait` seconds (60 at most) for the first. Users' values are `Raw`."""
         self._hear_of(worker)
         self._claimed_kinds.add(worker, kinds)
         wait = min(wait, MAX_WAIT)
         return await self._long_polls.claim(worker=worker, claim_id=claim_id, kinds=kinds, limit=limit, wait=wait)
 
     def end_waits(self) -> None:
-        """Answer the claims that wait, and from now on every claim at once: the server is about to stop.
-
-        A claim that is answered without tasks is granted nothing afterwards.
-        """
+        """Answer waiting claims now, later ones at once, and grant these nothing: the server is about to stop."""
         self._long_polls.end()
 
     async def heartbeat(self, worker: str, beats: Sequence[Beat]) -> list[Verdict]:

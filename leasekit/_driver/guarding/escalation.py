@@ -20,10 +20,7 @@ logger = logging.getLogger("leasekit")
 
 
 class Escalation:
-    """The leases of one keeper that are lost while their code goes on.
-
-    `last_resort` is called just before the first deadline of that code.
-    """
+    """The lost leases whose code goes on; `last_resort` is called just before the first deadline of that code."""
 
     def __init__(self, last_resort: Callable[[], None] | None) -> None:
         self._last_resort = last_resort

@@ -54,10 +54,7 @@ def loses_number(value: Any, data: bytes) -> bool:
 
 
 def progress(value: Any, *, at_most: int | None = None) -> msgspec.Raw:
-    """Return a checkpoint as JSON. Raises ValueError if the service would refuse it, with a whole batch of heartbeats.
-
-    `at_most`: the bytes that this service takes; None: not known yet.
-    """
+    """Return a checkpoint as JSON. Raises ValueError if the service, which takes `at_most` bytes, would refuse it."""
     raw = encoded(value, "progress")
     most = MAX_PROGRESS if at_most is None else min(at_most, MAX_PROGRESS)
     if (fault := value_fault(bytes(raw), most)) is not None:

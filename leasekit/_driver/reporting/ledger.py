@@ -182,10 +182,7 @@ class Ledger:
         return self._add(_HELD, task_id.encode(), token.encode())
 
     def progress(self, entry: int, task_id: str, token: str, progress: msgspec.Raw, *, number: int) -> int:
-        """Note the latest progress of a lease, in place of the one at `entry` (0: none); return the new entry.
-
-        `number` must be above the numbers of that lease before.
-        """
+        """Note a lease's latest progress, in place of `entry` (0: none); return the new entry. `number` must grow."""
         noted = self._add(
             _PROGRESS,
             task_id.encode(),

@@ -141,10 +141,7 @@ class Outbox:
         await self._empty.wait()
 
     async def use(self, spool: Spool) -> list[Settlement]:
-        """Keep settlements that cannot be reported in `spool`, and report those that ended processes have left there.
-
-        Return the settlements of these processes.
-        """
+        """Keep what cannot be reported in `spool`; report, and return, what ended processes have left there."""
         if not self._backend.capabilities.refuses_stale:
             # A service that accepts writes of a stale lease must not get them late: another process may run the task.
             logger.info("results are not kept on disk: this service does not refuse a result that comes too late")

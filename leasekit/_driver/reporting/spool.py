@@ -167,10 +167,7 @@ class Spool:
             return list(adopted.values())
 
     def unanswered(self) -> set[Key]:
-        """Return the keys of all settlements without an answer, in the files of all processes.
-
-        Raises `OSError` if a file cannot be read, because its content is then unknown.
-        """
+        """Return the keys of settlements without an answer, in the files of all processes. Raises `OSError`."""
         found: set[Key] = set()
         for path in self._paths():
             try:

@@ -166,10 +166,7 @@ class Slot:
     # Its executor -------------------------------------------------------------------------------------------------
 
     def start(self) -> bool:
-        """Start an executor, if there is none. Return False if that failed for now: try again.
-
-        Raises `ConfigError` if an executor will never be ready.
-        """
+        """Start an executor if there is none; False: try again later. Raises `ConfigError` if none will ever start."""
         if self._executor is not None:
             self._executor.step(0)
             if self._executor.usable:

@@ -18,10 +18,7 @@ _CLAIM_MEMORY = 86_400.0  # seconds; a holder that repeats a claim later can no 
 
 
 def reap(turn: UnitOfWork, *, limit: int = REAP_BATCH) -> int:
-    """Expire leases that have ended, the oldest first; return their number.
-
-    The ends are read inside the transaction, so that an earlier beat is never overruled.
-    """
+    """Expire ended leases, the oldest first; return their number. Ends are read here, so no beat is overruled."""
     expired = turn.tx.expired(now=turn.instant, limit=limit)
     if expired:
         turn.tx.save(lapse(turn, expired))
@@ -47,10 +44,7 @@ def lapse(turn: UnitOfWork, rows: Sequence[Trigger]) -> list[Trigger]:
 
 
 def silence(row: Trigger, *, now: float, instant: float) -> str:
-    """Describe the silence that ended a lease: since when the server heard nothing, and from which worker.
-
-    `now` and `instant` are the same moment, by the wall clock and by the clock of leases.
-    """
+    """Describe since when the server heard nothing of which worker; `now` and `instant` are one moment."""
     ended_at = instant if row.next_trigger_at is None else row.next_trigger_at
     # The silence is at least this long: a restart may have moved the end, and a beat does not shorten what the claim
     # granted. A claimed task that has not begun may have been renewed for the shorter of the two ttls.

@@ -194,10 +194,7 @@ def get(view: View, task_id: str) -> TaskInfo | None:
 
 
 def page(view: View, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
-    """List up to `limit` matching tasks, oldest first, without their history; fewer if their values are big.
-
-    Raises `Refused` if `cursor` is not from an earlier page.
-    """
+    """List up to `limit` matching tasks, oldest first, fewer if big. Raises `Refused` for a made-up `cursor`."""
     rows = view.page(wanted, after=_seq_of_cursor(cursor), limit=limit + 1)
     shown: list[TaskInfo] = []
     size = 0

@@ -324,10 +324,7 @@ class Store(Protocol):
         ...
 
     def transaction(self) -> AbstractContextManager[Tx]:
-        """Begin a transaction that is durable when the block ends, and undone if the block raises.
-
-        Raises `Unavailable` if the store fails.
-        """
+        """Begin a transaction: durable when the block ends, undone if it raises. Raises `Unavailable`."""
         ...
 
     def view(self) -> AbstractContextManager[View]:

@@ -541,7 +541,6 @@ async def _call(contract: Contract, test: str, backend: Faulty) -> None:
     fixtures = {
         "backend": backend,
         "other": backend,
-        "scheduler": backend,
         "out_of_reach": backend,
         "kind": uuid.uuid4().hex,
     }

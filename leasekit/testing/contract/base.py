@@ -4,7 +4,7 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from leasekit.backend import Backend, Scheduler
 from leasekit.task import Beat, Claimed, NewTask, Outcome, Settlement, Task, TaskInfo, Verdict
 
-__all__ = ["WAIT", "ContractBase", "SchedulerBase", "ids_of", "is_gone"]
+__all__ = ["WAIT", "ContractBase", "SchedulerBase", "Service", "ids_of", "is_gone"]
 
 WAIT = 20.0  # seconds for a task that is ready or about to be; a passing test never waits so long
 
@@ -153,16 +153,15 @@ class ContractBase:
         return None
 
 
+class Service(Backend, Scheduler, Protocol):
+    """A connection to a service that takes work by itself."""
+
+
 class SchedulerBase(ContractBase):
     """Steps for a service that takes work by itself."""
 
-    @pytest.fixture
-    def scheduler(self, backend: Backend) -> Scheduler:
-        assert isinstance(backend, Scheduler)
-        return backend
-
-    async def info(self, scheduler: Scheduler, task_id: str) -> TaskInfo:
-        info = await scheduler.get(task_id)
+    async def info(self, backend: Service, task_id: str) -> TaskInfo:
+        info = await backend.get(task_id)
         assert info is not None
         assert info.id == task_id
         return info

@@ -4,9 +4,8 @@ from typing import Literal
 
 import pytest
 
-from leasekit.backend import Backend, Scheduler
 from leasekit.task import FixedDelays, Outcome, Status
-from leasekit.testing.contract.base import SchedulerBase, is_gone
+from leasekit.testing.contract.base import SchedulerBase, Service, is_gone
 
 __all__ = ["Limits"]
 
@@ -14,35 +13,35 @@ __all__ = ["Limits"]
 class Limits(SchedulerBase):
     """The promises on attempts, crashes and run time, and on tasks that exceed a limit."""
 
-    async def test_a_retry_waits_by_its_policy(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
+    async def test_a_retry_waits_by_its_policy(self, backend: Service, kind: str) -> None:
         task = await self.held(backend, kind, retry=FixedDelays(waits=[0, 3600]))
         await self.settle(backend, task, "retry")
         await self.settle(backend, await self.claim_one(backend, kind), "retry")
         assert await self.nothing_left(backend, kind)
 
-    async def test_a_release_counts_as_no_attempt(self, backend: Backend, kind: str) -> None:
+    async def test_a_release_counts_as_no_attempt(self, backend: Service, kind: str) -> None:
         await self.settle(backend, await self.held(backend, kind), "release")
         assert (await self.claim_one(backend, kind)).attempt == 1
 
     @pytest.mark.parametrize("outcome", ["retry", "crash"])
-    async def test_failures_and_crashes_count_as_attempts(self, backend: Backend, kind: str, outcome: Outcome) -> None:
+    async def test_failures_and_crashes_count_as_attempts(self, backend: Service, kind: str, outcome: Outcome) -> None:
         task = await self.held(backend, kind, retry=FixedDelays(waits=[0]))
         await self.settle(backend, task, outcome)
         assert (await self.claim_one(backend, kind)).attempt == 2
 
-    async def test_max_attempts_bounds_retries(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
+    async def test_max_attempts_bounds_retries(self, backend: Service, kind: str) -> None:
         task = await self.held(backend, kind, max_attempts=2, max_crashes=5, retry=FixedDelays(waits=[0]))
         for outcome in ("retry", "crash", "retry"):
-            assert (await self.info(scheduler, task.id)).status is not Status.DEAD
+            assert (await self.info(backend, task.id)).status is not Status.DEAD
             await self.settle(backend, task, outcome)
             if outcome != "retry" or task.attempt == 1:
                 task = await self.claim_one(backend, kind)
-        assert (await self.info(scheduler, task.id)).status is Status.DEAD
+        assert (await self.info(backend, task.id)).status is Status.DEAD
         assert await self.nothing_left(backend, kind)
 
     @pytest.mark.parametrize("way", ["crash", "expiry"])
     async def test_max_crashes_bounds_holders_that_vanish(
-        self, scheduler: Scheduler, backend: Backend, kind: str, way: Literal["crash", "expiry"]
+        self, backend: Service, kind: str, way: Literal["crash", "expiry"]
     ) -> None:
         task = await self.briefly_held(backend, kind, max_crashes=0)
         if way == "crash":
@@ -50,40 +49,38 @@ class Limits(SchedulerBase):
         else:
             await self.expire(task)
             assert await self.nothing_left(backend, kind)  # a claim expires leases, a read need not
-        info = await self.info(scheduler, task.id)
+        info = await self.info(backend, task.id)
         assert (info.status, info.crashes) == (Status.DEAD, 1)
 
     @pytest.mark.parametrize(("outcome", "limit"), [("retry", "max_attempts"), ("crash", "max_crashes")])
     async def test_a_dead_task_says_which_limit_it_reached(
-        self, scheduler: Scheduler, backend: Backend, kind: str, outcome: Outcome, limit: str
+        self, backend: Service, kind: str, outcome: Outcome, limit: str
     ) -> None:
         task = await self.held(backend, kind, max_attempts=1, max_crashes=0)
-        assert (await self.info(scheduler, task.id)).reason is None
+        assert (await self.info(backend, task.id)).reason is None
         await self.settle(backend, task, outcome, error={"type": "E"})
-        info = await self.info(scheduler, task.id)
+        info = await self.info(backend, task.id)
         assert info.status is Status.DEAD
         assert limit in (info.reason or "")
         assert info.error == {"type": "E"}
 
-    async def test_crashes_do_not_lengthen_the_wait_for_a_retry(self, backend: Backend, kind: str) -> None:
+    async def test_crashes_do_not_lengthen_the_wait_for_a_retry(self, backend: Service, kind: str) -> None:
         first = await self.held(backend, kind, retry=FixedDelays(waits=[0, 3600]))
         await self.settle(backend, first, "crash")
         await self.settle(backend, await self.claim_one(backend, kind), "retry")
         assert (await self.claim_one(backend, kind)).attempt == 3
 
-    async def test_a_task_survives_max_crashes_and_no_more(self, backend: Backend, kind: str) -> None:
+    async def test_a_task_survives_max_crashes_and_no_more(self, backend: Service, kind: str) -> None:
         task = await self.held(backend, kind, max_crashes=2)
         await self.settle(backend, task, "crash")
         await self.settle(backend, await self.claim_one(backend, kind), "crash")
         await self.settle(backend, await self.claim_one(backend, kind), "crash")
         assert await self.nothing_left(backend, kind)
 
-    async def test_a_run_that_lasts_too_long_is_no_longer_renewed(
-        self, scheduler: Scheduler, backend: Backend, kind: str
-    ) -> None:
+    async def test_a_run_that_lasts_too_long_is_no_longer_renewed(self, backend: Service, kind: str) -> None:
         task = await self.held(backend, kind, max_runtime=2.0)
         assert (await self.beat(backend, task)).verdict == "renewed"
         await self.sleep(2.1)
         assert is_gone(await self.beat(backend, task), "expired")
         assert await self.nothing_left(backend, kind)  # the granted lease is not taken back
-        assert (await self.info(scheduler, task.id)).crashes == 0
+        assert (await self.info(backend, task.id)).crashes == 0

@@ -2,9 +2,8 @@
 
 import math
 
-from leasekit.backend import Backend, Scheduler
 from leasekit.task import NewTask, Status
-from leasekit.testing.contract.base import SchedulerBase, ids_of
+from leasekit.testing.contract.base import SchedulerBase, Service, ids_of
 
 __all__ = ["Reading"]
 
@@ -12,40 +11,40 @@ __all__ = ["Reading"]
 class Reading(SchedulerBase):
     """The promises of `Scheduler.get`, `list_tasks` and `stats`."""
 
-    async def test_of_an_unknown_task_there_is_nothing(self, scheduler: Scheduler, kind: str) -> None:
-        assert await scheduler.get(f"{kind}-nobody") is None
+    async def test_of_an_unknown_task_there_is_nothing(self, backend: Service, kind: str) -> None:
+        assert await backend.get(f"{kind}-nobody") is None
 
-    async def test_a_listing_goes_on_where_it_ended(self, scheduler: Scheduler, kind: str) -> None:
+    async def test_a_listing_goes_on_where_it_ended(self, backend: Service, kind: str) -> None:
         ids = [f"{kind}-{n}" for n in range(5)]
         for task_id in ids:
-            await scheduler.schedule([NewTask(kind=kind, id=task_id)])
+            await backend.schedule([NewTask(kind=kind, id=task_id)])
         listed: list[str] = []
         cursor: str | None = None
         for _ in range(math.ceil(len(ids) / 2)):
-            page = await scheduler.list_tasks(kind=kind, cursor=cursor, limit=2)
+            page = await backend.list_tasks(kind=kind, cursor=cursor, limit=2)
             listed += ids_of(page.tasks)
             cursor = page.cursor
         assert listed == ids
         assert cursor is None
 
-    async def test_a_listing_matches_all_that_is_given(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
-        await scheduler.schedule([NewTask(kind=kind, id=f"{kind}-{c}", collection=c) for c in ("a", "b")])
-        blue = await scheduler.list_tasks(kind=kind, collection="b")
-        new = await scheduler.list_tasks(kind=kind, status=Status.NEW)
-        none = await scheduler.list_tasks(kind=kind, collection="b", status=Status.DEAD)
+    async def test_a_listing_matches_all_that_is_given(self, backend: Service, kind: str) -> None:
+        await backend.schedule([NewTask(kind=kind, id=f"{kind}-{c}", collection=c) for c in ("a", "b")])
+        blue = await backend.list_tasks(kind=kind, collection="b")
+        new = await backend.list_tasks(kind=kind, status=Status.NEW)
+        none = await backend.list_tasks(kind=kind, collection="b", status=Status.DEAD)
         assert ids_of(blue.tasks) == [f"{kind}-b"]
         assert ids_of(new.tasks) == [f"{kind}-a", f"{kind}-b"]
         assert none.tasks == []
 
-    async def test_a_listing_finds_what_a_worker_holds(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
+    async def test_a_listing_finds_what_a_worker_holds(self, backend: Service, kind: str) -> None:
         task = await self.held(backend, kind)
-        await scheduler.schedule([NewTask(kind=kind)])
-        worker = (await self.info(scheduler, task.id)).worker
+        await backend.schedule([NewTask(kind=kind)])
+        worker = (await self.info(backend, task.id)).worker
         assert worker
-        assert ids_of((await scheduler.list_tasks(kind=kind, worker=worker)).tasks) == [task.id]
+        assert ids_of((await backend.list_tasks(kind=kind, worker=worker)).tasks) == [task.id]
 
-    async def test_stats_count_by_kind_and_status(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
-        await scheduler.schedule([NewTask(kind=kind) for _ in range(3)])
+    async def test_stats_count_by_kind_and_status(self, backend: Service, kind: str) -> None:
+        await backend.schedule([NewTask(kind=kind) for _ in range(3)])
         await self.settle(backend, await self.claim_one(backend, kind))
-        counts = (await scheduler.stats()).kinds[kind]
+        counts = (await backend.stats()).kinds[kind]
         assert {status: count for status, count in counts.items() if count} == {"new": 2, "success": 1}

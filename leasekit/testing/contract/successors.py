@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from leasekit.backend import Backend, Scheduler
 from leasekit.errors import Refused
 from leasekit.task import FixedDelays, NewTask, Outcome, Status
-from leasekit.testing.contract.base import SchedulerBase, ids_of
+from leasekit.testing.contract.base import SchedulerBase, Service, ids_of
 
 __all__ = ["Successors"]
 
@@ -16,24 +15,24 @@ __all__ = ["Successors"]
 class Successors(SchedulerBase):
     """The promises of `NewTask.after`, where a service has dependencies."""
 
-    async def scheduled_after(self, scheduler: Scheduler, kind: str, name: str, *others: str, **options: Any) -> str:
+    async def scheduled_after(self, backend: Service, kind: str, name: str, *others: str, **options: Any) -> str:
         """Schedule a task that waits for others; return its id, which is its kind too."""
         after = [f"{kind}-{other}" for other in others]
-        await scheduler.schedule([NewTask(kind=f"{kind}-{name}", id=f"{kind}-{name}", after=after, **options)])
+        await backend.schedule([NewTask(kind=f"{kind}-{name}", id=f"{kind}-{name}", after=after, **options)])
         return f"{kind}-{name}"
 
-    async def run(self, backend: Backend, task_id: str, outcome: Outcome = "success") -> None:
+    async def run(self, backend: Service, task_id: str, outcome: Outcome = "success") -> None:
         """Claim the task, whose kind is its id, and settle it with `outcome`."""
         assert (await self.settle(backend, await self.claim_one(backend, task_id), outcome)).verdict == "settled"
 
     async def test_a_task_after_others_is_refused_where_there_are_no_dependencies(
-        self, scheduler: Scheduler, backend: Backend, kind: str
+        self, backend: Service, kind: str
     ) -> None:
         if backend.capabilities.dependencies:
-            await self.scheduled_after(scheduler, kind, "b", "a")
+            await self.scheduled_after(backend, kind, "b", "a")
             return
         with pytest.raises(Refused) as refusal:
-            await scheduler.schedule([NewTask(kind=kind), NewTask(kind=kind, after=["a-1"])])
+            await backend.schedule([NewTask(kind=kind), NewTask(kind=kind, after=["a-1"])])
         (error,) = refusal.value.errors
         assert (error["item"], error["field"]) == (1, "after")
         assert error["detail"]
@@ -41,54 +40,50 @@ class Successors(SchedulerBase):
 
     @pytest.mark.parametrize("order", ["before", "after", "together", "ended"])
     async def test_a_task_runs_after_another_in_whatever_order_they_come(
-        self, scheduler: Scheduler, backend: Backend, other: Backend, kind: str, order: str
+        self, backend: Service, other: Service, kind: str, order: str
     ) -> None:
         if not backend.capabilities.dependencies:
             return
         first, second = NewTask(kind=f"{kind}-a", id="a" + kind), NewTask(kind=kind, id="b" + kind, after=["a" + kind])
         orders = {"before": [[first], [second]], "after": [[second], [first]], "together": [[second, first]]}
         for batch in orders.get(order, [[first]]):
-            assert all(answer.created for answer in await scheduler.schedule(batch))
+            assert all(answer.created for answer in await backend.schedule(batch))
         if order != "ended":
             assert await self.nothing_left(backend, kind)
         await self.run(other, first.kind)
         if order == "ended":
-            await scheduler.schedule([second])
+            await backend.schedule([second])
         assert (await self.claim_one(backend, kind)).id == second.id
 
-    async def test_a_task_that_waits_for_another_says_so_and_is_counted(
-        self, scheduler: Scheduler, backend: Backend, kind: str
-    ) -> None:
+    async def test_a_task_that_waits_for_another_says_so_and_is_counted(self, backend: Service, kind: str) -> None:
         if not backend.capabilities.dependencies:
             return
-        waiting = await self.scheduled_after(scheduler, kind, "b", "a", "c")
-        info = await self.info(scheduler, waiting)
+        waiting = await self.scheduled_after(backend, kind, "b", "a", "c")
+        info = await self.info(backend, waiting)
         assert info.status is Status.NEW
         assert f"{kind}-a" in (info.reason or "")
-        assert ids_of((await scheduler.list_tasks(kind=waiting, status=Status.NEW)).tasks) == [waiting]
-        assert (await scheduler.stats()).kinds[waiting] == {"new": 1}
+        assert ids_of((await backend.list_tasks(kind=waiting, status=Status.NEW)).tasks) == [waiting]
+        assert (await backend.stats()).kinds[waiting] == {"new": 1}
 
-    async def test_a_chain_runs_in_its_order(self, scheduler: Scheduler, backend: Backend, kind: str) -> None:
+    async def test_a_chain_runs_in_its_order(self, backend: Service, kind: str) -> None:
         if not backend.capabilities.dependencies:
             return
-        third = await self.scheduled_after(scheduler, kind, "c", "b")
-        second = await self.scheduled_after(scheduler, kind, "b", "a")
-        first = await self.scheduled_after(scheduler, kind, "a")
+        third = await self.scheduled_after(backend, kind, "c", "b")
+        second = await self.scheduled_after(backend, kind, "b", "a")
+        first = await self.scheduled_after(backend, kind, "a")
         for task_id, later in ((first, [second, third]), (second, [third]), (third, [])):
             for waiting in later:
                 assert await self.nothing_left(backend, waiting)
             await self.run(backend, task_id)
-        assert (await self.info(scheduler, third)).reason is None
+        assert (await self.info(backend, third)).reason is None
 
-    async def test_of_a_diamond_the_last_waits_for_both(
-        self, scheduler: Scheduler, backend: Backend, kind: str
-    ) -> None:
+    async def test_of_a_diamond_the_last_waits_for_both(self, backend: Service, kind: str) -> None:
         if not backend.capabilities.dependencies:
             return
-        last = await self.scheduled_after(scheduler, kind, "d", "b", "c")
-        left = await self.scheduled_after(scheduler, kind, "b", "a")
-        right = await self.scheduled_after(scheduler, kind, "c", "a")
-        await self.run(backend, await self.scheduled_after(scheduler, kind, "a"))
+        last = await self.scheduled_after(backend, kind, "d", "b", "c")
+        left = await self.scheduled_after(backend, kind, "b", "a")
+        right = await self.scheduled_after(backend, kind, "c", "a")
+        await self.run(backend, await self.scheduled_after(backend, kind, "a"))
         await self.run(backend, right)
         assert await self.nothing_left(backend, last)
         await self.run(backend, left)
@@ -96,69 +91,61 @@ class Successors(SchedulerBase):
 
     @pytest.mark.parametrize("outcome", ["fatal", "dead", "cancelled"])
     async def test_what_was_to_run_after_a_failure_is_dropped_and_so_is_what_comes_after_that(
-        self, scheduler: Scheduler, backend: Backend, kind: str, outcome: str
+        self, backend: Service, kind: str, outcome: str
     ) -> None:
         if not backend.capabilities.dependencies:
             return
-        third = await self.scheduled_after(scheduler, kind, "c", "b")
-        second = await self.scheduled_after(scheduler, kind, "b", "a")
-        first = await self.scheduled_after(scheduler, kind, "a", max_attempts=1)
+        third = await self.scheduled_after(backend, kind, "c", "b")
+        second = await self.scheduled_after(backend, kind, "b", "a")
+        first = await self.scheduled_after(backend, kind, "a", max_attempts=1)
         if outcome == "cancelled":
-            await scheduler.cancel([first])
+            await backend.cancel([first])
         else:
             await self.run(backend, first, "fatal" if outcome == "fatal" else "retry")
-        late = await self.scheduled_after(scheduler, kind, "late", "a")
+        late = await self.scheduled_after(backend, kind, "late", "a")
         for task_id, before in ((second, first), (third, second), (late, first)):
-            info = await self.info(scheduler, task_id)
+            info = await self.info(backend, task_id)
             assert info.status is Status.DROPPED
             assert before in (info.reason or "")
             assert await self.nothing_left(backend, task_id)
 
-    async def test_a_retry_of_what_others_wait_for_is_no_end(
-        self, scheduler: Scheduler, backend: Backend, kind: str
-    ) -> None:
+    async def test_a_retry_of_what_others_wait_for_is_no_end(self, backend: Service, kind: str) -> None:
         if not backend.capabilities.dependencies:
             return
-        second = await self.scheduled_after(scheduler, kind, "b", "a")
-        first = await self.scheduled_after(scheduler, kind, "a", retry=FixedDelays(waits=[0]))
+        second = await self.scheduled_after(backend, kind, "b", "a")
+        first = await self.scheduled_after(backend, kind, "a", retry=FixedDelays(waits=[0]))
         await self.run(backend, first, "retry")
         assert await self.nothing_left(backend, second)
-        assert (await self.info(scheduler, second)).status is Status.NEW
+        assert (await self.info(backend, second)).status is Status.NEW
         await self.run(backend, first)
         await self.run(backend, second)
 
-    async def test_a_task_after_others_is_scheduled_once(
-        self, scheduler: Scheduler, backend: Backend, kind: str
-    ) -> None:
+    async def test_a_task_after_others_is_scheduled_once(self, backend: Service, kind: str) -> None:
         if not backend.capabilities.dependencies:
             return
         second = NewTask(kind=kind, id=kind, after=[f"{kind}-a"])
-        answers = [(await scheduler.schedule([second]))[0] for _ in range(2)]
+        answers = [(await backend.schedule([second]))[0] for _ in range(2)]
         assert [(answer.created, answer.conflict) for answer in answers] == [(True, False), (False, False)]
-        await self.run(backend, await self.scheduled_after(scheduler, kind, "a"))
+        await self.run(backend, await self.scheduled_after(backend, kind, "a"))
         await self.run(backend, kind)
-        (again,) = await scheduler.schedule([second])
+        (again,) = await backend.schedule([second])
         assert (again.created, again.status) == (False, Status.SUCCESS)
         assert await self.nothing_left(backend, kind)
 
-    async def test_a_task_that_waits_for_another_is_cancelled_at_once(
-        self, scheduler: Scheduler, backend: Backend, kind: str
-    ) -> None:
+    async def test_a_task_that_waits_for_another_is_cancelled_at_once(self, backend: Service, kind: str) -> None:
         if not backend.capabilities.dependencies:
             return
-        second = await self.scheduled_after(scheduler, kind, "b", "a")
-        (verdict,) = await scheduler.cancel([second])
+        second = await self.scheduled_after(backend, kind, "b", "a")
+        (verdict,) = await backend.cancel([second])
         assert verdict.verdict == "cancelled"
-        await self.run(backend, await self.scheduled_after(scheduler, kind, "a"))
+        await self.run(backend, await self.scheduled_after(backend, kind, "a"))
         assert await self.nothing_left(backend, second)
-        assert (await self.info(scheduler, second)).status is Status.CANCELLED
+        assert (await self.info(backend, second)).status is Status.CANCELLED
 
-    async def test_a_task_after_others_is_not_ready_before_its_time_either(
-        self, scheduler: Scheduler, backend: Backend, kind: str
-    ) -> None:
+    async def test_a_task_after_others_is_not_ready_before_its_time_either(self, backend: Service, kind: str) -> None:
         if not backend.capabilities.dependencies:
             return
-        second = await self.scheduled_after(scheduler, kind, "b", "a", at=self.now() + timedelta(hours=1))
-        await self.run(backend, await self.scheduled_after(scheduler, kind, "a"))
+        second = await self.scheduled_after(backend, kind, "b", "a", at=self.now() + timedelta(hours=1))
+        await self.run(backend, await self.scheduled_after(backend, kind, "a"))
         assert await self.nothing_left(backend, second)
-        assert (await self.info(scheduler, second)).status is Status.NEW
+        assert (await self.info(backend, second)).status is Status.NEW

@@ -231,7 +231,7 @@ class World:
     def running(
         self, kind: str = "steady", count: int = 4, *, seconds: float = 0.0, by: Process | None = None, **more: Any
     ) -> list[str]:
-        """Schedule tasks until `finish`, or for `seconds`; return their ids once the handler of each has acted, in `by`."""
+        """Schedule tasks, for `seconds` or until `finish`; return their ids once each handler has acted, in `by`."""
         ids = self.schedule(kind, count, seconds=seconds, until="" if seconds else "finish", **more)
         self.until_running(ids, by=by)
         return ids

@@ -13,6 +13,7 @@ from harness.simulation.server import Server
 from harness.simulation.world import Process, World
 from leasekit.backend import Capabilities
 from leasekit.errors import BackendError, ProtocolError, Throttled, Unavailable
+from leasekit.server.commit import resolve
 from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, TaskInfo, Verdict
 from leasekit_http.transport import failure
 
@@ -186,16 +187,7 @@ class Net:
 
     def _tell(self, request: _Request, answer: Any, *, after: float) -> None:
         if request.future is not None:
-            self.world.after(after, request.client.call, _resolve, request.future, answer)
-
-
-def _resolve(future: "asyncio.Future[Any]", answer: Any) -> None:
-    if future.done():
-        return
-    if isinstance(answer, BaseException):
-        future.set_exception(answer)
-    else:
-        future.set_result(answer)
+            self.world.after(after, request.client.call, resolve, request.future, answer)
 
 
 class Remote:

@@ -97,7 +97,7 @@ class GroupCommit:
         self._feed = feed
         self.lapsed = 0  # leases that have expired
         self.sizes = Histogram([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000])  # items in a transaction
-        self.seconds = Histogram([0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5])
+        self.seconds = Histogram([0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5])  # of one
         self._is_after_gap = True
         self._is_repeated = False  # the requests may have been applied already: the result of a commit is unknown
         self._failing_since = math.inf
@@ -164,7 +164,7 @@ class GroupCommit:
     def begin(self, rank: RequestClass, request: Any, *, size: int) -> "asyncio.Future[Any]":
         """Queue a request of `size` items and return a future of its answer. Raises like `submit`."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.submit(rank, request, size=size, done=lambda result: _resolve(answer, result))
+        self.submit(rank, request, size=size, done=lambda result: resolve(answer, result))
         return answer
 
     @contextmanager
@@ -185,7 +185,7 @@ class GroupCommit:
             self._is_open = False
             self._call_in_loop(_resolve, opened, error)
         finally:
-            self._call_in_loop(_resolve, self._ended, None)
+            self._call_in_loop(resolve, self._ended, None)
 
     def _serve(self) -> None:
         jobs: list[_Job] = []
@@ -307,7 +307,8 @@ def _merged(outcomes: Sequence[_Outcome]) -> _Outcome:
     return _Outcome([answered for outcome in outcomes for answered in outcome.answered], readied, happened)
 
 
-def _resolve(future: "asyncio.Future[Any]", result: Any) -> None:
+def resolve(future: "asyncio.Future[Any]", result: Any) -> None:
+    """Give a future its result, or the exception in its place, unless it is done."""
     if future.done():
         return
     if isinstance(result, BaseException):

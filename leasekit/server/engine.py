@@ -10,7 +10,6 @@ import random as _random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, TypeVar
 
 from msgspec import Raw
@@ -19,7 +18,6 @@ from leasekit.errors import BackendError, Throttled, Unavailable
 from leasekit.server.clock import StoreClock
 from leasekit.server.commit import Done, GroupCommit, RequestClass
 from leasekit.server.daemon_threads import DaemonThreads
-from leasekit.server.histogram import Histogram
 from leasekit.server.http.events import Feed
 from leasekit.server.long_poll import LongPolls
 from leasekit.server.roles import claims, consumer, frontend, hsc
@@ -86,7 +84,7 @@ class Engine:
         self.check_room: Callable[[], None] = lambda: None
         """Called before tasks are granted; raises `Throttled` if there is no room for an answer."""
         self._cramped: str | None = None  # why no new tasks are accepted
-        self._commit = writer(
+        self.commit = writer(
             store,
             _SURVIVAL,
             clock=self._clock,
@@ -103,19 +101,17 @@ class Engine:
         self._consumer: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Engine":
-        await self._commit.start()
+        await self.commit.start()
         try:
             await self.tick()
         except BaseException:
-            await self._commit.stop()
+            await self.commit.stop()
             raise
         self._readers = DaemonThreads(_READERS, name="leasekit-reader")
         self._consumer = asyncio.create_task(self._consume(), name="leasekit-consumer")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._consumer is not None:
             self._consumer.cancel()
             with suppress(asyncio.CancelledError):
@@ -124,7 +120,7 @@ class Engine:
         self._long_polls.close()
         self.feed.close()
         self._readers.shutdown()
-        await self._commit.stop()
+        await self.commit.stop()
 
     # For producers of tasks
 
@@ -134,9 +130,9 @@ class Engine:
             return []
         if self._cramped is not None:
             raise Unavailable(self._cramped)
-        with self._commit.together():  # one commit makes a task durable and grants it to a waiting claim
+        with self.commit.together():  # one commit makes a task durable and grants it to a waiting claim
             self._long_polls.expect(Counter(task.kind for task in tasks if task.at is None))
-            scheduled = self._commit.begin(_SCHEDULE, tasks, size=sum(map(_work_of_task, tasks)))
+            scheduled = self.commit.begin(_SCHEDULE, tasks, size=sum(map(_work_of_task, tasks)))
         answer: list[Scheduled] = await scheduled
         return answer
 
@@ -167,9 +163,9 @@ class Engine:
         If only some of them fit into the queue, the first ones do: a keeper sends the most urgent beats first.
         """
         self._hear_of(worker)
-        fitting = max(1, int(min(self._commit.room(_HEARTBEAT), len(beats))))  # no room: refused as a whole
+        fitting = max(1, int(min(self.commit.room(_HEARTBEAT), len(beats))))  # no room: refused as a whole
         verdicts = await self._write(_HEARTBEAT, beats[:fitting])
-        retry_after = self._commit.later()
+        retry_after = self.commit.later()
         late = beats[fitting:]
         return verdicts + [Verdict(id=beat.id, verdict="throttled", retry_after=retry_after) for beat in late]
 
@@ -208,38 +204,18 @@ class Engine:
         """The number of workers that sent a request in the last ten minutes."""
         return len(self._seen)
 
-    @property
-    def backlog(self) -> dict[str, int]:
-        """The number of items that wait to be written, by class of requests."""
-        return self._commit.backlog
-
-    @property
-    def expired(self) -> int:
-        """The number of leases that have expired, noticed by the consumer, a late beat, a claim or a cancel."""
-        return self._commit.lapsed
-
-    @property
-    def batch_sizes(self) -> Histogram:
-        """The number of items in each transaction."""
-        return self._commit.sizes
-
-    @property
-    def commit_seconds(self) -> Histogram:
-        """The durations of transactions."""
-        return self._commit.seconds
-
     async def ready(self) -> str | None:
         """Return None while requests can be served, else a sentence that says why not."""
         if self._consumer is None:
             return "the engine is not open"
         try:
             async with asyncio.timeout(_PATIENCE):
-                await self._commit.ask(_PROBE, None, size=1)
+                await self.commit.ask(_PROBE, None, size=1)
         except TimeoutError:
             return f"the store has not answered for {_PATIENCE:g} s"
         except BackendError as error:
             return str(error)
-        return self._commit.fault or self._cramped
+        return self.commit.fault or self._cramped
 
     async def tick(self) -> None:
         """Do the consumer's work once: expire leases, forget old claims and workers, wake claims of due tasks."""
@@ -248,11 +224,11 @@ class Engine:
         for _ in range(_REAP_MOST // consumer.REAP_BATCH):
             if taken < consumer.REAP_BATCH:
                 break
-            taken = await self._commit.ask(_REAP, None, size=1)
+            taken = await self.commit.ask(_REAP, None, size=1)
             if taken:
                 logger.info("%d leases have expired", taken)
         if self._clock.peek() - self._forgot_at > _FORGET_EVERY:
-            await self._commit.ask(_FORGET, None, size=1)
+            await self.commit.ask(_FORGET, None, size=1)
             self._forgot_at = self._clock.peek()
         self._forget_workers()
         self._long_polls.look()
@@ -276,7 +252,7 @@ class Engine:
                 logger.exception("the consumer has failed and tries again")
 
     async def _write(self, rank: RequestClass, items: Sequence[Any], *, size: int | None = None) -> list[Any]:
-        return await self._commit.ask(rank, items, size=len(items) if size is None else size) if items else []
+        return await self.commit.ask(rank, items, size=len(items) if size is None else size) if items else []
 
     async def _end(self, settlements: Sequence[Settlement]) -> list[Verdict]:
         """Have the writer settle these runs, and wait; a batch of releases alone goes before other results."""
@@ -288,7 +264,7 @@ class Engine:
         """Queue a claim for the writer, which tries it once and calls `done`. Raises `Throttled`."""
         if request.limit:
             self.check_room()
-        self._commit.submit(_CLAIM, request, size=1 + len(request.kinds) // _KINDS, done=done)
+        self.commit.submit(_CLAIM, request, size=1 + len(request.kinds) // _KINDS, done=done)
 
     async def _read(self, look: Callable[[View], _T]) -> _T:
         if self._consumer is None:

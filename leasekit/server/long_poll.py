@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from leasekit.errors import Throttled
 from leasekit.server.clock import StoreClock
-from leasekit.server.commit import Done
+from leasekit.server.commit import Done, resolve
 from leasekit.server.roles.claims import Answer, WaitingClaim
 from leasekit.server.unit_of_work import NewlyDue
 from leasekit.task import Claimed
@@ -191,12 +191,7 @@ class LongPolls:
             del self._polls[poll.key]
         if poll.timeout is not None:
             poll.timeout.cancel()
-        if poll.answer.done():
-            return
-        if isinstance(result, BaseException):
-            poll.answer.set_exception(result)
-        else:
-            poll.answer.set_result(result)
+        resolve(poll.answer, result)
 
     def _give_up(self, poll: _Poll) -> None:
         """Answer a claim without tasks, and let nothing be granted to it from now on."""

@@ -241,13 +241,13 @@ async def test_values_successors_and_kinds_count_as_work_in_a_transaction(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    submit = bench.engine._commit.submit
+    submit = bench.engine.commit.submit
 
     def noted(*args: Any, size: int, **more: Any) -> None:
         sizes.append(size)
         submit(*args, size=size, **more)
 
-    monkeypatch.setattr(bench.engine._commit, "submit", noted)
+    monkeypatch.setattr(bench.engine.commit, "submit", noted)
     await bench.schedule({"kind": "held"}, {"kind": "held", "payload": "x" * BIG})
     (task, _) = (await bench.engine.claim(worker="w", kinds=["held"], limit=2, wait=0, claim_id="c")).tasks
     await bench.engine.claim(worker="w", kinds=[str(n) for n in range(MAX_KINDS)], limit=2, wait=0, claim_id="d")

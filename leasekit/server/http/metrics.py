@@ -104,12 +104,12 @@ class _EngineCollector(Collector):
         yield GaugeMetricFamily("leasekit_claims_waiting", "Claims that wait for a task.", engine.claims_waiting)
         yield GaugeMetricFamily("leasekit_workers", "Workers heard from in the last ten minutes.", engine.workers_heard)
         backlog = GaugeMetricFamily("leasekit_commit_backlog", "Items that wait to be written.", labels=["class"])
-        for rank, waiting in engine.backlog.items():
+        for rank, waiting in engine.commit.backlog.items():
             backlog.add_metric([rank], waiting)
         yield backlog
-        yield _histogram("leasekit_commit_batch_size", "Items written in one transaction.", engine.batch_sizes)
-        yield _histogram("leasekit_commit_seconds", "How long transactions took.", engine.commit_seconds)
-        yield CounterMetricFamily("leasekit_leases_expired", "Leases that have expired.", engine.expired)
+        yield _histogram("leasekit_commit_batch_size", "Items written in one transaction.", engine.commit.sizes)
+        yield _histogram("leasekit_commit_seconds", "How long transactions took.", engine.commit.seconds)
+        yield CounterMetricFamily("leasekit_leases_expired", "Leases that have expired.", engine.commit.lapsed)
         yield GaugeMetricFamily("leasekit_event_readers", "Readers of /v1/events.", len(engine.feed))
         yield CounterMetricFamily("leasekit_event_readers_dropped", "Readers dropped as too slow.", engine.feed.dropped)
 

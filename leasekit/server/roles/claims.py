@@ -95,7 +95,8 @@ def _repeated(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, A
         if memory is None:
             continue
         if not request.limit:  # the tasks will only be released: their values are not read
-            answers[id(request)] = Answer(Claimed(tasks=_held_tasks_without_values(turn, memory), waited=memory.waited))
+            tasks = [_task(row, _WITHOUT_CONTENT) for row in _held_rows(turn, memory)]
+            answers[id(request)] = Answer(Claimed(tasks=tasks, waited=memory.waited))
             continue
         if room <= 0:
             answers[id(request)] = Answer(again=True)
@@ -110,10 +111,6 @@ def _held_tasks(turn: UnitOfWork, memory: ClaimMemory) -> list[Task]:
     live = _held_rows(turn, memory)
     contents = turn.tx.contents([row.seq for row in live])
     return tasks_of(_whole(turn, live, contents), contents)
-
-
-def _held_tasks_without_values(turn: UnitOfWork, memory: ClaimMemory) -> list[Task]:
-    return [_task(row, _WITHOUT_CONTENT) for row in _held_rows(turn, memory)]
 
 
 def _held_rows(turn: UnitOfWork, memory: ClaimMemory) -> list[Trigger]:

@@ -92,7 +92,11 @@ def test_beats_and_results_pass_while_claims_and_schedules_are_told_to_come_late
             for n in range(ROOM):
                 callers.post("/v1/tasks", NEW)
                 callers.post("/v1/claims", claim(f"c{n}"))
-            eventually(lambda: (server.engine.backlog["schedules"], server.engine.backlog["claims"]) == (ROOM, ROOM))
+            eventually(
+                lambda: (
+                    (server.engine.commit.backlog["schedules"], server.engine.commit.backlog["claims"]) == (ROOM, ROOM)
+                )
+            )
             for path, body in [("/v1/tasks", NEW), ("/v1/claims", claim("one-more"))]:
                 answer = server.call("POST", path, body)
                 assert answer.status == 429
@@ -101,7 +105,12 @@ def test_beats_and_results_pass_while_claims_and_schedules_are_told_to_come_late
             callers.post("/v1/results", {"worker": "w", "results": [done]})
             for _ in range(2 * ROOM):
                 callers.post("/v1/heartbeats", beat(held[0]))
-            eventually(lambda: (server.engine.backlog["heartbeats"], server.engine.backlog["results"]) == (2 * ROOM, 1))
+            eventually(
+                lambda: (
+                    (server.engine.commit.backlog["heartbeats"], server.engine.commit.backlog["results"])
+                    == (2 * ROOM, 1)
+                )
+            )
             for number in range(1 + 2 * ROOM + 1 + 2 * ROOM):
                 store.write()
                 eventually(lambda number=number: len(callers.answered) > number)  # type: ignore[misc]

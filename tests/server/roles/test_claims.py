@@ -357,7 +357,7 @@ async def test_a_task_that_is_waited_for_is_accepted_and_handed_out_in_one_trans
     asking = asyncio.create_task(bench.claim(wait=30))
     await is_waiting(bench, 1)
     seen: list[set[str]] = []
-    commit = bench.engine._commit
+    commit = bench.engine.commit
     transact = commit._transact
 
     def transacted(jobs: Any) -> Any:
@@ -438,7 +438,7 @@ async def test_a_transaction_hands_out_so_much_and_the_rest_in_the_next(
 ) -> None:
     monkeypatch.setattr(claims, "_MOST", 5)
     await bench.put(*(f"t{n:02}" for n in range(30)))
-    with bench.engine._commit._wake:  # they share a transaction
+    with bench.engine.commit._wake:  # they share a transaction
         asking = [asyncio.create_task(bench.claim(limit=3)) for _ in range(10)]
         await settled_down()
     answers = await until_done(*asking)
@@ -574,13 +574,13 @@ async def test_nothing_is_granted_to_a_claim_whose_caller_left_before_it_was_tri
     await bench.put("a")
     asking = asyncio.create_task(bench.claim(wait=30))
     # It is handed to the writer and given up in one breath; the writer must look again when it gets to it.
-    bench.engine._commit._wake.acquire()
+    bench.engine.commit._wake.acquire()
     try:
         await settled_down()
         asking.cancel()
         await settled_down()
     finally:
-        bench.engine._commit._wake.release()
+        bench.engine.commit._wake.release()
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert await bench.ids() == ["a"]

@@ -36,9 +36,9 @@ async def test_all_leases_that_ran_out_are_counted_whoever_takes_them_back(bench
     bench.clock.advance(10)
     await bench.beat(tasks[1])
     await bench.cancel("cancelled")
-    assert bench.engine.expired == 2
+    assert bench.engine.commit.lapsed == 2
     await bench.engine.tick()
-    assert bench.engine.expired == 3
+    assert bench.engine.commit.lapsed == 3
 
 
 async def test_the_history_says_since_when_nothing_was_heard_and_from_whom(bench: Bench) -> None:
@@ -235,7 +235,7 @@ async def test_a_stall_is_not_forgotten_when_its_first_transaction_fails(
     task = await bench.taken("a", claim_timeout=10)
     bench.engine._clock._stall = 5.0
     bench.clock.advance(3600)
-    ranks = {rank.name: rank for rank in bench.engine._commit._queues}
+    ranks = {rank.name: rank for rank in bench.engine.commit._queues}
 
     def fail(*_: Any) -> Any:
         raise RuntimeError("boom")

@@ -1,4 +1,4 @@
-"""Shared keepers for receive loops of the user's own: one for all boto3 clients with the same endpoint and credentials.
+"""Shared keepers for poll loops of the user's own: one for all boto3 clients with the same endpoint and credentials.
 
 A keeper has clients of its own, made like the user's client but with timeouts that suit heartbeats.
 """
@@ -16,10 +16,11 @@ from botocore.client import BaseClient
 from botocore.credentials import Credentials
 
 import leasekit
-from leasekit import Client, Heartbeats
+from leasekit import Client, Heartbeats, Task
 from leasekit.backend import Backend
 from leasekit.errors import ConfigError
 from leasekit_aws.boto_clients import BotoClients, credentials_of
+from leasekit_aws.service import Service
 
 B = TypeVar("B", bound=Backend)
 
@@ -89,3 +90,20 @@ def _forget_all() -> None:
 
 os.register_at_fork(after_in_child=_forget_all)
 atexit.register(_close_all)
+
+
+# Each task begins with a heartbeat that the loop waits for: at one heartbeat a second it could begin one task a second.
+_keepers: SharedKeepers[AwsBackend] = SharedKeepers(Heartbeats(rate=10))
+
+
+def adopt(task: Task | None, *, service: Service, name: str, client: Any) -> Task:
+    """Return a task that the user's `client` has received, for `lease(task)`. Raises `ProtocolError` if it is none."""
+    if task is None:
+        raise ProtocolError("the answer of this poll has no task: check its taskToken first")
+    keeper, _ = _keepers.of(client, name, lambda clients: AwsBackend(service, clients))
+    return keeper.adopt(task)
+
+
+def close_all() -> None:
+    """Close the keepers, and wait for their last reports. The end of the process does so too."""
+    _keepers.close()

@@ -15,7 +15,7 @@ import msgspec
 
 from leasekit._driver.guarding.watchdog import Watchdog
 from leasekit._worker import linux
-from leasekit._worker.process import exit_status, guard
+from leasekit._worker.process import guard
 from leasekit._worker.process.messages import SHOW_STACKS, Frames, FromExecutor, FromWorker, packed
 from leasekit.errors import ConfigError
 
@@ -270,9 +270,9 @@ class GuardedProcess:
         if past_end and self._status in (None, signal.SIGKILL):
             return "was killed because its lease ended (watchdog)"
         if self._status is not None:
-            how = exit_status.ended(os.waitstatus_to_exitcode(self._status), memory_ran_out=memory_ran_out)
+            how = _described(os.waitstatus_to_exitcode(self._status), memory_ran_out=memory_ran_out)
             return how + self._fault
-        return f"was killed with its guard, which {exit_status.ended(code, memory_ran_out=memory_ran_out)}"
+        return f"was killed with its guard, which {_described(code, memory_ran_out=memory_ran_out)}"
 
 
 def _start_guard(control: int, channel: int) -> "subprocess.Popen[bytes]":
@@ -293,3 +293,27 @@ def _readable(fd: socket.socket | int | None, seconds: float) -> bool:
     if fd is not None:
         poll.register(fd, select.POLLIN)
     return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
+_MEANINGS = {
+    signal.SIGSEGV: "segmentation fault",
+    signal.SIGABRT: "aborted",
+    signal.SIGBUS: "bus error",
+    signal.SIGFPE: "arithmetic error",
+    signal.SIGILL: "illegal instruction",
+}
+
+
+def _described(code: int, *, memory_ran_out: bool) -> str:
+    """Describe how a process ended, by its exit code (negative: a signal): "exited with code 3", "was killed by …"."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        number = signal.Signals(-code)
+    except ValueError:  # a real-time signal
+        return f"was killed by signal {-code}"
+    if number is signal.SIGKILL:
+        whom = "probably because memory ran out" if memory_ran_out else "from outside, or possibly for want of memory"
+        return f"was killed by SIGKILL ({whom})"
+    meaning = _MEANINGS.get(number)
+    return f"was killed by {number.name} ({meaning})" if meaning else f"was killed by {number.name}"

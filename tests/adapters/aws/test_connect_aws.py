@@ -13,7 +13,7 @@ from leasekit import ConfigError, Heartbeats
 from leasekit.registry import open_backend
 from leasekit.task import Name
 from leasekit_aws import AwsBackend, BotoClients, options
-from leasekit_swf.service import task_id
+from leasekit_swf.backend import task_id
 from tests.adapters.aws.conftest import Aws
 
 ARN = "arn:aws:states:eu-central-1:123456789012:activity:"

@@ -10,7 +10,7 @@ from leasekit import NewTask
 from leasekit.backend import Backend
 from leasekit.testing.contract import BackendContract
 from leasekit_sfn import connect
-from leasekit_sfn.service import task_id
+from leasekit_sfn.backend import task_id
 from tests.adapters.aws.conftest import Aws
 
 

@@ -10,7 +10,7 @@ from leasekit import NewTask
 from leasekit.backend import Backend
 from leasekit.testing.contract import BackendContract
 from leasekit_swf import connect
-from leasekit_swf.service import task_id
+from leasekit_swf.backend import task_id
 from tests.adapters.aws.conftest import Aws
 
 

@@ -62,5 +62,5 @@ def test_a_poll_that_brought_nothing_is_no_task(sfn: SFNClient) -> None:
 def test_an_id_does_not_tell_the_token(aws: Aws, sfn: SFNClient) -> None:
     work = aws.schedule(ARN, "resize")
     task = leasekit_sfn.task(polled(sfn), client=sfn)
-    assert task.id == leasekit_sfn.service.task_id(work.token)
+    assert task.id == leasekit_sfn.backend.task_id(work.token)
     assert work.token[:12] not in task.id

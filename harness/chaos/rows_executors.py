@@ -18,7 +18,9 @@ def executor_killed(world: World) -> None:
     (victim,) = world.schedule("deaf", seconds=60)
     others = world.schedule("steady", 2, until="finish")
     world.until_running([victim, *others])
-    _kill_executor(world, victim)
+    pid = _executor(world, victim)
+    os.kill(pid, signal.SIGKILL)
+    world.fault("kill", target=str(pid))
     wait_for(lambda: world.info(victim).status.ended, what="the second run", within=15)
     assert (world.info(victim).status, world.info(victim).crashes) == (Status.SUCCESS, 1)
     world.finish()
@@ -120,12 +122,6 @@ def _acting(world: World, task: str) -> list[int]:
         for path in paths
         if any(isinstance(event, Effect) and event.task == task for event in read(path))
     ]
-
-
-def _kill_executor(world: World, task: str) -> None:
-    pid = _executor(world, task)
-    os.kill(pid, signal.SIGKILL)
-    world.fault("kill", target=str(pid))
 
 
 def _descendants(pid: int) -> list[int]:

@@ -131,12 +131,10 @@ class _Fleet:
             self._start(f"worker-{number}", 1)
 
     def _start(self, name: str, number: int) -> None:
-        self._workers[name] = Worker(
-            self._world, self._net, name, number, on_end=lambda worker: self._ended(worker, number)
-        )
+        def on_end(worker: Worker) -> None:
+            self._world.after(self._chance.uniform(1.0, 90.0), self._start, worker.name, number + 1)
 
-    def _ended(self, worker: Worker, number: int) -> None:
-        self._world.after(self._chance.uniform(1.0, 90.0), self._start, worker.name, number + 1)
+        self._workers[name] = Worker(self._world, self._net, name, number, on_end=on_end)
 
     @property
     def alive(self) -> list[Worker]:

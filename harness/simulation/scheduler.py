@@ -73,7 +73,8 @@ class Scheduler:
         longest = chance.choice((None, None, 1200.0))
         kills = poison or (hangs and deaf) or (longest is not None and lasts > longest / 2)
         wanted = chance.random()
-        at = None if wanted > 0.1 else datetime.fromtimestamp(self._clock() + chance.uniform(0, 1800), UTC)
+        now = self.world.now + self._server.wall
+        at = None if wanted > 0.1 else datetime.fromtimestamp(now + chance.uniform(0, 1800), UTC)
         return NewTask(
             id=f"task-{self._count}",
             kind="short" if hangs else chance.choice(("long", "short")),
@@ -89,9 +90,6 @@ class Scheduler:
             heartbeat_timeout=chance.choice(scenario.ttls),
             retry=Exponential(max=300.0),
         )
-
-    def _clock(self) -> float:
-        return self.world.now + self._server.wall
 
     async def _schedule(self, tasks: list[NewTask]) -> None:
         await self._ask(tasks)

@@ -217,11 +217,8 @@ class Worker:
     def _heard(self, event: hooks.Event) -> None:
         if isinstance(event, hooks.Lost):
             held = next((lease for lease in self.keeper._leases.values() if lease.task.token == event.token), None)
-            fence = held.task.fence if held is not None else self._fence(event.token)
+            fence = held.task.fence if held is not None else self.backend._fences.get(event.token, 0)
             self.world.log(Lost, self.who, task=event.task_id, fence=fence, reason=event.reason)
-
-    def _fence(self, token: str) -> int:
-        return self.backend._fences.get(token, 0)
 
 
 class Supervisor:

@@ -229,12 +229,9 @@ def _brackets(value: bytes) -> bytes:
     """
     if value.count(b"[") + value.count(b"{") <= MAX_NESTING:  # also counts those in strings
         return b""
-    return _without_strings(value).translate(_BRACKETS, _NO_BRACKETS)
-
-
-def _without_strings(value: bytes) -> bytes:
-    # Escaped quotes go first; then every other part between quotes is inside of a string.
-    return b"".join(value.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2]) if b'"' in value else value
+    if b'"' in value:  # escaped quotes go first; then every other part between quotes is inside of a string
+        value = b"".join(value.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
+    return value.translate(_BRACKETS, _NO_BRACKETS)
 
 
 # Long requests, before they are decoded -------------------------------------------------------------------------

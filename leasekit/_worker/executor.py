@@ -146,7 +146,8 @@ class LoopExecutor:
         error = await run_here(work.handler, run, call_soon)
         self._running.discard(work)
         # A cancellation without a request (the handler awaited something that was cancelled) is a failure.
-        interrupted = error is not None and _is_cancellation(error) and (self._cancelled or _scope_is_cancelled())
+        is_cancelled = self._cancelled or anyio.current_effective_deadline() == -math.inf
+        interrupted = error is not None and _is_cancellation(error) and is_cancelled
         work.end(run, error, interrupted=interrupted)
         if error is not None and interrupted:
             raise error
@@ -173,10 +174,6 @@ def _is_cancellation(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return cast("BaseExceptionGroup[BaseException]", error).subgroup(cancelled) is not None
     return isinstance(error, cancelled)
-
-
-def _scope_is_cancelled() -> bool:
-    return anyio.current_effective_deadline() == -math.inf
 
 
 @asynccontextmanager

@@ -160,9 +160,7 @@ def _families() -> defaultdict[int, set[int]]:
     """Return parent → children, for all visible processes."""
     families: defaultdict[int, set[int]] = defaultdict(set)
     try:
-        if str(Path("/proc/self").readlink()) != str(
-            os.getpid()
-        ):  # of another pid namespace: its numbers are of others
+        if Path("/proc/self").readlink().name != str(os.getpid()):  # its numbers are of another pid namespace
             return families
     except OSError:  # there is none
         return families

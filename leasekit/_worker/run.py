@@ -136,8 +136,7 @@ class WorkerRun:
             anyio.run(self.run_loops)
         except BaseException as error:
             logger.critical("the event loop of async handlers has ended: the worker stops", exc_info=error)
-            self._failed.append(error)
-            self.stop()
+            self._stop_with(error)
 
     def stop(self) -> None:
         """Stop claiming, give back tasks that have not begun, let handlers end. Any thread, or a signal handler."""

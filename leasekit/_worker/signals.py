@@ -46,7 +46,8 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             yield False
             return
-        heard = {signal.SIGTERM, signal.SIGINT} | {number for number in _HANG_UP if _is_default(number)}
+        heard = {signal.SIGTERM, signal.SIGINT}
+        heard |= {number for number in _HANG_UP if signal.getsignal(number) is signal.SIG_DFL}
         self._before = {number: signal.signal(number, self._handle) for number in heard}
         try:
             yield True
@@ -99,10 +100,6 @@ class Signals:
         if (ledger := attached()) is not None:
             ledger.mark_released()
         os._exit(128 + (self._last or signal.SIGTERM))
-
-
-def _is_default(number: signal.Signals) -> bool:
-    return signal.getsignal(number) is signal.SIG_DFL
 
 
 def end_lost() -> NoReturn:

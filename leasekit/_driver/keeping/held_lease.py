@@ -25,10 +25,6 @@ Owner = weakref.ref[Any]
 _NOBODY: Owner = weakref.ref(object)  # alive, and without a block: the task was given back
 
 
-def _unexplained(term: Term) -> Story:
-    return Story(f"no beat was acknowledged within {term.heartbeats.slack:g} s")
-
-
 def loss_reason(word: str | None) -> LossReason:
     """Return `word` as a loss reason; `unknown` for a word that only this service uses."""
     return next((reason for reason in get_args(LossReason) if reason == word), "unknown")
@@ -62,7 +58,9 @@ class HeldLease:
         started: bool,
         claimed: bool = True,
         watchdog: Watchdog = UNGUARDED,
-        expired: Callable[[Term], Story] = _unexplained,
+        expired: Callable[[Term], Story] = lambda term: Story(
+            f"no beat was acknowledged in {term.heartbeats.slack:g} s"
+        ),
         on_news: Callable[["HeldLease"], object] | None = None,
     ) -> None:
         # Never written again.

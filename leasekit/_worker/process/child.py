@@ -74,7 +74,7 @@ def main(fd: int) -> None:
         signal.signal(number, partial(_leave_it_to_the_worker, os.getpid()))
     with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # no usable stderr
         faulthandler.enable()
-        faulthandler.register(SHOW_STACKS, all_threads=True)
+        faulthandler.register(messages.SHOW_STACKS, all_threads=True)
     linux.expendable()  # before its worker, if memory runs out
     channel = Channel(socket.socket(fileno=fd))
     setup = channel.first()
@@ -83,7 +83,7 @@ def main(fd: int) -> None:
         handler_import.prepare(setup)
         handlers = {address.kind: _declared(address) for address in setup.handlers}
     except BaseException as error:  # noqa: BLE001 - even a module's sys.exit() must be reported to the worker
-        channel.send(StartupFailed(why="".join(traceback.format_exception(error))))
+        channel.send(messages.StartupFailed(why="".join(traceback.format_exception(error))))
         return
     if setup.log_level is not None and not logging.getLogger().handlers:
         stderr = logging.StreamHandler()
@@ -91,7 +91,7 @@ def main(fd: int) -> None:
         logging.basicConfig(level=setup.log_level, handlers=[stderr])
     executor = _Executor(channel, handlers, _Connection(setup), guard=guard)
     threading.Thread(target=executor.listen, name="leasekit-executor", daemon=True).start()
-    channel.send(Ready())
+    channel.send(messages.Ready())
     executor.serve()
 
 
@@ -102,7 +102,7 @@ def _leave_it_to_the_worker(executor: int, number: int, frame: FrameType | None)
         os.kill(os.getpid(), number)
 
 
-def _declared(address: Address) -> Handler:
+def _declared(address: messages.Address) -> Handler:
     return declare(address.kind, handler_import.find(address), run="process", idle_timeout=address.idle_timeout)
 
 
@@ -112,24 +112,24 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._sending = threading.Lock()
-        self._decoder = msgspec.json.Decoder(FromWorker)
-        self._frames = Frames()
+        self._decoder = msgspec.json.Decoder(messages.FromWorker)
+        self._frames = messages.Frames()
         self.gone = False  # the worker has closed its end
 
-    def send(self, message: FromExecutor) -> None:
-        data = packed(message)
+    def send(self, message: messages.FromExecutor) -> None:
+        data = messages.packed(message)
         for _ in taken(self._sending):
             try:
                 self._sock.sendall(data)
             finally:
                 self._sending.release()
 
-    def first(self) -> Setup:
+    def first(self) -> messages.Setup:
         """Return the worker's first message, `Setup`; the worker sends no other before the answer."""
         while not self.gone:
             self.wait()
             for message in self.arrived():
-                assert isinstance(message, Setup)  # noqa: S101 - the protocol says so
+                assert isinstance(message, messages.Setup)  # noqa: S101 - the protocol says so
                 return message
         sys.exit("the worker is gone")
 
@@ -139,7 +139,7 @@ class Channel:
         poll.register(self._sock, select.POLLIN)
         poll.poll(None if seconds is None else seconds * 1000)
 
-    def arrived(self) -> Iterator[FromWorker]:
+    def arrived(self) -> Iterator[messages.FromWorker]:
         """Yield all messages of the worker that have arrived. Not for two threads at once."""
         while not self.gone:
             try:
@@ -157,7 +157,7 @@ class _Connection:
 
     forked = False
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: messages.Setup) -> None:
         self.hooks = Hooks()
         self.max_progress = setup.max_progress
         self.max_result = setup.max_result
@@ -179,7 +179,7 @@ class _HeldLease(HeldLease):
     __slots__ = ("_executor", "number")
 
     def __init__(
-        self, executor: "_Executor", run: Run | LeaseReplaced, number: int, idle_timeout: float | None
+        self, executor: "_Executor", run: messages.Run | messages.LeaseReplaced, number: int, idle_timeout: float | None
     ) -> None:
         state = run.state
         super().__init__(
@@ -204,9 +204,9 @@ class _HeldLease(HeldLease):
 
     def report(self, progress: Any) -> None:
         super().report(progress)
-        self._executor.channel.send(Progress(run=self.number, value=progress))
+        self._executor.channel.send(messages.Progress(run=self.number, value=progress))
 
-    def learn(self, state: LeaseState) -> None:
+    def learn(self, state: messages.LeaseState) -> None:
         """Accept the worker's state of the lease. The caller holds the executor's lock."""
         self.term.granted_at, self.term.heartbeats = state.granted_at, state.heartbeats
         if state.reason is not None:
@@ -250,16 +250,16 @@ class _Executor:
             finally:
                 self._lock.release()
 
-    def _handle(self, message: FromWorker) -> None:
+    def _handle(self, message: messages.FromWorker) -> None:
         held = self._holding
         match message:
-            case Run():
+            case messages.Run():
                 handler = self._handlers[message.task.kind]
                 self._holding = _HeldLease(self, message, message.number, handler.idle_timeout)
                 self._todo.put(handler)
-            case LeaseState() if held is not None:  # else its handler has ended meanwhile
+            case messages.LeaseState() if held is not None:  # else its handler has ended meanwhile
                 held.learn(message)
-            case LeaseReplaced() if held is not None:
+            case messages.LeaseReplaced() if held is not None:
                 self._holding = _HeldLease(self, message, held.number, held.idle_timeout)
                 if self._leased_run is not None:
                     self._leased_run.move(self._holding)
@@ -271,7 +271,7 @@ class _Executor:
         while (handler := self._todo.get()) is not None:
             self.channel.send(self._run(handler))
 
-    def _run(self, handler: Handler) -> Ended:
+    def _run(self, handler: Handler) -> messages.Ended:
         # Repeated for each run: a handler, or a module that it imports, may have changed the user, and then the kernel
         # forgets that this process must end with its guard, whose timer guards this handler.
         linux.end_with(self._guard)
@@ -279,7 +279,7 @@ class _Executor:
         try:
             run = self._begin()
         except LeaseError as error:
-            return Ended(raised=True, stopped=str(error))
+            return messages.Ended(raised=True, stopped=str(error))
         raised = self._call_handler(handler, run)
         if os.getpid() != self._pid:
             # A child process that the handler forked came back from the handler: it must not be a second executor.
@@ -306,7 +306,7 @@ class _Executor:
             return error
         return None
 
-    def _end_run(self, run: LeasedRun, error: BaseException | None, stopped: str | None) -> Ended:
+    def _end_run(self, run: LeasedRun, error: BaseException | None, stopped: str | None) -> messages.Ended:
         try:
             settlement = run.ended(error, interrupted="retry")
         except Exception as unreportable:  # noqa: BLE001 - the error's own methods may raise anything
@@ -315,7 +315,7 @@ class _Executor:
         for stream in (sys.stdout, sys.stderr):  # if this process is killed later, this output must not be lost
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        return Ended.of_settlement(settlement, raised=error is not None, stopped=stopped)
+        return messages.Ended.of_settlement(settlement, raised=error is not None, stopped=stopped)
 
 
 def _run_async(handler: Handler, run: LeasedRun) -> None:

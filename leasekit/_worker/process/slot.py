@@ -20,18 +20,9 @@ from leasekit._core.backoff import Backoff
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit._leased_run import LeasedRun
 from leasekit._worker.claimed_task import ClaimedTask
+from leasekit._worker.process import messages
 from leasekit._worker.process.guard import AHEAD
 from leasekit._worker.process.guarded_process import GuardedProcess
-from leasekit._worker.process.messages import (
-    Ended,
-    LeaseReplaced,
-    LeaseState,
-    Progress,
-    Ready,
-    Run,
-    Setup,
-    StartupFailed,
-)
 from leasekit.errors import Cancelled, ConfigError, Draining, IdleTimeout, LeaseError
 from leasekit.task import Outcome, Settlement
 
@@ -100,12 +91,12 @@ class _Run:
         self.executed: _KillPlan | None = None
         self._executor = executor
         self._task = work.held.task
-        self._lease_state: LeaseState = _lease_state(work.held)
+        self._lease_state: messages.LeaseState = _lease_state(work.held)
         self._stacks_shown = False
 
     def begin(self) -> None:
         """Have the executor run the handler. Raises TypeError or ValueError if the payload is not JSON."""
-        self._executor.send(Run(number=self.number, task=self._task, state=self._lease_state))
+        self._executor.send(messages.Run(number=self.number, task=self._task, state=self._lease_state))
 
     def tell_changes(self, now: float) -> None:
         """Tell the executor what has changed."""
@@ -115,7 +106,7 @@ class _Run:
             self.stopped_at = now
         task, state = held.task, _lease_state(held)
         if task is not self._task:
-            self._executor.send(LeaseReplaced(task=task, state=state))
+            self._executor.send(messages.LeaseReplaced(task=task, state=state))
         elif state != self._lease_state:
             self._executor.send(state)
         self._task, self._lease_state = task, state
@@ -138,7 +129,7 @@ class _Run:
 class Slot:
     """Run one task at a time, in the slot's own thread. Any thread may call `close`, `end` and `ready`."""
 
-    def __init__(self, setup: Setup, now: Callable[[], float]) -> None:
+    def __init__(self, setup: messages.Setup, now: Callable[[], float]) -> None:
         self._setup = setup
         self._now = now
         self._bell = Bell()
@@ -203,9 +194,9 @@ class Slot:
         while not self._closed and not executor.over:
             for message in executor.step(_LOOK):
                 match message:
-                    case Ready():
+                    case messages.Ready():
                         return True
-                    case StartupFailed(why=why):
+                    case messages.StartupFailed(why=why):
                         raise ConfigError(
                             f"run='process': an executor cannot import the handlers of this worker:\n{why}"
                         )
@@ -217,11 +208,6 @@ class Slot:
         until = self._now() + self._backoff.wait()
         while not self._closed and (left := until - self._now()) > 0:
             self._bell.wait(left)
-
-    def _reap_executor(self) -> str:
-        assert self._executor is not None  # noqa: S101 - an executor is lost once
-        executor, self._executor = self._executor, None
-        return executor.reap()
 
     def finish(self) -> None:
         """End the executor and close the slot. Call this in its thread, after the last task."""
@@ -276,7 +262,7 @@ class Slot:
             _end_executor(executor, within=0)
         work.settle(leased, _settlement(work.held, "release"))
 
-    def _serve_until_ended(self, executor: GuardedProcess, run: _Run) -> Ended | None:
+    def _serve_until_ended(self, executor: GuardedProcess, run: _Run) -> messages.Ended | None:
         """Return how the run ended; None if its executor is dead."""
         while True:
             now = self._now()
@@ -284,9 +270,9 @@ class Slot:
             until = min(now + _LOOK, run.execute(self._kill_plan(run), now))
             for message in executor.step(until - now):
                 match message:
-                    case Progress(run=run.number, value=value):
+                    case messages.Progress(run=run.number, value=value):
                         run.work.held.report(value)
-                    case Ended():
+                    case messages.Ended():
                         return message
                     case _:
                         pass
@@ -311,13 +297,15 @@ class Slot:
 
     # The end of a run ---------------------------------------------------------------------------------------------
 
-    def _settle(self, work: ClaimedTask, leased: LeasedRun, ended: Ended) -> None:
+    def _settle(self, work: ClaimedTask, leased: LeasedRun, ended: messages.Ended) -> None:
         error = _error_of(ended) if ended.raised else None
         why = ended.stopped or ("" if error is None else str(error))
         work.settle(leased, ended.settlement(leased.task), error, why=why)
 
     def _settle_crash(self, work: ClaimedTask, leased: LeasedRun, plan: _KillPlan | None) -> None:
-        how = self._reap_executor()
+        assert self._executor is not None  # noqa: S101 - an executor is lost once
+        executor, self._executor = self._executor, None
+        how = executor.reap()
         held = work.held
         why = f"its executor {how}" if plan is None else f"its executor was killed: {plan.why}"
         outcome: Outcome = "crash" if plan is None else plan.outcome
@@ -337,10 +325,10 @@ def _end_executor(executor: GuardedProcess, *, within: float) -> str:
     return executor.reap()
 
 
-def _lease_state(held: HeldLease) -> LeaseState:
+def _lease_state(held: HeldLease) -> messages.LeaseState:
     term, stop, reason = held.term, held.stop, held.reason
     why = "" if reason is None or held.story is None else held.story.why
-    return LeaseState(
+    return messages.LeaseState(
         granted_at=term.granted_at,
         heartbeats=term.heartbeats,
         stop=None if stop is None else stop.__name__,
@@ -355,7 +343,7 @@ def _settlement(held: HeldLease, outcome: Outcome, error: ExecutorDied | None = 
     return Settlement(id=task.id, token=task.token, outcome=outcome, error=described, progress=held.progress)
 
 
-def _error_of(ended: Ended) -> Exception:
+def _error_of(ended: messages.Ended) -> Exception:
     try:
         described = msgspec.json.decode(ended.error, type=_Described)
     except msgspec.ValidationError:  # an error in a form of its own

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from leasekit.errors import Throttled
-from leasekit.task import Claimed, Task
+from leasekit.task import Claimed
 from leasekit.wire import ClaimAnswer
 
 ABORT = "leasekit.abort"
@@ -134,7 +134,3 @@ def _cut(scope: Scope) -> None:
     extensions = scope.get("extensions") or {}
     if ABORT in extensions:
         extensions[ABORT]["abort"]()
-
-
-def _size(task: Task) -> int:
-    return _ENVELOPE + memoryview(task.payload).nbytes + memoryview(task.progress).nbytes

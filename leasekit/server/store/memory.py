@@ -89,10 +89,7 @@ class _Tables:
             self._unindex(before)
         self.triggers[row.seq] = row
         self._index(row)
-        return (lambda: self._remove(row)) if before is None else (lambda: self.place(before))
-
-    def _remove(self, row: Trigger) -> None:
-        self._unindex(self.triggers.pop(row.seq))
+        return (lambda: self._unindex(self.triggers.pop(row.seq))) if before is None else (lambda: self.place(before))
 
     def _index(self, row: Trigger) -> None:
         if row.next_trigger_at is not None:

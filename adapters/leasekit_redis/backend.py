@@ -35,7 +35,6 @@ from leasekit_redis.dependencies import Dependencies
 from leasekit_redis.errors import bearing
 from leasekit_redis.id_index import IdIndex
 from leasekit_redis.intake import Intake
-from leasekit_redis.keys import Keys
 from leasekit_redis.maintenance import Maintenance
 from leasekit_redis.reading import Reading
 from leasekit_redis.records import Cancelled, decode, encode
@@ -65,18 +64,16 @@ class RedisBackend:
     def __init__(self, address: Address, *, worker: str, chance: random.Random | None = None) -> None:
         self._worker = worker
         self._link = link = Link(address)
-        self._keys = keys = Keys(address.prefix)
         self._clocks = clocks = Clocks(is_one=not address.is_cluster, stepped=self._prolong_leases)
         name = secrets.token_hex(8)
-        self._wakes = Wakes(link, keys.channel(name), self._pass_on)
-        self._register = register = IdIndex(link, keys)
-        self._dependencies = dependencies = Dependencies(link, keys, register)
-        self._intake = Intake(link, keys, register, dependencies)
-        self._claims = Claims(link, keys, clocks, self._wakes, give_back=self._give_back)
-        self._maintenance = Maintenance(link, keys, clocks, register, self._intake, dependencies, name=name)
+        self._wakes = Wakes(link, link.keys.channel(name), self._pass_on)
+        self._register = register = IdIndex(link)
+        self._dependencies = dependencies = Dependencies(link, register)
+        self._intake = Intake(link, register, dependencies)
+        self._claims = Claims(link, clocks, self._wakes, give_back=self._give_back)
+        self._maintenance = Maintenance(link, clocks, register, self._intake, dependencies, name=name)
         self._renewing = Renewing(
             link,
-            keys,
             clocks,
             register,
             worker=worker,
@@ -84,7 +81,7 @@ class RedisBackend:
             dependencies=dependencies,
             chance=chance or random.SystemRandom(),
         )
-        self._reading = Reading(link, keys, register)
+        self._reading = Reading(link, register)
         self._maintaining: asyncio.Task[None] | None = None
         self._errands: set[asyncio.Task[None]] = set()
 
@@ -135,8 +132,7 @@ class RedisBackend:
         for kind in dict.fromkeys(kind for kind in kinds if kind is not None):
             positions = [at for at, other in enumerate(kinds) if other == kind]
             some = [ids[at] for at in positions]
-            argument = encode({"ids": some, **self._clocks.known(kind)})
-            raw = await self._link.run(CANCEL, self._keys.of_kind(kind), argument)
+            raw = await self._link.run_for(kind, CANCEL, {"ids": some, **self._clocks.known(kind)})
             answer: Cancelled = decode(raw, _CANCELLED)
             for at, verdict in zip(positions, decoding.cancelled(some, answer.words), strict=True):
                 verdicts[at] = verdict
@@ -151,18 +147,18 @@ class RedisBackend:
             check_limit("task_ids", len(task_ids))
         argument = encode({"ids": None if task_ids is None else list(task_ids), "limit": limit})
         await self._register.note([kind])
-        answer: dict[str, list[str]] = decode(await self._link.run(REDRIVE, self._keys.of_kind(kind), argument), _IDS)
+        raw = await self._link.run(REDRIVE, self._link.keys.of_kind(kind), argument)
+        answer: dict[str, list[str]] = decode(raw, _IDS)
         return answer["ids"]
 
     async def discard(self, kind: str, task_ids: Sequence[str]) -> int:
         """Delete tasks that were set aside as damaged, and free their ids; return how many of the given ones were."""
         check_limit("task_ids", len(task_ids))
-        scores = await self._link.command("ZMSCORE", self._keys.one(kind, "damaged"), *task_ids)
+        scores = await self._link.command("ZMSCORE", self._link.keys.one(kind, "damaged"), *task_ids)
         ids = [task_id for task_id, score in zip(task_ids, scores, strict=True) if score is not None]
         if ids:
             await self._register.forget(ids)
-            argument = encode({"ids": ids, "retention": 0, "is_damaged": True})
-            await self._link.run(DROP, self._keys.of_kind(kind), argument)
+            await self._link.run_for(kind, DROP, {"ids": ids, "retention": 0, "is_damaged": True})
         return len(ids)
 
     async def maintain(self) -> None:

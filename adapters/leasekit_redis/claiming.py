@@ -16,9 +16,8 @@ from leasekit.wire import MAX_WAIT, ClaimRequest
 from leasekit_redis import decoding
 from leasekit_redis.client import Link
 from leasekit_redis.clocks import Clocks
-from leasekit_redis.keys import Keys
 from leasekit_redis.lru import LRU
-from leasekit_redis.records import Grants, decode, encode
+from leasekit_redis.records import Grants, decode
 from leasekit_redis.scripts import ASIDE, CLAIM
 from leasekit_redis.waiting import Wakes
 
@@ -105,11 +104,8 @@ class Claims:
     runs the tasks that this claim may have been granted there.
     """
 
-    def __init__(
-        self, link: Link, keys: Keys, clocks: Clocks, wakes: Wakes, *, give_back: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, link: Link, clocks: Clocks, wakes: Wakes, *, give_back: Callable[[str, str], None]) -> None:
         self._link = link
-        self._keys = keys
         self._clocks = clocks
         self._wakes = wakes
         self._asked: dict[str, set[str]] = {}  # claim → kinds that have failed to answer it
@@ -134,7 +130,7 @@ class Claims:
             await self._wakes.subscribe()
         kinds = self._in_turn(asked.kinds)
         for kind in kinds:
-            self._told_as[self._keys.of_kind(kind)[0].decode()] = kind
+            self._told_as[self._link.keys.of_kind(kind)[0].decode()] = kind
         if self._note_claim(asked.claim_id) and len(kinds) > 1:
             found = await self._claim_from(asked, kinds, began_at, deadline, recall=True)
             if found.is_repeat:
@@ -166,7 +162,7 @@ class Claims:
         """End a claim at a kind; return the tasks that it was granted there whose leases are still live."""
         request = {**_NOTHING, "kind": kind, "worker": worker, "claim_id": claim_id, "recall": True}
         try:
-            grants: Grants = decode(await self._link.run(CLAIM, self._keys.of_kind(kind), encode(request)), _GRANTS)
+            grants: Grants = decode(await self._link.run_for(kind, CLAIM, request), _GRANTS)
         except Unavailable:
             self._end_later(kind, claim_id)
             raise
@@ -225,7 +221,7 @@ class Claims:
         waiter = self._wakes.name(claim_id) if sweep.asked.wait > 0 else None
         request = {**sweep.request(now), "kind": kind, "waiter": waiter, **self._clocks.known(kind)}
         try:
-            raw = await self._link.run(CLAIM, self._keys.of_kind(kind), encode(request))
+            raw = await self._link.run_for(kind, CLAIM, request)
             grants: Grants = decode(raw, _GRANTS)
         except ProtocolError as error:
             sweep.damaged[kind] = error
@@ -242,7 +238,7 @@ class Claims:
 
     async def _shards(self, kinds: Sequence[str]) -> dict[str, str]:
         """Return the shard of each kind."""
-        found = await self._link.shards([self._keys.of_kind(kind)[0] for kind in kinds])
+        found = await self._link.shards([self._link.keys.of_kind(kind)[0] for kind in kinds])
         return dict(zip(kinds, found, strict=True))
 
     def _present(self, kinds: Sequence[str], shards: dict[str, str]) -> Sequence[str]:
@@ -275,7 +271,7 @@ class Claims:
                 task_id, token = (_ANY.decode(field) for field in _FIELDS.decode(raw)[:2])
                 aside.append((task_id, token, str(error)))
         if aside:
-            await self._link.run(ASIDE, self._keys.of_kind(kind), encode({"tasks": aside, "successors": []}))
+            await self._link.run_for(kind, ASIDE, {"tasks": aside, "successors": []})
         return tasks
 
     def _log_damaged(self, damaged: dict[str, ProtocolError]) -> None:

@@ -22,6 +22,8 @@ from redis.backoff import NoBackoff
 from leasekit.errors import ProtocolError, Unavailable
 from leasekit_redis.address import Address
 from leasekit_redis.errors import is_displaced, mapped
+from leasekit_redis.keys import Keys
+from leasekit_redis.records import encode
 from leasekit_redis.scripts import Script
 
 _TIMEOUT = 10.0  # seconds for one answer
@@ -80,6 +82,7 @@ class Link:
 
     def __init__(self, address: Address) -> None:
         self.address = address
+        self.keys = Keys(address.prefix)
         self._session: _Session | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
@@ -87,6 +90,10 @@ class Link:
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._subscriptions: set[asyncio.Timeout] = set()
         self._closing: set[asyncio.Task[None]] = set()
+
+    async def run_for(self, kind: str, script: Script, argument: object) -> bytes | None:
+        """Run a script of a kind, and return its answer."""
+        return await self.run(script, self.keys.of_kind(kind), encode(argument))
 
     async def run(self, script: Script, keys: Sequence[bytes], argument: bytes) -> bytes | None:
         """Run a script and return its answer: one round trip, two if Redis does not know the script (any longer)."""

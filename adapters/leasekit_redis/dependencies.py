@@ -28,8 +28,7 @@ from leasekit.task import Status
 from leasekit_redis.client import Link
 from leasekit_redis.dependency_cycles import find_cycle
 from leasekit_redis.id_index import IdIndex
-from leasekit_redis.keys import Keys
-from leasekit_redis.records import Gated, decode, encode, status_of
+from leasekit_redis.records import Gated, decode, status_of
 from leasekit_redis.scripts import NOTE_WAITS, RESOLVE_DEPENDENCY
 
 _PATIENCE = 180 * 86400.0  # seconds, at least, for which a task waits for a task that was not scheduled
@@ -55,9 +54,8 @@ Place = tuple[str, str]  # a kind and an id
 class Dependencies:
     """The dependencies between the tasks of one service."""
 
-    def __init__(self, link: Link, keys: Keys, register: IdIndex) -> None:
+    def __init__(self, link: Link, register: IdIndex) -> None:
         self._link = link
-        self._keys = keys
         self._register = register
 
     async def ask(self, waits: Sequence[Wait]) -> list[Wait]:
@@ -95,7 +93,7 @@ class Dependencies:
     async def _resolutions_of_cycle(self, kind: str, gated: Gated) -> list[Resolution]:
         if gated.age > 1000 * _SUSPECT:
             return []
-        way = await find_cycle(self._link, self._keys, self._register, gated.id, gated.after)
+        way = await find_cycle(self._link, self._register, gated.id, gated.after)
         if way is None:
             return []
         cycle = " after ".join(f'"{name}"' for name in [gated.id, *way, gated.id])
@@ -103,7 +101,7 @@ class Dependencies:
 
     async def adopt(self, name: str, kind: str) -> None:
         """Carry the waits for an id to the kind that the id was registered for."""
-        notes = self._keys.wanted[self._keys.part(name)]
+        notes = self._link.keys.wanted[self._link.keys.part(name)]
         while members := await self._page_of_waits(notes, name):
             waits = [wait for one in members if (wait := _parse_wait(one))]
             await self._release_in_turn(await self._resolve(await self._note_waits(kind, waits)))
@@ -122,12 +120,12 @@ class Dependencies:
         kinds = await self._register.note_waits(named, is_over=True)
         for (name, waiting), place in zip(named, kinds, strict=True):
             if place is not None:
-                await self._link.command("ZREM", self._keys.one(place, "awaited"), f"{name}/{waiting}")
+                await self._link.command("ZREM", self._link.keys.one(place, "awaited"), f"{name}/{waiting}")
 
     async def _note_waits(self, kind: str, waits: Sequence[Wait]) -> list[Resolution]:
         """Register waits for tasks of this kind; return the waits that are over already."""
-        argument = encode([(wait.name, f"{wait.id}/{wait.kind}") for wait in waits])
-        words: list[str | bool] = decode(await self._link.run(NOTE_WAITS, self._keys.of_kind(kind), argument), _WORDS)
+        argument = [(wait.name, f"{wait.id}/{wait.kind}") for wait in waits]
+        words: list[str | bool] = decode(await self._link.run_for(kind, NOTE_WAITS, argument), _WORDS)
         if len(words) != len(waits):
             raise ProtocolError(f"Redis gave {len(words)} answers for {len(waits)} waiting tasks")
         return [(wait, _reason(wait, word)) for wait, word in zip(waits, words, strict=True) if isinstance(word, str)]
@@ -139,8 +137,8 @@ class Dependencies:
             groups.setdefault(wait.kind, []).append((wait, reason))
 
         async def resolve(kind: str, some: Sequence[Resolution]) -> list[Place]:
-            argument = encode([(wait.id, wait.name, reason) for wait, reason in some])
-            ids: list[str] = decode(await self._link.run(RESOLVE_DEPENDENCY, self._keys.of_kind(kind), argument), _IDS)
+            argument = [(wait.id, wait.name, reason) for wait, reason in some]
+            ids: list[str] = decode(await self._link.run_for(kind, RESOLVE_DEPENDENCY, argument), _IDS)
             return [(kind, task_id) for task_id in ids]
 
         found = await asyncio.gather(*(resolve(kind, some) for kind, some in groups.items()))
@@ -155,17 +153,17 @@ class Dependencies:
 
     async def _release_one(self, kind: str, name: str) -> list[Place]:
         """Resolve the waits for a task if it has ended; return the awaited tasks that were dropped by it."""
-        status = status_of(await self._link.command("HGET", self._keys.one(kind, "state"), name))
+        status = status_of(await self._link.command("HGET", self._link.keys.one(kind, "state"), name))
         after: list[Place] = []
         if status is not None and status.ended:  # it may have been redriven meanwhile
-            names = self._keys.one(kind, "awaited")
+            names = self._link.keys.one(kind, "awaited")
             while members := await self._page_of_waits(names, name):
                 waits = [wait for one in members if (wait := _parse_wait(one))]
                 after += await self._resolve([(wait, _reason(wait, status)) for wait in waits])
                 await self._link.command("ZREM", names, *members)
                 if len(members) < _PAGE:  # no wait is left at a task that has ended
                     break
-        await self._link.command("ZREM", self._keys.one(kind, "ending"), name)
+        await self._link.command("ZREM", self._link.keys.one(kind, "ending"), name)
         return after
 
     async def _page_of_waits(self, key: bytes, name: str) -> list[bytes]:

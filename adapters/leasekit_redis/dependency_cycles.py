@@ -16,7 +16,6 @@ from leasekit.errors import ProtocolError
 from leasekit.task import Status
 from leasekit_redis.client import Link
 from leasekit_redis.id_index import IdIndex
-from leasekit_redis.keys import Keys
 from leasekit_redis.records import decode
 
 _MOST = 1000  # tasks that one search reads
@@ -30,11 +29,11 @@ class _Waiting(Struct):
 _STATE = msgpack.Decoder(_Waiting)
 
 
-async def find_cycle(link: Link, keys: Keys, register: IdIndex, task_id: str, after: Sequence[str]) -> list[str] | None:
+async def find_cycle(link: Link, register: IdIndex, task_id: str, after: Sequence[str]) -> list[str] | None:
     """Return the ids on the way from a task back to itself, without its own; None if no (short) way exists."""
 
     async def waits_for(kind: str | None, name: str) -> list[str]:
-        raw = None if kind is None else await link.command("HGET", keys.one(kind, "state"), name)
+        raw = None if kind is None else await link.command("HGET", link.keys.one(kind, "state"), name)
         state: _Waiting = _Waiting()
         with contextlib.suppress(ProtocolError):  # a damaged task has no known dependencies, and never begins
             state = _Waiting() if raw is None else decode(raw, _STATE)

@@ -15,7 +15,6 @@ from msgspec import msgpack
 
 from leasekit.errors import ProtocolError
 from leasekit_redis.client import Link
-from leasekit_redis.keys import Keys
 from leasekit_redis.lru import LRU
 from leasekit_redis.records import DueKinds, decode, encode
 from leasekit_redis.scripts import DUE_KINDS, NOTE_ID_WAITS, REGISTER, RESCHEDULE_KIND, Script
@@ -35,20 +34,19 @@ class Owner(NamedTuple):
 class IdIndex:
     """The register of one service."""
 
-    def __init__(self, link: Link, keys: Keys) -> None:
+    def __init__(self, link: Link) -> None:
         self._link = link
-        self._keys = keys
         self._noted: LRU[float] = LRU()  # kind → when it was noted last
 
     async def kinds(self) -> list[str]:
         """Return all kinds that exist or existed, sorted."""
         await self.find([""])  # fails on a replica, which may not know all kinds
-        return sorted(kind.decode() for kind in await self._link.command("ZRANGE", self._keys.kinds, 0, -1))
+        return sorted(kind.decode() for kind in await self._link.command("ZRANGE", self._link.keys.kinds, 0, -1))
 
     async def note(self, kinds: Iterable[str]) -> None:
         """Make these kinds due for maintenance now; call this before tasks of them are made."""
         at, kinds = time.monotonic(), list(kinds)
-        await self._link.command("ZADD", self._keys.kinds, "LT", *(word for kind in kinds for word in (0, kind)))
+        await self._link.command("ZADD", self._link.keys.kinds, "LT", *(word for kind in kinds for word in (0, kind)))
         for kind in kinds:
             self._noted[kind] = at
 
@@ -59,13 +57,13 @@ class IdIndex:
 
     async def due_kinds(self, *, interval: int, limit: int) -> DueKinds:
         """Return the kinds that are due for maintenance. Other clients get them an interval later, or when noted."""
-        raw = await self._link.run(DUE_KINDS, [self._keys.kinds], encode([interval, limit]))
+        raw = await self._link.run(DUE_KINDS, [self._link.keys.kinds], encode([interval, limit]))
         due: DueKinds = decode(raw, _DUE_KINDS)
         return due
 
     async def reschedule_kind(self, kind: str, *, own_until: int, due_at: int | None) -> None:
         """Set when a kind, got with this `own_until`, is due next, unless it was noted since; `None`: remove it."""
-        await self._link.run(RESCHEDULE_KIND, [self._keys.kinds], encode([kind, own_until, due_at]))
+        await self._link.run(RESCHEDULE_KIND, [self._link.keys.kinds], encode([kind, own_until, due_at]))
 
     async def reserve(self, wanted: Sequence[tuple[str, str]]) -> list[Owner]:
         """Register each (id, kind) whose id is free; return the kind that each id belongs to."""
@@ -84,16 +82,16 @@ class IdIndex:
     async def note_waits(self, waits: Sequence[tuple[str, str]], *, is_over: bool = False) -> list[str | None]:
         """Return each id's kind at once. If it has none, note its waiting task, or remove the note (`is_over`)."""
         items = [(task_id, waiting, is_over) for task_id, waiting in waits]
-        kinds = await self._ask(items, NOTE_ID_WAITS, (self._keys.register, self._keys.wanted))
+        kinds = await self._ask(items, NOTE_ID_WAITS, (self._link.keys.register, self._link.keys.wanted))
         return [kind if isinstance(kind, str) else None for kind in kinds]
 
     async def forget(self, ids: Sequence[str]) -> None:
         """Free these ids."""
         parts: dict[int, list[str]] = {}
         for task_id in ids:
-            parts.setdefault(self._keys.part(task_id), []).append(task_id)
+            parts.setdefault(self._link.keys.part(task_id), []).append(task_id)
         for part, some in parts.items():
-            await self._link.command("HDEL", self._keys.register[part], *some)
+            await self._link.command("HDEL", self._link.keys.register[part], *some)
 
     async def _ask(
         self,
@@ -102,9 +100,9 @@ class IdIndex:
         tables: tuple[tuple[bytes, ...], ...] | None = None,
     ) -> list[str | bool]:
         """Run a script of the register: one round trip; in a cluster, one per part. `tables`: its keys of a part."""
-        tables = tables or (self._keys.register,)
+        tables = tables or (self._link.keys.register,)
         groups: dict[int, list[int]] = {}
-        parts = [self._keys.part(item[0]) for item in items]
+        parts = [self._link.keys.part(item[0]) for item in items]
         for position, part in enumerate(parts):
             groups.setdefault(part if self._link.address.is_cluster else 0, []).append(position)
         answers: list[str | bool] = [False] * len(items)

@@ -16,7 +16,7 @@ from leasekit.wire import MAX_BODY, NewTaskItem, traceparent
 from leasekit_redis.client import Link
 from leasekit_redis.dependencies import Dependencies, Wait
 from leasekit_redis.id_index import IdIndex
-from leasekit_redis.keys import Keys, is_name
+from leasekit_redis.keys import is_name
 from leasekit_redis.records import Added, NewRecord, Stored, decode, encode, json_text, status_of
 from leasekit_redis.scripts import SCHEDULE
 
@@ -27,9 +27,8 @@ _LATEST = 253402214400000  # the end of the year 9999, less a day: expressible i
 class Intake:
     """Accept tasks, each once: the same id, or a live dedupe key, makes no second task."""
 
-    def __init__(self, link: Link, keys: Keys, register: IdIndex, dependencies: Dependencies) -> None:
+    def __init__(self, link: Link, register: IdIndex, dependencies: Dependencies) -> None:
         self._link = link
-        self._keys = keys
         self._register = register
         self._dependencies = dependencies
 
@@ -113,7 +112,7 @@ class Intake:
                 await ask(kind, some[:half])
                 await ask(kind, some[half:])
                 return
-            added_tasks = decode(await self._link.run(SCHEDULE, self._keys.of_kind(kind), argument), _ANSWERS)
+            added_tasks = decode(await self._link.run(SCHEDULE, self._link.keys.of_kind(kind), argument), _ANSWERS)
             if len(added_tasks) != len(some):
                 raise ProtocolError(f"Redis gave {len(added_tasks)} answers for {len(some)} tasks")
             for at, added in zip(some, added_tasks, strict=True):
@@ -129,7 +128,7 @@ class Intake:
         just between the two loses its id: two kinds under one id, submitted in the same millisecond, are a mistake that
         is then not reported.)
         """
-        raw = await self._link.command("HGET", self._keys.one(owner, "state"), record.id)
+        raw = await self._link.command("HGET", self._link.keys.one(owner, "state"), record.id)
         if raw is None and await self._register.take_over(record.id, kind, owner) == kind:
             return None
         status = Status.NEW if raw is None else status_of(raw) or Status.DROPPED

@@ -23,7 +23,7 @@ from leasekit_redis.clocks import Clocks
 from leasekit_redis.dependencies import Dependencies
 from leasekit_redis.id_index import IdIndex
 from leasekit_redis.intake import Intake
-from leasekit_redis.keys import Keys, is_name
+from leasekit_redis.keys import is_name
 from leasekit_redis.records import MaintenanceWork, decode, encode
 from leasekit_redis.scripts import ASIDE, COUNT_CLIENTS, DROP, MAINTAIN
 
@@ -44,7 +44,6 @@ class Maintenance:
     def __init__(
         self,
         link: Link,
-        keys: Keys,
         clocks: Clocks,
         register: IdIndex,
         intake: Intake,
@@ -53,7 +52,6 @@ class Maintenance:
         name: str,
     ) -> None:
         self._link = link
-        self._keys = keys
         self._clocks = clocks
         self._register = register
         self._intake = intake
@@ -74,7 +72,7 @@ class Maintenance:
         """Maintain every kind that is due; at the end raise the first error. A kind that fails stops no other."""
         interval = round(1000 * INTERVAL)
         argument = encode([self._name, interval])
-        self._clients = decode(await self._link.run(COUNT_CLIENTS, [self._keys.clients], argument), _COUNT)
+        self._clients = decode(await self._link.run(COUNT_CLIENTS, [self._link.keys.clients], argument), _COUNT)
         failures: list[BackendError] = []
         while (due := await self._register.due_kinds(interval=interval, limit=_KINDS)).kinds:
             for kind in due.kinds:
@@ -105,7 +103,7 @@ class Maintenance:
                 "name": kind if is_name(kind) else None,
                 **self._clocks.known(kind),
             }
-            raw = await self._link.run(MAINTAIN, self._keys.of_kind(kind), encode(asked))
+            raw = await self._link.run_for(kind, MAINTAIN, asked)
             due: MaintenanceWork = decode(raw, _WORK)
             self._clocks.told(kind, due.now, asked_at=asked_at, steps_back=due.steps_back)
             for task in due.damaged:
@@ -159,9 +157,9 @@ class Maintenance:
             except (msgspec.MsgspecError, ValueError) as error:
                 damaged.append((text, f"successor: {error}"))
         if damaged:
-            await self._link.run(ASIDE, self._keys.of_kind(kind), encode({"tasks": [], "successors": damaged}))
+            await self._link.run_for(kind, ASIDE, {"tasks": [], "successors": damaged})
         await self._intake.schedule(list(successors.values()))
-        key = self._keys.one(kind, "outbox")
+        key = self._link.keys.one(kind, "outbox")
         for text in successors:
             await self._link.command("LREM", key, -1, text)  # from the tail, where the script has put it
 
@@ -169,10 +167,10 @@ class Maintenance:
         if ids:
             # In this order: an id must not be registered for a task that does not exist (see `id_index`).
             await self._register.forget(ids)
-            await self._link.run(DROP, self._keys.of_kind(kind), encode({"ids": ids, "retention": retention}))
+            await self._link.run_for(kind, DROP, {"ids": ids, "retention": retention})
 
     async def _drop_name(self, name: str, retention: int) -> None:
         """Delete the task of a name, then free its id, unless the name was asked for meanwhile: then both stay."""
-        argument = encode({"ids": [name], "retention": retention, "is_name": True})
-        if decode(await self._link.run(DROP, self._keys.of_kind(name), argument), _COUNT):
+        argument = {"ids": [name], "retention": retention, "is_name": True}
+        if decode(await self._link.run_for(name, DROP, argument), _COUNT):
             await self._register.forget([name])

@@ -14,8 +14,7 @@ from leasekit.task import Page, Stats, Status, TaskInfo, WorkerInfo
 from leasekit_redis import decoding
 from leasekit_redis.client import Link
 from leasekit_redis.id_index import IdIndex
-from leasekit_redis.keys import Keys
-from leasekit_redis.records import Row, Rows, decode, encode
+from leasekit_redis.records import Row, Rows, decode
 from leasekit_redis.scripts import PAGE, READ
 
 logger = logging.getLogger("leasekit")
@@ -38,9 +37,8 @@ class _Place(NamedTuple):
 class Reading:
     """Read the tasks, counts and workers of one service."""
 
-    def __init__(self, link: Link, keys: Keys, register: IdIndex) -> None:
+    def __init__(self, link: Link, register: IdIndex) -> None:
         self._link = link
-        self._keys = keys
         self._register = register
 
     async def get(self, task_id: str) -> TaskInfo | None:
@@ -49,8 +47,7 @@ class Reading:
         return None if kind is None else await self._get(kind, task_id)
 
     async def _get(self, kind: str, task_id: str) -> TaskInfo | None:
-        argument = encode({"id": task_id, "runs": _RUNS})
-        raw = await self._link.run(READ, self._keys.of_kind(kind), argument)
+        raw = await self._link.run_for(kind, READ, {"id": task_id, "runs": _RUNS})
         if raw is None:
             return None
         try:
@@ -88,8 +85,7 @@ class Reading:
             # Of two tasks with the same number, the one whose kind sorts first is shown first.
             after = f"{'' if kind > place.kind else '('}{place.seq}"
         while after is not None and limit > 0:
-            argument = encode({**wanted, "after": after, "limit": limit})
-            rows: Rows = decode(await self._link.run(PAGE, self._keys.of_kind(kind), argument), _ROWS)
+            rows: Rows = decode(await self._link.run_for(kind, PAGE, {**wanted, "after": after, "limit": limit}), _ROWS)
             for raw in rows.tasks:
                 try:
                     yield decode(raw, _ONE)
@@ -110,7 +106,7 @@ class Reading:
         """Return the tasks of a kind that ended on a day (UTC), in the order in which they ended."""
         first = datetime(day.year, day.month, day.day, tzinfo=UTC)
         bounds = [round(1000 * at.timestamp()) for at in (first, first + timedelta(days=1))]
-        ids = await self._link.command("ZRANGEBYSCORE", self._keys.one(kind, "ended"), bounds[0], f"({bounds[1]}")
+        ids = await self._link.command("ZRANGEBYSCORE", self._link.keys.one(kind, "ended"), bounds[0], f"({bounds[1]}")
         infos: list[TaskInfo | None] = []
         for task_id in ids:
             try:
@@ -155,7 +151,7 @@ class Reading:
 
     async def _hashes(self, kinds: Sequence[str], name: str) -> list[dict[str, int]]:
         async def read(kind: str) -> dict[str, int]:
-            fields = await self._link.command("HGETALL", self._keys.one(kind, name))
+            fields = await self._link.command("HGETALL", self._link.keys.one(kind, name))
             # Values that are not numbers are left out: the next script that counts begins anew.
             return {field.decode(errors="replace"): int(n) for field, n in fields.items() if _NUMBER.fullmatch(n)}
 

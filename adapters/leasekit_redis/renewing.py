@@ -24,7 +24,6 @@ from leasekit_redis.client import Link
 from leasekit_redis.clocks import Clocks
 from leasekit_redis.dependencies import Dependencies
 from leasekit_redis.id_index import IdIndex
-from leasekit_redis.keys import Keys
 from leasekit_redis.records import Heard, Result, decode, encode
 from leasekit_redis.scripts import BEAT, SETTLE, Script
 
@@ -41,7 +40,6 @@ class Renewing:
     def __init__(
         self,
         link: Link,
-        keys: Keys,
         clocks: Clocks,
         register: IdIndex,
         *,
@@ -51,7 +49,6 @@ class Renewing:
         chance: random.Random,
     ) -> None:
         self._link = link
-        self._keys = keys
         self._clocks = clocks
         self._register = register
         self._worker = worker
@@ -97,7 +94,7 @@ class Renewing:
             return [
                 word for part in (batch[:half], batch[half:]) for word in await self._run(script, kind, field, part)
             ]
-        heard: Heard = decode(await self._link.run(script, self._keys.of_kind(kind), argument), _HEARD)
+        heard: Heard = decode(await self._link.run(script, self._link.keys.of_kind(kind), argument), _HEARD)
         self._clocks.told(kind, heard.now, asked_at=asked_at, steps_back=heard.steps_back)
         return heard.words
 

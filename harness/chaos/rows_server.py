@@ -202,7 +202,7 @@ def two_servers(world: World) -> None:
     server.resume()
 
 
-def _refused(world: World, name: str, *, store: str = "tasks.db", says: str = "another server") -> None:
+def _refused(world: World, name: str, *, store: str = "tasks.db", says: str = "another process") -> None:
     second = world.intrude(name, store=store)
     assert second.popen.wait(60) == 1, second.said[-2000:]
     assert says in second.said, second.said[-2000:]

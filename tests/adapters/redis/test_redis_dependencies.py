@@ -69,7 +69,7 @@ async def info(backend: RedisBackend, task_id: str) -> TaskInfo:
 async def maintained(backend: RedisBackend) -> None:
     """Run the maintenance, at a time when it asks again for every task that waits."""
     for kind in await backend._register.kinds():
-        gated = backend._keys.one(kind, "gated")
+        gated = backend._link.keys.one(kind, "gated")
         for task_id in await backend._link.command("ZRANGE", gated, 0, -1):
             await backend._link.command("ZADD", gated, "XX", 1, task_id)
         await backend._register.note([kind])
@@ -151,7 +151,7 @@ async def test_names_that_were_not_carried_are_made_up_for_by_a_maintenance(
     await maintained(other)
     await run(other, "a")
     assert await run(other, "b") == "b-1"
-    wanted = other._keys.wanted[other._keys.part("a-1")]
+    wanted = other._link.keys.wanted[other._link.keys.part("a-1")]
     assert await other._link.command("ZCARD", wanted) == 0
 
 
@@ -191,21 +191,21 @@ async def test_what_should_not_be_among_those_that_wait_stops_no_maintenance(
     dies_before(monkeypatch, dying, "ask")
     await dying.schedule([SECOND, NewTask(kind="b", id="b-2")])
     for stranger in ("nobody", "b-2"):
-        await other._link.command("ZADD", other._keys.one("b", "gated"), 1, stranger)
+        await other._link.command("ZADD", other._link.keys.one("b", "gated"), 1, stranger)
     await maintained(other)
     await other.schedule([FIRST])
     await run(other, "a")
     assert {task.id for task in await claim(other, "b", limit=5)} == {"b-1", "b-2"}
-    assert await other._link.command("EXISTS", other._keys.one("b", "gated")) == 0
+    assert await other._link.command("EXISTS", other._link.keys.one("b", "gated")) == 0
 
 
 async def test_to_be_told_again_has_no_effect(backend: RedisBackend) -> None:
     await backend.schedule([FIRST, SECOND])
     await run(backend, "a")
     for status in (Status.NEW, Status.CLAIMED, Status.SUCCESS):
-        key = backend._keys.one("a", "awaited")
+        key = backend._link.keys.one("a", "awaited")
         await backend._link.command("ZADD", key, 0, "a-1/b-1/b")
-        await backend._link.command("ZADD", backend._keys.one("a", "ending"), 1, "a-1")
+        await backend._link.command("ZADD", backend._link.keys.one("a", "ending"), 1, "a-1")
         await maintained(backend)
         assert await backend._link.command("EXISTS", key) == 0
         assert (await info(backend, "b-1")).status is status
@@ -219,7 +219,7 @@ async def test_to_be_told_again_has_no_effect(backend: RedisBackend) -> None:
 async def test_the_death_of_a_task_whose_holders_vanished_is_told(backend: RedisBackend) -> None:
     await backend.schedule([NewTask(kind="a", id="a-1", max_crashes=0), SECOND])
     (task,) = await claim(backend, "a")
-    await backend._link.command("ZADD", backend._keys.one("a", "leases"), 1, task.id)
+    await backend._link.command("ZADD", backend._link.keys.one("a", "leases"), 1, task.id)
     await backend.maintain()
     dropped = await info(backend, "b-1")
     assert (dropped.status, dropped.reason) == (Status.DROPPED, '"a-1", which it was to run after, ended as dead')
@@ -331,13 +331,13 @@ async def test_of_one_that_waits_no_more_nothing_is_kept_for_good(opened: Open, 
         dump = await backend._link.command("DUMP", key)
         assert dump is None or b"b-1" not in dump, key
     assert await backend._register.find(["a-1"]) == ["a" if first == "known" else None]
-    part = backend._keys.register[backend._keys.part("a-1")]
+    part = backend._link.keys.register[backend._link.keys.part("a-1")]
     assert await backend._link.command("HEXISTS", part, "a-1") == (first == "known")
 
 
 async def keys(backend: RedisBackend) -> list[bytes]:
-    kinds = [*backend._keys.of_kind("a"), *backend._keys.of_kind("b")]
-    return [*kinds, *backend._keys.register, *backend._keys.wanted]
+    kinds = [*backend._link.keys.of_kind("a"), *backend._link.keys.of_kind("b")]
+    return [*kinds, *backend._link.keys.register, *backend._link.keys.wanted]
 
 
 @pytest.mark.parametrize("comes", ["before", "after"])
@@ -350,7 +350,7 @@ async def test_any_number_of_tasks_may_wait_for_one(
         await backend.schedule(batch)
     await run(backend, "a")
     assert len(await claim(backend, "b-0", "b-1", limit=100)) == 50
-    assert await backend._link.command("EXISTS", backend._keys.one("a", "ending")) == 0
+    assert await backend._link.command("EXISTS", backend._link.keys.one("a", "ending")) == 0
 
 
 async def test_a_chain_that_is_longer_than_one_call_may_tell_is_dropped_by_maintenance(
@@ -381,7 +381,7 @@ async def test_one_that_becomes_ready_wakes_who_waits(opened: Open) -> None:
     backend, other = opened("one"), opened("other")
     await backend.schedule([FIRST, SECOND])
     patient = asyncio.create_task(other.claim(["b"], limit=1, wait=30, claim_id="c"))
-    key = other._keys.one("b", "waiting")
+    key = other._link.keys.one("b", "waiting")
     while not await backend._link.command("EXISTS", key):  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     await run(backend, "a")

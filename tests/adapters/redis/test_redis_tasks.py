@@ -1013,7 +1013,7 @@ async def test_of_kinds_without_end_a_client_remembers_the_latest(
     clocks = Clocks(is_one=False)  # as in a cluster
     for n in range(9):
         clocks.told(f"{kind}-{n}", 1, asked_at=0)
-    kept = (backend._keys._known, clocks._told, backend._claims._told_as)
+    kept = (backend._link.keys._known, clocks._told, backend._claims._told_as)
     assert [len(one) for one in kept] == [3, 3, 3]
 
 

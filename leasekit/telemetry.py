@@ -26,18 +26,8 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from leasekit import hooks
 from leasekit.errors import MissingDependency
-from leasekit.hooks import (
-    Claimed,
-    Event,
-    Hook,
-    Running,
-    Settled,
-    Tracer,
-    add_global_hook,
-    gauge_sources,
-    remove_global_hook,
-)
 from leasekit.task import NewTask, Outcome, Task
 from leasekit.wire import traceparent
 
@@ -63,7 +53,7 @@ _FAILED: frozenset[Outcome] = frozenset({"retry", "fatal", "crash"})
 class Listening(Protocol):
     """A client or a worker, as far as hooks can be added to it."""
 
-    def listen(self, hook: Hook) -> None:
+    def listen(self, hook: hooks.Hook) -> None:
         """Add a hook."""
         ...
 
@@ -80,14 +70,14 @@ def instrument(
     """
     telemetry = hook(tracer_provider=tracer_provider, meter_provider=meter_provider)
     if client_or_worker is None:
-        add_global_hook(telemetry)
+        hooks.add_global_hook(telemetry)
     else:
         client_or_worker.listen(telemetry)
 
 
 def uninstrument(*, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None) -> None:
     """Undo `instrument()`. A client or worker that is instrumented by itself goes on being recorded."""
-    remove_global_hook(hook(tracer_provider=tracer_provider, meter_provider=meter_provider))
+    hooks.remove_global_hook(hook(tracer_provider=tracer_provider, meter_provider=meter_provider))
 
 
 def hook(*, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None) -> "Telemetry":
@@ -100,7 +90,7 @@ def _made(tracer_provider: TracerProvider | None, meter_provider: MeterProvider 
     return Telemetry(tracer_provider, meter_provider)
 
 
-class Telemetry(Tracer):
+class Telemetry(hooks.Tracer):
     """The hook that records; `hook` makes it."""
 
     def __init__(self, tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None) -> None:
@@ -126,13 +116,13 @@ class Telemetry(Tracer):
             )
         return self._records
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: hooks.Event) -> None:
         if not self.listening:
             return
         match event:
-            case Claimed():
+            case hooks.Claimed():
                 self._claimed(event)
-            case Settled():
+            case hooks.Settled():
                 self._settled(event)
             case _:
                 self._metrics.count(event)
@@ -165,7 +155,7 @@ class Telemetry(Tracer):
 
     # Claims -------------------------------------------------------------------------------------------------------
 
-    def _claimed(self, event: Claimed) -> None:
+    def _claimed(self, event: hooks.Claimed) -> None:
         """Record a span for a claim that was granted tasks; empty claims would only be noise."""
         now = time.time_ns()
         kinds = {task.kind for task in event.tasks}
@@ -195,7 +185,7 @@ class Telemetry(Tracer):
 
     # Runs ---------------------------------------------------------------------------------------------------------
 
-    def running(self, task: Task) -> Running:
+    def running(self, task: Task) -> hooks.Running:
         """Start the span of a run, a child of the span that scheduled it, linked with its claim and current span."""
         known = self._known(task)
         attributes = _attributes("process", "run", {task.kind})
@@ -227,7 +217,7 @@ class Telemetry(Tracer):
 
     # Settlements --------------------------------------------------------------------------------------------------
 
-    def _settled(self, event: Settled) -> None:
+    def _settled(self, event: hooks.Settled) -> None:
         """Record a span from the end of the run until its report was answered, as a child of *run*."""
         self._metrics.settled.add(
             1, {**SYSTEM, "leasekit.outcome": event.outcome, "leasekit.verdict": event.reason or event.verdict}
@@ -256,7 +246,7 @@ class Telemetry(Tracer):
 
     def _gauges(self, name: str) -> float | None:
         """Return the sum over all sources that have this gauge; None if none has."""
-        values = [gauges[name] for source in gauge_sources(self) if name in (gauges := source.gauges())]
+        values = [gauges[name] for source in hooks.gauge_sources(self) if name in (gauges := source.gauges())]
         return sum(values) if values else None
 
 
@@ -272,7 +262,7 @@ class _Known:
 _current: ContextVar["_Run | None"] = ContextVar("leasekit-run", default=None)
 
 
-class _Run(Running):
+class _Run(hooks.Running):
     """A run as a span: the current one between `enter` and `leave`, and closed by `end`."""
 
     def __init__(self, span: Span, ended: Callable[[Task, str], None]) -> None:

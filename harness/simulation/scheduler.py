@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from harness.history import Acknowledged, Asked, Began, CancelAnswered, CancelAsked
-from harness.simulation.handler import Plan
 from harness.simulation.net import Net, Remote
+from harness.simulation.worker import Plan
 from harness.simulation.world import Process, World
 from leasekit._driver.retrying import call_once, call_until
 from leasekit.errors import BackendError

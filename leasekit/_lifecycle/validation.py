@@ -16,23 +16,9 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
+from leasekit import wire
 from leasekit.errors import Refused
 from leasekit.task import Beat, NewTask, Outcome, Settlement
-from leasekit.wire import (
-    MAX_BATCH,
-    MAX_ERROR,
-    MAX_KINDS,
-    MAX_NAMES,
-    MAX_NESTING,
-    MAX_NODES,
-    MAX_NODES_TOGETHER,
-    MAX_PAYLOAD,
-    MAX_PROGRESS,
-    MAX_THEN,
-    BeatsRequest,
-    ResultsRequest,
-    ScheduleRequest,
-)
 
 _R = TypeVar("_R", bound=Struct)
 
@@ -52,7 +38,7 @@ _LONGEST = 500  # characters of a text that may repeat what a client sent
 
 def read(body: bytes, request_type: type[Any]) -> Any:
     """Decode and check a request of this type. Raises `Refused`, msgspec's `DecodeError`, and `RecursionError`."""
-    if len(body) > MAX_NAMES:
+    if len(body) > wire.MAX_NAMES:
         _check_shape(body)
     return _decode_and_check(body, request_type, dependencies=False)
 
@@ -72,15 +58,15 @@ def checked(request_type: type[_R], body: Mapping[str, Any], *, dependencies: bo
 
 def check_kinds(kinds: Sequence[str]) -> None:
     """Raise `Refused` if a claim names no kind, or more kinds than any service takes."""
-    if not 1 <= len(kinds) <= MAX_KINDS:
-        detail = f"a claim of {len(kinds):,} kinds: name 1 to {MAX_KINDS}, and make more claims for more"
+    if not 1 <= len(kinds) <= wire.MAX_KINDS:
+        detail = f"a claim of {len(kinds):,} kinds: name 1 to {wire.MAX_KINDS}, and make more claims for more"
         raise Refused(detail, errors=[{"field": "kinds", "detail": detail}])
 
 
 def check_limit(field: str, count: int) -> None:
     """Raise `Refused` if a batch or page must not have `count` items; `field` is the name of that number."""
-    if not 1 <= count <= MAX_BATCH:
-        detail = f"is {count}: give 1 to {MAX_BATCH}"
+    if not 1 <= count <= wire.MAX_BATCH:
+        detail = f"is {count}: give 1 to {wire.MAX_BATCH}"
         raise Refused(f"{field} {detail}", errors=[{"field": field, "detail": detail}])
 
 
@@ -97,7 +83,7 @@ def check_beats(beats: Sequence[Beat], *, dependencies: bool = False) -> None:
     errors = _Errors(dependencies=dependencies)
     for item, beat in enumerate(beats):
         if beat.progress is not UNSET:
-            errors.check_value(item, "progress", beat.progress, MAX_PROGRESS)
+            errors.check_value(item, "progress", beat.progress, wire.MAX_PROGRESS)
     errors.refuse()
 
 
@@ -105,10 +91,10 @@ def check_settlements(settlements: Sequence[Settlement], *, dependencies: bool =
     """Raise `Refused` if a value or a successor does not fit, or if an outcome must not have successors."""
     errors = _Errors(dependencies=dependencies)
     for item, settlement in enumerate(settlements):
-        errors.check_value(item, "result", settlement.result, MAX_PAYLOAD)
-        errors.check_value(item, "error", settlement.error, MAX_ERROR)
+        errors.check_value(item, "result", settlement.result, wire.MAX_PAYLOAD)
+        errors.check_value(item, "error", settlement.error, wire.MAX_ERROR)
         if settlement.progress is not UNSET:
-            errors.check_value(item, "progress", settlement.progress, MAX_PROGRESS)
+            errors.check_value(item, "progress", settlement.progress, wire.MAX_PROGRESS)
         if settlement.then:
             _check_successors(errors, item, settlement)
     errors.refuse()
@@ -165,7 +151,7 @@ class _Errors:
             self.add(item, field, detail)
 
     def check_task(self, item: int, field_prefix: str, task: NewTask) -> None:
-        self.check_value(item, f"{field_prefix}payload", task.payload, MAX_PAYLOAD)
+        self.check_value(item, f"{field_prefix}payload", task.payload, wire.MAX_PAYLOAD)
         if task.after and not self._dependencies:
             self.add(item, f"{field_prefix}after", _NO_DEPENDENCIES)
         elif task.id in task.after:
@@ -178,8 +164,8 @@ class _Errors:
         if (fault := value_fault(raw, most)) is not None:
             return fault
         self._nodes += _brackets(raw).count(b"[")
-        if self._nodes > MAX_NODES_TOGETHER:
-            detail = f"the values have more than {MAX_NODES_TOGETHER:,} arrays and objects together"
+        if self._nodes > wire.MAX_NODES_TOGETHER:
+            detail = f"the values have more than {wire.MAX_NODES_TOGETHER:,} arrays and objects together"
             raise Refused(f"{detail}: send fewer items in one request", errors=[{"detail": detail}])
         _decode(raw)
         return None
@@ -194,10 +180,10 @@ def _check_successors(errors: _Errors, item: int, settlement: Settlement) -> Non
     then = settlement.then
     if settlement.outcome not in ENDS:
         errors.add(item, "then", f"goes with success and fatal only, not with {settlement.outcome}")
-    if len(then) > MAX_BATCH:
-        errors.add(item, "then", f"has {len(then)} successors: {MAX_BATCH} at most")
-    if (size := len(_encode(then))) > MAX_THEN:
-        errors.add(item, "then", f"has {size:,} bytes together: {MAX_THEN:,} at most")
+    if len(then) > wire.MAX_BATCH:
+        errors.add(item, "then", f"has {len(then)} successors: {wire.MAX_BATCH} at most")
+    if (size := len(_encode(then))) > wire.MAX_THEN:
+        errors.add(item, "then", f"has {size:,} bytes together: {wire.MAX_THEN:,} at most")
     for position, task in enumerate(then):
         errors.check_task(item, f"then[{position}].", task)
 
@@ -206,7 +192,7 @@ def _check_successors(errors: _Errors, item: int, settlement: Settlement) -> Non
 
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
-_TOO_DEEP = f"is nested too deep: {MAX_NESTING} levels at most"
+_TOO_DEEP = f"is nested too deep: {wire.MAX_NESTING} levels at most"
 
 
 def value_fault(value: bytes, most: int) -> str | None:
@@ -215,9 +201,9 @@ def value_fault(value: bytes, most: int) -> str | None:
         return f"has {len(value):,} bytes: {most:,} at most"
     left = _brackets(value)
     nodes = left.count(b"[")
-    if nodes > MAX_NODES:
-        return f"has {nodes:,} arrays and objects: {MAX_NODES:,} at most"
-    for _ in range(MAX_NESTING):
+    if nodes > wire.MAX_NODES:
+        return f"has {nodes:,} arrays and objects: {wire.MAX_NODES:,} at most"
+    for _ in range(wire.MAX_NESTING):
         left = left.replace(b"[]", b"")  # the innermost
     return _TOO_DEEP if left else None
 
@@ -227,7 +213,7 @@ def _brackets(value: bytes) -> bytes:
 
     The value is not decoded: a megabyte of brackets would make half a million objects.
     """
-    if value.count(b"[") + value.count(b"{") <= MAX_NESTING:  # also counts those in strings
+    if value.count(b"[") + value.count(b"{") <= wire.MAX_NESTING:  # also counts those in strings
         return b""
     if b'"' in value:  # escaped quotes go first; then every other part between quotes is inside of a string
         value = b"".join(value.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
@@ -272,7 +258,7 @@ def _check_shape(body: bytes) -> None:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return  # the request's types say what is wrong; decoding ends at the first mistake
     batches = {"tasks": request.tasks, "beats": request.beats, "results": request.results}
-    if len(body) - sum(len(bytes(item)) for items in batches.values() for item in items) > MAX_NAMES:
+    if len(body) - sum(len(bytes(item)) for items in batches.values() for item in items) > wire.MAX_NAMES:
         _refuse_long_fields("the request", {})
     for field, items in batches.items():
         _check_count(items, {"field": field}, field)
@@ -282,13 +268,13 @@ def _check_shape(body: bytes) -> None:
 
 def _check_item(item: Raw, error_place: Mapping[str, Any]) -> None:
     size = len(bytes(item))
-    if size <= MAX_NAMES:
+    if size <= wire.MAX_NAMES:
         return
     try:
         fields = msgspec.json.decode(item, type=_Item)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return
-    if fields.rest(size) > MAX_NAMES:
+    if fields.rest(size) > wire.MAX_NAMES:
         _refuse_long_fields(f"item {error_place['item']}", error_place)
     _check_count(fields.then, {**error_place, "field": "then"}, f"item {error_place['item']}: then")
     for successor in fields.then:
@@ -296,22 +282,22 @@ def _check_item(item: Raw, error_place: Mapping[str, Any]) -> None:
 
 
 def _check_count(items: Sequence[Raw], error_place: Mapping[str, Any], name: str) -> None:
-    if len(items) > MAX_BATCH:
-        detail = f"has {len(items):,} items: {MAX_BATCH:,} at most"
+    if len(items) > wire.MAX_BATCH:
+        detail = f"has {len(items):,} items: {wire.MAX_BATCH:,} at most"
         raise Refused(f"{name} {detail}", errors=[{**error_place, "detail": detail}])
 
 
 def _refuse_long_fields(subject: str, error_place: Mapping[str, Any]) -> NoReturn:
-    detail = f"has more than {MAX_NAMES:,} bytes besides payloads, results, errors, progress and successors"
+    detail = f"has more than {wire.MAX_NAMES:,} bytes besides payloads, results, errors, progress and successors"
     raise Refused(f"{subject} {detail}", errors=[{**error_place, "detail": detail}])
 
 
 # Decoding -------------------------------------------------------------------------------------------------------
 
 _CHECKS: dict[type[Any], tuple[str, Callable[..., None]]] = {
-    ScheduleRequest: ("tasks", check_new_tasks),
-    BeatsRequest: ("beats", check_beats),
-    ResultsRequest: ("results", check_settlements),
+    wire.ScheduleRequest: ("tasks", check_new_tasks),
+    wire.BeatsRequest: ("beats", check_beats),
+    wire.ResultsRequest: ("results", check_settlements),
 }
 
 

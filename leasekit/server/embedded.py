@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
+from leasekit import wire
 from leasekit._lifecycle.validation import check_limit, checked
 from leasekit.backend import Capabilities
 from leasekit.errors import ProtocolError, Unavailable
@@ -31,20 +32,12 @@ from leasekit.task import (
     Verdict,
     WorkerInfo,
 )
-from leasekit.wire import (
-    MAX_BATCH,
-    BeatsRequest,
-    CancelRequest,
-    ClaimRequest,
-    ResultsRequest,
-    ScheduleRequest,
-)
 
 
 class DirectBackend:
     """A `Backend`, `Scheduler` and `WorkerDirectory` over the engine that a subclass returns from `_engine`."""
 
-    capabilities = Capabilities(max_batch=MAX_BATCH, max_claim=MAX_BATCH)
+    capabilities = Capabilities(max_batch=wire.MAX_BATCH, max_claim=wire.MAX_BATCH)
 
     def __init__(self, *, worker: str) -> None:
         self.worker = worker
@@ -55,7 +48,7 @@ class DirectBackend:
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
         """Claim up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
         fields = {"worker": self.worker, "kinds": kinds, "limit": limit, "wait": wait, "claim_id": claim_id}
-        request = checked(ClaimRequest, fields)
+        request = checked(wire.ClaimRequest, fields)
         engine = await self._engine()
         claimed = await engine.claim(
             worker=self.worker, kinds=request.kinds, limit=request.limit, wait=request.wait, claim_id=request.claim_id
@@ -66,21 +59,21 @@ class DirectBackend:
         """Renew leases: `renewed` or `gone` for each, in order."""
         if not beats:
             return []
-        items = checked(BeatsRequest, {"worker": self.worker, "beats": beats}).beats
+        items = checked(wire.BeatsRequest, {"worker": self.worker, "beats": beats}).beats
         return await (await self._engine()).heartbeat(self.worker, items)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
         """End runs: `settled` or `gone` for each, in order."""
         if not settlements:
             return []
-        items = checked(ResultsRequest, {"worker": self.worker, "results": settlements}).results
+        items = checked(wire.ResultsRequest, {"worker": self.worker, "results": settlements}).results
         return await (await self._engine()).results(self.worker, items)
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Accept tasks; they are durable when this method returns. An id or live dedupe key makes one task only."""
         if not tasks:
             return []
-        items = checked(ScheduleRequest, {"tasks": tasks}).tasks
+        items = checked(wire.ScheduleRequest, {"tasks": tasks}).tasks
         return await (await self._engine()).schedule(items)
 
     async def get(self, task_id: str) -> TaskInfo | None:
@@ -92,7 +85,7 @@ class DirectBackend:
         """Cancel: `cancelled` if a task waits, `cancel_requested` if it runs, `gone` if it has ended or is unknown."""
         if not task_ids:
             return []
-        ids = checked(CancelRequest, {"ids": task_ids}).ids
+        ids = checked(wire.CancelRequest, {"ids": task_ids}).ids
         return await (await self._engine()).cancel(ids)
 
     async def stats(self) -> Stats:

@@ -18,29 +18,15 @@ from leasekit._lifecycle.rows import Limits, Trigger
 from leasekit.task import Status
 
 __all__ = [
-    "Anchor",
-    "Checkpoint",
-    "ClaimMemory",
-    "Content",
-    "Dedupe",
-    "Entity",
-    "Filter",
-    "Lane",
-    "Limits",
-    "Run",
-    "Store",
-    "Trigger",
-    "Tx",
-    "View",
-    "shifted",
-]
+    "Anchor", "Checkpoint", "ClaimMemory", "Content", "Dedupe", "Entity", "Filter", "Lane", "Limits", "Run", "Store",
+    "Trigger", "Tx", "View", "shifted",
+]  # fmt: skip
 
 
 class Entity(Struct, frozen=True, gc=False):
     """The definition of a task. The fields are in the order of the table's columns."""
 
-    seq: int
-    """The store's own key, which grows in the order in which tasks are accepted."""
+    seq: int  # the store's own key, which grows in the order in which tasks are accepted
     id: str
     kind: str
     collection: str | None
@@ -51,12 +37,10 @@ class Entity(Struct, frozen=True, gc=False):
     max_crashes: int
     max_runtime: float | None
     enqueue_timeout: float
-    retry: bytes | None
-    """A `RetryPolicy` as JSON; None: the default."""
+    retry: bytes | None  # a `RetryPolicy` as JSON; None: the default
     dedupe_key: str | None
     traceparent: str | None
-    digest: bytes
-    """The digest of the payload, which is the same for every way to write the same JSON."""
+    digest: bytes  # the digest of the payload, which is the same for every way to write the same JSON
     payload: bytes  # the last column: SQLite reads through a big value to reach the columns behind it
 
 
@@ -73,18 +57,15 @@ class Content(NamedTuple):
     payload: bytes
     collection: str | None
     traceparent: str | None
-    progress: bytes | None
-    """The last checkpoint of the last holder."""
+    progress: bytes | None  # the last checkpoint of the last holder
 
 
 class Checkpoint(NamedTuple):
     """The progress that a holder has reported."""
 
     value: bytes
-    fence: int
-    """The fence of the holder's claim."""
-    number: int
-    """The number of the report in its run."""
+    fence: int  # the fence of the holder's claim
+    number: int  # the number of the report in its run
 
     @property
     def mark(self) -> tuple[int, int]:
@@ -98,13 +79,11 @@ class Run(Struct, frozen=True, gc=False):
     seq: int
     fence: int
     attempt: int
-    outcome: str
-    """An `Outcome`, or *expired*."""
+    outcome: str  # an `Outcome`, or *expired*
     at: float
     worker: str | None
     token: str
-    digest: bytes | None
-    """The digest of the holder's report; None: there was no report."""
+    digest: bytes | None  # the digest of the holder's report; None: there was no report
     result: bytes | None
     error: bytes | None
 
@@ -125,19 +104,15 @@ class ClaimMemory(NamedTuple):
     claim_id: str
     granted_at: float
     waited: float
-    grants: Sequence[tuple[int, str]]
-    """The `seq` and the token of each granted task."""
+    grants: Sequence[tuple[int, str]]  # the `seq` and the token of each granted task
 
 
 class Anchor(NamedTuple):
     """A moment by two clocks, by which a later process translates the instants in the store."""
 
-    boot_id: str
-    """The id of the start of the machine, and the time namespace, from which `boot` counts."""
-    boot: float
-    """The moment by CLOCK_BOOTTIME."""
-    instant: float
-    """The moment by the clock of leases in the process that wrote the anchor."""
+    boot_id: str  # the id of the start of the machine, and the time namespace, from which `boot` counts
+    boot: float  # the moment by CLOCK_BOOTTIME
+    instant: float  # the moment by the clock of leases in the process that wrote the anchor
 
 
 class Lane(NamedTuple):

@@ -36,66 +36,66 @@ metadata = MetaData(
 )
 
 # SQLite uses only an INTEGER as the row's own key; in other databases INTEGER is too small.
-_Serial = BigInteger().with_variant(Integer, "sqlite")
+_Serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
-store = Table(
+store = sa.Table(
     "store",
     metadata,
-    Column("id", Text, primary_key=True),  # the identity of the store; the table has one row
-    Column("commits", BigInteger, nullable=False),  # transactions that have changed the store
-    Column("start", Text),  # the start of the server that has written the last transaction
-    Column("anchor", Text),  # an `Anchor` as JSON: the clocks of the last transaction
+    sa.Column("id", sa.Text, primary_key=True),  # the identity of the store; the table has one row
+    sa.Column("commits", sa.BigInteger, nullable=False),  # transactions that have changed the store
+    sa.Column("start", sa.Text),  # the start of the server that has written the last transaction
+    sa.Column("anchor", sa.Text),  # an `Anchor` as JSON: the clocks of the last transaction
 )
 
-task = Table(
+task = sa.Table(
     "task",
     metadata,
-    Column("seq", _Serial, primary_key=True, autoincrement=False),
-    Column("id", Text, nullable=False, unique=True),
-    Column("kind", Text, nullable=False),
-    Column("collection", Text),
-    Column("priority", Integer, nullable=False),
-    Column("created_at", Double, nullable=False),
-    Column("at", Double, nullable=False),
-    Column("max_attempts", Integer),
-    Column("max_crashes", Integer, nullable=False),
-    Column("max_runtime", Double),
-    Column("enqueue_timeout", Double, nullable=False),
-    Column("retry", LargeBinary),
-    Column("dedupe_key", Text),
-    Column("traceparent", Text),
-    Column("digest", LargeBinary, nullable=False),
+    sa.Column("seq", _Serial, primary_key=True, autoincrement=False),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("collection", sa.Text),
+    sa.Column("priority", sa.Integer, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("max_attempts", sa.Integer),
+    sa.Column("max_crashes", sa.Integer, nullable=False),
+    sa.Column("max_runtime", sa.Double),
+    sa.Column("enqueue_timeout", sa.Double, nullable=False),
+    sa.Column("retry", sa.LargeBinary),
+    sa.Column("dedupe_key", sa.Text),
+    sa.Column("traceparent", sa.Text),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
     # The last column: SQLite reads through a big value to reach the columns behind it.
-    Column("payload", LargeBinary, nullable=False),
+    sa.Column("payload", sa.LargeBinary, nullable=False),
 )
 
-trigger = Table(
+trigger = sa.Table(
     "trigger",
     metadata,
-    Column("seq", _Serial, ForeignKey(task.c.seq), primary_key=True, autoincrement=False),
-    Column("id", Text, nullable=False),  # a copy of the column in `task`, so that the hot path needs no join
-    Column("kind", Text, nullable=False),
-    Column("priority", Integer, nullable=False),
-    Column("claim_timeout", Double, nullable=False),
-    Column("heartbeat_timeout", Double, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("fence", BigInteger, nullable=False),
-    Column("attempt", Integer, nullable=False),
-    Column("crashes", Integer, nullable=False),
-    Column("failures", Integer, nullable=False),
-    Column("cancel_requested", Boolean, nullable=False),
-    Column("owner", Text),
-    Column("token", Text),
-    Column("next_trigger_at", Double),
-    Column("reason", Text),
-    Column("max_runtime", Double),
-    Column("run_until", Double),
+    sa.Column("seq", _Serial, sa.ForeignKey(task.c.seq), primary_key=True, autoincrement=False),
+    sa.Column("id", sa.Text, nullable=False),  # a copy of the column in `task`, so that the hot path needs no join
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("priority", sa.Integer, nullable=False),
+    sa.Column("claim_timeout", sa.Double, nullable=False),
+    sa.Column("heartbeat_timeout", sa.Double, nullable=False),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("fence", sa.BigInteger, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("crashes", sa.Integer, nullable=False),
+    sa.Column("failures", sa.Integer, nullable=False),
+    sa.Column("cancel_requested", sa.Boolean, nullable=False),
+    sa.Column("owner", sa.Text),
+    sa.Column("token", sa.Text),
+    sa.Column("next_trigger_at", sa.Double),
+    sa.Column("reason", sa.Text),
+    sa.Column("max_runtime", sa.Double),
+    sa.Column("run_until", sa.Double),
 )
 
 
 def is_waiting() -> ColumnElement[bool]:
     """Return the condition of the index of waiting tasks."""
-    return and_(trigger.c.owner.is_(None), trigger.c.next_trigger_at.is_not(None))
+    return sa.and_(trigger.c.owner.is_(None), trigger.c.next_trigger_at.is_not(None))
 
 
 def is_leased() -> ColumnElement[bool]:
@@ -103,7 +103,7 @@ def is_leased() -> ColumnElement[bool]:
     return trigger.c.owner.is_not(None)
 
 
-Index(
+sa.Index(
     "ix_trigger_waiting",
     trigger.c.kind,
     trigger.c.priority,
@@ -112,53 +112,53 @@ Index(
 )
 Index("ix_trigger_leased", trigger.c.next_trigger_at, sqlite_where=is_leased())
 
-progress = Table(
+progress = sa.Table(
     "progress",
     metadata,
-    Column("seq", _Serial, ForeignKey(task.c.seq), primary_key=True, autoincrement=False),
-    Column("value", LargeBinary, nullable=False),
-    Column("fence", BigInteger),
-    Column("number", BigInteger),
+    sa.Column("seq", _Serial, sa.ForeignKey(task.c.seq), primary_key=True, autoincrement=False),
+    sa.Column("value", sa.LargeBinary, nullable=False),
+    sa.Column("fence", sa.BigInteger),
+    sa.Column("number", sa.BigInteger),
 )
 
-run = Table(
+run = sa.Table(
     "run",
     metadata,
-    Column("seq", _Serial, ForeignKey(task.c.seq), nullable=False),
-    Column("fence", BigInteger, nullable=False),
-    Column("attempt", Integer, nullable=False),
-    Column("outcome", Text, nullable=False),
-    Column("at", Double, nullable=False),
-    Column("worker", Text),
-    Column("token", Text, nullable=False),
-    Column("digest", LargeBinary),
-    Column("result", LargeBinary),
-    Column("error", LargeBinary),
-    PrimaryKeyConstraint("seq", "fence"),
+    sa.Column("seq", _Serial, sa.ForeignKey(task.c.seq), nullable=False),
+    sa.Column("fence", sa.BigInteger, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("worker", sa.Text),
+    sa.Column("token", sa.Text, nullable=False),
+    sa.Column("digest", sa.LargeBinary),
+    sa.Column("result", sa.LargeBinary),
+    sa.Column("error", sa.LargeBinary),
+    sa.PrimaryKeyConstraint("seq", "fence"),
     sqlite_with_rowid=False,
 )
 
-claim = Table(
+claim = sa.Table(
     "claim",
     metadata,
-    Column("worker", Text, nullable=False),
-    Column("claim_id", Text, nullable=False),
-    Column("granted_at", Double, nullable=False),
-    Column("waited", Double, nullable=False),
-    Column("grants", LargeBinary, nullable=False),
-    PrimaryKeyConstraint("worker", "claim_id"),
+    sa.Column("worker", sa.Text, nullable=False),
+    sa.Column("claim_id", sa.Text, nullable=False),
+    sa.Column("granted_at", sa.Double, nullable=False),
+    sa.Column("waited", sa.Double, nullable=False),
+    sa.Column("grants", sa.LargeBinary, nullable=False),
+    sa.PrimaryKeyConstraint("worker", "claim_id"),
     sqlite_with_rowid=False,
 )
-Index("ix_claim_granted_at", claim.c.granted_at)
+sa.Index("ix_claim_granted_at", claim.c.granted_at)
 
-dedupe = Table(
+dedupe = sa.Table(
     "dedupe",
     metadata,
-    Column("kind", Text, nullable=False),
-    Column("key", Text, nullable=False),
-    Column("id", Text, nullable=False),
-    Column("until", Double),
-    PrimaryKeyConstraint("kind", "key"),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("key", sa.Text, nullable=False),
+    sa.Column("id", sa.Text, nullable=False),
+    sa.Column("until", sa.Double),
+    sa.PrimaryKeyConstraint("kind", "key"),
     sqlite_with_rowid=False,
 )
 

@@ -52,13 +52,13 @@ _TOGETHER = 50  # rows: every SQLite takes 999 values in one statement, and the 
 class Statement:
     """A statement that is compiled once."""
 
-    def __init__(self, statement: ClauseElement) -> None:
+    def __init__(self, statement: sa.ClauseElement) -> None:
         compiled = cast("SQLCompiler", statement.compile(dialect=DIALECT))
         self.sql = str(compiled)
         self.names = tuple(compiled.positiontup or ())
         self._values = compiled.params  # values written in the statement itself; None for the others
 
-    def __call__(self, connection: Connection, **values: Any) -> DBAPICursor:
+    def __call__(self, connection: sa.Connection, **values: Any) -> DBAPICursor:
         """Run the statement, with values by name."""
         cursor = _cursor(connection)
         cursor.execute(self.sql, self.bound(values))
@@ -69,7 +69,7 @@ class Statement:
         values = {**self._values, **values}
         return tuple([values[name] for name in self.names])
 
-    def rows(self, connection: Connection, **values: Any) -> list[tuple[Any, ...]]:
+    def rows(self, connection: sa.Connection, **values: Any) -> list[tuple[Any, ...]]:
         """Run the statement and return all rows."""
         try:
             return cast("list[tuple[Any, ...]]", self(connection, **values).fetchall())
@@ -81,7 +81,7 @@ class Statement:
             driver.text_factory = _text_or_bytes
             return self.rows(connection, **values)
 
-    def each(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+    def each(self, connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
         """Run the statement for each tuple of values, which are in the order of its parameters."""
         if rows:
             _cursor(connection).executemany(self.sql, rows)
@@ -90,12 +90,12 @@ class Statement:
 class Insert(Statement):
     """An insert that writes `_TOGETHER` rows by one statement, which costs less."""
 
-    def __init__(self, table: Table) -> None:
-        super().__init__(insert(table))
+    def __init__(self, table: sa.Table) -> None:
+        super().__init__(sa.insert(table))
         row = self.sql.partition(" VALUES ")[2]
         self._together = ", ".join([self.sql] + [row] * (_TOGETHER - 1))
 
-    def each(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+    def each(self, connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
         """Insert these rows, in their order."""
         rest = len(rows) - len(rows) % _TOGETHER
         for at in range(0, rest, _TOGETHER):
@@ -110,32 +110,37 @@ def _text_or_bytes(raw: bytes) -> str | bytes:
         return raw
 
 
-def _cursor(connection: Connection) -> DBAPICursor:
+def _cursor(connection: sa.Connection) -> DBAPICursor:
     # The driver's own cursor: SQLAlchemy's result would cost more than most of these statements.
     return connection.connection.cursor()
 
 
 def _listed(parameter: str) -> TableValuedAlias:
     """Return the values of the JSON list in this bound parameter as rows, by a function of SQLite."""
-    return func.json_each(bindparam(parameter, type_=Text)).table_valued(column("value"), name=parameter)
+    return func.json_each(bindparam(parameter, type_=sa.Text)).table_valued(sa.column("value"), name=parameter)
 
 
-def _is_one_of(value: ColumnElement[Any], parameter: str) -> ColumnElement[bool]:
+def _is_one_of(value: sa.ColumnElement[Any], parameter: str) -> sa.ColumnElement[bool]:
     return value.in_(select(_listed(parameter).c.value))
 
 
-def _is_one_pair_of(first: ColumnElement[Any], second: ColumnElement[Any], parameter: str) -> ColumnElement[bool]:
+def _is_one_pair_of(
+    first: sa.ColumnElement[Any], second: sa.ColumnElement[Any], parameter: str
+) -> sa.ColumnElement[bool]:
     pairs = _listed(parameter)
     return tuple_(first, second).in_(
-        select(func.json_extract(pairs.c.value, literal("$[0]")), func.json_extract(pairs.c.value, literal("$[1]")))
+        select(
+            func.json_extract(pairs.c.value, literal("$[0]")),
+            func.json_extract(pairs.c.value, literal("$[1]")),
+        )
     )
 
 
 # Looking up ---------------------------------------------------------------------------------------------------
 
 _DUE = trigger.c.next_trigger_at
-_NOW = bindparam("now", type_=Double)
-_MOST = bindparam("most", type_=Integer)
+_NOW = bindparam("now", type_=sa.Double)
+_MOST = bindparam("most", type_=sa.Integer)
 
 # The id of `task`, by which rows are selected: the copy in `trigger` may be damaged.
 _TRIGGER = [task.c.id if field.name == "id" else field for field in trigger.c]
@@ -160,13 +165,13 @@ LIMITS = Statement(
 )
 PROGRESS = Statement(select(progress).where(_is_one_of(progress.c.seq, "seqs")))
 RUNS = Statement(
-    select(*(null() if c.name in ("result", "error") else c for c in run.c)).where(_is_one_of(run.c.seq, "seqs"))
+    select(*(sa.null() if c.name in ("result", "error") else c for c in run.c)).where(_is_one_of(run.c.seq, "seqs"))
 )
 LAST_RUNS = Statement(select(run).where(run.c.seq == bindparam("seq")).order_by(run.c.fence.desc()).limit(_MOST))
 REMEMBERED = Statement(select(claim).where(_is_one_pair_of(claim.c.worker, claim.c.claim_id, "pairs")))
 LAST_SEQ = Statement(select(func.coalesce(func.max(task.c.seq), 0)))
 LATEST = Statement(
-    union_all(
+    sa.union_all(
         select(func.coalesce(func.max(claim.c.granted_at), 0.0)),
         select(task.c.created_at).where(task.c.seq == select(func.max(task.c.seq)).scalar_subquery()),
         select(func.coalesce(func.max(run.c.at), 0.0))
@@ -181,7 +186,7 @@ READY = Statement(
         trigger.c.kind == bindparam("kind"),
         trigger.c.priority == bindparam("priority"),
         _NOW >= _DUE,
-        tuple_(_DUE, trigger.c.seq) > tuple_(bindparam("after_due", type_=Double), bindparam("after_seq")),
+        tuple_(_DUE, trigger.c.seq) > tuple_(bindparam("after_due", type_=sa.Double), bindparam("after_seq")),
     )
     .order_by(_DUE, trigger.c.seq)
     .limit(_MOST)
@@ -192,7 +197,7 @@ COUNTS = Statement(select(trigger.c.kind, trigger.c.status, func.count()).group_
 HOLDERS = Statement(select(trigger.c.owner, func.count()).where(is_leased()).group_by(trigger.c.owner))
 
 
-def _lanes() -> Select[Any, Any, Any]:
+def _lanes() -> sa.Select[Any, Any, Any]:
     kinds, priorities = _listed("kinds"), _listed("priorities")
     first = (
         select(_DUE)
@@ -201,7 +206,7 @@ def _lanes() -> Select[Any, Any, Any]:
         .limit(literal(1))
         .scalar_subquery()
     )
-    return select(priorities.c.value, kinds.c.value, type_coerce(first, Double)).select_from(
+    return select(priorities.c.value, kinds.c.value, sa.type_coerce(first, sa.Double)).select_from(
         priorities.join(kinds, literal(value=True))
     )
 
@@ -212,68 +217,68 @@ LANES = Statement(_lanes())
 # Changing -----------------------------------------------------------------------------------------------------
 
 
-def _greater(first: ColumnElement[float], second: ColumnElement[float]) -> ColumnElement[float]:
-    return case((first > second, first), else_=second)
+def _greater(first: sa.ColumnElement[float], second: sa.ColumnElement[float]) -> sa.ColumnElement[float]:
+    return sa.case((first > second, first), else_=second)
 
 
-_OF_SEQ = bindparam("of_seq", type_=Integer)
-_SHIFT = bindparam("shift", type_=Double)
+_OF_SEQ = bindparam("of_seq", type_=sa.Integer)
+_SHIFT = bindparam("shift", type_=sa.Double)
 
 ADD_TASKS = Insert(task)
 ADD_TRIGGERS = Insert(trigger)
 SAVE = Statement(
-    update(trigger)
+    sa.update(trigger)
     .where(trigger.c.seq == _OF_SEQ)
     .values({name: bindparam(f"to_{name}") for name in trigger.c.keys()[6:]})
 )
 RENEW = Statement(
-    update(trigger)
+    sa.update(trigger)
     .where(_is_one_of(trigger.c.seq, "seqs"))
     .values(status=bindparam("to_status"), next_trigger_at=_greater(_DUE, _NOW + trigger.c.heartbeat_timeout))
 )
 END = Statement(
-    update(trigger)
+    sa.update(trigger)
     .where(_is_one_of(trigger.c.seq, "seqs"))
     .values(
         status=bindparam("to_status"),
-        cancel_requested=false(),
-        owner=null(),
-        token=null(),
-        next_trigger_at=null(),
-        reason=null(),
+        cancel_requested=sa.false(),
+        owner=sa.null(),
+        token=sa.null(),
+        next_trigger_at=sa.null(),
+        reason=sa.null(),
     )
 )
 PROGRESS_MARKS = Statement(
     select(progress.c.seq, progress.c.fence, progress.c.number).where(_is_one_of(progress.c.seq, "seqs"))
 )
 ADD_PROGRESS = Insert(progress)
-DROP_PROGRESS = Statement(delete(progress).where(progress.c.seq == _OF_SEQ))
+DROP_PROGRESS = Statement(sa.delete(progress).where(progress.c.seq == _OF_SEQ))
 ADD_RUNS = Insert(run)
-DROP_RUNS = Statement(delete(run).where(run.c.seq == _OF_SEQ, run.c.fence == bindparam("of_fence")))
+DROP_RUNS = Statement(sa.delete(run).where(run.c.seq == _OF_SEQ, run.c.fence == bindparam("of_fence")))
 ADD_CLAIMS = Insert(claim)
-FORGET_CLAIMS = Statement(delete(claim).where(claim.c.granted_at < bindparam("before", type_=Double)))
+FORGET_CLAIMS = Statement(sa.delete(claim).where(claim.c.granted_at < bindparam("before", type_=sa.Double)))
 ADD_DEDUPES = Insert(dedupe)
 DROP_DEDUPES = Statement(
-    delete(dedupe).where(dedupe.c.kind == bindparam("of_kind"), dedupe.c.key == bindparam("of_key"))
+    sa.delete(dedupe).where(dedupe.c.kind == bindparam("of_kind"), dedupe.c.key == bindparam("of_key"))
 )
 ADD_STORE = Insert(store)
 COUNT_COMMIT = Statement(
-    update(store).values(
+    sa.update(store).values(
         commits=bindparam("commits"),
         start=bindparam("start"),
-        anchor=func.coalesce(bindparam("new_anchor", type_=Text), store.c.anchor),
+        anchor=func.coalesce(bindparam("new_anchor", type_=sa.Text), store.c.anchor),
     )
 )
 ADD_VERSION = Insert(schema.version)
 TOUCH = Statement(update(schema.version).values(version_num=schema.version.c.version_num))
 
 
-def _restart_leases() -> Update:
+def _restart_leases() -> sa.Update:
     ttl = _greater(trigger.c.claim_timeout, trigger.c.heartbeat_timeout)
     until = _NOW + ttl * (1 + (trigger.c.seq % _SPREAD) / (10.0 * _SPREAD))
     # An end that is over stays; without a shift (NULL) the other ends become NULL.
-    run_until = case((trigger.c.run_until <= 0, trigger.c.run_until), else_=trigger.c.run_until + _SHIFT)
-    return update(trigger).where(is_leased()).values(next_trigger_at=until, run_until=run_until)
+    run_until = sa.case((trigger.c.run_until <= 0, trigger.c.run_until), else_=trigger.c.run_until + _SHIFT)
+    return sa.update(trigger).where(is_leased()).values(next_trigger_at=until, run_until=run_until)
 
 
 RESTART_LEASES = Statement(_restart_leases())

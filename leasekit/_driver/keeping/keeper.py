@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from leasekit import hooks as events
 from leasekit._core.cycle import Lost
@@ -62,7 +63,7 @@ class Keeper:
         self._hooks = hooks
         self._watchdog = watchdog
         # Schedules a call in the keeper's loop, from any thread.
-        self.call_soon: Callable[..., object] = lambda call, *args: call(*args)
+        self.call_soon: Callable[..., object] = _at_once
         self._on_news = self._hear_news  # one bound method for all leases
         self._shows_status = isinstance(backend, Scheduler)
         self._leases: dict[tuple[str, str], HeldLease] = {}
@@ -417,3 +418,7 @@ class Keeper:
         finally:
             self._watchdog.close()  # handlers that still run stay guarded
             await self._backend.aclose()
+
+
+def _at_once(call: Callable[..., object], *args: Any) -> None:
+    call(*args)

@@ -18,7 +18,8 @@ from botocore.credentials import Credentials
 import leasekit
 from leasekit import Client, Heartbeats, Task
 from leasekit.backend import Backend
-from leasekit.errors import ConfigError
+from leasekit.errors import ConfigError, ProtocolError
+from leasekit_aws.backend import AwsBackend
 from leasekit_aws.boto_clients import BotoClients, credentials_of
 from leasekit_aws.service import Service
 

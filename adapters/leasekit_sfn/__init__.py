@@ -3,7 +3,6 @@
 from leasekit.registry import needs_extra
 
 with needs_extra("sfn"):
-    from leasekit_sfn.backend import connect, lease, task
-    from leasekit_sfn.service import SfnService
+    from leasekit_sfn.backend import SfnService, connect, lease, task
 
 __all__ = ["SfnService", "connect", "lease", "task"]

@@ -3,7 +3,6 @@
 from leasekit.registry import needs_extra
 
 with needs_extra("swf"):
-    from leasekit_swf.backend import connect, lease, task
-    from leasekit_swf.service import SwfService
+    from leasekit_swf.backend import SwfService, connect, lease, task
 
 __all__ = ["SwfService", "connect", "lease", "task"]

@@ -12,7 +12,6 @@ from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 from harness.history import Event, Frozen, Log, Paused, Resumed, Thawed
-from harness.simulation.loop import SteppedLoop
 from harness.simulation.scenario import Scenario
 
 

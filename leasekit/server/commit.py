@@ -179,11 +179,11 @@ class GroupCommit:
         try:
             with LogThread():
                 self._store.open()
-                self._call_in_loop(_resolve, opened, None)
+                self._call_in_loop(resolve, opened, None)
                 self._serve()
         except BaseException as error:  # noqa: BLE001  `start` raises it
             self._is_open = False
-            self._call_in_loop(_resolve, opened, error)
+            self._call_in_loop(resolve, opened, error)
         finally:
             self._call_in_loop(resolve, self._ended, None)
 

@@ -37,23 +37,7 @@ from leasekit._worker.executor import run_here
 from leasekit._worker.handlers import Handler, declare, is_async
 from leasekit._worker.jobs import count_in
 from leasekit._worker.json_log import formatter
-from leasekit._worker.process import handler_import, here
-from leasekit._worker.process.messages import (
-    SHOW_STACKS,
-    Address,
-    Ended,
-    Frames,
-    FromExecutor,
-    FromWorker,
-    LeaseReplaced,
-    LeaseState,
-    Progress,
-    Ready,
-    Run,
-    Setup,
-    StartupFailed,
-    packed,
-)
+from leasekit._worker.process import handler_import, here, messages
 from leasekit.errors import Cancelled, Draining, IdleTimeout, LeaseError, LeasekitError, LeaseLost
 from leasekit.hooks import Hooks
 from leasekit.task import NewTask

@@ -65,15 +65,13 @@ class Sending:
             raise Throttled("this claim was repeated, and its answers are still being sent", retry_after=_PAUSE)
 
     def begin(self, key: _Key, claimed: Claimed) -> "ClaimResponse":
-        """Make the answer to this claim, which is counted until it is sent.
-
-        Raises `Throttled` if two answers to the same claim are under way.
-        """
-        size, place = sum(map(_size, claimed.tasks)), None
+        """Make the answer to this claim, counted until it is sent. Raises `Throttled` if it has two under way."""
+        tasks, place = claimed.tasks, None
+        size = sum(_ENVELOPE + memoryview(it.payload).nbytes + memoryview(it.progress).nbytes for it in tasks)
         if size > _BIG:
             self._check_claim(key)
             place = _Place(self, key, size)
-        return ClaimResponse(ClaimAnswer(waited=claimed.waited or 0.0, tasks=claimed.tasks), place)
+        return ClaimResponse(ClaimAnswer(waited=claimed.waited or 0.0, tasks=tasks), place)
 
     def take(self, key: _Key, size: int) -> None:
         """Start counting an answer to this claim."""

@@ -4,30 +4,10 @@
 one for waiting tasks and one for leased tasks; ended tasks are in neither.
 """
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Double,
-    ForeignKey,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    PrimaryKeyConstraint,
-    String,
-    Table,
-    Text,
-    and_,
-)
+import sqlalchemy as sa
 from sqlalchemy.sql.elements import ColumnElement
 
-__all__ = [
-    "HEAD", "claim", "dedupe", "is_leased", "is_waiting", "metadata", "progress", "run", "store", "task", "trigger",
-    "version",
-]  # fmt: skip
-
-metadata = MetaData(
+metadata = sa.MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
         "fk": "fk_%(table_name)s_%(column_0_name)s",
@@ -110,7 +90,7 @@ sa.Index(
     trigger.c.next_trigger_at,
     sqlite_where=is_waiting(),
 )
-Index("ix_trigger_leased", trigger.c.next_trigger_at, sqlite_where=is_leased())
+sa.Index("ix_trigger_leased", trigger.c.next_trigger_at, sqlite_where=is_leased())
 
 progress = sa.Table(
     "progress",
@@ -163,11 +143,11 @@ dedupe = sa.Table(
 )
 
 # As Alembic itself would create it, with one row.
-version = Table(
+version = sa.Table(
     "alembic_version",
     metadata,
-    Column("version_num", String(32), nullable=False),
-    PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+    sa.Column("version_num", sa.String(32), nullable=False),
+    sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
 )
 HEAD = "0004"
 """The last migration: the version of these tables."""

@@ -10,38 +10,25 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
-from sqlalchemy import (
-    ClauseElement,
-    ColumnElement,
-    Connection,
-    Double,
-    Integer,
-    Select,
-    Table,
-    Text,
-    Update,
-    bindparam,
-    case,
-    column,
-    delete,
-    false,
-    func,
-    insert,
-    literal,
-    null,
-    select,
-    tuple_,
-    type_coerce,
-    union_all,
-    update,
-)
+import sqlalchemy as sa
+from sqlalchemy import bindparam, func, literal, select, tuple_
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.selectable import TableValuedAlias
 
-from leasekit.server.store import schema
-from leasekit.server.store.schema import claim, dedupe, is_leased, is_waiting, progress, run, store, task, trigger
+from leasekit.server.store.schema import (
+    claim,
+    dedupe,
+    is_leased,
+    is_waiting,
+    progress,
+    run,
+    store,
+    task,
+    trigger,
+    version,
+)
 
 DIALECT = sqlite.dialect()
 
@@ -269,8 +256,8 @@ COUNT_COMMIT = Statement(
         anchor=func.coalesce(bindparam("new_anchor", type_=sa.Text), store.c.anchor),
     )
 )
-ADD_VERSION = Insert(schema.version)
-TOUCH = Statement(update(schema.version).values(version_num=schema.version.c.version_num))
+ADD_VERSION = Insert(version)
+TOUCH = Statement(sa.update(version).values(version_num=version.c.version_num))
 
 
 def _restart_leases() -> sa.Update:

@@ -6,7 +6,7 @@ it does not understand. `worker` is the name under which this process claims.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,7 @@ def schemes() -> list[str]:
 
 
 @contextmanager
-def needs_extra(extra: str) -> Iterator[None]:
+def needs_extra(extra: str) -> Generator[None]:
     """Raise `MissingDependency`, which names this extra of leasekit, if an import in this block finds no library."""
     try:
         yield

@@ -56,7 +56,7 @@ class BotoClients:
         self._session: Any = None
         self._made: dict[bool, Any] = {}
         self._making = threading.Lock()
-        self._ids: OrderedDict[str, None] = OrderedDict()  # of the latest answers, guarded by …
+        self._ids: OrderedDict[str, int] = OrderedDict()  # of the latest answers, guarded by …
         self._noting = threading.Lock()
 
     def send(self, call: Call, *, is_poll: bool = False) -> dict[str, Any]:
@@ -75,16 +75,15 @@ class BotoClients:
     def _refuse_repeated(self, call: Call, request_id: str, *, is_poll: bool) -> None:
         """Raise `ProtocolError` if an earlier answer had this id, and close connections: they may shift more answers.
 
-        Not for SQS: emulators give all of its answers one id, and the entries of its batches have ids of their own.
+        An id that comes a third time is that of an emulator, which gives all answers one id.
         """
-        if not request_id or self._service == "sqs":
+        if not request_id:
             return
         with self._noting:
-            is_repeated = request_id in self._ids
-            self._ids[request_id] = None
+            times = self._ids[request_id] = self._ids.get(request_id, 0) + 1
             if len(self._ids) > _MOST_IDS:
                 self._ids.popitem(last=False)
-        if is_repeated:
+        if times == 2:
             self._client(is_poll=is_poll).close()
             what = f"{call.operation}: the answer has the request id of an earlier one ({request_id[:100]})"
             raise ProtocolError(f"{what}: a proxy has delivered that twice; the request may be repeated")

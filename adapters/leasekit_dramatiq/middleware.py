@@ -35,7 +35,7 @@ class Leases(Middleware):
     """
 
     def __init__(self, url: str, *, ttl: float = 60.0, again_in: float = 15.0) -> None:
-        seconds: object = again_in
+        seconds = cast("object", again_in)
         if not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
             raise ConfigError(f"again_in must be a finite number of seconds above 0, got {again_in!r}: set again_in")
         self._connect = partial(leasekit.connect, url, heartbeats=leasekit.Heartbeats().for_ttl(ttl))

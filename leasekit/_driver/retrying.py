@@ -6,7 +6,7 @@ Heartbeats are never repeated here: the cycle retries them.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tenacity
 
@@ -57,8 +57,8 @@ async def call_by_task(
         try:
             answer = await call([items[position] for position in positions])
         except Refused as refused:
-            errors = [
-                {**error, "item": positions[error["item"]]} if "item" in error else error for error in refused.errors
+            errors: list[dict[str, Any]] = [
+                {**error, "item": positions[error["item"]]} for error in refused.errors if "item" in error
             ]
             raise Refused(str(refused), errors=errors) from refused
         verdicts.update(zip(positions, answer, strict=True))

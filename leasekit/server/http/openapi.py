@@ -80,9 +80,9 @@ def _is_struct(type_: Any) -> bool:
 def _described(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     is_json = operation.media_type == JSON
     # OpenAPI 3.1 cannot describe the form of a text: a schema would be read as that of each event.
-    answer = {JSON: _reference(operation.answer)} if is_json else {operation.media_type: {}}
+    answer: dict[str, dict[str, Any]] = {operation.media_type: _reference(operation.answer) if is_json else {}}
     problem = {MEDIA_TYPE: _reference(Problem)}
-    responses = {"200": {"description": "Done." if is_json else "The text.", "content": answer}}
+    responses: dict[str, Any] = {"200": {"description": "Done." if is_json else "The text.", "content": answer}}
     responses |= {str(status): {"description": why, "content": problem} for status, why in operation.refusals.items()}
     described: dict[str, Any] = {
         "operationId": operation.run.__name__,

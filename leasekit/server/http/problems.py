@@ -56,8 +56,12 @@ def problem_of(request: Request, error: Exception) -> Response:
             return _problem(503, str(error))
         case HTTPException():
             return _problem(error.status_code, error.detail, type=_TYPES.get(type(error)), headers=error.headers)
-    logger.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
-    return _problem(500, "an error of the server: whether the request was applied is unknown, and it may be repeated")
+        case _:
+            logger.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+            return _problem(500, _UNEXPECTED)
+
+
+_UNEXPECTED = "an error of the server: whether the request was applied is unknown, and it may be repeated"
 
 
 _TYPES: Mapping[type[HTTPException], ProblemType] = {

@@ -14,6 +14,7 @@ import asyncio
 import random
 import weakref
 from collections import Counter
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -129,6 +130,6 @@ def _time_for(size: int) -> float:
 
 def _cut(scope: Scope) -> None:
     """Abort the connection: later writes to it are dropped, so the answer ends."""
-    extensions = scope.get("extensions") or {}
+    extensions: dict[str, Any] = scope.get("extensions") or {}
     if ABORT in extensions:
         extensions[ABORT]["abort"]()

@@ -12,6 +12,7 @@ A message lives by a clock that tests turn. What moto does not do, and this does
 import hashlib
 import json
 import threading
+import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -312,7 +313,7 @@ class Fake:
 
             def _answer(self, status: int, body: bytes, *, code: str = "") -> None:
                 self.send_response(status)
-                self.send_header("x-amzn-RequestId", "made-up")
+                self.send_header("x-amzn-RequestId", str(uuid.uuid4()))
                 self.send_header("Content-Type", "application/x-amz-json-1.0")
                 if code:
                     self.send_header("x-amzn-query-error", f"{code};Sender")

@@ -11,6 +11,7 @@ connection would otherwise be read as the answer to the next request, and acknow
 import asyncio
 import contextlib
 import functools
+import importlib
 import itertools
 import re
 import secrets
@@ -26,6 +27,10 @@ import msgspec
 
 from leasekit.errors import BackendError, ProtocolError, Refused, Throttled, Unavailable
 from leasekit.wire import REQUEST_HEADER, Problem
+
+# Not by the first request: if another thread forks the process meanwhile, the child waits for ever for these imports.
+for _name in ("httpcore", "anyio._backends._asyncio"):
+    importlib.import_module(_name)
 
 T = TypeVar("T")
 

@@ -252,6 +252,30 @@ with leasekit.connect(sys.argv[1], retry_for=0) as client:
 """
 
 
+IMPORTS = """
+import sys, threading, leasekit
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if threading.current_thread() is not threading.main_thread():
+            print(threading.current_thread().name, "imports", name)
+
+sys.meta_path.insert(0, Finder())
+with leasekit.connect(sys.argv[1]) as client:
+    client.schedule("k")
+    with leasekit.lease(next(client.tasks("k"))) as held:
+        held.progress(1)
+    print("over")
+"""
+
+
+def test_a_first_request_imports_nothing(start: Start) -> None:
+    """A child that is forked meanwhile would wait for ever for what the other thread imports."""
+    owner = start(HOLD)
+    assert told(owner).readline() == "open\n"
+    assert told(start(IMPORTS)).readline() == "over\n"
+
+
 MAIN_THREAD_ENDS = """
 import sys, threading, leasekit
 client = leasekit.connect(sys.argv[1])

@@ -34,6 +34,10 @@ class Authority:
             .not_valid_before(now - dt.timedelta(days=1))
             .not_valid_after(now + dt.timedelta(days=1))
             .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+            # Python 3.13 and newer check certificates strictly (RFC 5280): they ask for these three.
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .add_extension(_usage(is_ca=is_ca), critical=True)
         )
         if host is not None:
             address = x509.IPAddress(ipaddress.ip_address(host))
@@ -46,3 +50,17 @@ class Authority:
             certificate.public_bytes(pem) + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
         )
         return path
+
+
+def _usage(*, is_ca: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not is_ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_ca,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

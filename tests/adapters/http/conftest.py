@@ -16,6 +16,7 @@ from leasekit_http import HttpBackend
 
 pytest.register_assert_rewrite("leasekit.testing.contract")
 
+_ENDS = (OSError, asyncio.IncompleteReadError, asyncio.CancelledError)  # of a connection
 Behaviour = Callable[["Stranger"], Awaitable[None]]
 
 
@@ -49,8 +50,11 @@ async def _one_request(reader: asyncio.StreamReader) -> bytes:
 async def serving(behave: Behaviour, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     """The port at which a server does `behave` with each connection."""
 
+    connections: set[asyncio.Task[None] | None] = set()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        connections.add(asyncio.current_task())
+        with contextlib.closing(writer), contextlib.suppress(*_ENDS):
             await behave(Stranger(await _one_request(reader), writer))
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
@@ -58,6 +62,8 @@ async def serving(behave: Behaviour, *, tls: ssl.SSLContext | None = None) -> As
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
+        for connection in filter(None, connections):  # since Python 3.12 the server waits for them
+            connection.cancel()
         await server.wait_closed()
 
 

@@ -48,13 +48,13 @@ brief: $(VENV)/$(DEV) $(VENV)/leasekit ## Test what calls other libraries (two m
 		$(addprefix --ignore=,$(NOT_BRIEF)) $(BRIEF) $(ARGS)
 
 .PHONY: lowest
-lowest: ## `make brief` with the lowest version of each dependency, which requirements/lowest.txt has for Python 3.11
+lowest: ## `make brief` with the lowest version of each dependency (Python 3.11)
 	@$(MAKE) --no-print-directory brief VENV=$(VENV)-lowest RUN=lowest DEV=lowest
 
 .PHONY: pythons
-pythons: ## `make brief` with each of $(PYTHONS) that is in PATH and that leasekit can run on
+pythons: ## `make brief` with each Python in PATH that leasekit can run on
 	@set -e; ran=; for python in $(PYTHONS); do \
-		if ! version=$$($$python -c 'import platform; print(platform.python_version())' 2>/dev/null); then \
+		if ! version=$$($$python -c 'import sys; print(*sys.version_info[:3], sep=".")' 2>/dev/null); then \
 			echo "SKIPPED $$python: not in PATH"; \
 		elif ! $$python -c '$(SUITABLE)' >/dev/null 2>&1; then \
 			echo "SKIPPED $$python: leasekit does not run on $$version"; \
@@ -62,7 +62,7 @@ pythons: ## `make brief` with each of $(PYTHONS) that is in PATH and that leasek
 			echo "$$python ($$version):"; \
 			$(MAKE) --no-print-directory brief PYTHON=$$python VENV=$(VENV)-$$version; ran="$$ran $$version"; \
 		fi; \
-	done; echo "passed with:$${ran:- none}"
+	done; echo "passed with:$${ran:- none}"; test -n "$$ran"
 
 .PHONY: soak
 soak: $(VENV)/dev $(VENV)/leasekit ## Run all cases of the tests that run a sample of them in `make test`

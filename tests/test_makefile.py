@@ -40,6 +40,18 @@ def test_make_takes_the_pythons_that_the_package_takes(tmp_path: Path, version: 
         assert "3.12.0 to 3.12.2" in ran.stderr
 
 
+def test_the_pythons_that_are_not_tested_are_named(tmp_path: Path) -> None:
+    refused = python(tmp_path, "3.12.1")
+    command = ["make", "pythons", f"PYTHONS=python3.99 {refused}", f"VENV={tmp_path / 'environment'}"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.stdout.splitlines() == [
+        "SKIPPED python3.99: not in PATH",
+        f"SKIPPED {refused}: leasekit does not run on 3.12.1",
+        "passed with: none",
+    ]
+    assert ran.returncode != 0
+
+
 def test_versions_that_start_no_thread_after_the_main_thread_are_refused() -> None:
     refused = [version for version in VERSIONS if version not in SpecifierSet(PROJECT["requires-python"])]
     assert refused == ["3.10.14", "3.12.0", "3.12.1", "3.12.2"]

@@ -42,7 +42,13 @@ def test_make_takes_the_pythons_that_the_package_takes(tmp_path: Path, version: 
 
 def test_the_pythons_that_are_not_tested_are_named(tmp_path: Path) -> None:
     refused = python(tmp_path, "3.12.1")
-    command = ["make", "pythons", f"PYTHONS=python3.99 {refused}", f"VENV={tmp_path / 'environment'}"]
+    command = [
+        "make",
+        "--no-print-directory",
+        "pythons",
+        f"PYTHONS=python3.99 {refused}",
+        f"VENV={tmp_path / 'environment'}",
+    ]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.stdout.splitlines() == [
         "SKIPPED python3.99: not in PATH",

@@ -418,7 +418,7 @@ def test_a_task_that_kills_every_worker_is_dead_after_max_crashes(
     assert info.status is Status.DEAD
     assert outcomes(info) == ["crash", "crash"]
     assert all(says in run.error["message"] for run in info.history)
-    worker.at_work(3)
+    eventually(lambda: "at work" in "".join(worker.log.split("is started again")[2:]), "the third process")
     worker.process.send_signal(signal.SIGTERM)
     assert worker.exit_code() == 0
 

@@ -134,7 +134,7 @@ def test_a_history_that_fails_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(consumer, "restart_leases", lambda turn, shift: None)
     outcomes = (simulate(preset("restarts", hours=2.0, seed=seed)) for seed in range(1, 9))
     outcome = next(outcome for outcome in outcomes if outcome.violations)
-    smallest = shrink(outcome, tries=4)
+    smallest = shrink(outcome, tries=8)
     assert broken(smallest) & broken(outcome)
     assert size(smallest) < size(outcome)
 

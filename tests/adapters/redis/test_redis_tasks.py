@@ -427,6 +427,7 @@ async def test_workers_are_known_by_what_they_hold(backend: RedisBackend, opened
     (worker,) = [one for one in await backend.workers() if one.name == name]
     assert worker.running == 0
     assert worker.last_seen is not None
+    assert worker.kinds == [f"{kind}-0", f"{kind}-1"]
 
 
 async def test_pages_over_all_kinds_are_in_the_order_in_which_tasks_came(opened: Open, kind: str) -> None:

@@ -9,7 +9,7 @@ import requests
 import schemathesis
 from hypothesis import HealthCheck, settings
 
-from leasekit import wire
+from leasekit.server.http import routes
 from leasekit.server.http.openapi import document
 from leasekit.server.http.routes import OPERATIONS
 from tests.sampling import IS_SOAK, in_soak
@@ -78,7 +78,7 @@ def url(server: Running) -> Iterator[str]:
     """Where the server is. Claims hardly wait here, and streams of events end at once."""
     server.engine.feed.close()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "MAX_WAIT", 0.01)  # which only routes read when a claim comes
+        patch.setattr(routes, "MAX_WAIT", 0.01)
         yield f"http://127.0.0.1:{server.port}"
     assert server.get("/readyz") == {"status": "ready"}
 

@@ -66,3 +66,13 @@ def test_versions_that_start_no_thread_after_the_main_thread_are_refused() -> No
 def test_the_classifiers_name_every_python_that_is_served() -> None:
     named = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if ":: Python :: 3." in line]
     assert named == ["3.11", "3.12", "3.13", "3.14"]
+
+
+def test_make_demo_says_what_it_does_before_each_of_its_steps(tmp_path: Path) -> None:
+    command = ["make", "--dry-run", "demo", f"VENV={tmp_path / 'environment'}"]
+    steps = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    said = [step for step in steps if step.startswith("echo ")]
+    assert steps[0] == said[0]
+    words = ["Watch", "virtual environment", "dependencies", "building leasekit"]
+    assert [word for line in said[1:] for word in words if word in line] == words
+    assert steps[-1].endswith("leasekit demo")

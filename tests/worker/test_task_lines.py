@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import leasekit
-from leasekit import Worker
+from leasekit import Worker, _log
 from leasekit.testing.faults import Faulty
 from tests.waiting import eventually
 from tests.worker.conftest import AtWork, Submitter
@@ -117,7 +117,11 @@ def dies(payload: Any) -> None:
     os._exit(3)
 
 
-def test_a_stuck_log_holds_up_no_run(faulty: Faulty, submitter: Submitter, at_work: AtWork) -> None:
+def test_a_stuck_log_holds_up_no_run(
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_log, "_PATIENCE", 0.2)  # as outside of tests: see the conftest
+    monkeypatch.setattr(_log, "_SHARE", 0.02)
     go_on = threading.Event()
 
     class Stuck(logging.Handler):

@@ -29,7 +29,13 @@ def python(folder: Path, version: str) -> Path:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_make_takes_the_pythons_that_the_package_takes(tmp_path: Path, version: str) -> None:
     environment = tmp_path / "environment"
-    command = ["make", f"PYTHON={python(tmp_path, version)}", f"VENV={environment}", str(environment / "python")]
+    command = [
+        "make",
+        "--no-print-directory",
+        f"PYTHON={python(tmp_path, version)}",
+        f"VENV={environment}",
+        str(environment / "python"),
+    ]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if version in SpecifierSet(PROJECT["requires-python"]):
         assert "would go on" in ran.stdout
@@ -69,7 +75,7 @@ def test_the_classifiers_name_every_python_that_is_served() -> None:
 
 
 def test_make_demo_says_what_it_does_before_each_of_its_steps(tmp_path: Path) -> None:
-    command = ["make", "--dry-run", "demo", f"VENV={tmp_path / 'environment'}"]
+    command = ["make", "--no-print-directory", "--dry-run", "demo", f"VENV={tmp_path / 'environment'}"]
     steps = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     said = [step for step in steps if step.startswith("echo ")]
     assert steps[0] == said[0]

@@ -79,6 +79,6 @@ def test_make_demo_says_what_it_does_before_each_of_its_steps(tmp_path: Path) ->
     steps = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     said = [step for step in steps if step.startswith("echo ")]
     assert steps[0] == said[0]
-    words = ["Watch", "virtual environment", "dependencies", "building leasekit"]
+    words = ["Watch", "virtual environment", "requirements/run.txt", "building leasekit"]
     assert [word for line in said[1:] for word in words if word in line] == words
     assert steps[-1].endswith("leasekit demo")

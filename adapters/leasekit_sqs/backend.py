@@ -19,6 +19,7 @@ from leasekit_aws.boto_clients import BotoClients
 from leasekit_sqs.address import LONGEST_TTL, Address, address
 from leasekit_sqs.batches import Item, in_batches
 from leasekit_sqs.calls import Answer, Calls, Gone, refusing
+from leasekit_sqs.comparison import Comparison
 from leasekit_sqs.endings import Ending, Endings
 from leasekit_sqs.queues import Queues
 from leasekit_sqs.receipts import Receipt, Receipts
@@ -46,7 +47,10 @@ def connect(url: str, *, worker: str) -> "SqsBackend":
 
 
 class SqsBackend:
-    """Tasks as the messages of one queue, or of one queue for each kind."""
+    """Tasks as the messages of one queue, or of one queue for each kind.
+
+    With `receives=False` messages come from a receive loop of the user's own.
+    """
 
     capabilities = Capabilities(
         max_batch=100,  # ten to a call; more than ten are calls at the same time
@@ -62,7 +66,12 @@ class SqsBackend:
     )
 
     def __init__(
-        self, address: Address, *, clients: BotoClients | None = None, clock: Callable[[], float] = boot_time
+        self,
+        address: Address,
+        *,
+        clients: BotoClients | None = None,
+        clock: Callable[[], float] = boot_time,
+        receives: bool = True,
     ) -> None:
         self.address = address
         self.receipts = Receipts(clock)
@@ -71,6 +80,7 @@ class SqsBackend:
         self._queues = Queues(self._calls, address)
         self._receiver = Receiver(self._calls, self._queues, self.receipts, address, clock)
         self._endings = Endings(self._calls, self._queues, clock)
+        self._comparison = None if receives else Comparison(self._queues, address.ttl)
         self._sent: dict[str, None] = {}
         self._crashed_since: dict[str, float] = {}  # tokens of crashed holders → when each crash was first reported
 
@@ -129,6 +139,8 @@ class SqsBackend:
         if self._clock() >= receipt.until:
             return _gone(receipt.id, "expired")
         receipt.hidden(asked_at, grant)
+        if self._comparison is not None:
+            self._comparison.start(receipt.url)
         return Verdict(id=receipt.id, verdict="renewed", ttl=float(grant))
 
     def _warn_of_twelve_hours(self, receipt: Receipt, now: float) -> None:
@@ -259,6 +271,8 @@ class SqsBackend:
     async def aclose(self) -> None:
         """Release the messages that no claim has taken, and close the connections. Leases are not touched."""
         await self._receiver.aclose()
+        if self._comparison is not None:
+            await self._comparison.aclose()
         self._calls.close()
 
 

@@ -75,6 +75,10 @@ class Queues:
         found = await self._attributes(url, list(_COUNTS.values()))
         return {status: _number(found.get(name)) for status, name in _COUNTS.items()}
 
+    async def visibility_timeout(self, url: str) -> int:
+        """Return the seconds for which a queue hides a message after a receive that does not say for how long."""
+        return _number((await self._attributes(url, ["VisibilityTimeout"])).get("VisibilityTimeout"))
+
     async def _attributes(self, url: str, names: Sequence[str]) -> Mapping[str, Any]:
         answer = await self._calls("get_queue_attributes", QueueUrl=url, AttributeNames=names)
         found: object = answer.get("Attributes")

@@ -76,6 +76,22 @@ def test_leaving_the_block_deletes_the_message(sqs: SQSClient, queue_url: str, s
     assert counts(sqs, queue_url) == (0, 0)
 
 
+def test_a_lease_that_is_shorter_than_the_queues_own_time_is_said_once(
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive, caplog: pytest.LogCaptureFixture
+) -> None:
+    sqs.set_queue_attributes(QueueUrl=queue_url, Attributes={"VisibilityTimeout": "1200"})
+    for timeout in (1200, 30, 30):  # the longer one first: it is compared too, and is no reason for a warning
+        send()
+        with leasekit_sqs.lease(
+            receive(timeout), queue_url=queue_url, client=sqs, visibility_timeout=timeout, settle=False
+        ):
+            while timeout < 1200 and "visibility_timeout=1200" not in caplog.text:
+                time.sleep(0.01)
+    leasekit_sqs.close()  # ends all comparisons
+    assert caplog.text.count("visibility_timeout=1200") == 1
+    assert f"queue {queue_url.rpartition('/')[2]} hides a message for 1200 s" in caplog.text
+
+
 def test_lease_is_short_for_the_lease_of_a_task(sqs: SQSClient, queue_url: str, send: Send, receive: Receive) -> None:
     send("words")
     with leasekit_sqs.lease(receive(), queue_url=queue_url, client=sqs, kind="k", idle_timeout=60) as held:

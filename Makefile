@@ -39,12 +39,16 @@ introduction:
 	@echo 'Watch how the tasks of the killed worker run again elsewhere, and the checks at the end.'
 
 .PHONY: test
-test: $(VENV)/dev $(VENV)/leasekit ## Test the installed package (ARGS=… goes to pytest)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto --maxprocesses 16 --dist worksteal $(ARGS)
+test: $(VENV)/dev $(VENV)/leasekit ## Test the installed package (five minutes on two cores; ARGS=… goes to pytest)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto --maxprocesses 16 --dist worksteal -m 'not slow' $(ARGS)
+
+.PHONY: slow
+slow: $(VENV)/dev $(VENV)/leasekit ## The tests that `make test` leaves out: they take long, each
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto --maxprocesses 16 --dist worksteal -m slow $(ARGS)
 
 .PHONY: brief
 brief: $(VENV)/$(DEV) $(VENV)/leasekit ## Test what calls other libraries (two minutes)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n auto --maxprocesses 16 --dist worksteal \
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n auto --maxprocesses 16 --dist worksteal -m 'not slow' \
 		$(addprefix --ignore=,$(NOT_BRIEF)) $(BRIEF) $(ARGS)
 
 .PHONY: lowest

@@ -11,6 +11,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 NAMES = sorted(path.stem for path in BENCHMARKS.glob("[a-z]*.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_it_measures_every_case_it_names(name: str, tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick", "--out", str(tmp_path)]

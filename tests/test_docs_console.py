@@ -123,6 +123,7 @@ def test_the_pages_that_promise_a_session_have_one() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_what_is_typed_happens_as_it_shows(path: Path, tmp_path: Path) -> None:

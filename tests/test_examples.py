@@ -19,6 +19,7 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     ran = subprocess.run(
@@ -54,6 +55,7 @@ def test_the_package_is_found_by_its_scheme(installed: dict[str, str], tmp_path:
     assert run(sys.executable, PACKAGE / "use.py", cwd=tmp_path, env=installed) == "report {'month': 1}\n"
 
 
+@pytest.mark.slow
 def test_the_package_passes_the_contract(installed: dict[str, str], tmp_path: Path) -> None:
     pytest_alone: list[str | Path] = [
         sys.executable,

@@ -314,6 +314,7 @@ if pid:
 """
 
 
+@pytest.mark.slow
 def test_a_child_that_ends_as_interpreters_do_neither_hangs_nor_complains() -> None:
     for flags in ([], ["-W", "error"], ["-X", "dev"]):
         ended = subprocess.run(

@@ -80,6 +80,7 @@ def test_the_wheel_holds_the_library_and_its_adapters_typed_and_nothing_else(whe
     assert {f"{package}/py.typed" for package in packages} <= set(names)
 
 
+@pytest.mark.slow
 def test_a_wheel_is_the_same_whether_built_from_the_checkout_or_from_the_sdist(wheel: Path, tmp_path: Path) -> None:
     sdist = build("sdist", ROOT, tmp_path / "sdist")
     with tarfile.open(sdist) as archive:

@@ -20,6 +20,7 @@ from leasekit.task import HistoryEntry, Status, TaskInfo
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
+@pytest.mark.slow
 def test_the_demo_digests_a_directory_and_survives_a_killed_worker(tmp_path: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()
@@ -39,6 +40,7 @@ def test_the_demo_digests_a_directory_and_survives_a_killed_worker(tmp_path: Pat
     assert not done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_few_files_are_enough(tmp_path: Path, count: int) -> None:
     files = tmp_path / "files"

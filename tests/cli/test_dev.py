@@ -123,6 +123,7 @@ def result(client: leasekit.Client, task_id: str) -> Any:
     return task.result
 
 
+@pytest.mark.slow
 def test_new_code_answers_after_a_change_and_the_server_stays(tmp_path: Path, dev: Start) -> None:
     handlers(tmp_path, "first")
     running = dev()
@@ -154,6 +155,7 @@ def test_what_runs_at_a_change_is_ended_by_the_code_that_began_it(tmp_path: Path
     assert (task.attempt, task.crashes) == (1, 0)
 
 
+@pytest.mark.slow
 def test_code_that_does_not_compile_is_waited_out(tmp_path: Path, dev: Start) -> None:
     (tmp_path / "app.py").write_text("def broken(:\n")
     running = dev()
@@ -164,6 +166,7 @@ def test_code_that_does_not_compile_is_waited_out(tmp_path: Path, dev: Start) ->
         assert asked(client)["answer"] == "mended"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_whole_tree_with_exit_code_0(tmp_path: Path, dev: Start, number: signal.Signals) -> None:
     handlers(tmp_path, "x")
@@ -187,6 +190,7 @@ def test_a_second_signal_does_not_wait_for_what_runs(tmp_path: Path, dev: Start)
     assert running.stop() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
 def test_nothing_is_left_when_it_is_killed(tmp_path: Path, dev: Start) -> None:
     handlers(tmp_path, "x")

@@ -15,6 +15,7 @@ import leasekit
 from tests.cli.conftest import Server, Start
 
 
+@pytest.mark.slow
 def test_workers_are_told_of_with_what_they_hold(server: Server) -> None:
     with leasekit.connect(server.url, worker="busy") as client:
         client.schedule("held")
@@ -56,6 +57,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_log_that_nobody_reads_holds_up_neither_a_server_nor_its_end(tmp_path: Path, full_pipe: int) -> None:
     command = [sys.executable, "-c", FULL_DISK, "serve", "--port", "0", "--store", "sqlite:///tasks.db"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=full_pipe, text=True)

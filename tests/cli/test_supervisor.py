@@ -283,6 +283,7 @@ def outcomes(info: TaskInfo) -> list[str]:
     return [run.outcome for run in info.history]
 
 
+@pytest.mark.slow
 def test_the_task_of_a_worker_that_was_killed_runs_elsewhere_at_once(place: Place, client: leasekit.Client) -> None:
     worker = place.work().at_work()
     pid = worker.pid
@@ -303,6 +304,7 @@ def test_the_task_of_a_worker_that_was_killed_runs_elsewhere_at_once(place: Plac
     assert worker.exit_code() == 0
 
 
+@pytest.mark.slow
 def test_a_log_that_nobody_reads_holds_up_no_task_of_a_dead_worker(place: Place, client: leasekit.Client) -> None:
     unread, log = os.pipe()
     command = [*LEASEKIT, "work", "app:worker", "--backend", place.url, "--spool", ""]
@@ -326,6 +328,7 @@ def test_a_log_that_nobody_reads_holds_up_no_task_of_a_dead_worker(place: Place,
         os.close(log)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--no-supervise"]], ids=["supervised", "alone"])
 def test_a_log_that_nobody_reads_holds_up_no_end(
     place: Place, client: leasekit.Client, full_pipe: int, options: list[str]
@@ -344,6 +347,7 @@ def test_a_log_that_nobody_reads_holds_up_no_end(
         worker.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pages", [1, 200], ids=["before any beat", "after some seconds"])
 def test_the_next_holder_begins_where_a_killed_worker_was(place: Place, client: leasekit.Client, pages: int) -> None:
     worker = place.work().at_work()
@@ -408,6 +412,7 @@ def test_a_claim_of_a_dead_worker_that_arrives_after_all_was_handed_back_is_gran
     assert (info.status, info.attempt) == (Status.NEW, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "says"), [("kill", "SIGKILL"), ("exit 0", "exit code 0")])
 def test_a_task_that_kills_every_worker_is_dead_after_max_crashes(
     place: Place, client: leasekit.Client, how: str, says: str
@@ -585,6 +590,7 @@ def test_without_a_supervisor_there_is_one_process_that_is_not_started_again(
     assert len(place.begun()) == 1
 
 
+@pytest.mark.slow
 def test_an_embedded_store_is_opened_by_the_supervisor_when_its_worker_has_died(place: Place) -> None:
     place.url = "sqlite:///embedded.db"
     with leasekit.connect(f"sqlite:///{place.home}/embedded.db") as client:
@@ -640,6 +646,7 @@ def has_whole_result(spool: Path, size: int) -> bool:
     return any(len(text) > size and text.endswith(b"\n") for text in texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("whom", "size"), [("the worker", 3), ("all", 1024 * 1024 - 2)])
 def test_a_result_that_could_not_be_reported_survives_and_its_task_does_not_run_twice(
     server: Server, place: Place, client: leasekit.Client, whom: str, size: int
@@ -671,6 +678,7 @@ def test_a_result_that_could_not_be_reported_survives_and_its_task_does_not_run_
     assert list(kept.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_result_that_another_worker_on_the_same_spool_has_taken_up_is_no_crash(
     server: Server, place: Place, client: leasekit.Client
 ) -> None:

@@ -30,11 +30,13 @@ def chaos(folder: Path, *arguments: str) -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gil-held", "claim-answer-lost", "schedule-answer-lost"])
 def test_what_is_promised_holds_through(name: str, tmp_path: Path) -> None:
     assert "1 scenarios, 0 failed" in chaos(tmp_path, "--name", name)
 
 
+@pytest.mark.slow
 def test_a_promise_that_is_broken_is_found_out(tmp_path: Path) -> None:
     assert "1 scenarios, 0 failed" in chaos(tmp_path, "--name", "gil-held-unguarded")
 

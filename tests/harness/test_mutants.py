@@ -124,12 +124,14 @@ def test_an_edit_of_a_function_or_a_module_that_has_gone_says_so(tmp_path: Path)
         Edit("m.n:f", "a", "b").file(tmp_path)
 
 
+@pytest.mark.slow
 def test_this_mutant_is_killed_by_a_test() -> None:
     mutant = MUTANTS["throttling-is-a-strike"]
     assert run_tests(mutant, mutant.test).killed_by == [mutant.test]
     assert run_tests(None, mutant.test).killed_by == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dedupe-ignored", "no-timer"])
 def test_this_mutant_is_killed_by_its_rule(name: str) -> None:
     mutant = MUTANTS[name]

@@ -46,6 +46,7 @@ def test_all_promises_are_kept_under_this_stress(name: str) -> None:
     assert not outcome.violations, shown(outcome.violations)
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", in_soak(range(1, 41), by_default=[4, 20]))
 def test_all_promises_are_kept_in_a_swarm_of_faults(seed: int) -> None:
@@ -53,6 +54,7 @@ def test_all_promises_are_kept_in_a_swarm_of_faults(seed: int) -> None:
     assert not outcome.violations, shown(outcome.violations)
 
 
+@pytest.mark.slow
 def test_all_promises_are_kept_in_a_history_that_nobody_has_seen_before() -> None:
     seed = secrets.randbelow(10**9)
     outcome = simulate(swarm(seed, hours=HOURS))
@@ -61,11 +63,13 @@ def test_all_promises_are_kept_in_a_history_that_nobody_has_seen_before() -> Non
     )
 
 
+@pytest.mark.slow
 def test_all_promises_are_kept_over_a_database() -> None:
     outcome = simulate(replace(swarm(3, hours=0.5), store="sql"))
     assert not outcome.violations, shown(outcome.violations)
 
 
+@pytest.mark.slow
 def test_every_kind_of_fault_fires() -> None:
     assert len(FAULTS) >= 30
     of_tasks = dict.fromkeys(("deaf", "poison", "hang", "again", "cancel", "same_key", "hand_back", "gil"), 25.0)
@@ -77,12 +81,14 @@ def test_every_kind_of_fault_fires() -> None:
     assert [name for name in FAULTS if not fired[name]] == []
 
 
+@pytest.mark.slow
 def test_one_seed_is_one_history() -> None:
     first, second, other = (simulate(swarm(seed, hours=0.5)) for seed in (7, 7, 8))
     assert first.digest == second.digest
     assert first.digest != other.digest
 
 
+@pytest.mark.slow
 def test_a_history_does_not_depend_on_the_order_of_sets() -> None:
     lines = [_run_with_hashes(seed) for seed in (1, 2)]
     assert "digest" in lines[0]
@@ -112,6 +118,7 @@ def is_found(rule: str, name: str) -> bool:
     return any(rule in broken(simulate(preset(name, hours=1.5, seed=seed))) for seed in range(1, 9))
 
 
+@pytest.mark.slow
 def test_it_finds_a_heartbeat_that_any_token_renews(monkeypatch: pytest.MonkeyPatch) -> None:
     def is_held(row: Trigger, token: str, now: float) -> bool:
         return row.status in LEASED and row.next_trigger_at is not None and row.next_trigger_at > now
@@ -120,16 +127,19 @@ def test_it_finds_a_heartbeat_that_any_token_renews(monkeypatch: pytest.MonkeyPa
     assert is_found("S3", "fencing")
 
 
+@pytest.mark.slow
 def test_it_finds_a_fence_that_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "grant", _with_the_same_fence)
     assert is_found("S1", "deaths")
 
 
+@pytest.mark.slow
 def test_it_finds_a_process_that_nobody_kills(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Watchdog, "_update_timer", lambda self: None)
     assert is_found("S2", "guard")
 
 
+@pytest.mark.slow
 def test_a_history_that_fails_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer, "restart_leases", lambda turn, shift: None)
     outcomes = (simulate(preset("restarts", hours=2.0, seed=seed)) for seed in range(1, 9))

@@ -473,6 +473,7 @@ def test_memory() -> None:
     check(MemoryRig, examples=25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "examples"), [(SqliteRig, 8), (HttpRig, 4)])
 def test_the_server(make: type[SqliteRig], examples: int, tmp_path: Path) -> None:
     check(lambda: make(Path(mkdtemp(dir=tmp_path))), examples=examples)

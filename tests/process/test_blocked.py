@@ -3,6 +3,8 @@
 import time
 from functools import partial
 
+import pytest
+
 import leasekit
 from tests.process.conftest import Fleet
 from tests.waiting import eventually
@@ -19,6 +21,7 @@ def is_past(moment: float) -> bool:
     return time.monotonic() > moment
 
 
+@pytest.mark.slow
 def test_a_loop_blocked_for_three_ttls_keeps_its_lease_and_thread_handlers_run_meanwhile(fleet: Fleet) -> None:
     fleet.handlers(
         f"""
@@ -50,6 +53,7 @@ def test_a_loop_blocked_for_three_ttls_keeps_its_lease_and_thread_handlers_run_m
         assert not fleet.notes("lost")
 
 
+@pytest.mark.slow
 def test_a_claim_that_waited_longer_than_the_ttl_still_runs_its_task(fleet: Fleet) -> None:
     fleet.handlers(
         """

@@ -6,10 +6,13 @@ from contextlib import closing
 from http.client import HTTPConnection
 from typing import Any
 
+import pytest
+
 from tests.process.conftest import Fleet
 from tests.waiting import eventually
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_is_not_acknowledged_and_it_heals_without_a_restart(fleet: Fleet) -> None:
     server = fleet.serve()
 

@@ -27,6 +27,7 @@ def listed(client: leasekit.Client) -> Iterator[str]:
         yield from (task.id for task in page.tasks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", [0.3, 1.7, 3.1, 4.4])
 def test_the_task_of_a_killed_worker_runs_elsewhere_within_ttl_and_2_s_and_never_before(
     fleet: Fleet, moment: float
@@ -60,6 +61,7 @@ def test_the_task_of_a_killed_worker_runs_elsewhere_within_ttl_and_2_s_and_never
         assert info.crashes == 1
 
 
+@pytest.mark.slow
 def test_a_server_killed_at_any_moment_loses_nothing_that_it_acknowledged(fleet: Fleet) -> None:
     server = fleet.serve()
     accepted: list[str] = []
@@ -76,6 +78,7 @@ def test_a_server_killed_at_any_moment_loses_nothing_that_it_acknowledged(fleet:
         assert set(accepted) <= set(listed(client))
 
 
+@pytest.mark.slow
 def test_workers_go_on_through_a_20_s_restart_of_the_server_without_losing_a_lease(fleet: Fleet) -> None:
     fleet.handlers(
         """

@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 import leasekit
 from tests.process.conftest import Fleet
 from tests.waiting import eventually
@@ -37,6 +39,7 @@ def sleeps(pid: int, thread: int) -> bool:
     return stat.rpartition(")")[2].split()[0] == "S"
 
 
+@pytest.mark.slow
 def test_a_stopped_process_says_that_it_was_stopped(fleet: Fleet) -> None:
     fleet.serve()
     with leasekit.connect(fleet.url) as client:

@@ -58,6 +58,7 @@ def run_and_kill(url: str, run: int, after: float) -> list[list[str]]:
     return [line.split() for line in (lines if said.endswith("\n") else lines[:-1])]
 
 
+@pytest.mark.slow
 async def test_a_killed_server_has_lost_nothing_that_it_acknowledged(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/tasks.db"
     chance = random.Random(11)

@@ -82,6 +82,7 @@ def start(url: str) -> Iterator[Start]:
             pass
 
 
+@pytest.mark.slow
 def test_a_lease_outlives_the_process_that_served_it(start: Start, url: str) -> None:
     owner = start(HOLD)
     assert told(owner).readline() == "open\n"
@@ -309,6 +310,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.slow
 def test_a_fork_that_takes_over_from_its_parent_serves_long_bodies(start: Start) -> None:
     owner = start(FORK)
     assert told(owner).readline() == "open\n"

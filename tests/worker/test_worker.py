@@ -323,6 +323,7 @@ def test_what_an_idle_body_returns_after_its_lease_was_lost_is_not_reported(
     assert submitter.get(task_id).status == "processing"
 
 
+@pytest.mark.slow
 def test_a_blocked_loop_keeps_its_lease_for_three_ttls_and_thread_handlers_run_meanwhile(
     faulty: Faulty, submitter: Submitter, at_work: AtWork, door: str
 ) -> None:

@@ -134,6 +134,7 @@ def shop(tmp_path: Path, redis_url: str, leases_url: str) -> Shops:
     return make
 
 
+@pytest.mark.slow
 def test_a_long_task_runs_several_times_without_leases_and_once_with_them(shop: Shops, workers: Workers) -> None:
     bare, leased = shop("bare", leased=False), shop("leased")
     workers("bare")
@@ -146,6 +147,7 @@ def test_a_long_task_runs_several_times_without_leases_and_once_with_them(shop: 
     assert leased.count("begin", once) == 1
 
 
+@pytest.mark.slow
 def test_a_task_whose_worker_was_killed_runs_again(shop: Shops, workers: Workers) -> None:
     app = shop("killed")
     first = workers("killed")
@@ -157,6 +159,7 @@ def test_a_task_whose_worker_was_killed_runs_again(shop: Shops, workers: Workers
     assert app.count("begin", task) == 2
 
 
+@pytest.mark.slow
 def test_what_has_ended_is_acknowledged_without_running(shop: Shops, workers: Workers, tmp_path: Path) -> None:
     app = shop("ended")
     workers("ended")
@@ -200,6 +203,7 @@ def test_a_worker_of_greenlets_does_not_start_where_its_tasks_need_leases(
         eventually(lambda: app.count("end", task))
 
 
+@pytest.mark.slow
 def test_without_the_service_a_task_is_neither_run_nor_lost(
     tmp_path: Path, redis_url: str, leases_url: str, workers: Workers
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_message_whose_run_failed_is_tried_again(broker: RedisBroker) -> None:
     eventually(lambda: len(tries) == 3)
 
 
+@pytest.mark.slow
 def test_a_message_whose_holder_died_runs_when_the_lease_has_run_out(
     broker: RedisBroker, runs: Runs, leases_url: str
 ) -> None:

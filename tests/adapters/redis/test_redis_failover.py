@@ -240,6 +240,7 @@ async def test_a_claim_that_waits_is_woken_by_the_new_primary(
         await other.aclose()
 
 
+@pytest.mark.slow
 def test_a_lease_outlives_a_failover(pair: Pair, kind: str) -> None:
     """The same through the doors of users: nothing is lost, nothing runs twice."""
     with leasekit.connect(pair.url) as client:

@@ -109,6 +109,7 @@ def test_an_own_deletion_after_the_block_does_no_harm(
     sqs.delete_message(QueueUrl=queue_url, ReceiptHandle=message["ReceiptHandle"])
 
 
+@pytest.mark.slow
 def test_a_body_that_outlives_the_visibility_timeout_keeps_its_message(
     sqs: SQSClient, queue_url: str, send: Send, receive: Receive
 ) -> None:

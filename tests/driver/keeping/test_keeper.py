@@ -124,6 +124,7 @@ async def test_every_lease_beats_once_in_a_cycle(start: Start, faulty: Faulty, c
     assert not any(held.lost for held in leases)
 
 
+@pytest.mark.slow
 async def test_ten_thousand_leases_are_kept(
     clock: FakeClock, service: MemoryService, record_property: Callable[[str, object], None]
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_signal_ends_long_polls_at_once_with_empty_answers(tmp_path: Path) -> 
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_what_was_scheduled_is_there_after_a_restart(tmp_path: Path) -> None:
     with serving(tmp_path / "tasks.db") as (process, address):
         post(address, "/v1/tasks", {"tasks": [{"kind": "k", "id": "kept"}]})
@@ -97,6 +98,7 @@ def test_what_was_scheduled_is_there_after_a_restart(tmp_path: Path) -> None:
     assert again == {"tasks": [{"id": "kept", "created": False, "status": "new"}]}
 
 
+@pytest.mark.slow
 def test_a_second_server_on_the_same_store_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path / "tasks.db"):
         assert "store" in refusal("--port", "0", "--store", f"sqlite:///{tmp_path}/tasks.db")
@@ -110,6 +112,7 @@ def test_a_server_that_was_killed_leaves_no_lock(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_store_that_is_damaged_is_refused_and_says_how_to_recover(tmp_path: Path) -> None:
     path = tmp_path / "tasks.db"
     with serving(path) as (process, _):

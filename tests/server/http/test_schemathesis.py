@@ -98,6 +98,7 @@ def test_every_answer_is_one_that_the_document_tells_of(
     case.call_and_validate(base_url=url, session=session)
 
 
+@pytest.mark.slow
 def test_so_is_every_answer_to_calls_that_feed_one_another(
     server: Running, url: str, session: requests.Session
 ) -> None:

@@ -1,4 +1,4 @@
-"""The tables of an SQL store, for SQLAlchemy. `migrations/` makes the same of older stores; a test compares the two.
+"""The tables of an SQL store, for SQLAlchemy. A change here needs a migration of older stores, in `migrations/`.
 
 `task` is written once; `trigger` is small and changes often. Two partial indexes order `trigger` by next trigger time,
 one for waiting tasks and one for leased tasks; ended tasks are in neither.
@@ -149,5 +149,5 @@ version = sa.Table(
     sa.Column("version_num", sa.String(32), nullable=False),
     sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
 )
-HEAD = "0004"
+HEAD = "0001"
 """The last migration: the version of these tables."""

@@ -31,6 +31,7 @@ __all__ = ["SqlStore"]
 logger = logging.getLogger("leasekit.server")
 
 _CHECK = 10.0  # seconds for the check of a store; 100,000 tasks take 0.05
+_MIGRATIONS = "leasekit.server.store:migrations"
 _BUSY = 5000  # milliseconds; only another program that has opened the file can cause a wait
 _WRITER = (
     "page_size = 8192",  # effective for a new file only: rows are written in batches, which fill pages
@@ -139,10 +140,10 @@ class SqlStore(Store):
     def _bring_up_to_date(self, connection: Connection) -> None:
         """Create the tables in a new file; migrate those of an earlier version."""
         tables = {name for (name,) in _driver(connection).execute("SELECT name FROM sqlite_master")}
-        if not tables:
+        if version.name not in tables:
             metadata.create_all(connection, checkfirst=False)
             sql.ADD_VERSION.each(connection, [(HEAD,)])
-        elif version.name not in tables or [tuple(row) for row in connection.execute(select(version))] != [(HEAD,)]:
+        elif [tuple(row) for row in connection.execute(select(version))] != [(HEAD,)]:
             self._migrate(connection)
 
     def _migrate(self, connection: Connection) -> None:
@@ -152,7 +153,7 @@ class SqlStore(Store):
         from alembic.util import CommandError
 
         config = Config()
-        config.set_main_option("script_location", "leasekit.server.store:migrations")
+        config.set_main_option("script_location", _MIGRATIONS)
         config.attributes["connection"] = connection
         try:
             command.upgrade(config, HEAD)
@@ -270,9 +271,7 @@ def _identity(connection: Connection) -> Identity | None:
     driver = _driver(connection)
     if not driver.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'store'").fetchone():
         return None
-    # The file may be older than the last migrations.
-    is_new = driver.execute("SELECT 1 FROM pragma_table_info('store') WHERE name = 'start'").fetchone()
-    row = driver.execute(f"SELECT id, commits, {'start' if is_new else 'NULL'} FROM store").fetchone()  # noqa: S608
+    row = driver.execute("SELECT id, commits, start FROM store").fetchone()
     return Identity(*row) if row else None  # the process was killed before it wrote one
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import sqlite3
 import stat
@@ -14,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import Connection, NullPool, create_engine
 
 from leasekit.errors import ConfigError, StoreDamaged, StoreLocked, Unavailable
-from leasekit.server.store import Entity, Filter, Run, Trigger, statements
+from leasekit.server.store import Entity, Filter, Run, Trigger, migrations, sql, statements
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.schema import HEAD, metadata
 from leasekit.server.store.sql import SqlStore
 from leasekit.server.store.urls import open_store
+
+MIGRATIONS = Path(migrations.__file__).parent
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def is_there(store: SqlStore, seq: int = 1) -> bool:
 
 
 def schema(path: Path) -> Any:
-    """What SQLite knows of tables and indexes; the text of a table differs where a migration has added a column."""
+    """What SQLite knows of tables and indexes."""
     with closing(sqlite3.connect(path)) as connection:
         tables = set(connection.execute("SELECT * FROM pragma_table_list WHERE name NOT LIKE 'sqlite%'"))
         indexes = set(connection.execute("SELECT tbl_name, name, sql FROM sqlite_master WHERE type = 'index'"))
@@ -66,25 +67,62 @@ def schema(path: Path) -> Any:
     return tables, indexes, columns, keys
 
 
-def test_the_migrations_make_of_the_first_store_what_a_new_store_is(
-    store: SqlStore, path: Path, tmp_path: Path
-) -> None:
-    config = Config()
-    config.set_main_option("script_location", "leasekit.server.store:migrations")
-    old = tmp_path / "old.db"
-    engine = create_engine(f"sqlite:///{old}")
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
-    assert schema(old) != schema(path)
-    migrated = SqlStore(old)
-    migrated.open()
-    migrated.close()
-    assert schema(old) == schema(path)
-    with engine.connect() as connection:
+def test_the_tables_are_those_of_the_last_migration(store: SqlStore, path: Path) -> None:
+    with create_engine(f"sqlite:///{path}", poolclass=NullPool).connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-    engine.dispose()
-    assert ScriptDirectory.from_config(config).get_current_head() == HEAD
+    assert ScriptDirectory(str(MIGRATIONS)).get_current_head() == HEAD
+
+
+ANOTHER = """
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+
+
+def upgrade():
+    op.add_column("task", sa.Column("color", sa.Text()))
+    op.execute("UPDATE task SET color = id")
+    op.execute("UPDATE missing SET color = id") if FAILS else None
+"""
+
+
+@pytest.fixture
+def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A version of leasekit that has one migration more; the file of that is returned."""
+    migrations = tmp_path / "migrations"
+    shutil.copytree(MIGRATIONS, migrations, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(sql, "_MIGRATIONS", str(migrations))
+    monkeypatch.setattr(sql, "HEAD", "0002")
+    return migrations / "versions" / "0002_another.py"
+
+
+def test_a_store_of_an_earlier_version_is_migrated_with_its_tasks(
+    store: SqlStore, path: Path, next_version: Path
+) -> None:
+    put(store)
+    store.close()
+    next_version.write_text(f"FAILS = False{ANOTHER}")
+    for _ in range(2):  # the second start finds nothing to do
+        migrated = SqlStore(path)
+        migrated.open()
+        migrated.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT id, color FROM task").fetchall() == [("t1", "t1")]
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0002",)]
+
+
+def test_a_migration_that_fails_leaves_the_store_as_it_was(store: SqlStore, path: Path, next_version: Path) -> None:
+    put(store)
+    store.close()
+    before = schema(path)
+    next_version.write_text(f"FAILS = True{ANOTHER}")
+    with pytest.raises(Unavailable, match="missing"):
+        SqlStore(path).open()
+    assert schema(path) == before
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0001",)]
 
 
 def test_only_a_store_of_an_earlier_version_needs_alembic(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

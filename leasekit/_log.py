@@ -23,8 +23,6 @@ from queue import SimpleQueue
 from threading import Lock, Thread, get_ident  # by name: gevent may replace them later
 from typing import Any
 
-__all__ = ["LogThread", "write"]
-
 _PATIENCE = 0.2  # seconds that a thread may wait at a time
 _SHARE = 0.02  # of the time may be spent waiting
 _MOST = 1000  # calls that wait for the log thread; more are dropped

@@ -2,8 +2,6 @@
 
 from random import Random, SystemRandom
 
-__all__ = ["uuid7s"]
-
 _SYSTEM = SystemRandom()
 _VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 

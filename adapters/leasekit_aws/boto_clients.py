@@ -17,8 +17,6 @@ from botocore.config import Config
 from leasekit.errors import ProtocolError
 from leasekit_aws.errors import meaning
 
-__all__ = ["BotoClients", "Call", "credentials_of"]
-
 # One try each: the cycle repeats heartbeats, the keeper's outbox repeats settlements.
 _ONE_TRY = Config(
     connect_timeout=3,

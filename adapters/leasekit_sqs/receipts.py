@@ -15,8 +15,6 @@ from leasekit.config import DRIFT, Heartbeats
 from leasekit.task import Outcome, RetryPolicy
 from leasekit_sqs.address import LONGEST_TTL
 
-__all__ = ["SHORTEST", "Receipt", "Receipts", "give_back_until"]
-
 SHORTEST = 2  # seconds: a lease cannot be kept for less
 
 # By how much two clocks may differ after twelve hours: SQS refuses a call that asks for more than is left.

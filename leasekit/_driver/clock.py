@@ -5,8 +5,6 @@ import sys
 import time
 from typing import Protocol
 
-__all__ = ["BOOT_CLOCK", "BootClock", "Clock"]
-
 if sys.platform == "win32":  # the first module of leasekit that needs what Windows lacks
     raise ImportError(
         "leasekit does not run on Windows, which lacks the clocks, the file locks and the signals that it needs: "

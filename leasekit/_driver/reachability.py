@@ -13,8 +13,6 @@ from leasekit._driver.clock import Clock
 from leasekit._driver.retrying import call_once
 from leasekit.errors import BackendError, Refused, Throttled
 
-__all__ = ["Reachability"]
-
 logger = logging.getLogger("leasekit")
 
 T = TypeVar("T")

@@ -13,8 +13,6 @@ import tenacity
 from leasekit.errors import BackendError, Refused, Throttled, Unavailable
 from leasekit.task import Beat, Settlement, Verdict
 
-__all__ = ["call_by_task", "call_once", "call_until"]
-
 T = TypeVar("T")
 Item = TypeVar("Item", Beat, Settlement)
 _LONGEST_WAIT = 5.0

@@ -4,8 +4,6 @@ import json
 import logging
 from datetime import UTC, datetime
 
-__all__ = ["FORMAT", "JsonFormatter", "formatter"]
-
 FORMAT = "json"
 """The format for which `formatter` returns a `JsonFormatter`."""
 

@@ -4,8 +4,6 @@ import os
 import sys
 import threading
 
-__all__ = ["drop_stdout", "main"]
-
 _LAST_LOGS = 5.0  # seconds for logs to be written when a command has ended
 
 

@@ -7,8 +7,6 @@ import typer
 import typer.core
 import typer.main
 
-__all__ = ["COMMANDS", "app", "load"]
-
 COMMANDS = {
     "serve": "Serve tasks over HTTP until SIGTERM or Ctrl-C.",
     "work": "Run the handlers of a worker until SIGTERM or Ctrl-C.",

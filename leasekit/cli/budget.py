@@ -7,8 +7,6 @@ import typer
 from leasekit.cli import options, output
 from leasekit.cli.errors import spoken
 
-__all__ = ["EXAMPLES", "budget"]
-
 EXAMPLES = """\b
 Examples:
   leasekit budget

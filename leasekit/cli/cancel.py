@@ -9,8 +9,6 @@ from leasekit.cli.errors import fail, spoken
 from leasekit.cli.service import connected
 from leasekit.task import Verdict
 
-__all__ = ["EXAMPLES", "cancel"]
-
 _BATCH = 1000  # the largest batch of a backend
 
 EXAMPLES = """\b

@@ -21,8 +21,6 @@ from leasekit.cli.demo_fleet import Fleet
 from leasekit.cli.errors import spoken
 from leasekit.task import NewTask, Status, TaskInfo
 
-__all__ = ["EXAMPLES", "demo"]
-
 EXAMPLES = """\b
 Examples:
   leasekit demo

@@ -12,8 +12,6 @@ import msgspec
 
 from leasekit.task import TaskInfo
 
-__all__ = ["Entry", "Finding", "check", "measured", "read_log", "under_way"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:

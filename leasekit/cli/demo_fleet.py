@@ -12,8 +12,6 @@ from typing import IO, Self
 
 from leasekit.errors import LeasekitError
 
-__all__ = ["Fleet"]
-
 _STOP_WITHIN = 15.0
 
 

@@ -9,8 +9,6 @@ import msgspec
 import leasekit
 from leasekit.cli.demo_check import Entry, measured
 
-__all__ = ["File", "digest", "worker"]
-
 _CHUNKS = 8
 
 

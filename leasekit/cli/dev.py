@@ -14,8 +14,6 @@ from leasekit.cli.dev_sources import Sources
 from leasekit.cli.errors import FAILED, fail, spoken
 from leasekit.cli.target import Target, parts
 
-__all__ = ["EXAMPLES", "dev"]
-
 _SERVER_GRACE = 10.0
 
 EXAMPLES = """\b

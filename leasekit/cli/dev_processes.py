@@ -12,8 +12,6 @@ from typing import Self
 
 import typer
 
-__all__ = ["Child", "say"]
-
 _PR_SET_PDEATHSIG = 1
 _SILENCE = 1.0  # seconds of waiting before a message
 _LAST = 5.0  # seconds for a process to end that was told to end at once

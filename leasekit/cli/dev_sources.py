@@ -4,8 +4,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["Sources"]
-
 _NOT_CODE = {"__pycache__", "node_modules"}
 
 

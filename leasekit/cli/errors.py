@@ -8,8 +8,6 @@ import typer
 
 from leasekit.errors import ConfigError, LeasekitError, Refused, UnknownScheme
 
-__all__ = ["DAMAGED", "FAILED", "INTERRUPTED", "WRONG_USAGE", "fail", "sentence", "spoken"]
-
 FAILED = 1
 WRONG_USAGE = 2
 DAMAGED = 65  # EX_DATAERR: starting it again does not help

@@ -7,10 +7,6 @@ import typer
 
 from leasekit.config import Heartbeats
 
-__all__ = [
-    "DEFAULT_URL", "Backend", "Batch", "Cycle", "Interval", "Json", "Rate", "Ttl", "Watch", "heartbeats", "rhythm",
-]  # fmt: skip
-
 DEFAULT_URL = "http://127.0.0.1:8077"
 
 Backend = Annotated[

@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = [
-    "STYLES", "View", "ago", "compact", "console", "error_text", "live", "moment", "on_terminal", "plain",
-    "print_json", "print_line", "styled", "table", "task_fields",
-]  # fmt: skip
-
 STYLES = {
     Status.CLAIMED: "cyan",
     Status.PROCESSING: "cyan",

@@ -19,8 +19,6 @@ from leasekit.client import Client
 from leasekit.errors import LeasekitError
 from leasekit.task import Scheduled, Status, TaskInfo, TaskOptions
 
-__all__ = ["EXAMPLES", "schedule"]
-
 EXAMPLES = """\b
 Prints the task's id; with --wait its result as JSON, and the id on stderr.
 With --json, the whole answer. Exit code 1 if the task was refused, or, with

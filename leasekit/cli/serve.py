@@ -8,8 +8,6 @@ import typer
 from leasekit.cli.errors import DAMAGED, fail, sentence
 from leasekit.errors import LeasekitError, StoreDamaged
 
-__all__ = ["EXAMPLES", "serve"]
-
 EXAMPLES = """\b
 Prints its address when it is ready.
 Exit code 1 if the address or the store cannot be opened,

@@ -11,8 +11,6 @@ import leasekit
 from leasekit.client import Client
 from leasekit.errors import LeasekitError, Throttled, Unavailable
 
-__all__ = ["connected", "looks"]
-
 T = TypeVar("T")
 
 

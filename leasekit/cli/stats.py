@@ -10,8 +10,6 @@ from leasekit.task import Status
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["EXAMPLES", "counts_table", "stats"]
-
 EXAMPLES = """\b
 In a pipe, a line for each kind and status: kind, status, count.
 With --json, one document:

@@ -16,8 +16,6 @@ from leasekit.task import Stats, Status, TaskInfo, WorkerInfo
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["EXAMPLES", "last_error", "status"]
-
 EXAMPLES = """\b
 With --watch, one task is watched until it has ended: exit code 1 if it did
 not end as a success. In a pipe, a task is printed as lines of name and value,

@@ -4,8 +4,6 @@ from collections.abc import Callable
 
 from leasekit.task import Page, Status, TaskInfo
 
-__all__ = ["Tail"]
-
 _State = tuple[Status, int, int, str | None]
 
 

@@ -13,8 +13,6 @@ import typer
 from leasekit.errors import ConfigError, LeasekitError
 from leasekit.worker import Worker
 
-__all__ = ["Target", "load", "parts"]
-
 Target = Annotated[
     str,
     typer.Argument(metavar="MODULE:WORKER", help="The worker, as in app.tasks:worker.", show_default=False),

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["EXAMPLES", "tasks", "tasks_table"]
-
 _PAGE = 500
 _WIDE = 100  # columns of a terminal that has room for worker and progress
 

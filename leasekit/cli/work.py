@@ -18,8 +18,6 @@ from leasekit.cli.errors import spoken
 from leasekit.cli.target import Target, load
 from leasekit.errors import ConfigError
 
-__all__ = ["EXAMPLES", "work"]
-
 EXAMPLES = """\b
 Exit codes: 0 stopped by a signal; 1 the module failed, or the worker did;
 2 wrong usage; 130, 143 ended at once, by a second signal or because handlers

@@ -12,8 +12,6 @@ from leasekit.task import WorkerInfo
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["EXAMPLES", "print_workers", "unhandled", "workers", "workers_table"]
-
 EXAMPLES = """\b
 In a pipe, a line for each worker: name, tasks held, last seen.
 With --json, a JSON line for each.

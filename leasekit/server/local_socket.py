@@ -12,8 +12,6 @@ from pathlib import Path
 from leasekit.errors import ConfigError
 from leasekit.server.store import Store
 
-__all__ = ["beside", "bound", "socket_path"]
-
 logger = logging.getLogger("leasekit.server")
 
 _LOOK = 1.0  # seconds between two looks at the socket's place

@@ -24,8 +24,6 @@ from leasekit.server.store import Store
 from leasekit.server.store.urls import open_store
 from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, TaskInfo, Verdict, WorkerInfo
 
-__all__ = ["SharedBackend", "connect"]
-
 # With an older store; with the first other process that uses the store.
 _LOADED_LATER = ("alembic", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop")
 logger = logging.getLogger("leasekit.server")

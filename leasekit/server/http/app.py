@@ -40,8 +40,6 @@ from leasekit.server.local_socket import beside
 from leasekit.server.store import Store
 from leasekit.server.store.urls import open_store
 
-__all__ = ["Api", "Server", "serve", "serve_engine"]
-
 BODY_TIMEOUT = 30.0
 BODY_TIMEOUT_AT_STOP = 2.0  # for the bodies that are under way when the server stops
 IDLE_TIMEOUT = 75  # of a connection; longer than clients keep one, so that none is closed while a request arrives

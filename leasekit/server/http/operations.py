@@ -17,8 +17,6 @@ from leasekit._lifecycle.validation import refusal
 from leasekit.errors import Refused
 from leasekit.server.http.request import ApiRequest
 
-__all__ = ["JSON", "Operation", "get", "header_of", "post"]
-
 JSON = "application/json"
 
 _Run = Callable[..., Awaitable[Any]]

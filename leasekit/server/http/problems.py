@@ -18,8 +18,6 @@ from leasekit._lifecycle.validation import shortened
 from leasekit.errors import Refused, Throttled, Unavailable
 from leasekit.wire import ItemError, Problem, ProblemType
 
-__all__ = ["MEDIA_TYPE", "Malformed", "TooDeep", "UnknownTask", "problem_of"]
-
 MEDIA_TYPE = "application/problem+json"
 
 logger = logging.getLogger("leasekit.server")

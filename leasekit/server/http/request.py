@@ -24,8 +24,6 @@ from leasekit.server.http.problems import Malformed, TooDeep
 from leasekit.server.http.sending import Sending
 from leasekit.wire import MAX_BODY
 
-__all__ = ["ApiRequest", "BodyTimeouts", "Parts"]
-
 _LONG = 64 * 1024  # bytes; longer bodies are decoded outside of the event loop
 # One thread for all bodies: decoding holds the interpreter lock, and the event loop runs between values.
 _long_bodies = DaemonThreads(1, name="leasekit-bodies")

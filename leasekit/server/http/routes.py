@@ -29,8 +29,6 @@ from leasekit.wire import (
     VerdictsAnswer,
 )
 
-__all__ = ["OPERATIONS", "EventFilters", "HealthAnswer", "OneTask", "StatsAnswer", "TaskFilters", "WorkersAnswer"]
-
 # Not None where a parameter is absent: msgspec would read the value *null* as None.
 _Filter: TypeAlias = Name | UnsetType
 

@@ -17,8 +17,6 @@ from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import Claimed, Task
 from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS
 
-__all__ = ["Answer", "ClaimedKinds", "WaitingClaim", "claim", "grant_all", "tasks_of"]
-
 _MOST = 5000  # tasks that are granted in one transaction, which heartbeats may have to wait for
 _ANSWER = 8 * 1024 * 1024
 """Bytes of users' values in one answer, about: many big tasks must not exhaust the memory of the server or a client.

@@ -26,8 +26,6 @@ from leasekit.server.store.lock import FileLock, Identity
 from leasekit.server.store.schema import HEAD, metadata, version
 from leasekit.server.store.tx import Counter, SqlTx, SqlView
 
-__all__ = ["SqlStore"]
-
 logger = logging.getLogger("leasekit.server")
 
 _CHECK = 10.0  # seconds for the check of a store; 100,000 tasks take 0.05

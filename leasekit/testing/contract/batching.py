@@ -4,8 +4,6 @@ from leasekit.backend import Backend
 from leasekit.task import Beat, Settlement
 from leasekit.testing.contract.base import ContractBase
 
-__all__ = ["Batching"]
-
 
 class Batching(ContractBase):
     """The promises of `Backend.beat` and `Backend.settle` for batches."""

@@ -4,8 +4,6 @@ from leasekit.backend import Backend
 from leasekit.task import Beat
 from leasekit.testing.contract.base import ContractBase, is_gone
 
-__all__ = ["Beating"]
-
 
 class Beating(ContractBase):
     """The promises of `Backend.beat`."""

@@ -5,8 +5,6 @@ import pytest
 from leasekit.task import Beat, FixedDelays, NewTask, Outcome, Status
 from leasekit.testing.contract.base import SchedulerBase, Service, is_gone
 
-__all__ = ["Cancelling"]
-
 
 class Cancelling(SchedulerBase):
     """The promises of `Scheduler.cancel`."""

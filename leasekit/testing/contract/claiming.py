@@ -11,8 +11,6 @@ from leasekit.backend import Backend
 from leasekit.task import Claimed, NewTask
 from leasekit.testing.contract.base import WAIT, ContractBase
 
-__all__ = ["Claiming"]
-
 _ENDS: tuple[Literal["release", "expired", "crash"], ...] = ("release", "expired", "crash")
 
 PAYLOADS = [

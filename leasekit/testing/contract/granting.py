@@ -13,8 +13,6 @@ from leasekit.errors import BackendError
 from leasekit.task import Beat, Claimed, NewTask, Settlement, Task
 from leasekit.testing.contract.base import ContractBase
 
-__all__ = ["Granting"]
-
 _LEAST_DIFFERENCE = 8  # characters in which two tokens differ; a counter or a clock changes fewer
 
 

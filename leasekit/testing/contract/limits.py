@@ -7,8 +7,6 @@ import pytest
 from leasekit.task import FixedDelays, Outcome, Status
 from leasekit.testing.contract.base import SchedulerBase, Service, is_gone
 
-__all__ = ["Limits"]
-
 
 class Limits(SchedulerBase):
     """The promises on attempts, crashes and run time, and on tasks that exceed a limit."""

@@ -5,8 +5,6 @@ import math
 from leasekit.task import NewTask, Status
 from leasekit.testing.contract.base import SchedulerBase, Service, ids_of
 
-__all__ = ["Reading"]
-
 
 class Reading(SchedulerBase):
     """The promises of `Scheduler.get`, `list_tasks` and `stats`."""

@@ -11,8 +11,6 @@ from leasekit.task import Beat, FixedDelays, NewTask, Outcome, Settlement, Statu
 from leasekit.testing.contract.base import WAIT, SchedulerBase, Service, is_gone
 from leasekit.wire import MAX_KINDS, MAX_NODES
 
-__all__ = ["Retries"]
-
 _GIVEN_BACK: tuple[Outcome, ...] = ("retry", "release", "crash")
 
 

@@ -9,8 +9,6 @@ from leasekit.errors import Refused
 from leasekit.task import Beat, NewTask, Settlement, Status, Task
 from leasekit.testing.contract.base import SchedulerBase, Service
 
-__all__ = ["Scheduling"]
-
 
 class Scheduling(SchedulerBase):
     """The promises of `Scheduler.schedule`, except on tasks that wait for others."""

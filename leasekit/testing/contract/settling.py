@@ -9,8 +9,6 @@ from leasekit.errors import Refused
 from leasekit.task import Beat, Outcome, Settlement, Task
 from leasekit.testing.contract.base import ContractBase, is_gone
 
-__all__ = ["Settling"]
-
 _LAST: tuple[Outcome, ...] = ("success", "fatal", "cancelled")  # after which no run follows
 _OUTCOMES: tuple[Outcome, ...] = ("release", "retry", "crash", "cancelled", "fatal", "success")
 

@@ -9,8 +9,6 @@ from leasekit.errors import Refused
 from leasekit.task import FixedDelays, NewTask, Outcome, Status
 from leasekit.testing.contract.base import SchedulerBase, Service, ids_of
 
-__all__ = ["Successors"]
-
 
 class Successors(SchedulerBase):
     """The promises of `NewTask.after`, where a service has dependencies."""

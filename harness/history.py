@@ -317,7 +317,6 @@ class Log:
         return entry
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._file)
 
     def __enter__(self) -> Self:

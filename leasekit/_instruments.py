@@ -54,7 +54,6 @@ class Metrics:
             meter.create_observable_gauge(name, [_observe(name, gauge)], unit, description)
 
     def count(self, event: Event) -> None:
-        """Count an event that needs no span."""
         match event:
             case Sent():
                 self._lateness.record(event.late, SYSTEM)

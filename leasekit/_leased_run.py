@@ -71,7 +71,6 @@ class LeasedRun:
 
     @property
     def begun(self) -> bool:
-        """Whether the code was begun."""
         return self._held is not None
 
     @property
@@ -99,7 +98,6 @@ class LeasedRun:
 
     @property
     def decided(self) -> bool:
-        """Whether the code has decided its outcome."""
         return self._outcome is not None
 
     def decide(
@@ -129,7 +127,6 @@ class LeasedRun:
             self._safely(self._trace.enter)
 
     def detach(self) -> None:
-        """Undo `attach`."""
         if self._trace is not None:
             self._safely(self._trace.leave)
 

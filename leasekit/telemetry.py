@@ -303,7 +303,6 @@ def _name(verb: str, kinds: set[str]) -> str:
 
 
 def _attributes(operation: str, name: str, kinds: set[str]) -> dict[str, Any]:
-    """Return the attributes of a span."""
     attributes = {**SYSTEM, "messaging.operation.type": operation, "messaging.operation.name": name}
     if len(kinds) == 1:
         (kind,) = kinds

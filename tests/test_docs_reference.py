@@ -49,7 +49,8 @@ CLASSES = sorted(
     },
     key=lambda cls: cls.__qualname__,
 )
-TOLD_ELSEWHERE = {"capabilities", *dir(backend.Backend), *dir(backend.Scheduler)}  # what every backend has
+# What every backend has.
+TOLD_ELSEWHERE = {"capabilities", *dir(backend.Backend), *dir(backend.Scheduler), *dir(backend.WorkerDirectory)}
 
 
 @functools.cache

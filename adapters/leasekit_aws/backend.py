@@ -69,12 +69,10 @@ class AwsBackend:
         return Claimed(tasks=[task], waited=0.0 if is_granted_since else None)
 
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
-        """Renew leases: `renewed`, `gone`, `throttled` or `failed` for each, in order."""
         calls = [self._service.beat(beat, item=item) for item, beat in enumerate(beats)]
         return await asyncio.gather(*(self._renew(*pair) for pair in zip(beats, calls, strict=True)))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
-        """End leases: `settled`, `gone`, `throttled` or `failed` for each, in order."""
         calls = [self._service.settle(settlement, item=item) for item, settlement in enumerate(settlements)]
         return await asyncio.gather(*(self._end(*pair) for pair in zip(settlements, calls, strict=True)))
 
@@ -117,7 +115,6 @@ class AwsBackend:
         return Verdict(id=settlement.id, verdict="settled")
 
     def _reason_gone(self, error: BackendError) -> str | None:
-        """Return the reason why the lease is gone if the service has answered so, else None."""
         return self._service.gone(error.code, str(error)) if isinstance(error, Answered) else None
 
     def _give_back(self, answer: Mapping[str, Any]) -> None:

@@ -55,7 +55,6 @@ class SharedKeepers(Generic[B]):
             return keeper, backend
 
     def close(self) -> None:
-        """Close all keepers, and wait for their last reports."""
         with self._making:
             closing = [keeper for keeper, _, _ in self._kept.values()]
             self._kept.clear()

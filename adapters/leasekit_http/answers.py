@@ -21,7 +21,6 @@ LONGEST_TTL = 365 * 86400.0  # the longest ttl that a task can ask for
 
 
 def decode(raw: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode an answer with `decoder`. Raises `ProtocolError`."""
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

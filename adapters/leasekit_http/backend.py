@@ -72,7 +72,6 @@ class HttpBackend:
         self._transport = Transport(base_url, *others)
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
-        """Take up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
         wait = min(wait, MAX_WAIT)
         most = limit or MAX_BATCH  # limit 0 ends a claim: its answer has the tasks that the claim was granted before
         body = {"worker": self._worker, "kinds": kinds, "limit": limit, "wait": wait, "claim_id": claim_id}
@@ -87,42 +86,33 @@ class HttpBackend:
         )
 
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
-        """Renew leases: `renewed`, `gone`, `throttled` or `failed` for each, in order."""
         return await self._verdicts("/v1/heartbeats", "beats", beats, [b.id for b in beats], _BEAT)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
-        """End leases: `settled`, `gone`, `throttled` or `failed` for each, in order."""
         return await self._verdicts("/v1/results", "results", settlements, [s.id for s in settlements], _SETTLE)
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
-        """Cancel: `cancelled` if one waits, `cancel_requested` if one runs, `gone` if one has ended or is unknown."""
         return await self._verdicts("/v1/tasks/cancel", "ids", task_ids, task_ids, _CANCEL)
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
-        """Accept tasks: when this returns they are durable. The same id, or live dedupe key, makes no second task."""
-
         def read(raw: bytes, part: slice) -> list[Scheduled]:
             return answers.scheduled(raw, count=len(tasks[part]))
 
         return await self._post_items("/v1/tasks", {}, "tasks", tasks, read)
 
     async def get(self, task_id: str) -> TaskInfo | None:
-        """Return everything about one task, None for an unknown id."""
         try:
             return await self._get(f"/v1/tasks/{_segment(task_id)}", _TASK)
         except NotThere:
             return None
 
     async def stats(self) -> Stats:
-        """Count the tasks of each kind in each status."""
         return await self._get("/v1/stats", answers.STATS)
 
     async def workers(self) -> list[WorkerInfo]:
-        """List the workers that hold leases, or were heard of lately."""
         return (await self._get("/v1/workers", answers.WORKERS)).workers
 
     async def aclose(self) -> None:
-        """Close the connections. Leases are not touched."""
         await self._transport.aclose()
 
     async def _get(self, path: str, decoder: msgspec.json.Decoder[T]) -> T:
@@ -174,7 +164,6 @@ class HttpBackend:
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
-        """Return tasks that match all given fields, oldest first; `cursor` is where an earlier page ended."""
         asked = {"kind": kind, "status": status, "collection": collection, "worker": worker, "cursor": cursor}
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in asked.items() if value is not None)
         return await self._get(f"/v1/tasks?limit={limit}&{query}".rstrip("&"), _PAGE)

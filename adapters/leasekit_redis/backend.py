@@ -86,7 +86,6 @@ class RedisBackend:
         self._errands: set[asyncio.Task[None]] = set()
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
-        """Take up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
         fields = {"worker": self._worker, "kinds": list(kinds), "limit": limit, "wait": wait, "claim_id": claim_id}
         asked = checked(ClaimRequest, fields)
         self._ensure_maintenance()
@@ -96,7 +95,6 @@ class RedisBackend:
         return claimed
 
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
-        """Renew leases: `renewed`, `gone` or `failed` for each, in order."""
         if not beats:
             return []
         items = checked(BeatsRequest, {"worker": self._worker, "beats": beats}).beats
@@ -104,7 +102,6 @@ class RedisBackend:
             return await self._renewing.beat(items)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
-        """End leases: `settled`, `gone` or `failed` for each, in order."""
         if not settlements:
             return []
         items = checked(ResultsRequest, {"worker": self._worker, "results": settlements}, dependencies=True).results
@@ -123,7 +120,6 @@ class RedisBackend:
         return await self._intake.schedule(items)
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
-        """Cancel: `cancelled` if one waits, `cancel_requested` if one runs, `gone` if one has ended or is unknown."""
         if not task_ids:
             return []
         ids = checked(CancelRequest, {"ids": list(task_ids)}).ids
@@ -166,7 +162,6 @@ class RedisBackend:
         await self._maintenance.once()
 
     async def get(self, task_id: str) -> TaskInfo | None:
-        """Return everything about one task, None for an unknown id."""
         try:
             checked(CancelRequest, {"ids": [task_id]})
         except Refused:  # no task can have such an id
@@ -182,11 +177,9 @@ class RedisBackend:
         return await self._reading.stats()
 
     async def workers(self) -> list[WorkerInfo]:
-        """List the workers that hold leases, or were heard of lately."""
         return await self._reading.workers()
 
     async def aclose(self) -> None:
-        """Close the connections. Leases are not touched."""
         await self._wakes.aclose()  # first, because its messages start errands
         maintaining, self._maintaining = self._maintaining, None
         errands = [*self._errands, *([maintaining] if maintaining else [])]
@@ -239,7 +232,6 @@ class RedisBackend:
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
-        """Return tasks that match all given fields, oldest first; `cursor` is where an earlier page ended."""
         check_limit("limit", limit)
         asked = {"status": status, "collection": collection, "worker": worker}
         wanted = {name: str(value) for name, value in asked.items() if value is not None}

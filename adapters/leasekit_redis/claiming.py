@@ -83,7 +83,6 @@ class _Sweep:
         }
 
     def add(self, grants: Grants, tasks: list[Task]) -> None:
-        """Add the answer of one kind."""
         self.has_answer = True
         self._tasks += tasks
         self._is_repeat = self._is_repeat or grants.is_repeat
@@ -237,7 +236,6 @@ class Claims:
         sweep.add(grants, await self._readable(grants.tasks, kind))
 
     async def _shards(self, kinds: Sequence[str]) -> dict[str, str]:
-        """Return the shard of each kind."""
         found = await self._link.shards([self._link.keys.of_kind(kind)[0] for kind in kinds])
         return dict(zip(kinds, found, strict=True))
 

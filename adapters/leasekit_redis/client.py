@@ -67,7 +67,6 @@ class _Session:
         return asyncio.create_task(self._close())
 
     def note_end(self) -> None:
-        """Note that a call may have been the last one."""
         if self.is_left and not self.calls:
             self.is_idle.set()
 
@@ -92,7 +91,6 @@ class Link:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def run_for(self, kind: str, script: Script, argument: object) -> bytes | None:
-        """Run a script of a kind, and return its answer."""
         return await self.run(script, self.keys.of_kind(kind), encode(argument))
 
     async def run(self, script: Script, keys: Sequence[bytes], argument: bytes) -> bytes | None:
@@ -110,7 +108,6 @@ class Link:
             return await client.execute_command("EVAL", script.text, len(keys), *keys, argument)
 
     async def command(self, *args: object) -> Any:
-        """Run a plain command and return its answer."""
         return await self._call(lambda client: client.execute_command(*args))
 
     async def shards(self, keys: Sequence[bytes]) -> list[str]:

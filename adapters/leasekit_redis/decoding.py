@@ -30,7 +30,6 @@ _GRANTED = msgspec.msgpack.Decoder(Granted)
 
 
 def task(raw: msgspec.Raw, kind: str) -> Task:
-    """Decode a claimed task. Raises `ProtocolError` if it is damaged."""
     granted: Granted = decode(raw, _GRANTED)
     try:
         content = _content(granted.stored)
@@ -78,7 +77,6 @@ def settled(ids: Sequence[str], words: Sequence[Word]) -> list[Verdict]:
 
 
 def cancelled(ids: Sequence[str], words: Sequence[Any]) -> list[Verdict]:
-    """Return the verdicts on a cancel request."""
     _check_count(ids, words)
     return [
         Verdict(id=task_id, verdict=word)
@@ -125,7 +123,6 @@ def damage(task_id: str, kind: str, what: str) -> str:
 
 
 def moment(milliseconds: float) -> datetime:
-    """Convert a time in Redis, in milliseconds, to a datetime."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 

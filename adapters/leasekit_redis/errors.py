@@ -61,7 +61,6 @@ def is_displaced(error: BaseException) -> bool:
 
 @contextmanager
 def mapped(address: Address) -> Generator[None]:
-    """Raise the errors of redis-py in the block as a `BackendError`."""
     try:
         yield
     except BackendError:

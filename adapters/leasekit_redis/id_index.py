@@ -39,7 +39,6 @@ class IdIndex:
         self._noted: LRU[float] = LRU()  # kind → when it was noted last
 
     async def kinds(self) -> list[str]:
-        """Return all kinds that exist or existed, sorted."""
         await self.find([""])  # fails on a replica, which may not know all kinds
         return sorted(kind.decode() for kind in await self._link.command("ZRANGE", self._link.keys.kinds, 0, -1))
 
@@ -76,7 +75,6 @@ class IdIndex:
         return str(owner).removeprefix("/")
 
     async def find(self, ids: Sequence[str]) -> list[str | None]:
-        """Return the kind of each id, None for an unknown id."""
         return [kind if isinstance(kind, str) else None for kind in await self._ask([(task_id,) for task_id in ids])]
 
     async def note_waits(self, waits: Sequence[tuple[str, str]], *, is_over: bool = False) -> list[str | None]:
@@ -86,7 +84,6 @@ class IdIndex:
         return [kind if isinstance(kind, str) else None for kind in kinds]
 
     async def forget(self, ids: Sequence[str]) -> None:
-        """Free these ids."""
         parts: dict[int, list[str]] = {}
         for task_id in ids:
             parts.setdefault(self._link.keys.part(task_id), []).append(task_id)

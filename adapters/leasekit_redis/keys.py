@@ -45,11 +45,9 @@ class Keys:
         return known
 
     def one(self, kind: str, name: str) -> bytes:
-        """Return one key of a kind."""
         return f"{self._prefix}:{{{kind.translate(_ESCAPED)}}}:{name}".encode()
 
     def part(self, task_id: str) -> int:
-        """Return the part of the register that has this id."""
         return crc32(task_id.encode(errors="replace")) % PARTS
 
     @cached_property

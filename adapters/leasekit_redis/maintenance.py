@@ -60,7 +60,6 @@ class Maintenance:
         self._clients = 1
 
     async def run(self) -> None:
-        """Run maintenance at this client's pace, forever."""
         while True:
             await asyncio.sleep(INTERVAL * (0.5 + random.random()) * self._clients)  # noqa: S311
             try:

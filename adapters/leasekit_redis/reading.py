@@ -42,7 +42,6 @@ class Reading:
         self._register = register
 
     async def get(self, task_id: str) -> TaskInfo | None:
-        """Return everything about one task, None for an unknown id."""
         (kind,) = await self._register.find([task_id])
         return None if kind is None else await self._get(kind, task_id)
 
@@ -127,7 +126,6 @@ class Reading:
         )
 
     async def workers(self) -> list[WorkerInfo]:
-        """List the workers that hold leases or were heard of lately, over all kinds."""
         kinds = await self._register.kinds()
         last_seen: dict[str, int] = {}
         running: dict[str, int] = {}

@@ -201,7 +201,6 @@ def encode(argument: object) -> bytes:
 
 
 def decode(raw: bytes | Raw | None, decoder: msgpack.Decoder[Any]) -> Any:
-    """Decode a script's answer with `decoder`. Raises `ProtocolError`."""
     try:
         return decoder.decode(raw or b"")
     except (MsgspecError, ValueError, RecursionError) as error:
@@ -217,5 +216,4 @@ def status_of(state: bytes | None) -> Status | None:
 
 
 def json_text(value: object) -> str:
-    """Encode a value as JSON text."""
     return _json(value).decode()

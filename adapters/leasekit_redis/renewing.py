@@ -57,7 +57,6 @@ class Renewing:
         self._random = chance
 
     async def beat(self, beats: Sequence[BeatItem]) -> list[Verdict]:
-        """Renew leases: `renewed`, `gone` or `failed` for each, in order."""
         items: list[tuple[Any, ...]] = [
             (beat.id, beat.token, beat.started)
             + (() if beat.progress is UNSET else _numbered(bytes(beat.progress).decode(), beat.progress_seq))
@@ -72,8 +71,6 @@ class Renewing:
         return await self._each_kind(beats, ask)
 
     async def settle(self, settlements: Sequence[SettlementItem]) -> list[Verdict]:
-        """End leases: `settled`, `gone` or `failed` for each, in order."""
-
         async def ask(kind: str, some: Sequence[int]) -> list[Verdict]:
             batch = [self._result(settlements[at]) for at in some]
             words = await self._run(SETTLE, kind, "results", batch)

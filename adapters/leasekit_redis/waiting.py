@@ -55,12 +55,10 @@ class Wakes:
         self._subscribed = asyncio.Event()
 
     def name(self, claim_id: str) -> str:
-        """Return the name of a claim in Redis."""
         return f"{self._channel}/{claim_id}"
 
     @contextlib.contextmanager
     def waiting(self, claim_id: str) -> Generator[Waiter]:
-        """Register a waiter until the block ends."""
         waiter = Waiter()
         self._waiters.setdefault(claim_id, set()).add(waiter)
         try:

@@ -99,13 +99,11 @@ def task_id(token: str) -> str:
 
 
 def kind_of(arn: str) -> str | None:
-    """Return the name of the activity in an ARN, None if the ARN is not an activity's."""
     match = _ARN.fullmatch(arn)
     return match["kind"] if match else None
 
 
 def region_of(arn: str) -> str:
-    """Return the region in an activity's ARN."""
     match = _ARN.fullmatch(arn)
     return match["region"] if match else ""
 

@@ -107,7 +107,6 @@ def mappings(answer: Answer, name: str) -> list[Mapping[str, Any]]:
 
 
 def is_unapplied(error: BackendError) -> bool:
-    """Return whether the request was certainly not applied."""
     return isinstance(error, (Forbidden, Refused, Throttled, Unreached))
 
 

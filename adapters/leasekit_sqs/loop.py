@@ -86,5 +86,4 @@ def close() -> None:
 
 
 def _backend(ttl: int, clients: BotoClients) -> SqsBackend:
-    """Return a backend for all queues that are read with these clients."""
     return SqsBackend(Address(queue="-", ttl=ttl), clients=clients, receives=False)

@@ -85,7 +85,6 @@ def plain_id(text: str) -> str:
 
 
 def attribute(text: str) -> dict[str, str]:
-    """Return a string as an attribute of a message."""
     return {"DataType": "String", "StringValue": text}
 
 

@@ -41,7 +41,6 @@ class Queues:
         return {kind: self._urls[name] for kind, name in self._kinds.items()}
 
     async def dead_letter_queue(self, url: str) -> str | None:
-        """Return the URL of the dead-letter queue of a queue, None if it has none."""
         if url not in self._dead_letter_urls:
             arn = await self.dead_letter_queue_arn(url)
             if arn is None:  # not remembered, because an operator who reads the warning may set one up
@@ -51,7 +50,6 @@ class Queues:
         return self._dead_letter_urls[url]
 
     async def dead_letter_queue_arn(self, url: str) -> str | None:
-        """Return the ARN of the dead-letter queue of a queue, None if it has none."""
         policy = (await self._attributes(url, ["RedrivePolicy"])).get("RedrivePolicy")
         if policy is None:
             return None
@@ -64,7 +62,6 @@ class Queues:
         return arn
 
     async def arn(self, url: str) -> str:
-        """Return the ARN of a queue."""
         arn = (await self._attributes(url, ["QueueArn"])).get("QueueArn")
         if not isinstance(arn, str):
             raise ProtocolError("SQS has answered without the ARN of the queue")

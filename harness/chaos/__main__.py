@@ -15,7 +15,6 @@ for _path in sorted(Path(__file__).parent.glob("rows_*.py")):  # these imports f
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the scenarios; return 1 where one failed."""
     options = _parser().parse_args(arguments)
     chosen = [scenario for scenario in SCENARIOS if _is_asked_for(scenario, options)]
     if options.list:

@@ -20,7 +20,6 @@ def path_of(folder: Path, who: str) -> Path:
 
 
 def current() -> Log:
-    """The log of the calling process."""
     pid = os.getpid()
     if pid not in _logs:
         own = f"{os.environ[NAME]}.{pid}"

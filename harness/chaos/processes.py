@@ -65,7 +65,6 @@ class Watch:
                 self.add(path.stem, int(path.stem.rpartition(".")[2]), lambda: "killed")
 
     def close(self) -> None:
-        """Stop logging."""
         os.close(self._ring)
         self._thread.join()
         os.close(self._wake)
@@ -154,14 +153,12 @@ class Process:
 
     @staticmethod
     def state_of(pid: int) -> str:
-        """The `state` of any process."""
         try:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (FileNotFoundError, ProcessLookupError):
             return "X"
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Ask the process to stop, and return its exit code."""
         if self.is_alive:
             self.send(number)
         return self.popen.wait(PATIENCE)
@@ -177,7 +174,6 @@ def children(pid: int) -> list[int]:
 
 
 def wait_for(fact: Callable[[], object], *, what: str, within: float = PATIENCE) -> None:
-    """Return once `fact()` is true. Raises TimeoutError."""
     until = time.monotonic() + within
     while not fact():
         if time.monotonic() > until:

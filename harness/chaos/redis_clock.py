@@ -21,7 +21,6 @@ end)()"""
 
 
 def install() -> None:
-    """Put that clock into the scripts of this process."""
     for script in vars(scripts).values():
         if isinstance(script, scripts.Script) and _TIME in script.text and KEY not in script.text:
             text = script.text.replace(_TIME, _SHIFTED)

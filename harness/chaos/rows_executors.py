@@ -109,13 +109,11 @@ def worker_killed_over_executors(world: World) -> None:
 
 
 def _executor(world: World, task: str) -> int:
-    """The process in which this task's handler runs."""
     (pid,) = _acting(world, task)
     return pid
 
 
 def _acting(world: World, task: str) -> list[int]:
-    """The processes in which this task's handler runs."""
     paths = [path for path in (world.home / "logs").glob("*.jsonl") if path.stem != "harness"]
     return [
         int(re.findall(r"\d+", path.stem)[-1])
@@ -125,7 +123,6 @@ def _acting(world: World, task: str) -> list[int]:
 
 
 def _descendants(pid: int) -> list[int]:
-    """The child processes, direct and indirect."""
     return [pid for child in children(pid) for pid in (child, *_descendants(child))]
 
 

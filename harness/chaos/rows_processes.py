@@ -160,7 +160,6 @@ def _held_up(world: World, kind: str, *, masked: bool = False) -> None:
 
 
 def _died(world: World, process: Process) -> int:
-    """Wait for the end of a process, and return its exit code."""
     wait_for(lambda: not process.is_alive, what=f"{process.name} to end")
     world.fault("death", target=process.who)
     return int(process.popen.returncode)

@@ -58,7 +58,6 @@ class Report:
 
     @property
     def line(self) -> str:
-        """The report as one line of text."""
         done = self.counts
         fired = ", ".join(f"{name} {number}" for name, number in sorted(self.faults.items()))
         verdict = "ok  " if not self.problems else "FAIL"

@@ -64,7 +64,6 @@ class World:
 
     @property
     def through_proxy(self) -> str:
-        """The address of the service behind the proxy and its faults."""
         return (
             f"sqlite:///{self.home}/tasks.db"
             if self._service == "sqlite"
@@ -73,11 +72,9 @@ class World:
 
     @property
     def past_proxy(self) -> str:
-        """The address of the service itself, without the proxy."""
         return f"{self._service}://127.0.0.1:{self.port}"
 
     def connect(self, url: str, *, hooks: Sequence[Hook] = ()) -> leasekit.Client:
-        """Open a client whose calls are logged."""
         return leasekit.connect(Recorded(open_backend(url, worker="harness"), self.log), hooks=hooks)
 
     def __exit__(self, *error: object) -> None:
@@ -94,7 +91,6 @@ class World:
     # Processes ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the service, if it is a process of its own."""
         if self._service == "redis":
             self.redis()
         elif self._service == "http":
@@ -129,7 +125,6 @@ class World:
         return redis
 
     def ask(self, *command: object, port: int | None = None) -> Any:
-        """Send a command to the redis-server, and return its answer."""
         with Redis(port=port or self.port, protocol=2) as client:
             return client.execute_command(*command)
 
@@ -272,12 +267,10 @@ class World:
         )
 
     def until_ended(self, ids: Sequence[str] | None = None) -> None:
-        """Return once these tasks, or all, have ended."""
         wanted = set(ids or self.ids)
         wait_for(lambda: wanted <= {info.id for info in self.all_tasks() if info.status.ended}, what="the end of all")
 
     def all_tasks(self) -> list[TaskInfo]:
-        """Every task that the server has."""
         page = self.client.list_tasks(limit=1000)
         tasks = page.tasks
         while page.cursor is not None:
@@ -298,28 +291,23 @@ class World:
         wait_for(lambda: all(self.acting(by)[task_id] >= effects for task_id in ids), what="handlers to run")
 
     def until_acting(self, by: Process) -> None:
-        """Return once any handler has acted in this process."""
         wait_for(lambda: self.acting(by), what="a handler to run")
 
     def acting(self, by: Process | None = None) -> Counter[str]:
-        """How often the handler of each task has acted."""
         return Counter(effect.task for effect in self.of(Effect) if by is None or effect.who == by.who)
 
     def events(self) -> list[Event]:
-        """The events that were logged so far, of all processes."""
         return read(*sorted(self._folder.glob("*.jsonl")))
 
     def of(self, event: type[Any]) -> list[Any]:
         return [entry for entry in self.events() if isinstance(entry, event)]
 
     def figure(self, text: str) -> None:
-        """Add a measured figure to the report."""
         self.figures.append(text)
 
     # Faults -------------------------------------------------------------------------------------------------------
 
     def fault(self, name: str, *, lasts: float = 0.0, target: str = "", at: float | None = None) -> None:
-        """Log that a fault has taken effect."""
         self.log.add(Fault, name=name, lasts=lasts, target=target, at=boottime() if at is None else at)
 
     def roll_back(self, since: float) -> None:
@@ -329,7 +317,6 @@ class World:
         self.ids = [task_id for task_id in self.ids if task_id in kept]
 
     def spare_port(self) -> int:
-        """Reserve another port until the end of the block."""
         self._spare.append(_reserved_port())
         return int(self._spare[-1].getsockname()[1])
 

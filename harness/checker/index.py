@@ -38,7 +38,6 @@ class Lease:
 
     @property
     def grant(self) -> log.Issued | log.Granted:
-        """The event nearest to the moment of the grant."""
         return self.issued[0] if self.issued else self.granted[0]
 
     @property
@@ -91,7 +90,6 @@ class Life:
     final: log.Final | None = None
 
     def lease(self, fence: int) -> Lease:
-        """The lease with this fence."""
         if fence not in self.leases:
             self.leases[fence] = Lease(self.task, fence)
         return self.leases[fence]
@@ -143,13 +141,11 @@ class Lives:
             self._stood(who, how, since, self.last_at)
 
     def of(self, task: str) -> Life:
-        """The life of this task."""
         if task not in self.tasks:
             self.tasks[task] = Life(task)
         return self.tasks[task]
 
     def process(self, who: str) -> Process:
-        """The process with this name."""
         if who not in self.processes:
             self.processes[who] = Process(who)
         return self.processes[who]

@@ -62,7 +62,6 @@ Check = Callable[[Life, Lives, Rules], Found]
 
 
 def violations(lives: Lives, rules: Rules, checks: Sequence[tuple[str, Check]]) -> list[Violation]:
-    """Apply each check to each task."""
     return [
         Violation(rule=rule, why=why, task=life.task, events=events)
         for life in lives.tasks.values()

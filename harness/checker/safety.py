@@ -16,7 +16,6 @@ _CANCELS = frozenset({"cancelled", "cancel_requested", "gone"})
 
 
 def safety(lives: Lives, rules: Rules) -> list[Violation]:
-    """Find the violations of S1-S11."""
     of_all = (_s7_claims(lives, rules), _s11_order(lives, rules), _s11_dedupe(lives, rules))
     return [*violations(lives, rules, _OF_TASK), *chain(*of_all)]
 

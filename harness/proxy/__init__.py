@@ -52,13 +52,11 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """The port on 127.0.0.1."""
         assert self._port is not None, "the proxy is only open in its block"  # noqa: S101
         return int(self._port.getsockname()[1])
 
     @property
     def url(self) -> str:
-        """The address for clients."""
         return f"{self._scheme}://127.0.0.1:{self.port}"
 
     # The line -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ class ForeignAnswer:
 
     @property
     def raw(self) -> bytes:
-        """The answer as bytes of HTTP."""
         head = f"HTTP/1.1 {self.status} Foreign\r\ncontent-length: {len(self.body)}\r\n"
         if 300 <= self.status < 400:
             head += "location: https://portal.invalid/login?session=5ecre7-0f-a-u5er\r\n"

@@ -35,7 +35,6 @@ class Campaign:
         return [name for name in FAULTS if not self.fired[name]] if self.hours >= _ENOUGH else []
 
     def add(self, outcome: Outcome) -> None:
-        """Add the outcome of one more history."""
         self.histories += 1
         self.hours += outcome.hours
         self.cpu_seconds += outcome.seconds

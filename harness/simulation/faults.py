@@ -117,7 +117,6 @@ class Faults:
             self._net.unheard[op, who] = lambda: lose(fault, op, who, away)
 
     def _cut_off(self, fault: Planned, op: str, who: str, away: float) -> bool:
-        """Lose this answer, and cut the process off."""
         del self._net.unheard[op, who]
         self._world.fired[fault.name] += 1
         self._net.weather[fault.number] = ("cut", who)

@@ -64,7 +64,6 @@ class Net:
         return self._chance.uniform(0.0002, 0.01)
 
     def send(self, request: _Request) -> None:
-        """Send a request."""
         world, who = self.world, request.client.who
         if self.weather:
             if self._hits("cut", who) or self._hits("drop_request", who, 0.4):

@@ -47,7 +47,6 @@ class Outcome:
 
     @property
     def digest(self) -> str:
-        """A digest of all events."""
         whole = hashlib.blake2s()
         for event in self.events:
             whole.update(encode(event))
@@ -82,7 +81,6 @@ def simulate(scenario: Scenario) -> Outcome:
 
 
 def rules_of(scenario: Scenario) -> Rules:
-    """The rules for a history of this scenario."""
     steps = any(scenario.rates.get(name) for name in ("wall_forward", "wall_back", "wall_creep"))
     of_ttls = [Rules.for_heartbeats(scenario.heartbeats.for_ttl(ttl)) for ttl in scenario.ttls]
     return Rules(
@@ -138,7 +136,6 @@ class _Fleet:
 
     @property
     def alive(self) -> list[Worker]:
-        """The workers whose processes live."""
         return [worker for worker in self._workers.values() if worker.process.is_alive]
 
 

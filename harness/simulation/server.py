@@ -120,7 +120,6 @@ class Server:
                 return await getattr(engine, op)(request)
 
     def commit_time(self) -> float:
-        """Draw the duration of the next commit."""
         return self._chance.uniform(0, self.latency) if self.latency else 0.0
 
     def finals(self) -> None:
@@ -135,13 +134,11 @@ class Server:
 
     @property
     def unfinished(self) -> int:
-        """The number of tasks that have not ended."""
         with self.store.view() as view:
             counts = view.counts()
         return sum(n for of_kind in counts.values() for status, n in of_kind.items() if not Status(status).ended)
 
     def close(self) -> None:
-        """Close the store, and remove its file."""
         self.store.close()
         if self._folder is not None:
             self._folder.cleanup()

@@ -62,7 +62,6 @@ class SimulatedHandler:
         self.is_over = False
 
     def begin(self) -> None:
-        """Run the first step."""
         world, lease = self._world, self._lease
         idle = self._work.handler.idle_timeout
         world.log(Started, self._worker.who, task=lease.task.id, fence=lease.fence, idle_timeout=idle)
@@ -297,7 +296,6 @@ class Worker:
         return self.process.is_alive and not self.process.is_held("paused", "frozen", "suspended")
 
     def fill(self) -> None:
-        """Begin a task in each free slot."""
         if not self.handlers_run or self.gil is not None:
             return
         while len(self.handlers) < self.slots and (work := self.buffer.take()) is not None:
@@ -306,7 +304,6 @@ class Worker:
                 handler.begin()
 
     def handler_ended(self, work: ClaimedTask) -> None:
-        """Free the slot of a handler that has ended."""
         del self.handlers[work]
         self.fill()
 

@@ -116,7 +116,6 @@ class World:
             heapq.heappush(self._heap, (max(when, self.now), next(self._order), call, args))
 
     def after(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
-        """Plan a call in so many seconds."""
         self.at(self.now + seconds, call, *args)
 
     def run(self, until: float, *, unless: Callable[[], bool] = lambda: False) -> None:
@@ -129,7 +128,6 @@ class World:
             self.now = max(self.now, until)
 
     def log(self, event: type[E], who: str, **fields: Any) -> None:
-        """Add an event to the history."""
         if not self.is_over:
             self.events.append(event(at=self.now, who=who, **fields))
 
@@ -182,7 +180,6 @@ class Process:
     # Its clock ------------------------------------------------------------------------------------------------------
 
     def boot(self) -> float:
-        """The time that the process's clock shows."""
         true, shown = self._since
         return shown if self._is_frozen else shown + (self.world.now - true) * self._rate
 
@@ -195,17 +192,14 @@ class Process:
 
     @property
     def runs(self) -> bool:
-        """Whether the process's loop is stepped."""
         return self.is_alive and not self._stands
 
     def call(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call this in the process's loop."""
         if self.is_alive:
             self.loop.call_soon(callback, *args)
             self._look()
 
     def start(self, work: Any) -> None:
-        """Run a coroutine in the process's loop."""
         self.call(self._start, work)
 
     def _start(self, work: Any) -> None:

@@ -98,7 +98,6 @@ class Cycle:
         self._down_at = -math.inf  # when the last call left that failed; a call that left later was answered: -inf
 
     def __len__(self) -> int:
-        """How many leases are held."""
         return self._held
 
     @property
@@ -230,7 +229,6 @@ class Cycle:
 
     @property
     def _slots(self) -> int:
-        """The number of slots that a cycle needs."""
         return math.ceil(self._held / self.heartbeats.batch)
 
     @property

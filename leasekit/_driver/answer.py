@@ -26,11 +26,9 @@ class Answer(Generic[T]):
         self.on_cancel: Callable[[], object] | None = None  # ends the work that produces the answer
 
     def done(self) -> bool:
-        """Return whether a value, an error or a cancellation was delivered."""
         return bool(self._outcomes)
 
     def cancelled(self) -> bool:
-        """Return whether a cancellation was delivered first."""
         return self.done() and isinstance(self._outcomes[0][1], CancelledError)
 
     def set_result(self, value: T) -> None:

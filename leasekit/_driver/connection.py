@@ -104,7 +104,6 @@ class Connection:
             raise LeasekitError(f"{name} has no dependencies (`after`): have the task before schedule this one")
 
     def gauges(self) -> Mapping[str, float]:
-        """Return the values of the gauges: leases held, capacity for leases, settlements without an answer."""
         if self.forked or self.closed:
             return {}
         keeper = self.keeper

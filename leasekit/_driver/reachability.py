@@ -36,7 +36,6 @@ class Reachability:
         return self._reached and not self._failed_at
 
     def when_reached(self, call: Callable[[], object]) -> None:
-        """Call `call()` as soon as the service has been reached."""
         if self._reached:
             call()
         else:

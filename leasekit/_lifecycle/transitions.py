@@ -41,7 +41,6 @@ def is_latest(row: Trigger, token: str) -> bool:
 
 
 def is_held(row: Trigger, token: str, now: float) -> bool:
-    """Whether `token` is that of a lease that has not ended."""
     return is_latest(row, token) and row.next_trigger_at is not None and row.next_trigger_at > now
 
 

@@ -31,7 +31,6 @@ class Buffer:
             self._changed.notify(len(works))
 
     def take(self) -> ClaimedTask | None:
-        """Take the most urgent task; None if the buffer is empty."""
         with self._changed:
             return self._pop_most_urgent()
 

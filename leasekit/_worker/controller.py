@@ -128,7 +128,6 @@ class Controller:
 
     @property
     def running(self) -> int:
-        """The number of running handlers."""
         return max(0, self.window.out - len(self._unconfirmed) - self.buffered)
 
     @property

@@ -103,7 +103,6 @@ async def _end_claims(backend: Backend, past: Past) -> list[Settlement]:
 
 
 async def _end_claim_in_time(backend: Backend, claim: PendingClaim) -> Ended:
-    """End one claim, within the time for claims."""
     time = asyncio.get_running_loop().time
     until = time() + _FOR_CLAIMS
 

@@ -107,7 +107,6 @@ def _complete_if_undecided(held: Lease, result: Any) -> None:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Return whether a call of `function` returns a coroutine."""
     call = getattr(function, "__call__", function)  # noqa: B004 - of an object with `__call__`
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 

@@ -23,5 +23,4 @@ class JsonFormatter(logging.Formatter):
 
 
 def formatter(form: str | None) -> logging.Formatter:
-    """Return the formatter for `FORMAT`, or for a format of `logging`."""
     return JsonFormatter(FORMAT, validate=False) if form == FORMAT else logging.Formatter(form or logging.BASIC_FORMAT)

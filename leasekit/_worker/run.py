@@ -91,7 +91,6 @@ class WorkerRun:
 
     @property
     def uses_loop(self) -> bool:
-        """Whether there are async handlers."""
         return bool(self._loops)
 
     def __enter__(self) -> Self:

@@ -22,7 +22,6 @@ class Window:
         self._looked_at = -math.inf
 
     def ended(self, count: int) -> None:
-        """Record that `count` handlers have ended."""
         self.out -= count
         self._ends += count
 

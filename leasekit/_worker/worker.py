@@ -378,7 +378,6 @@ class Worker:
 
 
 def _run_here(handler: Handler, task: Task) -> None:
-    """Run a task under a lease, in this thread."""
     if not is_async(handler.function):
         with lease(task, idle_timeout=handler.idle_timeout) as held:
             handler.call_with(held)

@@ -154,7 +154,6 @@ def _kill_one(fleet: Fleet, log: Path) -> tuple[int, int] | None:
 
 
 def _held(client: leasekit.Client) -> dict[int, list[TaskInfo]]:
-    """Return the running tasks, by the process that holds them."""
     held: dict[int, list[TaskInfo]] = defaultdict(list)
     for status in (Status.CLAIMED, Status.PROCESSING):
         for task in client.list_tasks(kind="digest", status=status, limit=200).tasks:
@@ -174,7 +173,6 @@ def _table(fleet: Fleet, held: dict[int, list[TaskInfo]], log: Path, killed_at: 
 
 
 def _all(client: leasekit.Client) -> list[TaskInfo]:
-    """Return every task, with its history."""
     ids: list[str] = []
     cursor: str | None = None
     while True:

@@ -89,7 +89,6 @@ class _Task:
         self._id = task_id
 
     def look(self) -> TaskInfo:
-        """Fetch the task's state."""
         if (found := self._client.get(self._id)) is None:
             raise LeasekitError(
                 f"there is no task {self._id!r}: look for it with 'leasekit tasks', or at another --backend"
@@ -100,12 +99,10 @@ class _Task:
 
     @property
     def is_over(self) -> bool:
-        """Whether the task can no longer change."""
         return self.document.status.ended
 
     @property
     def failed(self) -> bool:
-        """Whether the task ended in another way than success."""
         return self.is_over and self.document.status is not Status.SUCCESS
 
     def _facts(self) -> dict[str, object]:

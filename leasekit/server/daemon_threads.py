@@ -25,7 +25,6 @@ class DaemonThreads(Executor):
         self._begin()
 
     def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Queue a call, and return a future for its result."""
         if self._pid != os.getpid():
             self._begin()
         future: Future[T] = Future()

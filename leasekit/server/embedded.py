@@ -46,7 +46,6 @@ class DirectBackend:
         raise NotImplementedError
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
-        """Claim up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
         fields = {"worker": self.worker, "kinds": kinds, "limit": limit, "wait": wait, "claim_id": claim_id}
         request = checked(wire.ClaimRequest, fields)
         engine = await self._engine()
@@ -56,48 +55,40 @@ class DirectBackend:
         return Claimed(tasks=[plain(task) for task in claimed.tasks], waited=claimed.waited)
 
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
-        """Renew leases: `renewed` or `gone` for each, in order."""
         if not beats:
             return []
         items = checked(wire.BeatsRequest, {"worker": self.worker, "beats": beats}).beats
         return await (await self._engine()).heartbeat(self.worker, items)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
-        """End runs: `settled` or `gone` for each, in order."""
         if not settlements:
             return []
         items = checked(wire.ResultsRequest, {"worker": self.worker, "results": settlements}).results
         return await (await self._engine()).results(self.worker, items)
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
-        """Accept tasks; they are durable when this method returns. An id or live dedupe key makes one task only."""
         if not tasks:
             return []
         items = checked(wire.ScheduleRequest, {"tasks": tasks}).tasks
         return await (await self._engine()).schedule(items)
 
     async def get(self, task_id: str) -> TaskInfo | None:
-        """Return everything about one task; None if no task has this id."""
         info = await (await self._engine()).get(task_id)
         return None if info is None else plain_info(info)
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
-        """Cancel: `cancelled` if a task waits, `cancel_requested` if it runs, `gone` if it has ended or is unknown."""
         if not task_ids:
             return []
         ids = checked(wire.CancelRequest, {"ids": task_ids}).ids
         return await (await self._engine()).cancel(ids)
 
     async def stats(self) -> Stats:
-        """Count the tasks of each kind in each status."""
         return await (await self._engine()).stats()
 
     async def workers(self) -> list[WorkerInfo]:
-        """List the workers that hold leases or have sent a request recently."""
         return await (await self._engine()).workers()
 
     async def list_tasks(self, *, limit: int = 100, **filters: Any) -> Page:
-        """List the tasks that match all given filters, oldest first; `cursor` is the end of an earlier page."""
         check_limit("limit", limit)
         page = await (await self._engine()).list_tasks(limit=limit, **filters)
         return Page(tasks=[plain_info(info) for info in page.tasks], cursor=page.cursor)
@@ -114,11 +105,9 @@ class EmbeddedBackend(DirectBackend):
         self._is_closed = False
 
     async def open(self) -> None:
-        """Open the engine, if it is not open."""
         await self._engine()
 
     async def aclose(self) -> None:
-        """Close the engine. Leases are not touched."""
         async with self._opening:
             self._is_closed = True
             opened, self._opened = self._opened, None
@@ -143,7 +132,6 @@ def plain(task: Task) -> Task:
 
 
 def plain_info(info: TaskInfo) -> TaskInfo:
-    """Return everything about a task with users' values decoded."""
     return replace(
         info,
         payload=_decoded_value(info.payload),

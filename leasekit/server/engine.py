@@ -125,7 +125,6 @@ class Engine:
     # For producers of tasks
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
-        """Accept tasks; they are durable when this method returns."""
         if not tasks:
             return []
         if self._cramped is not None:
@@ -137,7 +136,6 @@ class Engine:
         return answer
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict]:
-        """Cancel: `cancelled` if a task waits, `cancel_requested` if it runs, `gone` if it has ended or is unknown."""
         return await self._write(_CANCEL, ids)
 
     async def get(self, task_id: str) -> TaskInfo | None:
@@ -185,7 +183,6 @@ class Engine:
     # For monitoring
 
     async def stats(self) -> Stats:
-        """Count the tasks of each kind in each status."""
         return Stats(kinds=await self._read(lambda view: view.counts()))
 
     async def workers(self) -> list[WorkerInfo]:
@@ -311,7 +308,6 @@ class Engine:
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
-        """List the tasks that match all given filters, oldest first; `cursor` is the end of an earlier page."""
         wanted = Filter(kind, status, collection, worker)
         return await self._read(lambda view: frontend.page(view, wanted, cursor=cursor, limit=limit))
 

@@ -13,7 +13,6 @@ class Histogram:
         self._counts = [0] * (len(self.bounds) + 1)
 
     def add(self, value: float) -> None:
-        """Count one value."""
         self._counts[bisect.bisect_left(self.bounds, value)] += 1
         self.sum += value
 

@@ -62,7 +62,6 @@ class LongPolls:
         self._has_ended = False
 
     def __len__(self) -> int:
-        """Return the number of claims that wait."""
         return len(self._polls)
 
     async def claim(self, *, worker: str, claim_id: str, kinds: Sequence[str], limit: int, wait: float) -> Claimed:

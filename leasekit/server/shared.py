@@ -53,39 +53,30 @@ class SharedBackend:
         self._choosing = asyncio.Lock()
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
-        """Claim up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
         return await self._ask(lambda service: service.claim(kinds, limit=limit, wait=wait, claim_id=claim_id))
 
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
-        """Renew leases: `renewed` or `gone` for each, in order."""
         return await self._ask(lambda service: service.beat(beats))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
-        """End runs: `settled` or `gone` for each, in order."""
         return await self._ask(lambda service: service.settle(settlements))
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
-        """Accept tasks; they are durable when this method returns. An id or live dedupe key makes one task only."""
         return await self._ask(lambda service: service.schedule(tasks))
 
     async def get(self, task_id: str) -> TaskInfo | None:
-        """Return everything about one task; None if no task has this id."""
         return await self._ask(lambda service: service.get(task_id))
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
-        """Cancel: `cancelled` if a task waits, `cancel_requested` if it runs, `gone` if it has ended or is unknown."""
         return await self._ask(lambda service: service.cancel(task_ids))
 
     async def stats(self) -> Stats:
-        """Count the tasks of each kind in each status."""
         return await self._ask(lambda service: service.stats())
 
     async def workers(self) -> list[WorkerInfo]:
-        """List the workers that hold leases or have sent a request recently."""
         return await self._ask(lambda service: service.workers())
 
     async def list_tasks(self, **filters: Any) -> Page:
-        """List the tasks that match all given filters, oldest first; `cursor` is the end of an earlier page."""
         return await self._ask(lambda service: service.list_tasks(**filters))
 
     async def aclose(self) -> None:

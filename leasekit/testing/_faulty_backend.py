@@ -6,7 +6,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 from typing import Any, Self, cast
 
@@ -73,11 +72,12 @@ class Call:
 
     def send_later(self, until: "float | Gate") -> None:
         """Send the request to the service after so many seconds, or a gate, when the caller no longer waits."""
-        self.faulty.perform(partial(self._send_later, until))
 
-    async def _send_later(self, until: "float | Gate") -> None:
-        await self.sleep(until)
-        await self.send()
+        async def send() -> None:
+            await self.sleep(until)
+            await self.send()
+
+        self.faulty.perform(send)
 
     async def over(self) -> None:
         """Return once the caller has its answer, its error, or has given up."""

@@ -25,7 +25,6 @@ class Notifier:
             del self._listeners[rung]
 
     def ring(self) -> None:
-        """Wake all listeners."""
         for rung, loop in self._listeners.copy().items():
             # A loop that was closed has no listener left to wake.
             with suppress(RuntimeError):

@@ -17,12 +17,12 @@ A fault is a value: a name, and a coroutine that gets the `Call` and answers it.
     faulty.script("settle", Fault("twice_as_slow", twice_as_slow))
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from msgspec import structs
 
-from leasekit.errors import ProtocolError, Throttled, Unavailable
+from leasekit.errors import BackendError, ProtocolError, Throttled, Unavailable
 from leasekit.task import Verdict, VerdictWord
 from leasekit.testing._faulty_backend import Call, Fault, Faulty, Gate, ok
 
@@ -39,34 +39,27 @@ _WITH_VERDICTS = frozenset({"beat", "settle", "cancel"})
 # No answer ----------------------------------------------------------------------------------------------------
 
 
-async def _refuse_connection(call: Call) -> Any:
-    raise Unavailable(f"{call.kind}: the connection was refused")
+def _failing(
+    error: type[BackendError], what: str, *, after: Callable[[Call], Awaitable[Any]] | None = None
+) -> Callable[[Call], Awaitable[Any]]:
+    async def act(call: Call) -> Any:
+        if after is not None:
+            await after(call)
+        raise error(f"{call.kind}: {what}")
+
+    return act
 
 
-async def _lose_request(call: Call) -> Any:
-    raise Unavailable(f"{call.kind}: the request was lost")
-
-
-async def _send_then_lose_answer(call: Call) -> Any:
-    await call.send()
-    raise Unavailable(f"{call.kind}: the answer was lost")
-
-
-async def _hang_until_release(call: Call) -> Any:
-    await call.faulty.hanging.passed()
-    raise Unavailable(f"{call.kind}: the connection was dead")
-
-
-refuse = Fault("refuse", _refuse_connection)
+refuse = Fault("refuse", _failing(Unavailable, "the connection was refused"))
 """The connection is refused: `Unavailable` at once, never applied."""
 
-drop = Fault("drop", _lose_request)
+drop = Fault("drop", _failing(Unavailable, "the request was lost"))
 """The request is lost on its way: `Unavailable`, never applied."""
 
-lose_answer = Fault("lose_answer", _send_then_lose_answer)
+lose_answer = Fault("lose_answer", _failing(Unavailable, "the answer was lost", after=Call.send))
 """The request is applied, but its answer is lost: `Unavailable`."""
 
-hang = Fault("hang", _hang_until_release)
+hang = Fault("hang", _failing(Unavailable, "the connection was dead", after=lambda call: call.faulty.hanging.passed()))
 """The call hangs until the caller gives up, or until `faulty.release()`: then `Unavailable`, never applied."""
 
 
@@ -186,40 +179,28 @@ def _item_fault(name: str, word: VerdictWord, which: float | Sequence[int], **ve
 # Wrong answers ------------------------------------------------------------------------------------------------
 
 
-async def _send_then_garble_answer(call: Call) -> Any:
-    await call.send()
-    raise ProtocolError(f"{call.kind}: the answer is not JSON")
+def _with_verdicts(change: Callable[[list[Verdict]], list[Verdict]]) -> Callable[[Call], Awaitable[Any]]:
+    async def act(call: Call) -> Any:
+        return change(await call.send())
+
+    return act
 
 
-async def _omit_last_verdict(call: Call) -> Any:
-    return (await call.send())[:-1]
+def _misspelt(verdicts: list[Verdict]) -> list[Verdict]:
+    return [structs.replace(verdict, verdict="perhaps") for verdict in verdicts]
 
 
-async def _repeat_last_verdict(call: Call) -> Any:
-    verdicts = await call.send()
-    return [*verdicts, *verdicts[-1:]]
-
-
-async def _move_first_verdict_last(call: Call) -> Any:
-    verdicts = await call.send()
-    return [*verdicts[1:], *verdicts[:1]]
-
-
-async def _misspell_verdicts(call: Call) -> Any:
-    return [structs.replace(verdict, verdict="perhaps") for verdict in await call.send()]
-
-
-garble = Fault("garble", _send_then_garble_answer)
+garble = Fault("garble", _failing(ProtocolError, "the answer is not JSON", after=Call.send))
 """The request is applied, but its answer is unreadable: `ProtocolError`."""
 
-shorten = Fault("shorten", _omit_last_verdict, _WITH_VERDICTS)
+shorten = Fault("shorten", _with_verdicts(lambda verdicts: verdicts[:-1]), _WITH_VERDICTS)
 """The last verdict is missing."""
 
-lengthen = Fault("lengthen", _repeat_last_verdict, _WITH_VERDICTS)
+lengthen = Fault("lengthen", _with_verdicts(lambda verdicts: [*verdicts, *verdicts[-1:]]), _WITH_VERDICTS)
 """The last verdict comes twice."""
 
-shuffle = Fault("shuffle", _move_first_verdict_last, _WITH_VERDICTS)
+shuffle = Fault("shuffle", _with_verdicts(lambda verdicts: [*verdicts[1:], *verdicts[:1]]), _WITH_VERDICTS)
 """The verdicts come in another order: the first comes last."""
 
-misspell = Fault("misspell", _misspell_verdicts, _WITH_VERDICTS)
+misspell = Fault("misspell", _with_verdicts(_misspelt), _WITH_VERDICTS)
 """Every verdict is a word that the protocol does not have."""

@@ -245,7 +245,6 @@ class MemoryBackend(DirectBackend):
         return self.service
 
     async def get(self, task_id: str) -> TaskInfo | None:
-        """Return everything about one task; None if no task has that id."""
         return self.service.get(task_id)
 
     def steal(self, task_id: str, token: str) -> None:

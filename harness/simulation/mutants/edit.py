@@ -175,7 +175,6 @@ def _scopes(node: ast.AST) -> Iterator[_Scope]:
 
 
 def _of_module(text: str) -> frozenset[str]:
-    """The names that a module binds."""
     symbols = symtable.symtable(text, "", "exec").get_symbols()
     return frozenset(symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported())
 

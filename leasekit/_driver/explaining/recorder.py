@@ -115,7 +115,6 @@ class Recorder:
             call.odd = {term: verdict for term, verdict in pairs if verdict.verdict != "renewed"}
 
     def waits(self, until: float) -> None:
-        """Record that the keeper sleeps, and until when."""
         self._due_at = until
 
     def woke(self, reading: Reading) -> None:

@@ -74,7 +74,6 @@ class DeadlineSet(Generic[K]):
         self._ensure_cohort(at).add(key)
 
     def remove(self, key: K) -> None:
-        """Remove `key`; unknown keys are ignored."""
         for ends in (self._ends, self._fixed):
             at = ends.get(key)
             if at is None:

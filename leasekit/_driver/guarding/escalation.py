@@ -28,7 +28,6 @@ class Escalation:
         self._dumped = False
 
     def add(self, held: HeldLease) -> None:
-        """Add a lease that was lost while its code runs."""
         self._lingering.append(held)
 
     def ended(self, held: HeldLease) -> None:

@@ -43,7 +43,6 @@ class IdleWatch:
 
     @property
     def wake_at(self) -> float:
-        """The instant of the next check."""
         return self._heap[0][0] if self._heap else math.inf
 
     def _schedule_check(self, at: float, held: HeldLease) -> None:

@@ -72,7 +72,6 @@ class KillTimer:
         self._set_time(max(1, int(at * _NANO)))  # zero would disarm the timer
 
     def disarm(self) -> None:
-        """Disarm the timer: the process is not killed."""
         if self._owner == os.getpid():
             self._set_time(0)
 

@@ -123,7 +123,6 @@ class HeldLease:
             raise NotHeld(f"task {self.task.id} is held by process {self.pid}; this is a fork of it, and holds nothing")
 
     def loss(self) -> LeaseLost:
-        """Return the exception that says why the lease was lost."""
         story = self.explained
         message = f"lost task {self.task.id}: {story.why}"
         return LeaseLost(message, task_id=self.task.id, reason=self.reason or "expired", events=story.events)
@@ -293,7 +292,6 @@ class HeldLease:
     # What a supervisor reads --------------------------------------------------------------------------------------
 
     def enter(self, ledger: Ledger) -> None:
-        """Note in `ledger` that this process holds the lease."""
         self.ledger, self.entry = ledger, ledger.add(self.task.id, self.task.token)
 
     def note_progress(self, progress: tuple[int | None, Any]) -> None:

@@ -108,7 +108,6 @@ class Keeper:
         )
 
     def note_in(self, ledger: Ledger) -> None:
-        """Record claims and leases in `ledger` from now on."""
         self._ledger = self._claims.ledger = ledger
 
     # Coming and going ---------------------------------------------------------------------------------------------
@@ -198,7 +197,6 @@ class Keeper:
         )
 
     def start_renewing(self, held: HeldLease) -> None:
-        """Renew the lease `held` from now on."""
         self._renewal.add(held)
         self._check_capacity()
 
@@ -234,7 +232,6 @@ class Keeper:
             self._renewal.hasten(held)
 
     def drop(self, held: HeldLease) -> None:
-        """Stop renewing this lease and drop its bookkeeping."""
         self._leases.pop((held.task.id, held.task.token), None)
         self._check_capacity()
         held.hand_over(None)  # or the reference's callback would form a reference cycle
@@ -333,7 +330,6 @@ class Keeper:
     # The loop -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run the keeper's loop until cancelled."""
         while True:
             self._wake.clear()
             self._recorder.woke(self._reading())

@@ -105,7 +105,6 @@ class Renewal:
         return min((cycle.wake_at for cycle in self._cycles.values()), default=math.inf)
 
     async def aclose(self) -> None:
-        """Cancel the calls in progress."""
         calls = list(self._calls)
         for call in calls:
             call.cancel()

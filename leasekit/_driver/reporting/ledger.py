@@ -79,7 +79,6 @@ class Past(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to hand back."""
         return not (self.leases or self.settlements or self.claims)
 
 

@@ -137,7 +137,6 @@ class Outbox:
         return self._spool is not None and not self._spool_fails
 
     async def empty(self) -> None:
-        """Wait until all settlements are answered."""
         await self._empty.wait()
 
     async def use(self, spool: Spool) -> list[Settlement]:

@@ -108,7 +108,6 @@ class Spool:
 
     @property
     def directory(self) -> Path:
-        """The directory of the files."""
         return self._directory
 
     def keep(self, settlements: Sequence[Settlement]) -> None:
@@ -232,7 +231,6 @@ class Spool:
                 self._live += sum(size for _, size in written.values())
 
     def _write(self, line: Mapping[str, object]) -> int:
-        """Append one line; return its size."""
         if self._file is None:
             self._file = self._create_file()
         # JSON needs no newlines, but users' values are kept byte by byte and may contain line breaks between tokens.

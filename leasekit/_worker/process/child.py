@@ -251,7 +251,6 @@ class _Executor:
                 pass
 
     def serve(self) -> None:
-        """Run tasks until the worker is gone."""
         while (handler := self._todo.get()) is not None:
             self.channel.send(self._run(handler))
 

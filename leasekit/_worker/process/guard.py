@@ -128,7 +128,6 @@ def _prctl(option: int, value: int) -> int:
 
 
 def _watch(control: socket.socket, executor: "_Executor", *, worker: int) -> None:
-    """Follow the worker's messages until the worker or the executor is gone."""
     poll = select.poll()
     for fd in (control.fileno(), worker, executor.pidfd):
         poll.register(fd, select.POLLIN)

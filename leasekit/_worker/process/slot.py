@@ -99,7 +99,6 @@ class _Run:
         self._executor.send(messages.Run(number=self.number, task=self._task, state=self._lease_state))
 
     def tell_changes(self, now: float) -> None:
-        """Tell the executor what has changed."""
         held = self.work.held  # another lease, if the task was delivered again
         held.listener = self._executor.ring
         if self.stopped_at is None and held.stop is not None:

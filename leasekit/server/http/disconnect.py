@@ -16,7 +16,6 @@ class DisconnectWatch:
         self._count = 0
 
     def __len__(self) -> int:
-        """Return the number of claims that wait."""
         return self._count
 
     async def wait(self, claim: Coroutine[Any, Any, Claimed], receive: Receive) -> Claimed:

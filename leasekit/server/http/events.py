@@ -48,7 +48,6 @@ class Feed:
         self._closed = False
 
     def __len__(self) -> int:
-        """Return the number of readers."""
         return len(self._readers)
 
     def publish(self, events: Sequence[TaskEvent]) -> None:
@@ -70,7 +69,6 @@ class Feed:
             self._first = self._next
 
     def close(self) -> None:
-        """End all streams."""
         self._closed = True
         for reader in self._readers:
             reader.set()

@@ -38,7 +38,6 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     async def exposition(self) -> bytes:
-        """Return all metrics as text."""
         await self._engine.look()
         return await asyncio.to_thread(generate_latest, self._registry)
 

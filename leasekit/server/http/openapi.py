@@ -50,7 +50,6 @@ _THEN = [
 
 
 def document(operations: Sequence[Operation]) -> bytes:
-    """Return the OpenAPI 3.1 document of these operations, as JSON."""
     types = {type_ for each in operations for type_ in (each.data, each.answer, Problem) if _is_struct(type_)}
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
     paths: dict[str, dict[str, Any]] = {}

@@ -79,7 +79,6 @@ class ApiRequest(Request):
         self.parts = parts
 
     async def decode(self, type_: type[Struct]) -> Any:
-        """Decode the body into this class."""
         body = await self._read()
         try:
             if len(body) <= _LONG:

@@ -75,12 +75,10 @@ class Sending:
         return ClaimResponse(ClaimAnswer(waited=claimed.waited or 0.0, tasks=tasks), place)
 
     def take(self, key: _Key, size: int) -> None:
-        """Start counting an answer to this claim."""
         self.size += size
         self._of_claim[key] += 1
 
     def give_back(self, key: _Key, size: int) -> None:
-        """Stop counting an answer to this claim."""
         self.size -= size
         self._of_claim[key] -= 1
         if not self._of_claim[key]:

@@ -200,7 +200,6 @@ def _whole(turn: UnitOfWork, rows: list[Trigger], contents: Mapping[int, Content
 
 
 def tasks_of(rows: Iterable[Trigger], contents: Mapping[int, Content]) -> list[Task]:
-    """Return these tasks as their holders get them."""
     return [_task(row, contents[row.seq]) for row in rows]
 
 
@@ -232,7 +231,6 @@ class ClaimedKinds:
         self._kinds: dict[str, dict[str, None]] = {}
 
     def add(self, worker: str, kinds: Iterable[str]) -> None:
-        """Note the kinds of a claim."""
         known = self._kinds.setdefault(worker, {})
         for kind in kinds:
             known.pop(kind, None)
@@ -241,9 +239,7 @@ class ClaimedKinds:
             del known[next(iter(known))]  # the one that was claimed the longest ago
 
     def of(self, worker: str) -> list[str] | None:
-        """Return the kinds that a worker has claimed; None if no claim of the worker was heard."""
         return sorted(known) if (known := self._kinds.get(worker)) is not None else None
 
     def forget(self, worker: str) -> None:
-        """Drop what is known of a worker."""
         self._kinds.pop(worker, None)

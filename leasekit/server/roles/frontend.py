@@ -187,7 +187,6 @@ def _cancel_verdict(row: Trigger) -> Verdict:
 
 
 def get(view: View, task_id: str) -> TaskInfo | None:
-    """Return everything about one task; None if no task has this id."""
     for row in view.triggers([task_id]).values():
         return next(iter(_infos(view, [row], history=True)))
     return None
@@ -269,7 +268,6 @@ def _history_entry(run: Run, damage: list[str]) -> HistoryEntry:
 
 
 def moment(at: float) -> datetime:
-    """Convert a time of the store into a `datetime` in UTC."""
     return datetime.fromtimestamp(at, UTC)
 
 

@@ -79,13 +79,11 @@ def set_aside(row: Trigger, damage: str) -> Trigger:
 
 
 def log(rows: Iterable[Trigger]) -> None:
-    """Log which tasks are set aside, and why."""
     for row in rows:
         logger.error("task %r of kind %r is %s: %s", row.id, row.kind, row.status, row.reason)
 
 
 def runs(rows: Iterable[tuple[Any, ...]]) -> list[Run]:
-    """Decode runs; damaged rows are left out."""
     whole: list[Run] = []
     for row in rows:
         run = Run(*row)

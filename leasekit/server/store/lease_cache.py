@@ -23,12 +23,10 @@ class LeaseCache:
         self._seqs: dict[str, int] = {}
 
     def find(self, ids: Iterable[str]) -> dict[str, Trigger]:
-        """Return the cached states of the tasks with these ids."""
         rows, seqs = self._rows, self._seqs
         return {task_id: rows[seqs[task_id]] for task_id in ids if task_id in seqs}
 
     def keep(self, rows: Collection[Trigger]) -> None:
-        """Cache the states of leased tasks, and drop the others."""
         if len(self._rows) + len(rows) > self._most:
             self.clear()
         for row in rows:
@@ -46,13 +44,11 @@ class LeaseCache:
                 self._rows[seq] = renewed(row, status, now=now)
 
     def drop(self, seqs: Iterable[int]) -> None:
-        """Drop these tasks from the cache."""
         for seq in seqs:
             row = self._rows.pop(seq, None)
             if row is not None:
                 del self._seqs[row.id]
 
     def clear(self) -> None:
-        """Drop all tasks from the cache."""
         self._rows.clear()
         self._seqs.clear()

@@ -74,12 +74,10 @@ trigger = sa.Table(
 
 
 def is_waiting() -> ColumnElement[bool]:
-    """Return the condition of the index of waiting tasks."""
     return sa.and_(trigger.c.owner.is_(None), trigger.c.next_trigger_at.is_not(None))
 
 
 def is_leased() -> ColumnElement[bool]:
-    """Return the condition of the index of leased tasks."""
     return trigger.c.owner.is_not(None)
 
 

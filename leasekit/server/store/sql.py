@@ -185,7 +185,6 @@ class SqlStore(Store):
 
     @contextmanager
     def view(self) -> Generator[View]:
-        """Open a snapshot of the store, on a connection of its own."""
         self._lock.check_place()
         try:
             with self._reading.connect() as connection, connection.begin():
@@ -265,7 +264,6 @@ def _driver(connection: Connection) -> sqlite3.Connection:
 
 
 def _identity(connection: Connection) -> Identity | None:
-    """Return the identity of the store; None if the store has none yet."""
     driver = _driver(connection)
     if not driver.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'store'").fetchone():
         return None

@@ -46,7 +46,6 @@ class Statement:
         self._values = compiled.params  # values written in the statement itself; None for the others
 
     def __call__(self, connection: sa.Connection, **values: Any) -> DBAPICursor:
-        """Run the statement, with values by name."""
         cursor = _cursor(connection)
         cursor.execute(self.sql, self.bound(values))
         return cursor
@@ -57,7 +56,6 @@ class Statement:
         return tuple([values[name] for name in self.names])
 
     def rows(self, connection: sa.Connection, **values: Any) -> list[tuple[Any, ...]]:
-        """Run the statement and return all rows."""
         try:
             return cast("list[tuple[Any, ...]]", self(connection, **values).fetchall())
         except sqlite3.OperationalError as error:
@@ -83,7 +81,6 @@ class Insert(Statement):
         self._together = ", ".join([self.sql] + [row] * (_TOGETHER - 1))
 
     def each(self, connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Insert these rows, in their order."""
         rest = len(rows) - len(rows) % _TOGETHER
         for at in range(0, rest, _TOGETHER):
             _cursor(connection).execute(self._together, list(chain.from_iterable(rows[at : at + _TOGETHER])))

@@ -110,8 +110,6 @@ class LeasedRun:
             self._held.check_process()
         self._outcome, self._result, self._error, self._retry_after = outcome, result, error, retry_after
 
-    # The begin ----------------------------------------------------------------------------------------------------
-
     def begin(self, connection: Connection, held: HeldLease, owner: Owner | None = None) -> None:
         """Begin the run: the caller then runs the code, but not if this raises. `owner`: see `HeldLease.begin`."""
         held.begin(self._idle_timeout, owner)
@@ -174,8 +172,6 @@ class LeasedRun:
         except LeaseError as told:
             return told
         return None
-
-    # The end ------------------------------------------------------------------------------------------------------
 
     def ended(self, error: BaseException | None, *, interrupted: Outcome = "release") -> Settlement | None:
         """Record that the code has ended. Return the settlement; None if it raised any error after its lease was lost.

@@ -135,8 +135,6 @@ class Client:
         """Raise `ConfigError` if this process can keep no leases because gevent or eventlet has patched it."""
         check_process()
 
-    # Claiming -----------------------------------------------------------------------------------------------------
-
     def tasks(self, *kinds: str, until_idle: float | None = None) -> "Tasks":
         """Return tasks of these kinds, one at a time, for `for` and `async for`.
 
@@ -181,8 +179,6 @@ class Client:
         the name back. `ttl` and errors as for `named`.
         """
         return Once(self, self._session, name, wait=wait, ttl=self.heartbeats.ttl if ttl is None else ttl)
-
-    # Scheduling ---------------------------------------------------------------------------------------------------
 
     def schedule(self, kind: str, payload: Any = None, **options: Unpack[TaskOptions]) -> Scheduled:
         """Schedule one task: when this returns the task is durable, and will be run until it is settled.
@@ -320,8 +316,6 @@ class Client:
 
     async def _acall(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await self._session.connection().arun(_repeat_until_answered(call, self._retry_for))
-
-    # The end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Give back tasks that were not begun, wait for reports in progress, and close the connection.

@@ -91,8 +91,6 @@ class Lease:
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a lease cannot be pickled: this process keeps it; send task {self.task.id}'s payload instead")
 
-    # What the code needs ------------------------------------------------------------------------------------------
-
     @property
     def task(self) -> Task:
         """The leased task."""
@@ -149,8 +147,6 @@ class Lease:
         """True once the lease is lost."""
         return self._run.held.lost
 
-    # How it is to end ---------------------------------------------------------------------------------------------
-
     def complete(self, result: Any = None) -> None:
         """Settle the task as a success with this result (JSON, up to 1 MiB; less, if the service takes less).
 
@@ -202,8 +198,6 @@ class Lease:
     def decided(self) -> bool:
         """True once `complete`, `fail` or `release` was called."""
         return self._run.decided
-
-    # The doors ----------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         connection, held = self._take()

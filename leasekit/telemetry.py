@@ -127,8 +127,6 @@ class Telemetry(hooks.Tracer):
             case _:
                 self._metrics.count(event)
 
-    # Scheduling ---------------------------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def scheduling(self, tasks: Sequence[NewTask]) -> Generator[Sequence[NewTask]]:
         """Record a span around the call. Its context goes with tasks that have no valid context of their own."""
@@ -152,8 +150,6 @@ class Telemetry(hooks.Tracer):
         for kind in kinds:
             count = sum(task.kind == kind for task in tasks)
             self._metrics.sent.add(count, _series(_attributes("send", "schedule", {kind})))
-
-    # Claims -------------------------------------------------------------------------------------------------------
 
     def _claimed(self, event: hooks.Claimed) -> None:
         """Record a span for a claim that was granted tasks; empty claims would only be noise."""
@@ -182,8 +178,6 @@ class Telemetry(hooks.Tracer):
         for kind in kinds:
             count = sum(task.kind == kind for task in event.tasks)
             self._metrics.consumed.add(count, _series(_attributes("receive", "claim", {kind})))
-
-    # Runs ---------------------------------------------------------------------------------------------------------
 
     def running(self, task: Task) -> hooks.Running:
         """Start the span of a run, a child of the span that scheduled it, linked with its claim and current span."""
@@ -214,8 +208,6 @@ class Telemetry(hooks.Tracer):
         """Count an ended run, and keep its span and end with the task, for the span of the settlement."""
         self._metrics.ran.record(time.monotonic() - began_at, {**attributes, "leasekit.outcome": outcome})
         vars(task)[self._key] = _Known(claimed_at=0.0, span=span.get_span_context(), ended_at=time.time_ns())
-
-    # Settlements --------------------------------------------------------------------------------------------------
 
     def _settled(self, event: hooks.Settled) -> None:
         """Record a span from the end of the run until its report was answered, as a child of *run*."""

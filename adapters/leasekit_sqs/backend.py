@@ -105,8 +105,6 @@ class SqsBackend:
         earliest = min((receipt.received_at or 0.0 for receipt in receipts if receipt is not None), default=began_at)
         return earliest - began_at if earliest >= began_at else None
 
-    # Beating ------------------------------------------------------------------------------------------------------
-
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
         """Extend the invisibility: `renewed`, `gone`, `throttled` or `failed` for each, in order.
 
@@ -155,8 +153,6 @@ class SqsBackend:
                 left / 60,
                 extra=log_fields(receipt.id, receipt.handle),
             )
-
-    # Settling -----------------------------------------------------------------------------------------------------
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
         """End leases: `settled`, `gone`, `throttled` or `failed` for each. SQS keeps no results and no progress."""
@@ -208,8 +204,6 @@ class SqsBackend:
         self.receipts.add(receipt)
         self._crashed_since.pop(settlement.token, None)
         return receipt
-
-    # Scheduling ---------------------------------------------------------------------------------------------------
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Send messages: when this returns they are durable.

@@ -66,8 +66,6 @@ class Endings:
         items = [Item(one.receipt.url, {"ReceiptHandle": one.receipt.handle}) for one in endings]
         return await in_batches(self._calls, "delete_message_batch", items)
 
-    # Giving back --------------------------------------------------------------------------------------------------
-
     async def _give_back(self, endings: Sequence[Ending]) -> list[BackendError | None]:
         beats = {beat for one in endings if (beat := one.receipt.under_way) is not None and not beat.done()}
         if beats:
@@ -103,8 +101,6 @@ class Endings:
             # From then on SQS may show the message to others: because it was asked to, or at the end of its lease.
             receipt.returned_until = min(now + wait * (1 - 2 * DRIFT), receipt.until)
         return error
-
-    # Dead letters -------------------------------------------------------------------------------------------------
 
     async def _move_to_dlq(self, endings: Sequence[Ending]) -> list[BackendError | None]:
         became = dict(enumerate(await self._copy(endings)))

@@ -23,9 +23,6 @@ def _running(world: World, *workers: str) -> list[str]:
     return ids
 
 
-# The line -----------------------------------------------------------------------------------------------------
-
-
 @scenario(13, "line-cut", faults=("cut", "reset"), ttl=20, cycle=1)
 def line_cut(world: World) -> None:
     """Connections are reset again and again, then refused for a while: no lease is lost."""
@@ -126,9 +123,6 @@ def answers_again(world: World) -> None:
     world.finish(ids)
 
 
-# Lost answers -------------------------------------------------------------------------------------------------
-
-
 @scenario(17, "claim-answer-lost", faults=("lose_answer",), ttl=20, cycle=2)
 def claim_answer_lost(world: World) -> None:
     """The answer to a claim is lost: its repeat gets the same leases, and no task waits for a ttl."""
@@ -205,8 +199,6 @@ def first_beat_unheard(world: World) -> None:
     world.until_running(ids, by=world.work("second", past_proxy=True))
     world.finish(ids)
 
-
-# Refusals and nonsense ----------------------------------------------------------------------------------------
 
 RETRY_AFTER = ["0", "-1", "1000000000", "Wed, 21 Oct 2037 07:28:00 GMT", "soon", "", "9" * 400, "0.001"]
 

@@ -253,9 +253,6 @@ class Pair:
         wait_for(self._has_caught_up_at(self._replica_port), what="a replica that follows")
 
 
-# Histories by chance --------------------------------------------------------------------------------------------
-
-
 def _storm(seed: int, world: World) -> None:
     dice = Random(seed)
     pair = Pair(world)

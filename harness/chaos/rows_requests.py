@@ -88,9 +88,6 @@ def _claim(port: int, kind: str, limit: int) -> list[dict[str, Any]]:
     return tasks
 
 
-# The requests -------------------------------------------------------------------------------------------------
-
-
 def _filled(before: bytes, item: bytes, after: bytes, *, size: int = MAX_BODY) -> bytes:
     count = (size - len(before) - len(after)) // (len(item) + 1)
     return before + b",".join([item] * count) + after

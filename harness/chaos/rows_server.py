@@ -15,9 +15,6 @@ from leasekit import Status
 HOUR = 3600.0
 
 
-# Clocks -------------------------------------------------------------------------------------------------------
-
-
 @scenario(10, "worker-clock-steps", faults=("clock",), ttl=10, cycle=1)
 def worker_clock_steps(world: World) -> None:
     """The wall clock of a worker goes an hour ahead, and two back: no lease is lost."""
@@ -68,9 +65,6 @@ def _steps(world: World, clock: Clock) -> None:
     assert abs(shown - time.time()) > HOUR / 2, "the clock was not set"
 
 
-# Killed -------------------------------------------------------------------------------------------------------
-
-
 @scenario(24, "server-killed", faults=("kill",), ttl=4)
 def server_killed(world: World) -> None:
     """kill -9 of the server, five times, in the middle of commits: no acknowledged write is lost."""
@@ -92,9 +86,6 @@ def server_away(world: World) -> None:
     time.sleep(2)
     world.serve()
     world.finish_unharmed(ids)
-
-
-# The store ----------------------------------------------------------------------------------------------------
 
 
 @scenario(26, "disk-refuses", faults=("file-size",), ttl=60, cycle=1)

@@ -126,8 +126,6 @@ class Link:
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)
             writer.transport.abort()
 
-    # Both ways ----------------------------------------------------------------------------------------------------
-
     async def _requests(self) -> None:
         framing = Framing(h11.SERVER)
         while data := await self._client.read(_CHUNK):
@@ -176,8 +174,6 @@ class Link:
                     self._open.popleft()
         await self._gate("answers")
         self._to_client.write_eof()
-
-    # The line -----------------------------------------------------------------------------------------------------
 
     async def _gate(self, way: Way) -> None:
         if way in self._conditions.line.hangs:

@@ -129,8 +129,6 @@ class Faults:
         self._net.unheard[op, who] = lambda: not self._cut_off(fault, op, who, away)
         return False
 
-    # Workers --------------------------------------------------------------------------------------------------------
-
     def _to_worker(self, fault: Planned, chance: random.Random) -> None:
         alive = self._workers()
         if not alive:
@@ -165,8 +163,6 @@ class Faults:
     def _give_back_gil(self, worker: Worker) -> None:
         worker.gil = None
         worker.resume("gil")
-
-    # The server -----------------------------------------------------------------------------------------------------
 
     def _to_server(self, fault: Planned, chance: random.Random) -> None:
         server, name = self._server, fault.name

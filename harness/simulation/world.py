@@ -177,8 +177,6 @@ class Process:
         self._tasks: set[asyncio.Task[Any]] = set()  # the loop itself holds tasks only weakly
         world.processes.append(self)
 
-    # Its clock ------------------------------------------------------------------------------------------------------
-
     def boot(self) -> float:
         true, shown = self._since
         return shown if self._is_frozen else shown + (self.world.now - true) * self._rate
@@ -187,8 +185,6 @@ class Process:
         """The true time at which the clock will show `boot`; infinite while it is frozen."""
         true, shown = self._since
         return math.inf if self._is_frozen or boot == math.inf else true + (boot - shown) / self._rate + _LATE
-
-    # Its turns ------------------------------------------------------------------------------------------------------
 
     @property
     def runs(self) -> bool:

@@ -135,8 +135,6 @@ class Controller:
         """The number of claimed tasks that wait for a slot."""
         return len(self._executor.buffer)
 
-    # Claiming -----------------------------------------------------------------------------------------------------
-
     def _once(self, now: float) -> None:
         """Give back tasks that waited for too long, take the answer of an ended claim, and start the next claim."""
         self.window.slots = self._executor.slots  # executors' processes come and go
@@ -191,8 +189,6 @@ class Controller:
     @property
     def _kinds(self) -> str:
         return ", ".join(map(repr, self._handlers))
-
-    # Handing over -------------------------------------------------------------------------------------------------
 
     def _deliver(self, leases: Sequence[HeldLease], now: float) -> None:
         """Hand tasks to the executor, once their leases are confirmed; release tasks that cannot run here."""
@@ -249,8 +245,6 @@ class Controller:
             self._keeper.finish(old)
             return
         first.again = held
-
-    # The end of a run ---------------------------------------------------------------------------------------------
 
     def record_end(self, work: ClaimedTask, settlement: Settlement | None) -> None:
         """Record that the handler has ended, or never began (None: nothing to report). Any thread."""

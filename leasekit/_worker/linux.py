@@ -98,9 +98,6 @@ def _oom_counters() -> Iterator[tuple[Path, str]]:
                 yield _CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control", "oom_kill"
 
 
-# Processes ----------------------------------------------------------------------------------------------------
-
-
 def children(parent: int) -> set[int]:
     """Return the children of process `parent`, including ended ones that were not reaped."""
     return set(_families()[parent])

@@ -137,8 +137,6 @@ class Supervisor:
             return
         hand_back(past, why, waiting=waiting)
 
-    # Signals ------------------------------------------------------------------------------------------------------
-
     def _wait_for_end(self, child: int, line: int) -> int:
         """Return the worker's wait status as soon as it has ended, and reap orphans meanwhile.
 

@@ -173,8 +173,6 @@ class Worker:
         elif hook not in self._hooks:
             self._hooks.append(hook)
 
-    # Running ------------------------------------------------------------------------------------------------------
-
     def run(
         self,
         *,

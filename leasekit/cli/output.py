@@ -106,9 +106,6 @@ def task_fields(task: TaskInfo) -> list[object]:
     return [task.id, task.kind, task.status, task.attempt, moment(task.at), task.worker or ""]
 
 
-# On a terminal ------------------------------------------------------------------------------------------------
-
-
 def console() -> "Console":
     """Return standard output as a console of rich."""
     from rich.console import Console

@@ -121,9 +121,6 @@ def _print_scheduled(scheduled: Scheduled, *, wait: bool, as_json: bool) -> None
         output.print_line([scheduled.id])
 
 
-# Waiting ------------------------------------------------------------------------------------------------------
-
-
 def _wait_until_ended(client: Client, task_id: str, *, within: float | None) -> TaskInfo:
     """Return the task once it has ended; until then show its state on the terminal. Raises after `within` seconds."""
     until = None if within is None else time.monotonic() + within

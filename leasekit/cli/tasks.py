@@ -120,9 +120,6 @@ def _cells(task: TaskInfo) -> "list[Text]":
     return cells
 
 
-# Following ----------------------------------------------------------------------------------------------------
-
-
 def _matcher(status: Status | None, worker: str | None) -> Callable[[TaskInfo], bool]:
     """Return a filter for this process: the service lists other tasks too, so that every change is seen."""
     return lambda task: status in (None, task.status) and worker in (None, task.worker)

@@ -330,9 +330,6 @@ def _blocks(value: Any) -> int:
     return memoryview(value).nbytes // _BLOCK if type(value) is Raw else 0
 
 
-# Classes of requests ------------------------------------------------------------------------------------------
-
-
 def _itemwise(
     role: Callable[[UnitOfWork, Sequence[_T]], list[_V]],
 ) -> Callable[[UnitOfWork, Sequence[Any]], Sequence[Any]]:

@@ -36,9 +36,6 @@ _WITH_ITEMS = frozenset({"beat", "settle"})
 _WITH_VERDICTS = frozenset({"beat", "settle", "cancel"})
 
 
-# No answer ----------------------------------------------------------------------------------------------------
-
-
 def _failing(
     error: type[BackendError], what: str, *, after: Callable[[Call], Awaitable[Any]] | None = None
 ) -> Callable[[Call], Awaitable[Any]]:
@@ -61,9 +58,6 @@ lose_answer = Fault("lose_answer", _failing(Unavailable, "the answer was lost", 
 
 hang = Fault("hang", _failing(Unavailable, "the connection was dead", after=lambda call: call.faulty.hanging.passed()))
 """The call hangs until the caller gives up, or until `faulty.release()`: then `Unavailable`, never applied."""
-
-
-# Late ---------------------------------------------------------------------------------------------------------
 
 
 def delay(until: float | Gate) -> Fault:
@@ -97,9 +91,6 @@ def late(until: float | Gate) -> Fault:
     return Fault("late", act)
 
 
-# More than once -----------------------------------------------------------------------------------------------
-
-
 async def _send_twice(call: Call) -> Any:
     await call.send()
     return await call.send()
@@ -125,9 +116,6 @@ def replay(kind: str | None = None, *, back: int = 1) -> Fault:
     return Fault("replay", act)
 
 
-# Stolen -------------------------------------------------------------------------------------------------------
-
-
 async def _steal_then_send(call: Call) -> Any:
     for item in call.items:
         call.faulty.backend.steal(item.id, item.token)  # type: ignore[attr-defined] # `needs` has checked it
@@ -136,9 +124,6 @@ async def _steal_then_send(call: Call) -> Any:
 
 steal = Fault("steal", _steal_then_send, _WITH_ITEMS, needs="steal")
 """Before the call is applied, its leases expire and another worker is granted the tasks: all verdicts are *gone*."""
-
-
-# "Later" ------------------------------------------------------------------------------------------------------
 
 
 def throttle(retry_after: float | None = None) -> Fault:
@@ -174,9 +159,6 @@ def _item_fault(name: str, word: VerdictWord, which: float | Sequence[int], **ve
         ]
 
     return Fault(name, act, _WITH_ITEMS)
-
-
-# Wrong answers ------------------------------------------------------------------------------------------------
 
 
 def _with_verdicts(change: Callable[[list[Verdict]], list[Verdict]]) -> Callable[[Call], Awaitable[Any]]:

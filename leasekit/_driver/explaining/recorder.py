@@ -91,8 +91,6 @@ class Recorder:
         if held > capacity:
             self._crowd = held, capacity
 
-    # What happens -------------------------------------------------------------------------------------------------
-
     def sent(self, send: Send, at: float, *, held: int) -> Call:
         """Record that a batch of heartbeats leaves while `held` leases are held."""
         call = Call(send, at)
@@ -136,8 +134,6 @@ class Recorder:
         if late > _LATE:
             notes.append(Note(_culprit(now, late), now.at, late))
         return notes
-
-    # Explanations -------------------------------------------------------------------------------------------------
 
     def explain(self, lost: Sequence[Lost], now: float) -> list[Story]:
         """Return why each lease of `lost` was lost, by position."""

@@ -110,8 +110,6 @@ class Renewal:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
-    # Calls --------------------------------------------------------------------------------------------------------
-
     async def _beat(self, cycle: Cycle, send: Send, leases: Sequence[HeldLease]) -> None:
         for held in leases:
             self._look_after(held)
@@ -167,8 +165,6 @@ class Renewal:
         for term in renewed:
             if (guard := term.key.watchdog) is not self._watchdog:  # the handler runs in another process
                 guard.renewed([term], until)
-
-    # Verdicts -----------------------------------------------------------------------------------------------------
 
     def _follow(self, cycle: Cycle, held: HeldLease, verdict: Verdict, now: float) -> None:
         """Do what a verdict asks for beyond the cycle, unless the lease was settled or lost meanwhile."""

@@ -100,8 +100,6 @@ class GuardedProcess:
             self.kill()
             self._kill_guard()
 
-    # Coming to life -----------------------------------------------------------------------------------------------
-
     def wait_started(self) -> None:
         """Wait until the guard has started its executor. Raises `ConfigError` if it cannot guard, and OSError."""
         message, fds, _, _ = self._first_message_and_fds()
@@ -123,8 +121,6 @@ class GuardedProcess:
         if not _readable(self._control, _PATIENCE):
             raise OSError("the guard of an executor does not answer")
         return socket.recv_fds(self._control, _CONTROL, 1, socket.MSG_CMSG_CLOEXEC)
-
-    # Talking ------------------------------------------------------------------------------------------------------
 
     def confirm_guarded(self) -> bool:
         """Wait until the guard has followed all messages; return False if it does not. No handler may begin before."""
@@ -207,8 +203,6 @@ class GuardedProcess:
         if not self._dismissed and not _readable(self._pidfd, _DYING):
             self._fault = ", because it had closed or garbled its socket to the worker"
             self.kill()
-
-    # The end ------------------------------------------------------------------------------------------------------
 
     def show_stacks(self) -> None:
         """Have the executor write all its stacks to stderr, if it can."""

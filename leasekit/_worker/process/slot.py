@@ -153,8 +153,6 @@ class Slot:
         """Whether there is an executor that lives, with a running handler or without."""
         return (executor := self._executor) is not None and executor.usable
 
-    # Its executor -------------------------------------------------------------------------------------------------
-
     def start(self) -> bool:
         """Start an executor if there is none; False: try again later. Raises `ConfigError` if none will ever start."""
         if self._executor is not None:
@@ -214,8 +212,6 @@ class Slot:
             executor, self._executor = self._executor, None
             _end_executor(executor, within=_GOODBYE)
         self._bell.close()
-
-    # A run --------------------------------------------------------------------------------------------------------
 
     def run(self, work: ClaimedTask) -> bool:
         """Run one task up to its settlement. Return False, without effect, if the executor is gone before."""
@@ -293,8 +289,6 @@ class Slot:
             why, outcome = _TOLD[held.stop]
             found.append(_KillPlan(run.stopped_at + grace - early, why.format(held.idle_timeout), outcome))
         return min(found, key=lambda plan: plan.at, default=None)
-
-    # The end of a run ---------------------------------------------------------------------------------------------
 
     def _settle(self, work: ClaimedTask, leased: LeasedRun, ended: messages.Ended) -> None:
         error = _error_of(ended) if ended.raised else None

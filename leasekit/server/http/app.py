@@ -150,9 +150,6 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-# As a process -------------------------------------------------------------------------------------------------
-
-
 def serve(host: str, port: int, store_url: str, *, insecure: bool = False, check: float | None = None) -> None:
     """Serve until SIGTERM or SIGINT; print the address when the server is ready. Port 0 takes a free port.
 

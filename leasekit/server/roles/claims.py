@@ -80,9 +80,6 @@ def _note_what_is_left(turn: UnitOfWork, kinds: set[str], *, tried: int) -> None
         turn.ready(lane.kind, lane.due_at, count=2 * tried)
 
 
-# Claims that were answered before -----------------------------------------------------------------------------
-
-
 def _repeated(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answer]:
     """Return by `id()` the requests answered before: again with the leases that are live, their tokens and `waited`."""
     memories = turn.tx.claim_memories({(request.worker, request.claim_id) for request in requests}) if requests else {}
@@ -120,9 +117,6 @@ def _ended(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answ
     """Answer these claims without tasks, and remember that: every later call with their ids gets the same answer."""
     turn.tx.remember_claims([ClaimMemory(request.worker, request.claim_id, turn.now, 0.0, ()) for request in requests])
     return {id(request): Answer(Claimed(tasks=[], waited=0.0)) for request in requests}
-
-
-# Claims that are served now -----------------------------------------------------------------------------------
 
 
 def _served(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answer]:
@@ -218,8 +212,6 @@ def _task(row: Trigger, content: Content) -> Task:
         traceparent=content.traceparent,
     )
 
-
-# Who claims what ----------------------------------------------------------------------------------------------
 
 _MOST_KINDS = 1000  # of one worker: a named lease is a kind of its own
 

@@ -28,9 +28,6 @@ _PAGE_STEP = 10  # tasks whose values are loaded at once
 _NULL = Raw(b"null")
 
 
-# Schedule -----------------------------------------------------------------------------------------------------
-
-
 def schedule(turn: UnitOfWork, tasks: Sequence[NewTask]) -> list[Scheduled]:
     """Accept tasks; an id, or a live dedupe key, makes one task only."""
     intake = _Intake(turn, tasks)
@@ -150,9 +147,6 @@ def _canonical_digest(payload: bytes) -> bytes:
     return blake2b(msgspec.json.encode(msgspec.json.decode(payload), order="sorted"), digest_size=16).digest()
 
 
-# Cancel -------------------------------------------------------------------------------------------------------
-
-
 def cancel(turn: UnitOfWork, ids: Sequence[str]) -> list[Verdict]:
     """Cancel tasks: end waiting tasks at once, and request the cancel of running ones from their holders."""
     rows = turn.tx.triggers(set(ids))
@@ -181,9 +175,6 @@ def _cancel_verdict(row: Trigger) -> Verdict:
     if row.status in LEASED:
         return Verdict(id=row.id, verdict="cancel_requested")
     return Verdict(id=row.id, verdict="gone", reason="settled")
-
-
-# Get and list -------------------------------------------------------------------------------------------------
 
 
 def get(view: View, task_id: str) -> TaskInfo | None:

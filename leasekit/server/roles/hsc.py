@@ -27,9 +27,6 @@ _OVER = 0.0  # a `run_until` in the past by any clock: no further beat is accept
 _BOUNDED = frozenset({"retry", "crash"})  # outcomes that count against a limit
 
 
-# Heartbeats ---------------------------------------------------------------------------------------------------
-
-
 def heartbeat(turn: UnitOfWork, beats: Sequence[Beat]) -> list[Verdict]:
     """Renew leases that are still held; the verdict *gone* of any other lease says why it ended.
 
@@ -132,9 +129,6 @@ class _Past:
             return "expired"
         run = self.find(row, token)
         return "settled" if run is not None and run.digest is not None else "taken"
-
-
-# Results ------------------------------------------------------------------------------------------------------
 
 
 def results(turn: UnitOfWork, settlements: Sequence[Settlement]) -> list[Verdict]:

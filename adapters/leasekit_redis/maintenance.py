@@ -42,14 +42,7 @@ class Maintenance:
     """The maintenance that one client does."""
 
     def __init__(
-        self,
-        link: Link,
-        clocks: Clocks,
-        register: IdIndex,
-        intake: Intake,
-        dependencies: Dependencies,
-        *,
-        name: str,
+        self, link: Link, clocks: Clocks, register: IdIndex, intake: Intake, dependencies: Dependencies, *, name: str
     ) -> None:
         self._link = link
         self._clocks = clocks

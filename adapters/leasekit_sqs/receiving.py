@@ -91,13 +91,7 @@ class Receiver:
         return queues[first:] + queues[:first]
 
     async def _drain(
-        self,
-        url: str,
-        asked: Sequence[str],
-        tasks: list[Task],
-        limit: int,
-        until: float,
-        attempts: Iterator[str],
+        self, url: str, asked: Sequence[str], tasks: list[Task], limit: int, until: float, attempts: Iterator[str]
     ) -> None:
         """Add tasks of one queue to `tasks`, in as many calls as it takes, as long as messages come."""
         while True:

@@ -179,13 +179,7 @@ class World:
         )  # fmt: skip
 
     def _start(
-        self,
-        name: str,
-        command: list[str],
-        *,
-        role: Role,
-        slots: int = 0,
-        environment: Mapping[str, str] | None = None,
+        self, name: str, command: list[str], *, role: Role, slots: int = 0, environment: Mapping[str, str] | None = None
     ) -> Process:
         more = dict(environment or {})
         python_path = [more.pop(SHIM, ""), str(self.home / "path"), *_installed()]
@@ -207,14 +201,7 @@ class World:
     # Tasks --------------------------------------------------------------------------------------------------------
 
     def schedule(
-        self,
-        kind: str,
-        count: int = 1,
-        *,
-        seconds: float = 0.0,
-        always: bool = False,
-        until: str = "",
-        **more: Any,
+        self, kind: str, count: int = 1, *, seconds: float = 0.0, always: bool = False, until: str = "", **more: Any
     ) -> list[str]:
         """Schedule tasks with the scenario's ttl; return their ids. `until`: they run until `finish` of that name."""
         options = {"claim_timeout": self.ttl, "heartbeat_timeout": self.ttl, "retry": FixedDelays(waits=[0.1]), **more}

@@ -14,8 +14,7 @@ from leasekit.errors import ConfigError, LeasekitError
 from leasekit.worker import Worker
 
 Target = Annotated[
-    str,
-    typer.Argument(metavar="MODULE:WORKER", help="The worker, as in app.tasks:worker.", show_default=False),
+    str, typer.Argument(metavar="MODULE:WORKER", help="The worker, as in app.tasks:worker.", show_default=False)
 ]
 
 

@@ -39,8 +39,7 @@ Backend = Annotated[
     ),
 ]
 Concurrency = Annotated[
-    int | None,
-    typer.Option(min=1, help="Slots for async handlers, and as many threads and processes for the others."),
+    int | None, typer.Option(min=1, help="Slots for async handlers, and as many threads and processes for the others.")
 ]
 DrainGrace = Annotated[
     float | None,

@@ -183,10 +183,7 @@ class Ledger:
     def progress(self, entry: int, task_id: str, token: str, progress: msgspec.Raw, *, number: int) -> int:
         """Note a lease's latest progress, in place of `entry` (0: none); return the new entry. `number` must grow."""
         noted = self._add(
-            _PROGRESS,
-            task_id.encode(),
-            msgspec.json.encode((number, token, progress)),
-            most=_MOST_FOR_PROGRESS,
+            _PROGRESS, task_id.encode(), msgspec.json.encode((number, token, progress)), most=_MOST_FOR_PROGRESS
         )
         if noted:  # a process killed in between leaves both, and the numbers say which is newer
             self.remove(entry)

@@ -34,18 +34,13 @@ EXAMPLES: dict[str, Any] = {
     },
     "ResultsRequest": {
         "worker": "host-1",
-        "results": [
-            {"id": "report-7", "token": "a-token-from-a-claim", "outcome": "success", "result": {"pages": 12}},
-        ],
+        "results": [{"id": "report-7", "token": "a-token-from-a-claim", "outcome": "success", "result": {"pages": 12}}],
     },
     "CancelRequest": {"ids": ["report-7"]},
 }
 """An example of each class of requests, by class name."""
 
-_THEN = [
-    {"properties": {"outcome": {"enum": sorted(ENDS)}}},
-    {"properties": {"then": {"maxItems": 0}}},
-]
+_THEN = [{"properties": {"outcome": {"enum": sorted(ENDS)}}}, {"properties": {"then": {"maxItems": 0}}}]
 """The outcomes that may have successors; `validation` checks this rule, which the types cannot express."""
 
 

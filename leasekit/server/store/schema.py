@@ -81,13 +81,7 @@ def is_leased() -> ColumnElement[bool]:
     return trigger.c.owner.is_not(None)
 
 
-sa.Index(
-    "ix_trigger_waiting",
-    trigger.c.kind,
-    trigger.c.priority,
-    trigger.c.next_trigger_at,
-    sqlite_where=is_waiting(),
-)
+sa.Index("ix_trigger_waiting", trigger.c.kind, trigger.c.priority, trigger.c.next_trigger_at, sqlite_where=is_waiting())
 sa.Index("ix_trigger_leased", trigger.c.next_trigger_at, sqlite_where=is_leased())
 
 progress = sa.Table(

@@ -113,10 +113,7 @@ def _is_one_pair_of(
 ) -> sa.ColumnElement[bool]:
     pairs = _listed(parameter)
     return tuple_(first, second).in_(
-        select(
-            func.json_extract(pairs.c.value, literal("$[0]")),
-            func.json_extract(pairs.c.value, literal("$[1]")),
-        )
+        select(func.json_extract(pairs.c.value, literal("$[0]")), func.json_extract(pairs.c.value, literal("$[1]")))
     )
 
 

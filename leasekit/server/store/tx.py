@@ -234,11 +234,7 @@ class SqlTx(SqlView, Tx):
 def _claim_memory(worker: str, claim_id: str, granted_at: float, waited: float, grants: bytes) -> ClaimMemory:
     try:
         return ClaimMemory(worker, claim_id, granted_at, max(0.0, waited), _decode_grants(grants))
-    except (
-        msgspec.MsgspecError,
-        ValueError,
-        TypeError,
-    ):  # damaged: no answer has these leases, and they expire
+    except (msgspec.MsgspecError, ValueError, TypeError):  # damaged: no answer has these leases, and they expire
         return ClaimMemory(worker, claim_id, granted_at, 0.0, ())
 
 

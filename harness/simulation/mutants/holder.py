@@ -21,7 +21,7 @@ HOLDER: Mapping[str, Mutant] = {
         Edit(
             "_driver.keeping.pending_claims:Claims.claim",
             "return claimed, asked_at",
-            "return claimed, self._clock.now()",
+            "return claimed, self._context.clock.now()",
         ),
         by=Histories("short", ["S2", "S9"]),
     ),
@@ -30,7 +30,7 @@ HOLDER: Mapping[str, Mutant] = {
         Edit(
             "_driver.keeping.pending_claims:Claims._claim_until_answered.call",
             "tries += 1",
-            "tries += 1\nself._sent_at = self._clock.now()",
+            "tries += 1\nself._sent_at = self._context.clock.now()",
         ),
         Edit(
             "_driver.keeping.pending_claims:Claims.claim", "return claimed, asked_at", "return claimed, self._sent_at"
@@ -212,9 +212,9 @@ HOLDER: Mapping[str, Mutant] = {
         "The repeat of a claim whose answer was lost has a new id.",
         Edit(
             "_driver.keeping.pending_claims:Claims._claim_until_answered",
-            "partial(self._backend.claim, claim.kinds, limit=limit, claim_id=claim.claim_id)",
-            "lambda wait: self._backend.claim("
-            "claim.kinds, limit=limit, wait=wait, claim_id=f'{self._chance.getrandbits(128):032x}')",
+            "partial(self._context.backend.claim, claim.kinds, limit=limit, claim_id=claim.claim_id)",
+            "lambda wait: self._context.backend.claim("
+            "claim.kinds, limit=limit, wait=wait, claim_id=f'{self._context.chance.getrandbits(128):032x}')",
         ),
         test="tests/driver/keeping/test_pending_claims.py::test_the_wait_of_a_long_poll_is_not_taken_from_the_time_for_repeats",
         why_test="L4 shows this in one history of some thirty: the lost answer has to have tasks in it",

@@ -10,21 +10,22 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from leasekit import hooks as events
 from leasekit._core.cycle import Lost
 from leasekit._core.term import Term, granted_at
 from leasekit._driver.clock import Clock
+from leasekit._driver.context import Context
 from leasekit._driver.explaining.loop_monitor import LoopMonitor, take_reading
-from leasekit._driver.explaining.recorder import Reading, Recorder, Story
+from leasekit._driver.explaining.recorder import Reading, Story
 from leasekit._driver.guarding.escalation import Escalation
 from leasekit._driver.guarding.idle_watch import IdleWatch
 from leasekit._driver.guarding.watchdog import UNGUARDED, Watchdog
 from leasekit._driver.keeping.held_lease import HeldLease, Owner, loss_reason
 from leasekit._driver.keeping.pending_claims import Claims
 from leasekit._driver.keeping.renewal import Renewal
-from leasekit._driver.reachability import Reachability
 from leasekit._driver.reporting.ledger import Ledger
 from leasekit._driver.reporting.outbox import Delivery, Outbox
 from leasekit.backend import Backend, Scheduler
@@ -56,56 +57,29 @@ class Keeper:
         last_resort: Callable[[], None] | None = None,
         watchdog: Watchdog = UNGUARDED,
     ) -> None:
-        capabilities = backend.capabilities
         self._backend = backend
-        self._heartbeats = replace(heartbeats, batch=min(heartbeats.batch, capabilities.max_batch))
         self._clock = clock
         self._hooks = hooks
         self._watchdog = watchdog
-        # Schedules a call in the keeper's loop, from any thread.
-        self.call_soon: Callable[..., object] = _at_once
-        self._on_news = self._hear_news  # one bound method for all leases
+        self._heartbeats = replace(heartbeats, batch=min(heartbeats.batch, backend.capabilities.max_batch))
         self._shows_status = isinstance(backend, Scheduler)
+        self.call_soon: Callable[..., object] = _at_once  # schedules a call in the keeper's loop, from any thread
+        self.loop_monitor: LoopMonitor | None = None  # of the loop in which the keeper runs
+        self._ledger: Ledger | None = None  # where a supervisor reads what is held
         self._leases: dict[tuple[str, str], HeldLease] = {}
+        self._make_lease = partial(  # with the same bound methods for all leases
+            HeldLease, clock=clock, watchdog=watchdog, expired=self._tell_expired, on_news=self._hear_news
+        )
+        self._overloaded = False
         self._escalation = Escalation(last_resort)
         self._idle_watch = IdleWatch()
-        self._wake = asyncio.Event()
-        self._overloaded = False
-        self.loop_monitor: LoopMonitor | None = None  # of the loop in which the keeper runs
-        self._recorder = Recorder(self._reading())
-        self._expired = self._tell_expired  # one bound method for all leases
-        self._ledger: Ledger | None = None  # where a supervisor reads what is held
-        self.reachability = Reachability(clock)
-        self.outbox = Outbox(
-            backend,
-            clock=clock,
-            hooks=hooks,
-            random=chance.random,
-            call_timeout=_SETTLE_TIMEOUT,
-            reachability=self.reachability,
-        )
+        context = Context(backend, clock=clock, hooks=hooks, chance=chance, watchdog=watchdog)
+        self._wake, self._recorder, self.reachability = context.wake, context.recorder, context.reachability
+        self.outbox = Outbox(context, call_timeout=_SETTLE_TIMEOUT)
         self._renewal = Renewal(
-            backend,
-            self._heartbeats,
-            clock=clock,
-            hooks=hooks,
-            chance=chance,
-            recorder=self._recorder,
-            watchdog=watchdog,
-            reachability=self.reachability,
-            wake=self._wake,
-            look_after=self._look_after,
-            on_lost=self._lose,
-            on_cancel=self._cancel_requested,
+            context, self._heartbeats, look_after=self._look_after, on_lost=self._lose, on_cancel=self._cancel_requested
         )
-        self._claims = Claims(
-            backend,
-            clock=clock,
-            outbox=self.outbox,
-            patience=heartbeats.cycle,
-            chance=chance,
-            reachability=self.reachability,
-        )
+        self._claims = Claims(context, self.outbox, patience=heartbeats.cycle)
 
     def note_in(self, ledger: Ledger) -> None:
         self._ledger = self._claims.ledger = ledger
@@ -169,32 +143,19 @@ class Keeper:
 
         Raises `ConfigError` if the ttl leaves no room for heartbeats.
         """
-        held = self._hold(task, granted=self._clock.now(), confirmed=False, started=True, claimed=False)
+        heartbeats, now = self._heartbeats.for_ttl(task.ttl), self._clock.now()
+        held = self._make_lease(task, heartbeats, granted_at=now, confirmed=False, started=True, claimed=False)
         return self._leases.setdefault((task.id, task.token), held)
 
     def _keep(self, task: Task, *, granted: float, confirmed: bool, started: bool) -> HeldLease:
         """Register a claimed task, note it in the ledger, and renew its lease from now on."""
-        held = self._hold(task, granted=granted, confirmed=confirmed, started=started)
+        heartbeats = self._heartbeats.for_ttl(task.ttl)
+        held = self._make_lease(task, heartbeats, granted_at=granted, confirmed=confirmed, started=started)
         self._leases[task.id, task.token] = held
         if self._ledger is not None:
             held.enter(self._ledger)
         self.start_renewing(held)
         return held
-
-    def _hold(self, task: Task, *, granted: float, confirmed: bool, started: bool, claimed: bool = True) -> HeldLease:
-        """Make the object of a lease, which is neither registered nor renewed yet."""
-        return HeldLease(
-            task,
-            self._heartbeats.for_ttl(task.ttl),
-            self._clock,
-            granted_at=granted,
-            confirmed=confirmed,
-            started=started,
-            claimed=claimed,
-            watchdog=self._watchdog,
-            expired=self._expired,
-            on_news=self._on_news,
-        )
 
     def start_renewing(self, held: HeldLease) -> None:
         self._renewal.add(held)

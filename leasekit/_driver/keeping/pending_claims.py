@@ -6,19 +6,16 @@ and an abandoned claim is ended under this id: its tasks are released, and a try
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from leasekit._driver.clock import Clock
-from leasekit._driver.reachability import Reachability
+from leasekit._driver.context import Context
 from leasekit._driver.reporting.ledger import Ledger, PendingClaim
 from leasekit._driver.reporting.outbox import Delivery, Outbox
 from leasekit._driver.retrying import call_once, call_until
 from leasekit._driver.thread import spawn
 from leasekit._lifecycle.validation import check_kinds
-from leasekit.backend import Backend
 from leasekit.errors import BackendError, Closed, Throttled, Unavailable
 from leasekit.task import Claimed, Settlement, Task
 
@@ -58,22 +55,10 @@ async def _try_to_end(end: Callable[[Sequence[str]], Awaitable[Claimed]], kinds:
 class Claims:
     """The claims of one connection. A claim is repeated for at most `patience` seconds beyond its wait."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        *,
-        clock: Clock,
-        outbox: Outbox,
-        patience: float,
-        chance: random.Random,
-        reachability: Reachability,
-    ) -> None:
-        self._backend = backend
-        self._chance = chance
-        self._clock = clock
+    def __init__(self, context: Context, outbox: Outbox, *, patience: float) -> None:
+        self._context = context
         self._outbox = outbox
         self._patience = patience
-        self._reachability = reachability
         self._waiting: set[asyncio.Task[Claimed]] = set()
         self._returning: set[asyncio.Task[None]] = set()
         self._closed = asyncio.Event()
@@ -97,11 +82,11 @@ class Claims:
         check_kinds(kinds)
         if self._closed.is_set():
             raise Closed
-        limit = min(limit, self._backend.capabilities.max_claim)
-        claim_id = f"{self._chance.getrandbits(128):032x}"
+        limit = min(limit, self._context.backend.capabilities.max_claim)
+        claim_id = f"{self._context.chance.getrandbits(128):032x}"
         claim = PendingClaim(claim_id, list(kinds))
         entry = self._note_claim(claim_id, kinds)
-        asked_at = self._clock.now()
+        asked_at = self._context.clock.now()
         waiting = asyncio.create_task(self._claim_until_answered(claim, limit, wait, failing, entry, probes=probes))
         self._waiting.add(waiting)
         try:
@@ -125,7 +110,7 @@ class Claims:
         return claimed, asked_at
 
     def _note_claim(self, claim_id: str, kinds: Sequence[str]) -> int | None:
-        if self.ledger is None or not self._backend.capabilities.remembers_claims:
+        if self.ledger is None or not self._context.backend.capabilities.remembers_claims:
             return None
         return self.ledger.record_claim(claim_id, kinds)
 
@@ -139,15 +124,18 @@ class Claims:
         *,
         probes: bool,
     ) -> Claimed:
-        remembered, kept = self._backend.capabilities.remembers_claims, self._backend.capabilities.keeps_claims
-        ask = partial(self._backend.claim, claim.kinds, limit=limit, claim_id=claim.claim_id)
+        remembered, kept = (
+            self._context.backend.capabilities.remembers_claims,
+            self._context.backend.capabilities.keeps_claims,
+        )
+        ask = partial(self._context.backend.claim, claim.kinds, limit=limit, claim_id=claim.claim_id)
         tries = 0
 
         async def call() -> Claimed:
             nonlocal tries
             tries += 1
-            poll = 0 if probes and not self._reachability.answers else wait
-            asked = self._reachability.call("claim", partial(ask, wait=poll), within=poll + _SPARE)
+            poll = 0 if probes and not self._context.reachability.answers else wait
+            asked = self._context.reachability.call("claim", partial(ask, wait=poll), within=poll + _SPARE)
             asking = asyncio.create_task(asked)
             try:
                 return await asyncio.shield(asking)
@@ -177,7 +165,7 @@ class Claims:
         """Have the service end this claim, release the tasks that it was granted, and remove its ledger `entry`."""
 
         def end(kinds: Sequence[str]) -> Awaitable[Claimed]:
-            call = partial(self._backend.claim, kinds, limit=0, wait=0, claim_id=claim.claim_id)
+            call = partial(self._context.backend.claim, kinds, limit=0, wait=0, claim_id=claim.claim_id)
             return call_once(call, within=_SPARE)
 
         async def give_back() -> None:

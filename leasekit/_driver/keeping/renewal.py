@@ -6,7 +6,6 @@ driver's thread. An error of a backend becomes a verdict: no error of a service 
 
 import asyncio
 import math
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,52 +15,33 @@ from msgspec import UNSET
 from leasekit import hooks as events
 from leasekit._core.cycle import Cycle, Early, Lost, Send
 from leasekit._core.term import Term
-from leasekit._driver.clock import Clock
-from leasekit._driver.explaining.recorder import Recorder
-from leasekit._driver.guarding.watchdog import Watchdog
+from leasekit._driver.context import Context
 from leasekit._driver.keeping.held_lease import HeldLease
-from leasekit._driver.reachability import Reachability
 from leasekit._driver.retrying import call_by_task
 from leasekit._driver.thread import spawn
-from leasekit.backend import Backend
 from leasekit.config import Heartbeats
 from leasekit.errors import BackendError, Refused, Throttled
-from leasekit.hooks import Hooks
 from leasekit.task import Beat, Verdict
 
 
 class Renewal:
     """The cycles of one connection and their calls in progress. Used in the driver's thread alone.
 
-    `wake` is set when `step` has to be called again. `look_after` is called with each lease before its heartbeat
-    leaves, `on_lost` with the leases that are lost, `on_cancel` with one that the service asks to wind down.
+    `look_after` is called with each lease before its heartbeat leaves, `on_lost` with the leases that are lost,
+    `on_cancel` with one that the service asks to wind down.
     """
 
     def __init__(
         self,
-        backend: Backend,
+        context: Context,
         heartbeats: Heartbeats,
         *,
-        clock: Clock,
-        hooks: Hooks,
-        chance: random.Random,
-        recorder: Recorder,
-        watchdog: Watchdog,
-        reachability: Reachability,
-        wake: asyncio.Event,
         look_after: Callable[[HeldLease], object],
         on_lost: Callable[[Sequence[Lost], float], object],
         on_cancel: Callable[[HeldLease, float], object],
     ) -> None:
-        self._backend = backend
+        self._context = context
         self._heartbeats = heartbeats
-        self._clock = clock
-        self._hooks = hooks
-        self._chance = chance
-        self._recorder = recorder
-        self._watchdog = watchdog
-        self._reachability = reachability
-        self._wake = wake
         self._look_after = look_after
         self._on_lost = on_lost
         self._on_cancel = on_cancel
@@ -76,10 +56,10 @@ class Renewal:
         cycle = self._cycles.get(ttl)
         if cycle is None:
             cycle = self._cycles[ttl] = Cycle(
-                term.heartbeats, now=self._clock.now(), random=self._chance.random, early=self._early
+                term.heartbeats, now=self._context.clock.now(), random=self._context.chance.random, early=self._early
             )
-        cycle.add(term, self._clock.now(), renewed=renewed)
-        self._wake.set()
+        cycle.add(term, self._context.clock.now(), renewed=renewed)
+        self._context.wake.set()
 
     def remove(self, held: HeldLease) -> None:
         """Renew a lease no longer; a lease that is not renewed is no error."""
@@ -89,8 +69,8 @@ class Renewal:
 
     def hasten(self, held: HeldLease) -> None:
         """Have the next heartbeat of a lease leave soon, because it brings news."""
-        self._cycles[held.term.heartbeats.ttl].hasten(held.term, self._clock.now())
-        self._wake.set()
+        self._cycles[held.term.heartbeats.ttl].hasten(held.term, self._context.clock.now())
+        self._context.wake.set()
 
     def step(self, now: float) -> float:
         """Start the calls that are due at `now`, and report lost leases; return when the next work is due."""
@@ -114,24 +94,24 @@ class Renewal:
         for held in leases:
             self._look_after(held)
         beats = [held.beat for held in leases]
-        asked_at = self._clock.now()
-        call, failure = self._recorder.sent(send, asked_at, held=sum(map(len, self._cycles.values()))), None
-        if self._hooks.active:
-            self._hooks(events.Sent(at=asked_at, task_ids=[beat.id for beat in beats], late=send.late))
+        asked_at = self._context.clock.now()
+        call, failure = self._context.recorder.sent(send, asked_at, held=sum(map(len, self._cycles.values()))), None
+        if self._context.hooks.active:
+            self._context.hooks(events.Sent(at=asked_at, task_ids=[beat.id for beat in beats], late=send.late))
         try:
             sending = partial(call_by_task, self._checked_verdicts, beats)
-            verdicts = await self._reachability.call("beat", sending, within=cycle.heartbeats.call_timeout)
+            verdicts = await self._context.reachability.call("beat", sending, within=cycle.heartbeats.call_timeout)
         except BackendError as error:
             failure = _verdict_of_failure(error)
             verdicts = [failure] * len(beats)
             if isinstance(error, Refused):
                 _forget_refused_progress(leases, beats, error)
-        now = self._clock.now()
-        self._recorder.answered(call, verdicts, now, error=failure)
+        now = self._context.clock.now()
+        self._context.recorder.answered(call, verdicts, now, error=failure)
         for held, beat, verdict in zip(leases, beats, verdicts, strict=True):
             if beat.progress is not UNSET and verdict.verdict == "renewed":
                 held.reported(beat)
-        if self._hooks.active:
+        if self._context.hooks.active:
             self._call_hooks(verdicts, asked_at, now)
         lost = cycle.answered(send, verdicts, asked_at=asked_at, now=now)
         # No await between the extended trust and the timer that ends with it.
@@ -140,10 +120,10 @@ class Renewal:
         self._on_lost(lost, now)
         for held, verdict in zip(leases, verdicts, strict=True):
             self._follow(cycle, held, verdict, now)
-        self._wake.set()
+        self._context.wake.set()
 
     async def _checked_verdicts(self, beats: Sequence[Beat]) -> list[Verdict]:
-        verdicts = await self._backend.beat(beats)
+        verdicts = await self._context.backend.beat(beats)
         # Nearly always all verdicts are in order, and this is the cheapest check for that.
         if [verdict.id for verdict in verdicts] == [beat.id for beat in beats] and all(
             map(_is_sensible, {verdict.ttl: verdict for verdict in verdicts}.values())
@@ -156,14 +136,14 @@ class Renewal:
 
     def _call_hooks(self, verdicts: Sequence[Verdict], asked_at: float, now: float) -> None:
         counts = Counter[str]([verdict.verdict for verdict in verdicts])
-        self._hooks(events.Answered(at=now, round_trip=now - asked_at, verdicts=counts))
+        self._context.hooks(events.Answered(at=now, round_trip=now - asked_at, verdicts=counts))
         if renewed := [verdict.id for verdict in verdicts if verdict.verdict == "renewed"]:
-            self._hooks(events.Renewed(at=now, task_ids=renewed, round_trip=now - asked_at))
+            self._context.hooks(events.Renewed(at=now, task_ids=renewed, round_trip=now - asked_at))
 
     def _extend_watchdogs(self, renewed: Sequence[Term], until: float) -> None:
-        self._watchdog.renewed(renewed, until)
+        self._context.watchdog.renewed(renewed, until)
         for term in renewed:
-            if (guard := term.key.watchdog) is not self._watchdog:  # the handler runs in another process
+            if (guard := term.key.watchdog) is not self._context.watchdog:  # the handler runs in another process
                 guard.renewed([term], until)
 
     def _follow(self, cycle: Cycle, held: HeldLease, verdict: Verdict, now: float) -> None:
@@ -179,7 +159,7 @@ class Renewal:
                 self._regrant(held, verdict.ttl)
         elif term.strikes == 1 and verdict.verdict not in ("renewed", "throttled"):
             why = verdict.reason or "no reason given"
-            self._hooks(events.AtRisk(at=now, task_id=task.id, token=task.token, why=why))
+            self._context.hooks(events.AtRisk(at=now, task_id=task.id, token=task.token, why=why))
 
     def _regrant(self, held: HeldLease, ttl: float) -> None:
         """Move a lease that was renewed with another ttl into the cycle of that ttl."""

@@ -14,14 +14,12 @@ from functools import partial
 
 from leasekit._core.backoff import Backoff
 from leasekit._driver.answer import Answer
-from leasekit._driver.clock import Clock
-from leasekit._driver.reachability import Reachability
+from leasekit._driver.context import Context
 from leasekit._driver.reporting.spool import Spool
 from leasekit._driver.retrying import call_by_task
 from leasekit._driver.thread import spawn
-from leasekit.backend import Backend
 from leasekit.errors import BackendError, ProtocolError, Refused, Throttled
-from leasekit.hooks import Hooks, ReportDelayed, log_fields
+from leasekit.hooks import ReportDelayed, log_fields
 from leasekit.task import Settlement, Verdict
 
 logger = logging.getLogger("leasekit")
@@ -74,27 +72,14 @@ class Report(Delivery):
 class Outbox:
     """The settlements of one connection: each is sent until a verdict, a `Refused` or `aclose` ends it."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        *,
-        clock: Clock,
-        hooks: Hooks,
-        random: Callable[[], float],
-        call_timeout: float,
-        reachability: Reachability,
-    ) -> None:
-        self._backend = backend
+    def __init__(self, context: Context, *, call_timeout: float) -> None:
+        self._context = context
         self._spool: Spool | None = None
         self._spool_fails = False
-        self._clock = clock
-        self._hooks = hooks
-        self._random = random
         self._call_timeout = call_timeout
-        self._reachability = reachability
         self._delayed = False
-        self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, random=random)
-        self._most = backend.capabilities.max_batch  # settlements in one call: fewer after a call that failed
+        self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, random=context.chance.random)
+        self._most = context.backend.capabilities.max_batch  # settlements in one call: fewer after a call that failed
         self._pending: deque[Delivery] = deque()
         self._unanswered: set[Delivery] = set()
         self._calls: set[asyncio.Task[None]] = set()
@@ -114,7 +99,7 @@ class Outbox:
         if self._closed:
             report.end(None)
             return
-        report.put_at = self._clock.now()
+        report.put_at = self._context.clock.now()
         self._unanswered.add(report)
         self._empty.clear()
         self._enqueue([report])
@@ -141,7 +126,7 @@ class Outbox:
 
     async def use(self, spool: Spool) -> list[Settlement]:
         """Keep what cannot be reported in `spool`; report, and return, what ended processes have left there."""
-        if not self._backend.capabilities.refuses_stale:
+        if not self._context.backend.capabilities.refuses_stale:
             # A service that accepts writes of a stale lease must not get them late: another process may run the task.
             logger.info("results are not kept on disk: this service does not refuse a result that comes too late")
             return []
@@ -186,18 +171,18 @@ class Outbox:
         """Try to report a batch once; settlements without an answer are tried again later."""
         try:
             sending = partial(call_by_task, self._settle_once, [report.settlement for report in batch])
-            verdicts = await self._reachability.call("settle", sending, within=self._call_timeout)
+            verdicts = await self._context.reachability.call("settle", sending, within=self._call_timeout)
         except Refused as refused:
             await self._report_halves(batch, refused)
         except BackendError as error:
             await self._put_back(batch, error)
         else:
             self._backoff.reset()
-            self._most = min(self._most * 2, self._backend.capabilities.max_batch)
+            self._most = min(self._most * 2, self._context.backend.capabilities.max_batch)
             self._apply_verdicts(batch, verdicts)
 
     async def _settle_once(self, settlements: Sequence[Settlement]) -> list[Verdict]:
-        verdicts = await self._backend.settle(settlements)
+        verdicts = await self._context.backend.settle(settlements)
         if [verdict.id for verdict in verdicts] != [settlement.id for settlement in settlements]:
             raise ProtocolError("the verdicts do not match the settlements")
         return verdicts
@@ -216,12 +201,12 @@ class Outbox:
         if later:
             self._tell_hooks_of_delay(later, "the service answered: later")
             tries = min(10, max(report.put_off for report in later))
-            wait = _FIRST_WAIT * 2**tries * (1 - self._random() / 2)
+            wait = _FIRST_WAIT * 2**tries * (1 - self._context.chance.random() / 2)
             spawn(self._enqueue_after(later, min(max(wait, asked), _LONGEST_WAIT)), self._put_off)
 
     async def _enqueue_after(self, reports: Sequence[Delivery], wait: float) -> None:
         await self._keep(reports)
-        await self._clock.wait(self._never, self._clock.now() + wait)
+        await self._context.clock.wait(self._never, self._context.clock.now() + wait)
         self._enqueue(reports)
 
     async def _report_halves(self, batch: Sequence[Delivery], refused: Refused) -> None:
@@ -241,14 +226,14 @@ class Outbox:
         self._tell_hooks_of_delay(batch, f"{type(error).__name__}: {error}")
         asked = error.retry_after if isinstance(error, Throttled) else None
         wait = max(self._backoff.wait(), min(asked or 0.0, _LONGEST_WAIT))
-        await self._clock.wait(self._never, self._clock.now() + wait)
+        await self._context.clock.wait(self._never, self._context.clock.now() + wait)
 
     def _tell_hooks_of_delay(self, reports: Sequence[Delivery], why: str) -> None:
         ids = [report.settlement.id for report in reports]
         if not self._delayed:  # once, not for each try
             self._delayed = True
             logger.warning("results could not be reported, and are kept: %s", why)
-        self._hooks(ReportDelayed(at=self._clock.now(), task_ids=ids, why=why))
+        self._context.hooks(ReportDelayed(at=self._context.clock.now(), task_ids=ids, why=why))
 
     # On the disk --------------------------------------------------------------------------------------------------
 
@@ -259,8 +244,8 @@ class Outbox:
         """
         while waiting := [report for report in self._unanswered if not report.spooled]:
             late_at = min(report.put_at for report in waiting) + _PROMPT
-            await self._clock.wait(self._never, max(late_at, self._clock.now() + _PROMPT / 2))
-            put_by = self._clock.now() - _PROMPT / 2
+            await self._context.clock.wait(self._never, max(late_at, self._context.clock.now() + _PROMPT / 2))
+            put_by = self._context.clock.now() - _PROMPT / 2
             await self._keep([report for report in self._unanswered if report.put_at <= put_by])
 
     async def _keep(self, reports: Sequence[Delivery]) -> None:

@@ -9,12 +9,13 @@ from unittest.mock import Mock
 import pytest
 
 from leasekit._driver.clock import BOOT_CLOCK
+from leasekit._driver.context import Context
 from leasekit._driver.keeping.pending_claims import Claims
-from leasekit._driver.reachability import Reachability
 from leasekit._driver.reporting.ledger import Ledger, PendingClaim, SharedMemory
 from leasekit._driver.reporting.outbox import Delivery
 from leasekit.backend import Capabilities
 from leasekit.errors import Closed, Refused, Unavailable
+from leasekit.hooks import Hooks
 from leasekit.task import Claimed, Settlement, Task
 from leasekit.wire import MAX_KINDS
 
@@ -44,14 +45,8 @@ class LongPoll:
 
 
 def claims(backend: Any) -> Claims:
-    return Claims(
-        backend,
-        clock=BOOT_CLOCK,
-        outbox=Mock(),
-        patience=PATIENCE,
-        chance=random.Random(1),
-        reachability=Reachability(BOOT_CLOCK),
-    )
+    context = Context(backend, clock=BOOT_CLOCK, hooks=Hooks(), chance=random.Random(1))
+    return Claims(context, Mock(), patience=PATIENCE)
 
 
 async def test_the_wait_of_a_long_poll_is_not_taken_from_the_time_for_repeats() -> None:

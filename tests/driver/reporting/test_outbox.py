@@ -4,10 +4,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from leasekit._driver.reachability import Reachability
+from leasekit._driver.context import Context
 from leasekit._driver.reporting.outbox import Outbox, Report
 from leasekit.errors import Refused, Unavailable
 from leasekit.hooks import Event, Hooks, ReportDelayed
@@ -28,12 +29,7 @@ def events() -> list[Event]:
 @pytest.fixture
 async def outbox(faulty: Faulty, clock: FakeClock, events: list[Event]) -> AsyncIterator[Outbox]:
     outbox = Outbox(
-        faulty,
-        clock=clock,
-        reachability=Reachability(clock),
-        hooks=Hooks([events.append]),
-        random=lambda: 0.5,
-        call_timeout=0.2,
+        Context(faulty, clock=clock, hooks=Hooks([events.append]), chance=Mock(random=lambda: 0.5)), call_timeout=0.2
     )
     yield outbox
     await outbox.aclose()
@@ -102,9 +98,7 @@ async def test_reports_with_too_many_successors_together_are_sent_apart(
 
 async def test_a_batch_is_no_bigger_than_the_service_takes(faulty: Faulty, clock: FakeClock) -> None:
     faulty.capabilities = type(faulty.capabilities)(max_batch=4)
-    outbox = Outbox(
-        faulty, clock=clock, reachability=Reachability(clock), hooks=Hooks(), random=lambda: 0, call_timeout=1
-    )
+    outbox = Outbox(Context(faulty, clock=clock, hooks=Hooks(), chance=Mock(random=lambda: 0)), call_timeout=1)
     several = await reports(faulty, 10)
     for report in several:
         outbox.put(report)
@@ -240,9 +234,7 @@ async def test_after_an_outage_batches_grow_again(outbox: Outbox, faulty: Faulty
 async def test_it_says_what_is_kept_also_where_only_the_log_listens(
     faulty: Faulty, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outbox = Outbox(
-        faulty, clock=clock, reachability=Reachability(clock), hooks=Hooks(), random=lambda: 0, call_timeout=1
-    )
+    outbox = Outbox(Context(faulty, clock=clock, hooks=Hooks(), chance=Mock(random=lambda: 0)), call_timeout=1)
     faulty.script("settle", faults.refuse)
     [report] = await reports(faulty, 1)
     with caplog.at_level(logging.WARNING, logger="leasekit"):

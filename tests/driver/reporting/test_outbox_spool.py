@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from leasekit._driver.reachability import Reachability
+from leasekit._driver.context import Context
 from leasekit._driver.reporting.outbox import Delivery, Outbox
 from leasekit._driver.reporting.spool import Spool
 from leasekit.hooks import Hooks
@@ -34,14 +35,7 @@ async def make(faulty: Faulty, clock: FakeClock) -> AsyncIterator[Callable[[], O
 
     def make() -> Outbox:
         made.append(
-            Outbox(
-                faulty,
-                clock=clock,
-                reachability=Reachability(clock),
-                hooks=Hooks(),
-                random=lambda: 0.5,
-                call_timeout=0.2,
-            )
+            Outbox(Context(faulty, clock=clock, hooks=Hooks(), chance=Mock(random=lambda: 0.5)), call_timeout=0.2)
         )
         return made[-1]
 
@@ -101,9 +95,7 @@ async def test_what_waits_its_turn_while_the_service_is_away_is_on_the_disk_too(
     make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path, fault: Fault
 ) -> None:
     """However many results come, and however long the tries before them hang or hold back."""
-    outbox = Outbox(
-        faulty, clock=clock, reachability=Reachability(clock), hooks=Hooks(), random=lambda: 0.5, call_timeout=1000
-    )
+    outbox = Outbox(Context(faulty, clock=clock, hooks=Hooks(), chance=Mock(random=lambda: 0.5)), call_timeout=1000)
     spool = Spool(home, URL)
     await outbox.use(spool)
     done = await settlements(faulty, 50)
@@ -147,9 +139,7 @@ async def test_what_is_answered_when_the_marking_of_others_has_just_ended_is_mar
 async def test_what_comes_when_the_look_at_others_has_just_ended_is_on_the_disk_too(
     faulty: Faulty, clock: FakeClock, home: Path
 ) -> None:
-    outbox = Outbox(
-        faulty, clock=clock, reachability=Reachability(clock), hooks=Hooks(), random=lambda: 0.5, call_timeout=1000
-    )
+    outbox = Outbox(Context(faulty, clock=clock, hooks=Hooks(), chance=Mock(random=lambda: 0.5)), call_timeout=1000)
     spool = Spool(home, URL)
     await outbox.use(spool)
     first, second = await settlements(faulty, 2)
@@ -166,9 +156,7 @@ async def test_what_comes_when_the_look_at_others_has_just_ended_is_on_the_disk_
 async def test_what_comes_while_others_wait_is_on_the_disk_within_its_own_second(
     make: Callable[[], Outbox], faulty: Faulty, clock: FakeClock, home: Path
 ) -> None:
-    outbox = Outbox(
-        faulty, clock=clock, reachability=Reachability(clock), hooks=Hooks(), random=lambda: 0.5, call_timeout=1000
-    )
+    outbox = Outbox(Context(faulty, clock=clock, hooks=Hooks(), chance=Mock(random=lambda: 0.5)), call_timeout=1000)
     spool = Spool(home, URL)
     await outbox.use(spool)
     done = await settlements(faulty, 3)

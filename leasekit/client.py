@@ -107,7 +107,8 @@ class Client:
         )
 
     def __repr__(self) -> str:
-        service = self.url and _without_password(self.url)
+        # Neither user and password nor options, which are not fit for a log.
+        service = self.url and re.sub(r"://[^/?#]*@", "://", self.url.partition("?")[0])
         return f"<{type(self).__name__} of {service or 'a backend object'} as {self.worker!r}>"
 
     def __reduce__(self) -> NoReturn:
@@ -397,8 +398,3 @@ def _refuse_non_finite(item: int, payload: Any) -> None:
     if encoding.loses_number(payload, data):
         detail = encoding.NO_NUMBER
         raise Refused(f"item {item}: payload {detail}", errors=[{"item": item, "field": "payload", "detail": detail}])
-
-
-def _without_password(url: str) -> str:
-    """Return the parts of a URL that are fit for a log: neither user and password nor options."""
-    return re.sub(r"://[^/?#]*@", "://", url.partition("?")[0])

@@ -88,14 +88,13 @@ class Polls:
                 done, _ = await asyncio.wait(polls, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 for poll in done:
                     poll.result()
-                if done and not wait and not self._has_kept(kinds):  # the answer has no task
+                if (
+                    done and not wait and not any(kept.task.kind in kinds for kept in self._kept.values())
+                ):  # the answer has no task
                     return None
         finally:
             for source in sources:
                 self._waiting[source] -= 1
-
-    def _has_kept(self, kinds: Collection[str]) -> bool:
-        return any(kept.task.kind in kinds for kept in self._kept.values())
 
     def _take_kept(self, kinds: Collection[str]) -> _Kept | None:
         for token, kept in self._kept.items():

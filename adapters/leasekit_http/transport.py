@@ -163,19 +163,15 @@ class Transport:
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
             self._loop = loop
-            self._tries = _request_names()  # new for a forked child too, whose requests would have its parent's values
+            # New names for a forked child too, or its requests would have those of its parent.
+            prefix = secrets.token_hex(8)
+            self._tries = (f"{prefix}-{number}" for number in itertools.count())
             # Loading the root certificates takes 20 ms. Without any, TLS would not trust any server.
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if self._is_plain else True
             # No proxy and no .netrc, so that requests go to the given address itself.
             way = httpx.AsyncHTTPTransport(limits=_LIMITS, trust_env=False, uds=self._socket, verify=tls)
             self._client = httpx.AsyncClient(headers=_HEADERS, transport=way, timeout=_NO_TIMEOUT, trust_env=False)
         return self._client
-
-
-def _request_names() -> Iterator[str]:
-    """Generate names of requests that no other request of any client has."""
-    prefix = secrets.token_hex(8)
-    return (f"{prefix}-{number}" for number in itertools.count())
 
 
 def _check_request(response: httpx.Response, request: str) -> None:

@@ -64,7 +64,7 @@ def parse(url: str) -> Address:
         raise ConfigError("only a cluster has several hosts: write redis+cluster://…, or give one host")
     options = _options(parts.query)
     tls = scheme == "rediss" or (is_cluster and _take_tls(options))
-    return Address(
+    address = Address(
         hosts=hosts,
         is_cluster=is_cluster,
         tls=tls,
@@ -74,8 +74,14 @@ def parse(url: str) -> Address:
         db=_db(parts.path, is_cluster=is_cluster),
         prefix=_prefix(options.pop("prefix", "leasekit")),
         retention=_retention_seconds(options.pop("retention", "180d")),
-        **_refuse_rest(options),
     )
+    if options:
+        # Only the names of options, because their values may be secrets.
+        raise ConfigError(
+            f"unknown options {', '.join(sorted(options))}: known are prefix, retention, tls (cluster), and with TLS "
+            f"{', '.join(_TLS_OPTIONS)}"
+        )
+    return address
 
 
 def _host(text: str) -> tuple[str, int]:
@@ -95,17 +101,6 @@ def _options(query: str) -> dict[str, str]:
     if len(options) < len(pairs):
         raise ConfigError("an option of the URL is given twice: give each option once")
     return options
-
-
-def _refuse_rest(options: dict[str, str]) -> dict[str, str]:
-    """Raise `ConfigError` if options are left that no other function has taken; return no options."""
-    if options:
-        # Only the names of options, because their values may be secrets.
-        raise ConfigError(
-            f"unknown options {', '.join(sorted(options))}: known are prefix, retention, tls (cluster), and with TLS "
-            f"{', '.join(_TLS_OPTIONS)}"
-        )
-    return {}
 
 
 def _take_tls(options: dict[str, str]) -> bool:

@@ -25,7 +25,6 @@ logger = logging.getLogger("leasekit")
 
 _LOOK = 5.0  # seconds, roughly, until a waiting claim looks again without having been woken
 _SOONEST = 0.001
-_REMEMBERED = 10_000  # claims that this client remembers to have sent
 _AWAY = 5.0  # seconds until a shard that failed is asked again while another serves
 _UNHEARD = 100  # unanswered claims of one kind that are recalled when its shard answers again
 _GRANTS = msgpack.Decoder(Grants)
@@ -107,7 +106,7 @@ class Claims:
         self._link = link
         self._clocks = clocks
         self._wakes = wakes
-        self._asked: dict[str, set[str]] = {}  # claim → kinds that have failed to answer it
+        self._asked: LRU[set[str]] = LRU()  # claim → kinds that have failed to answer it
         self._turn = 0
         self._said: LRU[None] = LRU()  # kinds that were logged as damaged
         self._told_as: LRU[str] = LRU()  # how messages name a kind → the kind
@@ -291,9 +290,6 @@ class Claims:
 
     def _note_claim(self, claim_id: str) -> bool:
         """Note that this claim is made; return whether it was noted before."""
-        if claim_id in self._asked:
-            return True
-        self._asked[claim_id] = set()
-        if len(self._asked) > _REMEMBERED:
-            del self._asked[next(iter(self._asked))]
-        return False
+        is_known = claim_id in self._asked
+        self._asked[claim_id] = self._asked.get(claim_id, set())
+        return is_known

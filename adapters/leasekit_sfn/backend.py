@@ -98,16 +98,6 @@ def task_id(token: str) -> str:
     return f"sfn-{hashlib.sha256(token.encode()).hexdigest()[:40]}"
 
 
-def kind_of(arn: str) -> str | None:
-    match = _ARN.fullmatch(arn)
-    return match["kind"] if match else None
-
-
-def region_of(arn: str) -> str:
-    match = _ARN.fullmatch(arn)
-    return match["region"] if match else ""
-
-
 _FORM = "the URL of Step Functions must be sfn://activity-arn?region=…&endpoint=…&ttl=300; several ARNs: sfn://arn,arn"
 
 
@@ -121,13 +111,15 @@ def connect(url: str, *, worker: str) -> AwsBackend:
     """
     arns, _, query = url.partition("://")[2].partition("?")
     activities: dict[str, str] = {}
+    regions: set[str] = set()
     for arn in map(unquote, arns.split(",")):
-        kind = kind_of(arn)
-        if kind is None or "#" in query:
+        match = _ARN.fullmatch(arn)
+        if match is None or "#" in query:
             raise ConfigError(_FORM)
-        if activities.setdefault(kind, arn) != arn:
-            raise ConfigError(f"two activities of the URL are named {kind}: connect to each by a URL of its own")
-    regions = {region_of(arn) for arn in activities.values()}
+        regions.add(match["region"])
+        if activities.setdefault(match["kind"], arn) != arn:
+            named = f"two activities of the URL are named {match['kind']}"
+            raise ConfigError(f"{named}: connect to each by a URL of its own")
     if len(regions) > 1:
         raise ConfigError("the activities of the URL are in several regions: use one URL for each region")
     found = options(query)

@@ -14,14 +14,9 @@ WHO = "CHAOS_WHO"  # set by a worker for its executors, which log in its name
 _logs: dict[int, Log] = {}
 
 
-def path_of(folder: Path, who: str) -> Path:
-    """The file of an incarnation `name.pid`."""
-    return folder / f"{who}.jsonl"
-
-
 def current() -> Log:
     pid = os.getpid()
     if pid not in _logs:
         own = f"{os.environ[NAME]}.{pid}"
-        _logs[pid] = Log(path_of(Path(os.environ[FOLDER]), own), who=os.environ.get(WHO, own))
+        _logs[pid] = Log(Path(os.environ[FOLDER]) / f"{own}.jsonl", who=os.environ.get(WHO, own))
     return _logs[pid]

@@ -1,7 +1,7 @@
 """Rows on Redis: the same workers and the same checker, and a redis-server instead of a leasekit server."""
 
 import time
-from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import leasekit
@@ -211,15 +211,12 @@ class Pair:
         self._replica = world.redis(
             "replica", "--replicaof", "127.0.0.1", str(self._primary_port), port=self._replica_port
         )
-        wait_for(self._has_caught_up_at(self._replica_port), what="a replica that follows")
+        wait_for(self._has_caught_up, what="a replica that follows")
 
-    def _has_caught_up_at(self, port: int) -> Callable[[], bool]:
-        def has_caught_up() -> bool:
-            offset = self._world.ask("ROLE", port=self._primary_port)[1]
-            role = self._world.ask("ROLE", port=port)
-            return bool(role[0] == b"slave" and role[3] == b"connected" and role[4] >= offset)
-
-        return has_caught_up
+    def _has_caught_up(self) -> bool:
+        offset = self._world.ask("ROLE", port=self._primary_port)[1]
+        role = self._world.ask("ROLE", port=self._replica_port)
+        return bool(role[0] == b"slave" and role[3] == b"connected" and role[4] >= offset)
 
     def go_stale(self) -> float:
         """Disconnect the replica from its primary; return when."""
@@ -239,7 +236,7 @@ class Pair:
         if stale_since is None:
             # Without the pause the last writes would be lost.
             world.ask("CLIENT", "PAUSE", 600_000, "WRITE", port=self._primary_port)
-            wait_for(self._has_caught_up_at(self._replica_port), what="a replica that has caught up")
+            wait_for(self._has_caught_up, what="a replica that has caught up")
         world.ask("REPLICAOF", "NO", "ONE", port=self._replica_port)
         world.ask("REPLICAOF", "127.0.0.1", self._replica_port, port=self._primary_port)
         world.proxy.move(f"tcp://127.0.0.1:{self._replica_port}")
@@ -250,7 +247,7 @@ class Pair:
         self._primary, self._replica = self._replica, self._primary
         self._primary_port, self._replica_port = self._replica_port, self._primary_port
         world.server, world.port = self._primary, self._primary_port
-        wait_for(self._has_caught_up_at(self._replica_port), what="a replica that follows")
+        wait_for(self._has_caught_up, what="a replica that follows")
 
 
 def _storm(seed: int, world: World) -> None:
@@ -280,12 +277,6 @@ def _storm(seed: int, world: World) -> None:
         time.sleep(dice.uniform(0, 0.5))
         world.ask("CONFIG", "SET", "maxmemory", 0)
 
-    def fail_over() -> None:
-        pair.fail_over()
-
-    def kill_redis() -> None:
-        pair.kill()
-
     def step() -> None:
         # A step within the margin of a lease: a client that has just started cannot notice it.
         world.set_redis_clock(dice.uniform(-0.2, 0.2))
@@ -295,7 +286,7 @@ def _storm(seed: int, world: World) -> None:
         victim.kill()
         victim = world.work(f"third-{boottime():.0f}")
 
-    faults = [lose_answers, lose_answers, cut, fill, fail_over, kill_worker, kill_redis, step]
+    faults = [lose_answers, lose_answers, cut, fill, pair.fail_over, kill_worker, pair.kill, step]
     for number in range(14):
         scheduler = world.submit(dice.choice(kinds), 20, seconds=dice.uniform(0, 0.1), batch=5)
         time.sleep(dice.uniform(0, 0.3))
@@ -304,16 +295,9 @@ def _storm(seed: int, world: World) -> None:
         assert scheduler.popen.wait(120) == 0
 
 
-def _registered(seed: int) -> None:
-    def act(world: World) -> None:
-        _storm(seed, world)
-
-    act.__doc__ = (
-        f"Answers lost, lines cut, memory full, failovers, clock steps, dead workers and Redis: by chance, seed {seed}."
-    )
-    wanted = ("hang", "cut", "memory", "failover", "clock", "kill")
-    scenario(21, f"redis-storm-{seed}", faults=wanted, ttl=6, service="redis")(act)
-
-
+_FAULTS = ("hang", "cut", "memory", "failover", "clock", "kill")
+_WHAT = "Answers lost, lines cut, memory full, failovers, clock steps, dead workers and Redis: by chance, seed"
 for _seed in (1, 2, 3):
-    _registered(_seed)
+    scenario(21, f"redis-storm-{_seed}", what=f"{_WHAT} {_seed}.", faults=_FAULTS, ttl=6, service="redis")(
+        partial(_storm, _seed)
+    )

@@ -76,6 +76,7 @@ def scenario(
     name: str,
     *,
     faults: tuple[str, ...],
+    what: str = "",
     ttl: float = 3.0,
     cycle: float | None = None,
     breaks: str = "",
@@ -85,13 +86,12 @@ def scenario(
     long: bool = False,
     **rules: Any,
 ) -> Callable[[Act], Act]:
-    """Add a function to the table; the first line of its docstring describes the scenario."""
+    """Add a function to the table; `what`, or else the first line of its docstring, describes the scenario."""
 
     def register(act: Act) -> Act:
-        what = (act.__doc__ or "").strip().splitlines()[0]
         made = Scenario(
-            row=row, name=name, what=what, faults=faults, ttl=ttl, cycle=cycle, rules=rules, breaks=breaks,
-            service=service, serve=serve, alone=alone, long=long, act=act,
+            row=row, name=name, what=what or (act.__doc__ or "").partition("\n")[0], faults=faults, ttl=ttl,
+            cycle=cycle, rules=rules, breaks=breaks, service=service, serve=serve, alone=alone, long=long, act=act,
         )  # fmt: skip
         SCENARIOS.append(made)
         SCENARIOS.sort(key=lambda entry: (entry.row or 1000, entry.name))

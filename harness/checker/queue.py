@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from harness.checker.index import Life, Lives
+from harness.checker.index import Lives
 from harness.checker.rules import Violation
 
 _WITH_SUCCESSORS = frozenset({"success", "fatal"})
@@ -46,10 +46,10 @@ def _lost(lives: Lives) -> Iterator[Violation]:
         why = f"{sum(promised.values())} successors were promised, {count} exist"
         yield Violation(rule="queue", why=why)
     for life in lives.tasks.values():
-        if life.final is not None and life.final.status == "success" and not _was_run(life):
+        if (
+            life.final is not None
+            and life.final.status == "success"
+            and not any(ask.outcome == "success" for lease in life.leases.values() for ask in lease.settle_asked)
+        ):
             why = "its final status is success, which no settlement reported"
             yield Violation(rule="queue", task=life.task, why=why, events=[life.final])
-
-
-def _was_run(life: Life) -> bool:
-    return any(ask.outcome == "success" for lease in life.leases.values() for ask in lease.settle_asked)

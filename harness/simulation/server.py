@@ -119,9 +119,6 @@ class Server:
             case _:  # schedule, cancel, get
                 return await getattr(engine, op)(request)
 
-    def commit_time(self) -> float:
-        return self._chance.uniform(0, self.latency) if self.latency else 0.0
-
     def finals(self) -> None:
         """Log the final state of all tasks."""
         with self.store.view() as view:
@@ -170,9 +167,9 @@ class _Writer(GroupCommit):
             self._soon(self._write)
 
     def _soon(self, call: Any, *args: Any) -> None:
-        wait = self._server.commit_time()
-        if wait:
-            self._server.world.fired["server_slow"] += 1
+        server = self._server
+        if server.latency and (wait := server._chance.uniform(0, server.latency)):
+            server.world.fired["server_slow"] += 1
             self._process.loop.call_later(wait, call, *args)
         else:
             self._process.loop.call_soon(call, *args)

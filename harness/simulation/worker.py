@@ -152,7 +152,8 @@ class SimulatedHandler:
         self.is_over = True
         self._stopped(how)
         self._work.end(self._run, error)
-        self._worker.handler_ended(self._work)
+        del self._worker.handlers[self._work]
+        self._worker.fill()
 
     def _stopped(self, how: str) -> None:
         self._world.log(Stopped, self._worker.who, task=self._lease.task.id, fence=self._fence, how=how)
@@ -302,10 +303,6 @@ class Worker:
             if (run := work.begin()) is not None:
                 self.handlers[work] = handler = SimulatedHandler(self, work, run)
                 handler.begin()
-
-    def handler_ended(self, work: ClaimedTask) -> None:
-        del self.handlers[work]
-        self.fill()
 
     # Its life -------------------------------------------------------------------------------------------------------
 

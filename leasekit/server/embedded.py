@@ -21,7 +21,6 @@ from leasekit.server.engine import Engine
 from leasekit.task import (
     Beat,
     Claimed,
-    HistoryEntry,
     NewTask,
     Page,
     Scheduled,
@@ -138,12 +137,11 @@ def plain_info(info: TaskInfo) -> TaskInfo:
         progress=_decoded_value(info.progress),
         result=_decoded_value(info.result),
         error=_decoded_value(info.error),
-        history=[_decoded_entry(entry) for entry in info.history],
+        history=[
+            replace(entry, result=_decoded_value(entry.result), error=_decoded_value(entry.error))
+            for entry in info.history
+        ],
     )
-
-
-def _decoded_entry(entry: HistoryEntry) -> HistoryEntry:
-    return replace(entry, result=_decoded_value(entry.result), error=_decoded_value(entry.error))
 
 
 def _decoded_value(value: Any) -> Any:

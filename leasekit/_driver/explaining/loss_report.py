@@ -68,7 +68,7 @@ def explain(facts: LossFacts) -> str:
     if facts.is_gone or facts.reason not in ("expired", "strikes"):
         return f"the service answered that the lease is gone: {facts.reason}"
     why = _cause(facts) or f"no beat was acknowledged for {facts.now - facts.granted_at:.1f} s"
-    return f"{why}; trust ended at {_time_of_day(facts.lost_at + facts.wall)}"
+    return f"{why}; trust ended at {time.strftime('%H:%M:%S UTC', time.gmtime(facts.lost_at + facts.wall))}"
 
 
 def _cause(facts: LossFacts) -> str | None:
@@ -129,7 +129,3 @@ def _failures_text(facts: LossFacts) -> str | None:
         reason = next((one.reason for one in reversed(tries) if one.reason), None)
         parts.append(f"{what} {words}" + (f" ({reason})" if reason else ""))
     return ", ".join(parts) or None
-
-
-def _time_of_day(at: float) -> str:
-    return time.strftime("%H:%M:%S UTC", time.gmtime(at))

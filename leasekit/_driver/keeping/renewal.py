@@ -129,8 +129,11 @@ class Renewal:
             map(_is_sensible, {verdict.ttl: verdict for verdict in verdicts}.values())
         ):
             return verdicts
+        nonsense = "the service's verdict makes no sense"
         return [
-            verdict if verdict.id == beat.id and _is_sensible(verdict) else _nonsense_verdict(beat.id)
+            verdict
+            if verdict.id == beat.id and _is_sensible(verdict)
+            else Verdict(id=beat.id, verdict="failed", reason=nonsense)
             for beat, verdict in zip(beats, verdicts, strict=True)
         ]
 
@@ -180,10 +183,6 @@ def _forget_refused_progress(leases: Sequence[HeldLease], beats: Sequence[Beat],
 
 def _is_sensible(verdict: Verdict) -> bool:
     return verdict.ttl is None or 2 <= verdict.ttl < math.inf
-
-
-def _nonsense_verdict(task_id: str) -> Verdict:
-    return Verdict(id=task_id, verdict="failed", reason="the service's verdict makes no sense")
 
 
 def _verdict_of_failure(error: BackendError) -> Verdict:

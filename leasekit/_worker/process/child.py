@@ -65,7 +65,12 @@ def main(fd: int) -> None:
     here.executing = True
     try:
         handler_import.prepare(setup)
-        handlers = {address.kind: _declared(address) for address in setup.handlers}
+        handlers = {
+            address.kind: declare(
+                address.kind, handler_import.find(address), run="process", idle_timeout=address.idle_timeout
+            )
+            for address in setup.handlers
+        }
     except BaseException as error:  # noqa: BLE001 - even a module's sys.exit() must be reported to the worker
         channel.send(messages.StartupFailed(why="".join(traceback.format_exception(error))))
         return
@@ -84,10 +89,6 @@ def _leave_it_to_the_worker(executor: int, number: int, frame: FrameType | None)
     if os.getpid() != executor:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         os.kill(os.getpid(), number)
-
-
-def _declared(address: messages.Address) -> Handler:
-    return declare(address.kind, handler_import.find(address), run="process", idle_timeout=address.idle_timeout)
 
 
 class Channel:

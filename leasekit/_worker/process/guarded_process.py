@@ -102,7 +102,9 @@ class GuardedProcess:
 
     def wait_started(self) -> None:
         """Wait until the guard has started its executor. Raises `ConfigError` if it cannot guard, and OSError."""
-        message, fds, _, _ = self._first_message_and_fds()
+        if not _readable(self._control, _PATIENCE):
+            raise OSError("the guard of an executor does not answer")
+        message, fds, _, _ = socket.recv_fds(self._control, _CONTROL, 1, socket.MSG_CMSG_CLOEXEC)
         if message.startswith(guard.REFUSED):
             why = message.removeprefix(guard.REFUSED).decode()
             raise ConfigError(f"run='process', but no guard can be started here: {why}")
@@ -116,11 +118,6 @@ class GuardedProcess:
         self._executor, at = guard.HERE_FORMAT.unpack(message.removeprefix(guard.HERE))
         if not self._started_at - _PRECISION <= at <= self._now() + _PRECISION:
             raise ConfigError("run='process', but leases are not counted by the clock of the kernel (CLOCK_BOOTTIME)")
-
-    def _first_message_and_fds(self) -> tuple[bytes, list[int], int, str | None]:
-        if not _readable(self._control, _PATIENCE):
-            raise OSError("the guard of an executor does not answer")
-        return socket.recv_fds(self._control, _CONTROL, 1, socket.MSG_CMSG_CLOEXEC)
 
     def confirm_guarded(self) -> bool:
         """Wait until the guard has followed all messages; return False if it does not. No handler may begin before."""

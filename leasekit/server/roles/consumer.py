@@ -57,12 +57,8 @@ def silence(row: Trigger, *, now: float, instant: float) -> str:
         detail = "; its handler had not begun"
     elif row.run_until is not None and row.run_until <= ended_at:
         event, detail = "no beat was accepted", f": its max_runtime of {row.max_runtime:g} s was over"
-    since = f"since {_utc_time(now - silent)}, {silent:.0f} s ago"
+    since = f"since {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(now - silent))}, {silent:.0f} s ago"
     return f"{event} from worker {row.owner!r} {since} (its ttl is {ttl:g} s){detail}"
-
-
-def _utc_time(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 
 def restart_leases(turn: UnitOfWork, shift: float | None) -> None:

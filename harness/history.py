@@ -332,7 +332,6 @@ def read(*paths: str | os.PathLike[str]) -> list[Event]:
 
 
 def merge(logs: Iterable[Iterable[Event]]) -> list[Event]:
-    """The events of several logs, by time."""
     return sorted((event for log in logs for event in log), key=lambda event: event.at)
 
 

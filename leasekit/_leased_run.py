@@ -75,7 +75,6 @@ class LeasedRun:
 
     @property
     def is_async(self) -> bool:
-        """Whether the code runs in the scope of `enter_scope`."""
         return self._scope is not None
 
     @property
@@ -86,11 +85,9 @@ class LeasedRun:
         return self._held
 
     def error_after_end(self) -> NotHeld:
-        """Return the error for calls after the end."""
         return NotHeld(f"the lease of task {self.task.id} has ended: report in its block what there is to report")
 
     def check(self) -> None:
-        """Raise what the code must know, as `Lease.check` does."""
         held = self.held
         if self.ended_at is not None:
             raise self.error_after_end()

@@ -120,8 +120,6 @@ class Session:
                 lock.release()
         raise AssertionError  # it was taken
 
-    # Leases of this session ---------------------------------------------------------------------------------------
-
     def reserve(self, task: Task, owner: Owner | None) -> tuple[Connection, HeldLease] | None:
         """Keep the lease of a claimed task for an owner: when that is dead, or None, the task is given back.
 

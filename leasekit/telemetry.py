@@ -317,7 +317,6 @@ def _template(kind: str) -> str | None:
 
 
 def _origin(task: Task) -> SpanContext | None:
-    """Return the span that scheduled this task; None if there is none, or its context is invalid."""
     if traceparent(task.traceparent) is None:
         return None
     carrier = {"traceparent": task.traceparent}

@@ -150,7 +150,6 @@ class _SentSettlements:
         return known == digest
 
     def forget(self, token: str, content: object) -> None:
-        """Forget a settlement that was certainly not applied."""
         if self._digests.get(_digest(token)) == _digest(content):
             del self._digests[_digest(token)]
 

@@ -28,7 +28,6 @@ class Forbidden(Unavailable):
     """The credentials are missing, expired or not sufficient; nothing was applied."""
 
     def refusing(self) -> Refused:
-        """Return this error as `Refused`, which is not tried again."""
         return Refused(str(self))
 
 

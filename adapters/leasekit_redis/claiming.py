@@ -289,7 +289,6 @@ class Claims:
         return distinct[first:] + distinct[:first]
 
     def _note_claim(self, claim_id: str) -> bool:
-        """Note that this claim is made; return whether it was noted before."""
         is_known = claim_id in self._asked
         self._asked[claim_id] = self._asked.get(claim_id, set())
         return is_known

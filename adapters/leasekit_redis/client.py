@@ -190,7 +190,6 @@ class Link:
         return str(node.host), int(node.port)
 
     async def aclose(self) -> None:
-        """Close all connections when the calls under way have ended; a later call raises `Unavailable`."""
         self._begin_anew_in_new_loop()
         async with self._opening:
             self._is_closed = True

@@ -37,7 +37,6 @@ class Keys:
         self._known: LRU[tuple[bytes, ...]] = LRU()
 
     def of_kind(self, kind: str) -> tuple[bytes, ...]:
-        """Return all keys of a kind, in the order in which its scripts take them."""
         known = self._known.get(kind)
         if known is None:
             known = tuple(self.one(kind, name) for name in _OF_A_KIND)

@@ -102,7 +102,6 @@ class Reading:
             return []
 
     async def ended_on(self, kind: str, day: date, status: Status | None) -> list[TaskInfo]:
-        """Return the tasks of a kind that ended on a day (UTC), in the order in which they ended."""
         first = datetime(day.year, day.month, day.day, tzinfo=UTC)
         bounds = [round(1000 * at.timestamp()) for at in (first, first + timedelta(days=1))]
         ids = await self._link.command("ZRANGEBYSCORE", self._link.keys.one(kind, "ended"), bounds[0], f"({bounds[1]}")

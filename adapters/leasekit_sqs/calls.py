@@ -58,7 +58,6 @@ class Calls:
         return future
 
     async def __call__(self, operation: str, **params: Any) -> Answer:
-        """Make a call and return the answer of SQS. Raises `BackendError`."""
         return await asyncio.shield(self.start(operation, **params))
 
     def now(self, operation: str, **params: Any) -> Answer:

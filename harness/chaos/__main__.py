@@ -49,7 +49,6 @@ def _is_asked_for(scenario: Scenario, options: argparse.Namespace) -> bool:
 
 
 def _reports(chosen: list[Scenario], *, jobs: int, keep: bool) -> Iterator[Report]:
-    """Yield reports as scenarios end. Long ones run beside all others; those that need the whole machine run last."""
     beside = [scenario for scenario in chosen if not scenario.alone]
     with ThreadPoolExecutor(jobs) as threads, ThreadPoolExecutor(len(chosen) or 1) as idle:
         runs = [(idle if scenario.long else threads).submit(run, scenario, keep=keep) for scenario in beside]

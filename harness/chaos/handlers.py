@@ -90,9 +90,6 @@ def steps(work: Work) -> Iterator[None]:
         time.sleep(_STEP)
 
 
-# Handlers that behave -----------------------------------------------------------------------------------------
-
-
 @worker.handler("steady")
 def steady(work: Work, held: leasekit.Lease) -> dict[str, float]:
     with logged(held):
@@ -108,9 +105,6 @@ async def patient(work: Work, held: leasekit.Lease) -> None:
         for _ in moments(work):
             act(held)
             await asyncio.sleep(_STEP)
-
-
-# Handlers that do not -----------------------------------------------------------------------------------------
 
 
 @worker.handler("deaf")

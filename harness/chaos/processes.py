@@ -115,7 +115,6 @@ class Process:
 
     @property
     def children(self) -> list[int]:
-        """The pids of child processes; a supervisor has one, the worker."""
         return children(self.pid)
 
     @property
@@ -148,7 +147,6 @@ class Process:
 
     @property
     def state(self) -> str:
-        """The state as one letter, as in /proc; X: the process is gone."""
         return self.state_of(self.pid)
 
     @staticmethod
@@ -165,7 +163,6 @@ class Process:
 
 
 def children(pid: int) -> list[int]:
-    """The pids of a process's children, whichever thread started them."""
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(FileNotFoundError, ProcessLookupError):

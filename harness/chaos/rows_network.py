@@ -41,7 +41,6 @@ def line_cut(world: World) -> None:
 
 
 def _at_risk(world: World) -> int:
-    """How often workers have logged that a beat failed."""
     return sum(process.said.count("at risk") for process in world.processes)
 
 
@@ -291,7 +290,6 @@ def foreign(world: World) -> None:
 
 
 def _nonsense(world: World) -> int:
-    """How many heartbeats got an invalid answer."""
     return sum(it.path == BEATS and bool(it.fault) and it.status == 200 for it in world.proxy.log)
 
 

@@ -101,8 +101,6 @@ _ROUNDS = 5
 
 
 def _until_kept(spool: Path, ids: set[str]) -> None:
-    """Return once the results of all these tasks are in files of the spool."""
-
     def kept() -> set[str]:
         lines = [line for path in spool.glob("*.jsonl") for line in path.read_bytes().splitlines(keepends=True)]
         entries = [json.loads(line) for line in lines if line.endswith(b"\n")]

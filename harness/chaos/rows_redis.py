@@ -225,7 +225,6 @@ class Pair:
         return since
 
     def kill(self) -> None:
-        """Kill the primary, and start it again on its files."""
         self._primary.kill()
         self._primary = self._world.redis(self._primary.name, port=self._primary_port)
         self._world.server = self._primary

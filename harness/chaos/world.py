@@ -88,8 +88,6 @@ class World:
         for port in (self._reserved, *self._spare):
             port.close()
 
-    # Processes ----------------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         if self._service == "redis":
             self.redis()
@@ -198,8 +196,6 @@ class World:
         self.processes.append(process)
         return process
 
-    # Tasks --------------------------------------------------------------------------------------------------------
-
     def schedule(
         self, kind: str, count: int = 1, *, seconds: float = 0.0, always: bool = False, until: str = "", **more: Any
     ) -> list[str]:
@@ -292,8 +288,6 @@ class World:
     def figure(self, text: str) -> None:
         self.figures.append(text)
 
-    # Faults -------------------------------------------------------------------------------------------------------
-
     def fault(self, name: str, *, lasts: float = 0.0, target: str = "", at: float | None = None) -> None:
         self.log.add(Fault, name=name, lasts=lasts, target=target, at=boottime() if at is None else at)
 
@@ -312,8 +306,6 @@ class World:
         for name in names:
             assert self.proxy.fired[name], f"{name} did not fire: {dict(self.proxy.fired)}"
             self.fault(name)
-
-    # The end ------------------------------------------------------------------------------------------------------
 
     def drain(self, *, within: float = 120.0) -> None:
         """End all faults; return once every task has ended."""
@@ -336,13 +328,11 @@ class World:
         return int(max(total, len(self.ids)) - ended)
 
     def stop(self) -> None:
-        """Ask workers and scheduling clients to end, and wait for that."""
         for process in self.processes:
             if process.role != "server" and process.is_alive:
                 process.stop(signal.SIGTERM)
 
     def verdict(self, *, faults: Sequence[str], rules: dict[str, Any] | None = None) -> list[Violation]:
-        """Log the final state of all tasks, and check the whole history."""
         for info in self.all_tasks():
             self.log.add(
                 Final, task=info.id, status=info.status.value, kind=info.kind, attempt=info.attempt,

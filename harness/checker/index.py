@@ -33,7 +33,6 @@ class Lease:
 
     @property
     def is_known(self) -> bool:
-        """Whether an event shows the grant."""
         return bool(self.issued or self.granted)
 
     @property
@@ -106,7 +105,6 @@ class Life:
 
     @property
     def is_durable(self) -> bool:
-        """Whether a schedule of this task was acknowledged."""
         return any(answer.created or answer.task == answer.asked for answer in self.acknowledged)
 
 
@@ -163,7 +161,6 @@ class Lives:
 
     @cached_property
     def servers(self) -> list[Process]:
-        """The incarnations of the service, in the order in which they began."""
         return [server for server in self.processes.values() if server.began and server.began.role == "server"]
 
     @cached_property

@@ -55,7 +55,6 @@ class _Room:
 def _below(
     slots: int, changes: Iterable[tuple[float, int]], since: float, until: float
 ) -> Iterator[tuple[float, float]]:
-    """The times in which at least one slot was free."""
     taken, free_since = 0, since
     for at, change in sorted(changes):
         if at > until:

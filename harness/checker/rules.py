@@ -38,7 +38,6 @@ class Rules:
 
     @classmethod
     def for_heartbeats(cls, heartbeats: Heartbeats) -> "Rules":
-        """The rules for holders with this rhythm; `dataclasses.replace` sets the rest."""
         return cls(outage=heartbeats.outage_survived, bridge=heartbeats.call_timeout + heartbeats.retry_wait + 1.0)
 
 

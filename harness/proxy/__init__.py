@@ -59,8 +59,6 @@ class Proxy:
     def url(self) -> str:
         return f"{self._scheme}://127.0.0.1:{self.port}"
 
-    # The line -----------------------------------------------------------------------------------------------------
-
     def slow(self, latency: float, *, jitter: float = 0.0) -> None:
         """Delay all data by `latency` seconds each way, and up to `jitter` more."""
         self._be(replace(self._conditions.line, latency=latency, jitter=jitter))
@@ -93,8 +91,6 @@ class Proxy:
     def mend(self) -> None:
         """End all faults: drop the rules, accept connections, deliver held data."""
         self._do(self._mend)
-
-    # Requests -----------------------------------------------------------------------------------------------------
 
     def lose_answer(self, method: str, path: str, *, times: int | None = 1, chance: float = 1.0) -> None:
         """Let the next `times` of these requests (`None`: all) be executed, and reset instead of answering."""
@@ -153,8 +149,6 @@ class Proxy:
             writer.close()
             await writer.wait_closed()
 
-    # Facts --------------------------------------------------------------------------------------------------------
-
     async def until(self, fact: Callable[[], bool]) -> None:
         """Return once `fact()` is true, which is checked whenever data has passed or a fault has fired."""
         await self._conditions.bell.until(fact)
@@ -167,8 +161,6 @@ class Proxy:
                 await self.until(fact)
 
         asyncio.run(look())
-
-    # The doors ----------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -194,8 +186,6 @@ class Proxy:
 
     def __exit__(self, *error: object) -> None:
         self._thread.close()
-
-    # In the loop --------------------------------------------------------------------------------------------------
 
     def _do(self, act: Callable[[], None]) -> None:
         """Call `act` in the proxy's loop, and wait until it has returned."""

@@ -58,7 +58,6 @@ class Rule:
     repeats: int = 0  # copies of the service's answer
 
     def meets(self, exchange: Exchange) -> bool:
-        """Whether the rule is about this request, and not used up."""
         return self.method in ("*", exchange.method) and self.path in ("*", exchange.path) and self.left != 0
 
 

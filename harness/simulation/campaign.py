@@ -69,5 +69,4 @@ def run(campaign: Campaign, *, first: int, minutes: float, processes: int, sql_h
 
 
 def _one(scenario: Scenario) -> Outcome:
-    """Run one history; its events stay in this process."""
     return replace(simulate(scenario), events=())

@@ -33,7 +33,6 @@ class Planned:
 
 
 def planned(world: World, *, until: float) -> list[Planned]:
-    """Plan all faults of this history, by time."""
     faults: list[tuple[float, str, float]] = []
     for name in FAULTS:
         rate = world.scenario.rates.get(name, 0.0)
@@ -70,7 +69,6 @@ class Faults:
                 self._world.at(fault.at, self._happen, fault)
 
     def end(self) -> None:
-        """End all faults, and let no other happen."""
         for number in list(self._undo):
             self._take_back(number)
         self._net.unheard.clear()

@@ -158,7 +158,6 @@ class Net:
                 return not isinstance(answer, BackendError)
 
     def _garbled(self, answer: Any) -> Any:
-        """Garble an answer within its type."""
         if not isinstance(answer, list) or not answer or not isinstance(answer[0], Verdict):
             return ProtocolError("the answer was cut off")
         kind = self._chance.randrange(4)

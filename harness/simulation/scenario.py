@@ -64,7 +64,6 @@ def swarm(seed: int, **others: object) -> Scenario:
 
 
 def only(**rates: float) -> Mapping[str, float]:
-    """Rates of these faults alone."""
     return dict.fromkeys(FAULTS, 0.0) | rates
 
 

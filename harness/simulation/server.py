@@ -120,7 +120,6 @@ class Server:
                 return await getattr(engine, op)(request)
 
     def finals(self) -> None:
-        """Log the final state of all tasks."""
         with self.store.view() as view:
             rows = view.page(Filter(), after=0, limit=10_000_000)
         for row in rows:

@@ -33,7 +33,6 @@ class _Shrinking:
         return self._best
 
     def _still_fails(self, **changes: object) -> bool:
-        """Keep these changes if the history still fails with them."""
         if self._tries <= 0:
             return False
         self._tries -= 1
@@ -73,6 +72,5 @@ def _parts(whole: Sequence[T], share: int) -> list[Sequence[T]]:
 
 
 def _left(scenario: Scenario) -> list[int]:
-    """The numbers of the faults that still happen."""
     until = scenario.hours * 3600 * (1 - QUIET)
     return [fault.number for fault in planned(World(scenario), until=until) if fault.number not in scenario.skip]

@@ -289,11 +289,8 @@ class Worker:
         self.buffer.put(works)
         self.world.after(0.001, self.fill)
 
-    # Handlers -------------------------------------------------------------------------------------------------------
-
     @property
     def handlers_run(self) -> bool:
-        """Whether the process's threads run."""
         return self.process.is_alive and not self.process.is_held("paused", "frozen", "suspended")
 
     def fill(self) -> None:
@@ -303,8 +300,6 @@ class Worker:
             if (run := work.begin()) is not None:
                 self.handlers[work] = handler = SimulatedHandler(self, work, run)
                 handler.begin()
-
-    # Its life -------------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
         await self.controller.run()

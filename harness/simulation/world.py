@@ -235,8 +235,6 @@ class Process:
             error = f"{context.get('message')}: {context.get('exception')!r}"
             self.world.errors.append(f"{self.who} at {self.world.now:.3f}: {error}")
 
-    # Standing still, and the end ------------------------------------------------------------------------------------
-
     def hold(self, why: str) -> None:
         """Stop the process until it was let go as often as held."""
         self._log_standing(why, begins=True)
@@ -264,11 +262,9 @@ class Process:
         self._is_frozen = self._held["frozen"] > 0
 
     def is_held(self, *why: str) -> bool:
-        """Whether the process stands still for one of these reasons."""
         return any(self._held[reason] > 0 for reason in why)
 
     def die(self) -> None:
-        """End the process: its code runs no longer."""
         self.is_alive = False
         for task in asyncio.all_tasks(self.loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]

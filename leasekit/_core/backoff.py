@@ -19,5 +19,4 @@ class Backoff:
         return wait
 
     def reset(self) -> None:
-        """Begin again with the first wait, after a call that succeeded."""
         self._next = self._first

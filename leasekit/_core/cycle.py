@@ -172,7 +172,6 @@ class Cycle:
     # Time passes --------------------------------------------------------------------------------------------------
 
     def step(self, now: float) -> list[Send | Lost]:
-        """Return what is to be done at `now`."""
         if now >= self._ends_at:
             self._turn(now)
         if ready := list(itertools.takewhile(lambda term: term.not_before <= now, self._waiting)):

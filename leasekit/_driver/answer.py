@@ -32,11 +32,9 @@ class Answer(Generic[T]):
         return self.done() and isinstance(self._outcomes[0][1], CancelledError)
 
     def set_result(self, value: T) -> None:
-        """Deliver the value, unless something was delivered before."""
         self._deliver(value, None)
 
     def set_exception(self, error: BaseException) -> None:
-        """Deliver an error, unless something was delivered before."""
         self._deliver(None, error)
 
     def cancel(self) -> None:

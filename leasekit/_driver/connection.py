@@ -62,17 +62,14 @@ class Connection:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the process that made this connection."""
         return self.pid != os.getpid()
 
     @property
     def max_progress(self) -> int:
-        """The largest checkpoint that this service takes, in bytes of JSON."""
         return self.backend.capabilities.max_progress
 
     @property
     def max_result(self) -> int | None:
-        """The largest result that this service takes, in bytes of JSON; None: unlimited."""
         return self.backend.capabilities.max_result
 
     def owner(self, held: HeldLease, owner: Owner) -> Owner:

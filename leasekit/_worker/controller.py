@@ -132,7 +132,6 @@ class Controller:
 
     @property
     def buffered(self) -> int:
-        """The number of claimed tasks that wait for a slot."""
         return len(self._executor.buffer)
 
     def _once(self, now: float) -> None:

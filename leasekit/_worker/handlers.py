@@ -40,16 +40,13 @@ class Handler:
         self.call_with(Lease(run))
 
     def call_with(self, held: Lease) -> None:
-        """Do what `call` does, under a lease that has begun."""
         if (arguments := self._arguments(held)) is not None:
             _complete_if_undecided(held, self.function(*arguments))
 
     async def acall(self, run: LeasedRun) -> None:
-        """Do what `call` does, for an async function in the scope of its run."""
         await self.acall_with(Lease(run))
 
     async def acall_with(self, held: Lease) -> None:
-        """Do what `call_with` does, for an async function."""
         if (arguments := self._arguments(held)) is not None:
             _complete_if_undecided(held, await self.function(*arguments))
 

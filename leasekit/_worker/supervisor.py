@@ -184,7 +184,6 @@ class Supervisor:
                 )  # fmt: skip
 
     def _rest(self, seconds: float) -> bool:
-        """Wait for `seconds`; return whether a signal to stop came."""
         until = time.monotonic() + seconds
         while not self._signals and (left := until - time.monotonic()) > 0:
             self._listen(left)

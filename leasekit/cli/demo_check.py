@@ -33,7 +33,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measured(content: bytes) -> dict[str, object]:
-    """Return the result of a task for a file with this content."""
     return {"sha256": hashlib.sha256(content).hexdigest(), "compressed": len(zlib.compress(content))}
 
 

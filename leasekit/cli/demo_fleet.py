@@ -49,7 +49,6 @@ class Fleet:
         return worker.poll() is None and os.WIFSTOPPED(os.waitpid(worker.pid, os.WUNTRACED)[1])
 
     def resume(self, worker: "subprocess.Popen[str]") -> None:
-        """Let a paused worker go on (SIGCONT)."""
         worker.send_signal(signal.SIGCONT)
 
     def kill(self, worker: "subprocess.Popen[str]") -> None:

@@ -83,7 +83,6 @@ class Child:
 
 
 def say(what: str) -> None:
-    """Print a message for the user to stderr."""
     typer.echo(f"leasekit dev: {what}", err=True)
 
 

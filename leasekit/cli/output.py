@@ -41,7 +41,6 @@ class View(Protocol):
 
 
 def on_terminal() -> bool:
-    """Return whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 
@@ -81,7 +80,6 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def print_json(value: Any) -> None:
-    """Print one line of JSON."""
     _print(msgspec.json.encode(value).decode())
 
 
@@ -107,14 +105,12 @@ def task_fields(task: TaskInfo) -> list[object]:
 
 
 def console() -> "Console":
-    """Return standard output as a console of rich."""
     from rich.console import Console
 
     return Console(highlight=False)
 
 
 def table(*columns: str, title: str | None = None) -> "Table":
-    """Return an empty table."""
     from rich import box
     from rich.table import Table
 

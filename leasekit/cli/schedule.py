@@ -143,7 +143,6 @@ def _wait_until_ended(client: Client, task_id: str, *, within: float | None) -> 
 
 
 def _line(stack: ExitStack) -> Callable[[str], None]:
-    """Return a function that replaces a line on the terminal."""
     from rich.console import Console
 
     spinner = stack.enter_context(Console(stderr=True, highlight=False).status("scheduled"))

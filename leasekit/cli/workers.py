@@ -61,7 +61,6 @@ def print_workers(found: list[WorkerInfo], *, as_json: bool) -> None:
 
 
 def workers_table(found: list[WorkerInfo]) -> "Table":
-    """Return the workers as a table for people."""
     shown = output.table("worker", "holds", "last seen")
     for worker in found:
         when = output.ago(worker.last_seen) if worker.last_seen else "not since the server started"

@@ -109,7 +109,6 @@ class GroupCommit:
 
     @property
     def backlog(self) -> dict[str, int]:
-        """The number of items that wait to be written, by class."""
         return {rank.name: waiting for rank, waiting in self._waiting.items()}
 
     async def start(self) -> None:

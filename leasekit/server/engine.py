@@ -193,7 +193,6 @@ class Engine:
 
     @property
     def claims_waiting(self) -> int:
-        """The number of claims that wait for a task."""
         return len(self._long_polls)
 
     @property

@@ -60,7 +60,6 @@ def _clean(pool: ThreadPoolExecutor, chosen: Collection[Mutant]) -> list[str]:
 
 
 def _all(pool: ThreadPoolExecutor, chosen: Mapping[str, Mutant]) -> list[str]:
-    """The mutants that survive, and why."""
     failures: list[str] = []
     print(f"\n{'mutant':<32}{'killed by':<12}{'under':<11}{'seeds':>5}{'seconds':>9}  also broken")
     for (name, mutant), trial in zip(chosen.items(), pool.map(_judged, chosen), strict=True):
@@ -81,7 +80,6 @@ def _judged(name: str) -> Trial:
 
 
 def run_tests(mutant: Mutant | None, *tests: str) -> Trial:
-    """Run these tests on this mutant, or on the code as it is."""
     command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     began_at = time.monotonic()
     done = _run(mutant, command, *_FOLDERS, *_FOR_TESTS)
@@ -95,7 +93,6 @@ def run_tests(mutant: Mutant | None, *tests: str) -> Trial:
 
 
 def tried(mutant: Mutant | None, *arguments: str) -> Trial:
-    """Run histories with this mutant, or with the code as it is."""
     done = _run(mutant, ["-m", "harness.simulation.mutants.trial", *arguments], *_FOLDERS)
     if isinstance(done, Trial):
         return done

@@ -18,7 +18,6 @@ class Histories:
     seeds: int = 6  # the number of histories in which the mutant is looked for, at the most
 
     def scenarios(self) -> list[Scenario]:
-        """The histories, one for each seed."""
         return [Scenario(seed=seed, **STRESSES[self.under]) for seed in range(1, self.seeds + 1)]
 
 

@@ -18,7 +18,6 @@ class IdleWatch:
         self._order = itertools.count()
 
     def watch(self, held: HeldLease, *, total: int) -> None:
-        """Watch `held` from now on; `total` leases are held in all."""
         if len(self._heap) > 2 * total + _STALE:  # entries of ended handlers need not stay until their time
             self._heap = [entry for entry in self._heap if entry[-1].handler_runs]
             heapq.heapify(self._heap)

@@ -85,7 +85,6 @@ class KillTimer:
         return seconds + nanoseconds / _NANO or None
 
     def close(self) -> None:
-        """Disarm the timer and free it in the kernel."""
         if self._owner == os.getpid():
             self._owner = 0
             self._system_call(self._numbers.delete, self._id)

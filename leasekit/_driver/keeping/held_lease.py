@@ -118,7 +118,6 @@ class HeldLease:
             raise self.stop(f"task {self.task.id} reported no progress for {self.idle_timeout:g} s")
 
     def check_process(self) -> None:
-        """Raise `NotHeld` in a fork of the process that holds the lease."""
         if self.pid != os.getpid():
             raise NotHeld(f"task {self.task.id} is held by process {self.pid}; this is a fork of it, and holds nothing")
 
@@ -288,8 +287,6 @@ class HeldLease:
     def _notify(self) -> None:
         if self.listener is not None:
             self.listener()
-
-    # What a supervisor reads --------------------------------------------------------------------------------------
 
     def enter(self, ledger: Ledger) -> None:
         self.ledger, self.entry = ledger, ledger.add(self.task.id, self.task.token)

@@ -91,7 +91,6 @@ class Keeper:
 
     @property
     def capacity(self) -> int:
-        """The number of leases that can be renewed in one cycle."""
         return self._heartbeats.capacity
 
     def get(self, task: Task) -> HeldLease | None:
@@ -171,7 +170,6 @@ class Keeper:
         self._overloaded = overloaded
 
     def watch(self, held: HeldLease) -> None:
-        """Watch the idle time of this lease's handler from now on."""
         self._idle_watch.watch(held, total=len(self._leases))
         self._wake.set()
 
@@ -288,8 +286,6 @@ class Keeper:
                 )
             )
 
-    # The loop -----------------------------------------------------------------------------------------------------
-
     async def run(self) -> None:
         while True:
             self._wake.clear()
@@ -317,8 +313,6 @@ class Keeper:
         if held.stop is None:
             self._hooks(events.CancelRequested(at=now, task_id=held.task.id, token=held.task.token))
         held.tell(Cancelled)
-
-    # Losses -------------------------------------------------------------------------------------------------------
 
     def _reading(self) -> Reading:
         return take_reading(self._clock, self.loop_monitor)
@@ -352,8 +346,6 @@ class Keeper:
         task = held.task
         why, told = story.why, loss_reason(reason)
         self._hooks(events.Lost(at=now, task_id=task.id, token=task.token, reason=told, why=why, events=story.events))
-
-    # The end ------------------------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
         """Release tasks that were not begun, wait up to `_SETTLE_TIMEOUT` for answers, and close the backend."""

@@ -98,7 +98,6 @@ def seconds(value: float, what: str) -> float:
 
 
 def described(error: BaseException) -> msgspec.Raw:
-    """Return an exception as the error of a settlement."""
     try:
         message = str(error)
     except Exception as broken:  # noqa: BLE001 - an error whose text fails must be reported all the same

@@ -97,7 +97,6 @@ class SharedMemory:
 
     @property
     def used(self) -> bool:
-        """Whether the worker has connected."""
         return self._holder() is not None
 
     def read(self) -> Past:
@@ -177,7 +176,6 @@ class Ledger:
         return self._memory[_SIGNALS]
 
     def add(self, task_id: str, token: str) -> int:
-        """Note a lease; return its entry."""
         return self._add(_HELD, task_id.encode(), token.encode())
 
     def progress(self, entry: int, task_id: str, token: str, progress: msgspec.Raw, *, number: int) -> int:

@@ -235,8 +235,6 @@ class Outbox:
             logger.warning("results could not be reported, and are kept: %s", why)
         self._context.hooks(ReportDelayed(at=self._context.clock.now(), task_ids=ids, why=why))
 
-    # On the disk --------------------------------------------------------------------------------------------------
-
     async def _keep_late(self) -> None:
         """Keep on disk each settlement without an answer after `_PROMPT` seconds, however many calls come first.
 

@@ -75,7 +75,6 @@ class _Adopted:
     unread: int  # lines that cannot be read
 
     def mark(self, answered: Sequence[Key]) -> None:
-        """Record that these settlements are answered."""
         size = os.fstat(self.fd).st_size
         is_torn = os.pread(self.fd, 1, size - 1) != b"\n"  # its process was killed in the middle of a line
         lines = [msgspec.json.encode({"answered": key}) + b"\n" for key in answered]

@@ -73,8 +73,6 @@ class GuardedProcess:
         self._poll.register(wake_fd, select.POLLIN)
         self._poll.register(self._control, select.POLLIN)
 
-    # The timer of its guard ---------------------------------------------------------------------------------------
-
     def arm(self, at: float) -> None:
         """Have the executor killed at `at`, and at no moment that was set before."""
         self._armed_at = at
@@ -146,7 +144,6 @@ class GuardedProcess:
 
     @property
     def usable(self) -> bool:
-        """Whether the executor may be given a task."""
         return not self.over and not self._hung_up and not self._killed
 
     def send(self, message: FromWorker) -> None:

@@ -90,7 +90,6 @@ class ProcessExecutor:
             slot.finish()
 
     def _ensure_executor(self, slot: Slot) -> bool:
-        """Start the slot's executor if there is none; return whether it is ready."""
         was_ready = slot.ready
         try:
             is_ready = slot.start()

@@ -45,7 +45,6 @@ class Operation:
 
 
 def get(path: str, refusals: Mapping[int, str], *, media_type: str = JSON) -> Callable[[_Run], Operation]:
-    """Make a function the operation GET of this path."""
     return lambda run: _operation(HTTPMethod.GET, path, run, media_type, refusals)
 
 

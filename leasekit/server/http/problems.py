@@ -42,7 +42,6 @@ class UnknownTask(HTTPException):
 
 
 def problem_of(request: Request, error: Exception) -> Response:
-    """Return the answer that says why a request is refused, or that it has failed."""
     match error:
         case Refused():
             return _problem(422, str(error), errors=[msgspec.convert(entry, ItemError) for entry in error.errors])

@@ -38,7 +38,6 @@ class BodyTimeouts:
         self._running: set[asyncio.Timeout] = set()
 
     async def wait(self, receiving: Coroutine[Any, Any, bytes]) -> bytes:
-        """Return a body, or raise TimeoutError."""
         timeout = asyncio.timeout(self._timeout)
         self._running.add(timeout)
         try:

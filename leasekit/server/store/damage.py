@@ -38,7 +38,6 @@ def json_fault(value: Any) -> str | None:
 
 
 def content_fault(content: Content | None) -> str | None:
-    """Return why these values cannot be given to a holder, or None."""
     if content is None:
         return "its row of `task` is missing"
     if (fault := json_fault(content.payload)) is not None:
@@ -51,7 +50,6 @@ def content_fault(content: Content | None) -> str | None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a possible time or duration."""
     return isinstance(value, int | float) and _FIRST < value < _LAST
 
 
@@ -126,7 +124,6 @@ def _read(row: tuple[Any, ...]) -> tuple[Trigger, bool]:
 
 
 def _fault(row: Trigger) -> str | None:
-    """Return the contradiction in a state, or None."""
     is_leased = row.status in LEASED
     may_have_token = is_leased or row.status is Status.ENQUEUED  # the token of an expired lease
     if (row.owner is not None) is not is_leased or (row.token is not None and not may_have_token):

@@ -51,7 +51,6 @@ class Statement:
         return cursor
 
     def bound(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the parameters for the driver, in its order."""
         values = {**self._values, **values}
         return tuple([values[name] for name in self.names])
 
@@ -116,8 +115,6 @@ def _is_one_pair_of(
         select(func.json_extract(pairs.c.value, literal("$[0]")), func.json_extract(pairs.c.value, literal("$[1]")))
     )
 
-
-# Looking up ---------------------------------------------------------------------------------------------------
 
 _DUE = trigger.c.next_trigger_at
 _NOW = bindparam("now", type_=sa.Double)
@@ -193,9 +190,6 @@ def _lanes() -> sa.Select[Any, Any, Any]:
 
 
 LANES = Statement(_lanes())
-
-
-# Changing -----------------------------------------------------------------------------------------------------
 
 
 def _greater(first: sa.ColumnElement[float], second: sa.ColumnElement[float]) -> sa.ColumnElement[float]:

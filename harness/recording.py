@@ -27,13 +27,19 @@ _REMEMBERED = 100_000  # fences of leases, and first requests of claims
 
 
 class Recorded:
-    """A `Backend` with a log, and a `Scheduler` where the wrapped one is. `now` is the clock of the log."""
+    """A `Backend` with a log, and a `Scheduler` where the wrapped one is. `now` is the clock of the log.
 
-    def __init__(self, backend: Backend, log: Log, *, now: Callable[[], float] = boottime) -> None:
+    `wall` is the clock by which tasks say when they are due.
+    """
+
+    def __init__(
+        self, backend: Backend, log: Log, *, now: Callable[[], float] = boottime, wall: Callable[[], float] = time.time
+    ) -> None:
         self.backend = backend
         self.capabilities = backend.capabilities
         self._log = log
         self._now = now
+        self._wall = wall
         self._fences: OrderedDict[str, int] = OrderedDict()  # by token
         self._asked: OrderedDict[str, float] = OrderedDict()  # by claim id: when its first request left
         if not isinstance(backend, Scheduler):
@@ -100,7 +106,7 @@ class Recorded:
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         for task in tasks:
             if task.id is not None:  # a client gives every task an id before sending
-                self._log.add(history.Asked, **_asked(task, self._now() - time.time()))
+                self._log.add(history.Asked, **_asked(task, self._now() - self._wall()))
         answers = await self._scheduler.schedule(tasks)
         for task, answer in zip(tasks, answers, strict=False):
             if task.id is not None:

@@ -18,29 +18,17 @@ class Metrics:
     """The instruments of one meter."""
 
     def __init__(self, meter: Meter, gauge: Callable[[str], float | None]) -> None:
-        seconds = functools.partial(meter.create_histogram, unit="s")
+        fast = functools.partial(meter.create_histogram, unit="s", explicit_bucket_boundaries_advisory=_FAST)
         self.sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Tasks scheduled.")
         self.consumed = meter.create_counter("messaging.client.consumed.messages", "{message}", "Tasks claimed.")
-        self.ran = seconds(
-            "messaging.process.duration",
-            description="How long handlers ran.",
-            explicit_bucket_boundaries_advisory=_LONG,
+        self.ran = meter.create_histogram(
+            "messaging.process.duration", "s", "How long handlers ran.", explicit_bucket_boundaries_advisory=_LONG
         )
-        self.start_latency = seconds(
-            "leasekit.start.latency",
-            description="From the grant of a task until its handler began.",
-            explicit_bucket_boundaries_advisory=_FAST,
+        self.start_latency = fast(
+            "leasekit.start.latency", description="From the grant of a task until its handler began."
         )
-        self._round_trip = seconds(
-            "leasekit.beat.round_trip",
-            description="From sending beats until their answer.",
-            explicit_bucket_boundaries_advisory=_FAST,
-        )
-        self._lateness = seconds(
-            "leasekit.beat.lateness",
-            description="How long after their time beats were sent.",
-            explicit_bucket_boundaries_advisory=_FAST,
-        )
+        self._round_trip = fast("leasekit.beat.round_trip", description="From sending beats until their answer.")
+        self._lateness = fast("leasekit.beat.lateness", description="How long after their time beats were sent.")
         self._verdicts = meter.create_counter(
             "leasekit.beat.verdicts", "{beat}", "Heartbeats, by how they were answered."
         )

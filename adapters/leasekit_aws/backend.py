@@ -16,7 +16,7 @@ from leasekit.errors import BackendError, Refused, Throttled
 from leasekit.task import Beat, Claimed, Settlement, Verdict
 from leasekit_aws.boto_clients import BotoClients, Call
 from leasekit_aws.daemon_threads import in_thread
-from leasekit_aws.errors import Answered, Forbidden, Unreached
+from leasekit_aws.errors import Answered, Forbidden, Unreached, verdict_of
 from leasekit_aws.polls import Polls
 from leasekit_aws.service import Service
 
@@ -91,7 +91,7 @@ class AwsBackend:
         except BackendError as error:
             if reason := self._reason_gone(error):
                 return _gone(beat.id, "settled" if self._sent.has(beat.token) else reason)
-            return _throttled_or_failed(beat.id, error)
+            return verdict_of(beat.id, error)
         ttl = self._service.ttl
         return Verdict(id=beat.id, verdict="renewed", ttl=ttl, cancel_requested=cancel_requested)
 
@@ -111,7 +111,7 @@ class AwsBackend:
                 self._sent.forget(settlement.token, content)
             if isinstance(error, Refused) and (not isinstance(error, Answered) or error.is_about_content):
                 raise
-            return _throttled_or_failed(settlement.id, error)
+            return verdict_of(settlement.id, error)
         return Verdict(id=settlement.id, verdict="settled")
 
     def _reason_gone(self, error: BackendError) -> str | None:
@@ -164,9 +164,3 @@ def _digest(value: object) -> bytes:
 
 def _gone(task_id: str, reason: str) -> Verdict:
     return Verdict(id=task_id, verdict="gone", reason=reason)
-
-
-def _throttled_or_failed(task_id: str, error: BackendError) -> Verdict:
-    if isinstance(error, Throttled):
-        return Verdict(id=task_id, verdict="throttled", retry_after=error.retry_after)
-    return Verdict(id=task_id, verdict="failed", reason=f"{type(error).__name__}: {error}")

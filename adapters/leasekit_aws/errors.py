@@ -18,6 +18,7 @@ from typing import Any, cast
 from botocore import exceptions as boto
 
 from leasekit.errors import BackendError, ProtocolError, Refused, Throttled, Unavailable
+from leasekit.task import Verdict
 
 
 class Unreached(Unavailable):
@@ -46,6 +47,13 @@ class Answered(Refused):
         cause.
         """
         return self.code in _CONTENT
+
+
+def verdict_of(task_id: str, error: BackendError) -> Verdict:
+    """Return the verdict on an item whose call has failed, but may be sent again."""
+    if isinstance(error, Throttled):
+        return Verdict(id=task_id, verdict="throttled", retry_after=error.retry_after)
+    return Verdict(id=task_id, verdict="failed", reason=f"{type(error).__name__}: {error}")
 
 
 def meaning(error: Exception) -> BackendError:

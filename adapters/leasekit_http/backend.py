@@ -21,7 +21,6 @@ from leasekit.task import (
     Scheduled,
     Settlement,
     Stats,
-    Status,
     TaskInfo,
     Verdict,
     VerdictWord,
@@ -154,18 +153,8 @@ class HttpBackend:
         except Refused as refused:
             raise _moved(refused, by=first) from None
 
-    async def list_tasks(
-        self,
-        *,
-        kind: str | None = None,
-        status: Status | None = None,
-        collection: str | None = None,
-        worker: str | None = None,
-        cursor: str | None = None,
-        limit: int = 100,
-    ) -> Page:
-        asked = {"kind": kind, "status": status, "collection": collection, "worker": worker, "cursor": cursor}
-        query = "&".join(f"{name}={quote(value, safe='')}" for name, value in asked.items() if value is not None)
+    async def list_tasks(self, *, limit: int = 100, **filters: str | None) -> Page:
+        query = "&".join(f"{name}={quote(value, safe='')}" for name, value in filters.items() if value is not None)
         return await self._get(f"/v1/tasks?limit={limit}&{query}".rstrip("&"), _PAGE)
 
 

@@ -223,16 +223,8 @@ class RedisBackend:
         errand.add_done_callback(self._errands.discard)
 
     async def list_tasks(
-        self,
-        *,
-        kind: str | None = None,
-        status: Status | None = None,
-        collection: str | None = None,
-        worker: str | None = None,
-        cursor: str | None = None,
-        limit: int = 100,
+        self, *, kind: str | None = None, cursor: str | None = None, limit: int = 100, **filters: str | None
     ) -> Page:
         check_limit("limit", limit)
-        asked = {"status": status, "collection": collection, "worker": worker}
-        wanted = {name: str(value) for name, value in asked.items() if value is not None}
+        wanted = {name: str(value) for name, value in filters.items() if value is not None}
         return await self._reading.page(wanted, kind=kind, cursor=cursor, limit=limit)

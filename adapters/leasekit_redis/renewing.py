@@ -8,7 +8,7 @@ import contextlib
 import random
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -76,8 +76,11 @@ class Renewing:
             words = await self._run(SETTLE, kind, "results", batch)
             verdicts = decoding.settled([result.id for result in batch], words)
             accepted = [(result, word) for result, word in zip(batch, words, strict=True) if word in (1, 2)]
-            await self._deliver_successors(kind, [result for result, _ in accepted])
-            await self._release_waiting(kind, [result.id for result, word in accepted if word == 2])
+            # At once; maintenance repeats what fails here, because Redis keeps the successors and the ids.
+            with contextlib.suppress(BackendError):
+                await self._deliver(kind, [text for result, _ in accepted for text in result.successors or ()])
+            with contextlib.suppress(BackendError):
+                await self._dependencies.release(kind, [result.id for result, word in accepted if word == 2])
             return verdicts
 
         return await self._each_kind(settlements, ask)
@@ -127,17 +130,6 @@ class Renewing:
                 if kind is not None:
                     groups.setdefault(kind, []).append(at)
         return groups
-
-    async def _deliver_successors(self, kind: str, accepted: Iterable[Result]) -> None:
-        """Schedule the successors at once. They are in the outbox too: maintenance repeats what fails here."""
-        outbox = [successor for result in accepted for successor in result.successors or ()]
-        with contextlib.suppress(BackendError):
-            await self._deliver(kind, outbox)
-
-    async def _release_waiting(self, kind: str, ended: Sequence[str]) -> None:
-        """Release the tasks that wait for these, at once. Redis keeps the ids: maintenance repeats what fails here."""
-        with contextlib.suppress(BackendError):
-            await self._dependencies.release(kind, ended)
 
     def _result(self, item: SettlementItem) -> Result:
         return Result(

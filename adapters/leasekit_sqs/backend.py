@@ -16,6 +16,7 @@ from leasekit.hooks import log_fields
 from leasekit.ids import uuid7s
 from leasekit.task import Beat, Claimed, Exponential, NewTask, Scheduled, Settlement, Stats, Status, Task, Verdict
 from leasekit_aws.boto_clients import BotoClients
+from leasekit_aws.errors import verdict_of
 from leasekit_sqs.address import LONGEST_TTL, Address, address
 from leasekit_sqs.batches import Item, in_batches
 from leasekit_sqs.calls import Answer, Calls, Gone, refusing
@@ -292,11 +293,7 @@ def _settled(task_id: str) -> Verdict:
 
 
 def _error_verdict(task_id: str, error: BackendError) -> Verdict:
-    if isinstance(error, Gone):
-        return _gone(task_id, error.reason)
-    if isinstance(error, Throttled):
-        return Verdict(id=task_id, verdict="throttled", retry_after=error.retry_after)
-    return Verdict(id=task_id, verdict="failed", reason=f"{type(error).__name__}: {error}")
+    return _gone(task_id, error.reason) if isinstance(error, Gone) else verdict_of(task_id, error)
 
 
 def _unsent_error(failed: dict[int, BackendError]) -> BackendError:

@@ -1,17 +1,19 @@
 """A client that schedules tasks, repeats schedules, and cancels."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from harness.history import Acknowledged, Asked, Began, CancelAnswered, CancelAsked
+from harness.history import Began
+from harness.recording import Recorded
 from harness.simulation.net import Net, Remote
 from harness.simulation.worker import Plan
-from harness.simulation.world import Process, World
+from harness.simulation.world import MemoryLog, Process, World
 from leasekit._driver.retrying import call_once, call_until
 from leasekit.errors import BackendError
 from leasekit.task import Exponential, NewTask
@@ -26,8 +28,9 @@ class Scheduler:
         self.world = world
         self.process = Process(world, "scheduler")
         self._chance = world.chance("scheduler")
-        self._remote = Remote(net, self.process, worker="scheduler")
-        self._server = net.server
+        self._wall: Callable[[], float] = lambda: world.now + net.server.wall
+        remote, log = Remote(net, self.process, worker="scheduler"), MemoryLog(self.process)
+        self._backend = Recorded(remote, log, now=lambda: world.now, wall=self._wall)
         self._until = until
         self._count = 0
         self._running: set[asyncio.Task[None]] = set()
@@ -73,8 +76,7 @@ class Scheduler:
         longest = chance.choice((None, None, 1200.0))
         kills = poison or (hangs and deaf) or (longest is not None and lasts > longest / 2)
         wanted = chance.random()
-        now = self.world.now + self._server.wall
-        at = None if wanted > 0.1 else datetime.fromtimestamp(now + chance.uniform(0, 1800), UTC)
+        at = None if wanted > 0.1 else datetime.fromtimestamp(self._wall() + chance.uniform(0, 1800), UTC)
         return NewTask(
             id=f"task-{self._count}",
             kind="short" if hangs else chance.choice(("long", "short")),
@@ -103,37 +105,12 @@ class Scheduler:
                 self._spawn(self._cancel(task.id or ""))
 
     async def _ask(self, tasks: list[NewTask]) -> None:
-        for task in tasks:
-            self._log_asked(task)
-        try:
-            answers = await call_until(
-                partial(call_once, partial(self._remote.schedule, tasks), within=10.0), for_at_most=600.0
-            )
-        except BackendError:
-            return
-        for task, answer in zip(tasks, answers, strict=True):
-            self.world.log(
-                Acknowledged, self.process.who, asked=task.id, task=answer.id, created=answer.created,
-                conflict=answer.conflict,
-            )  # fmt: skip
-
-    def _log_asked(self, task: NewTask) -> None:
-        due_at = None if task.at is None else task.at.timestamp() - self._server.wall
-        self.world.log(
-            Asked, self.process.who, task=task.id, kind=task.kind, priority=task.priority, due_at=due_at,
-            dedupe_key=task.dedupe_key, dedupe_window=task.dedupe_window, max_attempts=task.max_attempts,
-            max_crashes=task.max_crashes, max_runtime=task.max_runtime, heartbeat_timeout=task.heartbeat_timeout,
-        )  # fmt: skip
+        ask = partial(call_once, partial(self._backend.schedule, tasks), within=10.0)
+        with suppress(BackendError):
+            await call_until(ask, for_at_most=600.0)
 
     async def _cancel(self, task_id: str) -> None:
         await asyncio.sleep(self._chance.expovariate(0.005))
-        self.world.log(CancelAsked, self.process.who, task=task_id)
-        try:
-            verdicts = await call_until(
-                partial(call_once, partial(self._remote.cancel, [task_id]), within=10.0), for_at_most=60.0
-            )
-        except BackendError:
-            return
-        for verdict in verdicts:
-            if verdict.id == task_id:
-                self.world.log(CancelAnswered, self.process.who, task=task_id, verdict=verdict.verdict)
+        ask = partial(call_once, partial(self._backend.cancel, [task_id]), within=10.0)
+        with suppress(BackendError):
+            await call_until(ask, for_at_most=60.0)

@@ -8,9 +8,9 @@ from leasekit.cli import options, output
 from leasekit.cli.errors import FAILED, spoken
 from leasekit.cli.service import connected, looks
 from leasekit.cli.stats import counts_table
-from leasekit.cli.workers import unhandled, workers_table
+from leasekit.cli.workers import listed, unhandled, workers_table
 from leasekit.client import Client
-from leasekit.errors import BackendError, LeasekitError
+from leasekit.errors import LeasekitError
 from leasekit.task import Stats, Status, TaskInfo, WorkerInfo
 
 if TYPE_CHECKING:
@@ -165,16 +165,8 @@ class _Overview:
     def look(self) -> _Counts:
         """Fetch the counts. `workers` is None if the backend cannot list them."""
         found = self._client.stats()
-        self.document = _Counts(kinds=found.kinds, damaged=found.damaged, workers=self._workers())
+        self.document = _Counts(kinds=found.kinds, damaged=found.damaged, workers=listed(self._client))
         return self.document
-
-    def _workers(self) -> list[WorkerInfo] | None:
-        try:
-            return self._client.workers()
-        except BackendError:
-            raise
-        except LeasekitError:
-            return None
 
     def lines(self) -> list[list[object]]:
         """Return a line for each kind, as a list of fields: kind, tasks, ended tasks, claimed or running tasks."""

@@ -68,14 +68,19 @@ def workers_table(found: list[WorkerInfo]) -> "Table":
     return shown
 
 
-def unhandled(client: Client, kind: str) -> str:
-    """Return a sentence if no worker that handles the kind is known; empty where the service cannot tell."""
+def listed(client: Client) -> list[WorkerInfo] | None:
+    """Return the workers; None if the backend cannot list them."""
     try:
-        known = [worker.kinds for worker in client.workers()]
+        return client.workers()
     except BackendError:
         raise
     except LeasekitError:
-        return ""
-    if any(kinds is None or kind in kinds for kinds in known):
+        return None
+
+
+def unhandled(client: Client, kind: str) -> str:
+    """Return a sentence if no worker that handles the kind is known; empty where the service cannot tell."""
+    known = listed(client)
+    if known is None or any(worker.kinds is None or kind in worker.kinds for worker in known):
         return ""
     return f"no worker that handles {output.plain(repr(kind))} is known: start one with 'leasekit work MODULE:WORKER'"

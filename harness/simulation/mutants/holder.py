@@ -18,11 +18,7 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "claim-stamped-after-reply": Mutant(
         "Trust counts from the answer to a claim.",
-        Edit(
-            "_driver.keeping.pending_claims:Claims.claim",
-            "return claimed, asked_at",
-            "return claimed, self._context.clock.now()",
-        ),
+        Edit("_driver.keeping.pending_claims:Claims.claim", "claimed, asked_at", "claimed, self._context.clock.now()"),
         by=Histories("short", ["S2", "S9"]),
     ),
     "claim-retry-restamps": Mutant(
@@ -32,9 +28,7 @@ HOLDER: Mapping[str, Mutant] = {
             "tries += 1",
             "tries += 1\nself._sent_at = self._context.clock.now()",
         ),
-        Edit(
-            "_driver.keeping.pending_claims:Claims.claim", "return claimed, asked_at", "return claimed, self._sent_at"
-        ),
+        Edit("_driver.keeping.pending_claims:Claims.claim", "claimed, asked_at", "claimed, self._sent_at"),
         by=Histories("repeats", ["S2", "S9"]),
     ),
     "waited-rounded-up": Mutant(
@@ -99,11 +93,7 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "verdicts-by-position-unchecked": Mutant(
         "A verdict is believed whichever task it names.",
-        Edit(
-            "_driver.keeping.renewal:Renewal._checked_verdicts",
-            "verdict.id == beat.id and _is_sensible(verdict)",
-            "_is_sensible(verdict)",
-        ),
+        Edit("_driver.keeping.renewal:Renewal._checked_verdicts", "verdict.id == beat.id", "True"),
         test="tests/driver/keeping/test_keeper.py::test_a_verdict_that_names_another_task_is_not_believed",
         why_test="this takes a garbled order of answers to a batch in which one lease is gone: 30 histories had none",
     ),
@@ -146,11 +136,7 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "timer-moved-by-failed-beats": Mutant(
         "A failed beat moves the timer like an acknowledged one.",
-        Edit(
-            "_driver.keeping.renewal:Renewal._beat",
-            "term.granted_at == asked_at and term.place is not None",
-            "term.place is not None",
-        ),
+        Edit("_driver.keeping.renewal:Renewal._beat", "term.granted_at == asked_at and ...", "term.place is not None"),
         by=Histories("unrenewed", ["S2"]),
     ),
     "timer-stays-at-a-longer-ttl": Mutant(
@@ -190,21 +176,13 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "idle-result-accepted": Mutant(
         "A result is reported although the lease was lost by the idle timeout.",
-        Edit(
-            "_driver.keeping.held_lease:HeldLease.reportable",
-            '(None, "expired", "strikes")',
-            '(None, "expired", "strikes", "idle")',
-        ),
+        Edit("_driver.keeping.held_lease:HeldLease.reportable", "(None, ...)", '(None, "expired", "strikes", "idle")'),
         test="tests/test_lease.py::test_what_an_idle_body_ends_with_after_its_lease_was_lost_is_not_reported",
         why_test="no other run has the task by then, and no rule forbids the result of a hung handler",
     ),
     "idle-never-told": Mutant(
         "A handler that reports no progress keeps its lease for ever.",
-        Edit(
-            "_driver.keeping.held_lease:HeldLease.touch",
-            "self.clock.now() + self.idle_timeout",
-            "self.clock.now() + 1e6",
-        ),
+        Edit("_driver.keeping.held_lease:HeldLease.touch", "self.clock.now() + ...", "self.clock.now() + 1e6"),
         by=Histories("endless", ["L5"]),
     ),
     # Claims and reports ---------------------------------------------------------------------------------------------

@@ -43,20 +43,12 @@ SERVICE: Mapping[str, Mutant] = {
     # Expiry ---------------------------------------------------------------------------------------------------------
     "reaped-early": Mutant(
         "A lease is expired a minute before its ttl has passed.",
-        Edit(
-            "server.roles.consumer:reap",
-            "turn.tx.expired(now=turn.instant, limit=limit)",
-            "turn.tx.expired(now=turn.instant + 60.0, limit=limit)",
-        ),
+        Edit("server.roles.consumer:reap", "turn.instant", "turn.instant + 60.0"),
         by=Histories("outages", ["S6"]),
     ),
     "never-reaped": Mutant(
         "The task of a dead holder is never ready again.",
-        Edit(
-            "server.roles.consumer:reap",
-            "turn.tx.expired(now=turn.instant, limit=limit)",
-            "turn.tx.expired(now=-1.0, limit=limit)",
-        ),
+        Edit("server.roles.consumer:reap", "turn.instant", "-1.0"),
         by=Histories("deaths", ["L2", "L4"]),
     ),
     "beat-shortens-the-lease": Mutant(
@@ -66,11 +58,7 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "restarted-for-the-beats-ttl": Mutant(
         "After a restart a lease lasts for the ttl of its beats, even if the claim granted a longer one.",
-        Edit(
-            "server.store.memory:_MemoryTx.restart_leases",
-            "max(row.claim_timeout, row.heartbeat_timeout)",
-            "row.heartbeat_timeout",
-        ),
+        Edit("server.store.memory:_MemoryTx.restart_leases", "max(row.claim_timeout, ...)", "row.heartbeat_timeout"),
         by=Histories("unequal", ["S6", "L6"]),
     ),
     "leases-end-by-the-wall-clock": Mutant(
@@ -187,11 +175,7 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "dead-too-soon": Mutant(
         "A task is dead one crash too early.",
-        Edit(
-            "_lifecycle.transitions:_why_dead_by_crashes",
-            "crashes <= limits.max_crashes",
-            "crashes < limits.max_crashes",
-        ),
+        Edit("_lifecycle.transitions:_why_dead_by_crashes", "crashes <= ...", "crashes < limits.max_crashes"),
         by=Histories("limits", ["S10"]),
     ),
     "successors-lost": Mutant(
@@ -212,11 +196,7 @@ SERVICE: Mapping[str, Mutant] = {
     # Order ----------------------------------------------------------------------------------------------------------
     "priority-inverted": Mutant(
         "The least urgent task is granted first.",
-        Edit(
-            "server.due_tasks:DueTasks.take",
-            "readers.sort(key=lambda reader: reader.priority)",
-            "readers.sort(key=lambda reader: -reader.priority)",
-        ),
+        Edit("server.due_tasks:DueTasks.take", "readers.sort(...)", "readers.sort(key=lambda it: -it.priority)"),
         by=Histories("deaths", ["S11"]),
     ),
     "not-before-ignored": Mutant(

@@ -17,8 +17,9 @@ import msgspec
 
 from harness import history
 from harness.history import Log, boottime
+from leasekit._forwarding import ForwardingScheduler
 from leasekit.backend import Backend, Scheduler
-from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, TaskInfo, Verdict
+from leasekit.task import Beat, Claimed, NewTask, Scheduled, Settlement, Verdict
 
 V = TypeVar("V")
 
@@ -26,7 +27,7 @@ _SCHEDULING = frozenset({"schedule", "cancel", "get", "stats", "list_tasks"})
 _REMEMBERED = 100_000  # fences of leases, and first requests of claims
 
 
-class Recorded:
+class Recorded(ForwardingScheduler):
     """A `Backend` with a log, and a `Scheduler` where the wrapped one is. `now` is the clock of the log.
 
     `wall` is the clock by which tasks say when they are due.
@@ -107,7 +108,7 @@ class Recorded:
         for task in tasks:
             if task.id is not None:  # a client gives every task an id before sending
                 self._log.add(history.Asked, **_asked(task, self._now() - self._wall()))
-        answers = await self._scheduler.schedule(tasks)
+        answers = await super().schedule(tasks)
         for task, answer in zip(tasks, answers, strict=False):
             if task.id is not None:
                 details = {"created": answer.created, "conflict": answer.conflict}
@@ -117,27 +118,17 @@ class Recorded:
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
         for task_id in task_ids:
             self._log.add(history.CancelAsked, task=task_id)
-        verdicts = await self._scheduler.cancel(task_ids)
+        verdicts = await super().cancel(task_ids)
         for task_id, verdict in zip(task_ids, verdicts, strict=False):
             self._log.add(history.CancelAnswered, task=task_id, verdict=verdict.verdict)
         return verdicts
 
-    async def get(self, task_id: str) -> TaskInfo | None:
-        return await self._scheduler.get(task_id)
-
-    async def stats(self) -> Stats:
-        return await self._scheduler.stats()
+    async def _call(self, name: str, /, *args: Any, **options: Any) -> Any:
+        return await getattr(self.backend, name)(*args, **options)
 
     async def aclose(self) -> None:
         """Close the wrapped backend; the log stays open."""
         await self.backend.aclose()
-
-    @property
-    def _scheduler(self) -> Scheduler:
-        return cast("Scheduler", self.backend)
-
-    async def list_tasks(self, **filters: Any) -> Page:
-        return await self._scheduler.list_tasks(**filters)
 
 
 def digest(settlement: Settlement) -> str:

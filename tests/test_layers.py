@@ -41,6 +41,7 @@ LAYERS = {
     "ids": Layer(set(), set()),
     "_arguments": Layer(VALUES, set()),
     "_log": Layer(set(), set()),
+    "_forwarding": Layer({"task"}, set()),
     "_binding": Layer({"task", "_driver"}, set()),
     "_blocks": Layer(VALUES | INSIDE, {"anyio"}),
     "_leased_run": Layer(VALUES | INSIDE | {"hooks"}, {"anyio", "msgspec"}),
@@ -59,8 +60,8 @@ LAYERS = {
     "__main__": Layer({"cli"}, set()),
     "adapters": Layer(PUBLIC, None),
     "leasekit_pytest": Layer(PUBLIC | {"testing"}, {"pytest"}),
-    "server": Layer(PUBLIC | {"_lifecycle", "_log", "server"}, None),
-    "testing": Layer(PUBLIC | SERVICE | {"testing"}, {"anyio", "msgspec", "pytest"}),
+    "server": Layer(PUBLIC | {"_forwarding", "_lifecycle", "_log", "server"}, None),
+    "testing": Layer(PUBLIC | SERVICE | {"_forwarding", "testing"}, {"anyio", "msgspec", "pytest"}),
     "cli": Layer(PUBLIC | {"_worker", "cli", "server", "testing"}, None),
 }
 

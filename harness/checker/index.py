@@ -148,6 +148,10 @@ class Lives:
             self.processes[who] = Process(who)
         return self.processes[who]
 
+    def has_ended(self, who: str, by: float) -> bool:
+        ended = self.processes[who].ended if who in self.processes else None
+        return ended is not None and ended.at <= by
+
     def was_frozen(self, who: str, since: float, until: float) -> bool:
         """Whether the machine of this process stood still in between: then exclusion is not promised."""
         return who in self.processes and any(

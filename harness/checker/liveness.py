@@ -299,7 +299,8 @@ def _l6_restart(life: Life, lives: Lives, rules: Rules) -> Found:
             until = start + lease.ttl * (1 - rules.drift)
             ended = any(ask.at <= after.grant.at for ask in lease.settle_asked)
             ended = ended or any(not end.expired and end.at <= after.grant.at for end in lease.closed)
-            if start < after.grant.at < until and not ended and not _holder_ended(lives, lease, after.grant.at):
+            ended = ended or not lease.holder or lives.has_ended(lease.holder, after.grant.at)
+            if start < after.grant.at < until and not ended:
                 why = f"a restart ended the lease of fence {lease.fence} {until - after.grant.at:.1f} s too early"
                 yield why, [lease.grant, after.grant]
 
@@ -339,11 +340,6 @@ def _was_calm(lives: Lives, report: log.Effect, fresh: float, lease: Lease, rule
     """
     since = report.at - max(2 * (rules.outage or 0.0), lease.ttl)
     return not any(_stretches(lives, report.who, since, report.at + fresh, rules.bridge))
-
-
-def _holder_ended(lives: Lives, lease: Lease, by: float) -> bool:
-    ended = lives.process(lease.holder).ended if lease.holder else None
-    return not lease.holder or (ended is not None and ended.at <= by)
 
 
 _CHECKS: Sequence[tuple[str, Check]] = (

@@ -39,8 +39,7 @@ def _s1_one_lease(life: Life, lives: Lives, rules: Rules) -> Found:
 def _has_one_holder(lease: Lease, lives: Lives) -> bool:
     """Whether one process holds the lease; a supervisor that repeats a dead worker's claim does not count."""
     for before, after in pairwise(lease.granted):
-        ended = lives.process(before.who).ended
-        is_dead = ended is not None and ended.at <= after.asked_at
+        is_dead = lives.has_ended(before.who, after.asked_at)
         if before.who != after.who and not (is_dead and after.claim and after.claim == before.claim):
             return False
     return True
@@ -152,8 +151,7 @@ def _was_ended(lease: Lease, by: float, lives: Lives) -> bool:
     if any(answer.verdict == "settled" and answer.at <= by for answer in lease.served):
         return True
     holder = lease.holder or (lease.issued[0].holder if lease.issued else "")
-    ended = lives.processes[holder].ended if holder in lives.processes else None
-    return not holder or (ended is not None and ended.at <= by)
+    return not holder or lives.has_ended(holder, by)
 
 
 def _s7_repeats(life: Life, lives: Lives, rules: Rules) -> Found:
@@ -163,14 +161,16 @@ def _s7_repeats(life: Life, lives: Lives, rules: Rules) -> Found:
         yield "it was created more than once", own
     keyed = {asked.task for asked in life.asked if asked.dedupe_key is not None}
     for answer in life.acknowledged:
-        if answer.asked != answer.task and answer.asked not in keyed and not _has_key(lives, answer.asked):
+        if (
+            answer.asked != answer.task
+            and answer.asked not in keyed
+            and not (
+                answer.asked in lives.tasks and any(it.dedupe_key is not None for it in lives.tasks[answer.asked].asked)
+            )
+        ):
             yield f"a schedule of {answer.asked} without a dedupe key was answered with it", [answer]
     for lease in life.leases.values():
         yield from _s7_settlements(life.task, lease)
-
-
-def _has_key(lives: Lives, task: str) -> bool:
-    return task in lives.tasks and any(asked.dedupe_key is not None for asked in lives.tasks[task].asked)
 
 
 def _s7_settlements(task: str, lease: Lease) -> Found:

@@ -41,15 +41,10 @@ def planned(world: World, *, until: float) -> list[Planned]:
         chance = world.chance(f"plan/{name}")
         at = chance.expovariate(rate / 3600)
         while at < until:
-            faults.append((at, name, _length(chance)))
+            lengths = ((0.5, 20), (20, 135), (135, 320), (300, 700))
+            faults.append((at, name, chance.choice([chance.uniform(*bounds) for bounds in lengths])))
             at += chance.expovariate(rate / 3600)
     return [Planned(number, name, at, lasts) for number, (at, name, lasts) in enumerate(sorted(faults))]
-
-
-def _length(chance: random.Random) -> float:
-    return chance.choice(
-        (chance.uniform(0.5, 20), chance.uniform(20, 135), chance.uniform(135, 320), chance.uniform(300, 700))
-    )
 
 
 class Faults:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import httpx
 from msgspec import structs
@@ -11,10 +11,11 @@ from msgspec import structs
 from harness.proxy.foreign import FOREIGN
 from harness.simulation.server import Server
 from harness.simulation.world import Process, World
+from leasekit._forwarding import ForwardingScheduler
 from leasekit.backend import Capabilities
 from leasekit.errors import BackendError, ProtocolError, Throttled, Unavailable
 from leasekit.server.commit import resolve
-from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, TaskInfo, Verdict
+from leasekit.task import Claimed, Verdict
 from leasekit_http.transport import failure
 
 _LATEST = 900.0  # seconds by which a duplicate may be late
@@ -188,7 +189,7 @@ class Net:
             self.world.after(after, request.client.call, resolve, request.future, answer)
 
 
-class Remote:
+class Remote(ForwardingScheduler):
     """The backend of one process, over the simulated network."""
 
     capabilities = Capabilities()
@@ -198,9 +199,9 @@ class Remote:
         self._client = client
         self._worker = worker
 
-    async def _ask(self, op: str, body: Any) -> Any:
+    async def _call(self, name: str, /, *args: Any, **options: Any) -> Any:
         future: asyncio.Future[Any] = self._client.loop.create_future()
-        request = _Request(self._client, self._worker, op, body, future)
+        request = _Request(self._client, self._worker, name, args[0] if args else options, future)
         self._net.send(request)
         try:
             return await future
@@ -211,29 +212,8 @@ class Remote:
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
         body = {"kinds": tuple(kinds), "limit": limit, "wait": wait, "claim_id": claim_id}
-        claimed: Claimed = await self._ask("claim", body)
+        claimed: Claimed = await self._call("claim", body)
         return Claimed(tasks=[structs.replace(task) for task in claimed.tasks], waited=claimed.waited)
-
-    async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
-        return cast("list[Verdict]", await self._ask("beat", list(beats)))
-
-    async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
-        return cast("list[Verdict]", await self._ask("settle", list(settlements)))
-
-    async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
-        return cast("list[Scheduled]", await self._ask("schedule", list(tasks)))
-
-    async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
-        return cast("list[Verdict]", await self._ask("cancel", list(task_ids)))
-
-    async def get(self, task_id: str) -> TaskInfo | None:
-        return cast("TaskInfo | None", await self._ask("get", task_id))
-
-    async def stats(self) -> Stats:
-        return cast("Stats", await self._ask("stats", None))
-
-    async def list_tasks(self, **wanted: Any) -> Page:
-        return cast("Page", await self._ask("list_tasks", wanted))
 
     async def aclose(self) -> None:
         """Do nothing: there is no connection."""

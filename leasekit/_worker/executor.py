@@ -147,7 +147,13 @@ class LoopExecutor:
         self._running.discard(work)
         # A cancellation without a request (the handler awaited something that was cancelled) is a failure.
         # A forked child, which may come back here, has no loop whose deadline it could ask for: only after an error.
-        interrupted = error is not None and _is_cancellation(error) and (self._cancelled or _scope_is_cancelled())
+        interrupted = (
+            error is not None
+            and _is_cancellation(error)
+            and (
+                self._cancelled or anyio.current_effective_deadline() == -math.inf  # the scope around it is cancelled
+            )
+        )
         work.end(run, error, interrupted=interrupted)
         if error is not None and interrupted:
             raise error
@@ -174,10 +180,6 @@ def _is_cancellation(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return cast("BaseExceptionGroup[BaseException]", error).subgroup(cancelled) is not None
     return isinstance(error, cancelled)
-
-
-def _scope_is_cancelled() -> bool:
-    return anyio.current_effective_deadline() == -math.inf
 
 
 @asynccontextmanager

@@ -31,13 +31,10 @@ class Window:
 
     def size(self, now: float) -> int:
         """Return how many to claim at `now`; 0 while half of the tasks ahead are left: claims come in batches."""
-        ahead = int(self._updated_pace(now) * self.ahead)
-        free = self.slots + ahead - self.out
-        return free if free >= max(1, ahead // 2) else 0
-
-    def _updated_pace(self, now: float) -> float:
         passed = now - self._looked_at
         if passed >= _SAMPLE:
             self._pace += (self._ends / passed - self._pace) * (1 - math.exp(-passed / _MEMORY))
             self._ends, self._looked_at = 0, now
-        return self._pace
+        ahead = int(self._pace * self.ahead)
+        free = self.slots + ahead - self.out
+        return free if free >= max(1, ahead // 2) else 0

@@ -55,7 +55,11 @@ def tasks(
     """
     with connected(backend) as client:
         if follow:
-            _follow(client, kind, collection, _matcher(status, worker), limit=limit, every=interval, as_json=as_json)
+            # Filtered here: the service lists other tasks too, so that every change is seen.
+            def wanted(task: TaskInfo) -> bool:
+                return status in (None, task.status) and worker in (None, task.worker)
+
+            _follow(client, kind, collection, wanted, limit=limit, every=interval, as_json=as_json)
             return
 
         def pages(cursor: str | None, size: int) -> Page:
@@ -118,11 +122,6 @@ def _cells(task: TaskInfo) -> "list[Text]":
     cells = [output.styled(text) for text in texts]
     cells[2] = output.styled(task.status, output.STYLES.get(task.status, ""))
     return cells
-
-
-def _matcher(status: Status | None, worker: str | None) -> Callable[[TaskInfo], bool]:
-    """Return a filter for this process: the service lists other tasks too, so that every change is seen."""
-    return lambda task: status in (None, task.status) and worker in (None, task.worker)
 
 
 def _follow(

@@ -11,9 +11,10 @@ import importlib
 import importlib.util
 import logging
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol, cast
 
+from leasekit._forwarding import ForwardingScheduler
 from leasekit.backend import Backend, Scheduler, WorkerDirectory
 from leasekit.errors import ConfigError, StoreLocked, Unavailable
 from leasekit.registry import needs_extra, open_backend
@@ -22,13 +23,11 @@ from leasekit.server.engine import Engine
 from leasekit.server.local_socket import beside, socket_path
 from leasekit.server.store import Store
 from leasekit.server.store.urls import open_store
-from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, TaskInfo, Verdict, WorkerInfo
+from leasekit.task import WorkerInfo
 
 # With an older store; with the first other process that uses the store.
 _LOADED_LATER = ("alembic", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop")
 logger = logging.getLogger("leasekit.server")
-
-T = TypeVar("T")
 
 _AGAIN = 1.0  # seconds until a server that could not start is started again
 
@@ -37,7 +36,7 @@ class _Service(Backend, Scheduler, WorkerDirectory, Protocol):
     pass
 
 
-class SharedBackend:
+class SharedBackend(ForwardingScheduler):
     """A backend over the store in a file: over an engine of this process, or of the process that has the store open."""
 
     capabilities = DirectBackend.capabilities
@@ -52,32 +51,8 @@ class SharedBackend:
         self._holder = ""  # the process that has the store open, as a clause
         self._choosing = asyncio.Lock()
 
-    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
-        return await self._ask(lambda service: service.claim(kinds, limit=limit, wait=wait, claim_id=claim_id))
-
-    async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
-        return await self._ask(lambda service: service.beat(beats))
-
-    async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
-        return await self._ask(lambda service: service.settle(settlements))
-
-    async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
-        return await self._ask(lambda service: service.schedule(tasks))
-
-    async def get(self, task_id: str) -> TaskInfo | None:
-        return await self._ask(lambda service: service.get(task_id))
-
-    async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
-        return await self._ask(lambda service: service.cancel(task_ids))
-
-    async def stats(self) -> Stats:
-        return await self._ask(lambda service: service.stats())
-
     async def workers(self) -> list[WorkerInfo]:
-        return await self._ask(lambda service: service.workers())
-
-    async def list_tasks(self, **filters: Any) -> Page:
-        return await self._ask(lambda service: service.list_tasks(**filters))
+        return cast("list[WorkerInfo]", await self._call("workers"))
 
     async def aclose(self) -> None:
         """Close the engine, or the connections to the other process. Leases are not touched."""
@@ -86,10 +61,10 @@ class SharedBackend:
         if self._joined is not None:
             await self._joined.aclose()
 
-    async def _ask(self, call: Callable[[_Service], Awaitable[T]]) -> T:
+    async def _call(self, name: str, /, *args: Any, **options: Any) -> Any:
         service = self._service or await self._choose()
         try:
-            return await call(service)
+            return await getattr(service, name)(*args, **options)
         except Unavailable as error:
             if service is not self._joined:
                 raise

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Self, cast
 
+from leasekit._forwarding import ForwardingScheduler
 from leasekit.backend import Backend
 from leasekit.errors import BackendError
-from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, TaskInfo, Verdict
 from leasekit.testing._notify import Notifier
 
 CALLS = frozenset({"claim", "beat", "settle", "schedule", "get", "cancel", "stats", "list_tasks"})
@@ -102,7 +102,7 @@ ok = Fault("ok", Call.send)
 """The call goes through."""
 
 
-class Faulty:
+class Faulty(ForwardingScheduler):
     """A backend (and scheduler, where the wrapped one is) whose calls meet faults.
 
     Each call meets the next fault scripted for its kind, else the rule of `always` or `sometimes` for its kind, else
@@ -211,27 +211,6 @@ class Faulty:
 
     # The backend
 
-    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
-        return cast("Claimed", await self._call("claim", list(kinds), limit=limit, wait=wait, claim_id=claim_id))
-
-    async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
-        return cast("list[Verdict]", await self._call("beat", list(beats)))
-
-    async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
-        return cast("list[Verdict]", await self._call("settle", list(settlements)))
-
-    async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
-        return cast("list[Scheduled]", await self._call("schedule", list(tasks)))
-
-    async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
-        return cast("list[Verdict]", await self._call("cancel", list(task_ids)))
-
-    async def get(self, task_id: str) -> TaskInfo | None:
-        return cast("TaskInfo | None", await self._call("get", task_id))
-
-    async def stats(self) -> Stats:
-        return cast("Stats", await self._call("stats"))
-
     async def aclose(self) -> None:
         """Close the wrapped backend; calls that are late or hang are given up."""
         for task in self._late:
@@ -278,9 +257,6 @@ class Faulty:
         task = asyncio.ensure_future(_perform_quietly(request))
         self._late.add(task)
         task.add_done_callback(self._late.discard)
-
-    async def list_tasks(self, **filters: Any) -> Page:
-        return cast("Page", await self._call("list_tasks", **filters))
 
 
 async def _perform_quietly(request: Callable[[], Awaitable[Any]]) -> None:

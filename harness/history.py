@@ -62,9 +62,6 @@ class LeaseEvent(Event, frozen=True, kw_only=True):
     fence: int
 
 
-# Processes ------------------------------------------------------------------------------------------------------
-
-
 class Began(Event, frozen=True, kw_only=True):
     """A process has started."""
 
@@ -98,9 +95,6 @@ class Frozen(Event, frozen=True, kw_only=True):
 
 class Thawed(Event, frozen=True, kw_only=True):
     """A frozen machine goes on; its clock is behind by as long as it stood still."""
-
-
-# Scheduling -----------------------------------------------------------------------------------------------------
 
 
 class Asked(Event, frozen=True, kw_only=True):
@@ -139,9 +133,6 @@ class CancelAnswered(Event, frozen=True, kw_only=True):
 
     task: str
     verdict: str  # `cancelled`, `cancel_requested` or `gone`
-
-
-# Leases, as their holders see them ------------------------------------------------------------------------------
 
 
 class Granted(LeaseEvent, frozen=True, kw_only=True):
@@ -197,9 +188,6 @@ class SettleAnswered(LeaseEvent, frozen=True, kw_only=True):
     then: int = 0
 
 
-# Handlers -------------------------------------------------------------------------------------------------------
-
-
 class Started(LeaseEvent, frozen=True, kw_only=True):
     """The handler of a task is about to run its first line."""
 
@@ -217,9 +205,6 @@ class Stopped(LeaseEvent, frozen=True, kw_only=True):
     """The handler has run its last line."""
 
     how: str = "finished"
-
-
-# Leases, as the store commits them ------------------------------------------------------------------------------
 
 
 class Issued(LeaseEvent, frozen=True, kw_only=True):
@@ -253,9 +238,6 @@ class Served(LeaseEvent, frozen=True, kw_only=True):
     verdict: str
     outcome: str = ""
     digest: str = ""
-
-
-# The harness ----------------------------------------------------------------------------------------------------
 
 
 class Fault(Event, frozen=True, kw_only=True):
@@ -294,7 +276,6 @@ encode = msgspec.json.Encoder().encode  # an event as one line of JSON, without 
 
 
 def decode(line: bytes) -> Event:
-    """Decode one line. Raises `msgspec.DecodeError` where it is no event."""
     return _decoder.decode(line)
 
 

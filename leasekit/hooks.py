@@ -158,9 +158,6 @@ Hook = Callable[[Event], None]
 """A callable that takes one event."""
 
 
-# Around users' code -------------------------------------------------------------------------------------------
-
-
 class Running(ABC):
     """A run of a task, from its begin; its methods are called in the thread of the handler."""
 
@@ -197,8 +194,6 @@ class Tracer(ABC):
     def running(self, task: Task) -> Running:
         """Record that the run of this task begins."""
 
-
-# Listeners ----------------------------------------------------------------------------------------------------
 
 _global_hooks: tuple[Hook, ...] = ()
 
@@ -265,9 +260,6 @@ class Hooks:
         return nullcontext(tasks) if tracer is None else tracer.scheduling(tasks)
 
 
-# Gauges -------------------------------------------------------------------------------------------------------
-
-
 class Source(Protocol):
     """An object with numbers that go up and down: the leases of a connection, the slots of a worker."""
 
@@ -293,9 +285,6 @@ def gauge_sources(hook: Hook) -> list[Source]:
     # A copy in one step, because other threads add and remove sources.
     living = [source() for source in list(_sources.values())]
     return [source for source in living if source is not None and hook in source.hooks]
-
-
-# The log ------------------------------------------------------------------------------------------------------
 
 
 def log_fields(task_id: str, token: str) -> dict[str, str]:

@@ -70,9 +70,6 @@ class Status(enum.StrEnum):
 _ENDED = frozenset({Status.SUCCESS, Status.FATAL_FAILURE, Status.CANCELLED, Status.DROPPED, Status.DEAD})
 
 
-# How long to wait before a task's next attempt ----------------------------------------------------------------
-
-
 class Exponential(Struct, frozen=True, kw_only=True, tag="exponential", tag_field="policy", forbid_unknown_fields=True):
     """Wait `first · factor^(n-1)` seconds after the n-th try, at most `max`, less a random part up to `jitter`."""
 
@@ -113,9 +110,6 @@ class FixedDelays(Struct, frozen=True, kw_only=True, tag="list", tag_field="poli
 
 RetryPolicy = Exponential | Polynomial | FixedDelays
 """How long to wait before a task's next attempt."""
-
-
-# Scheduling ---------------------------------------------------------------------------------------------------
 
 
 class NewTask(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -193,9 +187,6 @@ class Scheduled(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False)
     """The stage in the life of the task."""
     conflict: bool = False
     """True: the id belongs to a task of another kind or payload; nothing was changed."""
-
-
-# Running ------------------------------------------------------------------------------------------------------
 
 
 class _WithToken(Struct, frozen=True, kw_only=True):
@@ -297,9 +288,6 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """With *gone*: `settled`, `taken`, `expired`, `cancelled` or `unknown`; with *failed*: what failed."""
     retry_after: float | None = None
     """With *throttled*: seconds to wait."""
-
-
-# Reading ------------------------------------------------------------------------------------------------------
 
 
 class HistoryEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -114,7 +114,6 @@ def credentials_of(client: Any) -> Any:
 
 
 def _session_of(client: Any) -> boto3.session.Session:
-    """Return a new session whose clients sign with the credentials of this client."""
     session = botocore.session.get_session()
     session.register_component("credential_provider", _These(credentials_of(client)))
     return boto3.session.Session(botocore_session=session)

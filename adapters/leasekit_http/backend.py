@@ -175,7 +175,6 @@ def _too_large(item: Any, size: int, position: int) -> Refused:
 
 
 def _moved(refused: Refused, *, by: int) -> Refused:
-    """Return a refusal with the positions of its items in the whole batch."""
     errors = [{**error, "item": error["item"] + by} if "item" in error else error for error in refused.errors]
     return Refused(str(refused), errors=errors)
 

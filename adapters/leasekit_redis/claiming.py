@@ -66,11 +66,9 @@ class _Sweep:
 
     @property
     def error(self) -> Unavailable:
-        """The first error of a shard, else of a kind."""
         return next(iter([*self.failed.values(), *self.damaged.values()]))
 
     def request(self, now: float) -> dict[str, Any]:
-        """Return the fields of the request that are the same for every kind."""
         return {
             "worker": self.asked.worker,
             "claim_id": self.asked.claim_id,
@@ -151,7 +149,6 @@ class Claims:
         return found.claimed
 
     def _end_later(self, kind: str, claim_id: str) -> None:
-        """Remember to end this claim at a kind when the kind answers again."""
         claims = self._unheard.setdefault(kind, {})
         if len(claims) < _UNHEARD:
             claims[claim_id] = None

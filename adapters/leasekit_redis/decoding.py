@@ -114,7 +114,6 @@ def info(row: Row, kind: str) -> TaskInfo:
 
 
 def damage(task_id: str, kind: str, what: str) -> str:
-    """Return a sentence that says what is damaged in a task, and what to do."""
     return (
         f"task {task_id!r} of kind {kind!r} is damaged in Redis ({what}): it is set aside and no longer runs; look at "
         f"its record (HGET …:{{{kind}}}:state), schedule it under another id if it must still be done, "

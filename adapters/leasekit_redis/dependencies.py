@@ -112,7 +112,6 @@ class Dependencies:
         await self._release_in_turn([(kind, name) for name in names])
 
     async def withdraw(self, kind: str, unmet: Sequence[Gated]) -> None:
-        """Remove the waits of these tasks from where they were left."""
         waits = [Wait(task.id, kind, name) for task in unmet for name in task.after]
         if not waits:
             return

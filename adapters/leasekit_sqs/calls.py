@@ -99,7 +99,6 @@ def of_entry(failure: Mapping[str, Any]) -> BackendError:
 
 
 def mappings(answer: Answer, name: str) -> list[Mapping[str, Any]]:
-    """Return the mappings in the list under this name in an answer; anything else is left out."""
     value: object = answer.get(name)
     items = cast("list[object]", value) if isinstance(value, list) else []
     return [cast("Mapping[str, Any]", item) for item in items if isinstance(item, Mapping)]
@@ -132,7 +131,6 @@ def _http_status(error: BackendError) -> object:
 
 
 def _cut(text: str) -> str:
-    """Return the text with each receipt handle cut to its first six characters."""
     return _HANDLE.sub(lambda found: found[0][:6] + "…", text)
 
 

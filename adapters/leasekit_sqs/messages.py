@@ -66,7 +66,6 @@ class Received:
         )
 
     def receipt(self, url: str) -> Receipt:
-        """Return the receipt that keeps track of this message; `url` is that of its queue."""
         return Receipt(
             id=self.id,
             handle=self.handle,

@@ -54,7 +54,6 @@ if os.environ.get(MASKED):  # before there are other threads, which inherit the 
 
 @contextlib.contextmanager
 def logged(held: leasekit.Lease) -> Iterator[None]:
-    """Log the start and the end of one handler."""
     lease = {"task": held.task.id, "fence": held.fence}
     fences[held.task.id] = held.fence
     logs.current().add(Started, **lease)
@@ -84,7 +83,6 @@ def moments(work: Work) -> Iterator[None]:
 
 
 def steps(work: Work) -> Iterator[None]:
-    """Yield like `moments`, and wait between the steps."""
     for moment in moments(work):
         yield moment
         time.sleep(_STEP)
@@ -117,19 +115,16 @@ def deaf(work: Work, held: leasekit.Lease) -> None:
 
 @worker.handler("threads")
 async def threads(work: Work, held: leasekit.Lease) -> None:
-    """Await a thread that does not end with the coroutine."""
     await asyncio.to_thread(deaf.function, work, held)
 
 
 @worker.handler("idles", idle_timeout=1)
 async def idles(work: Work, held: leasekit.Lease) -> None:
-    """Await such a thread, and report no progress."""
     await asyncio.to_thread(deaf.function, work, held)
 
 
 @worker.handler("gil")
 def gil(work: Work, held: leasekit.Lease) -> None:
-    """Hold the GIL in C code."""
     with logged(held):
         act(held)
         if misbehaves(work, held):
@@ -149,7 +144,6 @@ def regex(work: Work, held: leasekit.Lease) -> None:
 
 @worker.handler("blocks")
 async def blocks(work: Work, held: leasekit.Lease) -> None:
-    """Block the event loop."""
     with logged(held):
         act(held)
         time.sleep(work.seconds)  # noqa: ASYNC251 - that is the fault
@@ -158,7 +152,6 @@ async def blocks(work: Work, held: leasekit.Lease) -> None:
 
 @worker.handler("poison")
 def poison(work: Work, held: leasekit.Lease) -> None:
-    """Kill the own process."""
     with logged(held):
         act(held)
         if misbehaves(work, held):

@@ -126,7 +126,6 @@ class Process:
         return self.output.read_text(errors="replace")
 
     def kill(self, fault: str = "kill") -> None:
-        """Send SIGKILL, and return once the process is reaped."""
         self.popen.kill()
         self._log.add(Fault, name=fault, target=self.who)
         self.popen.wait()

@@ -32,7 +32,6 @@ def big(world: World) -> None:
 
 
 def _kill_worker(world: World, workers: list[Process], number: int) -> None:
-    """Kill a worker; its supervisor starts it again, or the harness where it has none."""
     worker = workers[number]
     if number:
         wait_for(lambda: worker.children, what="a supervised worker")

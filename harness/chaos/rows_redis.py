@@ -219,7 +219,6 @@ class Pair:
         return bool(role[0] == b"slave" and role[3] == b"connected" and role[4] >= offset)
 
     def go_stale(self) -> float:
-        """Disconnect the replica from its primary; return when."""
         since = boottime()
         self._world.ask("REPLICAOF", "127.0.0.1", 1, port=self._replica_port)
         return since

@@ -50,7 +50,6 @@ class Report:
 
     @property
     def sum(self) -> str:
-        """The numbers of lost tasks, concurrent runs and double results."""
         lost, twice, double = (
             sum(self.broken[rule] for rule in rules) for rules in (("S5", "L4", "queue"), ("S1", "S2"), ("S4", "S7"))
         )

@@ -127,7 +127,6 @@ class World:
             return client.execute_command(*command)
 
     def set_redis_clock(self, shift: float) -> None:
-        """Shift the clock of Redis that leasekit sees by so many seconds."""
         self.ask("SET", redis_clock.KEY, round(shift * 1e6))
         self.fault("clock")
 
@@ -302,7 +301,6 @@ class World:
         return int(self._spare[-1].getsockname()[1])
 
     def fired(self, *names: str) -> None:
-        """Log faults of the proxy, which must have fired."""
         for name in names:
             assert self.proxy.fired[name], f"{name} did not fire: {dict(self.proxy.fired)}"
             self.fault(name)

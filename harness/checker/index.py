@@ -95,7 +95,6 @@ class Life:
 
     @property
     def known(self) -> list[Lease]:
-        """The leases whose grant an event shows, by fence."""
         return [self.leases[fence] for fence in sorted(self.leases) if self.leases[fence].is_known]
 
     @property
@@ -160,7 +159,6 @@ class Lives:
 
     @property
     def leases(self) -> list[Lease]:
-        """The leases of all tasks whose grant an event shows."""
         return [lease for life in self.tasks.values() for lease in life.known]
 
     @cached_property
@@ -169,7 +167,6 @@ class Lives:
 
     @cached_property
     def restarts(self) -> list[tuple[float, float]]:
-        """When the service ended, and when it began again after that."""
         starts = sorted(server.began.at for server in self.servers if server.began is not None)
         stops = sorted(server.ended.at for server in self.servers if server.ended is not None)
         return [(stop, min(start for start in starts if start >= stop)) for stop in stops if stop <= starts[-1]]

@@ -339,7 +339,6 @@ def _s11_order(lives: Lives, rules: Rules) -> Iterator[Violation]:
 
 
 def _may_be_granted(lives: Lives, life: Life, by: float) -> bool:
-    """Whether the task was granted by then, or may have been, to an unknown holder."""
     known = life.known
     if not known:
         return not lives.sees_store

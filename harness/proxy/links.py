@@ -105,7 +105,6 @@ class Link:
         self.left: int | None = None  # bytes of answers until the link is reset
 
     async def carry(self) -> None:
-        """Pass data on until both sides have ended, or one is reset."""
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._requests())

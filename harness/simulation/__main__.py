@@ -18,7 +18,6 @@ _SHOWN = 5
 
 
 def main() -> int:
-    """Run the histories; return 1 where a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m harness.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, help="run this history, and show its violations")
     parser.add_argument("--preset", choices=sorted(PRESETS), help="stress one thing, instead of a swarm of faults")

@@ -58,7 +58,6 @@ class Faults:
         self._undo: dict[int, Callable[[], object]] = {}
 
     def plan(self, faults: list[Planned]) -> None:
-        """Schedule these faults, except for skipped ones."""
         for fault in faults:
             if fault.number not in self._world.scenario.skip:
                 self._world.at(fault.at, self._happen, fault)

@@ -48,7 +48,6 @@ class Net:
         return any(name == fault and target in ("", who) for name, target in self.weather.values())
 
     def _hits(self, fault: str, who: str, odds: float = 1.0) -> bool:
-        """Whether this fault hits a message; count it."""
         if not self.weather or not self._is_hit(fault, who) or (odds < 1 and self._chance.random() >= odds):
             return False
         self.world.fired[fault] += 1

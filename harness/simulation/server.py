@@ -42,7 +42,6 @@ class Server:
         self._rate = 1 + self._chance.uniform(-1, 1) * world.scenario.drift
 
     def start(self) -> None:
-        """Start the next incarnation, unless one is alive."""
         if self.process is not None and self.process.is_alive:
             return
         self._count += 1
@@ -101,7 +100,6 @@ class Server:
         self.world.after(back_in, self.start)
 
     async def answer(self, op: str, worker: str, request: Any) -> Any:
-        """Answer a request with the engine, as the HTTP routes do."""
         engine = self.engine
         if engine is None:
             raise Throttled("the server starts or stops", retry_after=0.5)

@@ -46,7 +46,6 @@ class _Shrinking:
         return fails
 
     def _drop_kinds(self) -> None:
-        """Drop one half of the kinds, or the other, then smaller parts, then single kinds."""
         for share in (2, 4, 8):
             kinds = [name for name, rate in self._best.scenario.rates.items() if rate]
             for part in _parts(kinds, share):
@@ -58,7 +57,6 @@ class _Shrinking:
         self._still_fails(rates={**self._best.scenario.rates, **dict.fromkeys(names, 0.0)}, skip=frozenset())
 
     def _drop_faults(self) -> None:
-        """Drop halves of the remaining faults, then quarters, and so on."""
         share = 2
         while self._tries > 0 and (left := _left(self._best.scenario)) and share <= 2 * len(left):
             for part in _parts(left, share):

@@ -102,7 +102,6 @@ class SimulatedHandler:
             self._next()
 
     def _moved(self) -> None:
-        """Switch to the newest lease, where the task was delivered again."""
         if self._lease.fence != self._fence:
             self._stopped("moved")
             self._fence = self._lease.fence
@@ -232,7 +231,7 @@ class Connected(Connection):
 
 
 class Worker:
-    """An incarnation of a worker, from its start until it ends or is killed."""
+    """An incarnation of a worker, until it ends or is killed; its controller takes it for driver and executor too."""
 
     def __init__(self, world: World, net: Net, name: str, number: int, *, on_end: Callable[["Worker"], None]) -> None:
         scenario = world.scenario
@@ -279,8 +278,6 @@ class Worker:
         world.log(Began, self.who, role="worker", slots=self.slots, kinds=KINDS)
         process.start(self.keeper.run())
         process.start(self._work())
-
-    # In place of client, driver and executor, for controller, tasks and leases --------------------------------------
 
     def call_soon(self, call: Callable[..., object], *args: Any) -> None:
         self.process.call(call, *args)
@@ -332,7 +329,6 @@ class Worker:
         self._on_end(self)
 
     def resume(self, why: str) -> None:
-        """Let the process go on after it stood still for this reason."""
         self.process.let_go(why)
         if not self.process.is_held("frozen", "suspended"):
             self.timer.look()

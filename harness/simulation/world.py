@@ -36,7 +36,6 @@ class SteppedLoop(asyncio.BaseEventLoop):
         return self._now()
 
     def turn(self) -> None:
-        """Run all callbacks that are due, and those that these add."""
         events._set_running_loop(self)
         try:
             while True:
@@ -111,7 +110,6 @@ class World:
         return random.Random(f"{self.scenario.seed}/{name}")
 
     def at(self, when: float, call: Callable[..., None], *args: Any) -> None:
-        """Plan a call at this moment of true time."""
         if when < math.inf:
             heapq.heappush(self._heap, (max(when, self.now), next(self._order), call, args))
 
@@ -209,7 +207,6 @@ class Process:
             self._note_error(self.loop, {"message": "a task ended", "exception": error})
 
     def _look(self) -> None:
-        """Plan the next step of the loop."""
         if self._is_turning or not self.runs:
             return
         at = self.loop.next_at()
@@ -242,7 +239,6 @@ class Process:
         self._note_reasons()
 
     def let_go(self, why: str) -> None:
-        """Take back one `hold` for this reason."""
         self._held[why] -= 1
         self._log_standing(why, begins=False)
         self._note_reasons()

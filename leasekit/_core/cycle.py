@@ -102,10 +102,7 @@ class Cycle:
 
     @property
     def unused(self) -> bool:
-        """True where nothing is held and no answer is awaited."""
         return not self._held and not self._in_flight
-
-    # Coming and going ---------------------------------------------------------------------------------------------
 
     def add(self, term: Term, now: float, *, renewed: bool = False) -> None:
         """Add a lease. A slot is due at once, so that the service soon knows that the task is being run.
@@ -169,8 +166,6 @@ class Cycle:
         for term in reversed(merged) if at_front else merged:
             main.move_to_end(term, last=not at_front)
 
-    # Time passes --------------------------------------------------------------------------------------------------
-
     def step(self, now: float) -> list[Send | Lost]:
         if now >= self._ends_at:
             self._turn(now)
@@ -202,7 +197,6 @@ class Cycle:
         self._into_main(self._backup)
 
     def _expired(self, now: float) -> list[Term]:
-        """Return the leases that are lost by `now`, without removing them."""
         if now < self._lost_from:
             return []
         in_flight = (term for send in self._in_flight for term in send.terms if term.place is send)
@@ -214,8 +208,6 @@ class Cycle:
     def _lose(self, term: Term, reason: str) -> Lost:
         self.remove(term)
         return Lost(term, reason)
-
-    # When the next slot is due ------------------------------------------------------------------------------------
 
     def _slot_at(self, now: float) -> float:
         """Return when the next slot is due: infinity without a lease to renew, or without a call to spare."""
@@ -307,8 +299,6 @@ class Cycle:
             term.place = send
             term.has_news = False
             send.terms.append(term)
-
-    # What the answers mean ----------------------------------------------------------------------------------------
 
     def answered(self, send: Send, verdicts: Sequence[Verdict], *, asked_at: float, now: float) -> list[Lost]:
         """Apply a verdict for each lease of `send`, which left at `asked_at`; a failed call is *failed* for each."""

@@ -32,7 +32,6 @@ class Reachability:
 
     @property
     def answers(self) -> bool:
-        """Whether the service was reached, and is not known to be away."""
         return self._reached and not self._failed_at
 
     def when_reached(self, call: Callable[[], object]) -> None:

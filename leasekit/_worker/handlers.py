@@ -175,7 +175,6 @@ def _check_process(what: str, function: Callable[..., Any]) -> None:
 
 
 def _signature(what: str, function: Callable[..., Any]) -> tuple[Any, bool]:
-    """Return the annotation of the payload, and whether the function takes the lease."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:

@@ -154,7 +154,6 @@ def _descendants(spared: set[int]) -> set[int]:
 
 
 def _families() -> defaultdict[int, set[int]]:
-    """Return parent → children, for all visible processes."""
     families: defaultdict[int, set[int]] = defaultdict(set)
     try:
         if Path("/proc/self").readlink().name != str(os.getpid()):  # its numbers are of another pid namespace

@@ -90,7 +90,6 @@ class _Dev:
         self._grace = grace
 
     def run(self, interval: float) -> int:
-        """Run until a signal (returns exit code 0), or until the server ends by itself (1)."""
         while True:
             with Child(*self._command, grace=self._grace, at_once=self._signals.at_once) as worker:
                 say(f"the worker is process {worker.pid}; {len(self._sources)} files are watched")

@@ -307,7 +307,6 @@ def _merged(outcomes: Sequence[_Outcome]) -> _Outcome:
 
 
 def resolve(future: "asyncio.Future[Any]", result: Any) -> None:
-    """Give a future its result, or the exception in its place, unless it is done."""
     if future.done():
         return
     if isinstance(result, BaseException):

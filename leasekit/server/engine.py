@@ -332,8 +332,6 @@ def _blocks(value: Any) -> int:
 def _itemwise(
     role: Callable[[UnitOfWork, Sequence[_T]], list[_V]],
 ) -> Callable[[UnitOfWork, Sequence[Any]], Sequence[Any]]:
-    """Make a role apply several requests, each a batch, as one batch."""
-
     def apply(turn: UnitOfWork, requests: Sequence[Sequence[_T]]) -> list[list[_V]]:
         if len(requests) == 1:
             return [role(turn, requests[0])]

@@ -21,7 +21,6 @@ class Progress:
         self._reported: dict[int, list[tuple[int, int | None, bytes]]] = {}  # seq → fence, number, value
 
     def report(self, row: Trigger, item: Beat | Settlement) -> None:
-        """Add the progress in a report of this task's holder, if the report has any."""
         if item.progress is not UNSET:
             report = (row.fence, item.progress_seq, to_bytes(item.progress))
             self._reported.setdefault(row.seq, []).append(report)

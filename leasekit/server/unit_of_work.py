@@ -24,7 +24,6 @@ class NewlyDue(NamedTuple):
     next_at: float | None
 
     def __add__(self, other: object) -> "NewlyDue":
-        """Add up what two transactions made ready."""
         if not isinstance(other, NewlyDue):
             return NotImplemented
         times = [at for at in (self.next_at, other.next_at) if at is not None]
@@ -92,7 +91,6 @@ class UnitOfWork:
         )
 
     def readied(self) -> dict[str, NewlyDue]:
-        """Return what became ready in this transaction, by kind."""
         return {
             kind: NewlyDue(self._due.get(kind, 0), self._later.get(kind))
             for kind in self._due.keys() | self._later.keys()

@@ -38,7 +38,6 @@ class Edit:
     new: str
 
     def file(self, root: Path) -> Path:
-        """The module's file in this tree. Raises `NotThere`."""
         inner = self.where.partition(":")[0].replace(".", "/")
         for path in (
             root / folder / f"{inner}{end}" for folder in ("leasekit", "adapters") for end in (".py", "/__init__.py")
@@ -166,7 +165,6 @@ def _set(parent: ast.AST, field: str, new: list[Any]) -> None:
 
 
 def _scopes(node: ast.AST) -> Iterator[_Scope]:
-    """The functions and classes that are defined directly in `node`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _Scope):
             yield child

@@ -34,7 +34,6 @@ class Trial:
 
 
 def tried(scenarios: Iterable[Scenario], rules: Sequence[str] | None) -> Trial:
-    """Run histories until one breaks one of these rules (`None`: any rule)."""
     trial, began_at, broken = Trial(), time.monotonic(), Counter[str]()
     for scenario in scenarios:
         trial.seeds += 1

@@ -136,7 +136,6 @@ class Recorder:
         return notes
 
     def explain(self, lost: Sequence[Lost], now: float) -> list[Story]:
-        """Return why each lease of `lost` was lost, by position."""
         calls = self._calls_of({effect.term for effect in lost})
         notes = _copy(self._notes)
         # Leases with common heartbeats are lost together, and nearly always have one story.

@@ -36,7 +36,6 @@ class Escalation:
             self._lingering.remove(held)
 
     def step(self, now: float) -> None:
-        """Dump the stacks, or call `last_resort`, for leases that are due at `now`."""
         for held in self._lingering[:]:
             if now >= _dump_at(held) and not self._dumped:
                 self._dumped = True
@@ -50,7 +49,6 @@ class Escalation:
 
     @property
     def wake_at(self) -> float:
-        """The instant at which `step` has something to do next."""
         return min(map(_last_moment if self._dumped else _dump_at, self._lingering), default=math.inf)
 
 

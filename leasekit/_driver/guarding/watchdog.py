@@ -108,7 +108,6 @@ class Watchdog:
         self._closed = True
 
     def _change(self, change: Callable[[], object]) -> None:
-        """Apply `change` to the ends, and arm the timer accordingly."""
         if self.guards:
             for _ in taken(self._lock):
                 try:

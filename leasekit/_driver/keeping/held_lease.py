@@ -248,7 +248,6 @@ class HeldLease:
             self.checkpoint = 0
 
     def forget_progress(self, beat: Beat) -> None:
-        """Do not send the progress of `beat` again; newer progress is sent."""
         if beat.progress is not UNSET:
             self._acknowledged = beat.progress
 
@@ -264,7 +263,6 @@ class HeldLease:
             self._notify()
 
     def lose(self, reason: str, story: Story, now: float) -> None:
-        """Record that the lease is lost, and tell the handler."""
         if self.reason is not None:
             return
         self.lost_at = now

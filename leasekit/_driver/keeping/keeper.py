@@ -84,8 +84,6 @@ class Keeper:
     def note_in(self, ledger: Ledger) -> None:
         self._ledger = self._claims.ledger = ledger
 
-    # Coming and going ---------------------------------------------------------------------------------------------
-
     def __len__(self) -> int:
         return len(self._leases)
 
@@ -253,7 +251,6 @@ class Keeper:
         self.outbox.put(report)
 
     def finish(self, held: HeldLease) -> None:
-        """End a lease whose handler has ended with nothing to report."""
         self.ended(held)
         if held.reason is None and held.lost:  # the handler noticed the end of trust before this thread had its turn
             self._lose([Lost(held.term, "expired")], self._clock.now())

@@ -165,7 +165,6 @@ class Renewal:
             self._context.hooks(events.AtRisk(at=now, task_id=task.id, token=task.token, why=why))
 
     def _regrant(self, held: HeldLease, ttl: float) -> None:
-        """Move a lease that was renewed with another ttl into the cycle of that ttl."""
         self.remove(held)
         held.term.heartbeats = self._heartbeats.for_ttl(ttl)
         held.watchdog.renewed([held.term], held.term.trusted_until)
@@ -186,7 +185,6 @@ def _is_sensible(verdict: Verdict) -> bool:
 
 
 def _verdict_of_failure(error: BackendError) -> Verdict:
-    """Return the verdict that a failed call means for each lease in it."""
     if isinstance(error, Throttled):
         return Verdict(id="", verdict="throttled", retry_after=error.retry_after)
     return Verdict(id="", verdict="failed", reason=f"{type(error).__name__}: {error}")

@@ -176,7 +176,6 @@ class _Executor:
             self._timers.kill.arm(at)
 
     def disarm(self) -> None:
-        """Stop the timers, because no handler runs."""
         self._handler_runs = False
         for timer in self._timers:
             timer.disarm()

@@ -55,7 +55,6 @@ class Bell:
                 os.eventfd_write(self.fd, 1)
 
     def wait(self, seconds: float) -> None:
-        """Wait until it is rung, for at most `seconds`."""
         if select.select([self.fd], [], [], seconds)[0]:
             os.eventfd_read(self.fd)
 

@@ -36,7 +36,6 @@ class Operation:
     """The reason of each refusal, by status."""
 
     async def __call__(self, request: ApiRequest) -> Any:
-        """Read what the function takes out of a request, and run it."""
         if self.data is None:
             return await self.run(request)
         if self.method == HTTPMethod.POST:
@@ -49,7 +48,6 @@ def get(path: str, refusals: Mapping[int, str], *, media_type: str = JSON) -> Ca
 
 
 def post(path: str, refusals: Mapping[int, str], *, answer: type[Struct] | None = None) -> Callable[[_Run], Operation]:
-    """Make a function the operation POST of this path; `answer` is the class in its answer if it returns a response."""
     return lambda run: _operation(HTTPMethod.POST, path, run, JSON, refusals, answer)
 
 

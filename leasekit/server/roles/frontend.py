@@ -263,7 +263,6 @@ def moment(at: float) -> datetime:
 
 
 def _raw(value: bytes | None, name: str, damage: list[str]) -> Raw:
-    """Return a value to be shown; a value that is not JSON is left out, and `name` is added to `damage`."""
     if value is None:
         return _NULL
     if json_fault(value) is not None:

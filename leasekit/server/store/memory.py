@@ -46,7 +46,6 @@ class MemoryStore(Store):
 
     @contextmanager
     def transaction(self) -> Generator[Tx]:
-        """Begin a transaction; readers wait for its end."""
         with self._lock:
             tx = _MemoryTx(self._tables)
             try:

@@ -162,7 +162,6 @@ class SqlStore(Store):
 
     @contextmanager
     def transaction(self) -> Generator[Tx]:
-        """Begin a transaction that is on the disk when the block ends."""
         self._lock.check_place()
         identity: Identity | None = None
         try:
@@ -217,7 +216,6 @@ class SqlStore(Store):
 
     @contextmanager
     def _writer_connection(self) -> Generator[Connection]:
-        """Yield the writer's connection, opened if needed; a failure closes it, and raises `Unavailable`."""
         try:
             if self._connection is None:
                 self._connection = self._writing.connect()

@@ -80,7 +80,6 @@ class SqlView(View):
         return {str(row[0]): row[1] for row in sql.HOLDERS.rows(self._connection)}
 
     def _decoded(self, rows: Sequence[tuple[Any, ...]]) -> list[Trigger]:
-        """Decode the states of tasks; damaged tasks are returned as ended."""
         return damage.triggers(rows)[0]
 
 
@@ -223,7 +222,6 @@ class SqlTx(SqlView, Tx):
         sql.TOUCH(self._connection)
 
     def _decoded(self, rows: Sequence[tuple[Any, ...]]) -> list[Trigger]:
-        """Decode the states of tasks; set damaged tasks aside in this transaction."""
         tasks, damaged = damage.triggers(rows)
         if damaged:
             self.save(damaged)

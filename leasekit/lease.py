@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
-from leasekit._binding import give_back, reserve_of
+from leasekit._binding import give_back, refuse_lost, reserve_of
 from leasekit._blocks import AsyncExit, Exit, end_of_block, leave
 from leasekit._driver.bridge import call_soon_here, outcome
 from leasekit._driver.connection import Connection
@@ -236,6 +236,7 @@ class Lease:
         if reserve_of(self.task) is None:
             raise NotHeld(f"task {self.task.id} was not claimed by a client of this process: use client.tasks()")
         if self._reserved is None or self._reserved[0].forked or self._exit() is None:
+            refuse_lost(self.task)
             raise NotHeld(f"the lease of task {self.task.id} has ended, or is held by another process: claim it again")
         self._kept = self._exits.pop(None, None)
         return self._reserved

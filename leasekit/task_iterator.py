@@ -100,7 +100,7 @@ class Tasks:
             if leases:
                 self._last = leases[0]
                 # A copy of its own: when that is garbage, and no lease was made of it, nobody can begin it any more.
-                task = bind(copy.copy(self._last.task), self._reserve)
+                task = bind(copy.copy(self._last.task), self._reserve, held=self._last)
                 self._last.wanted_by = connection.owner(self._last, weakref.ref(task))
                 return task
             if self._until_idle is not None and clock.now() - quiet_since >= self._until_idle:

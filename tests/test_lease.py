@@ -797,8 +797,17 @@ def test_a_body_does_not_begin_under_a_lease_that_was_over_on_arrival(
     clock.advance(301)
     arrived.open()
     thread.join(20)
-    with pytest.raises((LeaseLost, NotHeld)), leasekit.lease(tasks[0]):
+    with pytest.raises(LeaseLost), leasekit.lease(tasks[0]):
         pytest.fail("it began")
+
+
+def test_a_lease_that_was_lost_before_it_was_made_says_why(client: Client, clock: FakeClock, faulty: Faulty) -> None:
+    task = claimed(client)
+    faulty.backend.service.steal(task.id)  # type: ignore[attr-defined]
+    let_pass_until(clock, lambda: not len(client.__connection__().keeper))
+    with pytest.raises(LeaseLost, match="another worker claimed it") as lost, leasekit.lease(task):
+        pytest.fail("it began")
+    assert (lost.value.task_id, lost.value.reason) == (task.id, "taken")
 
 
 def test_a_body_does_not_begin_under_a_lease_that_is_gone_when_it_is_asked_for(client: Client, faulty: Faulty) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import cast
 
-from leasekit.config import Heartbeats
+from leasekit.config import Heartbeats, check_number
 from leasekit.errors import ConfigError
 from leasekit.task import NewTask, Status
 
@@ -17,8 +17,17 @@ def check_arguments(*, service: object, heartbeats: object, hooks: object, retry
         raise ConfigError(f"heartbeats must be leasekit.Heartbeats(…), got {heartbeats!r}")
     if not (isinstance(hooks, Sequence) and all(callable(hook) for hook in cast("Sequence[object]", hooks))):
         raise ConfigError(f"hooks must be a list of callables that take an event, got {hooks!r}")
-    if retry_for is not None and not (isinstance(retry_for, int | float) and retry_for >= 0):
-        raise ConfigError(f"retry_for must be seconds, zero or more, got {retry_for!r}")
+    check_number("retry_for", retry_for, or_infinity=True, or_none=True)
+
+
+def check_idle_timeout(idle_timeout: object, *, owner: str = "") -> None:
+    """Raise `ConfigError` if no code can be idle for so many seconds; None is no limit. `owner` begins the message."""
+    check_number(f"{owner}idle_timeout", idle_timeout, least=0.001, or_none=True)
+
+
+def check_concurrency(concurrency: object, *, owner: str = "") -> None:
+    """Raise `ConfigError` if this is not a number of slots, of which each may be a thread or a process."""
+    check_number(f"{owner}concurrency", concurrency, unit="", least=1, most=100_000, whole=True)
 
 
 def check_ids(task_ids: Sequence[object]) -> None:

@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, Unpack
 
 import anyio
-import msgspec
 from msgspec.structs import replace
 
 from leasekit._arguments import check_arguments, check_ids, check_retry, checked_status
@@ -27,7 +26,7 @@ from leasekit._driver.retrying import call_once, call_until
 from leasekit._driver.thread import check_process
 from leasekit._session import Session
 from leasekit.backend import Backend, Scheduler, TaskSink, WorkerDirectory
-from leasekit.config import Heartbeats
+from leasekit.config import Heartbeats, check_number
 from leasekit.errors import Closed, ConfigError, LeasekitError, Refused
 from leasekit.hooks import Hook, Hooks
 from leasekit.ids import uuid7s
@@ -150,6 +149,7 @@ class Client:
             raise ConfigError("tasks() got no kind: name at least one")
         if len(kinds) > MAX_KINDS:
             raise ConfigError(f"tasks() of {len(kinds)} kinds: a claim has {MAX_KINDS} at most, use more loops")
+        check_number("until_idle", until_idle, or_infinity=True, or_none=True)
         return Tasks(self._session.connection, self._session.reserve, kinds, until_idle=until_idle)
 
     def adopt(self, task: Task) -> Task:
@@ -382,19 +382,14 @@ def _require_worker_directory(backend: Backend) -> WorkerDirectory:
 def _with_ids(tasks: Sequence[NewTask]) -> list[NewTask]:
     """Return the tasks with an id each, so that a request whose answer was lost can be repeated.
 
-    Raises `Refused` if a payload would arrive as another value.
+    Raises `Refused` if a payload or an option would arrive as another value.
     """
     for item, task in enumerate(tasks):
-        _refuse_non_finite(item, task.payload)
+        if (fault := encoding.number_fault(task)) is not None:
+            field, detail = fault
+            error = {"item": item, "field": field, "detail": detail}
+            raise Refused(f"item {item}: {field} {detail}", errors=[error])
     ids = iter(uuid7s(len(tasks), time.time()))
     return [task if task.id is not None else replace(task, id=next(ids)) for task in tasks]
 
 
-def _refuse_non_finite(item: int, payload: Any) -> None:
-    try:
-        data = msgspec.json.encode(payload)
-    except (TypeError, ValueError, OverflowError, RecursionError):  # the service's adapter says of which item
-        return
-    if encoding.loses_number(payload, data):
-        detail = encoding.NO_NUMBER
-        raise Refused(f"item {item}: payload {detail}", errors=[{"item": item, "field": "payload", "detail": detail}])

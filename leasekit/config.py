@@ -5,14 +5,40 @@ from dataclasses import dataclass, fields, replace
 
 from leasekit.errors import ConfigError
 
-__all__ = ["DRIFT", "Heartbeats"]
+__all__ = ["DRIFT", "Heartbeats", "check_number"]
 
 DRIFT = 0.001
 """ρ, the bound on how much faster one clock may run than another: twice NTP's largest slew."""
 
+LONGEST = 10 * 365 * 86400.0  # seconds; no longer duration is accepted
 _SHORTEST_TTL = 2.0
 _SHORTEST_CYCLE = 0.01
 _SLOTS_PER_CYCLE = 12
+
+
+def check_number(
+    name: str,
+    value: object,
+    *,
+    unit: str = " of seconds",
+    least: float = 0.0,
+    most: float = LONGEST,
+    whole: bool = False,
+    or_infinity: bool = False,
+    or_none: bool = False,
+) -> None:
+    """Raise `ConfigError` if `value` is not a number from `least` to `most`: NaN, text and bools are refused too.
+
+    `name` is the argument that has this value, for the message. `whole`: a float is refused. `or_infinity`, `or_none`:
+    these values are accepted as well.
+    """
+    if (or_none and value is None) or (or_infinity and value == math.inf):
+        return
+    if isinstance(value, int if whole else int | float) and not isinstance(value, bool) and least <= value <= most:
+        return
+    also = ", or math.inf" * or_infinity + ", or None" * or_none
+    what = f"a{' whole' * whole} number{unit} from {least:,.15g} to {most:,.15g}{also}"
+    raise ConfigError(f"{name} must be {what}, got {value!r:.100}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +79,17 @@ class Heartbeats:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{field.name} must be a finite number of 0 or more, got {value!r}: set {field.name}")
-        for name in ("cycle", "rate", "call_timeout"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}=0 would never send a heartbeat: raise {name}")
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)} is below the smallest possible: raise it to {least:g}")
-        for name in ("batch", "in_flight", "max_failures", "retries_per_cycle"):
-            if not isinstance(getattr(self, name), int):
-                raise ConfigError(f"{name} must be a whole number, got {getattr(self, name)!r}: set {name}")
+            is_seconds = field.type is not int and field.name not in ("rate", "burst")
+            check_number(
+                field.name,
+                getattr(self, field.name),
+                unit=" of seconds" if is_seconds else "",
+                least=_LEAST.get(field.name, 0),
+                whole=field.type is int,
+                or_none=field.default is None,
+            )
+        if self.call_timeout <= 0:
+            raise ConfigError("call_timeout=0 would never send a heartbeat: raise call_timeout")
         if self.rate * self.cycle < 1 - 1e-9:
             raise ConfigError(f"rate={self.rate:g} has no slot in a cycle: raise rate to {1 / self.cycle:g} or more")
         if self.ttl < 2 * self.cycle:
@@ -95,8 +120,7 @@ class Heartbeats:
         """
         if ttl == self.ttl:
             return self
-        if not (math.isfinite(ttl) and ttl >= _SHORTEST_TTL):
-            raise ConfigError(f"ttl={ttl!r} is too short for heartbeats: raise it to {_SHORTEST_TTL:g} or more")
+        check_number("ttl", ttl, least=_SHORTEST_TTL)
         here, there = _durations(self.ttl), _durations(ttl)
         scaled = {name: getattr(self, name) * there[name] / here[name] for name in there}
         cycle = scaled["cycle"] = max(_SHORTEST_CYCLE, min(scaled["cycle"], ttl / 2))
@@ -110,7 +134,7 @@ class Heartbeats:
             self,
             ttl=ttl,
             rate=max(self.rate, slots / cycle),
-            strike_after=None if self.strike_after is None else self.strike_after * ttl / self.ttl,
+            strike_after=None if self.strike_after is None else min(self.strike_after * ttl / self.ttl, ttl),
             **scaled,
         )
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from leasekit._driver.clock import BOOT_CLOCK
+from leasekit.config import check_number
 
 __all__ = ["Idle"]
 
@@ -16,6 +17,7 @@ class Idle:
     __slots__ = ("_now", "timeout", "used_at")
 
     def __init__(self, timeout: float, *, now: Callable[[], float] = BOOT_CLOCK.now) -> None:
+        check_number("timeout", timeout, or_infinity=True)
         self.timeout = timeout
         """Seconds without use after which the resource counts as idle."""
         self._now = now

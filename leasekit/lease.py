@@ -5,12 +5,12 @@ How the code begins and ends is `_leased_run.py`, and how a block ends `_blocks.
 
 import functools
 import inspect
-import math
 import os
 import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
+from leasekit._arguments import check_idle_timeout
 from leasekit._binding import give_back, refuse_lost, reserve_of
 from leasekit._blocks import AsyncExit, Exit, end_of_block, leave
 from leasekit._driver.bridge import call_soon_here, outcome
@@ -18,6 +18,7 @@ from leasekit._driver.connection import Connection
 from leasekit._driver.keeping.held_lease import HeldLease, Owner
 from leasekit._driver.reporting import encoding
 from leasekit._leased_run import LeasedRun
+from leasekit.config import check_number
 from leasekit.errors import NotHeld
 from leasekit.task import NewTask, Scheduled, Task, TaskInfo, TaskOptions
 from leasekit.wire import MAX_ERROR, MAX_PAYLOAD
@@ -48,8 +49,7 @@ def lease(task: Task | _Name, *, idle_timeout: float | None = None) -> "Lease":
         task: A task of `client.tasks()`, or `client.named(…)`.
         idle_timeout: Code that reports no progress for so many seconds is told to stop, and the task is tried again.
     """
-    if idle_timeout is not None and not 0 < idle_timeout < math.inf:
-        raise ValueError(f"idle_timeout must be more than 0 s, got {idle_timeout!r}: give seconds, or None")
+    check_idle_timeout(idle_timeout)
     if isinstance(task, Task):
         try:
             return Lease(LeasedRun(task, idle_timeout=idle_timeout))
@@ -164,12 +164,14 @@ class Lease:
         """
         is_raised = isinstance(error, BaseException)
         value = encoding.described(error) if is_raised else encoding.encoded(error, "error", at_most=MAX_ERROR)
-        after = None if isinstance(retry, bool) else encoding.seconds(retry, "retry")
+        after = None if isinstance(retry, bool) else retry
+        check_number("retry", after, or_none=True)
         self._run.decide("fatal" if retry is False else "retry", error=value, retry_after=after)
 
     def release(self, *, after: float | None = None) -> None:
         """Give the task back, without counting the attempt, when the block ends: ready at once, or `after` seconds."""
-        self._run.decide("release", retry_after=None if after is None else encoding.seconds(after, "after"))
+        check_number("after", after, or_none=True)
+        self._run.decide("release", retry_after=after)
 
     def then(self, kind: str, payload: Any = None, **options: Unpack[TaskOptions]) -> None:
         """Schedule a successor when this task is settled, in the same transaction: both happen, or neither.
@@ -258,6 +260,7 @@ def leased(function: Any = None, /, *, idle_timeout: float | None = None) -> Any
 
     For plain and `async` functions. A parameter named `held` receives the lease.
     """
+    check_idle_timeout(idle_timeout)
     if function is None:
         return functools.partial(leased, idle_timeout=idle_timeout)
     wants_held = "held" in inspect.signature(function).parameters

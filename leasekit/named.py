@@ -23,6 +23,7 @@ from leasekit._driver.keeping.held_lease import HeldLease, Owner
 from leasekit._driver.retrying import call_once
 from leasekit._leased_run import LeasedRun, outcome_of
 from leasekit._session import Session
+from leasekit.config import check_number
 from leasekit.errors import AlreadyDone, BackendError, LeasekitError, NotGranted, NotHeld
 from leasekit.lease import Lease
 from leasekit.task import NewTask, Outcome, Scheduled, Status, Task, TaskOptions
@@ -60,8 +61,8 @@ class _Name:
                 f"{name[:200]!r} cannot be the name of a lease: give 1 to {_LONGEST - len(self.prefix)} characters "
                 "(one that is not ASCII, a slash or a percent sign counts as three or more)"
             )
-        if wait is not None and not 0 <= wait < math.inf:
-            raise ValueError(f"wait={wait!r} is no time to wait: give seconds, 0 to try once, or None to wait for ever")
+        check_number("wait", wait, or_none=True)
+        check_number("ttl", ttl, least=2, most=365 * 86400)
         self.name = name
         self._service = service
         self._session = session

@@ -51,7 +51,7 @@ LAYERS = {
     "client": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
     "lease": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
     "named": Layer(VALUES | INSIDE | {"lease"}, set()),
-    "idle": Layer(INSIDE, set()),
+    "idle": Layer(INSIDE | {"config"}, set()),
     "_worker": Layer(VALUES | INSIDE | SEAM | HANDLES | {"_worker"}, {"anyio", "msgspec", "tenacity"}),
     "worker": Layer({"_worker"}, set()),
     "_instruments": Layer({"hooks"}, {"opentelemetry"}),

@@ -1,15 +1,29 @@
 """What is used in a wrong way says so at once, and what is shown holds no secret."""
 
+import math
 import os
 import pickle
+import typing
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 import leasekit
-from leasekit import Client, Task
-from leasekit.errors import ConfigError, NotHeld
-from leasekit.task import Beat, NewTask, Settlement
+import leasekit_dramatiq
+import leasekit_http
+from leasekit import Client, Task, Worker
+from leasekit.errors import ConfigError, NotHeld, Refused
+from leasekit.task import Beat, Exponential, FixedDelays, NewTask, Settlement
+from leasekit.testing.clock import FakeClock
+from leasekit.testing.effects import Effects
+
+
+def task_numbers() -> list[str]:
+    """The options of a task that are numbers."""
+    hints = typing.get_type_hints(NewTask)
+    return [name for name, hint in hints.items() if {hint, *typing.get_args(hint)} & {int, float}]
 
 
 @pytest.fixture
@@ -37,10 +51,74 @@ def test_a_wrong_type_is_refused_where_it_is_given(make: Any, arguments: dict[st
         make(arguments.pop("url"), **arguments)
 
 
-@pytest.mark.parametrize("retry_for", ["30", -1, [30]])
-def test_retry_for_is_a_number_of_seconds(retry_for: Any) -> None:
-    with pytest.raises(ConfigError, match="retry_for must be seconds"):
-        leasekit.connect("memory://misuse", retry_for=retry_for)
+NO_NUMBERS = (math.nan, -math.inf, -1, 1e308, 10**400, True, "30", timedelta(seconds=30))
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
+@pytest.mark.parametrize(
+    ("name", "give"),
+    [
+        ("retry_for", lambda client, value: leasekit.connect("memory://misuse", retry_for=value)),
+        ("until_idle", lambda client, value: client.tasks("k", until_idle=value)),
+        ("timeout", lambda client, value: client.wait_tasks(timeout=value)),
+        ("wait", lambda client, value: client.named("a", wait=value)),
+        ("wait", lambda client, value: client.once("a", wait=value)),
+        ("ttl", lambda client, value: client.named("a", ttl=value)),
+        ("ttl", lambda client, value: client.once("a", ttl=value)),
+        ("idle_timeout", lambda client, value: leasekit.lease(client.named("a"), idle_timeout=value)),
+        ("idle_timeout", lambda client, value: leasekit.leased(idle_timeout=value)),
+        ("concurrency", lambda client, value: Worker(client, concurrency=value)),
+        ("ahead", lambda client, value: Worker(client, ahead=value)),
+        ("drain_grace", lambda client, value: Worker(client, drain_grace=value)),
+        ("drain_timeout", lambda client, value: Worker(client, drain_timeout=value)),
+        ("concurrency", lambda client, value: Worker(client).run(concurrency=value)),
+        ("drain_grace", lambda client, value: Worker(client).run(drain_grace=value)),
+        ("drain_timeout", lambda client, value: Worker(client).run(drain_timeout=value)),
+        ("idle_timeout", lambda client, value: Worker(client).handler("k", idle_timeout=value)(print)),
+        ("concurrency", lambda client, value: Worker(client).handler("k", concurrency=value)(print)),
+        ("timeout", lambda client, value: leasekit.Idle(value)),
+        ("seconds", lambda client, value: FakeClock().advance(value)),
+        ("lost", lambda client, value: Effects().assert_none_after_loss(lost=value)),
+        ("within", lambda client, value: Effects().assert_none_after_loss(within=value)),
+        ("timeout", lambda client, value: leasekit_http.HttpBackend("http://a", worker="w", timeout=value)),
+        ("again_in", lambda client, value: leasekit_dramatiq.Leases("memory://misuse", again_in=value)),
+    ],
+)
+def test_a_number_that_is_none_is_refused_where_it_is_given(
+    client: Client, name: str, give: Callable[[Client, Any], object], value: object
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} must be a (whole )?number .*, got "):
+        give(client, value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=repr)
+@pytest.mark.parametrize(
+    ("field", "option"),
+    [
+        *((name, lambda value: value) for name in task_numbers()),
+        ("retry", lambda value: Exponential(first=value)),
+        ("retry", lambda value: Exponential(factor=value)),
+        ("retry", lambda value: Exponential(max=value)),
+        ("retry", lambda value: Exponential(jitter=value)),
+        ("retry", lambda value: FixedDelays(waits=[1.0, value])),
+    ],
+)
+def test_a_number_that_json_would_lose_is_refused_in_an_option_of_a_task(
+    client: Client, task: Task, field: str, option: Callable[[Any], Any], value: float
+) -> None:
+    """It would arrive as null, which means *no limit*."""
+    wrong = NewTask(kind="k", **{field: option(value)})
+    with pytest.raises(Refused, match=f"item 1: {field} holds NaN or an infinity: give a finite number") as refused:
+        client.schedule_all([NewTask(kind="k"), wrong])
+    assert (refused.value.errors[0]["item"], refused.value.errors[0]["field"]) == (1, field)
+    with leasekit.lease(task) as held, pytest.raises(ValueError, match=f"this {field} holds NaN or an infinity"):
+        held.then("k", **{field: option(value)})
+
+
+@pytest.mark.parametrize("limit", [math.nan, 0, 2.5, "3"], ids=repr)
+def test_a_page_has_a_whole_number_of_tasks(client: Client, limit: Any) -> None:
+    with pytest.raises(Refused, match=f"limit is {limit!r}: give a whole number from 1 to 1000"):
+        client.list_tasks(limit=limit)
 
 
 def test_what_is_not_claimed_is_to_be_claimed_first(client: Client) -> None:

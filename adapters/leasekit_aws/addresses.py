@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, urlsplit
 from leasekit.errors import ConfigError
 
 _SHARED = ("region", "endpoint", "ttl")
-_SHORTEST, _LONGEST = 2.0, 365 * 86400.0
+SHORTEST_TTL, LONGEST_TTL = 2.0, 365 * 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,6 @@ def _ttl(text: str | None) -> float:
         ttl = 300.0 if text is None else float(text)
     except ValueError:
         ttl = math.nan
-    if not _SHORTEST <= ttl <= _LONGEST:
-        raise ConfigError(f"ttl must be the heartbeat timeout of the task: seconds, {_SHORTEST:g} or more")
+    if not SHORTEST_TTL <= ttl <= LONGEST_TTL:
+        raise ConfigError(f"ttl must be the heartbeat timeout of the task: seconds, {SHORTEST_TTL:g} or more")
     return ttl

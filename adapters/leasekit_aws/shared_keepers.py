@@ -18,7 +18,9 @@ from botocore.credentials import Credentials
 import leasekit
 from leasekit import Client, Heartbeats, Task
 from leasekit.backend import Backend
+from leasekit.config import check_number
 from leasekit.errors import ConfigError, ProtocolError
+from leasekit_aws.addresses import LONGEST_TTL, SHORTEST_TTL
 from leasekit_aws.backend import AwsBackend
 from leasekit_aws.boto_clients import BotoClients, credentials_of
 from leasekit_aws.service import Service
@@ -100,6 +102,7 @@ def adopt(task: Task | None, *, service: Service, name: str, client: Any) -> Tas
     """Return a task that the user's `client` has received, for `lease(task)`. Raises `ProtocolError` if it is none."""
     if task is None:
         raise ProtocolError("the answer of this poll has no task: check its taskToken first")
+    check_number("ttl", task.ttl, least=SHORTEST_TTL, most=LONGEST_TTL)
     keeper, _ = _keepers.of(client, name, lambda clients: AwsBackend(service, clients))
     return keeper.adopt(task)
 

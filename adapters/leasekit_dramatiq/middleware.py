@@ -7,7 +7,6 @@ moment.
 """
 
 import logging
-import math
 import threading
 from functools import partial
 from hashlib import sha256
@@ -19,6 +18,7 @@ from dramatiq.middleware import MiddlewareError, SkipMessage
 
 import leasekit
 from leasekit import AlreadyDone, ConfigError, Lease, LeaseLost, NotGranted
+from leasekit.config import check_number
 
 logger = logging.getLogger("leasekit.dramatiq")
 
@@ -35,9 +35,7 @@ class Leases(Middleware):
     """
 
     def __init__(self, url: str, *, ttl: float = 60.0, again_in: float = 15.0) -> None:
-        seconds = cast("object", again_in)
-        if not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
-            raise ConfigError(f"again_in must be a finite number of seconds above 0, got {again_in!r}: set again_in")
+        check_number("again_in", again_in, least=0.001)
         self._connect = partial(leasekit.connect, url, heartbeats=leasekit.Heartbeats().for_ttl(ttl))
         self._client = self._connect()
         self._is_closed = False

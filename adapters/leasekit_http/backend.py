@@ -12,6 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from leasekit.backend import Capabilities
+from leasekit.config import check_number
 from leasekit.errors import Refused
 from leasekit.task import (
     Beat,
@@ -67,6 +68,7 @@ class HttpBackend:
     def __init__(self, base_url: str, *others: str, worker: str, timeout: float = 10.0) -> None:
         self.url = base_url
         self._worker = worker
+        check_number("timeout", timeout)
         self._timeout = timeout
         self._transport = Transport(base_url, *others)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
 from leasekit.backend import Capabilities, check_kinds
+from leasekit.config import check_number
 from leasekit.errors import BackendError, Refused, Throttled, Unavailable
 from leasekit.hooks import log_fields
 from leasekit.ids import uuid7s
@@ -30,6 +31,7 @@ from leasekit_sqs.sending import message, refuse_what_cannot_be
 logger = logging.getLogger("leasekit")
 
 _SOON = 900.0  # seconds before the end of the twelve hours at which a warning is logged
+_FASTEST_REDRIVE = 500  # messages a second, for SQS
 _SENT = 10_000  # ids of sent messages that are remembered
 
 
@@ -252,6 +254,7 @@ class SqsBackend:
         Returns the handle by which SQS can be asked to cancel the move. Raises `Refused` if the queue has no
         dead-letter queue.
         """
+        check_number("rate", rate, unit="", least=1, most=_FASTEST_REDRIVE, whole=True, or_none=True)
         async with refusing():
             url = await self._queues.of(kind or "")
             source = await self._queues.dead_letter_queue_arn(url)

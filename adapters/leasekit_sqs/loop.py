@@ -5,7 +5,8 @@ from functools import partial
 from typing import Any
 
 import leasekit
-from leasekit import ConfigError, Heartbeats, Lease, Task
+from leasekit import Heartbeats, Lease, Task
+from leasekit.config import check_number
 from leasekit_aws.boto_clients import BotoClients
 from leasekit_aws.shared_keepers import SharedKeepers
 from leasekit_sqs.address import LONGEST_TTL, Address
@@ -63,10 +64,7 @@ def task(
 
     Raises `ConfigError`, and `ProtocolError` for a malformed message.
     """
-    if visibility_timeout != int(visibility_timeout) or not SHORTEST <= visibility_timeout <= LONGEST_TTL:
-        raise ConfigError(
-            f"visibility_timeout must be whole seconds, {SHORTEST} to {LONGEST_TTL}, got {visibility_timeout!r}"
-        )
+    check_number("visibility_timeout", visibility_timeout, least=SHORTEST, most=LONGEST_TTL, whole=True)
     received = Received.of(message)
     name = queue_url.rpartition("/")[2]
     leased = received.task(kind=kind or received.kind or name, ttl=visibility_timeout)

@@ -63,10 +63,10 @@ def check_kinds(kinds: Sequence[str]) -> None:
         raise Refused(detail, errors=[{"field": "kinds", "detail": detail}])
 
 
-def check_limit(field: str, count: int) -> None:
+def check_limit(field: str, count: object) -> None:
     """Raise `Refused` if a batch or page must not have `count` items; `field` is the name of that number."""
-    if not 1 <= count <= wire.MAX_BATCH:
-        detail = f"is {count}: give 1 to {wire.MAX_BATCH}"
+    if not (isinstance(count, int) and 1 <= count <= wire.MAX_BATCH):
+        detail = f"is {count!r}: give a whole number from 1 to {wire.MAX_BATCH}"
         raise Refused(f"{field} {detail}", errors=[{"field": field, "detail": detail}])
 
 

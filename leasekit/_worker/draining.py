@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from leasekit._driver.connection import Connection
 from leasekit._worker.controller import Controller
+from leasekit.config import check_number
 from leasekit.errors import ConfigError
 
 logger = logging.getLogger("leasekit")
@@ -30,8 +31,8 @@ class DrainTimeouts:
     timeout: float = 25.0  # until then handlers end because they were told to; then the process ends
 
     def __post_init__(self) -> None:
-        if not self.grace >= 0:
-            raise ConfigError(f"drain_grace={self.grace!r} is not a number of seconds: set it to zero or more")
+        check_number("drain_grace", self.grace, or_infinity=True)
+        check_number("drain_timeout", self.timeout, or_infinity=True)
         if not self.grace <= self.timeout:
             raise ConfigError(
                 f"drain_timeout={self.timeout:g} ends the process before handlers are told to end: "
@@ -40,6 +41,7 @@ class DrainTimeouts:
 
     def but(self, *, grace: float | None, timeout: float | None) -> "DrainTimeouts":
         """Return these timeouts with the given ones replaced; a timeout not given grows to a longer grace."""
+        check_number("drain_grace", grace, or_infinity=True, or_none=True)
         asked = self.grace if grace is None else grace
         return DrainTimeouts(grace=asked, timeout=max(asked, self.timeout) if timeout is None else timeout)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from leasekit._arguments import check_concurrency, check_idle_timeout
 from leasekit._driver.reporting import encoding
 from leasekit._leased_run import LeasedRun
 from leasekit.errors import ConfigError, Fatal, NotHeld
@@ -122,10 +123,9 @@ def declare(
         msgspec.convert(kind, Name)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{what}: this kind is not a valid name: {error}") from error
-    if idle_timeout is not None and not idle_timeout > 0:
-        raise ConfigError(f"{what}: idle_timeout={idle_timeout!r} would stop it at once: give seconds above zero")
-    if concurrency is not None and concurrency < 1:
-        raise ConfigError(f"{what}: concurrency={concurrency} would run nothing: raise it to 1 or more")
+    check_idle_timeout(idle_timeout, owner=f"{what}: ")
+    if concurrency is not None:
+        check_concurrency(concurrency, owner=f"{what}: ")
     schema, takes_held = _signature(what, function)
     return Handler(
         kind=kind,

@@ -23,7 +23,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import anyio
 
-from leasekit._arguments import check_arguments
+from leasekit._arguments import check_arguments, check_concurrency
 from leasekit._driver.bridge import call_soon_here, outcome
 from leasekit._driver.guarding.watchdog import Mode, check_mode
 from leasekit._driver.reporting.spool import Spool
@@ -36,7 +36,7 @@ from leasekit._worker.run import WorkerRun
 from leasekit._worker.signals import Signals, end_lost
 from leasekit.backend import Backend
 from leasekit.client import Client
-from leasekit.config import Heartbeats
+from leasekit.config import Heartbeats, check_number
 from leasekit.errors import ConfigError
 from leasekit.hooks import Hook
 from leasekit.lease import lease
@@ -97,10 +97,8 @@ class Worker:
             raise ConfigError("this client has its own heartbeats and hooks: give them to connect() instead")
         service = None if isinstance(client_or_url, Client) else client_or_url
         check_arguments(service=service, heartbeats=heartbeats, hooks=hooks)
-        if concurrency < 1:
-            raise ConfigError(f"concurrency={concurrency} would run nothing: raise it to 1 or more")
-        if not ahead >= 0:
-            raise ConfigError(f"ahead={ahead!r} is not a number of seconds: set it to zero or more")
+        check_concurrency(concurrency)
+        check_number("ahead", ahead)
         check_mode(watchdog)
         self._patience = DrainTimeouts(grace=drain_grace, timeout=drain_timeout)
         self._service = client_or_url
@@ -196,6 +194,8 @@ class Worker:
         with suppress(RuntimeError):
             call_soon_here()
             raise ConfigError("an event loop runs in this thread, which run() would block: `await worker.serve()`")
+        concurrency = self._concurrency if concurrency is None else concurrency
+        check_concurrency(concurrency)
         patience = self._patience.but(grace=drain_grace, timeout=drain_timeout)
         signals = Signals(self._signalled)
         with self._single_run(), signals.hearing() as heard:
@@ -206,7 +206,7 @@ class Worker:
                 with WorkerRun(
                     client,
                     self._handlers,
-                    concurrency=concurrency or self._concurrency,
+                    concurrency=concurrency,
                     ahead=self._ahead,
                     patience=patience,
                     end=signals.end_at_once if heard else None,

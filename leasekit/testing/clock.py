@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from leasekit.config import check_number
 from leasekit.testing._notify import Notifier
 
 __all__ = ["FakeClock"]
@@ -47,8 +48,7 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         """Let `seconds` pass in one jump, and wake the sleepers whose instant has come, the earliest first."""
-        if not (math.isfinite(seconds) and seconds >= 0):
-            raise ValueError(f"seconds must be finite and zero or more, got {seconds!r}")
+        check_number("seconds", seconds)
         with self._lock:
             self._now += seconds
             due = sorted((s for s in self._sleepers if s.until <= self._now), key=lambda s: s.until)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from leasekit import hooks
-from leasekit.config import DRIFT
+from leasekit.config import DRIFT, check_number
 from leasekit.lease import Lease
 
 __all__ = ["Effects", "SideEffect"]
@@ -111,6 +111,8 @@ class Effects:
         may learn of a loss before this hook does: wait up to `within` seconds for the hook.
         """
         __tracebackhide__ = True
+        check_number("lost", lost, unit="", whole=True)
+        check_number("within", within)
         with self._heard:
             self._heard.wait_for(lambda: len(self.lost) >= lost, within)
         losses, effects = len(self.lost), len(self.recorded)

@@ -22,7 +22,7 @@ def test_time_moves_by_hand_only() -> None:
 
 @pytest.mark.parametrize("seconds", [-1, math.nan, math.inf])
 def test_time_does_not_go_back_or_nowhere(seconds: float) -> None:
-    with pytest.raises(ValueError, match="zero or more"):
+    with pytest.raises(ValueError, match="seconds must be a number"):
         FakeClock().advance(seconds)
 
 

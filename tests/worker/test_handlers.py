@@ -150,7 +150,7 @@ def test_a_declared_function_may_serve_another_kind_too() -> None:
 
 
 def test_a_concurrency_of_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="concurrency=0"):
+    with pytest.raises(ConfigError, match="concurrency must be a whole number from 1 to 100,000, got 0"):
         Worker().handler("k", concurrency=0)(plain)
 
 

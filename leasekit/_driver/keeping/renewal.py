@@ -19,7 +19,7 @@ from leasekit._driver.context import Context
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit._driver.retrying import call_by_task
 from leasekit._driver.thread import spawn
-from leasekit.config import Heartbeats
+from leasekit.config import LONGEST, Heartbeats
 from leasekit.errors import BackendError, Refused, Throttled
 from leasekit.task import Beat, Verdict
 
@@ -181,7 +181,7 @@ def _forget_refused_progress(leases: Sequence[HeldLease], beats: Sequence[Beat],
 
 
 def _is_sensible(verdict: Verdict) -> bool:
-    return verdict.ttl is None or 2 <= verdict.ttl < math.inf
+    return verdict.ttl is None or 2 <= verdict.ttl <= LONGEST
 
 
 def _verdict_of_failure(error: BackendError) -> Verdict:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from leasekit._driver.clock import Clock
+from leasekit.config import check_number
 from leasekit.errors import LeasekitError
 from leasekit.task import TaskInfo
 
@@ -19,8 +20,7 @@ async def all_ended(poll: Poll, task_ids: Sequence[str], *, clock: Clock, timeou
     One task is polled at a time, whatever their number: all must end, so the order does not matter. Raises TimeoutError
     that names the tasks that have not ended, and `LeasekitError` for an unknown id.
     """
-    if timeout is not None and not timeout >= 0:
-        raise ValueError(f"timeout={timeout!r} is not a time to wait: give seconds (0 or more), or None")
+    check_number("timeout", timeout, or_infinity=True, or_none=True)
     until = None if timeout is None else clock.now() + timeout
     never = asyncio.Event()
     wait = _FIRST_WAIT

@@ -1,4 +1,4 @@
-"""Encode what handlers report: values as JSON, errors as type, message and traceback, seconds within bounds."""
+"""Encode what handlers report: values as JSON, errors as type, message and traceback."""
 
 import json
 import traceback
@@ -15,10 +15,9 @@ from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS, MAX_THEN
 
 E = TypeVar("E", bound=BaseException)
 
-NO_NUMBER = "holds NaN or an infinity, which JSON does not have: give None, a string, or a finite number"
+_NO_NUMBER = "holds NaN or an infinity, which JSON does not have: give None, a string, or a finite number"
 _MAX_MESSAGE = 2000
 _MAX_TRACEBACK = 8 * 1024
-_LONGEST_WAIT = 10 * 365 * 86400
 
 
 def encoded(value: Any, what: str, *, at_most: int | None = None) -> msgspec.Raw:
@@ -31,7 +30,7 @@ def encoded(value: Any, what: str, *, at_most: int | None = None) -> msgspec.Raw
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"this {what} is not JSON: {error}") from error
     if loses_number(value, data):
-        raise ValueError(f"this {what} {NO_NUMBER}")
+        raise ValueError(f"this {what} {_NO_NUMBER}")
     if at_most is not None and len(data) > at_most:
         raise TooLarge(
             f"this {what} has {len(data):,} bytes as JSON, the service takes {at_most:,}: "
@@ -53,6 +52,20 @@ def loses_number(value: Any, data: bytes) -> bool:
     return False
 
 
+def number_fault(task: NewTask) -> tuple[str, str] | None:
+    """Return the first field of `task` that would lose NaN or an infinity, and what is wrong with it; None if none."""
+    try:
+        if b"null" not in msgspec.json.encode(task):
+            return None
+        fields = ((name, value) for name in task.__struct_fields__ if (value := getattr(task, name)) is not None)
+        name = next((name for name, value in fields if loses_number(value, msgspec.json.encode(value))), None)
+    except (TypeError, ValueError, OverflowError, RecursionError):  # not JSON: the service's adapter says why
+        return None
+    if name is None:
+        return None
+    return name, _NO_NUMBER if name == "payload" else "holds NaN or an infinity: give a finite number, or leave it out"
+
+
 def progress(value: Any, *, at_most: int | None = None) -> msgspec.Raw:
     """Return a checkpoint as JSON. Raises ValueError if the service, which takes `at_most` bytes, would refuse it."""
     raw = encoded(value, "progress")
@@ -67,9 +80,11 @@ def successor(task: NewTask) -> NewTask:
 
     The check comes before the settlement, because a settlement is refused as a whole, with its result.
     """
+    if (fault := number_fault(task)) is not None:
+        raise ValueError(f"this {' '.join(fault)}")
     raw = encoded(task.payload, "payload", at_most=MAX_PAYLOAD)
-    if (fault := value_fault(bytes(raw), MAX_PAYLOAD)) is not None:
-        raise ValueError(f"this payload {fault}")
+    if (size_fault := value_fault(bytes(raw), MAX_PAYLOAD)) is not None:
+        raise ValueError(f"this payload {size_fault}")
     try:  # msgspec checks the fields of a Struct only when it decodes one
         checked = msgspec.json.decode(bytes(encoded(replace(task, payload=None), "task")), type=NewTask)
     except msgspec.ValidationError as error:
@@ -88,13 +103,6 @@ def size_of_successors(tasks: Sequence[NewTask], before: int) -> int:
             "put less into their payloads, or have a successor schedule the rest"
         )
     return size
-
-
-def seconds(value: float, what: str) -> float:
-    """Return a time to wait in seconds. Raises ValueError if it is negative, too long, or no number."""
-    if not 0 <= value <= _LONGEST_WAIT:
-        raise ValueError(f"{what}={value!r} is not a time to wait: give 0 to {_LONGEST_WAIT} seconds")
-    return float(value)
 
 
 def described(error: BaseException) -> msgspec.Raw:

@@ -1,5 +1,6 @@
 """`leasekit_sfn.task`: what a poller of the user's own has received, kept by leasekit."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ from types_boto3_stepfunctions import SFNClient
 
 import leasekit
 import leasekit_sfn
-from leasekit import Fatal, LeaseLost, ProtocolError
+from leasekit import ConfigError, Fatal, LeaseLost, ProtocolError
 from leasekit_aws import close_all
 from tests.adapters.aws.conftest import Aws
 
@@ -52,6 +53,14 @@ def test_a_task_that_timed_out_meanwhile_never_begins(aws: Aws, sfn: SFNClient) 
     aws.turn(301)
     with pytest.raises(LeaseLost, match="expired"), leasekit.lease(task):
         pytest.fail("its body ran")
+
+
+@pytest.mark.parametrize("ttl", [math.nan, math.inf, 1, "300"], ids=repr)
+def test_a_ttl_that_is_no_number_is_refused_where_it_is_given(aws: Aws, sfn: SFNClient, ttl: Any) -> None:
+    match = "ttl must be a number of seconds from 2 to 31,536,000, got"
+    aws.schedule(ARN, "resize")
+    with pytest.raises(ConfigError, match=match):
+        leasekit_sfn.task(polled(sfn), client=sfn, ttl=ttl)
 
 
 def test_a_poll_that_brought_nothing_is_no_task(sfn: SFNClient) -> None:

@@ -1,6 +1,7 @@
 """`leasekit_swf.task`: what a poller of the user's own has received, kept by leasekit."""
 
 import gc
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from types_boto3_swf import SWFClient
 
 import leasekit
 import leasekit_swf
-from leasekit import LeaseLost, ProtocolError
+from leasekit import ConfigError, LeaseLost, ProtocolError
 from leasekit._binding import reserve_of
 from leasekit_aws import close_all
 from tests.adapters.aws.conftest import Aws
@@ -51,6 +52,14 @@ def test_a_task_that_timed_out_meanwhile_never_begins(aws: Aws, swf: SWFClient) 
     aws.turn(301)
     with pytest.raises(LeaseLost, match="expired"), leasekit.lease(task):
         pytest.fail("its body ran")
+
+
+@pytest.mark.parametrize("ttl", [math.nan, math.inf, 1, "300"], ids=repr)
+def test_a_ttl_that_is_no_number_is_refused_where_it_is_given(aws: Aws, swf: SWFClient, ttl: Any) -> None:
+    match = "ttl must be a number of seconds from 2 to 31,536,000, got"
+    aws.schedule("render", "resize")
+    with pytest.raises(ConfigError, match=match):
+        leasekit_swf.task(polled(swf), client=swf, ttl=ttl)
 
 
 def test_a_poll_that_brought_nothing_is_no_task(swf: SWFClient) -> None:

@@ -1,6 +1,7 @@
 """A loop of the user's own over what boto3 returns, made safe: over SQS as moto plays it."""
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -329,10 +330,10 @@ def test_what_is_no_client_of_boto3_is_refused(make: Callable[[], Any]) -> None:
         leasekit_sqs.task({"MessageId": "m", "ReceiptHandle": "h", "Body": ""}, client=make(), queue_url="http://x/1/a")
 
 
-@pytest.mark.parametrize("timeout", [1, 43_201])
-def test_a_timeout_that_cannot_be_is_refused(sqs: SQSClient, timeout: int) -> None:
+@pytest.mark.parametrize("timeout", [1, 43_201, 30.5, math.nan, math.inf, "30"])
+def test_a_timeout_that_cannot_be_is_refused(sqs: SQSClient, timeout: Any) -> None:
     message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "b"}
-    with pytest.raises(ConfigError, match="visibility_timeout"):
+    with pytest.raises(ConfigError, match="visibility_timeout must be a whole number of seconds from 2 to 43,200, got"):
         leasekit_sqs.task(message, queue_url="http://x/1/a", client=sqs, visibility_timeout=timeout)
 
 

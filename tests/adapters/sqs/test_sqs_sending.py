@@ -1,6 +1,7 @@
 """Scheduling: what is sent, what is refused before anything is, and what is sent once."""
 
 import json
+import math
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from leasekit.backend import Scheduler, TaskSink
-from leasekit.errors import LeasekitError, Refused, Throttled, Unavailable
+from leasekit.errors import ConfigError, LeasekitError, Refused, Throttled, Unavailable
 from leasekit.task import Exponential, FixedDelays, NewTask, Status
 from leasekit_sqs.messages import plain_id
 from tests.adapters.sqs.conftest import Connect
@@ -247,6 +248,12 @@ async def test_without_dead_letters_nothing_can_be_moved(connected: Connect, aws
     aws.queue("q")
     with pytest.raises(Refused, match="RedrivePolicy"):
         await connected().redrive()
+
+
+@pytest.mark.parametrize("rate", [0, 501, 2.5, math.nan, "10"])
+async def test_dead_letters_are_moved_at_a_rate_that_sqs_knows(connected: Connect, rate: Any) -> None:
+    with pytest.raises(ConfigError, match="rate must be a whole number from 1 to 500, or None, got"):
+        await connected().redrive(rate=rate)
 
 
 @pytest.mark.parametrize("text", ["a b", "a\tb", "a\nb", "\x7f", "é", "k" * 129])

@@ -195,7 +195,9 @@ class LeasedRun:
         held = self.held
         held.listener = None
         self.ended_at = held.clock.now()
-        held.watchdog.ended(held.term)  # here, in the code's own thread: the driver may not get its turn in time
+        # Here, in the code's own thread: the driver may not get its turn in time.
+        held.ended = True
+        held.watchdog.ended(held.term)
         return held
 
     def _settlement(self, error: BaseException | None, interrupted: Outcome) -> Settlement:

@@ -36,6 +36,8 @@ class Escalation:
             self._lingering.remove(held)
 
     def step(self, now: float) -> None:
+        # After a stop of the whole process a lease is lost, and due here, in the same turn in which its code ends.
+        self._lingering = [held for held in self._lingering if not held.ended]
         for held in self._lingering[:]:
             if now >= _dump_at(held) and not self._dumped:
                 self._dumped = True

@@ -42,8 +42,8 @@ class HeldLease:
 
     __slots__ = (
         "_acknowledged", "_expired", "_latest", "_numbers", "_on_news", "_plain", "_takers", "announced", "checkpoint",
-        "clock", "confirmed", "entry", "handler_runs", "idle_at", "idle_timeout", "ledger", "listener", "lost_at",
-        "pid", "reason", "report_due", "reserved", "settling", "stop", "story", "task", "term", "told_idle",
+        "clock", "confirmed", "ended", "entry", "handler_runs", "idle_at", "idle_timeout", "ledger", "listener",
+        "lost_at", "pid", "reason", "report_due", "reserved", "settling", "stop", "story", "task", "term", "told_idle",
         "wanted_by", "watchdog",
     )  # fmt: skip
 
@@ -90,6 +90,7 @@ class HeldLease:
         self.idle_timeout: float | None = None
         self.listener: Callable[[], None] | None = None  # called in the driver when the handler must be told something
         self.report_due: Any = None  # the delivery that its block ended with
+        self.ended = False  # none of the handler's code runs any more; the driver hears of it later
         self._latest: tuple[int | None, Any] = (None, UNSET)  # in one write: the driver reads it at any moment
         self.idle_at = 0.0
         # Set by the code, reset by the driver.

@@ -17,6 +17,7 @@ from leasekit._driver.guarding.watchdog import UNGUARDED, Watchdog
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit._driver.keeping.keeper import Keeper
 from leasekit._driver.reporting.outbox import Report
+from leasekit._leased_run import LeasedRun
 from leasekit.backend import Backend, Capabilities
 from leasekit.errors import Cancelled, LeaseLost, NotHeld
 from leasekit.hooks import AtRisk, CancelRequested, CapacityExceeded, Event, Hooks, Lost, Renewed, Sent
@@ -561,6 +562,26 @@ async def test_a_body_that_ends_in_time_meets_no_last_resort(
     rig.keeper.finish(held)
     await let_pass(clock, 60)
     assert not order
+    assert not len(rig.keeper)
+
+
+async def test_a_body_that_has_ended_meets_no_last_resort_before_the_keeper_hears_of_its_end(
+    start: Start, faulty: Faulty, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a stop of the whole process: the thread of the code may have its turn first."""
+    order: list[str] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback", lambda *_, **__: order.append("stacks"))
+    rig = start(last_resort=lambda: order.append("end"))
+    [held] = await take(rig, faulty)
+    run = LeasedRun(held.task)
+    run._held = held
+    await let_pass(clock, 1)
+    faulty.always("beat", faults.hang)
+    assert run.ended(LeaseLost("lost")) is None
+    await let_pass(clock, 300)
+    assert [event.reason for event in rig.of(Lost)] == ["expired"]
+    assert not order
+    rig.keeper.finish(held)
     assert not len(rig.keeper)
 
 

@@ -87,6 +87,8 @@ def _meaning_of_answer(error: boto.ClientError) -> BackendError:
         return Unavailable(says)
     if not metadata.get("RequestId"):
         return ProtocolError(f"status {status} is not an answer of AWS (no request id): is there a proxy in between?")
+    if code in _NOT_ALLOWED:
+        return Forbidden(f"AWS refuses this call: {error.operation_name}: {says}")
     if code in _WHO:
         return Forbidden(f"AWS does not accept these credentials: {says}")
     return Answered(says, code=code)
@@ -117,10 +119,12 @@ _CONTENT = frozenset({
     "InvalidOutput", "InvalidParameterCombination", "InvalidParameterValue", "MissingParameter",
     "SerializationException", "ValidationError", "ValidationException",
 })  # fmt: skip
+_NOT_ALLOWED = frozenset({
+    "AccessDenied", "AccessDeniedException", "KmsAccessDeniedException", "NotAuthorized", "OperationNotPermittedFault",
+    "OptInRequired", "UnauthorizedOperation",
+})  # fmt: skip
 _WHO = frozenset({
-    "AccessDenied", "AccessDeniedException", "AuthFailure", "ExpiredToken", "ExpiredTokenException",
-    "IncompleteSignature", "IncompleteSignatureException", "InvalidClientTokenId", "InvalidSignatureException",
-    "KmsAccessDeniedException", "MissingAuthenticationToken", "MissingAuthenticationTokenException", "NotAuthorized",
-    "OperationNotPermittedFault", "OptInRequired", "RequestExpired", "SignatureDoesNotMatch", "UnauthorizedOperation",
-    "UnrecognizedClientException",
+    "AuthFailure", "ExpiredToken", "ExpiredTokenException", "IncompleteSignature", "IncompleteSignatureException",
+    "InvalidClientTokenId", "InvalidSignatureException", "MissingAuthenticationToken",
+    "MissingAuthenticationTokenException", "RequestExpired", "SignatureDoesNotMatch", "UnrecognizedClientException",
 })  # fmt: skip

@@ -73,10 +73,12 @@ async def _send_batch(
         return [error] * len(items)
     done = {str(entry.get("Id")) for entry in mappings(answer, "Successful")}
     failed = {str(entry.get("Id")): entry for entry in mappings(answer, "Failed")}
-    return [_error_of(entry_id, done, failed) for entry_id in ids]
+    return [_error_of(entry_id, operation, done, failed) for entry_id in ids]
 
 
-def _error_of(entry_id: str, done: set[str], failed: Mapping[str, Mapping[str, Any]]) -> BackendError | None:
+def _error_of(
+    entry_id: str, operation: str, done: set[str], failed: Mapping[str, Mapping[str, Any]]
+) -> BackendError | None:
     if entry_id in failed:
-        return of_entry(failed[entry_id])
+        return of_entry(failed[entry_id], operation)
     return None if entry_id in done else ProtocolError("SQS has answered without a verdict on this message")

@@ -83,7 +83,7 @@ async def refusing() -> AsyncGenerator[None]:
         raise error.refusing() from error
 
 
-def of_entry(failure: Mapping[str, Any]) -> BackendError:
+def of_entry(failure: Mapping[str, Any], operation: str) -> BackendError:
     """Return the error of an entry of a batch, as a call for that entry alone would have raised it."""
     code, says = str(failure.get("Code", "")), str(failure.get("Message", ""))
     response: Any = {
@@ -91,7 +91,7 @@ def of_entry(failure: Mapping[str, Any]) -> BackendError:
         # As AWS would have answered a call for this entry alone; the id marks it as an answer of AWS.
         "ResponseMetadata": {"HTTPStatusCode": 400 if failure.get("SenderFault") else 500, "RequestId": "entry"},
     }
-    error = meaning(ClientError(response, "batch"))
+    error = meaning(ClientError(response, operation.title().replace("_", "")))
     if code in _OVER or _NO_HANDLE.search(says):
         reason = "expired" if "has expired" in says else _OVER.get(code, "unknown")
         return Gone(str(error), reason=reason)

@@ -199,7 +199,8 @@ class Outbox:
                 later.append(report)
         self._delayed = self._delayed and bool(later)
         if later:
-            self._tell_hooks_of_delay(later, "the service answered: later")
+            reasons = (verdict.reason for verdict in verdicts if verdict.verdict == "failed")
+            self._tell_hooks_of_delay(later, next(filter(None, reasons), "the service answered: later"))
             tries = min(10, max(report.put_off for report in later))
             wait = _FIRST_WAIT * 2**tries * (1 - self._context.chance.random() / 2)
             spawn(self._enqueue_after(later, min(max(wait, asked), _LONGEST_WAIT)), self._put_off)

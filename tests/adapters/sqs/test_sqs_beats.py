@@ -141,7 +141,7 @@ async def test_an_entry_that_is_throttled_is_throttled_alone(connected: Connect,
 
 @pytest.mark.parametrize(
     "code",
-    ["ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "AccessDenied", "UnrecognizedClientException"],
+    ["ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"],
 )
 async def test_credentials_that_are_not_accepted_are_no_loss_and_are_named(
     connected: Connect, aws: Fake, code: str
@@ -154,6 +154,21 @@ async def test_credentials_that_are_not_accepted_are_no_loss_and_are_named(
     assert "AWS does not accept these credentials" in (verdict.reason or "")
     assert code in (verdict.reason or "")
     assert (await beaten(backend, task)).verdict == "renewed"
+
+
+@pytest.mark.parametrize("is_entry", [True, False])
+async def test_a_permission_that_is_missing_is_no_loss_and_the_call_is_named(
+    connected: Connect, aws: Fake, is_entry: bool
+) -> None:
+    backend = connected()
+    (task,) = await received(backend, aws)
+    if is_entry:
+        aws.fail(EXTEND, "AccessDenied", 0)
+    else:
+        aws.error(EXTEND, 403, "AccessDenied")
+    verdict = await beaten(backend, task)
+    assert verdict.verdict == "failed"
+    assert f"AWS refuses this call: {EXTEND}: AccessDenied: because" in (verdict.reason or "")
 
 
 @pytest.mark.parametrize("applied", [True, False])

@@ -177,6 +177,20 @@ async def test_one_that_breaks_every_call_holds_up_nobody(outbox: Outbox, faulty
     assert await answers(clock, [bad]) == ["settled"]
 
 
+async def test_the_log_and_the_hook_say_why_a_report_failed(
+    outbox: Outbox, faulty: Faulty, clock: FakeClock, events: list[Event], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(call: Call) -> Any:
+        return [Verdict(id=item.id, verdict="failed", reason="AccessDenied") for item in call.items]
+
+    faulty.script("settle", Fault("not_allowed", refuse))
+    [report] = await reports(faulty, 1)
+    outbox.put(report)
+    assert await answers(clock, [report]) == ["settled"]
+    assert [event.why for event in events if isinstance(event, ReportDelayed)] == ["AccessDenied"]
+    assert "results could not be reported, and are kept: AccessDenied" in caplog.text
+
+
 async def test_those_that_are_put_off_hold_up_nobody(outbox: Outbox, faulty: Faulty, clock: FakeClock) -> None:
     """More of them than there are calls at a time."""
     several = await reports(faulty, 9)

@@ -1,6 +1,6 @@
 """OpenTelemetry: a trace from the schedule of a task to the worker that runs it, and metrics about leases.
 
-leasekit needs only `telemetry.instrument()` (`pip install 'leasekit[otel]'`); the rest is the set-up of the SDK
+leasekit needs only `telemetry.instrument()` (the extra `otel`); the rest is the set-up of the SDK
 (`pip install opentelemetry-sdk`), which an application does once. Here spans and metrics are printed; an exporter would
 send them to a collector.
 """

@@ -1,7 +1,7 @@
 """Leases in a poller of Amazon SWF: leasekit adds the three lines with `lease` and `held`.
 
 The loop ends when a poll is empty. Domain, workflow and credentials are yours, or those of a test.
-Requires `pip install 'leasekit[swf]'`, and AWS_DEFAULT_REGION.
+Requires the extra swf (in a clone: `pip install '.[swf]'`), and AWS_DEFAULT_REGION.
 """
 # The stubs of boto3 cover only installed services:
 # pyright: reportUnknownMemberType=false

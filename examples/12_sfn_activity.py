@@ -1,7 +1,7 @@
 """Leases in an activity worker of AWS Step Functions: leasekit adds the three lines with `lease` and `held`.
 
 The loop ends when a poll is empty. The argument is the activity's ARN; credentials are yours, or those of a test.
-Requires `pip install 'leasekit[sfn]'`, and AWS_DEFAULT_REGION.
+Requires the extra sfn (in a clone: `pip install '.[sfn]'`), and AWS_DEFAULT_REGION.
 """
 # The stubs of boto3 cover only installed services:
 # pyright: reportUnknownMemberType=false

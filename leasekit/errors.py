@@ -52,7 +52,7 @@ class UnknownScheme(LeasekitError, ValueError):
 
 
 class MissingDependency(LeasekitError, ImportError):
-    """A library that this part of leasekit needs is not installed; the message has the command that installs it."""
+    """A library that this part of leasekit needs is not installed; the message names the extra."""
 
 
 class Closed(LeasekitError):

@@ -48,7 +48,10 @@ def needs_extra(extra: str) -> Generator[None]:
         missing = (error.name or "?").partition(".")[0]
         if missing.startswith("leasekit"):
             raise
-        raise MissingDependency(f"{missing!r} is not installed: pip install 'leasekit[{extra}]'") from error
+        raise MissingDependency(
+            f"{missing!r} is not installed: install the extra {extra} of leasekit, for example "
+            f"pip install '/path/to/leasekit[{extra}]'"
+        ) from error
 
 
 def open_backend(url: str, *, worker: str) -> Backend:

@@ -2,7 +2,7 @@
 
     leasekit.telemetry.instrument()            # all of this process; or of one client or worker: instrument(client)
 
-This needs the API of OpenTelemetry only (`pip install 'leasekit[otel]'`). The application sets up the SDK, before or
+This needs the API of OpenTelemetry only (the extra `otel`). The application sets up the SDK, before or
 after, and decides where its records go. Until then nothing is recorded, at almost no cost.
 
 Spans, by the semantic conventions of messaging, with the kind of a task as the destination and its id as the message's:
@@ -39,7 +39,10 @@ try:
 
     from leasekit._instruments import SYSTEM, Metrics
 except ImportError as error:
-    raise MissingDependency("telemetry needs 'opentelemetry-api': pip install 'leasekit[otel]'") from error
+    raise MissingDependency(
+        "'opentelemetry-api' is not installed: install the extra otel of leasekit, for example "
+        "pip install '/path/to/leasekit[otel]'"
+    ) from error
 
 __all__ = ["Listening", "Telemetry", "hook", "instrument", "uninstrument"]
 

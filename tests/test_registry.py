@@ -145,7 +145,8 @@ except leasekit.MissingDependency as missing:
     print(missing)
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ran.stdout.endswith(f": pip install 'leasekit[{extra}]'\n")
+    how = f": install the extra {extra} of leasekit, for example pip install '/path/to/leasekit[{extra}]'\n"
+    assert ran.stdout.endswith(how)
     assert library in ran.stdout
 
 

@@ -391,5 +391,3 @@ def _with_ids(tasks: Sequence[NewTask]) -> list[NewTask]:
             raise Refused(f"item {item}: {field} {detail}", errors=[error])
     ids = iter(uuid7s(len(tasks), time.time()))
     return [task if task.id is not None else replace(task, id=next(ids)) for task in tasks]
-
-

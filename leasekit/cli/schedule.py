@@ -12,7 +12,7 @@ import typer
 
 from leasekit.cli import options, output
 from leasekit.cli.errors import fail, spoken
-from leasekit.cli.service import connected, looks
+from leasekit.cli.service import connected, looks, missing_file
 from leasekit.cli.status import last_error
 from leasekit.cli.workers import unhandled
 from leasekit.client import Client
@@ -88,8 +88,11 @@ def schedule(
     chosen: TaskOptions = {"priority": priority}
     chosen.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
     value = _parsed(payload)
-    with connected(backend, retry_for=retry_for) as client:
+    with connected(backend, retry_for=retry_for, may_create=True) as client:
+        created = missing_file(client.url)
         scheduled = client.schedule(kind, value, **chosen)
+        if created:
+            typer.echo(f"leasekit schedule: created a new store: {created}", err=True)
         _print_scheduled(scheduled, wait=wait, as_json=as_json)
         if wait:
             if not scheduled.status.ended and (note := unhandled(client, kind)):

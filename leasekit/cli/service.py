@@ -1,5 +1,6 @@
 """Service: connect a command to its service, without retries except where the command watches."""
 
+import os
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -15,12 +16,18 @@ T = TypeVar("T")
 
 
 @contextmanager
-def connected(url: str, *, retry_for: float = 0) -> Generator[Client]:
+def connected(url: str, *, retry_for: float = 0, may_create: bool = False) -> Generator[Client]:
     """Give a client whose calls are not repeated, or only for `retry_for` seconds: a person waits for the answer.
 
-    If the service does not answer, the error says what to do about it.
+    If the service does not answer, the error says what to do about it. A file that does not exist is an error too,
+    because a mistyped path would show an empty store, unless the command `may_create` it.
     """
     with leasekit.connect(url, retry_for=retry_for) as client:
+        if not may_create and (file := missing_file(client.url)):
+            raise LeasekitError(
+                f"there is no store at {file}: name another with --backend or LEASEKIT_URL (sqlite:/// is followed by "
+                "a path in the working directory, sqlite://// by an absolute one)"
+            )
         try:
             yield client
         except Unavailable as error:
@@ -28,6 +35,13 @@ def connected(url: str, *, retry_for: float = 0) -> Generator[Client]:
             if url.startswith("http"):
                 advice += ", or start a server with 'leasekit serve'"
             raise LeasekitError(f"{error} ({advice})") from error
+
+
+def missing_file(url: str | None) -> str | None:
+    """Return the absolute path that a `sqlite://` URL names, if there is no store yet, else None."""
+    path = os.path.realpath((url or "").removeprefix("sqlite:///"))
+    is_there = any(os.path.exists(name) for name in (path, f"{path}.id"))  # noqa: PTH110 - without access is there
+    return path if (url or "").startswith("sqlite:///") and not is_there else None
 
 
 def looks(look: Callable[[], T], *, every: float) -> Iterator[T]:

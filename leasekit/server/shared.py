@@ -10,18 +10,20 @@ import contextlib
 import importlib
 import importlib.util
 import logging
+import os
 import socket
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol, cast
 
 from leasekit._forwarding import ForwardingScheduler
 from leasekit.backend import Backend, Scheduler, WorkerDirectory
-from leasekit.errors import ConfigError, StoreLocked, Unavailable
+from leasekit.errors import BackendError, ConfigError, StoreLocked, Unavailable
 from leasekit.registry import needs_extra, open_backend
 from leasekit.server.embedded import DirectBackend, EmbeddedBackend
 from leasekit.server.engine import Engine
 from leasekit.server.local_socket import beside, socket_path
 from leasekit.server.store import Store
+from leasekit.server.store.lock import ONE_USER
 from leasekit.server.store.urls import open_store
 from leasekit.task import WorkerInfo
 
@@ -44,7 +46,7 @@ class SharedBackend(ForwardingScheduler):
     def __init__(self, store: Store, *, worker: str) -> None:
         self.url = store.url
         """The URL of the store, valid in any working directory."""
-        path = socket_path(store)
+        self._path = path = socket_path(store)
         self._own = EmbeddedBackend(lambda: _serving(store), worker=worker)
         self._joined = None if path is None else cast("_Service", open_backend(f"http+unix://{path}", worker=worker))
         self._service: _Service | None = None
@@ -73,15 +75,21 @@ class SharedBackend(ForwardingScheduler):
             raise Unavailable(f"{self._holder}: {error}") from error
 
     async def _choose(self) -> _Service:
-        """Open the store, or join the process that has it open. Raises `StoreLocked` if that has no socket."""
+        """Open the store, or join the process that has it open.
+
+        Raises `StoreLocked` if that has no socket, and `BackendError` if that runs as another user.
+        """
         async with self._choosing:
             if self._service is None:
                 try:
                     await self._own.open()
                 except StoreLocked as error:
-                    if self._joined is None:
+                    if self._path is None or self._joined is None:
                         raise
-                    self._holder, self._service = str(error).partition(": ")[0], self._joined
+                    self._holder = str(error).partition(": ")[0]
+                    if self._path.exists() and not os.access(self._path, os.W_OK):
+                        raise BackendError(f"{self._holder}, and runs as another user: {ONE_USER}") from error
+                    self._service = self._joined
                 else:
                     self._service = self._own
             return self._service

@@ -17,7 +17,7 @@ from typing import IO, Any
 import pytest
 
 import leasekit
-from leasekit.errors import ConfigError, StoreDamaged, StoreLocked, Unavailable
+from leasekit.errors import BackendError, ConfigError, StoreDamaged, StoreLocked, Unavailable
 from leasekit.server import local_socket
 from leasekit.server.http import app
 from leasekit.server.local_socket import bound
@@ -203,6 +203,19 @@ def test_a_client_hears_at_once_that_a_store_cannot_be_joined_or_is_damaged(tmp_
             second.stats()
     with leasekit.connect(f"sqlite:///{damaged}", retry_for=1_000) as client, pytest.raises(StoreDamaged):
         client.stats()
+
+
+def test_a_client_hears_at_once_that_the_store_belongs_to_another_user(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with leasekit.connect(url, retry_for=1_000) as first, leasekit.connect(url, retry_for=1_000) as second:
+        first.stats()
+        monkeypatch.setattr(os, "access", lambda *_: False)  # root may do anything
+        with pytest.raises(
+            BackendError, match=r"runs as another user: all processes .* must run as one user"
+        ) as refused:
+            second.stats()
+        assert not isinstance(refused.value, Unavailable)
 
 
 async def test_what_a_killed_process_left_at_the_place_of_the_socket_is_replaced(url: str, tmp_path: Path) -> None:

@@ -5,11 +5,13 @@
 
 import asyncio
 import contextlib
+import errno
 import functools
 import gc
 import ipaddress
 import os
 import socket
+import sys
 import weakref
 from collections.abc import Generator, Sequence
 from http import HTTPMethod
@@ -162,6 +164,9 @@ def serve(host: str, port: int, store_url: str, *, insecure: bool = False, check
 
 async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
     async with Engine(store) as engine:
+        if store.is_new and store.url is not None:
+            path = store.url.removeprefix("sqlite:///")
+            print(f"leasekit serve: created a new store: {path}", file=sys.stderr, flush=True)
         server = Server(Api(engine, any_host=insecure))
         with _listen(host, port, insecure=insecure) as listener:
             sockets = [listener]
@@ -200,7 +205,10 @@ def _listen(host: str, port: int, *, insecure: bool) -> socket.socket:
         return socket.create_server(address, family=family)
     except OSError as error:
         why = (error.strerror or str(error)).partition(" (")[0]  # socket adds "(while attempting to bind on …)"
-        raise ConfigError(f"cannot listen on {host}, port {port}: {why}; choose another --host or --port") from error
+        advice = "choose another --host or --port"
+        if error.errno == errno.EADDRINUSE:
+            advice = "is another leasekit server running? Stop it, or choose another --port"
+        raise ConfigError(f"cannot listen on {host}, port {port}: {why}; {advice}") from error
 
 
 class Server(uvicorn.Server):

@@ -293,6 +293,8 @@ class Store(Protocol):
 
     url: str | None = None
     """The URL of this store, valid in any working directory; None: the store exists in this process only."""
+    is_new: bool = False
+    """Whether `open` has created the file of this store."""
 
     def open(self) -> None:
         """Open the store, in the thread that will write. Raises `StoreLocked` if another engine has it open."""

@@ -22,6 +22,11 @@ from typing import NamedTuple
 
 from leasekit.errors import ConfigError, StoreDamaged, StoreLocked, Unavailable
 
+ONE_USER = (
+    "all processes that share this file must run as one user, who may write to its directory; for several users start "
+    "a server, 'leasekit serve', and connect to its URL"
+)
+
 
 class Identity(NamedTuple):
     """The identity of a store, and the point in its history that it has reached."""

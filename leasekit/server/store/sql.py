@@ -18,11 +18,11 @@ from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engi
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 
-from leasekit.errors import ConfigError, StoreDamaged, Unavailable
+from leasekit.errors import BackendError, ConfigError, StoreDamaged, Unavailable
 from leasekit.server.store import Store, Tx, View
 from leasekit.server.store import statements as sql
 from leasekit.server.store.lease_cache import LeaseCache
-from leasekit.server.store.lock import FileLock, Identity
+from leasekit.server.store.lock import ONE_USER, FileLock, Identity
 from leasekit.server.store.schema import HEAD, metadata, version
 from leasekit.server.store.tx import Counter, SqlTx, SqlView
 
@@ -79,8 +79,8 @@ class SqlStore(Store):
     def open(self) -> None:
         """Lock the file, check that it is whole and the same as before, and bring its schema up to date.
 
-        Call this in the writer's thread. Raises `StoreLocked`, `StoreDamaged`, and `ConfigError` if the file cannot be
-        opened, or is of a newer version.
+        Call this in the writer's thread. Raises `StoreLocked`, `StoreDamaged`, `BackendError` if this user may not open
+        the file, and `ConfigError` if it cannot be opened for another reason, or is of a newer version.
         """
         try:
             # Also creates the file, readable by its owner only; the -wal and -shm files get the same mode.
@@ -90,8 +90,10 @@ class SqlStore(Store):
                 identity = _identity(connection)
                 self._lock.check(identity)
                 with connection.begin():
-                    self._bring_up_to_date(connection)
+                    self.is_new = self._bring_up_to_date(connection)
                 self._identity = identity or _give_identity(connection)
+                if self.is_new:
+                    logger.info("created a new store: %s", self._path)
                 self._start = uuid.uuid4().hex
                 self._lock.begin(self._identity, self._start)
             # A first reader, which stays connected: if the writer's connection were the only one and failed, SQLite
@@ -105,9 +107,10 @@ class SqlStore(Store):
             raise
         except OSError as error:
             self.close()
-            raise ConfigError(
-                f"the store {str(self._path)!r} cannot be opened: {error.strerror}; check its path and permissions"
-            ) from error
+            what = f"the store {str(self._path)!r} cannot be opened: {error.strerror}"
+            if isinstance(error, PermissionError):  # no `ConfigError`, which a client would take for an outage
+                raise BackendError(f"{what}: {ONE_USER}") from error
+            raise ConfigError(f"{what}; check its path") from error
         except BaseException:
             self.close()
             raise
@@ -135,14 +138,15 @@ class SqlStore(Store):
             f"save what can be read of it with the sqlite3 shell: sqlite3 {self._path.name} .recover | sqlite3 new.db"
         )
 
-    def _bring_up_to_date(self, connection: Connection) -> None:
-        """Create the tables in a new file; migrate those of an earlier version."""
+    def _bring_up_to_date(self, connection: Connection) -> bool:
+        """Create the tables in a new file, or migrate those of an earlier version; return whether the file is new."""
         tables = {name for (name,) in _driver(connection).execute("SELECT name FROM sqlite_master")}
         if version.name not in tables:
             metadata.create_all(connection, checkfirst=False)
             sql.ADD_VERSION.each(connection, [(HEAD,)])
         elif [tuple(row) for row in connection.execute(select(version))] != [(HEAD,)]:
             self._migrate(connection)
+        return not tables
 
     def _migrate(self, connection: Connection) -> None:
         # Imported here, because Alembic takes as long to import as all the rest, and few starts migrate anything.

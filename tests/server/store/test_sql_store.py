@@ -1,6 +1,7 @@
 """A store in a file: what belongs to the file itself."""
 
 import errno
+import logging
 import os
 import shutil
 import signal
@@ -20,7 +21,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, NullPool, create_engine
 
-from leasekit.errors import ConfigError, StoreDamaged, StoreLocked, Unavailable
+from leasekit.errors import BackendError, ConfigError, StoreDamaged, StoreLocked, Unavailable
 from leasekit.server.store import Entity, Filter, Run, Trigger, migrations, sql, statements
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.schema import HEAD, metadata
@@ -301,8 +302,21 @@ def test_a_directory_that_cannot_be_written_is_one_clear_error(tmp_path: Path, m
 
     store = open_store(f"sqlite:///{tmp_path}/tasks.db")
     monkeypatch.setattr(os, "open", refuse)  # root may write anywhere
-    with pytest.raises(ConfigError, match="Permission denied"):
+    with pytest.raises(BackendError, match=r"Permission denied: all processes .* must run as one user"):
         store.open()
+
+
+def test_a_new_store_is_logged_once_with_its_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level(logging.INFO, "leasekit.server")
+    for is_new in (True, False):
+        store = open_store("sqlite:///tasks.db")
+        store.open()
+        store.close()
+        assert store.is_new is is_new
+    assert [record.getMessage() for record in caplog.records] == [f"created a new store: {tmp_path}/tasks.db"]
 
 
 def test_a_file_that_is_no_database_is_refused(path: Path) -> None:

@@ -7,7 +7,7 @@ writes with the handle of an earlier receive, so this backend writes to no lease
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from leasekit.backend import Capabilities, check_kinds
@@ -228,15 +228,12 @@ class SqsBackend:
             }
             errors = await in_batches(self._calls, "send_message_batch", list(items.values()))
             failed = {n: error for n, error in zip(items, errors, strict=True) if error is not None}
-            self._remember_sent(ids[n] for n in items if n not in failed)
+            self._sent.update(dict.fromkeys(ids[n] for n in items if n not in failed))
+            while len(self._sent) > _SENT:
+                del self._sent[next(iter(self._sent))]
             if failed:
                 raise _unsent_error(failed)
         return [Scheduled(id=task_id, created=n in items, status=Status.NEW) for n, task_id in enumerate(ids)]
-
-    def _remember_sent(self, ids: Iterable[str]) -> None:
-        self._sent.update(dict.fromkeys(ids))
-        while len(self._sent) > _SENT:
-            del self._sent[next(iter(self._sent))]
 
     async def stats(self) -> Stats:
         """Count the messages of each kind, roughly: `new` (delayed), `enqueued` and `processing` (in flight).

@@ -24,14 +24,14 @@ class Scenario:
     name: str
     what: str
     faults: tuple[str, ...]  # names of faults that must be in the log
-    ttl: float
-    cycle: float | None  # instead of the default for the ttl
+    ttl: float = 3.0
+    cycle: float | None = None  # instead of the default for the ttl
     rules: Mapping[str, Any]
-    breaks: str  # the rule that is broken on purpose: the checker must report it, and no other
-    service: Service
-    serve: bool  # the service is started before `act`
-    alone: bool  # no other scenario runs meanwhile
-    long: bool  # takes minutes, and little of the machine
+    breaks: str = ""  # the rule that is broken on purpose: the checker must report it, and no other
+    service: Service = "http"
+    serve: bool = True  # the service is started before `act`
+    alone: bool = False  # no other scenario runs meanwhile
+    long: bool = False  # takes minutes, and little of the machine
     act: Act
 
 
@@ -70,29 +70,16 @@ class Report:
 SCENARIOS: list[Scenario] = []
 
 
-def scenario(
-    row: int,
-    name: str,
-    *,
-    faults: tuple[str, ...],
-    what: str = "",
-    ttl: float = 3.0,
-    cycle: float | None = None,
-    breaks: str = "",
-    service: Service = "http",
-    serve: bool = True,
-    alone: bool = False,
-    long: bool = False,
-    **rules: Any,
-) -> Callable[[Act], Act]:
-    """Add a function to the table; `what`, or else the first line of its docstring, describes the scenario."""
+def scenario(row: int, name: str, *, what: str = "", **options: Any) -> Callable[[Act], Act]:
+    """Add a function to the table; `what`, or else the first line of its docstring, describes the scenario.
+
+    `options` are fields of `Scenario`, and of `Rules`.
+    """
+    own = {field: options.pop(field) for field in list(options) if field in Scenario.__dataclass_fields__}
 
     def register(act: Act) -> Act:
-        made = Scenario(
-            row=row, name=name, what=what or (act.__doc__ or "").partition("\n")[0], faults=faults, ttl=ttl,
-            cycle=cycle, rules=rules, breaks=breaks, service=service, serve=serve, alone=alone, long=long, act=act,
-        )  # fmt: skip
-        SCENARIOS.append(made)
+        described = what or (act.__doc__ or "").partition("\n")[0]
+        SCENARIOS.append(Scenario(row=row, name=name, what=described, rules=options, act=act, **own))
         SCENARIOS.sort(key=lambda entry: (entry.row or 1000, entry.name))
         return act
 

@@ -64,11 +64,9 @@ class World:
 
     @property
     def through_proxy(self) -> str:
-        return (
-            f"sqlite:///{self.home}/tasks.db"
-            if self._service == "sqlite"
-            else f"{self._service}://127.0.0.1:{self.proxy.port}"
-        )
+        if self._service == "sqlite":
+            return f"sqlite:///{self.home}/tasks.db"
+        return f"{self._service}://127.0.0.1:{self.proxy.port}"
 
     @property
     def past_proxy(self) -> str:

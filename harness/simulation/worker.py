@@ -197,11 +197,10 @@ class KernelTimer:
     def disarm(self) -> None:
         self.at = None
 
+    close = disarm
+
     def remaining(self) -> float | None:
         return None if self.at is None else self.at - self._worker.process.boot()
-
-    def close(self) -> None:
-        self.at = None
 
     def look(self) -> None:
         """Plan the kill, after the timer was armed or the machine went on."""

@@ -122,8 +122,6 @@ class Engine:
         self._readers.shutdown()
         await self.commit.stop()
 
-    # For producers of tasks
-
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         if not tasks:
             return []
@@ -141,8 +139,6 @@ class Engine:
     async def get(self, task_id: str) -> TaskInfo | None:
         """Return everything about one task, with users' JSON values as `Raw`; None if no task has this id."""
         return await self._read(lambda view: frontend.get(view, task_id))
-
-    # For workers
 
     async def claim(self, *, worker: str, kinds: Sequence[str], limit: int, wait: float, claim_id: str) -> Claimed:
         """Claim up to `limit` tasks; wait up to `wait` seconds (60 at most) for the first. Users' values are `Raw`."""
@@ -179,8 +175,6 @@ class Engine:
             return await self._end(settlements)
         verdicts = iter(await self._end([item for item in settlements if not item.then]))
         return [Verdict(id=i.id, verdict="failed", reason=why) if i.then else next(verdicts) for i in settlements]
-
-    # For monitoring
 
     async def stats(self) -> Stats:
         return Stats(kinds=await self._read(lambda view: view.counts()))

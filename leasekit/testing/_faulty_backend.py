@@ -144,8 +144,6 @@ class Faulty(ForwardingScheduler):
             own = type(self)
             self.__class__ = cast("type[Self]", type(own.__name__, (own,), missing))
 
-    # Rules
-
     def script(self, kind: str, *faults: Fault) -> None:
         """Script the next calls of this kind: each meets one fault, after the faults that were scripted before."""
         self._check_rule(kind, faults)
@@ -191,8 +189,6 @@ class Faulty(ForwardingScheduler):
             if fault.needs is not None and not hasattr(self.backend, fault.needs):
                 raise ValueError(f"{fault.name!r} needs a backend with {fault.needs}(), as memory:// is")
 
-    # Facts
-
     async def next(self, kind: str) -> Call:
         """Wait for the first call of this kind that `next` has not returned yet; the call may not be over."""
         if kind not in CALLS:
@@ -208,8 +204,6 @@ class Faulty(ForwardingScheduler):
     async def again(self, call: Call) -> Any:
         """Send an earlier call's request once more, as a network does that delivers twice, and return the answer."""
         return await call.send()
-
-    # The backend
 
     async def aclose(self) -> None:
         """Close the wrapped backend; calls that are late or hang are given up."""

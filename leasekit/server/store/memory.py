@@ -87,12 +87,9 @@ class _Tables:
         if before is not None:
             self._unindex(before)
         self.triggers[row.seq] = row
-        self._index(row)
-        return (lambda: self._unindex(self.triggers.pop(row.seq))) if before is None else (lambda: self.place(before))
-
-    def _index(self, row: Trigger) -> None:
         if row.next_trigger_at is not None:
             bisect.insort(self._index_of(row), (row.next_trigger_at, row.seq))
+        return (lambda: self._unindex(self.triggers.pop(row.seq))) if before is None else (lambda: self.place(before))
 
     def _unindex(self, row: Trigger) -> None:
         if row.next_trigger_at is not None:

@@ -196,8 +196,11 @@ class SqlTx(SqlView, Tx):
     def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:
         # Not a JSON list as elsewhere: SQLite would cut a key at a null character in it.
         pair = tuple_(dedupe.c.kind, dedupe.c.key)
+        pairs = list(keys)
         rows = (
-            row for part in _in_parts(keys) for row in self._connection.execute(select(dedupe).where(pair.in_(part)))
+            row
+            for at in range(0, len(pairs), _PAIRS)
+            for row in self._connection.execute(select(dedupe).where(pair.in_(pairs[at : at + _PAIRS])))
         )
         return {(row[0], row[1]): Dedupe(*row) for row in rows if row[3] is None or damage.is_number(row[3])}
 
@@ -256,8 +259,3 @@ def _values(row: Trigger) -> tuple[Any, ...]:
 
 def _json_list(values: Iterable[Any]) -> str:
     return _encode(list(values)).decode()
-
-
-def _in_parts(keys: Collection[tuple[str, str]]) -> list[list[tuple[str, str]]]:
-    pairs = list(keys)
-    return [pairs[at : at + _PAIRS] for at in range(0, len(pairs), _PAIRS)]

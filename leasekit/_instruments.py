@@ -39,7 +39,7 @@ class Metrics:
             "leasekit.settlements.put_off", "{task}", "Reports that failed, and are sent again."
         )
         for name, unit, description in _GAUGES:
-            meter.create_observable_gauge(name, [_observe(name, gauge)], unit, description)
+            meter.create_observable_gauge(name, [functools.partial(_observe, name, gauge)], unit, description)
 
     def count(self, event: Event) -> None:
         match event:
@@ -70,9 +70,6 @@ _GAUGES = [
 ]
 
 
-def _observe(name: str, gauge: Callable[[str], float | None]) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    def observe(_: CallbackOptions) -> Iterable[Observation]:
-        value = gauge(name)
-        return [] if value is None else [Observation(value, SYSTEM)]
-
-    return observe
+def _observe(name: str, gauge: Callable[[str], float | None], _: CallbackOptions) -> Iterable[Observation]:
+    value = gauge(name)
+    return [] if value is None else [Observation(value, SYSTEM)]

@@ -36,7 +36,6 @@ def line_cut(world: World) -> None:
     world.fault("cut")
     time.sleep(1)
     world.proxy.mend()
-    world.fired("reset")
     world.finish_unharmed(ids)
 
 
@@ -49,7 +48,6 @@ def half_open(world: World) -> None:
     """The peer accepts and never answers: each beat times out early enough to be retried, no lease is lost."""
     ids = _running(world, "first", "second")
     _abandoned(world, world.proxy.hang)
-    world.fired("hang")
     world.finish_unharmed(ids)
 
 
@@ -58,7 +56,6 @@ def drip(world: World) -> None:
     """Answers come a byte at a time: the timeout is for the whole answer, not for each byte."""
     ids = _running(world, "first", "second")
     _abandoned(world, lambda: world.proxy.drip(0.1))
-    world.fired("drip")
     world.finish_unharmed(ids)
 
 
@@ -80,10 +77,7 @@ def jitter(world: World) -> None:
     world.proxy.slow(0.05, jitter=0.1)
     world.work("first")
     world.work("second")
-    ids = world.schedule("steady", 40, seconds=0.5)
-    world.until_ended(ids)
-    world.fired("slow")
-    world.finish_unharmed(ids)
+    world.finish_unharmed(world.schedule("steady", 40, seconds=0.5))
 
 
 @scenario(16, "old-requests-again", faults=("again",), ttl=4)
@@ -117,7 +111,6 @@ def answers_again(world: World) -> None:
     second = world.work("second", slots=1, past_proxy=True)
     world.until_acting(second)
     time.sleep(2 * world.ttl)  # long enough for effects of stale answers on the first worker
-    world.fired("repeat_answer", "hang")
     world.proxy.mend()
     world.finish(ids)
 
@@ -128,8 +121,6 @@ def claim_answer_lost(world: World) -> None:
     ids = world.schedule("steady", 4, seconds=0.2)
     world.proxy.lose_answer("POST", CLAIMS, times=2)
     world.work()
-    world.until_ended(ids)
-    world.fired("lose_answer")
     world.finish_unharmed(ids)
     assert {info.fence for info in world.infos(ids)} == {1}, "granted anew"
 
@@ -142,8 +133,6 @@ def long_poll_answer_lost(world: World) -> None:
     wait_for(lambda: sum(it.path == CLAIMS for it in list(world.proxy.log)) >= 2, what="claims of both executors")
     time.sleep(3)
     ids = world.schedule("steady", 4, seconds=0.2) + world.schedule("patient", 4, seconds=0.2)
-    world.until_ended(ids)
-    world.fired("lose_answer")
     world.finish_unharmed(ids)
     assert {info.fence for info in world.infos(ids)} == {1}, "granted anew"
 
@@ -155,7 +144,6 @@ def schedule_answer_lost(world: World) -> None:
     scheduler = world.submit("steady", 60)
     world.work()
     assert scheduler.popen.wait(60) == 0
-    world.fired("lose_answer")
     total = sum(sum(counts.values()) for counts in world.client.stats().kinds.values())
     assert total == 60, f"{total} tasks of 60"
 
@@ -168,7 +156,6 @@ def result_answer_lost(world: World) -> None:
     world.work()
     world.until_ended(ids)
     world.proxy.wait(lambda: world.proxy.fired["lose_answer"] == 4)
-    world.fired("lose_answer")
     world.finish_unharmed(ids)
     assert all(len(info.history) == 1 for info in world.infos(ids))
     assert {answer.verdict for answer in world.of(SettleAnswered)} == {"settled"}, "a repeat got another answer"
@@ -181,7 +168,6 @@ def beat_answer_lost(world: World) -> None:
     world.proxy.lose_answer("POST", BEATS, times=3)
     world.proxy.wait(lambda: world.proxy.fired["lose_answer"] == 3, within=60)
     world.until_beaten(ids)
-    world.fired("lose_answer")
     world.finish_unharmed(ids)
 
 
@@ -193,7 +179,6 @@ def first_beat_unheard(world: World) -> None:
     ids = world.schedule("steady", 2, until="finish", heartbeat_timeout=3)
     world.proxy.wait(lambda: world.proxy.fired["lose_answer"] >= 2, within=60)
     world.proxy.cut()
-    world.fired("lose_answer")
     world.fault("cut", lasts=world.ttl)
     world.until_running(ids, by=world.work("second", past_proxy=True))
     world.finish(ids)
@@ -216,7 +201,6 @@ def storm(world: World) -> None:
     beats = [exchange for exchange in world.proxy.log if exchange.path == BEATS and exchange.at >= since]
     assert len(beats) <= 2 * 50 * passed, f"{len(beats)} beats in {passed:.1f} s"
     world.proxy.mend()
-    world.fired("answer 429", "answer 503")
     world.finish_unharmed(ids)
 
 
@@ -230,7 +214,6 @@ def storm_on_the_rest(world: World) -> None:
     world.work()
     assert scheduler.popen.wait(100) == 0
     world.until_ended()
-    world.fired("answer 429", "answer 503")
     assert [(info.attempt, info.crashes) for info in world.infos()] == [(1, 0)] * 20
 
 
@@ -266,7 +249,6 @@ def nonsense(world: World) -> None:
             world.proxy.answer(200, "POST", BEATS, body=body)
         world.until_beaten(ids)
     assert _nonsense(world) == len(NONSENSE), f"{_nonsense(world)} beats got an invalid answer"
-    world.fired("answer 200")
     world.finish_unharmed(ids)
     for process in world.processes:
         assert "Traceback" not in process.said, process.said[-3000:]
@@ -285,7 +267,6 @@ def foreign(world: World) -> None:
     world.proxy.foreign("POST", RESULTS, times=None)
     wait_for(lambda: world.proxy.fired["foreign"] >= before + 10, what="results that others refuse")
     world.proxy.mend()
-    world.fired("foreign")
     world.finish_unharmed(ids)
 
 
@@ -303,4 +284,3 @@ def slow_line(world: World) -> None:
     world.work("second")
     assert scheduler.popen.wait(60) == 0
     world.until_ended()
-    world.fired("slow", "limit")

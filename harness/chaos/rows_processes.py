@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from harness.chaos.processes import Process, wait_for
@@ -120,12 +121,6 @@ def worker_stopped(world: World) -> None:
     assert _died(world, first) == KILLED, "it ended otherwise"
 
 
-@scenario(4, "gil-held", faults=("gil", "death"), start_within=20)
-def gil_held(world: World) -> None:
-    """C code holds the GIL for three ttls: the kernel ends the process when its trust ends."""
-    _held_up(world, "gil")
-
-
 @scenario(4, "gil-held-unguarded", faults=("gil",), ttl=2, breaks="S2")
 def gil_held_unguarded(world: World) -> None:
     """C code holds the GIL without a kernel timer: two runs act at once. The checker must report that."""
@@ -137,24 +132,20 @@ def gil_held_unguarded(world: World) -> None:
     assert first.is_alive
 
 
-@scenario(4, "regex-backtracks", faults=("gil", "death"), start_within=20)
-def regex_backtracks(world: World) -> None:
-    """A regular expression backtracks for minutes: the kernel ends the process when its trust ends."""
-    _held_up(world, "regex")
-
-
-@scenario(6, "signals-masked", faults=("gil", "death"), start_within=20)
-def signals_masked(world: World) -> None:
-    """Every signal is masked, and SIGALRM has a handler: the kernel's timer works all the same."""
-    _held_up(world, "gil", masked=True)
-
-
-def _held_up(world: World, kind: str, *, masked: bool = False) -> None:
+def _held_up(kind: str, masked: bool, world: World) -> None:  # noqa: FBT001 - a column of the table below
     first = world.work("first", slots=1, masked=masked)
     world.running(kind, 1, seconds=3 * world.ttl, by=first)
     world.fault("gil", target=first.who)
     assert _died(world, first) == KILLED, f"it ended otherwise: {first.said[-2000:]}"
     world.work("second")
+
+
+for _row, _name, _kind, _masked, _what in (
+    (4, "gil-held", "gil", False, "C code holds the GIL for 3 ttls: the kernel ends the process when its trust ends."),
+    (4, "regex-backtracks", "regex", False, "A regex backtracks for minutes: the kernel ends the process in time."),
+    (6, "signals-masked", "gil", True, "All signals are masked, SIGALRM has a handler: the kernel's timer works."),
+):
+    scenario(_row, _name, what=_what, faults=("gil", "death"), start_within=20)(partial(_held_up, _kind, _masked))
 
 
 def _died(world: World, process: Process) -> int:
@@ -254,7 +245,6 @@ def thread_of_a_lost_lease(world: World) -> None:
     world.running("threads", 1, seconds=10 * world.ttl, by=first)
     world.proxy.hang()
     assert _died(world, first) == LOST_EXIT_CODE, f"it ended otherwise: {first.said[-2000:]}"
-    world.fired("hang")
     world.proxy.mend()
     world.work("second")
 

@@ -96,6 +96,8 @@ def run(entry: Scenario, *, keep: bool = False) -> Report:
             if entry.serve:
                 world.start()
             entry.act(world)
+            for name in world.proxy.fired.keys() & set(entry.faults):
+                world.fault(name)
             world.drain()
             world.stop()
             violations = world.verdict(faults=entry.faults, rules=dict(entry.rules))

@@ -24,6 +24,7 @@ from harness.history import Acknowledged, Effect, Event, Fault, FaultsOver, Fina
 from harness.proxy import Proxy
 from harness.recording import Recorded
 from leasekit import NewTask, Status
+from leasekit.cli.tasks import all_tasks
 from leasekit.hooks import Hook
 from leasekit.registry import open_backend
 from leasekit.task import FixedDelays, TaskInfo
@@ -251,12 +252,7 @@ class World:
         wait_for(lambda: wanted <= {info.id for info in self.all_tasks() if info.status.ended}, what="the end of all")
 
     def all_tasks(self) -> list[TaskInfo]:
-        page = self.client.list_tasks(limit=1000)
-        tasks = page.tasks
-        while page.cursor is not None:
-            page = self.client.list_tasks(limit=1000, cursor=page.cursor)
-            tasks += page.tasks
-        return tasks
+        return list(all_tasks(lambda cursor, size: self.client.list_tasks(cursor=cursor, limit=size)))
 
     def info(self, task_id: str) -> TaskInfo:
         info = self.client.get(task_id)
@@ -297,11 +293,6 @@ class World:
     def spare_port(self) -> int:
         self._spare.append(_reserved_port())
         return int(self._spare[-1].getsockname()[1])
-
-    def fired(self, *names: str) -> None:
-        for name in names:
-            assert self.proxy.fired[name], f"{name} did not fire: {dict(self.proxy.fired)}"
-            self.fault(name)
 
     def drain(self, *, within: float = 120.0) -> None:
         """End all faults; return once every task has ended."""

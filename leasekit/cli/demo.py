@@ -19,6 +19,7 @@ import leasekit
 from leasekit.cli.demo_check import Finding, check, read_log, under_way
 from leasekit.cli.demo_fleet import Fleet
 from leasekit.cli.errors import spoken
+from leasekit.cli.tasks import all_tasks
 from leasekit.task import NewTask, Status, TaskInfo
 
 EXAMPLES = """\b
@@ -173,15 +174,8 @@ def _table(fleet: Fleet, held: dict[int, list[TaskInfo]], log: Path, killed_at: 
 
 
 def _all(client: leasekit.Client) -> list[TaskInfo]:
-    ids: list[str] = []
-    cursor: str | None = None
-    while True:
-        page = client.list_tasks(kind="digest", cursor=cursor, limit=500)
-        ids += [task.id for task in page.tasks]
-        cursor = page.cursor
-        if cursor is None:
-            break
-    return [task for task_id in ids if (task := client.get(task_id)) is not None]
+    listed = all_tasks(lambda cursor, size: client.list_tasks(kind="digest", cursor=cursor, limit=size))
+    return [task for task_id in [task.id for task in listed] if (task := client.get(task_id)) is not None]
 
 
 def _print_summary(console: Console, findings: Sequence[Finding]) -> None:

@@ -67,20 +67,19 @@ def tasks(
                 kind=kind, status=status, collection=collection, worker=worker, cursor=cursor, limit=size
             )
 
-        found = _all(pages)
+        found = all_tasks(pages)
         _print(found if limit == 0 else islice(found, limit), as_json=as_json)
         if next(found, None) is not None:
             typer.echo("leasekit tasks: there are more: raise --limit; 0 shows all", err=True)
 
 
-def _all(pages: Pages) -> Iterator[TaskInfo]:
-    cursor: str | None = None
-    while True:
-        page = pages(cursor, _PAGE)
+def all_tasks(pages: Pages) -> Iterator[TaskInfo]:
+    """Yield the tasks of all pages; `pages(cursor, size)` reads one."""
+    page = pages(None, _PAGE)
+    yield from page.tasks
+    while page.cursor is not None:
+        page = pages(page.cursor, _PAGE)
         yield from page.tasks
-        cursor = page.cursor
-        if cursor is None:
-            return
 
 
 def _print(found: Iterator[TaskInfo], *, as_json: bool) -> None:

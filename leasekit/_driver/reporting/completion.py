@@ -31,7 +31,8 @@ async def all_ended(poll: Poll, task_ids: Sequence[str], *, clock: Clock, timeou
         if until is not None and now >= until:
             if not (left := await _unfinished(poll, left, ended)):
                 break
-            raise TimeoutError(_timeout_message(timeout, left))
+            more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+            raise TimeoutError(f"after {timeout:g} s these tasks have not ended: {', '.join(left[:_NAMED])}{more}")
         await clock.wait(never, now + wait if until is None else min(now + wait, until))
         wait = min(wait * 2, _LONGEST_WAIT)
         while left and not await _unfinished(poll, left[:1], ended):
@@ -51,8 +52,3 @@ async def _unfinished(poll: Poll, task_ids: Iterable[str], ended: dict[str, Task
         else:
             left.append(task_id)
     return left
-
-
-def _timeout_message(timeout: float | None, left: Sequence[str]) -> str:
-    more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-    return f"after {timeout:g} s these tasks have not ended: {', '.join(left[:_NAMED])}{more}"

@@ -124,12 +124,13 @@ class LeaseEvent:
 
 
 LossReason = Literal[
-    "expired", "strikes", "taken", "settled", "cancelled", "unknown", "idle", "unreported", "closed",
+    "expired", "strikes", "taken", "overdue", "settled", "cancelled", "unknown", "idle", "unreported", "closed",
 ]  # fmt: skip
 """Why a lease was lost.
 
 - `expired`: no beat was acknowledged in time; `strikes`: too many failed in a row.
 - `taken`, `settled`, `cancelled`: the service says that another process holds the task, or that the task has ended.
+- `overdue`: the service says that the `max_runtime` of the task is over.
 - `unknown`: the service says that the lease is gone, for no reason of this list.
 - `idle`: the handler reported no progress, and did not end when told to.
 - `unreported`: the handler has ended, and its result could not be reported while the lease lasted.

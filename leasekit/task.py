@@ -285,7 +285,7 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     cancel_requested: bool = False
     """With *renewed*: a cancel was requested, so the handler must wind down; the lease is kept meanwhile."""
     reason: str | None = None
-    """With *gone*: `settled`, `taken`, `expired`, `cancelled` or `unknown`; with *failed*: what failed."""
+    """With *gone*: `settled`, `taken`, `expired`, `overdue`, `cancelled` or `unknown`; with *failed*: what failed."""
     retry_after: float | None = None
     """With *throttled*: seconds to wait."""
 

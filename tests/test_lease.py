@@ -579,6 +579,15 @@ def test_a_lease_is_lost_before_the_end_of_trust_and_says_why(
     assert faulty.calls["settle"] == 0
 
 
+def test_a_body_that_runs_longer_than_it_may_is_told_so(client: Client, clock: FakeClock) -> None:
+    task = claimed(client, max_runtime=60)
+    with pytest.raises(LeaseLost, match="its max_runtime is over") as lost, leasekit.lease(task) as held:
+        clock.advance(120)
+        eventually(lambda: held.lost)
+        held.check()
+    assert lost.value.reason == "overdue"
+
+
 def test_what_is_no_task_is_refused_with_what_to_do() -> None:
     with pytest.raises(TypeError, match=r"not of dict: what boto3 returned has leasekit_sqs\.lease"):
         leasekit.lease({"Body": "7", "ReceiptHandle": "x"})  # type: ignore[arg-type]

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 NO_LIMITS = Limits(None, 0, None)
 """For ends that check no limit."""
 
+OVER = 0.0
+"""A `run_until` in the past by any clock: no further beat is accepted."""
+
 _DEFAULT_POLICY = Exponential()
 _DAMAGED = "the store is damaged, and this task no longer runs"
 _decode_policy = msgspec.json.Decoder(RetryPolicy).decode
@@ -50,8 +53,9 @@ def has_lapsed(row: Trigger, now: float) -> bool:
 
 
 def is_overdue(row: Trigger, now: float) -> bool:
-    """Whether the run has lasted as long as it may: its lease is then not renewed, expires, and counts as a crash."""
-    return row.run_until is not None and row.run_until <= now
+    """Whether the run was leased as long as it may last: the lease is not renewed, expires, and counts as a crash."""
+    lease_ends_at = row.next_trigger_at if row.status in LEASED else None
+    return row.run_until is not None and row.run_until <= (now if lease_ends_at is None else min(now, lease_ends_at))
 
 
 def renewed(row: Trigger, status: Status, *, now: float) -> Trigger:

@@ -81,6 +81,11 @@ class Model:
     def is_leased(self) -> bool:
         return self.status in ("claimed", "processing")
 
+    @property
+    def is_overdue(self) -> bool:
+        """Whether its `max_runtime` was over before its lease ended."""
+        return self.overdue_at is not None and self.overdue_at <= self.ends_at
+
     def expire(self, now: float) -> None:
         self.grants[-1].end = ("expired", self.attempt)
         self.crash(now)
@@ -326,7 +331,9 @@ class Histories(RuleBasedStateMachine):
             return "cancelled" if model.status == "cancelled" else "settled"
         if grant.report is not None:
             return "settled"
-        return "expired" if grant is model.grants[-1] else "taken"
+        if grant is not model.grants[-1]:
+            return "taken"
+        return "overdue" if model.is_overdue and self.rig.instant >= (model.overdue_at or 0.0) else "expired"
 
     @precondition(lambda self: self.held)
     @rule(

@@ -442,8 +442,9 @@ local AFTER = {
   release = 'enqueued', crash = 'enqueued', expired = 'enqueued',
 }
 
--- Count how a run ended; return the reason why the task may not run again, if there is one.
-local function counted_end(s, outcome)
+-- Count how a run ended; return the reason why the task may not run again, if there is one. `why`: what is known of an
+-- expired lease.
+local function counted_end(s, outcome, why)
   if outcome == 'release' then
     s.attempt = s.attempt - 1
   elseif outcome == 'retry' then
@@ -455,6 +456,7 @@ local function counted_end(s, outcome)
     s.crashes = (s.crashes or 0) + 1
     if s.crashes > (s.max_crashes or 5) then
       return s.crashes .. ' runs ended because their holder vanished: max_crashes is ' .. (s.max_crashes or 5)
+        .. (why and '; in the last run, ' .. why or '')
     end
   end
 end
@@ -477,7 +479,7 @@ end
 
 -- End a run: put the task back into its lane, or among the ended tasks, and save its state.
 local function end_run(id, s, outcome, cancel_requested, options)
-  local reason = counted_end(s, outcome)
+  local reason = counted_end(s, outcome, options.why)
   local status = AFTER[outcome]
   s.token = nil
   if WOUND_DOWN[outcome] and cancel_requested then
@@ -581,10 +583,17 @@ local function expire(id, lease)
   if not s then
     return
   end
+  local run = {outcome = 'expired', attempt = s.attempt, worker = lease.worker, token = lease.token}
+  local why
+  if lease.ends and lease.ends <= (score(LEASES, id) or 0) then
+    why = string.format("no beat was accepted from worker '%s': its max_runtime of %g s was over", lease.worker,
+      (lease.max_runtime or 0) / 1000)
+    run.error = cjson.encode({type = 'LeaseExpired', message = why}) -- of expired runs, only these have an error
+  end
   let_go(id, lease)
   s.progress_seq = lease.progress_seq -- its holder may still report
-  record(id, s, {outcome = 'expired', attempt = s.attempt, worker = lease.worker, token = lease.token})
-  end_run(id, s, 'expired', lease.cancel_requested, {token = lease.token})
+  record(id, s, run)
+  end_run(id, s, 'expired', lease.cancel_requested, {token = lease.token, why = why})
 end
 
 -- Count steps back of the clock. A lease that is granted after one ends early if the clock steps ahead again, and a
@@ -667,12 +676,12 @@ local function why_gone(id, s, token)
     return 'cancelled'
   elseif score(ENDED, id) then
     return 'settled'
-  elseif s.token == token then
-    return 'expired'
   end
   local lease, run = read(WORKING, id), past_run(id, token)
-  if lease and lease.token == token then
-    return 'expired'
+  if s.token == token then
+    return run and run.error and 'overdue' or 'expired'
+  elseif lease and lease.token == token then
+    return lease.ends and lease.ends <= now and 'overdue' or 'expired'
   end
   return run and run.digest and 'settled' or 'taken'
 end

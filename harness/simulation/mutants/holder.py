@@ -176,7 +176,11 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "idle-result-accepted": Mutant(
         "A result is reported although the lease was lost by the idle timeout.",
-        Edit("_driver.keeping.held_lease:HeldLease.reportable", "(None, ...)", '(None, "expired", "strikes", "idle")'),
+        Edit(
+            "_driver.keeping.held_lease:HeldLease.reportable",
+            "(None, ...)",
+            '(None, "expired", "strikes", "overdue", "idle")',
+        ),
         test="tests/test_lease.py::test_what_an_idle_body_ends_with_after_its_lease_was_lost_is_not_reported",
         why_test="no other run has the task by then, and no rule forbids the result of a hung handler",
     ),

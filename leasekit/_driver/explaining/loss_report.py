@@ -46,6 +46,7 @@ _LITTLE = 10  # a stall shorter than 1/10 of the silence is not why a lease was 
 _GONE = {  # answers of a service about a lease that is gone, and their meaning
     "taken": "it was taken: another worker claimed it after this lease had expired",
     "expired": "it had expired: no beat came within its ttl",
+    "overdue": "its max_runtime is over: give such tasks more, or less to do",
     "settled": "it was settled: its end has been reported before",
     "cancelled": "it was cancelled",
     "unknown": "the task is unknown: it was deleted, or is in another store",

@@ -141,7 +141,7 @@ class HeldLease:
         if not self.lost:
             return True
         # A hung handler may not report; but its crash is reported, as far as the service still knows the lease.
-        ours = self.reason in (None, "expired", "strikes") or (crashed and self.reason == "idle")
+        ours = self.reason in (None, "expired", "strikes", "overdue") or (crashed and self.reason == "idle")
         return ours and capabilities.refuses_stale
 
     def begin(self, idle_timeout: float | None, owner: Owner | None = None) -> None:

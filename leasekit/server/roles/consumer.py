@@ -6,8 +6,10 @@ The store is the queue, so the consumer moves no task to another queue: claims r
 import time
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from leasekit._lifecycle.states import WAITING, Event
-from leasekit._lifecycle.transitions import NO_LIMITS, end_run
+from leasekit._lifecycle.transitions import NO_LIMITS, OVER, end_run, is_overdue
 from leasekit.server.store import Run, Trigger
 from leasekit.server.unit_of_work import UnitOfWork, to_bytes
 from leasekit.task import Status
@@ -33,6 +35,8 @@ def lapse(turn: UnitOfWork, rows: Sequence[Trigger]) -> list[Trigger]:
     for row in rows:
         why = silence(row, now=turn.now, instant=turn.instant)
         after = end_run(row, Event.EXPIRE, limits=limits.get(row.seq, NO_LIMITS), now=turn.now, why=why)
+        # What its holder is told, however late it asks.
+        after = replace(after, run_until=OVER if is_overdue(row, turn.instant) else None)
         runs.append(_expired_run(row, at=turn.now, why=why))
         if after.status in WAITING:
             turn.ready(row.kind, turn.now)
@@ -55,7 +59,7 @@ def silence(row: Trigger, *, now: float, instant: float) -> str:
     event, detail = "nothing was heard", ""
     if row.status is Status.CLAIMED:
         detail = "; its handler had not begun"
-    elif row.run_until is not None and row.run_until <= ended_at:
+    elif is_overdue(row, instant):
         event, detail = "no beat was accepted", f": its max_runtime of {row.max_runtime:g} s was over"
     since = f"since {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(now - silent))}, {silent:.0f} s ago"
     return f"{event} from worker {row.owner!r} {since} (its ttl is {ttl:g} s){detail}"

@@ -13,7 +13,16 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from leasekit._lifecycle.states import ENDING, LEASED, WOUND_DOWN, Event, step
-from leasekit._lifecycle.transitions import NO_LIMITS, end_run, has_lapsed, is_held, is_latest, is_overdue, retry_wait
+from leasekit._lifecycle.transitions import (
+    NO_LIMITS,
+    OVER,
+    end_run,
+    has_lapsed,
+    is_held,
+    is_latest,
+    is_overdue,
+    retry_wait,
+)
 from leasekit.server.ids import successor_id
 from leasekit.server.progress import Progress
 from leasekit.server.roles.consumer import lapse
@@ -23,7 +32,6 @@ from leasekit.server.unit_of_work import UnitOfWork, to_bytes
 from leasekit.task import Beat, NewTask, Settlement, Status, Verdict
 
 _NULL = b"null"
-_OVER = 0.0  # a `run_until` in the past by any clock: no further beat is accepted
 _BOUNDED = frozenset({"retry", "crash"})  # outcomes that count against a limit
 
 
@@ -99,7 +107,7 @@ def _keep_ended(turn: UnitOfWork, rows: Sequence[Trigger]) -> None:
     """
     lapsed = [row for row in rows if has_lapsed(row, turn.instant)]
     over = [row for row in rows if row not in lapsed]
-    turn.tx.save([*lapse(turn, lapsed), *(replace(row, run_until=_OVER) for row in over)])
+    turn.tx.save([*lapse(turn, lapsed), *(replace(row, run_until=OVER) for row in over)])
 
 
 class _Past:
@@ -107,6 +115,7 @@ class _Past:
 
     def __init__(self, turn: UnitOfWork, seqs: Sequence[int]) -> None:
         runs = turn.tx.runs(set(seqs)) if seqs else []
+        self._instant = turn.instant
         self._runs = {(run.seq, run.token): run for run in runs}
 
     def add(self, run: Run) -> None:
@@ -126,7 +135,7 @@ class _Past:
         if row.status.ended:
             return "settled"
         if row.token == token:
-            return "expired"
+            return "overdue" if is_overdue(row, self._instant) else "expired"
         run = self.find(row, token)
         return "settled" if run is not None and run.digest is not None else "taken"
 

@@ -16,7 +16,7 @@ __all__ = ["WAIT", "ContractBase", "SchedulerBase", "Service", "ids_of", "is_gon
 
 WAIT = 20.0  # seconds for a task that is ready or about to be; a passing test never waits so long
 
-_GONE = {"settled", "taken", "expired", "cancelled", "unknown"}
+_GONE = {"settled", "taken", "expired", "overdue", "cancelled", "unknown"}
 
 
 class ContractBase:

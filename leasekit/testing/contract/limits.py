@@ -75,10 +75,19 @@ class Limits(SchedulerBase):
         await self.settle(backend, await self.claim_one(backend, kind), "crash")
         assert await self.nothing_left(backend, kind)
 
-    async def test_a_run_that_lasts_too_long_is_no_longer_renewed(self, backend: Service, kind: str) -> None:
-        task = await self.held(backend, kind, max_runtime=2.0)
+    async def test_a_run_that_lasts_too_long_is_no_longer_renewed_and_says_so(
+        self, backend: Service, kind: str
+    ) -> None:
+        limits: dict[str, float] = {"max_runtime": 2.0, "max_crashes": 0}
+        task = await self.held(backend, kind, claim_timeout=5.0, heartbeat_timeout=5.0, **limits)
         assert (await self.beat(backend, task)).verdict == "renewed"
         await self.sleep(2.1)
-        assert is_gone(await self.beat(backend, task), "expired")
+        assert is_gone(await self.beat(backend, task), "overdue")
         assert await self.nothing_left(backend, kind)  # the granted lease is not taken back
         assert (await self.info(backend, task.id)).crashes == 0
+        await self.expire(task)
+        assert await self.nothing_left(backend, kind)  # a claim expires leases, a read need not
+        info = await self.info(backend, task.id)
+        assert (info.status, [run.outcome for run in info.history]) == (Status.DEAD, ["expired"])
+        assert "max_runtime" in (info.reason or "")
+        assert "max_runtime" in info.history[0].error["message"]

@@ -107,6 +107,7 @@ def test_a_lease_whose_turn_never_came_because_the_calls_of_others_hung() -> Non
     [
         ("taken", "the service said that it was taken: another worker claimed it after this lease had expired"),
         ("expired", "the service said that it had expired: no beat came within its ttl"),
+        ("overdue", "the service said that its max_runtime is over: give such tasks more, or less to do"),
         ("settled", "the service said that it was settled: its end has been reported before"),
         ("cancelled", "the service said that it was cancelled"),
         ("unknown", "the service said that the task is unknown: it was deleted, or is in another store"),

@@ -94,10 +94,20 @@ async def test_a_run_is_renewed_for_its_max_runtime_and_counts_as_a_crash_when_i
     assert (await bench.beat(task)).verdict == "renewed"
     await bench.later(1)
     verdict = await bench.beat(task)
-    assert (verdict.verdict, verdict.reason) == ("gone", "expired")
+    assert (verdict.verdict, verdict.reason) == ("gone", "overdue")
     assert (await bench.ids(), (await bench.info("a")).crashes) == ([], 0)
     await bench.later(19)
+    assert (await bench.beat(task)).reason == "overdue"
     assert (await bench.ids(), (await bench.info("a")).crashes) == (["a"], 1)
+
+
+async def test_a_lease_that_expired_before_the_max_runtime_is_not_said_to_be_overdue(bench: Bench) -> None:
+    task = await bench.taken("a", max_runtime=25, claim_timeout=20, heartbeat_timeout=20)
+    await bench.beat(task)
+    await bench.later(20)
+    assert (await bench.beat(task)).reason == "expired"
+    await bench.later(20)
+    assert (await bench.beat(task)).reason == "expired"
 
 
 async def test_max_runtime_counts_from_the_first_beat_of_a_body_that_has_begun(bench: Bench) -> None:

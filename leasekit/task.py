@@ -10,6 +10,7 @@ import random as _random
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypedDict
 
+import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 __all__ = [
@@ -112,7 +113,37 @@ RetryPolicy = Exponential | Polynomial | FixedDelays
 """How long to wait before a task's next attempt."""
 
 
-class NewTask(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+class _Size:
+    """A stand-in for a user's value, which may be private, in a repr: the number of bytes that it has as JSON."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __repr__(self) -> str:
+        try:
+            return f"<{len(msgspec.json.encode(self._value)):,} bytes>"
+        except Exception:  # noqa: BLE001 - a repr must not fail
+            return f"<{type(self._value).__name__}>"
+
+
+class _Discreet(Struct, frozen=True, kw_only=True):
+    """A value whose repr is fit for logs: it leaves out the token, and shows only the sizes of users' values."""
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [
+            (name, _Size(value) if name in _PRIVATE and value is not None and value is not UNSET else value)
+            for name, value in super().__rich_repr__()
+            if name != "token"
+        ]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+
+_PRIVATE = frozenset({"payload", "progress", "result", "error"})
+
+
+class NewTask(_Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A task to be scheduled. Only `kind` is required; scheduling the same `id` again makes no second task."""
 
     kind: Name
@@ -189,17 +220,7 @@ class Scheduled(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False)
     """True: the id belongs to a task of another kind or payload; nothing was changed."""
 
 
-class _WithToken(Struct, frozen=True, kw_only=True):
-    """A value whose repr leaves out the token, so that a reader of a log cannot settle the task."""
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        return [(name, value) for name, value in super().__rich_repr__() if name != "token"]
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
-
-
-class Task(_WithToken, frozen=True, kw_only=True, dict=True, weakref=True):
+class Task(_Discreet, frozen=True, kw_only=True, dict=True, weakref=True):
     """A task that this process has claimed: what to run, and the right to run it."""
 
     id: str
@@ -235,7 +256,7 @@ class Claimed(Struct, frozen=True, kw_only=True):
     """Seconds for which the request had waited at the service when it was granted; None: the service does not say."""
 
 
-class Beat(_WithToken, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+class Beat(_Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A request to renew one lease."""
 
     id: Name
@@ -250,7 +271,7 @@ class Beat(_WithToken, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     """Grows with each checkpoint of the claim; None: the service keeps the checkpoint in any case."""
 
 
-class Settlement(_WithToken, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+class Settlement(_Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A report of how a run ended, made only once its handler no longer runs."""
 
     id: Name
@@ -290,7 +311,7 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """With *throttled*: seconds to wait."""
 
 
-class HistoryEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class HistoryEntry(_Discreet, frozen=True, kw_only=True, omit_defaults=True):
     """A run of a task that has ended."""
 
     fence: int
@@ -309,7 +330,7 @@ class HistoryEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a failure reported."""
 
 
-class TaskInfo(Struct, frozen=True, kw_only=True):
+class TaskInfo(_Discreet, frozen=True, kw_only=True):
     """Everything that the service knows about a task."""
 
     id: str

@@ -138,6 +138,27 @@ def test_nothing_shows_a_token(task: Task) -> None:
         assert task.token not in repr(held)
 
 
+def test_nothing_shows_what_users_put_into_a_task(client: Client) -> None:
+    """A log would keep it."""
+    options: dict[str, Any] = {"payload": {"card": "4111 1111"}, "id": "a"}
+    client.schedule("k", **options)
+    task = next(client.tasks("k"))
+    with leasekit.lease(task) as held:
+        held.progress("4111 1111")
+        held.complete("4111 1111")
+    info = client.get("a")
+    assert info is not None
+    assert info.result == "4111 1111"
+    beat = Beat(id="a", token="t", progress="4111 1111")
+    end = Settlement(id="a", token="t", outcome="fatal", error="4111 1111", then=[NewTask(kind="k", **options)])
+    for value in (task, held, info, info.history, client.list_tasks(), NewTask(kind="k", **options), beat, end):
+        assert "4111" not in repr(value)
+    assert "payload=<20 bytes>" in repr(task)
+    assert "progress=None" in repr(task)
+    assert "result=<11 bytes>" in repr(info)
+    assert "payload=<object>" in repr(NewTask(kind="k", payload=object()))
+
+
 def test_a_lease_says_how_it_stands(task: Task) -> None:
     held = leasekit.lease(task)
     assert repr(held).endswith(": not begun>")

@@ -1,6 +1,8 @@
-"""Compare leases of a user's own receive loop with the queue's visibility timeout, and warn if leases are shorter.
+"""Compare leases of a user's own receive loop with the queue's visibility timeout, and warn if they differ.
 
-The loop received its messages for as long as the queue says; a heartbeat replaces that by the time of the lease.
+A receive that does not say for how long hides its messages for as long as the queue says; a heartbeat replaces that by
+the time of the lease. A lease that is shorter makes a message come again earlier. A lease that is longer is trusted
+before its first heartbeat when the message may be visible already.
 """
 
 import asyncio
@@ -18,12 +20,16 @@ class Comparison:
     def __init__(self, queues: Queues, ttl: int) -> None:
         self._queues = queues
         self._ttl = ttl
-        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._calls: dict[tuple[str, bool], asyncio.Task[None]] = {}
+        self._warned: set[str] = set()
 
-    def start(self, url: str) -> None:
-        """Compare the queue at this URL, unless that was done before; return at once."""
-        if url not in self._calls:
-            self._calls[url] = asyncio.create_task(self._compare(url))
+    def start(self, url: str, *, is_queues_time: bool) -> None:
+        """Compare the queue at this URL, unless that was done before; return at once.
+
+        `is_queues_time`: the receive is known to have left the time to the queue.
+        """
+        if (url, is_queues_time) not in self._calls:
+            self._calls[url, is_queues_time] = asyncio.create_task(self._compare(url, is_queues_time=is_queues_time))
 
     async def aclose(self) -> None:
         """End the comparisons under way."""
@@ -31,18 +37,32 @@ class Comparison:
             call.cancel()
         await asyncio.gather(*self._calls.values(), return_exceptions=True)
 
-    async def _compare(self, url: str) -> None:
+    async def _compare(self, url: str, *, is_queues_time: bool) -> None:
         try:
             timeout = await self._queues.visibility_timeout(url)
         except BackendError:  # the permission `sqs:GetQueueAttributes` is not needed for leases
             return
-        if timeout > self._ttl:
+        name = url.rpartition("/")[2]
+        if timeout > self._ttl and url not in self._warned:
+            self._warned.add(url)
             logger.warning(
                 "queue %s hides a message for %d s, but a lease of this loop for %d s at a time: when the process has "
                 "died, or after a block with settle=False, the message comes again that much earlier. To keep the "
                 "queue's time, pass visibility_timeout=%d",
-                url.rpartition("/")[2],
+                name,
                 timeout,
                 self._ttl,
                 timeout,
+            )
+        elif timeout < self._ttl and is_queues_time:
+            logger.warning(
+                "queue %s hides a message for %d s, but this loop leases it with visibility_timeout=%d: a message that "
+                "waits longer than %d s for its block can be with two workers at once. Pass visibility_timeout=%d to "
+                "lease, or VisibilityTimeout=%d to receive_message",
+                name,
+                timeout,
+                self._ttl,
+                timeout,
+                timeout,
+                self._ttl,
             )

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import leasekit
-from leasekit import Heartbeats, Lease, Task
+from leasekit import ConfigError, Exponential, FixedDelays, Heartbeats, Lease, Polynomial, RetryPolicy, Task
 from leasekit.config import check_number
 from leasekit_aws.boto_clients import BotoClients
 from leasekit_aws.shared_keepers import SharedKeepers
@@ -29,12 +29,19 @@ def lease(
     client: Any,
     kind: str | None = None,
     visibility_timeout: int = 30,
+    retry: RetryPolicy | float | None = None,
     settle: bool = True,
     idle_timeout: float | None = None,
 ) -> Lease:
     """Return `leasekit.lease(task(message, …))` for a message that boto3's `receive_message` has returned."""
     leased = task(
-        message, queue_url=queue_url, client=client, kind=kind, visibility_timeout=visibility_timeout, settle=settle
+        message,
+        queue_url=queue_url,
+        client=client,
+        kind=kind,
+        visibility_timeout=visibility_timeout,
+        retry=retry,
+        settle=settle,
     )
     return leasekit.lease(leased, idle_timeout=idle_timeout)
 
@@ -46,6 +53,7 @@ def task(
     client: Any,
     kind: str | None = None,
     visibility_timeout: int = 30,
+    retry: RetryPolicy | float | None = None,
     settle: bool = True,
 ) -> Task:
     """Return a message that boto3's `receive_message` has returned as a task for `leasekit.lease`.
@@ -56,21 +64,32 @@ def task(
     first heartbeat was acknowledged. If the message became visible before, or another block has settled it, the `with`
     statement raises `LeaseLost` and the code does not run.
 
-    Leaving the block deletes the message; after an exception it becomes visible again, after the wait of a retry. With
-    `settle=False` the block does neither: it only keeps the lease, and your own code deletes the message after the
-    block.
+    Leaving the block deletes the message. After an exception it becomes visible again: when its `visibility_timeout` is
+    over, as without leasekit, or after `retry`: seconds, or a policy such as `leasekit.Exponential()`, which counts the
+    receives. With `settle=False` the block does neither: it only keeps the lease, and your own code deletes the message
+    after the block.
 
     Heartbeats use clients of their own, with the credentials and settings of `client`, without its retries.
 
-    Raises `ConfigError`, and `ProtocolError` for a malformed message.
+    Raises `ConfigError`, also if the receive named another `VisibilityTimeout`, and `ProtocolError` for a malformed
+    message.
     """
     check_number("visibility_timeout", visibility_timeout, least=SHORTEST, most=LONGEST_TTL, whole=True)
+    _refuse_other_than_message(message)
     received = Received.of(message)
+    policy = _policy(retry, received, visibility_timeout)
     name = queue_url.rpartition("/")[2]
     leased = received.task(kind=kind or received.kind or name, ttl=visibility_timeout)
     keeper, backend = _keepers.of(client, "sqs", partial(_backend, visibility_timeout), visibility_timeout)
-    receipt = received.receipt(queue_url)
-    receipt.hidden(_arrivals.asked_at(client, received.handle), visibility_timeout)
+    arrival = _arrivals.of(client, received.handle)
+    if arrival.timeout not in (None, visibility_timeout):
+        raise ConfigError(
+            f"visibility_timeout is {visibility_timeout}, but the message was received with "
+            f"VisibilityTimeout={arrival.timeout}: pass visibility_timeout={arrival.timeout}"
+        )
+    receipt = received.receipt(queue_url, policy)
+    receipt.hidden(arrival.asked_at, visibility_timeout)
+    receipt.timeout_named = arrival.timeout is not None if arrival.is_known else None
     backend.receipts.adopt(receipt, settles=settle)
     return keeper.adopt(leased)
 
@@ -85,3 +104,30 @@ def close() -> None:
 
 def _backend(ttl: int, clients: BotoClients) -> SqsBackend:
     return SqsBackend(Address(queue="-", ttl=ttl), clients=clients, receives=False)
+
+
+def _refuse_other_than_message(message: object) -> None:
+    """Raise `ConfigError` for a body, an answer, a list of messages or a message of a resource of boto3."""
+    if not isinstance(message, Mapping) or not {"MessageId", "ReceiptHandle"} & message.keys():
+        what = "an answer" if isinstance(message, Mapping) else type(message).__name__
+        raise ConfigError(f"message must be one of answer['Messages'], as boto3 returns them, got {what}")
+
+
+def _policy(retry: object, received: Received, visibility_timeout: int) -> RetryPolicy:
+    """Return how long a message waits after an exception. Raises `ConfigError`."""
+    if retry is None:
+        named = received.retry if received.attempt else None  # a policy cannot count without the count
+        return named or FixedDelays(waits=[visibility_timeout])
+    if isinstance(retry, (int, float)) and not isinstance(retry, bool) and 0 <= retry <= LONGEST_TTL:
+        return FixedDelays(waits=[retry])
+    if not isinstance(retry, (Exponential, Polynomial, FixedDelays)):
+        raise ConfigError(
+            f"retry must be 0 to {LONGEST_TTL} seconds or a policy such as leasekit.Exponential(), got {retry!r}: for "
+            "no further try raise leasekit.Fatal in the block"
+        )
+    if received.attempt is None:
+        raise ConfigError(
+            f"retry={retry!r} counts the receives of a message, and this message has no count: pass "
+            "MessageSystemAttributeNames=['ApproximateReceiveCount'] to receive_message"
+        )
+    return retry

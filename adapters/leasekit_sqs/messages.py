@@ -32,9 +32,9 @@ class Received:
     id: str
     handle: str
     kind: str | None  # the kind that the message names
-    attempt: int
+    attempt: int | None  # None: the receive did not ask for the count
     group: str | None
-    retry: RetryPolicy
+    retry: RetryPolicy | None  # the policy that the message names
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> "Received":
@@ -59,21 +59,21 @@ class Received:
             kind=kind,
             token=self.handle,
             ttl=float(ttl),
-            attempt=self.attempt,
+            attempt=self.attempt or 1,
             payload=payload(self.message.get("Body")),
             collection=self.group if self.group != plain_id(self.id) and _is_name(self.group) else None,
             traceparent=trace if trace is not None and len(trace) <= 128 else None,
         )
 
-    def receipt(self, url: str) -> Receipt:
+    def receipt(self, url: str, retry: RetryPolicy | None = None) -> Receipt:
         return Receipt(
             id=self.id,
             handle=self.handle,
             url=url,
             message=self.message,
-            attempt=self.attempt,
+            attempt=self.attempt or 1,
             group=self.group,
-            retry=self.retry,
+            retry=retry or self.retry or Exponential(),
         )
 
 
@@ -141,15 +141,15 @@ def _is_name(text: str | None) -> bool:
     return True
 
 
-def _count(text: object) -> int:
-    return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 10 and int(text) else 1
+def _count(text: object) -> int | None:
+    return int(text) or None if isinstance(text, str) and text.isdecimal() and len(text) < 10 else None
 
 
-def _policy(text: str | None) -> RetryPolicy:
+def _policy(text: str | None) -> RetryPolicy | None:
     try:
         return _POLICY.decode(text or "")
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return Exponential()
+        return None
 
 
 _POLICY: msgspec.json.Decoder[RetryPolicy] = msgspec.json.Decoder(RetryPolicy)

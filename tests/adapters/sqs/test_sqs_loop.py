@@ -13,10 +13,11 @@ from botocore.client import BaseClient
 from types_boto3_sqs import SQSClient
 
 import leasekit_sqs
-from leasekit import ConfigError, LeaseLost, ProtocolError, lease
+from leasekit import ConfigError, Exponential, FixedDelays, LeaseLost, ProtocolError, lease
 from leasekit._binding import reserve_of
 from leasekit_sqs import loop
 from leasekit_sqs.backend import boot_time
+from leasekit_sqs.comparison import Comparison
 from tests.adapters.sqs.fake import Fake
 
 EXTEND = "ChangeMessageVisibilityBatch"
@@ -41,13 +42,14 @@ def send(sqs: SQSClient, queue_url: str) -> Send:
 
 
 class Receive(Protocol):
-    def __call__(self, timeout: int = 30, **more: Any) -> Any: ...
+    def __call__(self, timeout: int | None = 30, **more: Any) -> Any: ...
 
 
 @pytest.fixture
 def receive(sqs: SQSClient, queue_url: str) -> Receive:
-    def receive(timeout: int = 30, **more: Any) -> Any:
-        found = sqs.receive_message(QueueUrl=queue_url, VisibilityTimeout=timeout, **more)
+    def receive(timeout: int | None = 30, **more: Any) -> Any:
+        named: dict[str, Any] = {} if timeout is None else {"VisibilityTimeout": timeout}
+        found = sqs.receive_message(QueueUrl=queue_url, **named, **more)
         return next(iter(found.get("Messages", [])), None)
 
     return receive
@@ -77,20 +79,63 @@ def test_leaving_the_block_deletes_the_message(sqs: SQSClient, queue_url: str, s
     assert counts(sqs, queue_url) == (0, 0)
 
 
+@pytest.fixture
+def observed(sqs: SQSClient, queue_url: str) -> None:
+    """Have leasekit see the receives of this client: it does from its first lease on."""
+    leasekit_sqs.task({"MessageId": "m", "ReceiptHandle": "h", "Body": "b"}, queue_url=queue_url, client=sqs)
+
+
+@pytest.mark.usefixtures("observed")
 def test_a_lease_that_is_shorter_than_the_queues_own_time_is_said_once(
     sqs: SQSClient, queue_url: str, send: Send, receive: Receive, caplog: pytest.LogCaptureFixture
 ) -> None:
     sqs.set_queue_attributes(QueueUrl=queue_url, Attributes={"VisibilityTimeout": "1200"})
-    for timeout in (1200, 30, 30):  # the longer one first: it is compared too, and is no reason for a warning
+    for ttl in (1200, 30, 30):  # the longer one first: it is compared too, and is no reason for a warning
         send()
-        with leasekit_sqs.lease(
-            receive(timeout), queue_url=queue_url, client=sqs, visibility_timeout=timeout, settle=False
-        ):
-            while timeout < 1200 and "visibility_timeout=1200" not in caplog.text:
+        message = receive(None)
+        with leasekit_sqs.lease(message, queue_url=queue_url, client=sqs, visibility_timeout=ttl, settle=False):
+            while ttl < 1200 and "visibility_timeout=1200" not in caplog.text:
                 time.sleep(0.01)
     leasekit_sqs.close()  # ends all comparisons
     assert caplog.text.count("visibility_timeout=1200") == 1
     assert f"queue {queue_url.rpartition('/')[2]} hides a message for 1200 s" in caplog.text
+
+
+@pytest.mark.usefixtures("observed")
+def test_a_lease_that_is_longer_than_the_queues_own_time_is_said_once(
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive, caplog: pytest.LogCaptureFixture
+) -> None:
+    sqs.set_queue_attributes(QueueUrl=queue_url, Attributes={"VisibilityTimeout": "20"})
+    for _ in range(2):
+        send()
+        message = receive(None)
+        with leasekit_sqs.lease(message, queue_url=queue_url, client=sqs, visibility_timeout=180, settle=False):
+            while "two workers at once" not in caplog.text:
+                time.sleep(0.01)
+    leasekit_sqs.close()
+    assert caplog.text.count("two workers at once") == 1
+    assert "hides a message for 20 s, but this loop leases it with visibility_timeout=180" in caplog.text
+
+
+@pytest.mark.usefixtures("observed")
+def test_a_lease_is_not_compared_with_the_queue_if_its_receive_named_the_time(
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[str] = []
+    monkeypatch.setattr(Comparison, "start", lambda _, url, **__: compared.append(url))
+    for timeout in (60, None):
+        send()
+        with leasekit_sqs.lease(receive(timeout), queue_url=queue_url, client=sqs, visibility_timeout=60):
+            assert compared == ([] if timeout else [queue_url])
+
+
+@pytest.mark.usefixtures("observed")
+def test_another_time_than_that_of_the_receive_is_refused(
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive
+) -> None:
+    send()
+    with pytest.raises(ConfigError, match=r"visibility_timeout is 180, .*VisibilityTimeout=5: pass .*timeout=5"):
+        leasekit_sqs.lease(receive(5), queue_url=queue_url, client=sqs, visibility_timeout=180)
 
 
 def test_lease_is_short_for_the_lease_of_a_task(sqs: SQSClient, queue_url: str, send: Send, receive: Receive) -> None:
@@ -125,13 +170,76 @@ def test_a_body_that_outlives_the_visibility_timeout_keeps_its_message(
     assert counts(sqs, queue_url) == (0, 0)
 
 
-def test_an_exception_gives_the_message_back_and_goes_on_its_way(
-    sqs: SQSClient, queue_url: str, send: Send, receive: Receive
+class Fail(Protocol):
+    def __call__(self, attributes: Any = None, **options: Any) -> None: ...
+
+
+@pytest.fixture
+def fail(aws: Fake) -> Iterator[Fail]:
+    """Receive a message for the fourth time, and raise in its block."""
+    client = boto3.session.Session().client("sqs", endpoint_url=aws.endpoint)
+
+    def fail(attributes: Any = None, **options: Any) -> None:
+        aws.put("q", "work", attributes=attributes or {}, handles=["first", "second", "third"])
+        url = client.get_queue_url(QueueName="q")["QueueUrl"]
+        (message,) = client.receive_message(QueueUrl=url)["Messages"]
+        if options.pop("is_counted", True):
+            assert message["Attributes"]["ApproximateReceiveCount"] == "4"
+        else:
+            message.pop("Attributes")
+        with pytest.raises(ZeroDivisionError), leasekit_sqs.lease(message, queue_url=url, client=client, **options):
+            print(1 / 0)
+
+    yield fail
+    client.close()
+
+
+def waited(aws: Fake) -> int:
+    """Return for how long the last call has hidden a message."""
+    seconds: int = aws.asked(EXTEND)[-1]["Entries"][0]["VisibilityTimeout"]
+    return seconds
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_after_an_exception_a_message_waits_as_long_as_without_leasekit(
+    aws: Fake, fail: Fail, is_counted: bool
 ) -> None:
-    send()
-    with pytest.raises(ZeroDivisionError), lease(leasekit_sqs.task(receive(), queue_url=queue_url, client=sqs)):
-        print(1 / 0)
-    assert receive(WaitTimeSeconds=10) is not None
+    fail(visibility_timeout=40, is_counted=is_counted)
+    assert waited(aws) == 40
+
+
+@pytest.mark.parametrize(
+    ("retry", "seconds"), [(7.5, 8), (0, 0), (Exponential(first=3, jitter=0), 24), (FixedDelays(waits=[1, 2]), 2)]
+)
+def test_after_an_exception_a_message_waits_as_long_as_the_loop_says(
+    aws: Fake, fail: Fail, retry: Any, seconds: int
+) -> None:
+    fail(retry=retry)
+    assert waited(aws) == seconds
+
+
+@pytest.mark.parametrize(("is_counted", "seconds"), [(True, 9), (False, 30)])
+def test_a_message_that_names_its_policy_waits_by_it_if_its_receives_are_counted(
+    aws: Fake, fail: Fail, is_counted: bool, seconds: int
+) -> None:
+    policy = '{"policy": "list", "waits": [1, 2, 3, 9]}'
+    attributes = {"leasekit.retry": {"DataType": "String", "StringValue": policy}}
+    fail(attributes, is_counted=is_counted)
+    assert waited(aws) == seconds
+
+
+@pytest.mark.parametrize("retry", [True, False, -1, 43_201, float("nan"), "soon"])
+def test_a_wait_that_is_none_is_refused(sqs: SQSClient, retry: Any) -> None:
+    message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "b"}
+    with pytest.raises(ConfigError, match="retry must be 0 to 43200 seconds or a policy"):
+        leasekit_sqs.task(message, queue_url="http://x/1/a", client=sqs, retry=retry)
+
+
+def test_a_policy_for_a_message_without_a_count_is_refused(sqs: SQSClient) -> None:
+    """The wait would never grow."""
+    message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "b"}
+    with pytest.raises(ConfigError, match="MessageSystemAttributeNames"):
+        leasekit_sqs.task(message, queue_url="http://x/1/a", client=sqs, retry=Exponential())
 
 
 def test_what_was_decided_in_the_block_is_done(sqs: SQSClient, queue_url: str, send: Send, receive: Receive) -> None:
@@ -175,10 +283,10 @@ def test_the_last_of_a_batch_whose_turn_comes_too_late_is_not_begun(
     with monkeypatch.context() as patch:
         earlier = boot_time() - 31
         patch.setattr("leasekit_sqs.loop.boot_time", lambda: earlier)  # when it came
-        message = receive(60)
+        message = receive()
     with (
         pytest.raises(LeaseLost, match="expired"),
-        leasekit_sqs.lease(message, queue_url=queue_url, client=sqs, visibility_timeout=30),
+        leasekit_sqs.lease(message, queue_url=queue_url, client=sqs),
     ):
         pytest.fail("its body ran")
 
@@ -198,10 +306,10 @@ def test_a_message_whose_answer_took_longer_than_its_time_is_not_begun(
 
     monkeypatch.setattr("leasekit_sqs.loop.boot_time", lambda: boot_time() - behind[0])
     sqs.meta.events.register("response-received.sqs.ReceiveMessage", answered)
-    message = receive(60)
+    message = receive()
     with (
         pytest.raises(LeaseLost, match="expired"),
-        leasekit_sqs.lease(message, queue_url=queue_url, client=sqs, visibility_timeout=30),
+        leasekit_sqs.lease(message, queue_url=queue_url, client=sqs),
     ):
         pytest.fail("its body ran")
 
@@ -237,7 +345,7 @@ def test_a_message_that_is_leased_again_has_no_more_time_than_before(
     with monkeypatch.context() as patch:
         earlier = boot_time() - 31
         patch.setattr("leasekit_sqs.loop.boot_time", lambda: earlier)
-        message = receive(60)
+        message = receive()
         leasekit_sqs.task(message, queue_url=queue_url, client=sqs)
     with (
         pytest.raises(LeaseLost, match="expired"),
@@ -337,10 +445,16 @@ def test_a_timeout_that_cannot_be_is_refused(sqs: SQSClient, timeout: Any) -> No
         leasekit_sqs.task(message, queue_url="http://x/1/a", client=sqs, visibility_timeout=timeout)
 
 
-@pytest.mark.parametrize("message", [{}, {"MessageId": "m"}, {"MessageId": "m", "ReceiptHandle": ""}])
-def test_what_is_no_message_is_refused(sqs: SQSClient, message: dict[str, str]) -> None:
+@pytest.mark.parametrize("message", [{"MessageId": "m"}, {"MessageId": "m", "ReceiptHandle": ""}])
+def test_a_message_that_is_malformed_is_refused(sqs: SQSClient, message: dict[str, str]) -> None:
     with pytest.raises(ProtocolError):
         leasekit_sqs.task(message, queue_url="http://x/1/a", client=sqs)
+
+
+@pytest.mark.parametrize("message", ["work", None, [{"MessageId": "m", "ReceiptHandle": "h"}], {"Messages": []}, {}])
+def test_what_is_no_message_is_refused(sqs: SQSClient, message: Any) -> None:
+    with pytest.raises(ConfigError, match=r"message must be one of answer\['Messages'\]"):
+        leasekit_sqs.lease(message, queue_url="http://x/1/a", client=sqs)
 
 
 def test_no_log_has_a_whole_handle_or_a_credential(

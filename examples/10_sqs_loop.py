@@ -1,7 +1,7 @@
-"""Leases in a loop over Amazon SQS: leasekit adds the two lines with `lease`.
+"""Leases in a loop over Amazon SQS: leasekit adds the three lines with `lease` and `held`.
 
 The loop ends when a poll is empty. Queue and credentials are yours, or those of a test.
-Requires `pip install 'leasekit[sqs]'`, and AWS_DEFAULT_REGION.
+Requires the extra sqs (in a clone: `pip install '.[sqs]'`), and AWS_DEFAULT_REGION.
 """
 # The stubs of boto3 cover only installed services:
 # pyright: reportUnknownMemberType=false, reportTypedDictNotRequiredAccess=false
@@ -17,14 +17,19 @@ sqs = boto3.client("sqs")
 url = sqs.get_queue_url(QueueName=sys.argv[1])["QueueUrl"]
 
 
-def render(pages: int) -> None:
-    for page in range(pages):
-        time.sleep(0.05)  # the work; heartbeats go on meanwhile
-        print("page", page)
+def render(pages: int) -> str:
+    time.sleep(0.05 * pages)  # the work; heartbeats go on meanwhile
+    return f"{pages} pages"
+
+
+def publish(book: str) -> None:
+    print(book)  # the effect that must not happen twice
 
 
 while messages := sqs.receive_message(QueueUrl=url, WaitTimeSeconds=1).get("Messages"):
     for message in messages:
-        with lease(message, queue_url=url, client=sqs):
-            render(int(message["Body"]))
+        with lease(message, queue_url=url, client=sqs) as held:
+            book = render(int(message["Body"]))
+            held.check()  # raises LeaseLost if another worker may have the message
+            publish(book)
         sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])

@@ -1,11 +1,19 @@
-"""The loop of `examples/`, as it is and as it was before the diff that the document shows."""
+"""The loops of the document: the one of `examples/`, as it is and as it was before the diff, and the recipes."""
 
+import inspect
+import logging
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import boto3
+import pytest
+
+import leasekit_sqs
+from leasekit import LeaseLost
 from tests.adapters.sqs.fake import Fake
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +35,7 @@ def run(aws: Fake, program: Path, folder: Path) -> None:
         timeout=60,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.split() == ["page", "0", "page", "1", "page", "0"]
+    assert ran.stdout.splitlines() == ["2 pages", "1 pages"]
     assert all(message.deleted for message in aws.queues["render"].messages)
 
 
@@ -36,7 +44,7 @@ def test_the_example_runs_and_its_messages_are_kept(aws: Fake, tmp_path: Path) -
     assert len(aws.asked("ChangeMessageVisibilityBatch")) >= 2
 
 
-def test_the_diff_in_the_document_turns_a_loop_that_runs_into_the_example_with_two_lines(
+def test_the_diff_in_the_document_turns_a_loop_that_runs_into_the_example_with_three_lines(
     aws: Fake, tmp_path: Path
 ) -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
@@ -48,9 +56,65 @@ def test_the_diff_in_the_document_turns_a_loop_that_runs_into_the_example_with_t
         text = text.replace(after, before)
     added = [line[1:].strip() for hunk in hunks for line in hunk if line[0] == "+"]
     taken = [line[1:].strip() for hunk in hunks for line in hunk if line[0] == "-"]
-    assert len([line for line in added if line not in taken]) == 2  # what is only indented is not written anew
+    assert len([line for line in added if line not in taken]) == 3  # what is only indented is not written anew
     assert "leasekit" not in text.partition('"""\n')[2]
     program = tmp_path / "loop.py"
     program.write_text(text, encoding="utf-8")
     run(aws, program, tmp_path)
     assert aws.asked("ChangeMessageVisibilityBatch") == []
+
+
+def recipe(first_line: str) -> str:
+    """Return the block of the page that begins with this line."""
+    text = PAGE.read_text(encoding="utf-8")
+    (block,) = re.findall(rf"^```python\n({re.escape(first_line)}.*?)^```", text, re.M | re.S)
+    return str(block)
+
+
+def test_the_recipe_for_a_batch_goes_on_after_a_message_that_fails(aws: Fake, caplog: pytest.LogCaptureFixture) -> None:
+    for body in ("1", "bad", "3", "4", "5"):
+        aws.put("q", body)
+    published: list[int] = []
+    client = boto3.session.Session().client("sqs", endpoint_url=aws.endpoint)
+    names = {
+        "sqs": client,
+        "url": client.get_queue_url(QueueName="q")["QueueUrl"],
+        "lease": leasekit_sqs.lease,
+        "render": lambda pages: pages,
+        "publish": published.append,
+        "logging": logging,
+    }
+    exec(recipe("messages = sqs.receive_message("), names)  # noqa: S102 - the page is ours
+    client.close()
+    assert published == [1, 3, 4, 5]
+    assert [message.body for message in aws.queues["q"].messages if not message.deleted] == ["bad"]
+    assert aws.queues["q"].messages[1].visible_at == aws.now + 30
+    assert "ValueError" in caplog.text
+
+
+def test_the_recipe_for_another_program_kills_it_when_the_lease_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Held:
+        def check(self) -> None:
+            raise LeaseLost("lost")
+
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Program(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            started.append(self)
+
+    names: dict[str, Any] = {}
+    exec(recipe("import contextlib").partition("\nconvert = ")[0], names)  # noqa: S102 - the page is ours
+    monkeypatch.setattr(subprocess, "Popen", Program)
+    with pytest.raises(LeaseLost):
+        names["run"]([sys.executable, "-c", "import time; time.sleep(600)"], Held())
+    assert [program.returncode for program in started] == [-9]
+
+
+def test_the_page_shows_what_lease_takes() -> None:
+    shown = re.search(r"^leasekit_sqs\.lease\((.*)\)$", PAGE.read_text(encoding="utf-8"), re.M)
+    assert shown is not None
+    parameters = inspect.signature(leasekit_sqs.lease).parameters.values()
+    given = [one.name if one.default is one.empty else f"{one.name}={one.default!r}" for one in parameters]
+    assert shown[1].replace("*, ", "") == ", ".join(given)

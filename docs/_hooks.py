@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[1]
 
 # A relative link out of docs/, which GitHub follows too.
 _OUT = re.compile(r"\]\(((?:\.\./)+)((?!\.\./)[\w./-]+)(#[\w-]*)?\)")
+# What a page says only to readers of its source.
+_SOURCE = re.compile(r"^> This is the source of the page.*\n\n", re.M)
 _FETCHED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
 
 
@@ -60,6 +62,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             if page.file.src_uri.endswith(".md.md")
             else markdown
         )
+    markdown = _SOURCE.sub("", markdown)
     if page.file.src_uri == "reference/commands.md":
         markdown += f"\n{_help()}"
     source = Path(page.file.abs_src_path)

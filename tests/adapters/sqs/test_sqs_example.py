@@ -19,6 +19,7 @@ from tests.adapters.sqs.fake import Fake
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples/10_sqs_loop.py"
 PAGE = ROOT / "docs/sqs.md"
+MIGRATING = ROOT / "docs/migrating.md"
 
 
 def run(aws: Fake, program: Path, folder: Path) -> None:
@@ -64,27 +65,32 @@ def test_the_diff_in_the_document_turns_a_loop_that_runs_into_the_example_with_t
     assert aws.asked("ChangeMessageVisibilityBatch") == []
 
 
-def recipe(first_line: str) -> str:
-    """Return the block of the page that begins with this line."""
-    text = PAGE.read_text(encoding="utf-8")
+def recipe(first_line: str, page: Path = PAGE) -> str:
+    """Return the block of a page that begins with this line."""
+    text = page.read_text(encoding="utf-8")
     (block,) = re.findall(rf"^```python\n({re.escape(first_line)}.*?)^```", text, re.M | re.S)
     return str(block)
 
 
-def test_the_recipe_for_a_batch_goes_on_after_a_message_that_fails(aws: Fake, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("page", "first_line", "receives"),
+    [(PAGE, "messages = sqs.receive_message(", False), (MIGRATING, "for message in messages:", True)],
+)
+def test_a_recipe_goes_on_after_a_message_that_fails(
+    aws: Fake, caplog: pytest.LogCaptureFixture, page: Path, first_line: str, receives: bool
+) -> None:
     for body in ("1", "bad", "3", "4", "5"):
         aws.put("q", body)
     published: list[int] = []
     client = boto3.session.Session().client("sqs", endpoint_url=aws.endpoint)
-    names = {
-        "sqs": client,
-        "url": client.get_queue_url(QueueName="q")["QueueUrl"],
-        "lease": leasekit_sqs.lease,
-        "render": lambda pages: pages,
-        "publish": published.append,
+    url = client.get_queue_url(QueueName="q")["QueueUrl"]
+    names: dict[str, Any] = {
+        "sqs": client, "url": url, "lease": leasekit_sqs.lease, "render": int, "publish": published.append,
         "logging": logging,
-    }
-    exec(recipe("messages = sqs.receive_message("), names)  # noqa: S102 - the page is ours
+    }  # fmt: skip
+    if receives:
+        names["messages"] = client.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]
+    exec(recipe(first_line, page), names)  # noqa: S102 - the page is ours
     client.close()
     assert published == [1, 3, 4, 5]
     assert [message.body for message in aws.queues["q"].messages if not message.deleted] == ["bad"]

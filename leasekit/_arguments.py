@@ -1,11 +1,13 @@
 """Check the arguments of `connect` and `Worker`, so that a wrong type is refused where it is given."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 from leasekit.config import Heartbeats, check_number
 from leasekit.errors import ConfigError
-from leasekit.task import NewTask, Status
+from leasekit.task import NewTask, Status, TaskOptions
+
+_DELAYS = frozenset({"countdown", "defer", "delay", "eta"})  # as other libraries name them
 
 
 def check_arguments(*, service: object, heartbeats: object, hooks: object, retry_for: object = None) -> None:
@@ -36,6 +38,14 @@ def check_ids(task_ids: Sequence[object]) -> None:
         if not isinstance(task_id, str):
             how = "give its id" if hasattr(task_id, "id") else "give strings"
             raise TypeError(f"task ids are strings, got {type(task_id).__name__}: {how}")
+
+
+def new_task(kind: str, payload: Any, options: TaskOptions) -> NewTask:
+    """Return the task. Raises TypeError for an unknown option; one that other libraries delay tasks by gets a hint."""
+    if delays := _DELAYS & options.keys():
+        wrong = min(delays)
+        raise TypeError(f"{wrong!r} is no option of a task: write at=datetime.now(UTC) + timedelta(seconds=5)")
+    return NewTask(kind=kind, payload=payload, **options)
 
 
 def check_retry(tasks: Sequence[NewTask]) -> None:

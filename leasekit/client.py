@@ -7,7 +7,8 @@ trio alike. Both only hand over to the driver's thread, where backend and keeper
 import os
 import re
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, Unpack
@@ -15,7 +16,7 @@ from typing import Any, NoReturn, Self, TypeVar, Unpack
 import anyio
 from msgspec.structs import replace
 
-from leasekit._arguments import check_arguments, check_ids, check_retry, checked_status
+from leasekit._arguments import check_arguments, check_ids, check_retry, checked_status, new_task
 from leasekit._binding import bind
 from leasekit._driver.clock import BOOT_CLOCK, Clock
 from leasekit._driver.connection import Connection
@@ -187,11 +188,15 @@ class Client:
         While the service is away the call is repeated for `retry_for`, under the same id, so that there is one task.
         Raises `Refused` (with the field), `Unavailable`, `Throttled`.
         """
-        return self.schedule_all([NewTask(kind=kind, payload=payload, **options)])[0]
+        task = new_task(kind, payload, options)
+        with _alone():
+            return self.schedule_all([task])[0]
 
     async def aschedule(self, kind: str, payload: Any = None, **options: Unpack[TaskOptions]) -> Scheduled:
         """Do what `schedule` does, from an event loop."""
-        return (await self.aschedule_all([NewTask(kind=kind, payload=payload, **options)]))[0]
+        task = new_task(kind, payload, options)
+        with _alone():
+            return (await self.aschedule_all([task]))[0]
 
     def schedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Schedule a batch: one answer for each task, in order. One bad task has the whole batch refused."""
@@ -391,3 +396,13 @@ def _with_ids(tasks: Sequence[NewTask]) -> list[NewTask]:
             raise Refused(f"item {item}: {field} {detail}", errors=[error])
     ids = iter(uuid7s(len(tasks), time.time()))
     return [task if task.id is not None else replace(task, id=next(ids)) for task in tasks]
+
+
+@contextmanager
+def _alone() -> Generator[None]:
+    """Leave the position in the batch out of a `Refused`, for a task that was scheduled alone."""
+    try:
+        yield
+    except Refused as refused:
+        said = re.sub(r"^item 0(: )?", lambda at: "" if at[1] else "the task", str(refused))
+        raise Refused(said, errors=refused.errors) from refused

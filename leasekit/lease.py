@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
-from leasekit._arguments import check_idle_timeout
+from leasekit._arguments import check_idle_timeout, new_task
 from leasekit._binding import give_back, refuse_lost, reserve_of
 from leasekit._blocks import AsyncExit, Exit, end_of_block, leave
 from leasekit._driver.bridge import call_soon_here, outcome
@@ -190,7 +190,7 @@ class Lease:
         connection.check_accepts_work()
         if len(successors) >= _MAX_THEN:
             raise ValueError(f"task {self.task.id} has {_MAX_THEN} successors, the most there can be: schedule a batch")
-        task = encoding.successor(NewTask(kind=kind, payload=payload, **options))
+        task = encoding.successor(new_task(kind, payload, options))
         connection.check_dependencies(task)
         with connection.hooks.scheduling([task]) as traced:
             self._then_size = encoding.size_of_successors(traced, self._then_size)

@@ -121,6 +121,34 @@ def test_a_page_has_a_whole_number_of_tasks(client: Client, limit: Any) -> None:
         client.list_tasks(limit=limit)
 
 
+@pytest.mark.parametrize("name", ["delay", "countdown", "eta"])
+def test_a_delay_as_other_libraries_have_it_gets_a_hint(client: Client, task: Task, name: str) -> None:
+    options: Any = {name: 5}
+    with pytest.raises(TypeError, match=rf"'{name}' is no option of a task: write at=datetime.now"):
+        client.schedule("k", **options)
+    with leasekit.lease(task) as held, pytest.raises(TypeError, match="write at="):
+        held.then("k", **options)
+
+
+@pytest.mark.parametrize(
+    ("payload", "options", "says"),
+    [
+        (float("nan"), {}, r"^payload holds NaN"),
+        ({1: object()}, {}, r"^the task is not JSON"),
+        (None, {"priority": 9}, r"^the task does not fit, and nothing was applied: priority"),
+        ("x" * 2_000_000, {}, r"^payload has 2,000,002"),
+    ],
+    ids=["nan", "object", "priority", "large"],
+)
+@pytest.mark.anyio
+async def test_the_refusal_of_one_task_names_no_position(client: Client, payload: Any, options: Any, says: str) -> None:
+    with pytest.raises(Refused, match=says) as refused:
+        client.schedule("k", payload, **options)
+    assert refused.value.errors[0]["item"] == 0
+    with pytest.raises(Refused, match=says):
+        await client.aschedule("k", payload, **options)
+
+
 def test_what_is_not_claimed_is_to_be_claimed_first(client: Client) -> None:
     scheduled = client.schedule("k", id="a")
     for what in (scheduled, client.get("a"), NewTask(kind="k")):

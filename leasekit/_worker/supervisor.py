@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from leasekit._driver.clock import BOOT_CLOCK
 from leasekit._driver.reporting.ledger import Past, SharedMemory
 from leasekit._log import LogThread
 from leasekit._worker import linux
@@ -99,8 +100,10 @@ class Supervisor:
                 code = os.waitstatus_to_exitcode(self._wait_for_end(process, line))
             self._child = None
             lasted = time.monotonic() - began_at
-            why = f"the worker (process {process}) {_reason(code, linux.ended_for_memory() > killed_for_memory)}"
             past = memory.read()
+            is_late = past.armed_at is not None and past.armed_at <= BOOT_CLOCK.now()
+            reason = _reason(code, for_memory=linux.ended_for_memory() > killed_for_memory, is_late=is_late)
+            why = f"the worker (process {process}) {reason}"
         finally:
             memory.close()
             self._memory = None
@@ -209,11 +212,10 @@ def _hearing(heard: Iterable[signal.Signals]) -> Generator[set[signal.Signals]]:
         signal.signal(signal.SIGCHLD, chld)
 
 
-def _reason(code: int, killed_for_memory: bool) -> str:  # noqa: FBT001 - private
-    if code == -signal.SIGKILL and killed_for_memory:
-        return "was ended by SIGKILL, probably because memory ran out"
+def _reason(code: int, *, for_memory: bool, is_late: bool) -> str:
     if code == -signal.SIGKILL:
-        return "was ended by SIGKILL: from outside, or by the kernel's timer, because it outlived a lease"
+        because = ": by the kernel's timer, because a handler outlived its lease" if is_late else ""
+        return "was killed by SIGKILL" + (", probably because memory ran out" if for_memory else because)
     if code < 0:
         return f"was ended by {_NAMES.get(-code, f'signal {-code}')}"
     if code == LOST_EXIT_CODE:

@@ -65,3 +65,4 @@ def note(client: Client, *, spool: str | None) -> None:
     guarded = connection.watchdog.guards
     _ledger.open(Holder(worker=client.worker, url=client.url, guarded=guarded, spool=spool))
     connection.keeper.note_in(_ledger)
+    connection.watchdog.note_in(_ledger)

@@ -357,9 +357,10 @@ class Worker:
             )
 
     def _signalled(self, number: signal.Signals) -> None:
+        is_first = not self._stopping  # Ctrl-C comes from the terminal, and again from the supervisor
         self.stop()
         # Not logged here: the signal may have interrupted the very stream that the log would be written to.
-        if (shift := self._run) is not None:
+        if is_first and (shift := self._run) is not None:
             then = "; a second signal ends it at once" if number in (signal.SIGTERM, signal.SIGINT) else ""
             shift.say(f"{number.name}: the worker stops{then}")
 

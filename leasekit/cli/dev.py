@@ -54,7 +54,8 @@ def dev(
         url = server.address()
         if url is None:
             fail("dev", "the server did not start: its message is above")
-        say(f"the server is at {url}")
+        kept = " (tasks are in memory; --store sqlite:///dev.db keeps them)" if store.startswith("memory:") else ""
+        say(f"the server is at {url}{kept}")
         watched = _Dev([*command, "--backend", url], server, Sources(Path.cwd()), signals, grace=grace)
         code = watched.run(interval)
     raise typer.Exit(code)

@@ -138,7 +138,8 @@ class _Task:
         parts: list[RenderableType] = [facts]
         for run in self.document.history:
             who = f", {run.worker}" if run.worker else ""
-            line = f"run {run.fence}, attempt {run.attempt}: {run.outcome}, {output.moment(run.at)}{who}"
+            attempt = "no attempt counted" if run.outcome == "release" else f"attempt {run.attempt}"
+            line = f"run {run.fence}, {attempt}: {run.outcome}, {output.moment(run.at)}{who}"
             parts.append(output.styled(line, "bold"))
             if run.error is not None:
                 parts.append(Padding(output.styled(output.error_text(run.error)), (0, 0, 0, 4)))

@@ -63,7 +63,7 @@ def print_workers(found: list[WorkerInfo], *, as_json: bool) -> None:
 def workers_table(found: list[WorkerInfo]) -> "Table":
     shown = output.table("worker", "holds", "last seen")
     for worker in found:
-        when = output.ago(worker.last_seen) if worker.last_seen else "not since the server started"
+        when = output.ago(worker.last_seen) if worker.last_seen else "not since the store was opened"
         shown.add_row(output.styled(worker.name), str(worker.running), when)
     return shown
 

@@ -62,7 +62,7 @@ class Dev:
 
     @property
     def url(self) -> str:
-        return self.until(r"the server is at (\S+)")
+        return self.until(r"the server is at (\S+) \(tasks are in memory; --store sqlite:///dev.db keeps them\)\n")
 
     def pids(self) -> list[int]:
         return [int(pid) for pid in re.findall(r"the worker is process (\d+)", self.log.read_text())]

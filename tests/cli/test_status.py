@@ -105,6 +105,13 @@ def test_each_failed_run_is_shown_with_its_error_wrapped_below_it(client: Client
         assert f"ValueError: {words} of {number}" in " ".join(line.strip() for line in lines[begin:end])
 
 
+def test_a_run_that_gave_its_task_back_is_shown_as_no_attempt(client: Client) -> None:
+    client.schedule("k", id="back")
+    with leasekit.lease(next(client.tasks("k"))) as held:
+        held.release()
+    assert [line for line in shown(client, "back") if line.startswith("run 1, no attempt counted: release, 20")]
+
+
 @pytest.fixture
 def dead(client: Client) -> str:
     """A task that a crash killed."""

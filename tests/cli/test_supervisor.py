@@ -296,9 +296,18 @@ def test_the_task_of_a_worker_that_was_killed_runs_elsewhere_at_once(place: Plac
     assert info.result == "elsewhere"
     assert outcomes(info) == ["crash", "success"]
     assert info.crashes == 1
-    assert "SIGKILL" in info.history[0].error["message"]
-    assert f"process {pid}" in info.history[0].error["message"]
+    assert info.history[0].error["message"] == f"the worker (process {pid}) was killed by SIGKILL"
     assert place.begun(2)[1][1] == str(worker.pid)  # the same supervisor's next worker
+
+
+def test_the_kernels_timer_is_named_where_it_has_killed_the_worker(place: Place, client: leasekit.Client) -> None:
+    worker = place.work().at_work()
+    task = client.schedule(place.kind("first_waits"), claim_timeout=4, heartbeat_timeout=4)
+    place.begun()
+    os.kill(worker.pid, signal.SIGSTOP)
+    info = ended(client, task.id)
+    assert "killed by SIGKILL: by the kernel's timer, because a handler outlived its lease" in worker.log
+    assert info.result == "elsewhere"
     assert "handed back: 1 of the worker's leases, 1 of them as crashed" in worker.log
     worker.process.send_signal(signal.SIGTERM)
     assert worker.exit_code() == 0
@@ -531,6 +540,14 @@ def test_a_signal_to_the_whole_group_counts_once(place: Place, client: leasekit.
 def has_pending_interrupt(pid: int) -> bool:
     found = re.search(r"^ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
     return found is not None and bool(int(found[1], 16) >> (signal.SIGINT - 1) & 1)
+
+
+def test_ctrl_c_in_a_terminal_is_one_line_of_the_log(place: Place) -> None:
+    environment = os.environ | {"XDG_STATE_HOME": str(place.home / "state")}
+    with Terminal("work", "app:worker", "--backend", place.url, environment=environment, cwd=place.home) as terminal:
+        terminal.until("at work on")
+        assert terminal.interrupt() == 0
+    assert terminal.seen.count("the worker stops") == 1
 
 
 @pytest.mark.parametrize("late", ["supervisor", "worker"])

@@ -140,7 +140,7 @@ def test_a_program_that_a_body_has_made_of_the_worker_is_killed(run: Run, before
     """No timer guards it, and nobody beats its leases."""
     done = run(BECOMES_ANOTHER_PROGRAM.format(before=before))
     assert done.returncode == 0, done.stderr
-    assert "was ended by SIGKILL" in done.stderr
+    assert "was killed by SIGKILL" in done.stderr
 
 
 def test_programs_that_a_worker_starts_are_left_alone(run: Run) -> None:

@@ -19,6 +19,7 @@ from leasekit._core.term import Term
 from leasekit._driver.clock import BOOT_CLOCK
 from leasekit._driver.guarding.deadlines import DeadlineSet
 from leasekit._driver.locks import taken
+from leasekit._driver.reporting.ledger import Ledger
 from leasekit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,6 +75,11 @@ class Watchdog:
         self._ends: DeadlineSet[Term] = DeadlineSet()
         self._armed_at: float | None = None
         self._closed = False
+        self._ledger: Ledger | None = None
+
+    def note_in(self, ledger: Ledger) -> None:
+        """Record in `ledger` when the timer would kill this process, from the next change on."""
+        self._ledger = ledger
 
     @property
     def guards(self) -> bool:
@@ -126,6 +132,8 @@ class Watchdog:
             else:
                 self._timer.arm(at)
             self._armed_at = at
+            if self._ledger is not None:
+                self._ledger.arm(at)
         if at is None and self._closed:
             self._timer.close()
 

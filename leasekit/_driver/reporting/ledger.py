@@ -5,7 +5,8 @@ removes it when it is over: some hundred nanoseconds each, without a system call
 not delay the worker. A worker that is killed between two bytes leaves a ledger that is right about all leases but one.
 The supervisor reads the ledger only when the worker has been reaped.
 
-    header   the holder and its service: written once, when there is a connection
+    header   the moment to which the kernel's timer is armed; the holder and its service: written once, when there is
+             a connection
     entries  one for each lease, of fixed room, used again: state, room, two lengths, id and token;
              and one for each claim in progress: tasks that were granted but not received are given back too;
              and one for each lease with progress that its service has not acknowledged, up to 64 MiB in all
@@ -32,8 +33,10 @@ logger = logging.getLogger("leasekit")
 
 _MAGIC = b"LEASEKT1"
 _SIGNALS = len(_MAGIC)  # one byte: the number of signals that the supervisor has passed on
+_MOMENT = struct.Struct("<d")
+_ARMED = 16
 _LENGTH = struct.Struct("<I")
-_HOLDER = _SIGNALS + 4
+_HOLDER = _ARMED + _MOMENT.size
 _ENTRIES = 16 * 1024  # where entries begin: before, there is room for the header
 _ENTRY = struct.Struct("<BBHI")  # state, log2 of the room, lengths of the id and of the data after it
 _LEAST_ROOM = 6
@@ -76,6 +79,7 @@ class Past(NamedTuple):
     leases: list[Left]
     settlements: list[Settlement]  # to be reported once no code of the process runs
     claims: list[PendingClaim]
+    armed_at: float | None = None  # by CLOCK_BOOTTIME: when the kernel's timer would kill the process
 
     @property
     def is_empty(self) -> bool:
@@ -133,7 +137,8 @@ class SharedMemory:
             else lease
             for lease in leases
         ]
-        return Past(self._holder(), latest, settlements, claims)
+        (armed_at,) = _MOMENT.unpack_from(self._header, _ARMED)
+        return Past(self._holder(), latest, settlements, claims, armed_at or None)
 
     def _holder(self) -> Holder | None:
         (length,) = _LENGTH.unpack_from(self._header, _HOLDER)
@@ -174,6 +179,10 @@ class Ledger:
     def signals(self) -> int:
         """The number of signals that the supervisor has passed on. Any thread."""
         return self._memory[_SIGNALS]
+
+    def arm(self, at: float | None) -> None:
+        """Note when the kernel's timer will kill this process; None: it is not armed. One thread at a time."""
+        _MOMENT.pack_into(self._memory, _ARMED, at or 0.0)
 
     def add(self, task_id: str, token: str) -> int:
         return self._add(_HELD, task_id.encode(), token.encode())

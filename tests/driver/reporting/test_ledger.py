@@ -32,7 +32,7 @@ def ledger(memory: SharedMemory) -> Ledger:
 def test_what_was_never_opened_has_no_holder(memory: SharedMemory) -> None:
     Ledger(memory.fd)
     assert not memory.used
-    assert memory.read() == (None, [], [], [])
+    assert memory.read() == Past(None, [], [], [])
 
 
 def test_it_says_who_holds_what_and_what_of_it_has_begun(memory: SharedMemory, ledger: Ledger) -> None:
@@ -40,7 +40,7 @@ def test_it_says_who_holds_what_and_what_of_it_has_begun(memory: SharedMemory, l
     ledger.add("b", "token-b")
     ledger.begins(entry)
     assert memory.used
-    assert memory.read() == (HOLDER, [Left("a", "token-a", begun=True), Left("b", "token-b", begun=False)], [], [])
+    assert memory.read() == Past(HOLDER, [Left("a", "token-a", begun=True), Left("b", "token-b", begun=False)], [], [])
 
 
 def test_what_is_over_is_not_in_it_and_leaves_its_room_to_others(memory: SharedMemory, ledger: Ledger) -> None:
@@ -124,7 +124,7 @@ def test_a_last_word_takes_the_place_of_the_lease(memory: SharedMemory, ledger: 
     ledger.remove(ledger.record_settlement(entry, word))
     entry = ledger.add("a", "t")
     ledger.record_settlement(entry, word)
-    _, leases, said, _ = memory.read()
+    _, leases, said, *_ = memory.read()
     assert leases == []
     assert said == [Settlement(id="a", token="t", outcome="release", progress={"page": [1, 2]})]
 
@@ -226,3 +226,10 @@ def test_who_is_killed_in_the_middle_of_a_line_leaves_all_others_true(memory: Sh
     ]
     for left in past.leases[4:]:
         assert left.token == "t" * int(left.task_id.removeprefix("other-"))
+
+
+def test_it_says_when_the_kernels_timer_would_have_killed_the_process(memory: SharedMemory, ledger: Ledger) -> None:
+    ledger.arm(7.5)
+    assert memory.read().armed_at == 7.5
+    ledger.arm(None)
+    assert memory.read().armed_at is None

@@ -98,6 +98,7 @@ chaos: $(VENV)/dev $(VENV)/leasekit ## Every fault on real processes, then 20,00
 .PHONY: docs
 docs: $(VENV)/docs $(VENV)/dev $(VENV)/leasekit ## Build the documents into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo 'open site/index.html'
 
 .PHONY: lock
 lock: | $(VENV)/python ## Write requirements/*.txt from pyproject.toml

@@ -56,8 +56,9 @@ def connect(
     Nothing is opened before the first call. Raises `UnknownScheme`, `MissingDependency`, `ConfigError`.
 
     Args:
-        url_or_backend: The service: `http://host:port`, `sqlite:///file.db`, `memory://`, the scheme of an installed
-            adapter, or a backend object. None: the URL in the environment variable `LEASEKIT_URL`.
+        url_or_backend: The service: `http://host:port`, `sqlite:///file.db` (in the working directory),
+            `sqlite:////path/file.db`, `memory://`, the scheme of an installed adapter, or a backend object. None: the
+            URL in the environment variable `LEASEKIT_URL`.
         heartbeats: The rhythm of heartbeats. If the service grants another ttl, the rhythm follows it.
         hooks: Callables that are called with each event.
         worker: The name under which this process claims. By default it has host, process and a random part, so that a

@@ -24,6 +24,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 FENCED = re.compile(r"(?P<before>^[^\n]*\n)```(?P<language>\w+)(?P<more>[^\n]*)\n(?P<text>.*?)^```$", re.M | re.S)
 PATIENCE = 240.0
 PORT = "8077"  # in the pages; here one that is free
+LONG, SHORT = "240", "20"  # numbers that the tutorial counts: a reader needs time to kill the worker
 
 
 class Step(NamedTuple):
@@ -127,7 +128,7 @@ def test_the_pages_that_promise_a_session_have_one() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_what_is_typed_happens_as_it_shows(path: Path, tmp_path: Path) -> None:
-    page = path.read_text(encoding="utf-8").replace(PORT, free_port())
+    page = path.read_text(encoding="utf-8").replace(PORT, free_port()).replace(LONG, SHORT)
     if absent := [tool for tool in ("bash", "curl") if f"{tool} " in f"bash {page}" and shutil.which(tool) is None]:
         pytest.skip(f"there is no {absent[0]} here")
     for name, text in files(page):

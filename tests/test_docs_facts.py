@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from leasekit import Heartbeats, Status
+from leasekit import Exponential, Heartbeats, Status
 from leasekit._core.cycle import Cycle, Early
 from leasekit._lifecycle.states import NEXT, Event
 from leasekit.server.http.openapi import EXAMPLES, document
@@ -91,6 +91,14 @@ def test_the_table_of_states_is_that_of_the_server() -> None:
     assert rows == [[event, *(row.get(event, "") for row in NEXT.values())] for event in Event]
     ends = ", ".join(f"`{status}`" for status in Status if status.ended)
     assert f"Nothing follows {ends}." in page("life.md")
+
+
+def test_the_table_of_waits_is_that_of_the_default_policy() -> None:
+    head, waits = table("scheduling.md", "## Retries")
+    for failures, shown in zip(head[1:], waits[1:], strict=True):
+        longest = Exponential(jitter=0).wait(int(failures.split()[0]), random.Random(0))
+        assert shown == f"{longest / 2:g} to {longest:g}"
+    assert Exponential().jitter == 0.5
 
 
 # The protocol -------------------------------------------------------------------------------------------------

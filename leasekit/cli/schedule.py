@@ -17,7 +17,7 @@ from leasekit.cli.status import last_error
 from leasekit.cli.workers import unhandled
 from leasekit.client import Client
 from leasekit.errors import LeasekitError
-from leasekit.task import Scheduled, Status, TaskInfo, TaskOptions
+from leasekit.task import FixedDelays, Scheduled, Status, TaskInfo, TaskOptions
 
 EXAMPLES = """\b
 Prints the task's id; with --wait its result as JSON, and the id on stderr.
@@ -66,6 +66,12 @@ def schedule(
     dedupe_key: Annotated[str | None, typer.Option(help="One task for each kind and key.")] = None,
     collection: Annotated[str | None, typer.Option(help="A name under which the task can be listed.")] = None,
     max_attempts: Annotated[int | None, typer.Option(min=1, help="Attempts that may fail. Default: no limit.")] = None,
+    retry_wait: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0, help="Seconds before the next attempt; given again for later ones, the last for all others."
+        ),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended, and print its result.")] = False,  # noqa: FBT002 - a flag
     timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most; the task goes on.")] = None,
     retry_for: Annotated[float, typer.Option(min=0, help="Seconds to go on trying while the service is away.")] = 0,
@@ -83,7 +89,7 @@ def schedule(
         at = datetime.now(UTC) + timedelta(seconds=delay)
     given = {
         "id": task_id, "dedupe_key": dedupe_key, "collection": collection, "max_attempts": max_attempts, "at": at,
-        "after": after or None,
+        "after": after or None, "retry": FixedDelays(waits=retry_wait) if retry_wait else None,
     }  # fmt: skip
     chosen: TaskOptions = {"priority": priority}
     chosen.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]

@@ -36,6 +36,15 @@ def test_what_the_options_say_is_said_of_the_task(run: Run, client: Client) -> N
     assert timedelta(minutes=58) < task.at - datetime.now(UTC) < timedelta(minutes=62)
 
 
+def test_the_waits_between_attempts_can_be_given(run: Run, client: Client) -> None:
+    run("schedule", "k", "--id", "mine", "--retry-wait", "3600", "--retry-wait", "7200")
+    with leasekit.lease(next(client.tasks("k"))) as held:
+        held.fail("later")
+    task = client.get("mine")
+    assert task is not None
+    assert timedelta(minutes=58) < task.at - datetime.now(UTC) < timedelta(minutes=62)
+
+
 def test_after_another_is_refused_where_there_are_no_dependencies(run: Run, client: Client) -> None:
     done = run("schedule", "k", "--id", "mine", "--after", "a-1", "--after", "a-2")
     assert done.exit_code == 1

@@ -160,7 +160,8 @@ def is_over(client: Client, where: str | None, error: BaseException | None, *, a
 # Sample: each third place of the plain `with`, each 61st of the others.
 _STEP_OF_BLOCK, _STEP = in_soak(1, by_default=3), in_soak(1, by_default=61)
 _STEP_OF_NAME = in_soak(1, by_default=11)
-_NAMING = (" lease +", " loop +", " async_loop +")  # code that has a task in a variable
+# Code that has a task in a variable, and what it calls with one.
+_NAMING = (" lease +", " loop +", " async_loop +", " check_idle_timeout +", " check_number +")
 _ALL: list[Callable[[Client, list[Task]], Any]] = [block, failing, in_a_stack, loop, claiming, named, once]
 _ALL += [async_block, async_loop, async_claiming, async_named]
 

@@ -21,7 +21,7 @@ from leasekit.testing.memory import MemoryBackend, MemoryService
 from tests.waiting import eventually
 from tests.worker.conftest import AtWork, Submitter
 
-FAR_AHEAD = 1e100  # seconds: whatever the pace, and some seconds after it has ended too, all that there is
+FAR_AHEAD = 1e8  # seconds: whatever the pace, and some seconds after it has ended too, all that there is
 
 
 class Running:

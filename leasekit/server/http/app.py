@@ -164,11 +164,11 @@ def serve(host: str, port: int, store_url: str, *, insecure: bool = False, check
 
 async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
     async with Engine(store) as engine:
-        if store.is_new and store.url is not None:
-            path = store.url.removeprefix("sqlite:///")
-            print(f"leasekit serve: created a new store: {path}", file=sys.stderr, flush=True)
         server = Server(Api(engine, any_host=insecure))
         with _listen(host, port, insecure=insecure) as listener:
+            if store.is_new and store.url is not None:
+                path = store.url.removeprefix("sqlite:///")
+                print(f"leasekit serve: created a new store: {path}", file=sys.stderr, flush=True)
             sockets = [listener]
 
             async def listen(other: socket.socket) -> None:

@@ -862,7 +862,7 @@ async def test_ends_that_cannot_be_told_hold_up_neither_other_ends_nor_successor
         raise Unavailable("died")
 
     with monkeypatch.context() as patch:
-        patch.setattr(bringer._renewing, "_release_waiting", die)
+        patch.setattr(bringer._dependencies, "release", die)
         with anyio.fail_after(30):
             for task in await claim(bringer, kind, limit=200):
                 with contextlib.suppress(Unavailable):

@@ -64,7 +64,8 @@ def test_a_signal_ends_it_with_exit_code_0(tmp_path: Path, number: signal.Signal
     with serving(tmp_path / "tasks.db") as (process, _):
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, out, err) == (0, "", "")
+    created = f"leasekit serve: created a new store: {tmp_path}/tasks.db\n"
+    assert (process.returncode, out, err) == (0, "", created)
 
 
 def test_a_signal_ends_long_polls_at_once_with_empty_answers(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ class Queues:
         self._dead_letter_urls: dict[str, str] = {}
 
     async def of(self, kind: str) -> str:
+        """Return the URL of the queue for tasks of this kind. Raises `Refused` if it does not exist."""
         name = self._address.queue_of(kind)
         if name not in self._urls:
             self._urls[name] = await self._find(name, self._address.account)

@@ -115,6 +115,7 @@ def deaf(work: Work, held: leasekit.Lease) -> None:
 
 @worker.handler("threads")
 async def threads(work: Work, held: leasekit.Lease) -> None:
+    """Await a thread that does not end with the coroutine."""
     await asyncio.to_thread(deaf.function, work, held)
 
 

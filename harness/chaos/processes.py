@@ -150,6 +150,7 @@ class Process:
 
     @staticmethod
     def state_of(pid: int) -> str:
+        """The state as one letter, as in /proc; X: the process is gone."""
         try:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (FileNotFoundError, ProcessLookupError):
@@ -162,6 +163,7 @@ class Process:
 
 
 def children(pid: int) -> list[int]:
+    """The pids of a process's children, whichever thread started them."""
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(FileNotFoundError, ProcessLookupError):

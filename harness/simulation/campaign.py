@@ -31,6 +31,7 @@ class Campaign:
 
     @property
     def silent(self) -> list[str]:
+        """Kinds of faults that did not fire although enough hours have passed."""
         return [name for name in FAULTS if not self.fired[name]] if self.hours >= _ENOUGH else []
 
     def add(self, outcome: Outcome) -> None:

@@ -137,12 +137,7 @@ class Faults:
                     return
                 worker.gil = chance.choice(running)
                 worker.process.hold("gil")
-
-                def give_back() -> None:
-                    worker.gil = None
-                    worker.resume("gil")
-
-                self._lasting(fault, give_back, target=who)
+                self._lasting(fault, lambda: self._give_back_gil(worker), target=who)
             case "stall":
                 worker.process.hold("stall")
                 self._lasting(fault, lambda: worker.process.let_go("stall"), target=who)

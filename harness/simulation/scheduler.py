@@ -1,11 +1,10 @@
 """A client that schedules tasks, repeats schedules, and cancels."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -15,6 +14,7 @@ from harness.simulation.net import Net, Remote
 from harness.simulation.worker import Plan
 from harness.simulation.world import MemoryLog, Process, World
 from leasekit._driver.retrying import call_once, call_until
+from leasekit._driver.thread import spawn
 from leasekit.errors import BackendError
 from leasekit.task import Exponential, NewTask
 
@@ -42,13 +42,8 @@ class Scheduler:
         while self.world.now < self._until:
             await asyncio.sleep(chance.expovariate(scenario.tasks_per_hour / 3600))
             many = chance.choice((1, 1, 1, 2, 5))
-            self._spawn(self._schedule([self._new() for _ in range(many)]))
+            spawn(self._schedule([self._new() for _ in range(many)]), self._running)
             await asyncio.sleep((many - 1) * 3600 / scenario.tasks_per_hour)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
 
     def _hits(self, fault: str) -> bool:
         if self._chance.random() * 100 >= self.world.scenario.rates.get(fault, 0.0):
@@ -102,7 +97,7 @@ class Scheduler:
                     task = msgspec.structs.replace(task, priority=0, payload={**task.payload, "other": True})  # noqa: PLW2901
                 await self._ask([task])
             if self._hits("cancel"):
-                self._spawn(self._cancel(task.id or ""))
+                spawn(self._cancel(task.id or ""), self._running)
 
     async def _ask(self, tasks: list[NewTask]) -> None:
         ask = partial(call_once, partial(self._backend.schedule, tasks), within=10.0)

@@ -153,6 +153,7 @@ class WorkerRun:
         self._connection.driver.call_soon(when_reached, partial(logger.info, sentence))
 
     def wait(self) -> None:
+        """Wait until the run is over, and all results are reported. Raises the error that has ended the run."""
         _until_done(self.over)
         _until_done(self.reported())
         self.check()

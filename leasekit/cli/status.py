@@ -1,5 +1,6 @@
 """`leasekit status`: one task with its history, or an overview."""
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,11 +50,8 @@ def status(
             view.look()
             _show(view, as_json=as_json)
         elif as_json or not output.on_terminal():
-            before: Any = None
-            for now in looks(view.look, every=interval):
-                if now != before:
-                    _show(view, as_json=as_json)
-                before = now
+            for _ in groupby(looks(view.look, every=interval)):  # once for each change
+                _show(view, as_json=as_json)
                 if view.is_over:
                     break
         else:

@@ -231,6 +231,7 @@ class ClaimedKinds:
             del known[next(iter(known))]  # the one that was claimed the longest ago
 
     def of(self, worker: str) -> list[str] | None:
+        """Return the kinds that a worker has claimed; None if no claim of the worker was heard."""
         return sorted(known) if (known := self._kinds.get(worker)) is not None else None
 
     def forget(self, worker: str) -> None:

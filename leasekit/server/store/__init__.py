@@ -132,7 +132,39 @@ class Filter(NamedTuple):
     worker: str | None = None
 
 
-class Tx(Protocol):
+class View(Protocol):
+    """A consistent snapshot of the store, which the writer does not wait for."""
+
+    def triggers(self, ids: Collection[str]) -> dict[str, Trigger]:
+        """Return the states of the tasks with these ids; unknown ids are left out."""
+        ...
+
+    def entities(self, seqs: Collection[int]) -> dict[int, Entity]:
+        """Return the definitions of these tasks."""
+        ...
+
+    def progress(self, seqs: Collection[int]) -> dict[int, bytes]:
+        """Return the latest checkpoints of these tasks; tasks without one are left out."""
+        ...
+
+    def last_runs(self, seq: int, *, limit: int) -> list[Run]:
+        """Return the latest `limit` runs of a task with results and errors, the oldest first."""
+        ...
+
+    def page(self, wanted: Filter, *, after: int, limit: int) -> list[Trigger]:
+        """Return the first `limit` matching tasks whose `seq` is greater than `after`, sorted by `seq`."""
+        ...
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Count the tasks of each kind in each status."""
+        ...
+
+    def holders(self) -> dict[str, int]:
+        """Count the leases that each worker holds."""
+        ...
+
+
+class Tx(View, Protocol):
     """A transaction of the writer. Readers see its changes only after it has committed."""
 
     def allocate_seqs(self, count: int) -> int:
@@ -141,10 +173,6 @@ class Tx(Protocol):
 
     def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger]) -> None:
         """Insert new tasks."""
-        ...
-
-    def triggers(self, ids: Collection[str]) -> dict[str, Trigger]:
-        """Return the states of the tasks with these ids; unknown ids are left out."""
         ...
 
     def triggers_of(self, seqs: Collection[int]) -> dict[int, Trigger]:
@@ -253,38 +281,6 @@ class Tx(Protocol):
 
     def probe_write(self) -> None:
         """Write without a change of data, which fails if the store cannot be written."""
-        ...
-
-
-class View(Protocol):
-    """A consistent snapshot of the store, which the writer does not wait for."""
-
-    def triggers(self, ids: Collection[str]) -> dict[str, Trigger]:
-        """Return the states of the tasks with these ids; unknown ids are left out."""
-        ...
-
-    def entities(self, seqs: Collection[int]) -> dict[int, Entity]:
-        """Return the definitions of these tasks."""
-        ...
-
-    def progress(self, seqs: Collection[int]) -> dict[int, bytes]:
-        """Return the latest checkpoints of these tasks; tasks without one are left out."""
-        ...
-
-    def last_runs(self, seq: int, *, limit: int) -> list[Run]:
-        """Return the latest `limit` runs of a task with results and errors, the oldest first."""
-        ...
-
-    def page(self, wanted: Filter, *, after: int, limit: int) -> list[Trigger]:
-        """Return the first `limit` matching tasks whose `seq` is greater than `after`, sorted by `seq`."""
-        ...
-
-    def counts(self) -> dict[str, dict[str, int]]:
-        """Count the tasks of each kind in each status."""
-        ...
-
-    def holders(self) -> dict[str, int]:
-        """Count the leases that each worker holds."""
         ...
 
 

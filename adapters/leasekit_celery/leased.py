@@ -27,6 +27,7 @@ from urllib.parse import quote
 from celery import Celery, Task, signals, states
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.imports import symbol_by_name
+from kombu.serialization import registry
 
 import leasekit
 from leasekit import AlreadyDone, Client, ConfigError, Fatal, Lease, LeasekitError, LeaseLost, NotGranted
@@ -187,7 +188,8 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         # If the ETA were later than the visibility timeout, the broker would deliver one more copy each time.
         delay = min(delay, _LATEST, float(options.get("visibility_timeout", _VISIBILITY)) / 2)
         shown = {name: value for name in _SHOWN if (value := getattr(request, name, None)) is not None}
-        again: Any = self.signature_from_request(request, countdown=delay, retries=request.retries, **shown)
+        sent = _sending_options(request)
+        again: Any = self.signature_from_request(request, countdown=delay, retries=request.retries, **shown, **sent)
         again.options["headers"] = {**(again.options.get("headers") or {}), **(headers or {})}
         # Otherwise Celery would send the copy as a child of this task, but its parent is the task that called it.
         self.push_request(called_directly=True)
@@ -206,6 +208,17 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
 def _name(task_id: str) -> str:
     """Return the name of a task's lease: an id of more than a hundred plain characters is replaced by its digest."""
     return f"celery:{task_id if len(quote(task_id)) <= _LONGEST else sha256(task_id.encode()).hexdigest()}"
+
+
+def _sending_options(request: Any) -> dict[str, Any]:
+    """Return the options of the message that Celery does not repeat: its serializer, compression and delivery mode."""
+    properties = request.properties or {}
+    options = {
+        "serializer": registry.type_to_name.get(properties.get("content_type")),
+        "compression": request.get("compression"),
+        "delivery_mode": properties.get("delivery_mode"),
+    }
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _number(request: Any) -> list[int]:
@@ -253,5 +266,13 @@ def _check_process(sender: Any, **_: Any) -> None:
             raise SystemExit(f"leasekit: {error}") from error  # Celery logs any other exception and goes on
 
 
+def _note_content_type(request: Any, **_: Any) -> None:
+    """Note how a received message is serialized: with most brokers, its properties do not say it to the task."""
+    if isinstance(request.task, LeasedTask):
+        properties = request.request_dict["properties"]
+        request.request_dict["properties"] = {**properties, "content_type": request.message.content_type}
+
+
+signals.task_received.connect(_note_content_type)
 signals.task_postrun.connect(_settle)
 signals.worker_init.connect(_check_process)

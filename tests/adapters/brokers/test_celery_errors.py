@@ -12,6 +12,7 @@ from celery import signals
 from celery.app.trace import build_tracer
 from celery.canvas import Signature
 from celery.exceptions import Ignore, OperationalError, Reject
+from celery.worker.request import Request
 
 import leasekit
 import leasekit_celery
@@ -238,6 +239,30 @@ def test_a_copy_that_is_put_off_is_the_same_message(traced: Traced) -> None:
         name: value for name, value in first.items() if name not in apart
     }
     assert (third["parent_id"], third["root_id"], traced.ran) == ("p", "r", 0)
+
+
+def test_a_copy_that_is_put_off_is_encoded_and_sent_like_the_message(traced: Traced) -> None:
+    """A task without arguments of JSON is sent as pickle, say, whatever the default of its app is."""
+    traced.app.conf.update(accept_content=["json", "pickle"], task_default_queue=traced.id)
+    sending = {"serializer": "pickle", "compression": "gzip", "delivery_mode": 1, "priority": 3, "expires": 300}
+    traced.task.apply_async(task_id=traced.id, headers={"tenant": "x"}, **sending)
+    with traced.app.connection_for_read() as connection, connection.SimpleQueue(traced.id, accept=["pickle"]) as queue:
+        first = queue.get(timeout=20)
+        request = Request(first, app=traced.app, task=traced.task)
+        signals.task_received.send(sender=None, request=request)
+        with leasekit.lease(traced.client.once(f"celery:{traced.id}")) as held:
+            traced.deliver(number=request.request_dict)
+            held.release()
+        second = queue.get(timeout=20)
+    for name in ("content_type", "content_encoding", "payload"):
+        assert getattr(second, name) == getattr(first, name)
+    assert (first.content_type, first.content_encoding) == ("application/x-python-serialize", "binary")
+    for were, are in ((first.headers, second.headers), (first.properties, second.properties)):
+        kept = were.keys() - {"eta", "delivery_tag", "expiration"}
+        assert {name: are[name] for name in kept} == {name: were[name] for name in kept}
+    assert (first.headers["tenant"], first.headers["compression"], first.properties["priority"]) == (
+        "x", "application/x-gzip", 3,
+    )  # fmt: skip
 
 
 # Retries and replacements: each attempt runs to its end once

@@ -68,6 +68,11 @@ class Session:
         assert self.url is not None  # noqa: S101 - for the type checker
         return open_backend(self.url, worker=self.worker)
 
+    @property
+    def backend(self) -> Backend | None:
+        """The backend of this session, whether it is connected yet or not; None once the session was closed."""
+        return self._backend if self._connection is None else self._connection.backend
+
     def connection(self) -> Connection:
         """Return this process's connection, made on first use. Raises `Closed`; `ConfigError` if gevent patched it."""
         check_process()

@@ -31,7 +31,7 @@ from leasekit.config import Heartbeats, check_number
 from leasekit.errors import Closed, ConfigError, LeasekitError, Refused
 from leasekit.hooks import Hook, Hooks
 from leasekit.ids import uuid7s
-from leasekit.named import Named, Once
+from leasekit.named import Named, Once, check_names
 from leasekit.task import NewTask, Page, Scheduled, Stats, Status, Task, TaskInfo, TaskOptions, Verdict, WorkerInfo
 from leasekit.task_iterator import Tasks
 from leasekit.wire import MAX_KINDS
@@ -136,6 +136,11 @@ class Client:
     def check_process(self) -> None:
         """Raise `ConfigError` if this process can keep no leases because gevent or eventlet has patched it."""
         check_process()
+
+    def check_names(self) -> None:
+        """Raise `ConfigError` if the service cannot hold leases of names (`named`, `once`). Nothing is opened."""
+        if (backend := self._session.backend) is not None:
+            check_names(backend)
 
     def tasks(self, *kinds: str, until_idle: float | None = None) -> "Tasks":
         """Return tasks of these kinds, one at a time, for `for` and `async for`.

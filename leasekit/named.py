@@ -23,12 +23,13 @@ from leasekit._driver.keeping.held_lease import HeldLease, Owner
 from leasekit._driver.retrying import call_once
 from leasekit._leased_run import LeasedRun, outcome_of
 from leasekit._session import Session
+from leasekit.backend import Backend, TaskSink
 from leasekit.config import check_number
-from leasekit.errors import AlreadyDone, BackendError, LeasekitError, NotGranted, NotHeld
+from leasekit.errors import AlreadyDone, BackendError, ConfigError, LeasekitError, NotGranted, NotHeld
 from leasekit.lease import Lease
 from leasekit.task import NewTask, Outcome, Scheduled, Status, Task, TaskOptions
 
-__all__ = ["PREFIXES", "Named", "NamedLease", "Once", "OnceLease"]
+__all__ = ["PREFIXES", "Named", "NamedLease", "Once", "OnceLease", "check_names"]
 
 PREFIXES = ("named:", "once:")
 """What the kinds of tasks begin with that stand for a name."""
@@ -44,6 +45,18 @@ class _Service(Protocol):
     def schedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]: ...
 
     async def aschedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]: ...
+
+
+def check_names(backend: Backend) -> None:
+    """Raise `ConfigError` if this service cannot hold leases of names."""
+    if not isinstance(backend, TaskSink):
+        why = "accepts no tasks"
+    elif not backend.capabilities.unique_ids:
+        why = "may hold several tasks of one id, so a name could have two holders"
+    else:
+        return
+    what = f"{type(backend).__name__} cannot hold leases of names, because it {why}"
+    raise ConfigError(f"{what}: keep names in another service, such as redis:// or http://")
 
 
 class _Name:
@@ -84,7 +97,7 @@ class _Name:
 
     def acquire(self, acquisition: "_Acquisition") -> None:
         """Wait until the name is granted. Raises `NotGranted`, `LeasekitError`, and `AlreadyDone` for a once."""
-        self._check_service()
+        check_names(self._session.connection().backend)
         self._check_not_ended(self._service.schedule_all([self._new])[0])
         connection = self._session.connection()
         try:
@@ -98,7 +111,7 @@ class _Name:
 
     async def aacquire(self, acquisition: "_Acquisition") -> None:
         """Do what `acquire` does, from an event loop."""
-        self._check_service()
+        check_names(self._session.connection().backend)
         self._check_not_ended((await self._service.aschedule_all([self._new]))[0])
         connection = self._session.connection()
         try:
@@ -109,13 +122,6 @@ class _Name:
         if not is_granted:
             self._check_not_ended((await self._service.aschedule_all([self._task_if_lost()]))[0])
             raise self._timeout_error()
-
-    def _check_service(self) -> None:
-        """Raise `LeasekitError` where the service makes several tasks of one id: each would have a holder."""
-        backend = self._session.connection().backend
-        if not backend.capabilities.unique_ids:
-            what = f"{type(backend).__name__} may hold several tasks of one id, so {self.name!r} could have two holders"
-            raise LeasekitError(f"{what}: keep names in another service, such as redis:// or http://")
 
     def _check_not_ended(self, scheduled: Scheduled) -> None:
         """Raise `NotGranted` if waiting makes no sense, because the task of the name has ended."""

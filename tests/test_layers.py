@@ -50,7 +50,7 @@ LAYERS = {
     "task_iterator": Layer(VALUES | INSIDE, set()),
     "client": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
     "lease": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
-    "named": Layer(VALUES | INSIDE | {"lease"}, set()),
+    "named": Layer(VALUES | INSIDE | {"backend", "lease"}, set()),
     "idle": Layer(INSIDE | {"config"}, set()),
     "_worker": Layer(VALUES | INSIDE | SEAM | HANDLES | {"_worker"}, {"anyio", "msgspec", "tenacity"}),
     "worker": Layer({"_worker"}, set()),

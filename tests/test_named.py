@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import leasekit
-from leasekit import AlreadyDone, Client, Fatal, LeasekitError, LeaseLost, NotGranted, NotHeld, Refused
+from leasekit import AlreadyDone, Client, ConfigError, Fatal, LeasekitError, LeaseLost, NotGranted, NotHeld, Refused
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit.backend import Capabilities
 from leasekit.testing.faults import Call, Fault, Faulty
@@ -474,7 +474,7 @@ def test_a_service_that_accepts_no_work_has_no_names() -> None:
 
     with (
         leasekit.connect(HandsOut()) as client,  # type: ignore[arg-type]
-        pytest.raises(LeasekitError, match="does not accept"),
+        pytest.raises(ConfigError, match="cannot hold leases of names, because it accepts no tasks"),
         leasekit.lease(client.named("n")),
     ):
         pytest.fail("it was granted")

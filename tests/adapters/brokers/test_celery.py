@@ -12,10 +12,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+import celery
 import pytest
 
 import leasekit_celery
 from leasekit import ConfigError
+from tests.adapters.brokers.conftest import SERVICES_WITHOUT_NAMES
 from tests.waiting import eventually
 
 SHOP = """
@@ -184,6 +186,12 @@ def test_after_its_tasks_were_made_an_app_is_refused(shop: Shops) -> None:
     app.module.app.finalize()
     with pytest.raises(ConfigError, match="before"):
         leasekit_celery.install(app.module.app, "memory://")
+
+
+@pytest.mark.parametrize("url", SERVICES_WITHOUT_NAMES)
+def test_a_service_that_keeps_no_names_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot hold leases of names, because it .*: keep names in another service"):
+        leasekit_celery.install(celery.Celery("shop"), url)
 
 
 @pytest.mark.parametrize("leased", [True, False])

@@ -12,6 +12,7 @@ from dramatiq.worker import Worker
 
 import leasekit
 from leasekit_dramatiq import Leases
+from tests.adapters.brokers.conftest import SERVICES_WITHOUT_NAMES
 from tests.waiting import eventually
 
 
@@ -122,6 +123,14 @@ def test_a_wait_that_no_message_can_be_put_off_by_is_refused(again_in: Any) -> N
     """Otherwise each message that is delivered again while it runs would be a dead letter, or come again at once."""
     with pytest.raises(leasekit.ConfigError, match="again_in"):
         Leases("memory://", again_in=again_in)
+
+
+@pytest.mark.parametrize("url", SERVICES_WITHOUT_NAMES)
+def test_a_service_that_keeps_no_names_is_refused_at_once(url: str) -> None:
+    with pytest.raises(
+        leasekit.ConfigError, match=r"cannot hold leases of names, because it .*: keep names in another"
+    ):
+        Leases(url)
 
 
 def test_without_the_service_a_message_is_put_off_and_not_run(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -140,8 +140,8 @@ class SqsBackend:
         if self._clock() >= receipt.until:
             return _gone(receipt.id, "expired")
         receipt.hidden(asked_at, grant)
-        if self._comparison is not None and not receipt.timeout_named:
-            self._comparison.start(receipt.url, is_queues_time=receipt.timeout_named is False)
+        if self._comparison is not None and receipt.has_queues_timeout:
+            self._comparison.start(receipt.url)
         return Verdict(id=receipt.id, verdict="renewed", ttl=float(grant))
 
     def _warn_of_twelve_hours(self, receipt: Receipt, now: float) -> None:

@@ -20,16 +20,12 @@ class Comparison:
     def __init__(self, queues: Queues, ttl: int) -> None:
         self._queues = queues
         self._ttl = ttl
-        self._calls: dict[tuple[str, bool], asyncio.Task[None]] = {}
-        self._warned: set[str] = set()
+        self._calls: dict[str, asyncio.Task[None]] = {}
 
-    def start(self, url: str, *, is_queues_time: bool) -> None:
-        """Compare the queue at this URL, unless that was done before; return at once.
-
-        `is_queues_time`: the receive is known to have left the time to the queue.
-        """
-        if (url, is_queues_time) not in self._calls:
-            self._calls[url, is_queues_time] = asyncio.create_task(self._compare(url, is_queues_time=is_queues_time))
+    def start(self, url: str) -> None:
+        """Compare the queue at this URL, unless that was done before; return at once."""
+        if url not in self._calls:
+            self._calls[url] = asyncio.create_task(self._compare(url))
 
     async def aclose(self) -> None:
         """End the comparisons under way."""
@@ -37,14 +33,13 @@ class Comparison:
             call.cancel()
         await asyncio.gather(*self._calls.values(), return_exceptions=True)
 
-    async def _compare(self, url: str, *, is_queues_time: bool) -> None:
+    async def _compare(self, url: str) -> None:
         try:
             timeout = await self._queues.visibility_timeout(url)
         except BackendError:  # the permission `sqs:GetQueueAttributes` is not needed for leases
             return
         name = url.rpartition("/")[2]
-        if timeout > self._ttl and url not in self._warned:
-            self._warned.add(url)
+        if timeout > self._ttl:
             logger.warning(
                 "queue %s hides a message for %d s, but a lease of this loop for %d s at a time: when the process has "
                 "died, or after a block with settle=False, the message comes again that much earlier. To keep the "
@@ -54,7 +49,7 @@ class Comparison:
                 self._ttl,
                 timeout,
             )
-        elif timeout < self._ttl and is_queues_time:
+        elif timeout < self._ttl:
             logger.warning(
                 "queue %s hides a message for %d s, but this loop leases it with visibility_timeout=%d: a message that "
                 "waits longer than %d s for its block can be with two workers at once. Pass visibility_timeout=%d to "

@@ -89,7 +89,7 @@ def task(
         )
     receipt = received.receipt(queue_url, policy)
     receipt.hidden(arrival.asked_at, visibility_timeout)
-    receipt.timeout_named = arrival.timeout is not None if arrival.is_known else None
+    receipt.has_queues_timeout = arrival.is_known and arrival.timeout is None
     backend.receipts.adopt(receipt, settles=settle)
     return keeper.adopt(leased)
 

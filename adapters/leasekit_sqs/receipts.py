@@ -39,6 +39,7 @@ class Receipt:
         "attempt",
         "group",
         "handle",
+        "has_queues_timeout",
         "id",
         "in_dlq",
         "message",
@@ -49,7 +50,6 @@ class Receipt:
         "returned_until",
         "returns_until",
         "settles",
-        "timeout_named",
         "under_way",
         "until",
         "url",
@@ -80,7 +80,7 @@ class Receipt:
         self.retry = retry
         self.polled_for = polled_for  # seconds for which a holder that died may have left a long poll open
         self.settles = True  # False: the user's code deletes the message
-        self.timeout_named: bool | None = None  # whether its receive said for how long to hide it; None: unknown
+        self.has_queues_timeout = False  # its receive, which was observed, did not say for how long to hide it
         self.outcome: Outcome | None = None  # set once it is settled
         self.in_dlq = False  # a copy of it is in the dead-letter queue
         # Set if a give-back may have been applied: no other receiver can have the message before this instant.

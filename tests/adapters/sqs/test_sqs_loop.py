@@ -122,7 +122,7 @@ def test_a_lease_is_not_compared_with_the_queue_if_its_receive_named_the_time(
     sqs: SQSClient, queue_url: str, send: Send, receive: Receive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: list[str] = []
-    monkeypatch.setattr(Comparison, "start", lambda _, url, **__: compared.append(url))
+    monkeypatch.setattr(Comparison, "start", lambda _, url: compared.append(url))
     for timeout in (60, None):
         send()
         with leasekit_sqs.lease(receive(timeout), queue_url=queue_url, client=sqs, visibility_timeout=60):
@@ -382,6 +382,19 @@ def test_messages_of_one_batch_are_all_kept_from_when_their_leases_are_made(aws:
             pass
     assert all(message.deleted for message in aws.queues["q"].messages)
     client.close()
+
+
+def test_the_log_says_why_a_message_cannot_be_deleted(aws: Fake, caplog: pytest.LogCaptureFixture) -> None:
+    client = boto3.session.Session().client("sqs", endpoint_url=aws.endpoint)
+    put = aws.put("q", "work")
+    url = client.get_queue_url(QueueName="q")["QueueUrl"]
+    (message,) = client.receive_message(QueueUrl=url)["Messages"]
+    aws.error("DeleteMessageBatch", 403, "AccessDenied", "You may not perform sqs:deletemessage")
+    with leasekit_sqs.lease(message, queue_url=url, client=client):
+        pass
+    client.close()
+    assert put.deleted
+    assert "AWS refuses this call: DeleteMessageBatch: AccessDenied: You may not perform" in caplog.text
 
 
 def test_attributes_say_more_of_a_task(sqs: SQSClient, queue_url: str, send: Send, receive: Receive) -> None:

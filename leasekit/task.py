@@ -361,6 +361,8 @@ class TaskInfo(_Discreet, frozen=True, kw_only=True):
     """The error of the last failure."""
     worker: str | None = None
     """The name of the current or last holder."""
+    lease_until: datetime | None = None
+    """When the lease ends if no heartbeat renews it; None: there is none, or the service does not say."""
     history: list[HistoryEntry] = []
     """The runs of the task, as they ended."""
     reason: str | None = None

@@ -106,6 +106,7 @@ def info(row: Row, kind: str) -> TaskInfo:
             result=_value(last.result if last else None),
             error=_value(last.error if last else None),
             worker=state.worker,
+            lease_until=None if row.lease_until is None else moment(row.lease_until),
             history=[_entry(run) for run in row.runs],
             reason=state.reason or _waiting_reason(state),
         )

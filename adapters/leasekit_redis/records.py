@@ -130,6 +130,7 @@ class Row(Struct):
     stored: str
     progress: str | None = None
     runs: list[Past] = []
+    lease_until: int | None = None
 
 
 class Rows(Struct):

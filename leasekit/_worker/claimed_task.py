@@ -19,6 +19,7 @@ from leasekit.task import Settlement
 logger = logging.getLogger("leasekit")
 
 _CHILD_CAME_BACK = 70  # EX_SOFTWARE
+_THEN = {"retry": "; it is tried again, unless this was the last of its max_attempts"}  # only the service knows
 _FAILED = frozenset({"retry", "fatal", "crash"})
 
 
@@ -111,7 +112,7 @@ class ClaimedTask:
         attempt, duration = run.task.attempt, round((run.ended_at or self._begun_at) - self._begun_at, 3)
         self._log(
             logging.WARNING if outcome in _FAILED else logging.INFO,
-            f"ended: {outcome}, attempt {attempt}, {duration} s{why and ': '}{why}",
+            f"ended: {outcome}, attempt {attempt}, {duration} s{why and ': '}{why}{_THEN.get(outcome, '')}",
             error,
             attempt=attempt,
             duration=duration,

@@ -108,8 +108,10 @@ class _Task:
         facts: dict[str, object] = {
             "id": task.id, "kind": task.kind, "status": task.status, "priority": task.priority,
             "collection": task.collection, "attempt": task.attempt, "crashes": task.crashes, "fence": task.fence,
-            "at": output.moment(task.at), "worker": task.worker, "payload": output.compact(task.payload),
-            "progress": output.compact(task.progress), "result": output.compact(task.result),
+            "at": output.moment(task.at), "worker": task.worker,
+            "lease_until": task.lease_until and output.moment(task.lease_until),
+            "payload": output.compact(task.payload), "progress": output.compact(task.progress),
+            "result": output.compact(task.result),
             "error": output.compact(last_error(task)), "reason": task.reason,
         }  # fmt: skip
         return {name: value for name, value in facts.items() if value not in (None, "")}

@@ -71,6 +71,11 @@ class StoreClock:
         self._gained = 0.0  # by the wall clock, since then
         self._read_at = self.instant()
 
+    @property
+    def gained(self) -> float:
+        """Seconds by which the clock of due times is ahead of the clock of leases. Any thread."""
+        return self._gained
+
     def read(self) -> Moment:
         """Read both clocks, and note forward steps of the wall clock."""
         instant = self.instant()

@@ -138,7 +138,7 @@ class Engine:
 
     async def get(self, task_id: str) -> TaskInfo | None:
         """Return everything about one task, with users' JSON values as `Raw`; None if no task has this id."""
-        return await self._read(lambda view: frontend.get(view, task_id))
+        return await self._read(lambda view: frontend.get(view, task_id, gained=self._clock.gained))
 
     async def claim(self, *, worker: str, kinds: Sequence[str], limit: int, wait: float, claim_id: str) -> Claimed:
         """Claim up to `limit` tasks; wait up to `wait` seconds (60 at most) for the first. Users' values are `Raw`."""
@@ -301,8 +301,8 @@ class Engine:
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
-        wanted = Filter(kind, status, collection, worker)
-        return await self._read(lambda view: frontend.page(view, wanted, cursor=cursor, limit=limit))
+        wanted, gained = Filter(kind, status, collection, worker), self._clock.gained
+        return await self._read(lambda view: frontend.page(view, wanted, cursor=cursor, limit=limit, gained=gained))
 
 
 # The size of a request, which the bounds of the group commit count ---------------------------------------------

@@ -4,7 +4,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 
 import pytest
@@ -103,6 +103,15 @@ def test_each_failed_run_is_shown_with_its_error_wrapped_below_it(client: Client
     for begin, end, number in [(first + 1, second, 1), (second + 1, len(lines), 2)]:
         assert all(line.startswith("    ") for line in lines[begin : begin + 4])
         assert f"ValueError: {words} of {number}" in " ".join(line.strip() for line in lines[begin:end])
+
+
+def test_a_task_whose_worker_may_be_dead_shows_the_end_of_its_lease(run: Run, client: Client) -> None:
+    client.schedule("k", id="held", claim_timeout=600)
+    task = next(client.tasks("k"))
+    with leasekit.lease(task):
+        facts = dict(line.split("\t")[:2] for line in run("status", "held").stdout.splitlines())
+    left = datetime.fromisoformat(facts["lease_until"]) - datetime.now(UTC)
+    assert timedelta(minutes=9) < left <= timedelta(minutes=10)
 
 
 def test_a_run_that_gave_its_task_back_is_shown_as_no_attempt(client: Client) -> None:

@@ -36,6 +36,10 @@ def bad(payload: Any) -> None:
     raise leasekit.Fatal("broken")
 
 
+def later(payload: Any, held: leasekit.Lease) -> None:
+    held.fail("not now", retry=3600)
+
+
 def given_back(payload: Any, held: leasekit.Lease) -> None:
     held.fail("later", retry=False)
 
@@ -47,6 +51,7 @@ def given_back(payload: Any, held: leasekit.Lease) -> None:
         (good_in_loop, "success", logging.INFO),
         (bad, "fatal", logging.WARNING),
         (given_back, "fatal", logging.WARNING),
+        (later, "retry", logging.WARNING),
     ],
 )
 def test_a_run_is_a_line_when_it_begins_and_one_when_it_has_ended(
@@ -69,6 +74,7 @@ def test_a_run_is_a_line_when_it_begins_and_one_when_it_has_ended(
     assert (ended, last) == (level, {"kind": "k", "attempt": 1, "outcome": outcome})
     assert begins == f"task {task_id} (k) begins, attempt 1"
     assert f"task {task_id} (k) ended: {outcome}, attempt 1, " in ends
+    assert ("unless this was the last of its max_attempts" in ends) is (outcome == "retry")
     written = "".join(str(vars(record)) for record in caplog.records)
     assert "payload-of-it" not in written
     assert "result-of-it" not in written

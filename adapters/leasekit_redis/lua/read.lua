@@ -1,5 +1,5 @@
 -- Read one task. Takes {id, runs}: `runs` is how many of the latest entries of its history to read. Gives nothing for
--- an unknown id, a text that says what is damaged, or {id, state, stored, progress, runs}.
+-- an unknown id, a text that says what is damaged, or {id, state, stored, progress, runs, lease_until}.
 
 refuse_at_replica()
 local s = read(STATE, ARGUMENT.id)
@@ -22,4 +22,5 @@ return cmsgpack.pack({
   stored = stored,
   progress = redis.call('HGET', PROGRESS, ARGUMENT.id) or nil,
   runs = runs,
+  lease_until = score(LEASES, ARGUMENT.id) or nil,
 })

@@ -177,18 +177,22 @@ def _cancel_verdict(row: Trigger) -> Verdict:
     return Verdict(id=row.id, verdict="gone", reason="settled")
 
 
-def get(view: View, task_id: str) -> TaskInfo | None:
+def get(view: View, task_id: str, *, gained: float = 0.0) -> TaskInfo | None:
+    """Return everything about one task; None if no task has this id.
+
+    `gained` is the seconds by which the clock of this store is ahead of the clock by which leases end.
+    """
     for row in view.triggers([task_id]).values():
-        return next(iter(_infos(view, [row], history=True)))
+        return next(iter(_infos(view, [row], history=True, gained=gained)))
     return None
 
 
-def page(view: View, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
+def page(view: View, wanted: Filter, *, cursor: str | None, limit: int, gained: float = 0.0) -> Page:
     """List up to `limit` matching tasks, oldest first, fewer if big. Raises `Refused` for a made-up `cursor`."""
     rows = view.page(wanted, after=_seq_of_cursor(cursor), limit=limit + 1)
     shown: list[TaskInfo] = []
     size = 0
-    for row, info in zip(rows[:limit], _infos(view, rows[:limit], history=False), strict=True):
+    for row, info in zip(rows[:limit], _infos(view, rows[:limit], history=False, gained=gained), strict=True):
         if size > _PAGE_BYTES:
             break
         shown.append(info)
@@ -206,14 +210,16 @@ def _seq_of_cursor(cursor: str | None) -> int:
     raise Refused(f"cursor {detail}", errors=[{"field": "cursor", "detail": detail}])
 
 
-def _infos(view: View, rows: Sequence[Trigger], *, history: bool) -> Iterable[TaskInfo]:
+def _infos(view: View, rows: Sequence[Trigger], *, history: bool, gained: float) -> Iterable[TaskInfo]:
     for start in range(0, len(rows), _PAGE_STEP):
         step = rows[start : start + _PAGE_STEP]
         seqs = [row.seq for row in step]
         entities, progress = view.entities(seqs), view.progress(seqs)
         for row in step:
             runs = view.last_runs(row.seq, limit=_HISTORY if history else 1)
-            yield _info(row, entities.get(row.seq), progress.get(row.seq), runs, history=history)
+            info = _info(row, entities.get(row.seq), progress.get(row.seq), runs, history=history)
+            ends_at = row.next_trigger_at if row.status in LEASED else None
+            yield info if ends_at is None else replace(info, lease_until=moment(ends_at + gained))
 
 
 def _info(

@@ -1,6 +1,7 @@
 """Tests of reads: single tasks, listings and counts."""
 
 import math
+from datetime import timedelta
 
 from leasekit.task import NewTask, Status
 from leasekit.testing.contract.base import SchedulerBase, Service, ids_of
@@ -11,6 +12,15 @@ class Reading(SchedulerBase):
 
     async def test_of_an_unknown_task_there_is_nothing(self, backend: Service, kind: str) -> None:
         assert await backend.get(f"{kind}-nobody") is None
+
+    async def test_the_end_of_a_lease_is_shown_while_there_is_one(self, backend: Service, kind: str) -> None:
+        await backend.schedule([NewTask(kind=kind, id=f"{kind}-1", claim_timeout=100)])
+        assert (await self.info(backend, f"{kind}-1")).lease_until is None
+        task = await self.claim_one(backend, kind)
+        info = await self.info(backend, task.id)
+        assert info.lease_until is None or info.lease_until - info.at >= timedelta(seconds=99)
+        await self.settle(backend, task)
+        assert (await self.info(backend, task.id)).lease_until is None
 
     async def test_a_listing_goes_on_where_it_ended(self, backend: Service, kind: str) -> None:
         ids = [f"{kind}-{n}" for n in range(5)]

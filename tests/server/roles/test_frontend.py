@@ -224,6 +224,15 @@ async def test_of_an_unknown_task_there_is_nothing(bench: Bench) -> None:
     assert await bench.engine.get("nobody") is None
 
 
+async def test_the_end_of_a_lease_is_shown_by_the_wall_clock(bench: Bench) -> None:
+    await bench.taken("a", claim_timeout=10)
+    bench.clock.wall += 100
+    await bench.taken("b", claim_timeout=10)  # a write, which notes the jump
+    for info in [await bench.info("a"), (await bench.engine.list_tasks(limit=1)).tasks[0]]:
+        assert info.lease_until is not None
+        assert info.lease_until.timestamp() == pytest.approx(bench.clock.wall + 10)
+
+
 async def test_a_task_can_be_read_whole(bench: Bench) -> None:
     start = bench.clock.wall
     task = await bench.taken("a", collection="blue", priority=1, payload=[1])
@@ -249,6 +258,7 @@ async def test_a_task_can_be_read_whole(bench: Bench) -> None:
         "result": {"n": 2},
         "error": None,
         "worker": "w",
+        "lease_until": None,
         "reason": None,
     }
     assert [(run["fence"], run["outcome"], run["at"], run["worker"]) for run in history] == [

@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from leasekit._log import LogThread
+from leasekit._log import LogThread, write
 from leasekit.errors import ConfigError
 from leasekit.server.engine import Engine
 from leasekit.server.http.disconnect import DisconnectWatch
@@ -168,7 +168,11 @@ async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
         with _listen(host, port, insecure=insecure) as listener:
             if store.is_new and store.url is not None:
                 path = store.url.removeprefix("sqlite:///")
-                print(f"leasekit serve: created a new store: {path}", file=sys.stderr, flush=True)
+                write(
+                    functools.partial(
+                        print, f"leasekit serve: created a new store: {path}", file=sys.stderr, flush=True
+                    )
+                )
             sockets = [listener]
 
             async def listen(other: socket.socket) -> None:

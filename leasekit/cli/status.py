@@ -4,6 +4,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from leasekit.cli import options, output
 from leasekit.cli.errors import FAILED, spoken
@@ -50,7 +51,7 @@ def status(
             view.look()
             _show(view, as_json=as_json)
         elif as_json or not output.on_terminal():
-            for _ in groupby(looks(view.look, every=interval)):  # once for each change
+            for _ in groupby(looks(view.look, every=interval), _without_lease_end):  # once for each change
                 _show(view, as_json=as_json)
                 if view.is_over:
                     break
@@ -62,6 +63,11 @@ def status(
                         break
         if watch and view.failed:
             raise typer.Exit(FAILED)
+
+
+def _without_lease_end(seen: Any) -> Any:
+    """Return what was seen without the end of a lease, which each heartbeat moves."""
+    return replace(seen, lease_until=None) if isinstance(seen, TaskInfo) else seen
 
 
 def _show(view: "_Task | _Overview", *, as_json: bool) -> None:

@@ -14,7 +14,7 @@ import leasekit
 from leasekit import Client, NewTask, Unavailable
 from leasekit.cli import service
 from leasekit.cli.status import _Task
-from leasekit.task import Settlement
+from leasekit.task import Beat, Settlement
 from leasekit.testing import memory
 from leasekit.testing.memory import MemoryBackend
 from tests.cli.conftest import Run
@@ -112,6 +112,23 @@ def test_a_task_whose_worker_may_be_dead_shows_the_end_of_its_lease(run: Run, cl
         facts = dict(line.split("\t")[:2] for line in run("status", "held").stdout.splitlines())
     left = datetime.fromisoformat(facts["lease_until"]) - datetime.now(UTC)
     assert timedelta(minutes=9) < left <= timedelta(minutes=10)
+
+
+def test_a_renewal_is_no_change_that_a_watch_shows(run: Run, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.schedule("k", id="held", heartbeat_timeout=60)
+    connection = client.__connection__()
+    [task] = connection.run(connection.backend.claim(["k"], limit=1, wait=0, claim_id="c")).tasks
+
+    def looks(look: Callable[[], object], *, every: float) -> Iterator[object]:
+        yield look()
+        connection.run(connection.backend.beat([Beat(id="held", token=task.token, started=False)]))
+        yield look()
+        connection.run(connection.backend.settle([Settlement(id="held", token=task.token, outcome="success")]))
+        yield look()
+
+    monkeypatch.setattr("leasekit.cli.status.looks", looks)
+    lines = run("status", "held", "--watch", "--json").stdout.splitlines()
+    assert [json.loads(line)["status"] for line in lines] == ["claimed", "success"]
 
 
 def test_a_run_that_gave_its_task_back_is_shown_as_no_attempt(client: Client) -> None:

@@ -17,5 +17,6 @@ from leasekit.registry import needs_extra
 
 with needs_extra("celery"):
     from leasekit_celery.leased import LeasedTask, install
+    from leasekit_celery.task_lease import TaskLease, current_lease
 
-__all__ = ["LeasedTask", "install"]
+__all__ = ["LeasedTask", "TaskLease", "current_lease", "install"]

@@ -8,9 +8,10 @@ between. A worker may die between the settlement and the acknowledgement of the 
 once more, and acknowledged without running.
 
 A run that has sent a retry or its replacement releases the lease, so that the task can go on, and leaves its own number
-as the checkpoint: another copy of a message with that number, or a lower one, is acknowledged without running.
+in the checkpoint: another copy of a message with that number, or a lower one, is acknowledged without running.
 
-    {"shop.charge": [0, 2]}    by the task's name: replacements and retries before the last run that has ended
+A pool process of a prefork worker runs one task at a time. So the watchdog may end it when its lease is lost, and the
+main process reports the end of a run that cannot report it itself (`children.py`).
 """
 
 # pyright: basic, reportMissingTypeStubs=false
@@ -18,56 +19,70 @@ as the checkpoint: another copy of a message with that number, or a lower one, i
 
 import logging
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
-from hashlib import sha256
-from typing import Any
-from urllib.parse import quote
+from typing import Any, Literal
 
 from celery import Celery, Task, signals, states
+from celery.concurrency import get_implementation
+from celery.concurrency.prefork import TaskPool
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.imports import symbol_by_name
 from kombu.serialization import registry
 
 import leasekit
 from leasekit import AlreadyDone, Client, ConfigError, Fatal, Lease, LeasekitError, LeaseLost, NotGranted
+from leasekit_celery import children
+from leasekit_celery.children import LeasedRequest, end_process
+from leasekit_celery.task_lease import TaskLease, current, lease_name
 
 logger = logging.getLogger("leasekit.celery")
 
 _VISIBILITY = 3600.0  # seconds: the default of Celery's Redis transport
-_LATEST = 60.0  # seconds, at most, until a message that was put off is delivered again
+_PATIENCE = 5.0  # seconds for which calls are repeated while the service of the leases is away
+_FIRST = 5.0  # seconds until a message that was put off is delivered again; doubled each time …
+_LATEST = 60.0  # … up to this
 _HANDED_ON = 5.0  # seconds to wait for a lease: a retry may arrive before the run that sent it has released it
-_LONGEST = 100  # characters of an id that fit into the name of a lease
-_RUN = "leasekit_run"  # attribute of a request: its lease, and the exception that was handled when the task began
+_RUN = "leasekit_run"  # attribute of a request: its `_Run`
 _HAS_SUCCESSOR = "leasekit_has_successor"  # attribute of a request: its run has sent a retry, or its replacement
-_REFUSED = "leasekit_refused"  # header of a message: how often its lease could not be obtained
+_PUT_OFF = "leasekit_put_off"  # header of a message: how often it was put off
 _SHOWN = ("argsrepr", "kwargsrepr")  # arguments as logs show them, if the sender has set them
 _NOT_OURS_TO_JUDGE = (Retry, Reject, Ignore, LeaseLost)  # the message comes again, or the task itself dismisses it
 
 
-def install(app: Celery, url: str, *, ttl: float = 60.0) -> None:
-    """Run every task of this app under a lease of the service at `url`, which must keep names (SQS, for one, does not).
+def install(
+    app: Celery, url: str, *, ttl: float = 300.0, on_lost: Literal["kill", "continue"] = "kill", leased: bool = True
+) -> None:
+    """Run the tasks of this app under leases of the service at `url`, which must keep names (SQS, for one, does not).
 
-    Call this right after the app was made, before its tasks are declared. `ttl`: seconds without a heartbeat after
-    which a run counts as dead. The app's `task_cls` is kept. A task with a `base` of its own has leases if that base
-    derives from `LeasedTask`.
+    Call this right after the app was made, before its tasks are declared. The app's `task_cls` is kept. A task with a
+    `base` of its own has leases if that base derives from `LeasedTask`.
 
     Raises `ConfigError` if tasks exist already, or the service cannot keep names, `UnknownScheme`, `MissingDependency`.
+
+    Args:
+        app: The app.
+        url: The service of the leases.
+        ttl: Seconds without a heartbeat after which a run counts as dead. A longer ttl survives a longer outage of the
+            service (300: 139 s, 60: 24 s); after the death of a whole machine, its tasks wait for so long.
+        on_lost: What happens to code that goes on after its lease is lost. "kill": its pool process is ended before
+            another run may begin, and the message is delivered again (`-P prefork` only). "continue": nothing.
+        leased: Whether tasks have leases that do not say so themselves: `@app.task(leased=…)`.
     """
     if app.finalized:
         raise ConfigError(
             f"app {app.main!r} already has tasks: call leasekit_celery.install() before tasks are declared"
         )
-    client = leasekit.connect(url, heartbeats=leasekit.Heartbeats().for_ttl(ttl))
-    client.check_names()
+    if on_lost not in ("kill", "continue"):
+        raise ConfigError(f"on_lost={on_lost!r} is not known: use 'kill' or 'continue'")
     theirs: Any = symbol_by_name(app.task_cls)
     bases: tuple[Any, ...] = (theirs,) if issubclass(theirs, LeasedTask) else (LeasedTask, theirs)
-
-    class Leased(*bases):  # type: ignore[misc]  # the bases are values
-        abstract = True
-        leases = client
-
-    app.task_cls = Leased
+    request: Any = symbol_by_name(theirs.Request)
+    if not issubclass(request, LeasedRequest):
+        request = type("Request", (LeasedRequest, request), {})
+    client = _client(url, ttl)
+    client.check_names()
+    options = {"leases": client, "kills_lost": on_lost == "kill", "leased": leased, "Request": request}
+    app.task_cls = type("Leased", bases, {"abstract": True, **options})
     vars(app).pop("Task", None)  # cached from the former class
 
 
@@ -75,17 +90,24 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
     """A Celery task that runs under the lease of its id."""
 
     abstract = True
+    Request = LeasedRequest
     leases: Client
+    leased = True
+    """Whether the task has leases: `@app.task(leased=False)` has none."""
+    kills_lost: bool
+    """Whether a pool process is ended when the lease of its task is lost."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task: under its lease if a worker calls it, without a lease if it is called like a function."""
         request = self.request
-        if request.called_directly or request.is_eager or hasattr(request, _RUN):
+        if not self.leased or request.called_directly or request.is_eager or hasattr(request, _RUN):
             return super().__call__(*args, **kwargs)
         held = self._enter_lease(request)
-        setattr(request, _RUN, (held, sys.exception()))
+        setattr(request, _RUN, _Run(held, sys.exception()))
+        if request.headers and request.headers.pop(_PUT_OFF, None):  # a retry of this run was not put off
+            request.delivery_info = {**(request.delivery_info or {}), "redelivered": True}
         try:
-            return self._run_held(held, request, args, kwargs)
+            return self._run_held(request, args, kwargs)
         except LeaseLost as lost:
             if not self.acks_late:  # the message was acknowledged before the task began, and is not delivered again
                 raise
@@ -111,19 +133,24 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
                 setattr(self.request, _HAS_SUCCESSOR, True)
             raise
 
-    def _run_held(self, held: Lease, request: Any, args: Any, kwargs: Any) -> Any:
+    def _run_held(self, request: Any, args: Any, kwargs: Any) -> Any:
         """Run the task's code. An ended run stays under its lease until Celery has finished with it (`_settle`)."""
         theirs = super().__call__  # of another base class; Celery's own would hide the request
         body = self.run if getattr(theirs, "__func__", None) is Task.__call__ else theirs
+        run: _Run = getattr(request, _RUN)
+        held = run.held
+        token = current.set(run.lease)
         try:
             result = body(*args, **kwargs)
         except BaseException as error:
             has_ended = isinstance(error, Exception) and not isinstance(error, _NOT_OURS_TO_JUDGE)
             if held.lost or not (has_ended and self.acks_on_failure_or_timeout):
                 if isinstance(error, (Retry, Ignore)):
-                    self._note_end(held, request)
+                    self._note_end(request)
                 _leave_lease(request, error)
             raise
+        finally:
+            current.reset(token)
         if held.lost:  # a lost lease must be reported before Celery stores the result
             _leave_lease(request, None)
         return result
@@ -131,7 +158,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
     def _enter_lease(self, request: Any) -> Lease:
         """Enter the lease of a request; raise `Ignore` if the task must not run. Its message is not lost."""
         follows = request.retries or request.replaced_task_nesting
-        once = self.leases.once(_name(request.id), wait=_HANDED_ON if follows else 0)
+        once = self.app.Task.leases.once(lease_name(request.id), wait=_HANDED_ON if follows else 0)
         try:
             held = leasekit.lease(once).__enter__()
             self._check_attempt(held, request)
@@ -143,29 +170,26 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             if refused.ended is not None:
                 self._revoke(request, refused)
             else:
-                logger.info("task %s was delivered again while it runs: it is put off", request.id)
-                self._put_off(request)
+                self._put_off(request, "it was delivered again while it runs")
             raise Ignore from None
         except LeasekitError as error:
-            logger.warning("task %s is put off: its lease cannot be obtained: %s", request.id, error)
-            before = int((request.headers or {}).get(_REFUSED, 0))
-            # The delay grows: a rejected message would be delivered again at once, as long as the service refuses.
-            self._put_off(request, delay=2.0 ** min(before, 10), headers={_REFUSED: before + 1})
+            logger.warning("the lease of task %s cannot be obtained: %s", request.id, error)
+            self._put_off(request, "it has no lease", first=1.0)
             raise Ignore from None
 
     def _check_attempt(self, held: Lease, request: Any) -> None:
         """Give the lease back and raise `AlreadyDone` if the run of this number, or a later one, has ended."""
-        if _number(request) <= _ended(held).get(str(self.name), []):
+        if _number(request) <= TaskLease(held).last_ended(str(self.name)):
             done = AlreadyDone(f"attempt {request.retries} of task {request.id} was run to its end before")
             held.release()
             held.__exit__(AlreadyDone, done, None)
             raise done
 
-    def _note_end(self, held: Lease, request: Any) -> None:
+    def _note_end(self, request: Any) -> None:
         """Record that this run has ended if another follows it: the record is sent with the lease's release."""
         if hasattr(request, _HAS_SUCCESSOR):
             with suppress(LeasekitError):  # a lost lease raises when it is left
-                held.progress(_ended(held) | {str(self.name): _number(request)})
+                getattr(request, _RUN).lease.note_end(str(self.name), _number(request))
 
     def _revoke(self, request: Any, refused: NotGranted) -> None:
         """Revoke a task that was cancelled at the service of the leases, so that it never runs."""
@@ -175,23 +199,25 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             self.backend.mark_as_revoked(request.id, str(refused), request=request, store_result=is_stored)
         except Exception as error:  # noqa: BLE001 - whatever its result backend raises
             logger.warning("task %s is revoked later: its result cannot be stored: %s", request.id, error)
-            self._put_off(request)
+            self._put_off(request, "its result cannot be stored")
         else:
             signals.task_revoked.send(sender=self, request=request, terminated=False, signum=None, expired=False)
 
-    def _put_off(self, request: Any, *, delay: float = _LATEST, headers: Mapping[str, int] | None = None) -> None:
+    def _put_off(self, request: Any, why: str, *, first: float = _FIRST) -> None:
         """Send a copy of the message for later; this message is then acknowledged. Its first run may be alive.
 
-        A message that is rejected instead is delivered again at once, and again and again. That happens only if the
-        broker does not accept the copy.
+        The delay grows with each copy. A message that is rejected instead is delivered again at once, and again and
+        again. That happens only if the broker does not accept the copy.
         """
         options: dict[str, Any] = self.app.conf.broker_transport_options or {}
+        before = int((request.headers or {}).get(_PUT_OFF, 0))
         # If the ETA were later than the visibility timeout, the broker would deliver one more copy each time.
-        delay = min(delay, _LATEST, float(options.get("visibility_timeout", _VISIBILITY)) / 2)
+        most = min(_LATEST, float(options.get("visibility_timeout", _VISIBILITY)) / 2)
+        delay = min(first * 2.0 ** min(before, 10), most)
         shown = {name: value for name in _SHOWN if (value := getattr(request, name, None)) is not None}
         sent = _sending_options(request)
         again: Any = self.signature_from_request(request, countdown=delay, retries=request.retries, **shown, **sent)
-        again.options["headers"] = {**(again.options.get("headers") or {}), **(headers or {})}
+        again.options["headers"] = {**(again.options.get("headers") or {}), _PUT_OFF: before + 1}
         # Otherwise Celery would send the copy as a child of this task, but its parent is the task that called it.
         self.push_request(called_directly=True)
         try:
@@ -203,12 +229,8 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             raise Reject(error, requeue=True) from error
         finally:
             self.pop_request()
-        logger.info("task %s is tried again in %g s", request.id, delay)
-
-
-def _name(task_id: str) -> str:
-    """Return the name of a task's lease: an id of more than a hundred plain characters is replaced by its digest."""
-    return f"celery:{task_id if len(quote(task_id)) <= _LONGEST else sha256(task_id.encode()).hexdigest()}"
+        level = logging.DEBUG if before else logging.INFO
+        logger.log(level, "task %s is put off for %g s: %s", request.id, delay, why)
 
 
 def _sending_options(request: Any) -> dict[str, Any]:
@@ -227,14 +249,28 @@ def _number(request: Any) -> list[int]:
     return [request.replaced_task_nesting or 0, request.retries or 0]
 
 
-def _ended(held: Lease) -> dict[str, list[int]]:
-    """Return the numbers of the last ended runs that had a successor, by the task's name."""
-    return held.checkpoint if isinstance(held.checkpoint, dict) else {}
+class _Run:
+    """The run of a request under its lease."""
+
+    def __init__(self, held: Lease, outer: BaseException | None) -> None:
+        self.held = held
+        self.lease = TaskLease(held)
+        self.outer = outer  # the exception that was handled when the task began
+        if children.notes is not None:
+            children.notes.write(held.task)
+
+    def leave(self, error: BaseException | None) -> None:
+        """Leave the lease. Its note is cleared after that: until then another process must be able to end it."""
+        try:
+            self.held.__exit__(None if error is None else type(error), error, None)
+        finally:
+            if children.notes is not None:
+                children.notes.clear()
 
 
 def _leave_lease(request: Any, error: BaseException | None) -> None:
-    held, _ = vars(request).pop(_RUN)
-    held.__exit__(None if error is None else type(error), error, None)
+    run: _Run = vars(request).pop(_RUN)
+    run.leave(error)
 
 
 def _settle(task: Any, state: str | None, retval: Any, **_: Any) -> None:
@@ -242,13 +278,13 @@ def _settle(task: Any, state: str | None, retval: Any, **_: Any) -> None:
     request = task.request
     if not hasattr(request, _RUN):
         return
-    held, outer = getattr(request, _RUN)
+    run: _Run = getattr(request, _RUN)
     broken_off_by = sys.exception()
     error: BaseException | None = None
-    if broken_off_by is not outer:  # the callbacks may not be sent: the task runs again if redelivered
+    if broken_off_by is not run.outer:  # the callbacks may not be sent: the task runs again if redelivered
         error = broken_off_by
     elif hasattr(request, _HAS_SUCCESSOR):  # `retry(throw=False)`: the task goes on, whatever this run returned
-        task._note_end(held, request)
+        task._note_end(request)
         error = Retry()
     elif state != states.SUCCESS:
         error = Fatal(repr(retval)) if task.acks_on_failure_or_timeout else Retry(exc=retval)
@@ -258,13 +294,41 @@ def _settle(task: Any, state: str | None, retval: Any, **_: Any) -> None:
         logger.warning("task %s may run again, though it has ended: %s", request.id, lost)
 
 
-def _check_process(sender: Any, **_: Any) -> None:
-    """End a worker that starts in a process that cannot keep leases, with a message that says what to do."""
-    if issubclass(sender.app.Task, LeasedTask):
-        try:
-            sender.app.Task.leases.check_process()
-        except ConfigError as error:
-            raise SystemExit(f"leasekit: {error}") from error  # Celery logs any other exception and goes on
+def _client(url: str, ttl: float, **options: Any) -> Client:
+    # Shorter patience than a client's own: a message whose lease cannot be obtained is put off, and its slot is free.
+    return Client(url, heartbeats=leasekit.Heartbeats().for_ttl(ttl), retry_for=_PATIENCE, **options)
+
+
+def _prepare_worker(sender: Any, **_: Any) -> None:
+    """Check the process of a worker that starts, and prepare the leases of its pool processes."""
+    task_class = sender.app.Task
+    if not issubclass(task_class, LeasedTask):
+        return
+    leases = task_class.leases
+    try:
+        leases.check_process()
+    except ConfigError as error:
+        raise SystemExit(f"leasekit: {error}") from error  # Celery logs any other exception and goes on
+    if issubclass(get_implementation(sender.pool_cls), TaskPool):
+        notes = children.share_notes()
+        options = {"watchdog": "auto", "last_resort": end_process} if task_class.kills_lost else {}
+        task_class.leases = _client(leases.url, leases.heartbeats.ttl, hooks=[notes.hear], **options)
+
+
+def _look_at_service(instance: Any, **_: Any) -> None:
+    """Log where the leases are. A worker starts all the same while their service is away: its tasks are put off."""
+    if not issubclass(instance.app.Task, LeasedTask):
+        return
+    leases = instance.app.Task.leases
+    where = f"{leases!r}, ttl {leases.heartbeats.ttl:g} s"
+    try:
+        # A client of its own: it leaves no thread in a process that will fork.
+        with leasekit.connect(leases.url, retry_for=1) as client:
+            client.get("leasekit")  # any id does
+    except LeasekitError as error:
+        logger.warning("no task runs before the service of the leases answers (%s): %s", where, error)
+    else:
+        logger.info("tasks run under leases (%s)", where)
 
 
 def _note_content_type(request: Any, **_: Any) -> None:
@@ -276,4 +340,5 @@ def _note_content_type(request: Any, **_: Any) -> None:
 
 signals.task_received.connect(_note_content_type)
 signals.task_postrun.connect(_settle)
-signals.worker_init.connect(_check_process)
+signals.worker_init.connect(_prepare_worker)
+signals.celeryd_after_setup.connect(_look_at_service)  # of the log; no process was forked yet

@@ -1,11 +1,14 @@
 """A real Redis for brokers, and a server for leases."""
 
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -35,14 +38,34 @@ def redis_url() -> Iterator[str]:
     shutil.rmtree(folder)
 
 
+@dataclass
+class Leases:
+    """A leasekit server, which may be away for a while."""
+
+    url: str
+    process: "subprocess.Popen[str]"
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+
 @pytest.fixture(scope="module")
-def leases_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A leasekit server."""
+def leases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leases]:
     store = f"sqlite:///{tmp_path_factory.mktemp('leases')}/tasks.db"
     command = [sys.executable, "-m", "leasekit", "serve", "--port", "0", "--store", store]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
-            yield server.stdout.readline().split()[-1]
+            yield Leases(server.stdout.readline().split()[-1], server)
         finally:
             server.terminate()
+
+
+@pytest.fixture(scope="module")
+def leases_url(leases: Leases) -> str:
+    return leases.url

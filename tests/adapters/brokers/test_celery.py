@@ -17,11 +17,11 @@ import pytest
 
 import leasekit_celery
 from leasekit import ConfigError
-from tests.adapters.brokers.conftest import SERVICES_WITHOUT_NAMES
+from tests.adapters.brokers.conftest import SERVICES_WITHOUT_NAMES, Leases
 from tests.waiting import eventually
 
 SHOP = """
-import os, pathlib, time
+import os, pathlib, signal, time
 import celery
 {imports}
 
@@ -56,13 +56,28 @@ def retries(self):
     say("begin", self)
     if self.request.retries < 2:
         raise self.retry(countdown=0)
+
+
+@app.task(bind=True, acks_late=True, time_limit=2)
+def limited(self, seconds):
+    say("begin", self)
+    time.sleep(seconds)
+    say("end", self)
+
+
+@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
+def killed(self, seconds):
+    say("begin", self)
+    if len(LOG.read_text().splitlines()) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    say("end", self)
 """
 
 
 class Shop:
     """An app as a module in `folder`, for workers and for this process, and what its tasks have written."""
 
-    def __init__(self, folder: Path, name: str, *, redis: str, leases: str | None) -> None:
+    def __init__(self, folder: Path, name: str, *, redis: str, leases: str | None, ttl: float = 6) -> None:
         self.name = name
         self.log = folder / f"{name}.txt"
         text = SHOP.format(
@@ -70,7 +85,7 @@ class Shop:
             redis=redis,
             log=str(self.log),
             imports="import leasekit_celery" if leases else "",
-            install=f"leasekit_celery.install(app, {leases!r}, ttl=6)" if leases else "",
+            install=f"leasekit_celery.install(app, {leases!r}, ttl={ttl})" if leases else "",
         )
         path = folder / f"{name}.py"
         path.write_text(textwrap.dedent(text), encoding="utf-8")
@@ -84,8 +99,12 @@ class Shop:
         return str(getattr(self.module, task).apply_async(args, task_id=again).id)
 
     def count(self, word: str, task_id: str) -> int:
+        return len(self.processes(word, task_id))
+
+    def processes(self, word: str, task_id: str) -> list[str]:
+        """The ids of the processes that have said this, one for each time."""
         lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
-        return sum(line.startswith(f"{word} {task_id} ") for line in lines)
+        return [line.split()[-1] for line in lines if line.startswith(f"{word} {task_id} ")]
 
 
 class Workers(Protocol):
@@ -125,13 +144,13 @@ def kill_all(process: "subprocess.Popen[bytes]") -> None:
 
 
 class Shops(Protocol):
-    def __call__(self, name: str, *, leased: bool = True) -> Shop: ...
+    def __call__(self, name: str, *, leased: bool = True, ttl: float = 6) -> Shop: ...
 
 
 @pytest.fixture
 def shop(tmp_path: Path, redis_url: str, leases_url: str) -> Shops:
-    def make(name: str, *, leased: bool = True) -> Shop:
-        return Shop(tmp_path, name, redis=redis_url, leases=leases_url if leased else None)
+    def make(name: str, *, leased: bool = True, ttl: float = 6) -> Shop:
+        return Shop(tmp_path, name, redis=redis_url, leases=leases_url if leased else None, ttl=ttl)
 
     return make
 
@@ -173,6 +192,40 @@ def test_what_has_ended_is_acknowledged_without_running(shop: Shops, workers: Wo
         app.send(task, *args, again=sent)
         eventually(lambda said=said: said in (tmp_path / "ended.log").read_text())  # type: ignore[misc]
         assert app.count("begin", sent) == begins
+
+
+def test_a_task_that_celery_ends_at_its_time_limit_has_failed_for_good(
+    shop: Shops, workers: Workers, tmp_path: Path
+) -> None:
+    app = shop("limited")
+    workers("limited")
+    task = app.send("limited", 60)
+    eventually(lambda: app.count("begin", task))
+    app.send("limited", 60, again=task)  # as Redis does while the task runs: it is put off, and looked at again
+    eventually(lambda: f"{task} was delivered again, and had ended" in (tmp_path / "limited.log").read_text())
+    assert app.count("begin", task) == 1
+
+
+def test_the_lease_of_a_killed_pool_process_does_not_keep_its_task_waiting(shop: Shops, workers: Workers) -> None:
+    app = shop("struck", ttl=600)
+    workers("struck")
+    task = app.send("killed", 0)
+    eventually(lambda: app.count("end", task))
+    assert app.count("begin", task) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's timer is Linux's")
+def test_a_run_whose_lease_is_lost_is_ended_before_another_begins(
+    shop: Shops, workers: Workers, leases: Leases
+) -> None:
+    app = shop("lost")
+    workers("lost")
+    task = app.send("long", 20)
+    first = eventually(lambda: app.processes("begin", task))[0]
+    with leases.away():
+        eventually(lambda: not Path(f"/proc/{first}").exists())
+    eventually(lambda: app.count("begin", task) == 2)
+    assert app.count("end", task) == 0
 
 
 def test_a_task_that_is_called_like_a_function_needs_no_lease(shop: Shops) -> None:
@@ -217,13 +270,15 @@ def test_without_the_service_a_task_is_neither_run_nor_lost(
 ) -> None:
     app = Shop(tmp_path, "away", redis=redis_url, leases="http://127.0.0.1:9")
     path = tmp_path / "away.py"
-    text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace("LOG =", "app.Task.leases._retry_for = 0.1\nLOG ="), encoding="utf-8")
     first = workers("away")
     task = app.send("long", 0)
-    eventually(lambda: f"{task} is put off" in (tmp_path / "away.log").read_text(encoding="utf-8"))
+    log = tmp_path / "away.log"
+    eventually(lambda: f"{task} is put off" in log.read_text(encoding="utf-8"))
+    assert "no task runs before the service of the leases answers (<Client of http://127.0.0.1:9 " in log.read_text()
     assert app.count("begin", task) == 0
     kill_all(first)
+    text = path.read_text(encoding="utf-8")
     path.write_text(text.replace("http://127.0.0.1:9", leases_url), encoding="utf-8")
     workers("away")
     eventually(lambda: app.count("end", task))
+    assert f"tasks run under leases (<Client of {leases_url} " in log.read_text()

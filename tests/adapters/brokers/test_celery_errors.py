@@ -93,6 +93,30 @@ def test_what_is_put_off_is_sent_again_and_acknowledged(shop: Shop, acks_late: b
     assert (shop.sent, shop.ran) == (1, 0)
 
 
+def test_what_runs_for_long_is_looked_at_more_and_more_rarely_and_said_once(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = shop.task(acks_late=True)
+    caplog.set_level("INFO", "leasekit.celery")
+    with shop.held():
+        for _ in range(6):
+            with shop.delivered(task, headers=shop.options.get("headers")), pytest.raises(Ignore):
+                task()
+    assert shop.delays == [5, 10, 20, 40, 60, 60]
+    assert [record.getMessage() for record in caplog.records] == [
+        "task 1 is put off for 5 s: it was delivered again while it runs"
+    ]
+
+
+def test_a_copy_that_was_put_off_says_so_to_the_task_and_not_to_its_retries(shop: Shop) -> None:
+    @shop.app.task(bind=True, acks_late=True)  # type: ignore[untyped-decorator]
+    def look(task: Any) -> tuple[bool, dict[str, int]]:
+        return task.request.delivery_info["redelivered"], task.request.headers
+
+    with shop.delivered(look, headers={"leasekit_put_off": 1, "tenant": 7}, delivery_info={"redelivered": False}):
+        assert look() == (True, {"tenant": 7})
+
+
 def test_what_the_broker_does_not_take_for_later_is_not_acknowledged(shop: Shop) -> None:
     task = shop.task(acks_late=True)
     shop.broker_is_away = True
@@ -234,7 +258,7 @@ def test_a_copy_that_is_put_off_is_the_same_message(traced: Traced) -> None:
     finally:
         signals.before_task_publish.disconnect(hear)
     first, second, third = sent
-    apart = {"eta"}
+    apart = {"eta", "leasekit_put_off"}
     assert {name: value for name, value in second.items() if name not in apart} == {
         name: value for name, value in first.items() if name not in apart
     }
@@ -399,7 +423,88 @@ def test_what_was_cancelled_while_the_result_backend_is_away_is_revoked_later(
     assert (cancelled.ran, sent) == (0, ["again"])
 
 
+# What a task may ask of its lease
+
+
+def test_a_task_has_its_lease_at_hand(traced: Traced) -> None:
+    seen: list[Any] = []
+
+    @traced.app.task(acks_late=True)  # type: ignore[untyped-decorator]
+    def inner() -> None:
+        seen.append(leasekit_celery.current_lease())
+
+    @traced.app.task(acks_late=True)  # type: ignore[untyped-decorator]
+    def outer() -> None:
+        held = leasekit_celery.current_lease()
+        assert held is not None
+        held.check()
+        assert (held.fence, held.lost, held.remaining() > 0) == (1, False, True)
+        inner()
+        seen.append(held)
+
+    traced.deliver(outer)
+    assert seen[0] is seen[1] is not None
+    assert leasekit_celery.current_lease() is None
+    inner()
+    assert seen.pop() is None
+
+
+def test_a_task_goes_on_where_an_earlier_run_was_also_after_a_retry(
+    traced: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(Signature, "apply_async", lambda _: None)
+
+    @traced.app.task(bind=True, acks_late=True)  # type: ignore[untyped-decorator]
+    def pages(task: Any) -> None:
+        held = leasekit_celery.current_lease()
+        assert held is not None
+        seen.append(held.checkpoint)
+        held.progress({"pages": len(seen)})
+        if len(seen) < 3:
+            raise task.retry(countdown=0)
+
+    for retries in (0, 0, 1, 2):
+        traced.deliver(pages, number={"retries": retries})
+    assert seen == [None, {"pages": 1}, {"pages": 2}]
+
+
+@pytest.mark.parametrize("all_tasks", [True, False])
+def test_tasks_may_be_left_out_or_chosen(all_tasks: bool) -> None:
+    app = celery.Celery("shop", broker="memory://")
+    leasekit_celery.install(app, "memory://", leased=all_tasks)
+
+    def held(**options: bool) -> bool:
+        @app.task(name=str(options), **options)  # type: ignore[untyped-decorator]
+        def look() -> bool:
+            return leasekit_celery.current_lease() is not None
+
+        request = {"id": str(uuid.uuid4()), "delivery_info": {}}
+        retval, _, _, _ = build_tracer(look.name, look, app=app)(request["id"], (), {}, request)
+        return bool(retval)
+
+    assert [held(), held(leased=True), held(leased=False)] == [all_tasks, True, False]
+    app.Task.leases.close()
+
+
+def test_a_misspelled_measure_is_refused() -> None:
+    with pytest.raises(leasekit.ConfigError, match="on_lost='raise' is not known"):
+        leasekit_celery.install(celery.Celery("shop"), "memory://", on_lost="raise")  # type: ignore[arg-type]
+
+
 # What others do with tasks
+
+
+def test_a_base_class_of_a_tasks_own_may_derive_from_leased_task(traced: Traced) -> None:
+    class Own(leasekit_celery.LeasedTask):
+        abstract = True
+
+    @traced.app.task(base=Own, acks_late=True)  # type: ignore[untyped-decorator]
+    def look() -> bool:
+        return leasekit_celery.current_lease() is not None
+
+    traced.deliver(look)
+    assert traced.result.result is True
 
 
 def test_a_task_that_calls_itself_runs_under_the_lease_that_it_has(traced: Traced) -> None:

@@ -1,0 +1,169 @@
+"""The leases of pool processes: the main process of a prefork worker ends those of killed pool processes.
+
+    pool process ── notes its lease in shared memory ──▶ main process, if the pool process was killed:
+                                                           Celery acknowledges the message ── settled, as failed
+                                                           Celery delivers it again ───────── released at once
+
+A pool process runs one task at a time, so it has one note. It clears the note once it has ended its lease itself.
+"""
+
+# pyright: basic, reportMissingTypeStubs=false
+# Celery has no type annotations.
+
+import logging
+import mmap
+import os
+import signal
+import struct
+import threading
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from billiard.einfo import ExceptionInfo
+from billiard.process import current_process
+from celery.exceptions import Reject, TimeLimitExceeded, WorkerLostError
+from celery.worker import state
+from celery.worker.request import Request
+
+import leasekit
+from leasekit import Client, LeasekitError, Task
+from leasekit.hooks import Event, Lost
+from leasekit_celery.task_lease import lease_name
+
+logger = logging.getLogger("leasekit.celery")
+
+_MANY = 1024  # pool processes that have a note
+_SIZE = 1024  # bytes of a note
+_HEAD = struct.Struct("=?H")  # whether the lease was lost; the length of the rest
+_PATIENCE = 2.0  # seconds for which the main process waits for an answer, in which it does nothing else
+
+
+class _Note(msgspec.Struct, frozen=True):
+    """What a pool process notes of the lease that it holds."""
+
+    pid: int
+    task_id: str
+    token: str
+    ttl: float
+
+
+class Notes:
+    """Memory that a main process and its pool processes share. Only this pool process writes its own note."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _MANY * _SIZE)
+        self._token = ""
+
+    def write(self, task: Task) -> None:
+        """Note that this pool process holds the lease of `task`."""
+        data = msgspec.json.encode(_Note(os.getpid(), task.id, task.token, task.ttl))
+        if (at := self._own()) is not None and len(data) <= _SIZE - _HEAD.size:
+            self._memory[at + _HEAD.size : at + _HEAD.size + len(data)] = data
+            _HEAD.pack_into(self._memory, at, 0, len(data))
+            self._token = task.token
+
+    def clear(self) -> None:
+        """Remove the note of this pool process: its lease has ended."""
+        self._token = ""
+        if (at := self._own()) is not None:
+            _HEAD.pack_into(self._memory, at, 0, 0)
+
+    def hear(self, event: Event) -> None:
+        """Note that the lease of this pool process was lost: a hook of its client."""
+        if isinstance(event, Lost) and event.token == self._token and (at := self._own()) is not None:
+            self._memory[at] = True
+
+    def find(self, pid: int, task_id: str) -> tuple[_Note, bool] | None:
+        """Return what a pool process has noted of the lease of this task, and whether that was lost."""
+        for at in range(0, _MANY * _SIZE, _SIZE):
+            lost, length = _HEAD.unpack_from(self._memory, at)
+            if length:
+                note = msgspec.json.decode(self._memory[at + _HEAD.size : at + _HEAD.size + length], type=_Note)
+                if (note.pid, note.task_id) == (pid, task_id):
+                    return note, lost
+        return None
+
+    def _own(self) -> int | None:
+        index = getattr(current_process(), "index", _MANY)
+        return index * _SIZE if index < _MANY else None
+
+
+notes: Notes | None = None  # only in a prefork worker: in its main process, and in its pool processes
+
+
+def share_notes() -> Notes:
+    """Share memory with the pool processes that this process forks from now on."""
+    global notes  # noqa: PLW0603 - one for each worker
+    notes = Notes()
+    return notes
+
+
+def end_process() -> None:
+    """End this pool process, whose task goes on after its lease: where there is no kernel timer, nothing else does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
+    """A message in the main process of a worker: it ends the lease of a run whose pool process was killed."""
+
+    _note: _Note | None = None  # of the pool process whose end Celery deals with just now
+
+    def on_failure(self, exc_info: Any, *, return_ok: bool = False, **options: Any) -> Any:
+        """Deal with a failure as Celery does, and end the lease in the same way if its pool process cannot."""
+        if not return_ok and notes is not None:  # else the pool process has reported the failure, and ended its lease
+            found = notes.find(self.worker_pid, f"once:{lease_name(self.id)}")
+            self._note, lost = found or (None, False)
+            error = getattr(exc_info.exception, "exc", exc_info.exception)  # it may be wrapped
+            self._is_dead = not isinstance(error, TimeLimitExceeded)  # at a time limit it is killed just after this
+            if lost and isinstance(error, WorkerLostError):
+                logger.warning("task %s is delivered again: its lease was lost, and its process ended", self.id)
+                exc_info = _rejection()
+        try:
+            return super().on_failure(exc_info, return_ok=return_ok, **options)
+        finally:
+            self._end_lease(failed=False)
+
+    def acknowledge(self) -> None:
+        """Acknowledge the message; the lease of a killed run is settled."""
+        super().acknowledge()
+        # A shutdown puts all messages back; `retry_on_worker_lost` has sent another one.
+        self._end_lease(failed=not state.should_terminate and not getattr(self.task, "retry_on_worker_lost", False))
+
+    def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 - Celery's signature
+        """Reject the message; the lease of a killed run is released before, because the message comes at once."""
+        self._end_lease(failed=not requeue)
+        super().reject(requeue)
+
+    def _end_lease(self, *, failed: bool) -> None:
+        """End the lease of a killed run, once: settle it as failed for good, or release it if the run is over."""
+        note, self._note = self._note, None
+        if note is not None and (failed or self._is_dead):
+            # Without waiting the main process would kill a run first that then releases the lease itself.
+            reporter = threading.Thread(target=_report, args=(self.task.app.Task.leases, note, failed), daemon=True)
+            reporter.start()
+            reporter.join(_PATIENCE)
+
+
+def _report(leases: Client, note: _Note, failed: bool) -> None:  # noqa: FBT001 - the target of a thread
+    """End a lease that another process has held. Best effort: otherwise it expires."""
+    assert leases.url is not None  # noqa: S101 - `install` has connected by URL
+    task = Task(id=note.task_id, kind=note.task_id, token=note.token, ttl=note.ttl)
+    # A client of its own, so that no thread is left when the main process forks the next pool process.
+    with (
+        suppress(LeasekitError),
+        leasekit.connect(leases.url, heartbeats=leases.heartbeats, retry_for=_PATIENCE) as client,
+        leasekit.lease(client.adopt(task)) as held,
+    ):
+        if failed:
+            held.fail("the pool process was ended, and Celery has acknowledged the message", retry=False)
+        else:
+            held.release()
+
+
+def _rejection() -> ExceptionInfo:
+    """Return what Celery is told when a task rejects its message: it is delivered again."""
+    try:
+        raise Reject("its lease was lost", requeue=True)
+    except Reject:
+        return ExceptionInfo()

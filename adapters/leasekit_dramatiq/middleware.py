@@ -22,21 +22,24 @@ from leasekit.config import check_number
 
 logger = logging.getLogger("leasekit.dramatiq")
 
+_PATIENCE = 5.0  # seconds for which calls are repeated while the service of the leases is away
 _LONGEST = 100  # characters of an id that fit into the name of a lease
 
 
 class Leases(Middleware):
     """Run every message of the broker under the lease of its id, at the service at `url`, which must keep names.
 
-    `ttl`: seconds without a heartbeat after which a run counts as dead. `again_in`: seconds until a message whose first
-    run is alive is tried again.
+    `ttl`: seconds without a heartbeat after which a run counts as dead; a longer ttl survives a longer outage of the
+    service (300: 139 s, 60: 24 s). `again_in`: seconds until a message whose first run is alive is tried again.
 
     Raises `UnknownScheme`, `MissingDependency`, `ConfigError`.
     """
 
-    def __init__(self, url: str, *, ttl: float = 60.0, again_in: float = 15.0) -> None:
+    def __init__(self, url: str, *, ttl: float = 300.0, again_in: float = 15.0) -> None:
         check_number("again_in", again_in, least=0.001)
-        self._connect = partial(leasekit.connect, url, heartbeats=leasekit.Heartbeats().for_ttl(ttl))
+        # Shorter patience than a client's own: a message whose lease cannot be obtained is put off.
+        rhythm = leasekit.Heartbeats().for_ttl(ttl)
+        self._connect = partial(leasekit.connect, url, heartbeats=rhythm, retry_for=_PATIENCE)
         self._client = self._connect()
         self._client.check_names()
         self._is_closed = False

@@ -40,7 +40,7 @@ _PATIENCE = 2.0  # seconds for which the main process waits for an answer, in wh
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """What a pool process notes of the lease that it holds."""
+    """The lease that a pool process holds, as its main process must know it."""
 
     pid: int
     task_id: str

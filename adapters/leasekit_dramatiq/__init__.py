@@ -13,6 +13,6 @@ dead letter.
 from leasekit.registry import needs_extra
 
 with needs_extra("dramatiq"):
-    from leasekit_dramatiq.middleware import Leases
+    from leasekit_dramatiq.middleware import Leases, current_lease
 
-__all__ = ["Leases"]
+__all__ = ["Leases", "current_lease"]

@@ -8,6 +8,7 @@ moment.
 
 import logging
 import threading
+from contextvars import ContextVar
 from functools import partial
 from hashlib import sha256
 from typing import Any, cast
@@ -24,6 +25,16 @@ logger = logging.getLogger("leasekit.dramatiq")
 
 _PATIENCE = 5.0  # seconds for which calls are repeated while the service of the leases is away
 _LONGEST = 100  # characters of an id that fit into the name of a lease
+
+_current: ContextVar[Lease | None] = ContextVar("leasekit_dramatiq_lease", default=None)
+
+
+def current_lease() -> Lease | None:
+    """Return the lease of the message that this code processes; None in an actor that is called like a function.
+
+    Use its `check`, `fence`, `progress` and `checkpoint`. The middleware decides how it ends.
+    """
+    return _current.get()
 
 
 class Leases(Middleware):
@@ -73,6 +84,7 @@ class Leases(Middleware):
             self._put_off(broker, message)
             raise SkipMessage(f"the lease of message {message.message_id} cannot be obtained") from error
         self._here.lease = lease
+        _current.set(lease)
 
     def _put_off(self, broker: Broker, message: MessageProxy) -> None:
         """Send a copy of a message for later, because this one is acknowledged; if that fails, it is a dead letter."""
@@ -113,6 +125,7 @@ class Leases(Middleware):
 
     def _leave_lease(self, message: MessageProxy, exception: BaseException | None) -> None:
         lease, self._here.lease = self._lease, None
+        _current.set(None)
         if lease is None:
             return
         try:

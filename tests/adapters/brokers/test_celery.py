@@ -214,6 +214,7 @@ def test_the_lease_of_a_killed_pool_process_does_not_keep_its_task_waiting(shop:
     assert app.count("begin", task) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's timer is Linux's")
 def test_a_run_whose_lease_is_lost_is_ended_before_another_begins(
     shop: Shops, workers: Workers, leases: Leases

@@ -14,7 +14,7 @@ from dramatiq.results.backends import StubBackend
 from dramatiq.worker import Worker
 
 import leasekit
-from leasekit_dramatiq import Leases
+from leasekit_dramatiq import Leases, current_lease
 
 
 class Stored(StubBackend):
@@ -212,3 +212,19 @@ def test_an_id_may_be_as_long_as_dramatiq_lets_it_be(shop: Shop, long: str) -> N
     shop.deliver()
     shop.deliver()
     assert shop.ran == ["a"]
+
+
+def test_an_actor_has_its_lease_at_hand_while_it_runs(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[leasekit.Lease | None] = []
+
+    def run(_: str) -> None:
+        held = current_lease()
+        assert held is not None
+        held.check()
+        seen.append(held)
+
+    monkeypatch.setattr(shop.broker.get_actor("runs"), "fn", run)
+    shop.deliver()
+    shop.broker.get_actor("runs").fn = lambda _: seen.append(current_lease())
+    shop.broker.get_actor("runs")("a")
+    assert [held is None for held in seen] == [False, True]

@@ -9,8 +9,8 @@ task runs under the lease of its id. A message that is delivered again while the
 first run has died, the task runs; if it has ended, the message is acknowledged without running. A run has ended when
 Celery has stored its result and sent its callbacks and its chain. A task whose lease was cancelled is revoked.
 
-leasekit has no effect without `acks_late`: Celery then acknowledges a message before its task begins, and brokers never
-deliver it again.
+Without `acks_late` Celery acknowledges a message before its task begins. Then brokers deliver again only what still
+waits for its ETA or countdown, and of such copies one runs.
 """
 
 from leasekit.registry import needs_extra

@@ -116,13 +116,13 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
             self._note, lost = found or (None, False)
             error = getattr(exc_info.exception, "exc", exc_info.exception)  # it may be wrapped
             self._is_dead = not isinstance(error, TimeLimitExceeded)  # at a time limit it is killed just after this
-            if lost and isinstance(error, WorkerLostError):
+            if lost and self.task.acks_late and isinstance(error, WorkerLostError):
                 logger.warning("task %s is delivered again: its lease was lost, and its process ended", self.id)
                 exc_info = _rejection()
         try:
             return super().on_failure(exc_info, return_ok=return_ok, **options)
         finally:
-            self._end_lease(failed=False)
+            self._end_lease(failed=not self.task.acks_late)  # acknowledged when it began: it never comes again
 
     def acknowledge(self) -> None:
         """Acknowledge the message; the lease of a killed run is settled."""

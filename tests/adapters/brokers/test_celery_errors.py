@@ -13,6 +13,7 @@ from celery.app.trace import build_tracer
 from celery.canvas import Signature
 from celery.exceptions import Ignore, OperationalError, Reject
 from celery.worker.request import Request
+from celery.worker.request import Request
 
 import leasekit
 import leasekit_celery
@@ -20,6 +21,7 @@ from leasekit import LeaseLost, _blocks
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
+from leasekit_celery.children import LeasedRequest
 
 
 class Shop:
@@ -548,6 +550,20 @@ def test_a_task_class_of_the_apps_own_is_kept() -> None:
     apart.deliver()
     apart.client.close()
     assert (apart.result.result, entered) == (1, [True])
+
+
+def test_a_request_class_of_the_apps_own_is_kept() -> None:
+    class Own(Request):  # type: ignore[misc]  # celery has no types
+        pass
+
+    class InContext(celery.Task):  # type: ignore[misc]
+        abstract = True
+        Request = Own
+
+    app = celery.Celery("shop", broker="memory://", task_cls=InContext)
+    leasekit_celery.install(app, "memory://")
+    assert issubclass(app.Task.Request, Own)
+    assert issubclass(app.Task.Request, LeasedRequest)
 
 
 def test_to_install_it_a_second_time_does_no_harm(traced: Traced) -> None:

@@ -218,13 +218,12 @@ def test_an_actor_has_its_lease_at_hand_while_it_runs(shop: Shop, monkeypatch: p
     seen: list[leasekit.Lease | None] = []
 
     def run(_: str) -> None:
-        held = current_lease()
-        assert held is not None
-        held.check()
-        seen.append(held)
+        seen.append(held := current_lease())
+        if held is not None:
+            held.check()
 
-    monkeypatch.setattr(shop.broker.get_actor("runs"), "fn", run)
+    actor = shop.broker.get_actor("runs")
+    monkeypatch.setattr(actor, "fn", run)
     shop.deliver()
-    shop.broker.get_actor("runs").fn = lambda _: seen.append(current_lease())
-    shop.broker.get_actor("runs")("a")
+    actor("a")
     assert [held is None for held in seen] == [False, True]

@@ -15,7 +15,7 @@ from leasekit.backend import Capabilities, check_kinds
 from leasekit.errors import BackendError, Refused, Throttled
 from leasekit.task import Beat, Claimed, Settlement, Verdict
 from leasekit_aws.boto_clients import BotoClients, Call
-from leasekit_aws.daemon_threads import in_thread
+from leasekit_aws.daemon_threads import CallThreads
 from leasekit_aws.errors import Answered, Forbidden, Unreached, verdict_of
 from leasekit_aws.polls import Polls
 from leasekit_aws.service import Service
@@ -38,6 +38,7 @@ class AwsBackend:
         self._service = service
         self._clients = clients
         self._at_once = asyncio.Semaphore(_AT_ONCE)
+        self._threads = CallThreads()
         self._sent = _SentSettlements()
         self._polls = Polls(
             ask=lambda kind: clients.send(service.polls[kind], is_poll=True),
@@ -83,7 +84,7 @@ class AwsBackend:
 
     async def _send(self, call: Call) -> dict[str, Any]:
         async with self._at_once:
-            return await asyncio.wrap_future(in_thread(lambda: self._clients.send(call)))
+            return await asyncio.wrap_future(self._threads.start(lambda: self._clients.send(call)))
 
     async def _renew(self, beat: Beat, call: Call) -> Verdict:
         try:

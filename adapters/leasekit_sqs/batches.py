@@ -12,6 +12,7 @@ from leasekit_sqs.messages import MOST_BYTES
 from leasekit_sqs.receipts import Receipt
 
 _MOST = 10
+_AT_ONCE = 20  # calls of one `in_batches` at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,16 @@ async def in_batches(
 ) -> list[BackendError | None]:
     """Send items in batches; return None or the error for each item, in order. Raises nothing.
 
-    `started` is called, before the answer, with each item and its call, which outlives a cancelled coroutine.
+    `started` is called, before the answer, with each item and its call, which outlives a cancelled coroutine; calls
+    that have not started then are not made.
     """
-    parts = list(_group(items))
-    ended = await asyncio.gather(*(_send_batch(calls, operation, [items[n] for n in part], started) for part in parts))
+    parts, at_once = list(_group(items)), asyncio.Semaphore(_AT_ONCE)
+
+    async def send(part: Sequence[int]) -> Sequence[BackendError | None]:
+        async with at_once:
+            return await _send_batch(calls, operation, [items[n] for n in part], started)
+
+    ended = await asyncio.gather(*map(send, parts))
     found: list[BackendError | None] = [None] * len(items)
     for part, errors in zip(parts, ended, strict=True):
         for position, error in zip(part, errors, strict=True):

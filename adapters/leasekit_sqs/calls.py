@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 
 from leasekit.errors import BackendError, Refused, Throttled
 from leasekit_aws.boto_clients import BotoClients, Call
-from leasekit_aws.daemon_threads import in_thread
+from leasekit_aws.daemon_threads import CallThreads
 from leasekit_aws.errors import Answered, Forbidden, Unreached, meaning
 
 Answer = dict[str, Any]
@@ -43,6 +43,7 @@ class Calls:
 
     def __init__(self, clients: BotoClients) -> None:
         self._clients = clients
+        self._threads = CallThreads()
 
     def start(
         self, operation: str, *, is_poll: bool = False, missed: Callable[[Answer], object] | None = None, **params: Any
@@ -53,7 +54,7 @@ class Calls:
         `missed`, which is called in the thread with an answer that comes after the cancellation.
         """
         call = Call(operation, params)
-        future = asyncio.wrap_future(in_thread(lambda: self._send(call, is_poll=is_poll), missed=missed))
+        future = asyncio.wrap_future(self._threads.start(lambda: self._send(call, is_poll=is_poll), missed=missed))
         future.add_done_callback(_retrieve_error)
         return future
 

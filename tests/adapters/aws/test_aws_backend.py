@@ -1,8 +1,10 @@
 """What both adapters do on bad days: lost answers, throttling, credentials, values and answers that make no sense."""
 
 import asyncio
+import threading
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import boto3.session
 import msgspec
@@ -11,6 +13,7 @@ import pytest
 from leasekit import ProtocolError, Refused, Task, Throttled, Unavailable
 from leasekit.backend import Backend
 from leasekit.task import Beat, Outcome, Settlement, Verdict
+from leasekit_aws import AwsBackend, BotoClients, Call, daemon_threads
 from leasekit_sfn import SfnService
 from leasekit_swf import SwfService, connect
 from tests.adapters.aws.conftest import Aws
@@ -18,6 +21,10 @@ from tests.adapters.aws.conftest import Aws
 pytestmark = pytest.mark.anyio
 
 ARN = "arn:aws:states:eu-central-1:123456789012:activity:resize"
+
+
+def a_task() -> Task:
+    return Task(id="a", kind="resize", token="t", ttl=300)
 
 
 async def claim(backend: Backend, *kinds: str, wait: float = 20) -> list[Task]:
@@ -42,6 +49,32 @@ async def until(aws: Aws, fact: Callable[[], object]) -> None:
 async def test_the_kinds_of_a_claim_are_bounded(backend: Backend) -> None:
     with pytest.raises(Refused, match="101 kinds"):
         await claim(backend, *(f"k{n}" for n in range(101)), wait=0)
+
+
+async def test_calls_that_do_not_end_have_a_bounded_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those whose answers come byte by byte: no timeout of botocore ends them."""
+    monkeypatch.setattr(daemon_threads, "MOST_CALLS", 3)
+    begun, end, threads = threading.Semaphore(0), threading.Event(), list[threading.Thread]()
+
+    def send(call: Call, **_: Any) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        begun.release()
+        end.wait()
+        return {"cancelRequested": False}
+
+    backend, task = AwsBackend(SwfService(), cast("BotoClients", SimpleNamespace(send=send))), a_task()
+    for _ in range(3):
+        given_up = asyncio.create_task(beat(backend, task))
+        assert await asyncio.to_thread(begun.acquire, timeout=20)
+        given_up.cancel()
+    verdict = await beat(backend, task)
+    assert verdict.verdict == "failed"
+    assert "Unreached: 3 calls of this connection have no end yet" in (verdict.reason or "")
+    assert len(threads) == 3
+    end.set()
+    for thread in threads:
+        await asyncio.to_thread(thread.join, 20)
+    assert (await beat(backend, task)).verdict == "renewed"
 
 
 # Answers that got lost

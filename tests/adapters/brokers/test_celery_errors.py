@@ -13,7 +13,6 @@ from celery.app.trace import build_tracer
 from celery.canvas import Signature
 from celery.exceptions import Ignore, OperationalError, Reject
 from celery.worker.request import Request
-from celery.worker.request import Request
 
 import leasekit
 import leasekit_celery

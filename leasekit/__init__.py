@@ -27,6 +27,7 @@ from leasekit.errors import (
     TooLarge,
     Unavailable,
     UnknownScheme,
+    Untrusted,
 )
 from leasekit.idle import Idle
 from leasekit.lease import Lease, lease, leased
@@ -57,5 +58,6 @@ __all__ = [
     "LeaseLost", "LeasekitError", "LossReason", "MissingDependency", "Named", "NamedLease", "NewTask", "NotGranted",
     "NotHeld", "Once", "OnceLease", "Page", "Polynomial", "ProtocolError", "Refused", "RetryPolicy", "Scheduled",
     "Stats", "Status", "StoreDamaged", "StoreLocked", "Task", "TaskInfo", "TaskOptions", "Tasks", "Throttled",
-    "TooLarge", "Unavailable", "UnknownScheme", "Verdict", "Worker", "WorkerInfo", "connect", "lease", "leased",
+    "TooLarge", "Unavailable", "UnknownScheme", "Untrusted", "Verdict", "Worker", "WorkerInfo", "connect", "lease",
+    "leased",
 ]  # fmt: skip

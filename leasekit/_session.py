@@ -5,7 +5,8 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from leasekit._binding import bind
 from leasekit._driver.clock import Clock
@@ -47,6 +48,7 @@ class Session:
         clock: Clock,
         last_resort: Callable[[], None] | None,
         watchdog: Mode,
+        options: Mapping[str, Any],
     ) -> None:
         check_mode(watchdog)
         self.worker = worker or _incarnation()
@@ -55,6 +57,10 @@ class Session:
         self._clock = clock
         self._last_resort = last_resort
         self._watchdog: Mode = watchdog
+        self.options = {name: value for name, value in options.items() if value is not None}
+        """What the backend of the URL was given."""
+        if self.options and not isinstance(url_or_backend, str):
+            raise ConfigError(f"a backend object takes no option {next(iter(self.options))!r}: give it to the backend")
         self.url = url_or_backend if isinstance(url_or_backend, str) else None
         # Opened here, so that an unknown URL is refused here.
         self._backend: Backend | None = self._open() if isinstance(url_or_backend, str) else url_or_backend
@@ -66,7 +72,7 @@ class Session:
 
     def _open(self) -> Backend:
         assert self.url is not None  # noqa: S101 - for the type checker
-        return open_backend(self.url, worker=self.worker)
+        return open_backend(self.url, worker=self.worker, options=self.options)
 
     @property
     def backend(self) -> Backend | None:

@@ -7,11 +7,11 @@ trio alike. Both only hand over to the driver's thread, where backend and keeper
 import os
 import re
 import time
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar, Unpack
+from typing import Any, NoReturn, Self, TypedDict, TypeVar, Unpack
 
 import anyio
 from msgspec.structs import replace
@@ -36,11 +36,22 @@ from leasekit.task import NewTask, Page, Scheduled, Stats, Status, Task, TaskInf
 from leasekit.task_iterator import Tasks
 from leasekit.wire import MAX_KINDS
 
-__all__ = ["Client", "connect"]
+__all__ = ["Client", "ServiceOptions", "connect"]
 
 T = TypeVar("T")
 
 _RETRY_FOR = 30.0  # seconds for which calls of users are repeated while the service is away
+
+
+class ServiceOptions(TypedDict, total=False):
+    """Options of the backends of `http://` and `https://`. None counts as not given."""
+
+    headers: Mapping[str, str] | None
+    """Headers of each request, such as `{"Authorization": "Bearer …"}` for a proxy in front of the server."""
+    ca: str | os.PathLike[str] | None
+    """A file or directory with the certificates to trust, in place of the public authorities and `SSL_CERT_FILE`."""
+    proxy: str | None
+    """The URL of the proxy that leads to the server, in place of `HTTPS_PROXY`, `ALL_PROXY` and their like."""
 
 
 def connect(
@@ -50,6 +61,7 @@ def connect(
     hooks: Sequence[Hook] = (),
     worker: str | None = None,
     retry_for: float | None = None,
+    **options: Unpack[ServiceOptions],
 ) -> "Client":
     """Return a client of the service at this URL, or of a backend object.
 
@@ -64,11 +76,13 @@ def connect(
         worker: The name under which this process claims. By default it has host, process and a random part, so that a
             restarted worker is not taken for the former one.
         retry_for: Seconds for which calls are repeated while the service is away; None: 30; 0: each is made once.
+        options: What the backend of the URL is given: `headers`, `ca` and `proxy` for `http://` and `https://`
+            (`ServiceOptions`).
     """
     service = os.environ.get("LEASEKIT_URL") if url_or_backend is None else url_or_backend
     if not service:
         raise ConfigError("which service? Give a URL, as in http://127.0.0.1:8077, or set LEASEKIT_URL")
-    return Client(service, heartbeats=heartbeats, hooks=hooks, worker=worker, retry_for=retry_for)
+    return Client(service, heartbeats=heartbeats, hooks=hooks, worker=worker, retry_for=retry_for, options=options)
 
 
 class Client:
@@ -90,6 +104,7 @@ class Client:
         clock: Clock = BOOT_CLOCK,
         last_resort: Callable[[], None] | None = None,
         watchdog: Mode = "soft",
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         check_arguments(service=url_or_backend, heartbeats=heartbeats, hooks=hooks, retry_for=retry_for)
         self.heartbeats = heartbeats or Heartbeats()
@@ -105,6 +120,7 @@ class Client:
             clock=clock,
             last_resort=last_resort,
             watchdog=watchdog,
+            options=options or {},
         )
 
     def __repr__(self) -> str:
@@ -119,6 +135,11 @@ class Client:
     def url(self) -> str | None:
         """The URL of the service, from any working directory; None for a backend object. It may hold a password."""
         return self._session.url
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options that the backend was given. They may hold credentials."""
+        return self._session.options
 
     @property
     def worker(self) -> str:

@@ -12,6 +12,7 @@ As a tree:
     │   │   └── ProtocolError    the service's answer is not in the protocol
     │   ├── Throttled            the service answered "later"; worth another try, not before `retry_after`
     │   ├── Refused              the service will never take this request; says which item and field
+    │   ├── Untrusted            the certificate of the service is not trusted; says what to do
     │   ├── StoreLocked          another process has this store open, and cannot be joined
     │   └── StoreDamaged         the file of this store is damaged, missing or replaced; says how to recover
     └── LeaseError
@@ -35,7 +36,7 @@ __all__ = [
     "AlreadyDone", "BackendError", "Cancelled", "Closed", "ConfigError", "Draining", "Fatal", "IdleTimeout",
     "LeaseError", "LeaseEvent", "LeaseLost", "LeasekitError", "LossReason", "MissingDependency", "NotGranted",
     "NotHeld", "ProtocolError", "Refused", "StoreDamaged", "StoreLocked", "Throttled", "TooLarge", "Unavailable",
-    "UnknownScheme",
+    "UnknownScheme", "Untrusted",
 ]  # fmt: skip
 
 
@@ -90,6 +91,10 @@ class Refused(BackendError):
         super().__init__(message)
         self.errors = list(errors)
         """One mapping for each fault: `item` (position in the batch), `field`, `detail`."""
+
+
+class Untrusted(BackendError):
+    """The certificate of the service is not trusted, or is for another host: nothing was sent."""
 
 
 class StoreLocked(BackendError):

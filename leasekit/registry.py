@@ -2,13 +2,15 @@
 
 An installed backend is an entry point of the group `leasekit.backends`, named for its scheme. Both kinds are a callable
 `connect(url: str, *, worker: str) -> Backend`, which opens no connection yet, but raises `ConfigError` for a URL that
-it does not understand. `worker` is the name under which this process claims.
+it does not understand. `worker` is the name under which this process claims. Options of `leasekit.connect` that have a
+parameter of the same name, or `**options`, are passed on; another option is refused here.
 """
 
+import inspect
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from leasekit.backend import Backend
 from leasekit.errors import ConfigError, MissingDependency, UnknownScheme
@@ -54,21 +56,23 @@ def needs_extra(extra: str) -> Generator[None]:
         ) from error
 
 
-def open_backend(url: str, *, worker: str) -> Backend:
-    """Open the backend for this URL.
+def open_backend(url: str, *, worker: str, options: Mapping[str, Any] | None = None) -> Backend:
+    """Open the backend for this URL; `options` are passed to it as keyword arguments.
 
     Raises `UnknownScheme` (no backend has this scheme), `MissingDependency` (a library of it is not installed) and
-    `ConfigError` (several installed packages have this scheme).
+    `ConfigError` (several installed packages have this scheme, or the backend does not know an option).
     """
     scheme = url.partition("://")[0].lower() if "://" in url else ""
+    options = options or {}
     if scheme in _registered:
-        return _registered[scheme](url, worker=worker)
+        _check_options(_registered[scheme], scheme, options)
+        return _registered[scheme](url, worker=worker, **options)
     installed = {entry.value: entry for entry in _installed().select(name=scheme)}
     if len(installed) > 1:
         several = " and ".join(sorted(installed))
         raise ConfigError(f"{scheme}:// is answered by {several}: uninstall one, or register() the one that you mean")
     for entry in installed.values():
-        return _open(entry, url, worker=worker)
+        return _open(entry, url, worker=worker, options=options)
     # The URL itself may contain a password: only its scheme is repeated.
     what = repr(scheme + "://") if scheme else "a URL without a scheme (write it as in http://127.0.0.1:8077)"
     raise UnknownScheme(f"no backend answers to {what}: installed are {', '.join(schemes())}")
@@ -81,9 +85,25 @@ def _installed() -> "EntryPoints":
     return entry_points(group=GROUP)
 
 
-def _open(entry: "EntryPoint", url: str, *, worker: str) -> Backend:
+def _check_options(connect: Callable[..., Backend], scheme: str, options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for the first option that this callable has no parameter for."""
+    if not options:
+        return
+    _, *parameters = inspect.signature(connect).parameters.values()  # the first is the URL
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = {parameter.name for parameter in parameters} - {"worker"}
+    for option in options:
+        if option not in known:
+            has = f"its options are {', '.join(sorted(known))}" if known else "it has no options"
+            raise ConfigError(f"{scheme}:// knows no option {option!r}: {has}")
+
+
+def _open(entry: "EntryPoint", url: str, *, worker: str, options: Mapping[str, Any]) -> Backend:
     try:
-        return entry.load()(url, worker=worker)  # type: ignore[no-any-return]
+        connect = entry.load()
+        _check_options(connect, entry.name, options)
+        return connect(url, worker=worker, **options)  # type: ignore[no-any-return]
     except ModuleNotFoundError as error:
         missing = (error.name or "?").partition(".")[0]
         if missing == entry.module.partition(".")[0]:

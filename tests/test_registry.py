@@ -7,12 +7,13 @@ import tomllib
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 from packaging.requirements import Requirement
 
 from leasekit import registry
+from leasekit.backend import Backend
 from leasekit.errors import ConfigError, LeasekitError, MissingDependency, UnknownScheme
 from leasekit.registry import GROUP, open_backend, register, schemes
 
@@ -60,6 +61,43 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 def test_the_backend_of_a_scheme_is_given_the_url_and_the_workers_name(install: Install) -> None:
     install("registry-one")
     assert opened("registry-one://host/x?y=1", worker="w") == Opened("registry-one://host/x?y=1", "w")
+
+
+TAKES = {
+    "no": "def connect(url, *, worker): return url, worker",
+    "one": "def connect(url, *, worker, color=None): return url, color",
+    "any": "def connect(url, *, worker, **options): return url, options['color']",
+}
+
+
+@pytest.mark.parametrize("takes", ["one", "any"])
+def test_options_are_passed_to_the_backend_as_keyword_arguments(takes: str, install: Install) -> None:
+    install(f"options-{takes}", source=TAKES[takes])
+    found: Any = open_backend(f"options-{takes}://", worker="w", options={"color": "red"})
+    assert found == (f"options-{takes}://", "red")
+
+
+def test_an_option_that_a_backend_does_not_know_is_named_with_the_scheme(install: Install) -> None:
+    install("options-no", source=TAKES["no"])
+    install("options-one", source=TAKES["one"])
+    for options, why in (({"color": 1}, "it has no options"), ({"worker": "w"}, "it has no options")):
+        with pytest.raises(ConfigError, match=f"options-no:// knows no option '{next(iter(options))}': {why}"):
+            open_backend("options-no://", worker="w", options=options)
+    with pytest.raises(ConfigError, match="options-one:// knows no option 'url': its options are color"):
+        open_backend("options-one://", worker="w", options={"url": "x"})
+    assert opened("options-no://", worker="w") == Opened("options-no://", "w")
+
+
+def test_a_registered_backend_without_options_is_called_without_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+
+    def make(url: str, worker: str) -> Backend:
+        return cast("Backend", (url, worker))
+
+    register("options-registered", make)
+    assert opened("options-registered://", worker="w") == Opened("options-registered://", "w")
+    with pytest.raises(ConfigError, match="options-registered:// knows no option 'ca'"):
+        open_backend("options-registered://", worker="w", options={"ca": "x"})
 
 
 def test_the_case_of_a_scheme_does_not_matter(install: Install) -> None:

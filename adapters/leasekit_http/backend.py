@@ -4,7 +4,9 @@ A body that is too large for the server is sent in halves. Apart from that nothi
 heartbeats are repeated by the cycle, other requests by the client.
 """
 
-from collections.abc import Callable, Sequence
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -13,7 +15,7 @@ import msgspec
 
 from leasekit.backend import Capabilities
 from leasekit.config import check_number
-from leasekit.errors import Refused
+from leasekit.errors import ConfigError, Refused
 from leasekit.task import (
     Beat,
     Claimed,
@@ -30,7 +32,11 @@ from leasekit.task import (
 from leasekit.wire import MAX_BATCH, MAX_BODY, MAX_PAYLOAD, MAX_PROGRESS, MAX_WAIT
 from leasekit_http import answers
 from leasekit_http.addresses import addresses
+from leasekit_http.headers import checked_headers, headers_of_environment
 from leasekit_http.transport import MAX_ANSWER, NotThere, Transport
+from leasekit_http.way import Way, is_loopback
+
+logger = logging.getLogger("leasekit")
 
 T = TypeVar("T")
 Item = TypeVar("Item", NewTask, Beat, Settlement, str)
@@ -39,21 +45,43 @@ _encode = msgspec.json.Encoder().encode
 _TASK = msgspec.json.Decoder(TaskInfo)
 _PAGE = msgspec.json.Decoder(Page)
 
+_CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})  # and others, whose names nobody knows
+
 _BEAT: frozenset[VerdictWord] = frozenset({"renewed", "gone", "throttled"})
 _SETTLE: frozenset[VerdictWord] = frozenset({"settled", "gone", "throttled"})
 _CANCEL: frozenset[VerdictWord] = frozenset({"cancelled", "cancel_requested", "gone", "throttled"})
 
 
-def connect(url: str, *, worker: str) -> "HttpBackend":
+def connect(
+    url: str,
+    *,
+    worker: str,
+    headers: Mapping[str, str] | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    proxy: str | None = None,
+) -> "HttpBackend":
     """Return the backend for the service at this URL; a path is kept as a prefix. Nothing is opened yet.
 
     `http://a:8077,b:8077/prefix` names two addresses of the same service: while one does not answer, requests go to the
-    other. `http+unix:///run/tasks.sock` names a socket of this machine. Raises `ConfigError` if the URL is wrong; the
-    message never contains the URL, which may hold a password.
+    other. `http+unix:///run/tasks.sock` names a socket of this machine. Without `headers`, those in `LEASEKIT_HEADERS`
+    are sent to the service of `LEASEKIT_URL`. Raises `ConfigError` if the URL or an option is wrong; the message has
+    neither the URL nor a header nor the proxy, which may hold a password.
     """
     if url.startswith("http+unix://"):
-        return HttpBackend(url, worker=worker)
-    return HttpBackend(*addresses(url), worker=worker)
+        if ca is not None or proxy is not None:
+            raise ConfigError("http+unix:// is a socket of this machine, without ca= and proxy=: leave them out")
+        return HttpBackend(url, worker=worker, headers=checked_headers(headers or {}))
+    headers = headers_of_environment(url) if headers is None else checked_headers(headers)
+    urls = addresses(url)
+    if not _CREDENTIALS.isdisjoint(headers) and (open_to := next(filter(_is_in_the_clear, urls), None)):
+        logger.warning("credentials for %s travel in the clear: use https://", open_to)
+    backend = HttpBackend(*urls, worker=worker, headers=headers, way=Way(ca=ca, proxy=proxy))
+    backend.url = url  # with all addresses
+    return backend
+
+
+def _is_in_the_clear(url: str) -> bool:
+    return url.startswith("http:") and not is_loopback(url)
 
 
 class HttpBackend:
@@ -65,12 +93,20 @@ class HttpBackend:
 
     capabilities = Capabilities(max_batch=MAX_BATCH, max_claim=MAX_BATCH)
 
-    def __init__(self, base_url: str, *others: str, worker: str, timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        *others: str,
+        worker: str,
+        timeout: float = 10.0,
+        headers: Mapping[str, str] | None = None,
+        way: Way | None = None,
+    ) -> None:
         self.url = base_url
         self._worker = worker
         check_number("timeout", timeout)
         self._timeout = timeout
-        self._transport = Transport(base_url, *others)
+        self._transport = Transport(base_url, *others, headers=headers or {}, way=way or Way())
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
         wait = min(wait, MAX_WAIT)

@@ -15,18 +15,18 @@ import importlib
 import itertools
 import re
 import secrets
-import ssl
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TypeVar
 
 import anyio
 import httpx
 import msgspec
 
-from leasekit.errors import BackendError, ProtocolError, Refused, Throttled, Unavailable
+from leasekit.errors import BackendError, ProtocolError, Refused, Throttled, Unavailable, Untrusted
 from leasekit.wire import REQUEST_HEADER, Problem
+from leasekit_http.way import Way, untrusted
 
 # Not by the first request: if another thread forks the process meanwhile, the child waits for ever for these imports.
 for _name in ("httpcore", "anyio._backends._asyncio"):
@@ -39,8 +39,7 @@ MAX_RETRY_AFTER = 300.0  # seconds: a server cannot put its clients to sleep for
 
 # Connections are kept for less than servers keep theirs (75 s), so that a request seldom meets one that is closing.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=30)
-_HEADERS = {"accept": "application/json", "accept-encoding": "identity", "user-agent": "leasekit"}
-_NO_TIMEOUT = httpx.Timeout(None)  # for single reads and writes: one deadline bounds the whole request
+_HEADERS = {"accept": "application/json", "accept-encoding": "identity"}
 _JSON = {"content-type": "application/json"}
 
 
@@ -51,11 +50,13 @@ class NotThere(Refused):
 class Transport:
     """The connections to one service, opened by the first request; the address that answered last is asked first."""
 
-    def __init__(self, *base_urls: str) -> None:
+    def __init__(self, *base_urls: str, headers: Mapping[str, str], way: Way) -> None:
         self._urls = deque(base_urls)
         self._socket = base_urls[0].partition("http+unix://")[2] or None
-        self._is_plain = all(url.startswith(("http:", "http+unix:")) for url in base_urls)
-        self._client: httpx.AsyncClient | None = None
+        self._headers = {"user-agent": "leasekit", **headers, **_HEADERS}
+        self._way = way
+        # Made here, so that a proxy or a certificate that cannot be used is refused here.
+        self._client: httpx.AsyncClient | None = None if self._socket else self._new_client()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tries: Iterator[str] = iter(())
 
@@ -94,7 +95,7 @@ class Transport:
         """Return the answer of the first address that has one; raise the last address's error if none has."""
         *first, last = [self._urls[0]] if is_one_try else self._urls
         for url in first:
-            with contextlib.suppress(Unavailable):
+            with contextlib.suppress(Unavailable, Untrusted):
                 return await self._ask_address(ask, url, owed_after)
         return await self._ask_address(ask, last, owed_after)
 
@@ -103,7 +104,7 @@ class Transport:
         began_at = time.monotonic()
         try:
             answer = await ask(url)
-        except Unavailable:
+        except (Unavailable, Untrusted):
             self._move_last(url)
             raise
         except asyncio.CancelledError:
@@ -150,6 +151,8 @@ class Transport:
         except httpx.RemoteProtocolError as error:
             raise ProtocolError(f"{base_url} does not speak HTTP: {error}") from error
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
+            if (refusal := untrusted(error, base_url)) is not None:
+                raise refusal from error
             raise Unavailable(f"{base_url} cannot be reached: {error or type(error).__name__}") from error
         if response.status_code != 200:
             raise failure(response, raw, request=body)
@@ -161,17 +164,22 @@ class Transport:
     def _client_of_loop(self) -> httpx.AsyncClient:
         # A forked child has another loop. The connections belong to its parent, so the child leaves them untouched.
         loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:
+        if self._loop is not loop:
+            if self._loop is not None:
+                self._client = None
             self._loop = loop
             # New names for a forked child too, or its requests would have those of its parent.
             prefix = secrets.token_hex(8)
             self._tries = (f"{prefix}-{number}" for number in itertools.count())
-            # Loading the root certificates takes 20 ms. Without any, TLS would not trust any server.
-            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if self._is_plain else True
-            # No proxy and no .netrc, so that requests go to the given address itself.
-            way = httpx.AsyncHTTPTransport(limits=_LIMITS, trust_env=False, uds=self._socket, verify=tls)
-            self._client = httpx.AsyncClient(headers=_HEADERS, transport=way, timeout=_NO_TIMEOUT, trust_env=False)
+        if self._client is None:
+            self._client = self._new_client()
         return self._client
+
+    def _new_client(self) -> httpx.AsyncClient:
+        urls = [] if self._socket else list(self._urls)
+        client = self._way.client(urls, socket=self._socket, limits=_LIMITS)
+        client.headers = httpx.Headers(self._headers)
+        return client
 
 
 def _check_request(response: httpx.Response, request: str) -> None:
@@ -214,6 +222,7 @@ def failure(response: httpx.Response, raw: bytes, *, request: bytes | None) -> B
         return Unavailable(says)
     if 300 <= status < 400:
         says += " (redirects are not followed)"
+    says += _MISSING.get(status, "")
     return ProtocolError(says)
 
 
@@ -227,6 +236,7 @@ def _description(response: httpx.Response, raw: bytes | None = None) -> str:
 
 
 _LONGEST = 120
+_MISSING = {401: " (give what it asks for as headers=…)", 407: " (give user and password in proxy=…)"}
 # Anything that looks like a token: long, and with a digit in it. An answer may repeat the request's own tokens.
 _SECRET = re.compile(r"([\w+/=-]{4})(?=[\w+/=-]*\d)[\w+/=-]{8,}", re.ASCII)
 

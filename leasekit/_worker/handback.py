@@ -45,7 +45,7 @@ def hand_back(past: Past, why: str, *, waiting: Callable[[float], bool]) -> None
         logger.warning("%d leases of the worker expire by themselves: its service has no URL", len(past.leases))
         return
     try:
-        with Client(holder.url, worker=holder.worker) as client:
+        with Client(holder.url, worker=holder.worker, options=holder.options) as client:
             connection = client.__connection__()
             reported = connection.driver.submit(_report_all(connection, holder, past, why))
             left = _PATIENCE

@@ -63,6 +63,6 @@ def note(client: Client, *, spool: str | None) -> None:
         return
     connection = _noted = client.__connection__()
     guarded = connection.watchdog.guards
-    _ledger.open(Holder(worker=client.worker, url=client.url, guarded=guarded, spool=spool))
+    _ledger.open(Holder(worker=client.worker, url=client.url, options=client.options, guarded=guarded, spool=spool))
     connection.keeper.note_in(_ledger)
     connection.watchdog.note_in(_ledger)

@@ -16,10 +16,11 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Concatenate, Literal, ParamSpec, TypeVar, cast
+from types import MappingProxyType
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, cast
 
 import anyio
 
@@ -35,7 +36,7 @@ from leasekit._worker.process import here
 from leasekit._worker.run import WorkerRun
 from leasekit._worker.signals import Signals, end_lost
 from leasekit.backend import Backend
-from leasekit.client import Client
+from leasekit.client import Client, ServiceOptions
 from leasekit.config import Heartbeats, check_number
 from leasekit.errors import ConfigError
 from leasekit.hooks import Hook
@@ -78,6 +79,7 @@ class Worker:
             worker waits.
         spool: A directory for results that could not be reported. They survive the process, and the next worker
             reports them. None: they are kept in memory only, as long as the process lives.
+        options: What the backend of the URL is given, as for `connect`: `headers`, `ca`, `proxy`.
     """
 
     def __init__(
@@ -92,9 +94,10 @@ class Worker:
         drain_grace: float = DEFAULT_DRAIN.grace,
         drain_timeout: float = DEFAULT_DRAIN.timeout,
         spool: str | os.PathLike[str] | None = None,
+        **options: Unpack[ServiceOptions],
     ) -> None:
-        if isinstance(client_or_url, Client) and (heartbeats is not None or hooks):
-            raise ConfigError("this client has its own heartbeats and hooks: give them to connect() instead")
+        if isinstance(client_or_url, Client) and (heartbeats is not None or hooks or options):
+            raise ConfigError("this client has its own heartbeats, hooks and options: give them to connect() instead")
         service = None if isinstance(client_or_url, Client) else client_or_url
         check_arguments(service=service, heartbeats=heartbeats, hooks=hooks)
         check_concurrency(concurrency)
@@ -106,6 +109,7 @@ class Worker:
         self._concurrency = concurrency
         self._ahead = ahead
         self._hooks = list(hooks)
+        self._options = options
         self._watchdog: Mode = watchdog
         self.spool = None if spool is None else Path(spool)
         """The directory for results that could not be reported."""
@@ -179,6 +183,7 @@ class Worker:
         concurrency: int | None = None,
         drain_grace: float | None = None,
         drain_timeout: float | None = None,
+        **options: Unpack[ServiceOptions],
     ) -> None:
         """Work until SIGTERM, SIGINT, SIGHUP or `stop()`; then stop gracefully.
 
@@ -199,7 +204,7 @@ class Worker:
         patience = self._patience.but(grace=drain_grace, timeout=drain_timeout)
         signals = Signals(self._signalled)
         with self._single_run(), signals.hearing() as heard:
-            client = self._at_work = self._given_or_new_client(url, heartbeats, watchdog=self._watchdog)
+            client = self._at_work = self._given_or_new_client(url, heartbeats, options, watchdog=self._watchdog)
             try:
                 # Connect here, so that a watchdog that is required but impossible is refused here.
                 self._outlive(client)
@@ -227,7 +232,7 @@ class Worker:
         Cancelling this call cancels async handlers, whose tasks are given back, and waits for handlers in threads.
         """
         with self._single_run():
-            client = self._at_work = self._given_or_new_client(None, None, watchdog="soft")
+            client = self._at_work = self._given_or_new_client()
             try:
                 self._outlive(client)
                 shift = WorkerRun(
@@ -269,7 +274,7 @@ class Worker:
         """
         runs = 0
         with self._single_run():
-            client = self._at_work = self._given_or_new_client(None, None, watchdog="soft")
+            client = self._at_work = self._given_or_new_client()
             try:
                 for runs, task in enumerate(client.tasks(*self._handlers, until_idle=0), 1):  # noqa: B007
                     try:
@@ -320,11 +325,23 @@ class Worker:
             self._run, self._stopping = None, False
             self._busy.release()
 
-    def _given_or_new_client(self, url: str | None, heartbeats: Heartbeats | None, *, watchdog: Mode) -> Client:
+    def _given_or_new_client(
+        self,
+        url: str | None = None,
+        heartbeats: Heartbeats | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        watchdog: Mode = "soft",
+    ) -> Client:
+        options = {name: value for name, value in options.items() if value is not None}
         if isinstance(self._service, Client):
-            if url is not None or heartbeats is not None:
-                raise ConfigError("this worker has a client of its own, with URL and heartbeats: make it without one")
+            if url is not None or heartbeats is not None or options:
+                raise ConfigError(
+                    "this worker has a client of its own, with URL, heartbeats and options: make it without one"
+                )
             return self._service
+        if url is None or self._service is None:  # the worker's own options are for its own service
+            options = {**self._options, **options}
         service = url or self._service or os.environ.get("LEASEKIT_URL")
         if service is None:
             raise ConfigError("which service? Give the worker a URL, or set LEASEKIT_URL")
@@ -335,6 +352,7 @@ class Worker:
             hooks=self._hooks,
             last_resort=last_resort,
             watchdog=watchdog,
+            options=options,
         )
 
     def _outlive(self, client: Client) -> None:
@@ -372,7 +390,7 @@ class Worker:
             raise ConfigError(
                 "a backend object belongs to the worker while it runs: give a client, handler.options(client=…)"
             )
-        client = self._given_or_new_client(None, None, watchdog="soft")
+        client = self._given_or_new_client()
         return client, client is not self._service
 
 

@@ -28,6 +28,9 @@ Examples:
 def cancel(
     task_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The tasks.")],
     backend: options.Backend = options.DEFAULT_URL,
+    header: options.Header = None,
+    ca: options.Ca = None,
+    proxy: options.Proxy = None,
     as_json: options.Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Cancel tasks, whether they wait or run.
@@ -35,7 +38,7 @@ def cancel(
     A task that waits is cancelled at once. A task that runs is cancelled when its handler has ended, or its lease has.
     """
     verdicts: list[Verdict] = []
-    with connected(backend) as client:
+    with connected(backend, options.service(header, ca, proxy)) as client:
         for start in range(0, len(task_ids), _BATCH):
             verdicts += client.cancel(*task_ids[start : start + _BATCH])
     for verdict in verdicts:

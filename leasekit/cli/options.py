@@ -1,17 +1,30 @@
 """Options that several commands share, and their meaning."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
+from leasekit.client import ServiceOptions
 from leasekit.config import Heartbeats
+from leasekit.errors import ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:8077"
 
 Backend = Annotated[
     str, typer.Option("--backend", "-b", envvar="LEASEKIT_URL", help="URL of the service that has the tasks.")
 ]
+Header = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="'NAME: VALUE'", help="Send this header with each request. Secret ones: see LEASEKIT_HEADERS."
+    ),
+]
+Ca = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Certificates to trust in place of the public authorities.")
+]
+Proxy = Annotated[str | None, typer.Option(metavar="URL", help="The proxy that leads to the service.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Check again and again, and show what changes.")]
 Interval = Annotated[float, typer.Option(min=0.05, max=3600, help="Seconds between two checks.")]
@@ -19,6 +32,17 @@ Ttl = Annotated[float | None, typer.Option(help="Seconds for which the service g
 Cycle = Annotated[float | None, typer.Option(help="Seconds in which every lease is renewed once.")]
 Rate = Annotated[float | None, typer.Option(help="Heartbeat calls a second, at most.")]
 Batch = Annotated[int | None, typer.Option(help="Leases in one such call, at most.")]
+
+
+def service(header: Sequence[str] | None, ca: str | None, proxy: str | None) -> ServiceOptions:
+    """Return the options of the service's backend that are given. Raises `ConfigError` for a header without a name."""
+    headers: dict[str, str] = {}
+    for line in header or ():
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise ConfigError("--header must have the form 'Name: value'")
+        headers[name.strip()] = value.strip()
+    return {"headers": headers or None, "ca": ca, "proxy": proxy}
 
 
 def heartbeats(*, ttl: float | None, cycle: float | None, rate: float | None, batch: int | None) -> Heartbeats:

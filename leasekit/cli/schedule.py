@@ -49,6 +49,9 @@ def schedule(
         str, typer.Argument(metavar="PAYLOAD", help="JSON for the handler; - reads it from stdin.")
     ] = "null",
     backend: options.Backend = options.DEFAULT_URL,
+    header: options.Header = None,
+    ca: options.Ca = None,
+    proxy: options.Proxy = None,
     task_id: Annotated[str | None, typer.Option("--id", help="Your own id: the same id is scheduled once.")] = None,
     priority: Annotated[int, typer.Option(min=0, max=4, help="0 is the most urgent.")] = 2,
     at: Annotated[
@@ -94,7 +97,7 @@ def schedule(
     chosen: TaskOptions = {"priority": priority}
     chosen.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
     value = _parsed(payload)
-    with connected(backend, retry_for=retry_for, may_create=True) as client:
+    with connected(backend, options.service(header, ca, proxy), retry_for=retry_for, may_create=True) as client:
         created = missing_file(client.url)
         scheduled = client.schedule(kind, value, **chosen)
         if created:

@@ -9,20 +9,23 @@ from typing import TypeVar
 import typer
 
 import leasekit
-from leasekit.client import Client
+from leasekit.client import Client, ServiceOptions
 from leasekit.errors import LeasekitError, Throttled, Unavailable
 
 T = TypeVar("T")
 
 
 @contextmanager
-def connected(url: str, *, retry_for: float = 0, may_create: bool = False) -> Generator[Client]:
+def connected(
+    url: str, options: ServiceOptions, *, retry_for: float = 0, may_create: bool = False
+) -> Generator[Client]:
     """Give a client whose calls are not repeated, or only for `retry_for` seconds: a person waits for the answer.
 
     If the service does not answer, the error says what to do about it. A file that does not exist is an error too,
     because a mistyped path would show an empty store, unless the command `may_create` it.
     """
-    with leasekit.connect(url, retry_for=retry_for) as client:
+    os.environ["LEASEKIT_URL"] = url  # the service that LEASEKIT_HEADERS is for
+    with leasekit.connect(url, retry_for=retry_for, **options) as client:
         if not may_create and (file := missing_file(client.url)):
             raise LeasekitError(
                 f"there is no store at {file}: name another with --backend or LEASEKIT_URL (sqlite:/// is followed by "

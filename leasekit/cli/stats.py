@@ -25,10 +25,13 @@ Examples:
 @spoken
 def stats(
     backend: options.Backend = options.DEFAULT_URL,
+    header: options.Header = None,
+    ca: options.Ca = None,
+    proxy: options.Proxy = None,
     as_json: options.Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Count the tasks of each kind in each status."""
-    with connected(backend) as client:
+    with connected(backend, options.service(header, ca, proxy)) as client:
         found = client.stats()
     kinds = found.kinds
     if as_json:

@@ -38,6 +38,9 @@ Pages = Callable[[str | None, int], Page]
 @spoken
 def tasks(
     backend: options.Backend = options.DEFAULT_URL,
+    header: options.Header = None,
+    ca: options.Ca = None,
+    proxy: options.Proxy = None,
     kind: Annotated[str | None, typer.Option("--kind", "-k", help="Only tasks of this kind.")] = None,
     status: Annotated[Status | None, typer.Option("--status", "-s", help="Only tasks in this status.")] = None,
     collection: Annotated[str | None, typer.Option(help="Only tasks of this collection.")] = None,
@@ -53,7 +56,7 @@ def tasks(
 
     Oldest first. With --follow the command goes on until Ctrl-C, and the limit is for the tasks that exist already.
     """
-    with connected(backend) as client:
+    with connected(backend, options.service(header, ca, proxy)) as client:
         if follow:
             # Filtered here: the service lists other tasks too, so that every change is seen.
             def wanted(task: TaskInfo) -> bool:

@@ -80,6 +80,9 @@ LogFormat = Annotated[Literal["text", "json"], typer.Option(help="Lines for peop
 def work(
     target: Target,
     backend: Backend = None,
+    header: options.Header = None,
+    ca: options.Ca = None,
+    proxy: options.Proxy = None,
     ttl: options.Ttl = None,
     cycle: options.Cycle = None,
     rate: options.Rate = None,
@@ -104,10 +107,10 @@ def work(
     'leasekit budget' shows what the numbers mean.
     """
     _log_to_stderr(log_level, log_format)
+    if backend is not None:
+        os.environ["LEASEKIT_URL"] = backend  # for the supervisor, and for clients that the module makes by itself
     if not attach() and _must_supervise(supervise):
         raise typer.Exit(Supervisor([sys.executable, *sys.orig_argv[1:]]).run())
-    if backend is not None:
-        os.environ["LEASEKIT_URL"] = backend  # for clients that the module makes by itself
     heartbeats = options.rhythm(ttl=ttl, cycle=cycle, rate=rate, batch=batch)
     worker = load(target)
     gc.freeze()  # what is loaded by now stays: scanning it for garbage would stop all threads, again and again
@@ -119,6 +122,7 @@ def work(
         concurrency=concurrency,
         drain_grace=drain_grace,
         drain_timeout=drain_timeout,
+        **options.service(header, ca, proxy),
     )
 
 

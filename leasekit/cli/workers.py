@@ -26,6 +26,9 @@ Examples:
 @spoken
 def workers(
     backend: options.Backend = options.DEFAULT_URL,
+    header: options.Header = None,
+    ca: options.Ca = None,
+    proxy: options.Proxy = None,
     watch: options.Watch = False,  # noqa: FBT002 - a flag
     interval: options.Interval = 1.0,
     as_json: options.Json = False,  # noqa: FBT002 - a flag
@@ -34,7 +37,7 @@ def workers(
 
     Not every backend can list workers; a leasekit server can.
     """
-    with connected(backend) as client:
+    with connected(backend, options.service(header, ca, proxy)) as client:
         if not watch:
             print_workers(client.workers(), as_json=as_json)
         elif as_json or not output.on_terminal():

@@ -2,8 +2,10 @@
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, assert_type
 
+import certifi
 import pytest
 
 import leasekit
@@ -54,6 +56,7 @@ from leasekit import (
     TooLarge,
     Unavailable,
     UnknownScheme,
+    Untrusted,
     Verdict,
     Worker,
     WorkerInfo,
@@ -122,7 +125,8 @@ def test_connect() -> None:
     assert_type(client, Client)
     client.listen(hear)
     assert_type(client.close(), None)
-    with pytest.raises(TypeError):
+    assert_type(connect("http://h", headers={"authorization": "x"}, ca=Path(certifi.where()), proxy="http://p"), Client)
+    with pytest.raises(ConfigError):
         connect("memory://", patience=1.0)  # type: ignore[call-arg]
 
 
@@ -229,7 +233,7 @@ def test_errors() -> None:
     roots: list[type[LeasekitError]] = [
         ConfigError, UnknownScheme, MissingDependency, Closed, StoreLocked, StoreDamaged, BackendError, LeaseError,
     ]  # fmt: skip
-    of_services: list[type[BackendError]] = [Unavailable, Throttled, ProtocolError, Refused]
+    of_services: list[type[BackendError]] = [Unavailable, Throttled, ProtocolError, Refused, Untrusted]
     of_leases: list[type[LeaseError]] = [
         LeaseLost, Cancelled, Draining, IdleTimeout, AlreadyDone, NotGranted, NotHeld,
     ]  # fmt: skip

@@ -1,7 +1,7 @@
 """What a dead worker held is handed back where nobody else can have it, and nothing of it ends its supervisor."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class Dead:
         assert info is not None
         return info.status
 
-    def supervisors(self, url: str, *, worker: str) -> Client:
+    def supervisors(self, url: str, *, worker: str, options: Mapping[str, Any]) -> Client:
         backend = Faulty(MemoryBackend(self.service, worker=worker))
         backend.capabilities = replace(backend.capabilities, refuses_stale=self.refuses_stale)
         backend.script("claim", *self.faults)
@@ -206,7 +206,7 @@ def test_nothing_is_handed_back_where_nobody_can_say_what_is_in_the_spool(
 def test_whatever_is_raised_is_said_and_no_more(
     dead: Dead, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(url: str, *, worker: str) -> Client:
+    def broken(url: str, **options: Any) -> Client:
         raise RuntimeError("the adapter is broken")
 
     monkeypatch.setattr(handback, "Client", broken)

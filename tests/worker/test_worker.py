@@ -2,10 +2,12 @@
 
 import asyncio
 import contextvars
+import os
 import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,10 +16,14 @@ import msgspec
 import pytest
 
 import leasekit
-from leasekit import Client, ConfigError, Lease, Worker
+from leasekit import Client, ConfigError, Lease, Worker, registry
 from leasekit._driver.guarding.kill_timer import obstacle
+from leasekit._driver.reporting.ledger import Holder, Ledger, PendingClaim, SharedMemory
+from leasekit._worker import handback
+from leasekit.backend import Backend
 from leasekit.hooks import Event, Renewed
 from leasekit.testing.faults import Faulty
+from leasekit.testing.memory import MemoryBackend, MemoryService
 from tests.waiting import eventually
 from tests.worker.conftest import AtWork, Submitter
 
@@ -433,6 +439,8 @@ def test_beats_of_a_client_are_not_overruled(faulty: Faulty) -> None:
     with leasekit.Client(faulty) as client:
         with pytest.raises(ConfigError, match=r"connect\(\)"):
             Worker(client, heartbeats=leasekit.Heartbeats())
+        with pytest.raises(ConfigError, match=r"connect\(\)"):
+            Worker(client, proxy="p")
         worker = Worker(client)
         worker.handler("k")(lambda payload: None)
         with pytest.raises(ConfigError, match="client of its own"):
@@ -499,6 +507,38 @@ def test_drain_runs_what_is_due_here_and_nothing_else(client: Client) -> None:
         ("new", None),
     ]
     assert worker.drain() == 0
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The options that the backend of `optional://` was given, each time."""
+    asked: list[dict[str, Any]] = []
+
+    def connect(url: str, *, worker: str, **options: Any) -> Backend:
+        asked.append(options)
+        return MemoryBackend(MemoryService(), worker=worker)
+
+    monkeypatch.setattr(registry, "_registered", {"optional": connect})
+    return asked
+
+
+def test_options_are_passed_to_the_backend_of_the_workers_url(asked: list[dict[str, Any]]) -> None:
+    worker = Worker("optional://", headers={"a": "b"}, proxy="p")
+    worker.handler("k")(lambda payload: None)
+    worker.stop()
+    worker.run(proxy="q")
+    worker.stop()
+    worker.run(url="optional://other", ca="c")  # another service is not told these secrets
+    assert asked == [{"headers": {"a": "b"}, "proxy": "q"}, {"ca": "c"}]
+
+
+def test_a_supervisor_hands_back_with_the_options_of_its_worker(asked: list[dict[str, Any]]) -> None:
+    memory = SharedMemory()
+    Ledger(os.dup(memory.fd)).open(Holder(worker="w", url="optional://", options={"ca": Path("c")}))
+    past = memory.read()
+    handback.hand_back(past._replace(claims=[PendingClaim("c", ["k"])]), "killed", waiting=lambda _: False)
+    assert asked == [{"ca": "c"}]
+    assert "optional" not in repr(past.holder)
 
 
 @pytest.mark.anyio

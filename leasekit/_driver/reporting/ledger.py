@@ -21,7 +21,7 @@ import mmap
 import os
 import struct
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -50,8 +50,12 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
     worker: str
     url: str | None = None  # None: a backend object, which exists only in that process
+    options: Mapping[str, Any] = {}  # of the client; they may hold credentials, so they are not shown
     guarded: bool = False
     spool: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Holder(worker={self.worker!r})"
 
 
 class Left(NamedTuple):
@@ -167,10 +171,15 @@ class Ledger:
 
     def open(self, holder: Holder) -> None:
         """Write the holder of all later entries. Raises ValueError if the header has no room for it."""
-        said = msgspec.json.encode(holder)
+        try:
+            said = msgspec.json.encode(holder, enc_hook=os.fspath)  # of the options, `ca` may be a path
+        except TypeError:  # another process cannot be given these options
+            said = msgspec.json.encode(msgspec.structs.replace(holder, url=None, options={}))
         begin = _HOLDER + _LENGTH.size
         if begin + len(said) > _ENTRIES:
-            raise ValueError("the URL of the service is too long for the ledger of the supervisor: shorten it")
+            raise ValueError(
+                "the URL and the options of the service are too long for the ledger of the supervisor: shorten them"
+            )
         _LENGTH.pack_into(self._memory, _HOLDER, 0)  # killed in between, a process leaves no holder, not half of one
         self._memory[begin : begin + len(said)] = said
         _LENGTH.pack_into(self._memory, _HOLDER, len(said))

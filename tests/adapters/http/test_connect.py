@@ -1,18 +1,14 @@
 """URLs: what is an address of a server, and what is refused without being repeated."""
 
-import ssl
-from pathlib import Path
-
-import certifi
 import pytest
 
+import leasekit
 import leasekit_http
 from leasekit.backend import Scheduler
 from leasekit.errors import ConfigError, Unavailable
 from leasekit.registry import open_backend
 from leasekit_http import HttpBackend
-from tests.adapters.http.conftest import Meet, Stranger, serving
-from tests.authority import Authority
+from tests.adapters.http.conftest import Meet, Stranger
 
 NO_ADDRESSES = [
     "http://",
@@ -88,28 +84,6 @@ async def test_the_path_of_the_url_is_a_prefix(meet: Meet) -> None:
     assert seen == [b"/tasks/v1/stats"]
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize(("host", "is_trusted"), [("127.0.0.1", True), ("127.0.0.1", False), ("127.0.0.2", True)])
-@pytest.mark.parametrize("scheme", ["https", "HTTPS"])
-async def test_an_https_server_is_verified(
-    host: str, is_trusted: bool, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authority = Authority(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(authority.sign("server", "leasekit", host))
-    if is_trusted:
-        monkeypatch.setattr(certifi, "where", lambda: str(authority.ca))
-
-    async def answer(stranger: Stranger) -> None:
-        await stranger.answer(b'{"kinds": {}}')
-
-    async with serving(answer, tls=context) as port:
-        backend = HttpBackend("http://127.0.0.1:1", f"{scheme}://127.0.0.1:{port}", worker="w")
-        try:
-            if is_trusted and host == "127.0.0.1":
-                await backend.stats()
-            else:
-                with pytest.raises(Unavailable, match="certificate verify failed"):
-                    await backend.stats()
-        finally:
-            await backend.aclose()
+def test_a_client_keeps_all_addresses_of_its_url() -> None:
+    with leasekit.connect("http://127.0.0.1:1,127.0.0.1:2/p/") as client:
+        assert client.url == "http://127.0.0.1:1,127.0.0.1:2/p/"

@@ -19,7 +19,7 @@ from leasekit._driver.keeping.keeper import Keeper
 from leasekit._driver.reporting.outbox import Report
 from leasekit._leased_run import LeasedRun
 from leasekit.backend import Backend, Capabilities
-from leasekit.errors import Cancelled, LeaseLost, NotHeld
+from leasekit.errors import Cancelled, LeaseLost, NotHeld, Untrusted
 from leasekit.hooks import AtRisk, CancelRequested, CapacityExceeded, Event, Hooks, Lost, Renewed, Sent
 from leasekit.task import Beat, NewTask, Settlement, Status, Task, Verdict
 from leasekit.testing import faults
@@ -204,7 +204,10 @@ async def test_whatever_an_adapter_does_to_a_beat_is_one_failed_try(
     rig = start(Heartbeats(in_flight=1))
     [held] = await take(rig, faulty)
     await let_pass(clock, 1)
-    strange = [asyncio.CancelledError(), SystemExit(), KeyboardInterrupt(), RuntimeError(), pytest.fail.Exception("no")]
+    strange = [
+        asyncio.CancelledError(), SystemExit(), KeyboardInterrupt(), RuntimeError(), pytest.fail.Exception("no"),
+        Untrusted("the certificate has expired"),
+    ]  # fmt: skip
     for fault in [*map(raising, strange), Fault("nonsense", nonsense), faults.shorten, faults.shuffle, faults.misspell]:
         faulty.script("beat", fault)
         await let_pass(clock, 140)

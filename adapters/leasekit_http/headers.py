@@ -1,0 +1,52 @@
+"""The headers that a caller adds to each request. They may be credentials, so no message contains a value."""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from leasekit.errors import ConfigError
+from leasekit.wire import REQUEST_HEADER
+
+__all__ = ["checked_headers", "headers_of_environment"]
+
+_VARIABLE = "LEASEKIT_HEADERS"
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
+_VALUE = re.compile(r"[\t -~]*")  # others may be read as something else on the way
+_OWN = frozenset({
+    "accept", "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "te",
+    "trailer", "transfer-encoding", "upgrade", REQUEST_HEADER.lower(),
+})  # fmt: skip
+
+
+def checked_headers(headers: Mapping[Any, Any]) -> dict[str, str]:
+    """Return the headers with names in lower case. Raises `ConfigError` for one that cannot be sent."""
+    if not isinstance(headers, Mapping):
+        raise ConfigError('headers must be a mapping, as in {"Authorization": "Bearer …"}')
+    checked: dict[str, str] = {}
+    for name, value in headers.items():
+        if not (isinstance(name, str) and _NAME.fullmatch(name)):
+            raise ConfigError("the name of a header must be letters, digits and '-', as in 'Authorization'")
+        if name.lower() in _OWN:
+            raise ConfigError(f"the header {name!r} is leasekit's own: leave it out")
+        if not (isinstance(value, str) and _VALUE.fullmatch(value)):
+            raise ConfigError(f"the value of the header {name!r} must be one line of printable ASCII characters")
+        checked[name.lower()] = value.strip()
+    return checked
+
+
+def headers_of_environment(url: str) -> dict[str, str]:
+    """Return the headers in the environment for this URL; no header if the environment names another service.
+
+    Raises `ConfigError` for a line that is not of the form `Name: value`.
+    """
+    if url != os.environ.get("LEASEKIT_URL"):
+        return {}
+    headers: dict[str, str] = {}
+    for line in filter(str.strip, os.environ.get(_VARIABLE, "").splitlines()):
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise ConfigError(f"{_VARIABLE} must have lines of the form 'Name: value'")
+        headers[name.strip()] = value.strip()
+    return checked_headers(headers)

@@ -77,6 +77,10 @@ class Server:
             client.response_callbacks.clear()
             return client.execute_command(*command)
 
+    def database(self, number: int) -> "redis.Redis":
+        """A client of this database."""
+        return redis.Redis(port=self.port, db=number, protocol=2)
+
     def owner(self, key: str) -> "Server":
         """Who keeps this key: the same question as to a cluster."""
         return self

@@ -1,4 +1,4 @@
-"""The Redis backend: `redis://`, `rediss://` and `redis+cluster://` URLs. It needs no leasekit server.
+"""The Redis backend: URLs of one Redis, a cluster, or Sentinels (`leasekit_redis.address`). No server is needed.
 
     redis://localhost:6379/0?prefix=leasekit&retention=180d
 

@@ -1,35 +1,48 @@
 """The URL of a Redis: which server or cluster, and how tasks are kept there.
 
-`redis://user:password@host:6379/0`, `rediss://…` (TLS), `redis+cluster://host:7000,host:7001`. Options: `prefix` (of
-all keys; default `leasekit`), `retention` (how long ended tasks are kept: seconds, or `180d`, `12h`, `30m`; default
-`180d`), and, for a cluster, `tls=true`. With TLS, by the names that redis-py and Celery give them: `ssl_ca_certs`,
-`ssl_certfile`, `ssl_keyfile` (paths of files), `ssl_cert_reqs` (`required`, or `none`: any server is accepted).
+`redis://user:password@host:6379/0`, `rediss://…` (TLS), `unix:///path?db=0` (a socket of this machine, as in redis-py),
+`redis+cluster://host:7000,host:7001`, `redis+sentinel://host:26379,host:26379/primary?db=0`. Options: `prefix` (of all
+keys; default `leasekit`), `retention` (how long ended tasks are kept: seconds, or `180d`, `12h`, `30m`; default
+`180d`), `sentinel_username` and `sentinel_password` (of the Sentinels themselves), and, for a cluster and with
+Sentinels, `tls=true`. With TLS, by the names that redis-py and Celery give them: `ssl_ca_certs`, `ssl_certfile`,
+`ssl_keyfile` (paths of files), `ssl_cert_reqs` (`required`, or `none`: any server is accepted).
 """
 
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from leasekit.errors import ConfigError
 
-_PORT = 6379
+_PORT, _SENTINEL_PORT = 6379, 26379
 _RETENTION = 180 * 86400.0  # 180 days, for which ended tasks are kept
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([smhd]?)", re.ASCII)
 _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _TLS_OPTIONS = (*_TLS_FILES, "ssl_cert_reqs")
+_SENTINEL_OPTIONS = ("sentinel_username", "sentinel_password")
+_OF_SEVERAL = {"redis+cluster", "redis+sentinel"}  # hosts
+_SCHEMES = {"redis", "rediss", "unix", *_OF_SEVERAL}
 _AFTER_AUTHORITY = re.compile(r"[/?#]")
-_FORM = "the URL of a Redis must be redis://host:6379/0, rediss://… (TLS), or redis+cluster://host:7000,host:7001"
+_FORM = (
+    "the URL of a Redis must be redis://host:6379/0, rediss://… (TLS), unix:///path?db=0, "
+    "redis+cluster://host:7000,host:7001, or redis+sentinel://host:26379,host:26379/primary"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """The address of one Redis, or of one cluster by some of its nodes."""
+    """The address of one Redis, of one cluster by some of its nodes, or of the Sentinels that know the primary."""
 
-    hosts: tuple[tuple[str, int], ...]
-    is_cluster: bool
-    tls: bool
+    hosts: tuple[tuple[str, int], ...] = ()
+    is_cluster: bool = False
+    socket: str | None = None  # its path
+    primary: str | None = None  # its name, if the hosts are Sentinels
+    sentinel_username: str | None = None
+    sentinel_password: str | None = None
+    tls: bool = False
     tls_options: dict[str, str] = field(default_factory=dict[str, str])  # as redis-py takes them
     username: str | None = None
     password: str | None = None
@@ -39,8 +52,10 @@ class Address:
 
     def __str__(self) -> str:
         """Return the hosts for messages, without user and password."""
+        if self.socket is not None:
+            return f"Redis at {self.socket}"
         hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
-        return f"Redis at {hosts}"
+        return f"Redis at {hosts}" if self.primary is None else f"Redis {self.primary!r} of the Sentinels at {hosts}"
 
     def __repr__(self) -> str:
         return f"<{self}>"
@@ -49,7 +64,7 @@ class Address:
 def parse(url: str) -> Address:
     """Parse the URL of a Redis. Raises `ConfigError`; its message never contains the URL, which may hold a password."""
     scheme, _, rest = url.partition("://")
-    if scheme not in {"redis", "rediss", "redis+cluster"}:
+    if scheme not in _SCHEMES:
         raise ConfigError(_FORM)
     # Split by hand, because not every version of Python splits an authority of several hosts.
     netloc = _AFTER_AUTHORITY.split(rest, maxsplit=1)[0]
@@ -58,33 +73,41 @@ def parse(url: str) -> Address:
         raise ConfigError("the URL of a Redis has no fragment: write # in a password as %23")
     user, _, authority = netloc.rpartition("@")
     username, has_password, password = user.partition(":")
-    hosts = tuple(_host(part) for part in authority.split(","))
-    is_cluster = scheme == "redis+cluster"
-    if len(hosts) > 1 and not is_cluster:
-        raise ConfigError("only a cluster has several hosts: write redis+cluster://…, or give one host")
+    if scheme == "unix" and (authority or len(parts.path) < 2):
+        raise ConfigError("the URL of a socket has a path alone, as in unix:///run/redis.sock?db=0")
+    port = _SENTINEL_PORT if scheme == "redis+sentinel" else _PORT
+    hosts = () if scheme == "unix" else tuple(_host(part, port) for part in authority.split(","))
+    if len(hosts) > 1 and scheme not in _OF_SEVERAL:
+        raise ConfigError(
+            "only a cluster and Sentinels have several hosts: write redis+cluster://… or redis+sentinel://…/primary, "
+            "or give one host"
+        )
     options = _options(parts.query)
-    tls = scheme == "rediss" or (is_cluster and _take_tls(options))
+    tls = scheme == "rediss" or (scheme in _OF_SEVERAL and _take_tls(options))
     address = Address(
         hosts=hosts,
-        is_cluster=is_cluster,
+        is_cluster=scheme == "redis+cluster",
+        socket=unquote(parts.path) if scheme == "unix" else None,
         tls=tls,
         tls_options=_take_tls_options(options, tls=tls),
         username=unquote(username) or None,
         password=unquote(password) if has_password else None,
-        db=_db(parts.path, is_cluster=is_cluster),
+        **_take_sentinel(scheme, parts.path, options),
+        db=_db(scheme, parts.path, options),
         prefix=_prefix(options.pop("prefix", "leasekit")),
         retention=_retention_seconds(options.pop("retention", "180d")),
     )
     if options:
         # Only the names of options, because their values may be secrets.
         raise ConfigError(
-            f"unknown options {', '.join(sorted(options))}: known are prefix, retention, tls (cluster), and with TLS "
-            f"{', '.join(_TLS_OPTIONS)}"
+            f"unknown options {', '.join(sorted(options))}: known are prefix, retention; for unix "
+            f"and Sentinels db; for a cluster and Sentinels tls; for Sentinels {', '.join(_SENTINEL_OPTIONS)}; "
+            f"with TLS {', '.join(_TLS_OPTIONS)}"
         )
     return address
 
 
-def _host(text: str) -> tuple[str, int]:
+def _host(text: str, default_port: int) -> tuple[str, int]:
     try:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port
@@ -92,7 +115,7 @@ def _host(text: str) -> tuple[str, int]:
         raise ConfigError(_FORM) from None
     if not host:
         raise ConfigError(_FORM)
-    return host, _PORT if port is None else port
+    return host, default_port if port is None else port
 
 
 def _options(query: str) -> dict[str, str]:
@@ -113,7 +136,7 @@ def _take_tls(options: dict[str, str]) -> bool:
 def _take_tls_options(options: dict[str, str], *, tls: bool) -> dict[str, str]:
     given = {name: options.pop(name) for name in _TLS_OPTIONS if name in options}
     if given and not tls:
-        raise ConfigError(f"{', '.join(given)}: only for TLS: write rediss://…, or for a cluster tls=true")
+        raise ConfigError(f"{', '.join(given)}: only for TLS: write rediss://…, or for a cluster or Sentinels tls=true")
     if given.get("ssl_cert_reqs", "required") not in {"required", "none"}:
         raise ConfigError("ssl_cert_reqs must be required (the default) or none")
     for name in _TLS_FILES:
@@ -124,14 +147,32 @@ def _take_tls_options(options: dict[str, str], *, tls: bool) -> dict[str, str]:
     return given
 
 
-def _db(path: str, *, is_cluster: bool) -> int:
-    name = path.strip("/")
+class _OfSentinels(TypedDict, total=False):
+    primary: str
+    sentinel_username: str | None
+    sentinel_password: str | None
+
+
+def _take_sentinel(scheme: str, path: str, options: dict[str, str]) -> _OfSentinels:
+    if scheme != "redis+sentinel":
+        return {}
+    primary = unquote(path.strip("/"))
+    if not primary or "/" in primary:
+        raise ConfigError("the path of the URL must be the name under which the Sentinels know the primary")
+    username, password = (options.pop(name, None) for name in _SENTINEL_OPTIONS)
+    return {"primary": primary, "sentinel_username": username, "sentinel_password": password}
+
+
+def _db(scheme: str, path: str, options: dict[str, str]) -> int:
+    where, name = "path of the URL", path.strip("/")
+    if scheme in {"unix", "redis+sentinel"}:
+        where, name = "option db", options.pop("db", "")
     if not name:
         return 0
-    if is_cluster:
+    if scheme == "redis+cluster":
         raise ConfigError("a cluster has no databases: leave the path of the URL empty")
     if not (name.isascii() and name.isdigit() and len(name) < 6):
-        raise ConfigError("the path of the URL must be the number of a database, or empty")
+        raise ConfigError(f"the {where} must be the number of a database, or empty")
     return int(name)
 
 

@@ -17,6 +17,7 @@ from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
 from leasekit.errors import ProtocolError, Unavailable
@@ -28,6 +29,7 @@ from leasekit_redis.scripts import Script
 
 _TIMEOUT = 10.0  # seconds for one answer
 _CONNECT = 5.0
+_SENTINEL = 1.0
 _STUCK = 1.0  # seconds after which a call that is given up is a sign that its server is gone
 _AT_ONCE = 32  # calls at the same time, each on a connection of its own
 
@@ -48,6 +50,33 @@ class _Client(Protocol):
     async def execute_command(self, *args: object) -> Any: ...
 
     async def aclose(self) -> None: ...
+
+
+class _Subscriber(_Client, Protocol):
+    def pubsub(self) -> PubSub: ...
+
+
+class _OfSentinels:
+    """A client of the primary that Sentinels name; each new connection asks them."""
+
+    def __init__(self, address: Address) -> None:
+        settings = _client_settings(address)
+        asking = {
+            **settings,
+            "username": address.sentinel_username,
+            "password": address.sentinel_password,
+            "socket_timeout": _SENTINEL,  # each Sentinel is asked in turn, and one of them may hang
+            "socket_connect_timeout": _SENTINEL,
+            "retry": Retry(NoBackoff(), 0),
+        }
+        self._sentinel = Sentinel(address.hosts, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
+        self._primary = cast("_Subscriber", self._sentinel.master_for(str(address.primary), db=address.db, **settings))
+        self.execute_command = self._primary.execute_command
+        self.pubsub = self._primary.pubsub
+
+    async def aclose(self) -> None:
+        sentinels = cast("list[_Client]", self._sentinel.sentinels)
+        await asyncio.gather(*(client.aclose() for client in (self._primary, *sentinels)))
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +106,7 @@ class _Session:
 
 
 class Link:
-    """The connection to one Redis or one cluster; the first call in an event loop opens it."""
+    """The connection to one Redis, one cluster, or a primary of Sentinels; the first call in an event loop opens it."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -166,10 +195,9 @@ class Link:
         """
         self._begin_anew_in_new_loop()
         with mapped(self.address):
-            host, port = await self._any_node()
-            client = Redis(host=host, port=port, db=self.address.db, **_client_settings(self.address))
+            client = await self._new_client_of_any_node()
             try:
-                pubsub = cast("PubSub", client.pubsub())  # pyright: ignore[reportUnknownMemberType]
+                pubsub = client.pubsub()
                 try:
                     async with asyncio.timeout(None) as leaving:
                         self._subscriptions.add(leaving)
@@ -182,12 +210,13 @@ class Link:
             finally:
                 await client.aclose()
 
-    async def _any_node(self) -> tuple[str, int]:
+    async def _new_client_of_any_node(self) -> "_Subscriber":
         if not self.address.is_cluster:
-            return self.address.hosts[0]
+            return cast("_Subscriber", await _new_client(self.address))
         cluster = cast("RedisCluster", (await self._open_session()).client)
         node = cluster.get_random_node()
-        return str(node.host), int(node.port)
+        client = Redis(host=str(node.host), port=int(node.port), **_client_settings(self.address))
+        return cast("_Subscriber", client)
 
     async def aclose(self) -> None:
         self._begin_anew_in_new_loop()
@@ -227,6 +256,10 @@ async def _new_client(address: Address) -> _Client:
             await cluster.aclose()
             raise
         return cast("_Client", cluster)
+    if address.primary is not None:
+        return _OfSentinels(address)
+    if address.socket is not None:
+        return cast("_Client", Redis(unix_socket_path=address.socket, db=address.db, **_client_settings(address)))
     ((host, port),) = address.hosts
     return cast("_Client", Redis(host=host, port=port, db=address.db, **_client_settings(address)))
 

@@ -9,6 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from redis import exceptions
+from redis.asyncio.sentinel import MasterNotFoundError
 
 from leasekit.errors import BackendError, ProtocolError, Refused, Unavailable
 from leasekit_redis.address import Address
@@ -86,6 +87,8 @@ def _as_ours(error: Exception, address: Address) -> BackendError:
         )
     if code:
         return Unavailable(f"{address}: {_SAYS[code]}")
+    if isinstance(error, MasterNotFoundError):  # its text may have the settings of the connections
+        return Unavailable(f"{address}: no Sentinel answers that knows a primary of this name that is up")
     if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
         return Unavailable(f"{address} cannot be reached: {_without_secret(text, address)}")
     if isinstance(error, exceptions.ClusterError | exceptions.RedisClusterException):

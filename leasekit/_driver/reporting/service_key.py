@@ -9,11 +9,14 @@ import hashlib
 import re
 from urllib.parse import parse_qsl, urlencode
 
-_PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379, "redis+cluster": 6379}
+_PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379, "redis+cluster": 6379, "redis+sentinel": 26379}
 _PARTS = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<authority>[^/?#]*)(?P<path>[^?#]*)\??(?P<query>.*)", re.DOTALL)
 _PORT = re.compile(r":\d+$", re.ASCII)  # an IPv6 address ends with a bracket
 # How an adapter uses a service, and how long data is kept there: these options do not identify a service.
-_MANNERS = {"retention", "ttl", "wait", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs"}
+_MANNERS = {
+    "retention", "ttl", "wait", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "sentinel_username",
+    "sentinel_password",
+}  # fmt: skip
 
 
 def key_of(url: str) -> str:

@@ -1,5 +1,6 @@
 """A real Redis, and a real cluster of three primaries with a replica each, for as long as a session runs."""
 
+import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -112,3 +113,11 @@ def anyio_backend() -> tuple[str, dict[str, object]]:
 @pytest.fixture
 def kind() -> str:
     return f"kind-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def unused_port() -> Iterator[int]:
+    """A port on which nobody listens: bound, so that nobody else takes it meanwhile."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]

@@ -10,7 +10,13 @@ from leasekit_redis.address import parse
 from leasekit_redis.keys import Keys
 
 
-@pytest.mark.parametrize("url", ["redis://localhost", "rediss://localhost:6380/1", "redis+cluster://a:7000,b:7001"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://localhost", "rediss://localhost:6380/1", "redis+cluster://a:7000,b:7001", "redis+sentinel://a,b/main",
+        "unix:///run/redis.sock",
+    ],
+)  # fmt: skip
 def test_all_schemes_are_registered(url: str) -> None:
     backend: Backend = open_backend(url, worker="w")
     assert isinstance(backend, RedisBackend)
@@ -36,9 +42,35 @@ def test_a_cluster_has_several_hosts_and_perhaps_tls() -> None:
     assert (address.tls, address.is_cluster, address.username, address.password) == (True, True, None, "pw")
 
 
+def test_sentinels_have_the_name_of_the_primary_and_a_password_of_their_own() -> None:
+    address = parse("redis+sentinel://u:pw@a,b:1/my%20main?db=2&tls=true&sentinel_username=s&sentinel_password=hunter2")
+    assert address.hosts == (("a", 26379), ("b", 1))
+    assert (address.primary, address.db, address.tls, address.is_cluster) == ("my main", 2, True, False)
+    assert (address.username, address.password) == ("u", "pw")
+    assert (address.sentinel_username, address.sentinel_password) == ("s", "hunter2")
+    assert str(address) == "Redis 'my main' of the Sentinels at a:26379,b:1"
+
+
+def test_a_socket_has_its_path_and_options_as_in_redis_py() -> None:
+    address = parse("unix://u:pw@/run/my%20redis.sock?db=3&prefix=mine")
+    assert (address.socket, address.db, address.prefix, address.hosts) == ("/run/my redis.sock", 3, "mine", ())
+    assert (address.username, address.password) == ("u", "pw")
+    assert str(address) == "Redis at /run/my redis.sock"
+
+
 @pytest.mark.parametrize(
     "url",
     [
+        "redis+sentinel://a",
+        "redis+sentinel://a/main/0",
+        "redis+sentinel://a/main?db=zero",
+        "redis+sentinel:///main",
+        "redis://a?db=1",
+        "redis://a?sentinel_password=x",
+        "unix://",
+        "unix:///",
+        "unix://host/run/redis.sock",
+        "unix:///run/redis.sock?tls=true",
         "redis://",
         "redis://host:port",
         "redis://host:99999",
@@ -72,7 +104,15 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://u:hunter2@", "redis://u:hunter2@a,b", "redis://u:hunter2@a/x", "redis+cluster://:hunter2@a:b"]
+    "url",
+    [
+        "redis://u:hunter2@",
+        "redis://u:hunter2@a,b",
+        "redis://u:hunter2@a/x",
+        "redis+cluster://:hunter2@a:b",
+        "redis+sentinel://a?sentinel_password=hunter2",
+        "unix://:hunter2@host/a",
+    ],
 )
 def test_a_password_is_not_repeated(url: str) -> None:
     with pytest.raises(ConfigError) as refused:

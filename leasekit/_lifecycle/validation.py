@@ -11,7 +11,8 @@ short items in a long list (`read`), many arrays and objects in a value (`value_
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from contextlib import suppress
+from typing import Any, NoReturn, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
@@ -33,6 +34,10 @@ _encode = msgspec.json.encode
 # `.tasks[3].retry.waits[1]`: the batch, the position in it, the field of the item.
 _PLACE = re.compile(r"\.(\w+)(?:\[(\d+)\](?:\.(.+))?)?", re.DOTALL)
 _ABSENT = re.compile(r"^Object (?:missing required|contains unknown) field `(.*)`$", re.DOTALL)
+# msgspec's message about a number with a fraction or exponent where the type is an integer, and the path to it.
+_FLOAT = re.compile(r"Expected `int(?: \| null)?`, got `float` - at `\$((?:\.\w+|\[\d+\])+)`")
+_STEP = re.compile(r"\w+|\[\d+\]")
+_MOST_FIELDS = 20  # a request has fewer fields that are integers
 _LONGEST = 500  # characters of a text that may repeat what a client sent
 
 
@@ -302,14 +307,41 @@ _CHECKS: dict[type[Any], tuple[str, Callable[..., None]]] = {
 
 
 def _decode_and_check(body: bytes, request_type: type[_R], *, dependencies: bool) -> _R:
-    try:
-        request: _R = _decoder(request_type).decode(body)
-    except msgspec.ValidationError as error:
-        raise refusal(error) from None
+    request: _R = _decode_request(body, request_type)
     if type(request) in _CHECKS:
         batch, check = _CHECKS[type(request)]
         check(getattr(request, batch), dependencies=dependencies)
     return request
+
+
+def _decode_request(body: bytes, request_type: type[_R]) -> _R:
+    """Decode a request; in fields that are integers, 39.0 is one too, as in JSON Schema. Raises `Refused`."""
+    for _ in range(_MOST_FIELDS):
+        try:
+            return cast("_R", _decoder(request_type).decode(body))
+        except msgspec.ValidationError as error:
+            place = _FLOAT.fullmatch(str(error))
+            before = body
+            if place is not None:
+                with suppress(msgspec.MsgspecError):  # another item has no such field: the next try says so
+                    body = bytes(_with_integers(Raw(body), _STEP.findall(place[1])))
+            if body == before:
+                raise refusal(error) from None
+    raise Refused("the request has too many fields that must be integers and are not")
+
+
+def _with_integers(value: Raw, path: Sequence[str]) -> Raw:
+    """Return JSON in which integral numbers at this path are written as integers, in all items of lists."""
+    if not path:
+        number = _decode(value)
+        return Raw(b"%d" % number) if isinstance(number, float) and number.is_integer() else value
+    step, *rest = path
+    if step.startswith("["):
+        return Raw(_encode([_with_integers(item, rest) for item in msgspec.json.decode(value, type=list[Raw])]))
+    fields = msgspec.json.decode(value, type=dict[str, Raw])
+    if step in fields:
+        fields[step] = _with_integers(fields[step], rest)
+    return Raw(_encode(fields))
 
 
 def _not_json(body: Mapping[str, Any], error: Exception) -> Refused:

@@ -7,7 +7,16 @@ from msgspec import Raw
 from leasekit._lifecycle import validation
 from leasekit.errors import Refused
 from leasekit.task import Beat, NewTask, Settlement
-from leasekit.wire import MAX_NESTING, MAX_PAYLOAD, MAX_PROGRESS, CancelRequest, ResultsRequest, ScheduleRequest
+from leasekit.wire import (
+    MAX_NESTING,
+    MAX_PAYLOAD,
+    MAX_PROGRESS,
+    BeatsRequest,
+    CancelRequest,
+    ClaimRequest,
+    ResultsRequest,
+    ScheduleRequest,
+)
 
 
 def tasks(*payloads: object) -> list[NewTask]:
@@ -142,3 +151,33 @@ def test_a_refusal_repeats_no_more_than_a_little_of_what_came() -> None:
         msgspec.json.decode(b'{"ids": ["a"], "' + b"x" * 100_000 + b'": 1}', type=CancelRequest)
     refused = validation.refusal(invalid.value)
     assert len(str(refused)) + len(str(refused.errors)) < 3000
+
+
+def test_an_integral_number_is_an_integer_however_it_is_written() -> None:
+    body = (
+        b'{"tasks":[{"kind":"a","priority":1,"payload":[39.0]},{"kind":"b"},'
+        b'{"kind":"c","priority":3.0,"max_attempts":2e1,"max_crashes":4.00,"payload":39.0}]}'
+    )
+    tasks = validation.read(body, ScheduleRequest).tasks
+    assert [(task.priority, task.max_attempts, task.max_crashes) for task in tasks[::2]] == [(1, None, 5), (3, 20, 4)]
+    assert [bytes(task.payload) for task in tasks[::2]] == [b"[39.0]", b"39.0"]
+    assert type(tasks[2].priority) is int
+    beat = b'{"worker":"w","beats":[{"id":"a","token":"t","progress":1.0,"progress_seq":7.0}]}'
+    assert validation.read(beat, BeatsRequest).beats[0].progress_seq == 7
+    assert validation.checked(ClaimRequest, {"worker": "w", "kinds": ["a"], "claim_id": "c", "limit": 2.0}).limit == 2
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        b'{"kind":"a","priority":1.5}',
+        b'{"kind":"a","priority":"1"}',
+        b'{"kind":"a","priority":7.0}',
+        b'{"kind":"a","priority":-1e300}',
+        b'{"kind":"a","priority":1.0},[]',
+        b'{"kind":"a","priority":1.0,"colour":1.0}',
+    ],
+)
+def test_a_number_that_is_no_integer_of_the_schema_is_refused(tasks: bytes) -> None:
+    with pytest.raises(Refused):
+        validation.read(b'{"tasks":[%b]}' % tasks, ScheduleRequest)

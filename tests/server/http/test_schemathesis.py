@@ -56,18 +56,6 @@ SCHEMA.config.phases.coverage.enabled = IS_SOAK
 
 
 @SCHEMA.hook
-def map_body(_: schemathesis.HookContext, body: Any) -> Any:
-    """JSON Schema takes 2.0 for an integer; we do not."""
-    if isinstance(body, float) and body.is_integer():
-        return int(body)
-    if isinstance(body, list):
-        return [map_body(_, item) for item in body]
-    if isinstance(body, dict):
-        return {name: map_body(_, value) for name, value in body.items()}
-    return body
-
-
-@SCHEMA.hook
 def filter_path_parameters(_: schemathesis.HookContext, values: Any) -> bool:
     """On its way through `requests`, an id that looks like quoted already comes out as another one."""
     return "%" not in str(values)

@@ -199,6 +199,13 @@ def _parsed(line: bytes) -> tuple[Identity | None, str | None] | None:
     return (None if store is None else Identity(store, int(commits or 0), start)), following
 
 
+def is_open_here(path: Path) -> bool:
+    """Return whether this process has the store at this path open."""
+    with contextlib.suppress(OSError):
+        return _inode(path.stat()) in _open_here
+    return False
+
+
 def _inode(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 

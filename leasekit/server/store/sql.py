@@ -21,8 +21,9 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingErr
 from leasekit.errors import BackendError, ConfigError, StoreDamaged, Unavailable
 from leasekit.server.store import Store, Tx, View
 from leasekit.server.store import statements as sql
+from leasekit.server.store.admission import check_tables, close_to_others, refuse_foreign
 from leasekit.server.store.lease_cache import LeaseCache
-from leasekit.server.store.lock import ONE_USER, FileLock, Identity
+from leasekit.server.store.lock import ONE_USER, FileLock, Identity, is_open_here
 from leasekit.server.store.schema import HEAD, metadata, version
 from leasekit.server.store.tx import Counter, SqlTx, SqlView
 
@@ -80,13 +81,18 @@ class SqlStore(Store):
         """Lock the file, check that it is whole and the same as before, and bring its schema up to date.
 
         Call this in the writer's thread. Raises `StoreLocked`, `StoreDamaged`, `BackendError` if this user may not open
-        the file, and `ConfigError` if it cannot be opened for another reason, or is of a newer version.
+        the file, and `ConfigError` if it cannot be opened for another reason, is another program's, or is of a newer
+        version.
         """
         try:
+            if not is_open_here(self._path):
+                refuse_foreign(self._path)
             # Also creates the file, readable by its owner only; the -wal and -shm files get the same mode.
             self._lock.acquire()
+            close_to_others(self._path)
             with self._writer_connection() as connection:
                 self._look_for_damage(connection)
+                check_tables(self._path, _driver(connection))
                 identity = _identity(connection)
                 self._lock.check(identity)
                 with connection.begin():
@@ -140,13 +146,12 @@ class SqlStore(Store):
 
     def _bring_up_to_date(self, connection: Connection) -> bool:
         """Create the tables in a new file, or migrate those of an earlier version; return whether the file is new."""
-        tables = {name for (name,) in _driver(connection).execute("SELECT name FROM sqlite_master")}
-        if version.name not in tables:
+        if is_new := not check_tables(self._path, _driver(connection)):
             metadata.create_all(connection, checkfirst=False)
             sql.ADD_VERSION.each(connection, [(HEAD,)])
         elif [tuple(row) for row in connection.execute(select(version))] != [(HEAD,)]:
             self._migrate(connection)
-        return not tables
+        return is_new
 
     def _migrate(self, connection: Connection) -> None:
         # Imported here, because Alembic takes as long to import as all the rest, and few starts migrate anything.
@@ -161,7 +166,7 @@ class SqlStore(Store):
             command.upgrade(config, HEAD)
         except CommandError as error:
             raise ConfigError(
-                f"the store {str(self._path)!r} is of another version of leasekit ({error}): use that version"
+                f"the store {str(self._path)!r} cannot be brought up to date ({error}): put a backup in its place"
             ) from error
 
     @contextmanager

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -12,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,13 @@ def put(store: SqlStore, seq: int = 1) -> None:
 def is_there(store: SqlStore, seq: int = 1) -> bool:
     with store.view() as view:
         return bool(view.triggers([f"t{seq}"]))
+
+
+FILES = ["tasks.db", "tasks.db-wal", "tasks.db-shm", "tasks.db.id"]
+
+
+def modes(path: Path) -> dict[str, int]:
+    return {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
 
 
 # Schema
@@ -140,15 +149,47 @@ def test_the_rows_are_in_the_order_of_the_columns() -> None:
     assert list(Run.__struct_fields__) == metadata.tables["run"].columns.keys()
 
 
-def test_a_store_of_a_newer_version_is_refused(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("revision", "needs"), [("0005_leasekit_9.1.0", "leasekit 9.1.0 or newer"), ("9999", "a newer leasekit")]
+)
+def test_a_store_of_a_newer_version_is_refused_with_the_version_it_needs(path: Path, revision: str, needs: str) -> None:
     store = SqlStore(path)
     store.open()
     store.close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    connection.close()
-    with pytest.raises(ConfigError, match="another version"):
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+        connection.execute("ALTER TABLE store RENAME COLUMN commits TO changes")
+    with pytest.raises(ConfigError, match=f"tasks.db' needs {needs}, and this is {version('leasekit')}: upgrade it"):
         store.open()
+
+
+def test_each_migration_names_the_version_that_it_needs() -> None:
+    config = Config()
+    config.set_main_option("script_location", "leasekit.server.store:migrations")
+    revisions = sorted(script.revision for script in ScriptDirectory.from_config(config).walk_revisions())
+    assert [name for name in revisions[4:] if not re.fullmatch(r"\d{4}_leasekit_\d+\.\d+\.\d+", name)] == []
+    assert revisions[-1] == HEAD
+
+
+@pytest.mark.parametrize("journal", ["delete", "wal"])
+@pytest.mark.parametrize("table", ["orders", "alembic_version"])
+def test_a_database_of_another_program_is_refused_and_stays_as_it_is(path: Path, journal: str, table: str) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"PRAGMA journal_mode = {journal}")
+        connection.execute(f"CREATE TABLE {table} (version_num TEXT)")
+    before = path.read_bytes(), list(path.parent.iterdir())
+    with pytest.raises(ConfigError, match="is the database of another program: name a new file"):
+        SqlStore(path).open()
+    assert (path.read_bytes(), list(path.parent.iterdir())) == before
+
+
+def test_a_database_whose_tables_are_in_its_log_alone_is_refused_too(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = wal")
+        connection.execute("CREATE TABLE orders (id)")
+        with pytest.raises(ConfigError, match="is the database of another program"):
+            SqlStore(path).open()
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("orders",)]
 
 
 @pytest.mark.parametrize(
@@ -208,8 +249,35 @@ def test_a_row_that_is_there_already_spoils_all_that_come_with_it(store: SqlStor
 
 def test_nobody_else_can_read_the_files(store: SqlStore, path: Path) -> None:
     put(store)
-    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
-    assert modes == dict.fromkeys(["tasks.db", "tasks.db-wal", "tasks.db-shm", "tasks.db.id"], 0o600)
+    assert modes(path) == dict.fromkeys(FILES, 0o600)
+
+
+@pytest.mark.parametrize(("mode", "then"), [(0o644, 0o600), (0o666, 0o600), (0o640, 0o640), (0o660, 0o660)])
+def test_a_store_that_is_open_to_all_users_is_closed_to_them(path: Path, mode: int, then: int) -> None:
+    """What its group shares was set by a person, and stays."""
+    store = SqlStore(path)
+    store.open()
+    with store.view():  # a reader, so that the log stays when the store is copied, as after a crash
+        contents = {file: file.read_bytes() for file in path.parent.iterdir()}
+    store.close()
+    for file, content in contents.items():
+        file.write_bytes(content)
+        file.chmod(mode)
+    store = SqlStore(path)
+    store.open()
+    assert modes(path) == dict.fromkeys(FILES, then)
+    store.close()
+
+
+def test_a_store_of_another_user_that_is_open_to_all_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chmod(file: Path, mode: int) -> None:
+        raise PermissionError
+
+    path.touch()
+    path.chmod(0o666)
+    monkeypatch.setattr(Path, "chmod", chmod)
+    with pytest.raises(ConfigError, match="chmod it to 0600, or to 0660 for its group"):
+        SqlStore(path).open()
 
 
 def test_a_write_is_on_the_disk_when_it_is_acknowledged(store: SqlStore) -> None:

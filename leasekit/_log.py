@@ -105,7 +105,15 @@ def _get_logger(manager: logging.Manager, name: str) -> logging.Logger:
 
 # All that log in such threads: clients log every request; servers every connection, message and statement, if asked to.
 _NAMES = (
-    *("leasekit", "leasekit.server", "asyncio", "httpx", "httpcore.connection", "httpcore.http11"),
+    *(
+        "leasekit",
+        "leasekit.server",
+        "leasekit.server.requests",
+        "asyncio",
+        "httpx",
+        "httpcore.connection",
+        "httpcore.http11",
+    ),
     *("uvicorn.error", "uvicorn.access", "uvicorn.asgi", "alembic.runtime.migration"),
     *("sqlalchemy.engine.Engine", "sqlalchemy.pool.impl.NullPool", "sqlalchemy.pool.impl.QueuePool"),
 )

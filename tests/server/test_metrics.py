@@ -78,6 +78,24 @@ async def test_of_the_first_the_biggest_have_a_name(engine: Engine) -> None:
     assert await value(Metrics(engine), "leasekit_tasks", kind="zzz", status="new") == 2
 
 
+async def test_a_kind_that_has_not_changed_for_an_hour_makes_room(engine: Engine) -> None:
+    await put(engine, *(f"kind-{n}" for n in range(100)))
+    now = [0.0]
+    metrics = Metrics(engine, clock=lambda: now[0])
+    await samples(metrics)
+    now[0] = 3000
+    await put(engine, "kind-7")
+    await samples(metrics)
+    await put(engine, "new", "newer", "newer")
+    assert await value(metrics, "leasekit_tasks", kind="other", status="new") == 3
+    now[0] = 3700
+    await put(engine, "new", "kind-0")
+    found = await samples(metrics)
+    counts = {dict(labels)["kind"]: count for (name, labels), count in found.items() if name == "leasekit_tasks"}
+    assert len(counts) == 101
+    assert (counts["new"], counts["kind-0"], counts["kind-7"], counts["other"]) == (2, 2, 2, 3)
+
+
 async def test_transactions_are_measured(engine: Engine) -> None:
     metrics = Metrics(engine)
     before = await value(metrics, "leasekit_commit_batch_size_sum") or 0

@@ -9,6 +9,7 @@ import errno
 import functools
 import gc
 import ipaddress
+import logging
 import os
 import socket
 import sys
@@ -39,6 +40,7 @@ from leasekit.server.http.request import ApiRequest, BodyTimeouts, Parts
 from leasekit.server.http.routes import OPERATIONS
 from leasekit.server.http.sending import Sending
 from leasekit.server.local_socket import beside
+from leasekit.server.log_limit import LogLimit
 from leasekit.server.store import Store
 from leasekit.server.store.urls import open_store
 
@@ -158,6 +160,7 @@ def serve(host: str, port: int, store_url: str, *, insecure: bool = False, check
     `check` is the seconds that the check of the store for damage may take; None: the default. Raises `ConfigError` (the
     address is not loopback, or cannot be listened on; the URL names no store), `StoreLocked` and `StoreDamaged`.
     """
+    logging.getLogger("uvicorn.error").addFilter(LogLimit())  # of this process of our own
     with LogThread(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(host, port, open_store(store_url, check=check), insecure=insecure))
 

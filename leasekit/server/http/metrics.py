@@ -1,12 +1,13 @@
 """`/metrics`: the state of a server, in the text format of Prometheus.
 
 Numbers are read when Prometheus asks; only answers are counted as they leave. Every label has a bounded number of
-values, whatever clients send: kinds after the first hundred are *other*.
+values, whatever clients send: a hundred kinds have a label of their own, and the rest are *other*.
 """
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _KINDS = 100
+_IDLE = 3600.0  # seconds without a change of its counts, after which a kind may lose its label
 _OTHER = "other"
 _METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
 
@@ -29,9 +31,9 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
 class Metrics:
     """The metrics of one server over one engine."""
 
-    def __init__(self, engine: "Engine") -> None:
+    def __init__(self, engine: "Engine", *, clock: Callable[[], float] = time.monotonic) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._engine = _EngineCollector(engine)
+        self._engine = _EngineCollector(engine, clock)
         self._requests = _RequestCollector()
         for collector in (self._engine, self._requests):
             self._registry.register(collector)
@@ -66,13 +68,42 @@ class _RequestCollector(Collector):
         yield requests
 
 
+class _KindLabels:
+    """The kinds that have a label of their own, at most a hundred.
+
+    A kind without one gets the label of the kind whose counts have stayed the same for longest, an hour at least: so
+    series end seldom, and their number in a day is bounded too.
+    """
+
+    def __init__(self) -> None:
+        self._changed_at: dict[str, float] = {}  # of each kind with a label
+        self._before: dict[str, dict[str, int]] = {}
+
+    def choose(self, stats: dict[str, dict[str, int]], now: float) -> Container[str]:
+        """Return the kinds with a label, given the counts of all kinds."""
+        changed = [kind for kind, counts in stats.items() if counts != self._before.get(kind)]
+        self._before = stats
+        labels = {kind: at for kind, at in self._changed_at.items() if kind in stats}
+        labels.update({kind: now for kind in changed if kind in labels})
+        idle = sorted((kind for kind, at in labels.items() if now - at >= _IDLE), key=labels.__getitem__, reverse=True)
+        for kind in sorted(set(changed) - labels.keys(), key=lambda kind: (-sum(stats[kind].values()), kind)):
+            if len(labels) >= _KINDS:
+                if not idle:
+                    break
+                del labels[idle.pop()]
+            labels[kind] = now
+        self._changed_at = labels
+        return labels
+
+
 class _EngineCollector(Collector):
     """Reads an engine: the counts of its tasks as of the last `look`, all other numbers as they are."""
 
-    def __init__(self, engine: "Engine") -> None:
+    def __init__(self, engine: "Engine", clock: Callable[[], float]) -> None:
         self._engine = engine
+        self._clock = clock
         self._tasks: dict[str, dict[str, int]] | None = None
-        self._kinds: set[str] = set()  # kinds with a label of their own; only grows, so that no series ends
+        self._labels = _KindLabels()
 
     async def look(self) -> None:
         """Count the tasks; if the store does not answer, only the metrics of tasks are left out."""
@@ -81,11 +112,10 @@ class _EngineCollector(Collector):
         except BackendError:
             self._tasks = None
             return
-        by_size = sorted(stats.keys() - self._kinds, key=lambda kind: (-sum(stats[kind].values()), kind))
-        self._kinds.update(by_size[: _KINDS - len(self._kinds)])
+        labels = self._labels.choose(stats, self._clock())
         tasks: dict[str, dict[str, int]] = {}
         for kind, counts in stats.items():
-            into = tasks.setdefault(kind if kind in self._kinds else _OTHER, {})
+            into = tasks.setdefault(kind if kind in labels else _OTHER, {})
             for status, count in counts.items():
                 into[status] = into.get(status, 0) + count
         self._tasks = tasks

@@ -16,11 +16,13 @@ from starlette.responses import Response
 
 from leasekit._lifecycle.validation import shortened
 from leasekit.errors import Refused, Throttled, Unavailable
+from leasekit.server.log_limit import LogLimit
 from leasekit.wire import ItemError, Problem, ProblemType
 
 MEDIA_TYPE = "application/problem+json"
 
-logger = logging.getLogger("leasekit.server")
+logger = logging.getLogger("leasekit.server.requests")
+logger.addFilter(LogLimit())
 
 
 class Malformed(HTTPException):

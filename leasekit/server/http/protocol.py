@@ -8,7 +8,7 @@ import asyncio
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from leasekit.server.http.problems import MEDIA_TYPE
 from leasekit.server.http.sending import ABORT
@@ -25,6 +25,9 @@ class BoundedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
     _head = 0
+    _cycles: tuple[
+        RequestResponseCycle, ...
+    ] = ()  # of the requests that are not answered yet: pipelined, there are more
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -58,6 +61,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_head_timer()
         super().on_headers_complete()
+        self._cycles = (*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle)
         if self.parser.should_upgrade():
             self.cycle.keep_alive = False
 
@@ -97,6 +101,9 @@ class BoundedProtocol(HttpToolsProtocol):
             f"HTTP/1.1 {status} {title}\r\ncontent-type: {MEDIA_TYPE}\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
+        for cycle in self._cycles:  # their answers would meet a closed connection, and each would be logged as an error
+            cycle.disconnected = True
+            cycle.message_event.set()
         self.transport.write(head.encode("ascii") + body)
         self.transport.close()
 

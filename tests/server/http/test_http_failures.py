@@ -1,12 +1,15 @@
 """What the engine cannot do reaches the client as a status that says whether to ask again, and nothing else."""
 
 import logging
+import socket
 from typing import Any
 
 import pytest
 
 from leasekit.errors import Refused, Throttled, Unavailable
-from tests.server.http.conftest import Running
+from leasekit.server.http import problems
+from leasekit.server.log_limit import LogLimit
+from tests.server.http.conftest import PATIENCE, Running
 
 TASK = {"tasks": [{"kind": "k"}]}
 
@@ -56,6 +59,29 @@ def test_an_unexpected_error_is_logged_and_not_told(
     assert answer.headers["content-type"] == "application/problem+json"
     assert b"secret" not in answer.raw
     assert "a secret of the house" in caplog.text
+
+
+def test_a_flood_of_errors_is_no_flood_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(problems.logger, "filters", [LogLimit()])
+    failing(monkeypatch, server, "schedule", RuntimeError("oh"))
+    for _ in range(12):
+        assert server.call("POST", "/v1/tasks", TASK).status == 500
+    assert len(caplog.records) == 10
+
+
+def test_what_is_not_http_after_good_requests_is_refused_and_not_logged(
+    server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their answers are given up: no answer meets a closed connection, which would be an error in the log."""
+    request = b"GET /v1/stats HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
+        connection.sendall(request * 3 + b"garbage\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    server.call("GET", "/v1/stats")  # the others have ended by now
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert caplog.text == ""
 
 
 def test_it_is_not_ready_while_its_store_is_not(monkeypatch: pytest.MonkeyPatch, server: Running) -> None:

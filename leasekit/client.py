@@ -193,7 +193,8 @@ class Client:
         """Return a lease of a name, for leader election, singletons and locks: `with client.named("nightly"):`.
 
         A name has one holder at a time, with a fence; heartbeats keep its lease. The block begins at the grant. `wait`:
-        seconds after which `NotGranted` is raised; 0 tries once, None waits for ever. `ttl`: seconds without a
+        seconds after which `NotGranted` is raised; 0 tries once, None waits for ever. A service that is away is waited
+        for no longer than that, and for `retry_for` at most: then `Unavailable` is raised. `ttl`: seconds without a
         heartbeat after which another holder may be granted the name; the first use of a name decides it.
 
         Raises ValueError for a name that is empty or too long, `LeasekitError` if the backend accepts no work.
@@ -227,15 +228,23 @@ class Client:
 
     def schedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Schedule a batch: one answer for each task, in order. One bad task has the whole batch refused."""
-        check_retry(tasks)
-        with self.hooks.scheduling(_with_ids(tasks)) as identified:
-            return self._call(partial(self._task_sink.schedule, identified))
+        return self.__schedule__(tasks)
 
     async def aschedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Do what `schedule_all` does, from an event loop."""
+        return await self.__aschedule__(tasks)
+
+    def __schedule__(self, tasks: Sequence[NewTask], *, at_most: float | None = None) -> list[Scheduled]:
+        """Schedule a batch, for leasekit's own parts; the call is repeated for no longer than `at_most` seconds."""
         check_retry(tasks)
         with self.hooks.scheduling(_with_ids(tasks)) as identified:
-            return await self._acall(partial(self._task_sink.schedule, identified))
+            return self._call(partial(self._task_sink.schedule, identified), at_most=at_most)
+
+    async def __aschedule__(self, tasks: Sequence[NewTask], *, at_most: float | None = None) -> list[Scheduled]:
+        """Do what `__schedule__` does, from an event loop."""
+        check_retry(tasks)
+        with self.hooks.scheduling(_with_ids(tasks)) as identified:
+            return await self._acall(partial(self._task_sink.schedule, identified), at_most=at_most)
 
     def get(self, task_id: str) -> TaskInfo | None:
         """Return everything about one task; None if no task has that id."""
@@ -344,11 +353,11 @@ class Client:
     def _scheduler(self) -> Scheduler:
         return _require_scheduler(self._session.connection().backend)
 
-    def _call(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return self._session.connection().run(_repeat_until_answered(call, self._retry_for))
+    def _call(self, call: Callable[[], Coroutine[Any, Any, T]], *, at_most: float | None = None) -> T:
+        return self._session.connection().run(_repeat_until_answered(call, self._retry_for, at_most))
 
-    async def _acall(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return await self._session.connection().arun(_repeat_until_answered(call, self._retry_for))
+    async def _acall(self, call: Callable[[], Coroutine[Any, Any, T]], *, at_most: float | None = None) -> T:
+        return await self._session.connection().arun(_repeat_until_answered(call, self._retry_for, at_most))
 
     def close(self) -> None:
         """Give back tasks that were not begun, wait for reports in progress, and close the connection.
@@ -385,8 +394,12 @@ class Client:
         await self.aclose()
 
 
-async def _repeat_until_answered(call: Callable[[], Coroutine[Any, Any, T]], retry_for: float | None) -> T:
+async def _repeat_until_answered(
+    call: Callable[[], Coroutine[Any, Any, T]], retry_for: float | None, at_most: float | None = None
+) -> T:
     for_at_most = _RETRY_FOR if retry_for is None else retry_for
+    if at_most is not None:
+        for_at_most = min(for_at_most, at_most)
     return await call_until(lambda: call_once(call, within=_RETRY_FOR), for_at_most=for_at_most)
 
 

@@ -42,9 +42,9 @@ _LOOK = 10.0  # seconds for the answer to a look at a name
 class _Service(Protocol):
     """The part of a client that a name needs."""
 
-    def schedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]: ...
+    def __schedule__(self, tasks: Sequence[NewTask], *, at_most: float | None) -> list[Scheduled]: ...
 
-    async def aschedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]: ...
+    async def __aschedule__(self, tasks: Sequence[NewTask], *, at_most: float | None) -> list[Scheduled]: ...
 
 
 def check_names(backend: Backend) -> None:
@@ -97,31 +97,37 @@ class _Name:
 
     def acquire(self, acquisition: "_Acquisition") -> None:
         """Wait until the name is granted. Raises `NotGranted`, `LeasekitError`, and `AlreadyDone` for a once."""
-        check_names(self._session.connection().backend)
-        self._check_not_ended(self._service.schedule_all([self._new])[0])
-        connection = self._session.connection()
+        connection, until = self._begin()
+        self._check_not_ended(self._service.__schedule__([self._new], at_most=self._wait)[0])
         try:
-            is_granted = connection.run(self._claim_until_granted(connection, acquisition))
+            is_granted = connection.run(self._claim_until_granted(connection, acquisition, until))
         except BaseException:
             acquisition.give_up(connection)  # it may have been granted at this very moment
             raise
         if not is_granted:
-            self._check_not_ended(self._service.schedule_all([self._task_if_lost()])[0])
+            with suppress(BackendError):
+                self._check_not_ended(self._service.__schedule__([self._task_if_lost()], at_most=0)[0])
             raise self._timeout_error()
 
     async def aacquire(self, acquisition: "_Acquisition") -> None:
         """Do what `acquire` does, from an event loop."""
-        check_names(self._session.connection().backend)
-        self._check_not_ended((await self._service.aschedule_all([self._new]))[0])
-        connection = self._session.connection()
+        connection, until = self._begin()
+        self._check_not_ended((await self._service.__aschedule__([self._new], at_most=self._wait))[0])
         try:
-            is_granted = await connection.arun(self._claim_until_granted(connection, acquisition))
+            is_granted = await connection.arun(self._claim_until_granted(connection, acquisition, until))
         except BaseException:
             acquisition.give_up(connection)
             raise
         if not is_granted:
-            self._check_not_ended((await self._service.aschedule_all([self._task_if_lost()]))[0])
+            with suppress(BackendError):
+                self._check_not_ended((await self._service.__aschedule__([self._task_if_lost()], at_most=0))[0])
             raise self._timeout_error()
+
+    def _begin(self) -> tuple[Connection, float]:
+        """Return the connection, and until when the name is waited for. Raises `ConfigError`: no service of names."""
+        connection = self._session.connection()
+        check_names(connection.backend)
+        return connection, math.inf if self._wait is None else connection.clock.now() + self._wait
 
     def _check_not_ended(self, scheduled: Scheduled) -> None:
         """Raise `NotGranted` if waiting makes no sense, because the task of the name has ended."""
@@ -132,13 +138,18 @@ class _Name:
     def _timeout_error(self) -> NotGranted:
         return NotGranted(f"the lease of {self.name!r} is held by another process; waited for {self._wait:g} s")
 
-    async def _claim_until_granted(self, connection: Connection, acquisition: "_Acquisition") -> bool:
+    async def _claim_until_granted(self, connection: Connection, acquisition: "_Acquisition", until: float) -> bool:
         """Claim the name, in the driver's loop. Return False if it was not granted in time."""
         clock, keeper = connection.clock, connection.keeper
-        until = math.inf if self._wait is None else clock.now() + self._wait
         while not acquisition.given_up:
             left = max(0.0, until - clock.now())
-            leases = await keeper.claim([self._new.kind], limit=1, wait=min(self.poll, left), started=True)
+            leases = await keeper.claim(
+                [self._new.kind],
+                limit=1,
+                wait=min(self.poll, left),
+                repeat_for=None if self._wait is None else left,
+                started=True,
+            )
             if leases:
                 acquisition.take(connection, leases[0])
                 return True
@@ -208,6 +219,11 @@ class _Acquisition:
 
 class _Acquiring(Lease):
     """A lease that is acquired where its block begins."""
+
+    def __repr__(self) -> str:
+        if not self._run.begun:
+            return f"<{type(self).__name__} of {self._named.name!r}: not granted>"
+        return super().__repr__()
 
     def __init__(self, named: _Name, *, idle_timeout: float | None = None, block: Owner | None = None) -> None:
         super().__init__(LeasedRun(named.task, idle_timeout=idle_timeout, outcome_of=named.outcome_of))

@@ -12,9 +12,21 @@ from typing import Any
 import pytest
 
 import leasekit
-from leasekit import AlreadyDone, Client, ConfigError, Fatal, LeasekitError, LeaseLost, NotGranted, NotHeld, Refused
+from leasekit import (
+    AlreadyDone,
+    Client,
+    ConfigError,
+    Fatal,
+    LeasekitError,
+    LeaseLost,
+    NotGranted,
+    NotHeld,
+    Refused,
+    Unavailable,
+)
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit.backend import Capabilities
+from leasekit.testing import faults
 from leasekit.testing.faults import Call, Fault, Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from tests.waiting import eventually
@@ -71,6 +83,26 @@ def test_what_says_that_it_failed_may_be_run_again_at_once_on_every_service(serv
         held.fail("oops", retry=60)
     with pytest.raises(NotGranted), service.once("m"):
         pytest.fail("it was granted before its time")
+
+
+@pytest.mark.parametrize("call", ["schedule", "claim"])
+@pytest.mark.parametrize("wait", [0, 0.5])
+def test_a_service_that_is_away_is_waited_for_no_longer_than_the_name(call: str, wait: float) -> None:
+    faulty = Faulty(MemoryBackend(MemoryService(), worker="w"))
+    with Client(faulty) as client:
+        faulty.always(call, faults.refuse)
+        began_at = time.monotonic()
+        with pytest.raises(Unavailable), client.named("x", wait=wait):
+            pytest.fail("it was granted")
+        assert wait <= time.monotonic() - began_at < 20  # and not the 30 s of other calls
+
+
+def test_a_name_that_was_not_granted_says_so(client: Client) -> None:
+    with client.named("x"):
+        refused = leasekit.lease(client.named("x", wait=0))
+        with pytest.raises(NotGranted), refused:
+            pytest.fail("two held it")
+        assert repr(refused) == "<NamedLease of 'x': not granted>"
 
 
 def test_a_name_has_one_holder_at_a_time(client: Client) -> None:

@@ -86,7 +86,7 @@ async def call_until(
     until = time() + for_at_most
     retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception_type((Unavailable, Throttled)),
-        wait=_wait_seconds,
+        wait=lambda state: min(_wait_seconds(state), max(0.0, until - time())),
         stop=lambda _: time() >= until,
         before_sleep=before_sleep,
         sleep=asyncio.sleep,

@@ -102,6 +102,7 @@ class Keeper:
         limit: int,
         wait: float,
         started: bool,
+        repeat_for: float | None = None,
         failing: Callable[[BaseException], None] | None = None,
     ) -> list[HeldLease]:
         """Claim up to `limit` tasks, and renew their leases from now on.
@@ -110,7 +111,9 @@ class Keeper:
         begin, and the claim `probes`. `failing` is called with the error of each failed try that is repeated.
         `Claims.claim` says what happens to granted tasks when this call is cancelled.
         """
-        claimed, asked_at = await self._claims.claim(kinds, limit=limit, wait=wait, failing=failing, probes=not started)
+        claimed, asked_at = await self._claims.claim(
+            kinds, limit=limit, wait=wait, repeat_for=repeat_for, failing=failing, probes=not started
+        )
         return self._granted(claimed, asked_at, started=started)
 
     def _granted(self, claimed: Claimed, asked_at: float, *, started: bool) -> list[HeldLease]:

@@ -53,7 +53,7 @@ async def _try_to_end(end: Callable[[Sequence[str]], Awaitable[Claimed]], kinds:
 
 
 class Claims:
-    """The claims of one connection. A claim is repeated for at most `patience` seconds beyond its wait."""
+    """The claims of one connection. A claim is repeated for at most `patience` seconds beyond its wait, by default."""
 
     def __init__(self, context: Context, outbox: Outbox, *, patience: float) -> None:
         self._context = context
@@ -70,6 +70,7 @@ class Claims:
         *,
         limit: int,
         wait: float,
+        repeat_for: float | None = None,
         failing: Callable[[BaseException], None] | None = None,
         probes: bool = False,
     ) -> tuple[Claimed, float]:
@@ -87,7 +88,11 @@ class Claims:
         claim = PendingClaim(claim_id, list(kinds))
         entry = self._note_claim(claim_id, kinds)
         asked_at = self._context.clock.now()
-        waiting = asyncio.create_task(self._claim_until_answered(claim, limit, wait, failing, entry, probes=probes))
+        if repeat_for is None:
+            # For longer than the wait: an answer lost at the end of a long poll must be asked for again as well.
+            repeat_for = wait + self._patience
+        answered = self._claim_until_answered(claim, limit, wait, repeat_for, failing, entry, probes=probes)
+        waiting = asyncio.create_task(answered)
         self._waiting.add(waiting)
         try:
             claimed = await waiting
@@ -119,6 +124,7 @@ class Claims:
         claim: PendingClaim,
         limit: int,
         wait: float,
+        repeat_for: float,
         failing: Callable[[BaseException], None] | None,
         entry: int | None,
         *,
@@ -147,8 +153,7 @@ class Claims:
                 raise
 
         try:
-            # For longer than the wait: an answer lost at the end of a long poll must be asked for again as well.
-            claimed = await call_until(call, for_at_most=wait + self._patience, failing=failing)
+            claimed = await call_until(call, for_at_most=repeat_for, failing=failing)
         except asyncio.CancelledError:
             if remembered:
                 self._end(claim, entry)

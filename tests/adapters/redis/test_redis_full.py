@@ -169,3 +169,14 @@ async def test_a_name_that_was_leased_before_is_leased_again(where: Server | Clu
         full()
         async with leasekit.lease(client.named(kind, wait=20)) as held:
             assert held.fence == first.fence + 1
+
+
+async def test_a_name_that_is_new_is_waited_for_no_longer_than_asked(own_server: Server, kind: str) -> None:
+    own_server.ask("CONFIG", "SET", "maxmemory", 1)
+    with (
+        leasekit.connect(own_server.url) as client,
+        anyio.fail_after(20),  # and not the 30 s of other calls
+        pytest.raises(Unavailable, match="memory is full"),
+    ):
+        async with client.named(kind, wait=1):
+            pytest.fail("it was granted")

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypedDict, TypeVar, Unpack
@@ -366,7 +366,8 @@ class Client:
         """
         if (connection := self._session.close()) is not None:
             try:
-                connection.run(connection.aclose())
+                with suppress(Closed):  # its descriptors were closed by other code: nothing is left to close
+                    connection.run(connection.aclose())
             finally:
                 connection.release_driver()
 
@@ -375,7 +376,8 @@ class Client:
         if (connection := self._session.close()) is not None:
             with anyio.CancelScope(shield=True):
                 try:
-                    await connection.arun(connection.aclose())
+                    with suppress(Closed):
+                        await connection.arun(connection.aclose())
                 finally:
                     await anyio.to_thread.run_sync(connection.release_driver)  # waits for the thread's end
 

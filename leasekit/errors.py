@@ -139,7 +139,7 @@ LossReason = Literal[
 - `unknown`: the service says that the lease is gone, for no reason of this list.
 - `idle`: the handler reported no progress, and did not end when told to.
 - `unreported`: the handler has ended, and its result could not be reported while the lease lasted.
-- `closed`: the client was closed while the handler ran.
+- `closed`: the client was closed while the handler ran, or other code has closed its descriptors.
 """
 
 

@@ -55,6 +55,7 @@ class Connection:
             watchdog=self.watchdog,
         )
         self.driver = thread.acquire()
+        self.driver.when_lost(self._lose_all)
         self.keeper.loop_monitor = self.driver.loop_monitor
         self.keeper.call_soon = self.driver.call_soon
         self._loop = self.driver.submit(self.keeper.run())
@@ -141,6 +142,10 @@ class Connection:
         """Raise `LeasekitError` on the driver's own thread, which must not wait for itself."""
         if self.driver.here:
             raise LeasekitError("a hook must not call a blocking method: it would wait for its own thread")
+
+    def _lose_all(self, why: str) -> None:
+        self.closed = True
+        self.keeper.lose_all(why)
 
     async def aclose(self) -> None:
         """Close the keeper and the backend. Await this in the driver's loop, and then call `release_driver`."""

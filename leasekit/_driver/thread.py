@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from leasekit._driver.answer import Answer
-from leasekit._driver.explaining.loop_monitor import LoopMonitor
+from leasekit._driver.explaining.loop_monitor import DescriptorsClosed, LoopMonitor
 from leasekit._driver.locks import taken
 from leasekit._log import LogThread
 from leasekit.errors import Closed, ConfigError
@@ -89,6 +89,7 @@ class Driver:
         self.loop = asyncio.SelectorEventLoop(self.loop_monitor)
         self.loop.set_default_executor(_Threads())
         self._ending = False
+        self._users_told: list[Callable[[str], object]] = []  # once this thread can no longer go on
         # A caller writes its work here and then checks `_ending`; the thread reads this dict after `_ending` is set. So
         # one of the two sees the other's write, without a lock that an interrupted user thread could leave held.
         self._owed: dict[Answer[Any], Coroutine[Any, Any, Any] | None] = {}  # None: the work has begun
@@ -103,6 +104,8 @@ class Driver:
                 while True:
                     try:
                         self.loop.run_forever()
+                    except DescriptorsClosed:
+                        raise
                     except BaseException:
                         # A SystemExit in a callback leaves the loop; leases must not end for that.
                         logger.exception("something tried to end the driver's thread; it goes on")
@@ -110,9 +113,34 @@ class Driver:
                         break
                 self.loop.run_until_complete(self._cancel_all())
                 self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            except DescriptorsClosed:
+                self._give_up()
+            else:
+                self.loop.close()
             finally:
                 self._refuse_the_rest()
-                self.loop.close()
+
+    def when_lost(self, tell: Callable[[str], object]) -> None:
+        """Call `tell(why)` in this thread, outside of the loop, if the loop cannot go on."""
+        self._users_told.append(tell)
+
+    def _give_up(self) -> None:
+        """Tell all connections that the loop cannot go on; later calls are refused, and a new client gets a new thread.
+
+        The loop is neither closed nor collected: its descriptors may have other owners by now, and would be closed.
+        """
+        global _driver  # noqa: PLW0603 - one per process
+        self._ending = True
+        _abandoned.append(self.loop)
+        if _driver is self:
+            _driver = None
+        why = "code of this process has closed leasekit's descriptors (by os.closerange, say)"
+        logger.error("%s: leases cannot be renewed any more and are lost; connect() again", why)
+        for tell in self._users_told:
+            try:
+                tell(why)
+            except Exception:
+                logger.exception("a client could not be told that its leases are lost")
 
     def _refuse_the_rest(self) -> None:
         """Cancel all work that has not ended: work that has not begun, and tasks that did not end when cancelled."""
@@ -209,6 +237,7 @@ def spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> No
 
 _lock = threading.Lock()
 _driver: Driver | None = None
+_abandoned: list[asyncio.AbstractEventLoop] = []
 
 
 def acquire() -> Driver:

@@ -19,7 +19,7 @@ from leasekit._worker.draining import DEFAULT_DRAIN, Drain, DrainTimeouts
 from leasekit._worker.executor import Executor, LoopExecutor, ThreadExecutor
 from leasekit._worker.handlers import Handler, RunIn
 from leasekit.client import Client
-from leasekit.errors import ConfigError
+from leasekit.errors import ConfigError, LeasekitError
 from leasekit.hooks import register_gauges
 from leasekit.wire import MAX_KINDS
 
@@ -231,4 +231,6 @@ def _until_done(answer: Answer[None]) -> None:
         supervisor_link.end_with_supervisor()
         with contextlib.suppress(TimeoutError):  # the answer may come in this very moment
             answer.exception(_LISTEN)
+    if answer.cancelled():
+        raise LeasekitError("the worker cannot go on without its driver's thread: start it again")
     answer.result()

@@ -13,7 +13,12 @@ from leasekit._driver.clock import BOOT_CLOCK, Clock
 from leasekit._driver.explaining.recorder import HeldUp, Reading
 
 _LONG = 0.25  # seconds
+_LOOK = 1.0  # seconds of one wait at most: a selector whose descriptor was closed meanwhile is not woken
 _SHARE = 0.2  # of a processor: a stopped process uses none, and a running one may have to share one
+
+
+class DescriptorsClosed(BaseException):
+    """Other code of this process has closed the loop's descriptors: the loop can neither wait nor be woken any more."""
 
 
 class LoopMonitor(selectors.DefaultSelector):
@@ -30,19 +35,28 @@ class LoopMonitor(selectors.DefaultSelector):
         self._wait: tuple[float, float] | None = None  # until when it waits, and the processor time used before
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait as `DefaultSelector.select` does, and record work or waits that took too long."""
+        """Wait as `DefaultSelector.select` does, for `_LOOK` at most, and record work or waits that took too long.
+
+        Raises `DescriptorsClosed`.
+        """
         now = self._now()
         if now - self._works_since > _LONG:
             self._last = HeldUp("blocked", self._works_since, now)
         if timeout is None or timeout <= 0:
-            ready = super().select(timeout)
+            ready = self._select(timeout)
             self._works_since = self._now()
             return ready
         self._wait = now + timeout, self._used()
-        ready = super().select(timeout)
+        ready = self._select(timeout)
         self._works_since = now = self._now()
         self._last, self._wait = self.held_up(now), None
         return ready
+
+    def _select(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+        try:
+            return super().select(_LOOK if timeout is None else min(timeout, _LOOK))
+        except OSError as error:
+            raise DescriptorsClosed from error
 
     def held_up(self, now: float) -> HeldUp | None:
         """Return when and why the loop was held up last, or still is at `now`. Any thread may call this."""

@@ -347,6 +347,12 @@ class Keeper:
         why, told = story.why, loss_reason(reason)
         self._hooks(events.Lost(at=now, task_id=task.id, token=task.token, reason=told, why=why, events=story.events))
 
+    def lose_all(self, why: str) -> None:
+        """Tell all handlers that their leases are lost: no heartbeat can be sent any more."""
+        now = self._clock.now()
+        for held in list(self._leases.values()):
+            self._lost(held, "closed", Story(why), now)
+
     async def aclose(self) -> None:
         """Release tasks that were not begun, wait up to `_SETTLE_TIMEOUT` for answers, and close the backend."""
         now = self._clock.now()

@@ -76,12 +76,21 @@ class _RawVerdicts(msgspec.Struct):
     verdicts: list[msgspec.Raw]
 
 
-class _WorkersAnswer(msgspec.Struct):
+class WorkersPage(msgspec.Struct):
+    """A page of the list of workers."""
+
     workers: list[WorkerInfo]
+    cursor: str | None = None
 
 
-STATS = msgspec.json.Decoder(Stats)
-WORKERS = msgspec.json.Decoder(_WorkersAnswer)
+class StatsPage(Stats, frozen=True, kw_only=True):
+    """A page of the counts, by kind."""
+
+    cursor: str | None = None
+
+
+STATS = msgspec.json.Decoder(StatsPage)
+WORKERS = msgspec.json.Decoder(WorkersPage)
 _CLAIM = msgspec.json.Decoder(ClaimAnswer)
 _SCHEDULE = msgspec.json.Decoder(ScheduleAnswer)
 _VERDICTS = msgspec.json.Decoder(VerdictsAnswer)

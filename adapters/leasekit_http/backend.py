@@ -15,7 +15,7 @@ import msgspec
 
 from leasekit.backend import Capabilities
 from leasekit.config import check_number
-from leasekit.errors import ConfigError, Refused
+from leasekit.errors import ConfigError, ProtocolError, Refused
 from leasekit.task import (
     Beat,
     Claimed,
@@ -39,8 +39,10 @@ from leasekit_http.way import Way, is_loopback
 logger = logging.getLogger("leasekit")
 
 T = TypeVar("T")
+P = TypeVar("P", answers.StatsPage, answers.WorkersPage)
 Item = TypeVar("Item", NewTask, Beat, Settlement, str)
 
+_MOST_PAGES = 1000  # of a listing: a million kinds or workers
 _encode = msgspec.json.Encoder().encode
 _TASK = msgspec.json.Decoder(TaskInfo)
 _PAGE = msgspec.json.Decoder(Page)
@@ -144,16 +146,27 @@ class HttpBackend:
             return None
 
     async def stats(self) -> Stats:
-        return await self._get("/v1/stats", answers.STATS)
+        pages = await self._pages("/v1/stats", answers.STATS)
+        kinds = {kind: counts for page in pages for kind, counts in page.kinds.items()}
+        return Stats(kinds=kinds, damaged={kind: count for page in pages for kind, count in page.damaged.items()})
 
     async def workers(self) -> list[WorkerInfo]:
-        return (await self._get("/v1/workers", answers.WORKERS)).workers
+        return [worker for page in await self._pages("/v1/workers", answers.WORKERS) for worker in page.workers]
 
     async def aclose(self) -> None:
         await self._transport.aclose()
 
     async def _get(self, path: str, decoder: msgspec.json.Decoder[T]) -> T:
         return await self._transport.get(path, partial(answers.decode, decoder=decoder), timeout=self._timeout)
+
+    async def _pages(self, path: str, decoder: msgspec.json.Decoder[P]) -> list[P]:
+        """Return all pages of a listing. Raises `ProtocolError` if the listing does not end."""
+        pages = [await self._get(path, decoder)]
+        while (cursor := pages[-1].cursor) is not None:
+            if len(pages) == _MOST_PAGES:
+                raise ProtocolError(f"{path} has more than {_MOST_PAGES:,} pages")
+            pages.append(await self._get(f"{path}?cursor={quote(cursor, safe='')}", decoder))
+        return pages
 
     async def _verdicts(
         self, path: str, field: str, items: Sequence[Item], ids: Sequence[str], words: frozenset[VerdictWord]

@@ -3,7 +3,7 @@
 The classes in `leasekit.wire` and `leasekit._lifecycle.validation` define what a request may contain.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -46,6 +46,11 @@ class TaskFilters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     limit: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 100
 
 
+class NamePage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    cursor: Annotated[str, Meta(max_length=4096)] | UnsetType = UNSET
+    limit: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = MAX_BATCH
+
+
 class EventFilters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kind: _Filter = UNSET
     task: _Filter = UNSET
@@ -60,12 +65,16 @@ class StatsAnswer(Struct, frozen=True, kw_only=True):
     """The number of tasks of each kind in each status."""
 
     kinds: dict[str, dict[str, int]]
+    cursor: str | None = None
+    """Where the next page begins; null: this is the last page."""
 
 
 class WorkersAnswer(Struct, frozen=True, kw_only=True):
     """The workers that hold leases or have sent a request recently."""
 
     workers: list[WorkerInfo]
+    cursor: str | None = None
+    """Where the next page begins; null: this is the last page."""
 
 
 _ANY = {
@@ -153,15 +162,26 @@ async def results(request: ApiRequest, data: ResultsRequest) -> VerdictsAnswer:
 
 
 @get("/v1/stats", _READS)
-async def stats(request: ApiRequest) -> StatsAnswer:
-    """Count the tasks of each kind in each status."""
-    return StatsAnswer(kinds=(await request.parts.engine.stats()).kinds)
+async def stats(request: ApiRequest, data: NamePage) -> StatsAnswer:
+    """Count the tasks of each kind in each status; the `cursor` of the answer begins the next page of kinds."""
+    kinds = (await request.parts.engine.stats()).kinds
+    names, cursor = _page(kinds, data)
+    return StatsAnswer(kinds={name: kinds[name] for name in names}, cursor=cursor)
 
 
 @get("/v1/workers", _READS)
-async def workers(request: ApiRequest) -> WorkersAnswer:
-    """List the workers that hold leases or have sent a request recently."""
-    return WorkersAnswer(workers=await request.parts.engine.workers())
+async def workers(request: ApiRequest, data: NamePage) -> WorkersAnswer:
+    """List the workers that hold leases or called lately; the `cursor` of the answer begins the next page."""
+    found = {worker.name: worker for worker in await request.parts.engine.workers()}
+    names, cursor = _page(found, data)
+    return WorkersAnswer(workers=[found[name] for name in names], cursor=cursor)
+
+
+def _page(names: Iterable[str], wanted: NamePage) -> tuple[list[str], str | None]:
+    """Return the names of a page, in order, and its cursor: the last of them, or None if no more follow."""
+    after = sorted(name for name in names if wanted.cursor is UNSET or name > wanted.cursor)
+    page = after[: wanted.limit]
+    return page, page[-1] if len(page) < len(after) else None
 
 
 @get("/v1/events", _READS, media_type="text/event-stream")

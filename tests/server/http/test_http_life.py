@@ -2,6 +2,7 @@
 
 import itertools
 from typing import Any
+from urllib.parse import quote
 
 from tests.server.http.conftest import Running
 
@@ -195,6 +196,24 @@ def test_a_worker_that_holds_a_lease_is_listed(server: Running) -> None:
     schedule(server, {"kind": "held"})
     claim(server, "held", worker="holder")
     assert "holder" in str(server.get("/v1/workers")["workers"])
+
+
+def test_stats_and_workers_come_in_pages(server: Running) -> None:
+    kinds = [f"page {n} &+?" for n in range(5)]
+    schedule(server, *({"kind": kind} for kind in kinds))
+    for n, kind in enumerate(kinds):
+        claim(server, kind, worker=f"paged-{n}")
+    for listing, names in (("stats", kinds), ("workers", [f"paged-{n}" for n in range(5)])):
+        found: list[str] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            page = server.get(f"/v1/{listing}?limit=2&cursor={quote(cursor)}")
+            items = list(page["kinds"]) if listing == "stats" else [worker["name"] for worker in page["workers"]]
+            assert len(items) == 2 or page["cursor"] is None
+            found, cursor = found + items, page["cursor"]
+        assert found == sorted(set(found))
+        assert set(names) <= set(found)
+    assert server.call("GET", "/v1/stats?limit=0").status == 422
 
 
 def test_it_is_healthy_and_ready(server: Running) -> None:

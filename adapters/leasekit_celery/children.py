@@ -74,7 +74,7 @@ class Notes:
         if isinstance(event, Lost) and event.token == self._token and (at := self._own()) is not None:
             self._memory[at] = True
 
-    def find(self, pid: int, task_id: str) -> tuple[_Note, bool] | None:
+    def find(self, pid: int | None, task_id: str) -> tuple[_Note, bool] | None:
         """Return what a pool process has noted of the lease of this task, and whether that was lost."""
         for at in range(0, _MANY * _SIZE, _SIZE):
             lost, length = _HEAD.unpack_from(self._memory, at)

@@ -20,7 +20,7 @@ main process reports the end of a run that cannot report it itself (`children.py
 import logging
 import sys
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from celery import Celery, Task, signals, states
 from celery.concurrency import get_implementation
@@ -304,12 +304,12 @@ def _prepare_worker(sender: Any, **_: Any) -> None:
     task_class = sender.app.Task
     if not issubclass(task_class, LeasedTask):
         return
-    leases = task_class.leases
+    leases, pool = task_class.leases, cast("type", get_implementation(sender.pool_cls))
     try:
         leases.check_process()
     except ConfigError as error:
         raise SystemExit(f"leasekit: {error}") from error  # Celery logs any other exception and goes on
-    if issubclass(get_implementation(sender.pool_cls), TaskPool):
+    if leases.url is not None and issubclass(pool, TaskPool):
         notes = children.share_notes()
         options = {"watchdog": "auto", "last_resort": end_process} if task_class.kills_lost else {}
         task_class.leases = _client(leases.url, leases.heartbeats.ttl, hooks=[notes.hear], **options)

@@ -34,7 +34,7 @@ class TaskLease:
 
     def __init__(self, held: Lease) -> None:
         self._held = held
-        self._saved: dict[str, Any] = dict(held.checkpoint) if isinstance(held.checkpoint, dict) else {}
+        self._saved: dict[str, Any] = held.checkpoint or {}
         self._checkpoint = self._saved.get("progress")
 
     def __repr__(self) -> str:

@@ -39,7 +39,7 @@ class Shop:
         self.ran = 0
 
     def task(self, *, acks_late: bool) -> Any:
-        @self.app.task(acks_late=acks_late)  # type: ignore[untyped-decorator]
+        @self.app.task(shared=False, acks_late=acks_late)  # type: ignore[untyped-decorator]
         def count() -> int:
             self.ran += 1
             return self.ran
@@ -110,7 +110,7 @@ def test_what_runs_for_long_is_looked_at_more_and_more_rarely_and_said_once(
 
 
 def test_a_copy_that_was_put_off_says_so_to_the_task_and_not_to_its_retries(shop: Shop) -> None:
-    @shop.app.task(bind=True, acks_late=True)  # type: ignore[untyped-decorator]
+    @shop.app.task(shared=False, bind=True, acks_late=True)  # type: ignore[untyped-decorator]
     def look(task: Any) -> tuple[bool, dict[str, int]]:
         return task.request.delivery_info["redelivered"], task.request.headers
 
@@ -167,7 +167,7 @@ class Traced:
         self.id = str(uuid.uuid4())  # all backends in memory are one
         self.ran = 0
 
-        @self.app.task(acks_late=True)  # type: ignore[untyped-decorator]
+        @self.app.task(shared=False, acks_late=True)  # type: ignore[untyped-decorator]
         def count(*, fail: bool = False) -> int:
             self.ran += 1
             if fail:
@@ -307,7 +307,7 @@ class Attempts:
         monkeypatch.setattr(Signature, "apply_async", send)
         monkeypatch.setattr(Signature, "delay", send)
 
-        @traced.app.task(bind=True, acks_late=True, max_retries=5)  # type: ignore[untyped-decorator]
+        @traced.app.task(shared=False, bind=True, acks_late=True, max_retries=5)  # type: ignore[untyped-decorator]
         def poll(task: Any, how: str) -> str:
             self.runs.append(task.request.retries)
             if len(self.runs) >= 3:
@@ -375,7 +375,7 @@ def test_an_attempt_that_was_broken_off_runs_again_though_it_has_sent_a_retry(
 def test_a_task_that_gives_itself_back_runs_again_under_the_same_number(traced: Traced) -> None:
     runs: list[int] = []
 
-    @traced.app.task(acks_late=True)  # type: ignore[untyped-decorator]
+    @traced.app.task(shared=False, acks_late=True)  # type: ignore[untyped-decorator]
     def later() -> None:
         runs.append(1)
         raise Ignore
@@ -430,11 +430,11 @@ def test_what_was_cancelled_while_the_result_backend_is_away_is_revoked_later(
 def test_a_task_has_its_lease_at_hand(traced: Traced) -> None:
     seen: list[Any] = []
 
-    @traced.app.task(acks_late=True)  # type: ignore[untyped-decorator]
+    @traced.app.task(shared=False, acks_late=True)  # type: ignore[untyped-decorator]
     def inner() -> None:
         seen.append(leasekit_celery.current_lease())
 
-    @traced.app.task(acks_late=True)  # type: ignore[untyped-decorator]
+    @traced.app.task(shared=False, acks_late=True)  # type: ignore[untyped-decorator]
     def outer() -> None:
         held = leasekit_celery.current_lease()
         assert held is not None
@@ -456,7 +456,7 @@ def test_a_task_goes_on_where_an_earlier_run_was_also_after_a_retry(
     seen: list[Any] = []
     monkeypatch.setattr(Signature, "apply_async", lambda _: None)
 
-    @traced.app.task(bind=True, acks_late=True)  # type: ignore[untyped-decorator]
+    @traced.app.task(shared=False, bind=True, acks_late=True)  # type: ignore[untyped-decorator]
     def pages(task: Any) -> None:
         held = leasekit_celery.current_lease()
         assert held is not None
@@ -476,7 +476,7 @@ def test_tasks_may_be_left_out_or_chosen(all_tasks: bool) -> None:
     leasekit_celery.install(app, "memory://", leased=all_tasks)
 
     def held(**options: bool) -> bool:
-        @app.task(name=str(options), **options)  # type: ignore[untyped-decorator]
+        @app.task(shared=False, name=str(options), **options)  # type: ignore[untyped-decorator]
         def look() -> bool:
             return leasekit_celery.current_lease() is not None
 
@@ -500,7 +500,7 @@ def test_a_base_class_of_a_tasks_own_may_derive_from_leased_task(traced: Traced)
     class Own(leasekit_celery.LeasedTask):
         abstract = True
 
-    @traced.app.task(base=Own, acks_late=True)  # type: ignore[untyped-decorator]
+    @traced.app.task(shared=False, base=Own, acks_late=True)  # type: ignore[untyped-decorator]
     def look() -> bool:
         return leasekit_celery.current_lease() is not None
 
@@ -509,7 +509,7 @@ def test_a_base_class_of_a_tasks_own_may_derive_from_leased_task(traced: Traced)
 
 
 def test_a_task_that_calls_itself_runs_under_the_lease_that_it_has(traced: Traced) -> None:
-    @traced.app.task(acks_late=True)  # type: ignore[untyped-decorator]
+    @traced.app.task(shared=False, acks_late=True)  # type: ignore[untyped-decorator]
     def factorial(n: int) -> int:
         return 1 if n < 2 else n * int(factorial(n - 1))
 

@@ -31,7 +31,7 @@ from leasekit.config import Heartbeats, check_number
 from leasekit.errors import Closed, ConfigError, LeasekitError, Refused
 from leasekit.hooks import Hook, Hooks
 from leasekit.ids import uuid7s
-from leasekit.named import Named, Once, check_names
+from leasekit.named import Named, Once, check_names, kind_of
 from leasekit.task import NewTask, Page, Scheduled, Stats, Status, Task, TaskInfo, TaskOptions, Verdict, WorkerInfo
 from leasekit.task_iterator import Tasks
 from leasekit.wire import MAX_KINDS
@@ -200,6 +200,18 @@ class Client:
         Raises ValueError for a name that is empty or too long, `LeasekitError` if the backend accepts no work.
         """
         return Named(self, self._session, name, wait=wait, ttl=self.heartbeats.ttl if ttl is None else ttl)
+
+    def revoke(self, name: str) -> Verdict:
+        """Ask the holder of a name to give it back: `cancel_requested`, `cancelled` if it is free, `gone` if unknown.
+
+        The holder gets `Cancelled` where it calls `check()`, and keeps the name until its block or its lease has ended.
+        Then the name can be granted again.
+        """
+        return self.cancel(kind_of(name))[0]
+
+    async def arevoke(self, name: str) -> Verdict:
+        """Do what `revoke` does, from an event loop."""
+        return (await self.acancel(kind_of(name)))[0]
 
     def once(self, name: str, *, wait: float | None = 0, ttl: float | None = None) -> Once:
         """Return a lease for code that must run to its end once, however often it is triggered (by a message, say).

@@ -27,16 +27,21 @@ from leasekit.backend import Backend, TaskSink
 from leasekit.config import check_number
 from leasekit.errors import AlreadyDone, BackendError, ConfigError, LeasekitError, NotGranted, NotHeld
 from leasekit.lease import Lease
-from leasekit.task import NewTask, Outcome, Scheduled, Status, Task, TaskOptions
+from leasekit.task import NAME_PREFIX, NewTask, Outcome, Scheduled, Status, Task, TaskOptions
 
-__all__ = ["PREFIXES", "Named", "NamedLease", "Once", "OnceLease", "check_names"]
+__all__ = ["PREFIXES", "Named", "NamedLease", "Once", "OnceLease", "check_names", "kind_of"]
 
-PREFIXES = ("named:", "once:")
+PREFIXES = (NAME_PREFIX, "once:")
 """What the kinds of tasks begin with that stand for a name."""
 
 _LONGEST = 128  # the length of an id
 _MANY = 1_000_000  # crashes of holders; a name must survive all of them
 _LOOK = 10.0  # seconds for the answer to a look at a name
+
+
+def kind_of(name: str, prefix: str = NAME_PREFIX) -> str:
+    """Return the kind, and the id, of the task that stands for a name."""
+    return prefix + quote(name, safe=" !#$&'()*+,:;=?@[]")
 
 
 class _Service(Protocol):
@@ -68,7 +73,7 @@ class _Name:
     """Seconds of one long poll; the name is looked at after each."""
 
     def __init__(self, service: _Service, session: Session, name: str, *, wait: float | None, ttl: float) -> None:
-        kind = self.prefix + quote(name, safe=" !#$&'()*+,:;=?@[]")
+        kind = kind_of(name, self.prefix)
         if not name or len(kind) > _LONGEST:
             raise ValueError(
                 f"{name[:200]!r} cannot be the name of a lease: give 1 to {_LONGEST - len(self.prefix)} characters "

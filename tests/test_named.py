@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 import leasekit
 from leasekit import (
     AlreadyDone,
+    Cancelled,
     Client,
     ConfigError,
     Fatal,
@@ -316,13 +317,39 @@ def test_no_time_to_wait_is_refused(client: Client, wait: float) -> None:
         client.named("n", wait=wait)
 
 
-def test_a_name_that_somebody_cancelled_says_so(client: Client) -> None:
-    with leasekit.lease(client.named("n")):
-        pass
-    client.cancel("named:n")
-    with pytest.raises(NotGranted, match="cancelled") as refused, leasekit.lease(client.named("n")):
-        pytest.fail("it was granted")
-    assert refused.value.ended == "cancelled"
+def check_until_told(held: leasekit.Lease) -> None:
+    while True:
+        held.check()
+        time.sleep(0.01)
+
+
+def test_a_name_that_is_revoked_is_given_back_and_granted_again_on_every_service(service: Client) -> None:
+    with service.named("a/b") as held:
+        assert service.revoke("a/b").verdict == "cancel_requested"
+        with pytest.raises(NotGranted), service.named("a/b", wait=0):
+            pytest.fail("two held it")
+        held.progress(1)  # soon in a heartbeat, whose answer asks for the name
+        with pytest.raises(Cancelled):
+            check_until_told(held)
+    assert service.revoke("a/b").verdict == "cancelled"
+    assert service.cancel("named:a%2Fb")[0].verdict == "cancelled"
+    with service.named("a/b", wait=0) as again:
+        assert again.fence == held.fence + 1
+        assert again.checkpoint == 1
+    assert service.revoke("unknown").verdict == "gone"
+
+
+def test_a_name_whose_holder_died_after_it_was_revoked_is_granted_again() -> None:
+    memory = MemoryService()
+    with Client(MemoryBackend(memory, worker="a")) as client:
+        with suppress(LeaseLost), client.named("n") as held:
+            client.revoke("n")
+            assert memory.steal("named:n") is not None  # its lease has expired, and another worker holds it
+            held.progress(1)
+            check_until_told(held)
+        info = client.get("named:n")
+        assert info is not None
+        assert not info.status.ended
 
 
 @pytest.fixture
@@ -332,21 +359,22 @@ def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_polls")
-def test_whoever_waits_for_ever_hears_that_the_name_was_cancelled() -> None:
+def test_whoever_waits_for_ever_hears_that_a_once_was_cancelled() -> None:
     heard: list[NotGranted] = []
     faulty = Faulty(MemoryBackend(MemoryService(), worker="a"))
     with Client(faulty) as client:
 
         def second() -> None:
-            with pytest.raises(NotGranted) as refused, client.named("n"):
+            with pytest.raises(NotGranted) as refused, client.once("n", wait=None):
                 pytest.fail("it was granted")
             heard.append(refused.value)
 
         thread = threading.Thread(target=second)
-        with client.named("n"):
+        with suppress(RuntimeError), client.once("n"):
             thread.start()
             eventually(lambda: faulty.calls["claim"] > 1)
-            client.cancel("named:n")
+            client.cancel("once:n")
+            raise RuntimeError
         thread.join(30)
     assert [refused.ended for refused in heard] == ["cancelled"]
 

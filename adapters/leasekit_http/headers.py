@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from leasekit.errors import ConfigError
 from leasekit.wire import REQUEST_HEADER
@@ -22,7 +22,7 @@ _OWN = frozenset({
 
 def checked_headers(headers: Mapping[Any, Any]) -> dict[str, str]:
     """Return the headers with names in lower case. Raises `ConfigError` for one that cannot be sent."""
-    if not isinstance(headers, Mapping):
+    if not isinstance(cast("object", headers), Mapping):
         raise ConfigError('headers must be a mapping, as in {"Authorization": "Bearer …"}')
     checked: dict[str, str] = {}
     for name, value in headers.items():

@@ -70,7 +70,8 @@ class _OfSentinels:
             "retry": Retry(NoBackoff(), 0),
         }
         self._sentinel = Sentinel(address.hosts, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
-        self._primary = cast("_Subscriber", self._sentinel.master_for(str(address.primary), db=address.db, **settings))
+        client_for: Callable[..., object] = self._sentinel.master_for  # pyright: ignore[reportUnknownMemberType]
+        self._primary = cast("_Subscriber", client_for(address.primary, db=address.db, **settings))
         self.execute_command = self._primary.execute_command
         self.pubsub = self._primary.pubsub
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from leasekit._lifecycle.rows import Limits, Trigger
 from leasekit._lifecycle.states import LEASED, WOUND_DOWN, Event, event_of_cancel, next_trigger, step
-from leasekit.task import Exponential, RetryPolicy, Status
+from leasekit.task import NAME_PREFIX, Exponential, RetryPolicy, Status
 
 if TYPE_CHECKING:
     from random import Random
@@ -68,12 +68,14 @@ def renewed(row: Trigger, status: Status, *, now: float) -> Trigger:
 
 
 def cancelled(row: Trigger, *, now: float) -> Trigger:
-    """Return a waiting task as cancelled, or a running one as asked to stop; an ended task stays as it is.
+    """Return a waiting task as cancelled, or a running one as asked to stop; an ended task or free name stays as it is.
 
     The caller must first expire a lease that has ended: it has no holder that could be told.
     """
     event = event_of_cancel(row.status)
     if event is Event.CANCEL:
+        if row.kind.startswith(NAME_PREFIX):
+            return row
         return end_run(row, event, limits=NO_LIMITS, now=now)
     if event is Event.REQUEST_CANCEL and not row.cancel_requested:
         return replace(row, cancel_requested=True)
@@ -97,7 +99,8 @@ def _policy(limits: Limits) -> RetryPolicy | None:
 def end_run(row: Trigger, event: Event, *, limits: Limits, now: float, wait: float = 0.0, why: str = "") -> Trigger:
     """Return the task after its run has ended by `event`; `wait` is the time until the task may run again.
 
-    A task that would run again ends instead if its cancel was requested, or if it has failed or crashed too often.
+    A task that would run again ends instead if its cancel was requested (but a name is free then), or if it has failed
+    or crashed too often.
 
     `why` is what is known of an expired lease, for the `reason` of a task that is dead by it.
     An expired lease keeps its token: its holder may still report, as long as the task is not granted again.
@@ -106,7 +109,7 @@ def end_run(row: Trigger, event: Event, *, limits: Limits, now: float, wait: flo
     reason = None
     if event in WOUND_DOWN:
         row, reason = _counted(row, event, limits, why)
-        if row.cancel_requested:
+        if row.cancel_requested and not row.kind.startswith(NAME_PREFIX):
             event, token, reason = Event.CANCEL, None, None
         elif reason is not None:
             event, token = Event.EXHAUST, None

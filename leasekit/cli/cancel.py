@@ -7,6 +7,7 @@ import typer
 from leasekit.cli import options, output
 from leasekit.cli.errors import fail, spoken
 from leasekit.cli.service import connected
+from leasekit.named import kind_of
 from leasekit.task import Verdict
 
 _BATCH = 1000  # the largest batch of a backend
@@ -21,12 +22,16 @@ Exit code 1 if a task could not be cancelled.
 Examples:
   leasekit cancel 0199c1f0-…
   leasekit tasks --kind report --status new | cut -f1 | xargs leasekit cancel
+  leasekit cancel --named reports/nightly
 """
 
 
 @spoken
 def cancel(
     task_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The tasks.")],
+    named: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--named", help="These are names of leases: ask their holders to give them back.")
+    ] = False,
     backend: options.Backend = options.DEFAULT_URL,
     header: options.Header = None,
     ca: options.Ca = None,
@@ -36,7 +41,10 @@ def cancel(
     """Cancel tasks, whether they wait or run.
 
     A task that waits is cancelled at once. A task that runs is cancelled when its handler has ended, or its lease has.
+    The lease of a name is not lost for good by this: the name can be granted again.
     """
+    if named:
+        task_ids = [kind_of(name) for name in task_ids]
     verdicts: list[Verdict] = []
     with connected(backend, options.service(header, ca, proxy)) as client:
         for start in range(0, len(task_ids), _BATCH):

@@ -160,3 +160,11 @@ def test_more_than_a_batch_can_be_cancelled(run: Run, client: Client) -> None:
     for start in (0, 1000):
         client.schedule_all([NewTask(kind="k", id=name) for name in names[start : start + 1000]])
     assert len(fields(run("cancel", *names))) == 1001
+
+
+def test_the_holder_of_a_name_is_asked_to_give_it_back(run: Run, client: Client) -> None:
+    with client.named("reports/nightly"):
+        done = run("cancel", "--named", "reports/nightly")
+        assert (done.exit_code, done.stdout) == (0, "named:reports%2Fnightly\tcancel_requested\n")
+    with client.named("reports/nightly", wait=0):
+        pass

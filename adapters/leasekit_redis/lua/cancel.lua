@@ -30,6 +30,8 @@ local function cancel(id)
     return 'cancelled' -- a repeat gets the same answer as the first request
   elseif score(ENDED, id) then
     return 'settled'
+  elseif IS_NAME then
+    return 'cancelled' -- the name is free, and stays
   end
   wait_no_longer(id, s)
   end_run(id, s, 'cancelled', false, {})

@@ -13,6 +13,8 @@ local META, COUNTS, TASK, STATE, PROGRESS, RUNS, WORKING, LEASES = unpack(KEYS, 
 local LANES = {unpack(KEYS, 9, 13)} -- one for each priority: waiting tasks, by when they are due
 local ALL, ENDED, DEAD, DEDUPE, CLAIMS, CLAIMED, OUTBOX, WAITING, SEEN, HOLDERS = unpack(KEYS, 14, 23)
 local GATED, AWAITED, ENDING = unpack(KEYS, 24, 26) -- waiting tasks; waits for tasks here; ended tasks to report
+-- A task that stands for a name never ends: a cancel frees the name, and it can be granted again.
+local IS_NAME = KEYS[1] ~= nil and string.find(KEYS[1], '{named:', 1, true) ~= nil
 local DAMAGED = KEYS[27] -- tasks that were set aside, by when; the reason is in their state
 
 local REAPED = 200 -- leases that one script expires, because Redis serves no other client meanwhile
@@ -482,7 +484,7 @@ local function end_run(id, s, outcome, cancel_requested, options)
   local reason = counted_end(s, outcome, options.why)
   local status = AFTER[outcome]
   s.token = nil
-  if WOUND_DOWN[outcome] and cancel_requested then
+  if WOUND_DOWN[outcome] and cancel_requested and not IS_NAME then
     status, reason = 'cancelled', nil -- instead of running again
   elseif reason then
     status = 'dead'

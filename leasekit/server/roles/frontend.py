@@ -17,7 +17,7 @@ from leasekit.server.roles.consumer import lapse
 from leasekit.server.store import Dedupe, Entity, Filter, Run, Trigger, View
 from leasekit.server.store.damage import is_number, json_fault
 from leasekit.server.unit_of_work import UnitOfWork, to_bytes
-from leasekit.task import Exponential, HistoryEntry, NewTask, Page, Scheduled, Status, TaskInfo, Verdict
+from leasekit.task import NAME_PREFIX, Exponential, HistoryEntry, NewTask, Page, Scheduled, Status, TaskInfo, Verdict
 from leasekit.wire import traceparent
 
 _DEFAULT_POLICY = Exponential()
@@ -170,7 +170,8 @@ def cancel(turn: UnitOfWork, ids: Sequence[str]) -> list[Verdict]:
 
 
 def _cancel_verdict(row: Trigger) -> Verdict:
-    if row.status is Status.CANCELLED:  # also for a repeat: the second answer equals the first
+    is_free_name = row.status in WAITING and row.kind.startswith(NAME_PREFIX)
+    if is_free_name or row.status is Status.CANCELLED:  # also for a repeat: the second answer equals the first
         return Verdict(id=row.id, verdict="cancelled")
     if row.status in LEASED:
         return Verdict(id=row.id, verdict="cancel_requested")

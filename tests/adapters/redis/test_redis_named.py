@@ -1,12 +1,15 @@
 """Names in Redis: one holder at a time, one run to the end, without a server of leasekit's."""
 
 import threading
+import time
+import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 import leasekit
-from leasekit import AlreadyDone, Client, NotGranted
+from leasekit import AlreadyDone, Cancelled, Client, NotGranted
 from tests.adapters.redis.conftest import Cluster
 from tests.redis_server import Server
 
@@ -60,3 +63,16 @@ def test_what_ended_well_is_not_run_again(client: Client, url: str) -> None:
         leasekit.lease(other.once(f"message of {url}")),
     ):
         pytest.fail("it ran twice")
+
+
+def test_a_name_that_is_revoked_is_given_back_and_granted_again(client: Client, url: str) -> None:
+    name = f"revoked of {url} {uuid.uuid4().hex}"
+    with suppress(Cancelled), client.named(name) as held:
+        assert client.revoke(name).verdict == "cancel_requested"
+        held.progress(1)  # soon in a heartbeat, whose answer asks for the name
+        while True:
+            held.check()
+            time.sleep(0.01)
+    assert client.revoke(name).verdict == "cancelled"
+    with client.named(name, wait=0) as again:
+        assert again.fence == held.fence + 1

@@ -2,8 +2,8 @@
 
 A pipe that nobody reads is full one day, a terminal is stopped (Ctrl-S), a handler is slow or raises, a program that
 configures its logs keeps `logging` locked while it opens them, and an exception out of a signal handler may leave a
-lock held for ever. Nothing of that may delay a heartbeat: not in the driver's thread, nor in a server's loop and the
-writer of its store.
+lock held for ever. Nothing of that may delay a heartbeat: not in the driver's thread, nor in a server's loop, the
+writer of its store and the threads that read it.
 
 Rule 1: in such a thread no code of `logging` runs that takes a lock or that a program can replace. So the loggers below
 have an `isEnabledFor` and a `_log` of their own, which hand the call to the log thread before a record is made, and

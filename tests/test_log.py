@@ -79,6 +79,8 @@ def test_a_store_is_opened_and_served_beside_a_log_that_nobody_can_write_to(
             client.schedule("k")
             with leasekit.lease(next(client.tasks("k"))) as held:
                 held.complete("done")
+            assert client.get(held.task.id)
+            assert client.stats()
         assert not stuck.go_on.is_set()
         stuck.go_on.set()  # the connections to the server that ends are closed in time too
 

@@ -11,6 +11,8 @@ from concurrent.futures import Executor, Future
 from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 
+from leasekit._log import LogThread
+
 P = ParamSpec("P")
 T = TypeVar("T")
 _Calls = SimpleQueue[Callable[[], None] | None]  # None ends a thread
@@ -58,5 +60,6 @@ class DaemonThreads(Executor):
 
 
 def _run_all(calls: _Calls) -> None:
-    while (run := calls.get()) is not None:
-        run()
+    with LogThread():  # reads of a store may log each statement, and their callers must not wait for the log
+        while (run := calls.get()) is not None:
+            run()

@@ -1,11 +1,14 @@
 """The addresses in a URL."""
 
+import os
 import re
+import sys
 from urllib.parse import urlsplit
 
 from leasekit.errors import ConfigError
 
 _PARTS = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<authority>[^/?#]*)(?P<rest>.*)", re.DOTALL)
+_LONGEST_PATH = 107 if sys.platform == "linux" else 103  # bytes of a socket's path
 _FORM = "the URL of a server must be http://host:port or https://host:port; of several, http://host:port,host:port"
 
 
@@ -20,6 +23,16 @@ def addresses(url: str) -> list[str]:
         raise ConfigError(f"the URL of {host} holds a user or password: leave them out")
     urls = [_address(f"{parts['scheme']}://{host}{parts['rest']}") for host in authority.split(",")]
     return list(dict.fromkeys(urls))
+
+
+def socket_address(url: str) -> str:
+    """Return a URL `http+unix://path` unchanged. Raises `ConfigError` if no socket can have that path."""
+    path = url.partition("://")[2]
+    if not path:
+        raise ConfigError("the URL of a socket must have its path: http+unix:///run/tasks.sock")
+    if (size := len(os.fsencode(path))) > _LONGEST_PATH:
+        raise ConfigError(f"the path of the socket in the URL has {size} bytes, {_LONGEST_PATH} at most: shorten it")
+    return url
 
 
 def _address(url: str) -> str:

@@ -31,7 +31,7 @@ from leasekit.task import (
 )
 from leasekit.wire import MAX_BATCH, MAX_BODY, MAX_PAYLOAD, MAX_PROGRESS, MAX_WAIT
 from leasekit_http import answers
-from leasekit_http.addresses import addresses
+from leasekit_http.addresses import addresses, socket_address
 from leasekit_http.headers import checked_headers, headers_of_environment
 from leasekit_http.transport import MAX_ANSWER, NotThere, Transport
 from leasekit_http.way import Way, is_loopback
@@ -72,7 +72,7 @@ def connect(
     if url.startswith("http+unix://"):
         if ca is not None or proxy is not None:
             raise ConfigError("http+unix:// is a socket of this machine, without ca= and proxy=: leave them out")
-        return HttpBackend(url, worker=worker, headers=checked_headers(headers or {}))
+        return HttpBackend(socket_address(url), worker=worker, headers=checked_headers(headers or {}))
     headers = headers_of_environment(url) if headers is None else checked_headers(headers)
     urls = addresses(url)
     if not _CREDENTIALS.isdisjoint(headers) and (open_to := next(filter(_is_in_the_clear, urls), None)):

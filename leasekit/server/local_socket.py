@@ -15,7 +15,8 @@ from leasekit.server.store import Store
 logger = logging.getLogger("leasekit.server")
 
 _LOOK = 1.0  # seconds between two looks at the socket's place
-_LONGEST = 103  # bytes of a path that every platform takes for a socket
+LONGEST = 103
+"""Bytes of a path that every platform takes for a socket."""
 
 
 def socket_path(store: Store) -> Path | None:
@@ -23,7 +24,7 @@ def socket_path(store: Store) -> Path | None:
     if store.url is None:
         return None
     path = Path(store.url.removeprefix("sqlite:///") + ".sock")
-    return path if len(os.fsencode(path)) <= _LONGEST else None
+    return path if len(os.fsencode(path)) <= LONGEST else None
 
 
 @contextlib.asynccontextmanager

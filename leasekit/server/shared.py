@@ -21,7 +21,7 @@ from leasekit.errors import BackendError, ConfigError, StoreLocked, Unavailable
 from leasekit.registry import needs_extra, open_backend
 from leasekit.server.embedded import DirectBackend, EmbeddedBackend
 from leasekit.server.engine import Engine
-from leasekit.server.local_socket import beside, socket_path
+from leasekit.server.local_socket import LONGEST, beside, socket_path
 from leasekit.server.store import Store
 from leasekit.server.store.lock import ONE_USER
 from leasekit.server.store.urls import open_store
@@ -84,10 +84,12 @@ class SharedBackend(ForwardingScheduler):
                 try:
                     await self._own.open()
                 except StoreLocked as error:
-                    if self._path is None or self._joined is None:
-                        raise
                     self._holder = str(error).partition(": ")[0]
-                    if self._path.exists() and not os.access(self._path, os.W_OK):
+                    if self._joined is None:
+                        why = f"a socket beside the file would have a path of more than {LONGEST} bytes"
+                        what = f"{self._holder}, which cannot be joined, because {why}"
+                        raise StoreLocked(f"{what}: move the store to a shorter path, or stop that process") from None
+                    if self._path is not None and self._path.exists() and not os.access(self._path, os.W_OK):
                         raise BackendError(f"{self._holder}, and runs as another user: {ONE_USER}") from error
                     self._service = self._joined
                 else:

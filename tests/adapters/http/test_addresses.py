@@ -50,6 +50,15 @@ def test_one_bad_address_among_good_is_refused(url: str) -> None:
         addresses(url)
 
 
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("", "must have its path"), (f"/run/{'é' * 60}", r"has 125 bytes, \d+ at most: shorten it")],
+)
+def test_a_path_that_no_socket_can_have_is_refused(path: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        connect(f"http+unix://{path}", worker="w")
+
+
 @pytest.mark.parametrize("url", ["http://u:hunter2@a,b", "http://a,u:hunter2@b", "http://u:hunter2,hunter2@a"])
 def test_a_password_among_addresses_is_not_repeated(url: str) -> None:
     with pytest.raises(ConfigError, match="password") as refused:

@@ -4,7 +4,8 @@ import os
 import sys
 import threading
 
-_LAST_LOGS = 5.0  # seconds for logs to be written when a command has ended
+LAST_WORDS = 5.0
+"""Seconds for exit handlers to run, and for logs to be written, when a command has ended."""
 
 
 def main() -> None:
@@ -28,7 +29,7 @@ def main() -> None:
     except SystemExit as end:
         # A log that nobody can write to would hold up the interpreter's end for ever.
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        last_word = threading.Timer(_LAST_LOGS, os._exit, [code])
+        last_word = threading.Timer(LAST_WORDS, os._exit, [code])
         last_word.daemon = True
         last_word.start()
         raise

@@ -98,7 +98,7 @@ def work(
     """Run the handlers of a worker until SIGTERM or Ctrl-C.
 
     Then (after SIGHUP too) it claims no more, gives back tasks that have not begun, and lets handlers end; a second
-    signal ends it at once.
+    signal ends it at once. When all handlers have ended, exit handlers (atexit) have 5 s.
 
     A worker that dies (kill -9, out of memory, a lease outlived) is started again, and its tasks are handed back at
     once: a task whose handler had begun counts a crash.

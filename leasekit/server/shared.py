@@ -85,11 +85,11 @@ class SharedBackend(ForwardingScheduler):
                     await self._own.open()
                 except StoreLocked as error:
                     self._holder = str(error).partition(": ")[0]
-                    if self._joined is None:
+                    if self._path is None or self._joined is None:
                         why = f"a socket beside the file would have a path of more than {LONGEST} bytes"
                         what = f"{self._holder}, which cannot be joined, because {why}"
                         raise StoreLocked(f"{what}: move the store to a shorter path, or stop that process") from None
-                    if self._path is not None and self._path.exists() and not os.access(self._path, os.W_OK):
+                    if self._path.exists() and not os.access(self._path, os.W_OK):
                         raise BackendError(f"{self._holder}, and runs as another user: {ONE_USER}") from error
                     self._service = self._joined
                 else:

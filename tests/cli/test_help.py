@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from leasekit.cli import LAST_WORDS
 from leasekit.cli.app import COMMANDS, load
 from tests.cli.conftest import Run
 
@@ -43,6 +44,10 @@ def test_a_command_that_asks_a_service_names_option_variable_and_default(run: Ru
 def test_no_line_of_help_is_longer_than_a_terminal_is_wide(run: Run, name: str) -> None:
     # Lines that wrap by themselves are as wide as the window; those of examples do not wrap.
     assert [line for line in (load(name).epilog or "").splitlines() if len(line) > 78] == []
+
+
+def test_the_help_of_a_worker_says_how_long_exit_handlers_have(run: Run) -> None:
+    assert f"exit handlers (atexit) have {LAST_WORDS:g} s" in " ".join(run("work", "--help").stdout.split())
 
 
 def test_the_root_lists_all_commands_and_the_exit_codes(run: Run) -> None:

@@ -74,6 +74,21 @@ def test_a_log_that_nobody_reads_holds_up_neither_a_server_nor_its_end(tmp_path:
     too_late.cancel()
 
 
+ENDLESS_EXIT = """
+import atexit, threading
+from leasekit import cli
+
+cli.LAST_WORDS = 0.1
+atexit.register(threading.Event().wait)
+cli.main()
+"""
+
+
+def test_exit_handlers_do_not_hold_up_an_end_for_ever(server: Server) -> None:
+    command = [sys.executable, "-c", ENDLESS_EXIT, "stats", "--backend", server.url]
+    assert subprocess.run(command, timeout=60, check=True, capture_output=True).returncode == 0
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk here that is always full")
 @pytest.mark.parametrize("command", [["schedule", "full"], ["stats"], ["tasks", "--json"]], ids=" ".join)
 def test_what_stdout_does_not_take_is_said_in_one_sentence(server: Server, command: list[str]) -> None:

@@ -49,13 +49,14 @@ def lease(task: Task | _Name, *, idle_timeout: float | None = None) -> "Lease":
         task: A task of `client.tasks()`, or `client.named(…)`.
         idle_timeout: Code that reports no progress for so many seconds is told to stop, and the task is tried again.
     """
-    check_idle_timeout(idle_timeout)
     if isinstance(task, Task):
         try:
+            check_idle_timeout(idle_timeout)
             return Lease(LeasedRun(task, idle_timeout=idle_timeout))
-        except BaseException:  # interrupted: the traceback would keep what is about to own the lease
+        except BaseException:  # interrupted, say: the traceback would keep what is about to own the lease
             give_back(task)
             raise
+    check_idle_timeout(idle_timeout)
     if not hasattr(task, "__lease__"):
         what = f"a lease is of a task or of client.named(…), not of {type(task).__name__}"
         if isinstance(task, (NewTask, Scheduled, TaskInfo)):

@@ -36,17 +36,19 @@ class LogThread:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="leasekit-log", daemon=True)
         self._spare = _PATIENCE  # seconds that may be waited now
         self._counted_at = time.monotonic()
 
     def __enter__(self) -> "LogThread":
-        Thread(target=self._run, name="leasekit-log", daemon=True).start()
+        self._thread.start()
         _of_thread[get_ident()] = self
         return self
 
     def __exit__(self, *error: object) -> None:
         del _of_thread[get_ident()]
         self._calls.put(None)
+        self._thread.join(_PATIENCE)  # it ends now, unless the log is stuck
 
     def call(self, write: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         """Have `write(*args, **kwargs)` called; wait for its end while there is time for that."""

@@ -66,7 +66,7 @@ class Supervisor:
         linux.adopt_orphans()
         self._strangers = linux.children(os.getpid())  # of the program that became this process by exec
         quick, came_to_work = 0, False
-        with _hearing(self._heard) as mask, LogThread():
+        with _hearing(self._heard) as mask:
             while True:
                 try:
                     life = self._life(mask)
@@ -78,13 +78,15 @@ class Supervisor:
                 quick = quick + 1 if life.lasted < _QUICK else 0
                 if self._signals or not came_to_work or self._is_final(life):
                     return life.code
-                if quick > _MOST_QUICK:
-                    logger.error("%s, and so did %d before it in quick succession: no more is started", life.why, quick)
-                    return life.code
-                wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (quick - 2)) if quick > 1 else 0.0
-                logger.warning("%s; it is started again%s", life.why, f" in {wait:g} s" if wait else "")
-                if self._rest(wait):
-                    return 0
+                with LogThread():
+                    if quick > _MOST_QUICK:
+                        what = "%s, and so did %d before it in quick succession: no more is started"
+                        logger.error(what, life.why, quick)
+                        return life.code
+                    wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (quick - 2)) if quick > 1 else 0.0
+                    logger.warning("%s; it is started again%s", life.why, f" in {wait:g} s" if wait else "")
+                    if self._rest(wait):
+                        return 0
 
     def _is_final(self, life: _Life) -> bool:
         """Return whether the worker ended on purpose, or would end so again. An end during a run is neither."""
@@ -95,8 +97,8 @@ class Supervisor:
         memory = self._memory = SharedMemory()
         try:
             killed_for_memory, began_at = linux.ended_for_memory(), time.monotonic()
-            process, line = self._start(memory.fd, mask)
-            with os.fdopen(line):
+            process, line = self._start(memory.fd, mask)  # a fork: no log thread runs meanwhile
+            with os.fdopen(line), LogThread():
                 code = os.waitstatus_to_exitcode(self._wait_for_end(process, line))
             self._child = None
             lasted = time.monotonic() - began_at
@@ -108,7 +110,8 @@ class Supervisor:
             memory.close()
             self._memory = None
         if code != 0 or not past.is_empty:
-            self._end_and_hand_back(past, why)
+            with LogThread():
+                self._end_and_hand_back(past, why)
         return _Life(code if code >= 0 else 128 - code, why, past, lasted)
 
     def _start(self, ledger: int, mask: set[signal.Signals]) -> tuple[int, int]:

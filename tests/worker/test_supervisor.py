@@ -78,6 +78,25 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again(run: Run) -> None:
     assert done.stderr.count("no worker can be started") == 2
 
 
+def test_a_worker_is_forked_while_no_other_thread_runs(run: Run) -> None:
+    """Such a thread may hold a lock, which would stay held in the fork; newer Pythons warn of it."""
+    done = run(
+        "os.abort() if life < 3 else None",
+        before="""
+        import threading
+        fork = os.fork
+
+        def watched():
+            print("threads:", *(thread.name for thread in threading.enumerate()), file=sys.stderr)
+            return fork()
+
+        os.fork = watched
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "threads:" in line] == ["threads: MainThread"] * 3
+
+
 def test_where_not_even_the_first_can_be_started_nothing_is_tried_again(run: Run) -> None:
     done = run("", before="def none(): raise OSError(38, 'none')\nos.fork = none")
     assert done.returncode == 1

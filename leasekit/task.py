@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 __all__ = [
-    "NAME_PREFIX", "Beat", "Claimed", "Exponential", "FixedDelays", "HistoryEntry", "Name", "NewTask", "Outcome",
+    "Beat", "Claimed", "Exponential", "FixedDelays", "HistoryEntry", "Name", "NewTask", "Outcome",
     "Page", "Polynomial", "ProgressSeq", "RetryPolicy", "Scheduled", "Seconds", "Settlement", "Stats", "Status", "Task",
     "TaskInfo", "TaskOptions", "Verdict", "VerdictWord", "WorkerInfo",
 ]  # fmt: skip
@@ -24,8 +24,7 @@ _NAME = Meta(min_length=1, max_length=128, pattern=r"^[ -.0-~]+\Z")
 Name = Annotated[str, _NAME]
 """Ids, kinds, tokens, workers: 1-128 printable ASCII characters without `/`."""
 
-NAME_PREFIX = "named:"
-"""The beginning of the kinds that stand for a name. Such a task never ends, so a cancel only frees the name."""
+NAME_PREFIX = "named:"  # of the kinds that stand for a name: such a task never ends, so a cancel only frees the name
 
 Seconds = Annotated[float, Meta(ge=0, le=10 * 365 * 86400)]
 """A duration, up to ten years."""

@@ -69,9 +69,9 @@ class _OfSentinels:
             "socket_connect_timeout": _SENTINEL,
             "retry": Retry(NoBackoff(), 0),
         }
-        self._sentinel = Sentinel(address.hosts, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
-        client_for: Callable[..., object] = self._sentinel.master_for  # pyright: ignore[reportUnknownMemberType]
-        self._primary = cast("_Subscriber", client_for(address.primary, db=address.db, **settings))
+        # redis-py leaves its types open.
+        self._sentinel = cast("Any", Sentinel(address.hosts, sentinel_kwargs=asking))  # type: ignore[no-untyped-call]
+        self._primary = cast("_Subscriber", self._sentinel.master_for(address.primary, db=address.db, **settings))
         self.execute_command = self._primary.execute_command
         self.pubsub = self._primary.pubsub
 

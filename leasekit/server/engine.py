@@ -83,7 +83,8 @@ class Engine:
         self.feed = Feed()
         self.check_room: Callable[[], None] = lambda: None
         """Called before tasks are granted; raises `Throttled` if there is no room for an answer."""
-        self._cramped: str | None = None  # why no new tasks are accepted
+        self.cramped: str | None = None
+        """Why no new tasks are accepted; None: they are."""
         self.commit = writer(
             store,
             _SURVIVAL,
@@ -125,8 +126,8 @@ class Engine:
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         if not tasks:
             return []
-        if self._cramped is not None:
-            raise Unavailable(self._cramped)
+        if self.cramped is not None:
+            raise Unavailable(self.cramped)
         with self.commit.together():  # one commit makes a task durable and grants it to a waiting claim
             self._long_polls.expect(Counter(task.kind for task in tasks if task.at is None))
             scheduled = self.commit.begin(_SCHEDULE, tasks, size=sum(map(_work_of_task, tasks)))
@@ -170,7 +171,7 @@ class Engine:
         may be repeated.
         """
         self._hear_of(worker)
-        why = self._cramped
+        why = self.cramped
         if why is None or not any(item.then for item in settlements):
             return await self._end(settlements)
         verdicts = iter(await self._end([item for item in settlements if not item.then]))
@@ -195,7 +196,11 @@ class Engine:
         return len(self._seen)
 
     async def ready(self) -> str | None:
-        """Return None while requests can be served, else a sentence that says why not."""
+        """Return None while requests can be served, else a sentence that says why not.
+
+        A disk that is almost full is no reason: only new tasks are refused then, and a proxy that sends requests only
+        to a server that is ready must not cut off the heartbeats.
+        """
         if self._consumer is None:
             return "the engine is not open"
         try:
@@ -205,7 +210,7 @@ class Engine:
             return f"the store has not answered for {_PATIENCE:g} s"
         except BackendError as error:
             return str(error)
-        return self.commit.fault or self._cramped
+        return self.commit.fault
 
     async def tick(self) -> None:
         """Do the consumer's work once: expire leases, forget old claims and workers, wake claims of due tasks."""
@@ -225,10 +230,10 @@ class Engine:
         self.feed.look()
 
     def _check_store_space(self) -> None:
-        was, self._cramped = self._cramped, self._store.cramped()
-        if self._cramped is not None and was is None:
-            logger.error("no new tasks are accepted, existing tasks go on: %s", self._cramped)
-        elif was is not None and self._cramped is None:
+        was, self.cramped = self.cramped, self._store.cramped()
+        if self.cramped is not None and was is None:
+            logger.error("no new tasks are accepted, existing tasks go on: %s", self.cramped)
+        elif was is not None and self.cramped is None:
             logger.warning("there is room again: new tasks are accepted")
 
     async def _consume(self) -> None:

@@ -39,9 +39,8 @@ async def test_a_disk_that_is_almost_full_takes_no_new_tasks_and_goes_on_with_th
         await engine.tick()
         with pytest.raises(Unavailable, match=r"almost full \(63 MiB left, 64 are kept"):
             await engine.schedule([NewTask(kind="k", id="b")])
-        said = await engine.ready()
-        assert said is not None
-        assert "almost full" in said
+        assert await engine.ready() is None  # or a proxy would cut off the heartbeats
+        assert "almost full" in (engine.cramped or "")
         (task,) = (await engine.claim(worker="w", kinds=["k"], limit=1, wait=0, claim_id="c")).tasks
         (beat,) = await engine.heartbeat("w", [Beat(id=task.id, token=task.token)])
         (result,) = await engine.results("w", [Settlement(id=task.id, token=task.token, outcome="success")])
@@ -81,7 +80,7 @@ async def test_when_there_is_room_again_new_tasks_are_taken_again(
             await engine.schedule(TASK)
         disk.f_bavail = module._RESERVE // 4096
         await engine.tick()
-        assert await engine.ready() is None
+        assert engine.cramped is None
         await engine.schedule(TASK)
     assert caplog.text.count("no new tasks are accepted") == 1
     assert caplog.text.count("there is room again") == 1

@@ -57,8 +57,10 @@ class EventFilters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     last_event_id: Annotated[str, Meta(max_length=128, extra={"header": "Last-Event-ID"})] | UnsetType = UNSET
 
 
-class HealthAnswer(Struct, frozen=True, kw_only=True):
+class HealthAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: str
+    detail: str | None = None
+    """Why no new tasks are accepted, although all else is served."""
 
 
 class StatsAnswer(Struct, frozen=True, kw_only=True):
@@ -213,11 +215,11 @@ async def healthz(request: ApiRequest) -> HealthAnswer:
 
 @get("/readyz", _ANY | {503: "Not ready; `detail` says why."})
 async def readyz(request: ApiRequest) -> HealthAnswer:
-    """Check that this process can serve requests: its store answers."""
+    """Check that this process can serve requests: its store answers. `detail` says why it accepts no new tasks."""
     reason = await request.parts.engine.ready()
     if reason is not None:
         raise HTTPException(503, reason)
-    return HealthAnswer(status="ready")
+    return HealthAnswer(status="ready", detail=request.parts.engine.cramped)
 
 
 OPERATIONS: Sequence[Operation] = (

@@ -84,6 +84,11 @@ def test_what_is_not_http_after_good_requests_is_refused_and_not_logged(
     assert caplog.text == ""
 
 
+def test_it_is_ready_without_room_for_new_tasks_and_says_so(monkeypatch: pytest.MonkeyPatch, server: Running) -> None:
+    monkeypatch.setattr(server.engine, "cramped", "the disk of the store is almost full")
+    assert server.get("/readyz") == {"status": "ready", "detail": "the disk of the store is almost full"}
+
+
 def test_it_is_not_ready_while_its_store_is_not(monkeypatch: pytest.MonkeyPatch, server: Running) -> None:
     async def not_yet() -> str:
         return "the disk is full"

@@ -1,6 +1,6 @@
 """The options in the URLs of the AWS adapters: `?region=…&endpoint=…&ttl=…`, and those of one adapter alone."""
 
-import math
+import re
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlsplit
 
@@ -30,10 +30,11 @@ def options(query: str, *more: str) -> Options:
     found = dict(pairs)
     if unknown := sorted(set(found) - set(known)):
         raise ConfigError(f"unknown option {unknown[0]!r} in the URL: known are {', '.join(known)}")
-    if len(found) != len(pairs):
-        raise ConfigError("an option of the URL is given twice: give each option once")
-    if not all(found.values()):
-        raise ConfigError("an option of the URL is empty: leave it out, or give it a value")
+    for name, value in pairs:
+        if [other for other, _ in pairs].count(name) > 1:
+            raise ConfigError(f"the option {name!r} of the URL is given twice: give it once")
+        if not value:
+            raise ConfigError(f"the option {name!r} of the URL is empty: leave it out, or give it a value")
     return Options(
         region=found.pop("region", None),
         endpoint=_endpoint(found.pop("endpoint", None)),
@@ -56,10 +57,9 @@ def _endpoint(url: str | None) -> str | None:
 
 
 def _ttl(text: str | None) -> float:
-    try:
-        ttl = 300.0 if text is None else float(text)
-    except ValueError:
-        ttl = math.nan
-    if not SHORTEST_TTL <= ttl <= LONGEST_TTL:
-        raise ConfigError(f"ttl must be the heartbeat timeout of the task: seconds, {SHORTEST_TTL:g} or more")
-    return ttl
+    if text is None:
+        return 300.0
+    if not re.fullmatch(r"\d{1,8}(\.\d{1,6})?", text, re.ASCII) or not SHORTEST_TTL <= float(text) <= LONGEST_TTL:
+        bounds = f"from {SHORTEST_TTL:g} to {LONGEST_TTL:,.0f}"
+        raise ConfigError(f"ttl in the URL must be a number of seconds {bounds}: the heartbeat timeout of the tasks")
+    return float(text)

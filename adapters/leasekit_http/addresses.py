@@ -28,6 +28,8 @@ def addresses(url: str) -> list[str]:
 def socket_address(url: str) -> str:
     """Return a URL `http+unix://path` unchanged. Raises `ConfigError` if no socket can have that path."""
     path = url.partition("://")[2]
+    if found := re.search(r"\?(\w+)=[^/]*\Z", path):
+        raise ConfigError(f"the URL of a socket has an option, {found[1]!r}: leave it out")
     if not path:
         raise ConfigError("the URL of a socket must have its path: http+unix:///run/tasks.sock")
     if (size := len(os.fsencode(path))) > _LONGEST_PATH:
@@ -43,6 +45,8 @@ def _address(url: str) -> str:
         raise ConfigError(f"an address in the URL is wrong: {error}") from None
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ConfigError(_FORM)
+    if found := re.fullmatch(r"(\w+)=[^@]*", parts.query):  # else it may be part of a password
+        raise ConfigError(f"the URL of {parts.hostname} has an option, {found[1]!r}: leave it out")
     if parts.query or parts.fragment:
         raise ConfigError(f"the URL of {parts.hostname} has a query or fragment: leave it out")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname

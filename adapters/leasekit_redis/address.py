@@ -121,8 +121,9 @@ def _host(text: str, default_port: int) -> tuple[str, int]:
 def _options(query: str) -> dict[str, str]:
     pairs = parse_qsl(query, keep_blank_values=True)
     options = dict(pairs)
-    if len(options) < len(pairs):
-        raise ConfigError("an option of the URL is given twice: give each option once")
+    for name in options:
+        if [other for other, _ in pairs].count(name) > 1:
+            raise ConfigError(f"the option {name!r} of the URL is given twice: give it once")
     return options
 
 
@@ -187,6 +188,6 @@ def _retention_seconds(duration: str) -> float:
     match = _DURATION.fullmatch(duration)
     if match is None or not 60.0 <= float(match[1]) * _UNITS[match[2]] <= 100 * 365 * 86400:
         raise ConfigError(
-            "retention must be at least a minute: a number of seconds, or a number with s, m, h or d after it (180d)"
+            "retention must be from a minute to 100 years: a number of seconds, or one with s, m, h or d behind (180d)"
         )
     return float(match[1]) * _UNITS[match[2]]

@@ -67,7 +67,7 @@ def address(url: str) -> Address:
     shared = options(parts.query, "account", "kind", "wait")
     found = shared.more
     if shared.ttl != int(shared.ttl) or shared.ttl > LONGEST_TTL:
-        raise ConfigError(f"ttl must be whole seconds, 2 to {LONGEST_TTL}: SQS hides a message for no longer")
+        raise ConfigError(f"ttl in the URL must be whole seconds, 2 to {LONGEST_TTL}: SQS hides messages for no longer")
     if _KIND in queue and "kind" in found:
         raise ConfigError("{kind} in the name of the queue already says the kind of its messages: leave kind=… out")
     return Address(
@@ -75,7 +75,7 @@ def address(url: str) -> Address:
         region=shared.region,
         endpoint=shared.endpoint,
         account=_account(found.get("account")),
-        kind=found.get("kind"),
+        kind=_default_kind(found.get("kind")),
         ttl=int(shared.ttl),
         wait=_wait(found.get("wait", str(_WAIT))),
     )
@@ -84,6 +84,12 @@ def address(url: str) -> Address:
 def _account(text: str | None) -> str | None:
     if text is not None and not re.fullmatch(r"\d{12}", text, re.ASCII):
         raise ConfigError("account must be the 12 digits of an AWS account")
+    return text
+
+
+def _default_kind(text: str | None) -> str | None:
+    if text is not None and not re.fullmatch(r"[ -.0-~]{1,128}", text):
+        raise ConfigError("kind in the URL must be 1 to 128 printable ASCII characters without /")
     return text
 
 

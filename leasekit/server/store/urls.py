@@ -1,5 +1,6 @@
 """Stores by URL. SQLAlchemy is loaded only for a store that needs it."""
 
+import re
 from pathlib import Path
 
 from leasekit.errors import ConfigError
@@ -22,6 +23,8 @@ def open_store(url: str, *, check: float | None = None) -> Store:
         # The URL may contain a password: the message repeats only its scheme.
         scheme = repr(url.partition(":")[0] + ":") if ":" in url else "a URL without a scheme"
         raise ConfigError(f"{scheme} names no store: use sqlite:///file.db, sqlite:////path/file.db or memory:")
+    if found := re.search(r"\?(\w+)=[^/]*\Z", path):
+        raise ConfigError(f"a sqlite URL has no options, but this one has {found[1]!r}: leave it out")
     with needs_extra("server"):
         from leasekit.server.store.sql import SqlStore
 

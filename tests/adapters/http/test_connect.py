@@ -30,6 +30,12 @@ def test_what_is_no_address_is_refused(url: str) -> None:
         leasekit_http.connect(url, worker="w")
 
 
+@pytest.mark.parametrize("url", ["http://host?ttl=abc", "http://a,b?ttl=30", "http+unix:///run/a.sock?ttl=nan"])
+def test_an_option_in_a_url_is_refused_by_name(url: str) -> None:
+    with pytest.raises(ConfigError, match="has an option, 'ttl': leave it out"):
+        leasekit_http.connect(url, worker="w")
+
+
 @pytest.mark.parametrize("url", ["http://user:hunter2@host", "http://hunter2@host", "https://:hunter2@host/p"])
 def test_a_password_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ConfigError, match="host") as refused:

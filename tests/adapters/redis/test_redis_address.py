@@ -104,6 +104,21 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ("ttl=abc", "unknown options ttl"),
+        ("ttl=nan", "unknown options ttl"),
+        ("prefix=a&prefix=b", "the option 'prefix' of the URL is given twice"),
+        ("retention=nan", "retention must be from a minute to 100 years"),
+        ("retention=99999999999", "retention must be from a minute to 100 years"),
+    ],
+)
+def test_a_wrong_option_is_named(query: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        connect(f"redis://host?{query}", worker="w")
+
+
+@pytest.mark.parametrize(
     "url",
     [
         "redis://u:hunter2@",

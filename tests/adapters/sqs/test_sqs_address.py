@@ -61,6 +61,27 @@ def test_what_makes_no_sense_is_refused_and_not_repeated(url: str) -> None:
     assert "canary" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("ttl", ["canary", "nan", "inf", "-5", "1e3", "1_000", "31536001", "999999999999"])
+def test_a_wrong_ttl_is_refused_with_its_name_and_bounds(ttl: str) -> None:
+    with pytest.raises(ConfigError, match="ttl in the URL must be a number of seconds from 2 to 31,536,000"):
+        connect(f"sqs://q?ttl={ttl}")
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ("kind=", "the option 'kind' of the URL is empty"),
+        ("kind=a&kind=b", "the option 'kind' of the URL is given twice"),
+        ("kind=%C3%A4", "kind in the URL must be"),
+        ("kind=a/b", "kind in the URL must be"),
+        ("wait=abc", "wait must be the whole seconds of one long poll"),
+    ],
+)
+def test_a_wrong_option_is_named(query: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        connect(f"sqs://q?{query}")
+
+
 def test_an_unknown_option_is_told_what_there_is() -> None:
     with pytest.raises(ConfigError, match="'colour' in the URL: known are region, endpoint, ttl, account, kind, wait"):
         connect("sqs://q?colour=red")

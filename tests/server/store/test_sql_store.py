@@ -408,6 +408,11 @@ def test_memory_is_a_store_too(url: str) -> None:
     assert isinstance(open_store(url), MemoryStore)
 
 
+def test_an_option_in_the_url_is_refused_by_name_and_no_part_of_the_file() -> None:
+    with pytest.raises(ConfigError, match="a sqlite URL has no options, but this one has 'timeout'"):
+        open_store("sqlite:///tasks.db?timeout=30")
+
+
 def test_a_relative_path_is_taken_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     store = open_store("sqlite:///tasks %25 #?.db")

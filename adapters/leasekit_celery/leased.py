@@ -96,6 +96,8 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
     """Whether the task has leases: `@app.task(leased=False)` has none."""
     kills_lost: bool
     """Whether a pool process is ended when the lease of its task is lost."""
+    has_outage = False
+    """Whether the service of the leases did not answer this process when it was asked last; kept by the app's class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task: under its lease if a worker calls it, without a lease if it is called like a function."""
@@ -161,20 +163,26 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         once = self.app.Task.leases.once(lease_name(request.id), wait=_HANDED_ON if follows else 0)
         try:
             held = leasekit.lease(once).__enter__()
+            self.app.Task.has_outage = False
             self._check_attempt(held, request)
             return held
         except AlreadyDone:
+            self.app.Task.has_outage = False
             logger.info("task %s was delivered again, and had ended: acknowledged without running", request.id)
             raise Ignore from None
         except NotGranted as refused:
+            self.app.Task.has_outage = False
             if refused.ended is not None:
                 self._revoke(request, refused)
             else:
                 self._put_off(request, "it was delivered again while it runs")
             raise Ignore from None
         except LeasekitError as error:
-            logger.warning("the lease of task %s cannot be obtained: %s", request.id, error)
-            self._put_off(request, "it has no lease", first=1.0)
+            # One warning for each outage: a backlog of a thousand messages would repeat it a thousand times.
+            level = logging.DEBUG if self.app.Task.has_outage else logging.WARNING
+            self.app.Task.has_outage = True
+            logger.log(level, "the lease of task %s cannot be obtained: %s", request.id, error)
+            self._put_off(request, "it has no lease", first=1.0, level=min(level, logging.INFO))
             raise Ignore from None
 
     def _check_attempt(self, held: Lease, request: Any) -> None:
@@ -203,7 +211,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         else:
             signals.task_revoked.send(sender=self, request=request, terminated=False, signum=None, expired=False)
 
-    def _put_off(self, request: Any, why: str, *, first: float = _FIRST) -> None:
+    def _put_off(self, request: Any, why: str, *, first: float = _FIRST, level: int = logging.INFO) -> None:
         """Send a copy of the message for later; this message is then acknowledged. Its first run may be alive.
 
         The delay grows with each copy. A message that is rejected instead is delivered again at once, and again and
@@ -229,8 +237,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             raise Reject(error, requeue=True) from error
         finally:
             self.pop_request()
-        level = logging.DEBUG if before else logging.INFO
-        logger.log(level, "task %s is put off for %g s: %s", request.id, delay, why)
+        logger.log(logging.DEBUG if before else level, "task %s is put off for %g s: %s", request.id, delay, why)
 
 
 def _sending_options(request: Any) -> dict[str, Any]:
@@ -309,6 +316,11 @@ def _prepare_worker(sender: Any, **_: Any) -> None:
         leases.check_process()
     except ConfigError as error:
         raise SystemExit(f"leasekit: {error}") from error  # Celery logs any other exception and goes on
+    if (leases.url or "").startswith("memory:") and issubclass(pool, TaskPool):
+        raise SystemExit(
+            "leasekit: each process of a prefork pool has leases of its own with memory://, and tasks would overlap: "
+            "use redis://, http:// or sqlite://, or -P threads"
+        )
     if leases.url is not None and issubclass(pool, TaskPool):
         notes = children.share_notes()
         options = {"watchdog": "auto", "last_resort": end_process} if task_class.kills_lost else {}
@@ -319,6 +331,7 @@ def _look_at_service(instance: Any, **_: Any) -> None:
     """Log where the leases are. A worker starts all the same while their service is away: its tasks are put off."""
     if not issubclass(instance.app.Task, LeasedTask):
         return
+    _name_tasks_without_leases(instance.app)
     leases = instance.app.Task.leases
     where = f"{leases!r}, ttl {leases.heartbeats.ttl:g} s"
     try:
@@ -329,6 +342,19 @@ def _look_at_service(instance: Any, **_: Any) -> None:
         logger.warning("no task runs before the service of the leases answers (%s): %s", where, error)
     else:
         logger.info("tasks run under leases (%s)", where)
+
+
+def _name_tasks_without_leases(app: Celery) -> None:
+    """Log the tasks that should have leases, and have none because of their class."""
+    for name, task in sorted(app.tasks.items()):
+        is_left_out = name.startswith("celery.") or not getattr(task, "leased", app.Task.leased)
+        if not (is_left_out or isinstance(task, LeasedTask)):
+            own, base = type(task).__mro__[:2]  # the decorator makes a class for each task
+            logger.warning(
+                "not under leases: %s (its class %s does not derive from leasekit_celery.LeasedTask)",
+                name,
+                (own if base is Task else base).__name__,
+            )
 
 
 def _note_content_type(request: Any, **_: Any) -> None:

@@ -3,7 +3,8 @@
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import celery
@@ -135,6 +136,25 @@ def test_without_the_service_a_message_is_put_off_for_longer_each_time(shop: Sho
             task()
     assert (shop.sent, shop.ran) == (8, 0)
     assert shop.delays == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_an_outage_is_one_warning_however_many_messages_wait(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    task = shop.task(acks_late=True)
+    caplog.set_level("INFO", "leasekit.celery")
+
+    def deliver(*, during_outage: bool) -> int:
+        with nullcontext() if during_outage else shop.held():
+            if during_outage:
+                shop.faulty.always("schedule", faults.drop)
+            with shop.delivered(task), suppress(Ignore):
+                task()
+            shop.faulty.clear()
+        return [record.levelname for record in caplog.records].count("WARNING")
+
+    assert [deliver(during_outage=True) for _ in range(3)] == [1, 1, 1]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert deliver(during_outage=False) == 1
+    assert [deliver(during_outage=True) for _ in range(2)] == [2, 2]
 
 
 @pytest.mark.parametrize(("acks_late", "raised"), [(True, Reject), (False, LeaseLost)])
@@ -506,6 +526,41 @@ def test_a_base_class_of_a_tasks_own_may_derive_from_leased_task(traced: Traced)
 
     traced.deliver(look)
     assert traced.result.result is True
+
+
+def test_a_worker_names_the_tasks_that_have_no_lease_because_of_their_class(
+    traced: Traced, caplog: pytest.LogCaptureFixture
+) -> None:
+    class DBTask(celery.Task):  # type: ignore[misc]
+        abstract = True
+
+    class Report(celery.Task):  # type: ignore[misc]
+        name = "m.report"
+
+        def run(self) -> None: ...
+
+    def job() -> None: ...
+
+    app = traced.app
+    app.task(job, shared=False, name="m.job", base=DBTask)
+    app.task(job, shared=False, name="m.short", base=DBTask, leased=False)
+    app.task(job, shared=False, name="m.leased")
+    app.register_task(Report())
+    signals.celeryd_after_setup.send(sender="w", instance=SimpleNamespace(app=app), conf=app.conf)
+    lines = [record.getMessage() for record in caplog.records if record.name == "leasekit.celery"]
+    assert [line for line in lines if line.startswith("not under leases")] == [
+        "not under leases: m.job (its class DBTask does not derive from leasekit_celery.LeasedTask)",
+        "not under leases: m.report (its class Report does not derive from leasekit_celery.LeasedTask)",
+    ]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_pool_of_processes_is_refused_where_each_has_leases_of_its_own(pool: str) -> None:
+    app = celery.Celery("shop", broker="memory://")
+    leasekit_celery.install(app, "memory://")
+    refused = pytest.raises(SystemExit, match=r"each process of a prefork pool has leases of its own with memory://")
+    with refused if pool == "prefork" else nullcontext():
+        signals.worker_init.send(sender=type("Worker", (), {"app": app, "pool_cls": pool}))
 
 
 def test_a_task_that_calls_itself_runs_under_the_lease_that_it_has(traced: Traced) -> None:

@@ -74,8 +74,14 @@ def open_backend(url: str, *, worker: str, options: Mapping[str, Any] | None = N
     for entry in installed.values():
         return _open(entry, url, worker=worker, options=options)
     # The URL itself may contain a password: only its scheme is repeated.
-    what = repr(scheme + "://") if scheme else "a URL without a scheme (write it as in http://127.0.0.1:8077)"
+    what = repr(scheme + "://") if scheme else f"a URL without a scheme (write it as in {_like(url)})"
     raise UnknownScheme(f"no backend answers to {what}: installed are {', '.join(schemes())}")
+
+
+def _like(url: str) -> str:
+    """Return how a URL without a scheme may have been meant: an absolute path is a file."""
+    is_path = url.startswith("/") and not url.startswith("//")
+    return f"sqlite:///{url}" if is_path else "http://127.0.0.1:8077 or sqlite:////home/ada/tasks.db"
 
 
 def _installed() -> "EntryPoints":

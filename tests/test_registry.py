@@ -127,6 +127,12 @@ def test_a_url_without_a_scheme_is_refused_and_lists_what_is_installed(install: 
         open_backend(url, worker="w")
 
 
+def test_a_path_without_a_scheme_is_refused_with_the_url_of_the_file(install: Install) -> None:
+    install("a")
+    with pytest.raises(UnknownScheme, match=r"\(write it as in sqlite:////srv/x\.db\): installed are a$"):
+        open_backend("/srv/x.db", worker="w")
+
+
 def test_a_refusal_does_not_repeat_the_password_of_a_url(install: Install) -> None:
     install("a")
     with pytest.raises(UnknownScheme) as refused:

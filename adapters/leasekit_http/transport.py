@@ -213,7 +213,7 @@ def failure(response: httpx.Response, raw: bytes, *, request: bytes | None) -> B
         return Throttled(says, retry_after=_retry_after(response.headers.get("retry-after")))
     if problem is not None:
         if problem.type == "urn:leasekit:problem:refused":
-            return Refused(says, errors=msgspec.to_builtins(problem.errors or ()))
+            return Refused(problem.detail, errors=msgspec.to_builtins(problem.errors or ()))
         if problem.type == "urn:leasekit:problem:no-such-task" and request is None:
             return NotThere(says)
         if problem.type == "urn:leasekit:problem:malformed" and request is not None and not _is_json(request):

@@ -66,7 +66,7 @@ def print_workers(found: list[WorkerInfo], *, as_json: bool) -> None:
 def workers_table(found: list[WorkerInfo]) -> "Table":
     shown = output.table("worker", "holds", "last seen")
     for worker in found:
-        when = output.ago(worker.last_seen) if worker.last_seen else "not since the store was opened"
+        when = output.ago(worker.last_seen) if worker.last_seen else "not since the service started"
         shown.add_row(output.styled(worker.name), str(worker.running), when)
     return shown
 

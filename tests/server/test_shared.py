@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime as dt
 import errno
 import os
 import signal
@@ -17,7 +18,7 @@ from typing import IO, Any
 import pytest
 
 import leasekit
-from leasekit.errors import BackendError, ConfigError, StoreDamaged, StoreLocked, Unavailable
+from leasekit.errors import BackendError, ConfigError, Refused, StoreDamaged, StoreLocked, Unavailable
 from leasekit.server import local_socket
 from leasekit.server.http import app
 from leasekit.server.local_socket import bound
@@ -250,6 +251,14 @@ async def test_a_closed_backend_stays_closed_whether_it_joined_or_not(url: str) 
         await backend.aclose()
         with pytest.raises(Unavailable, match="closed"):
             await backend.stats()
+
+
+def test_a_refusal_reads_the_same_whether_a_client_joined_or_not(url: str) -> None:
+    with leasekit.connect(url) as owner, leasekit.connect(url) as joined:
+        owner.stats()  # opens the store
+        for client in (owner, joined):
+            with pytest.raises(Refused, match=r"^the task does not fit, and nothing was applied: at: "):
+                client.schedule("k", at=dt.datetime(2026, 1, 1))  # noqa: DTZ001
 
 
 async def test_joining_changes_no_capability(url: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 _MOST = 1_000  # messages that arrived and were not looked up yet
-_ASKED_AT, _TIMEOUT = "leasekit_asked_at", "leasekit_visibility_timeout"
+_ASKED_AT, _TIMEOUT, _WAIT = "leasekit_asked_at", "leasekit_visibility_timeout", "leasekit_wait_time"
 
 
 class Arrival(NamedTuple):
@@ -20,6 +20,7 @@ class Arrival(NamedTuple):
 
     asked_at: float
     timeout: int | None = None  # the `VisibilityTimeout` that the receive named
+    wait: int = 0  # the `WaitTimeSeconds` that the receive named
     is_known: bool = False  # False: the receive was not observed
 
 
@@ -35,19 +36,21 @@ class Arrivals:
         """Return how the message with this receipt handle was received; if unknown, as of now. Observe the client."""
         if client not in self._clients:
             self._clients.add(client)
-            client.meta.events.register("before-parameter-build.sqs.ReceiveMessage", self._note_timeout)
+            client.meta.events.register("before-parameter-build.sqs.ReceiveMessage", self._note_times)
             client.meta.events.register("request-created.sqs.ReceiveMessage", self._note_request)
             client.meta.events.register("after-call.sqs.ReceiveMessage", self._note_answer)
         return self._arrivals.pop(handle, None) or Arrival(self._clock())
 
-    def _note_timeout(self, params: Mapping[str, Any], context: dict[str, Any], **_: Any) -> None:
+    def _note_times(self, params: Mapping[str, Any], context: dict[str, Any], **_: Any) -> None:
         context[_TIMEOUT] = params.get("VisibilityTimeout")
+        context[_WAIT] = params.get("WaitTimeSeconds", 0)
 
     def _note_request(self, request: Any, **_: Any) -> None:
         request.context[_ASKED_AT] = self._clock()  # of the latest try: botocore repeats a call that failed
 
     def _note_answer(self, parsed: Mapping[str, Any], context: Mapping[str, Any], **_: Any) -> None:
-        arrival = Arrival(context.get(_ASKED_AT, self._clock()), context.get(_TIMEOUT), is_known=_TIMEOUT in context)
+        asked_at = context.get(_ASKED_AT, self._clock())
+        arrival = Arrival(asked_at, context.get(_TIMEOUT), context.get(_WAIT, 0), is_known=_TIMEOUT in context)
         for message in parsed.get("Messages", []):
             self._arrivals[message.get("ReceiptHandle", "")] = arrival
         while len(self._arrivals) > _MOST:

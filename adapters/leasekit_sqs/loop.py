@@ -10,10 +10,12 @@ from leasekit.config import check_number
 from leasekit_aws.boto_clients import BotoClients
 from leasekit_aws.shared_keepers import SharedKeepers
 from leasekit_sqs.address import LONGEST_TTL, Address
-from leasekit_sqs.arrivals import Arrivals
+from leasekit_sqs.arrivals import Arrival, Arrivals
 from leasekit_sqs.backend import SqsBackend, boot_time
 from leasekit_sqs.messages import Received
 from leasekit_sqs.receipts import SHORTEST
+
+_TO_BEGIN = 5  # seconds of a message's time that a long poll should leave for the answer and the first heartbeat
 
 # Heartbeat calls a second, at most. Each block waits for its first heartbeat; later ones keep an even, far slower pace.
 _RATE = 100.0
@@ -71,8 +73,8 @@ def task(
 
     Heartbeats use clients of their own, with the credentials and settings of `client`, without its retries.
 
-    Raises `ConfigError`, also if the receive named another `VisibilityTimeout`, and `ProtocolError` for a malformed
-    message.
+    Raises `ConfigError`, also if the receive named another `VisibilityTimeout`, or a `WaitTimeSeconds` that is not
+    shorter, and `ProtocolError` for a malformed message.
     """
     check_number("visibility_timeout", visibility_timeout, least=SHORTEST, most=LONGEST_TTL, whole=True)
     _refuse_other_than_message(message)
@@ -82,11 +84,7 @@ def task(
     leased = received.task(kind=kind or received.kind or name, ttl=visibility_timeout)
     keeper, backend = _keepers.of(client, "sqs", partial(_backend, visibility_timeout), visibility_timeout)
     arrival = _arrivals.of(client, received.handle)
-    if arrival.timeout not in (None, visibility_timeout):
-        raise ConfigError(
-            f"visibility_timeout is {visibility_timeout}, but the message was received with "
-            f"VisibilityTimeout={arrival.timeout}: pass visibility_timeout={arrival.timeout}"
-        )
+    _refuse_contradiction(arrival, visibility_timeout)
     receipt = received.receipt(queue_url, policy)
     receipt.hidden(arrival.asked_at, visibility_timeout)
     receipt.has_queues_timeout = arrival.is_known and arrival.timeout is None
@@ -111,6 +109,22 @@ def _refuse_other_than_message(message: object) -> None:
     if not isinstance(message, Mapping) or not {"MessageId", "ReceiptHandle"} & message.keys():
         what = "an answer" if isinstance(message, Mapping) else type(message).__name__
         raise ConfigError(f"message must be one of answer['Messages'], as boto3 returns them, got {what}")
+
+
+def _refuse_contradiction(arrival: Arrival, visibility_timeout: int) -> None:
+    """Raise `ConfigError` if the receive of a message does not go with the time of its lease."""
+    if arrival.timeout not in (None, visibility_timeout):
+        raise ConfigError(
+            f"visibility_timeout is {visibility_timeout}, but the message was received with "
+            f"VisibilityTimeout={arrival.timeout}: pass visibility_timeout={arrival.timeout} to lease, or "
+            f"VisibilityTimeout={visibility_timeout} to receive_message"
+        )
+    if arrival.wait >= visibility_timeout:
+        raise ConfigError(
+            f"this receive may wait {arrival.wait} s, but its messages are hidden for {visibility_timeout} s, counted "
+            f"from its request: set WaitTimeSeconds to {max(0, visibility_timeout - _TO_BEGIN)} or less, or a longer "
+            "visibility timeout in both calls"
+        )
 
 
 def _policy(retry: object, received: Received, visibility_timeout: int) -> RetryPolicy:

@@ -35,6 +35,7 @@ class LossFacts:
     wall: float  # add this to an instant to get seconds since the epoch
     strikes: int
     has_beaten: bool  # an acknowledged heartbeat of it is known
+    may_begin: bool = True  # False: its task waits for a first acknowledged heartbeat
     tries: Sequence[Try]  # since the last grant
     others: str | None  # why heartbeats of other leases failed since
     notes: Sequence[Note]
@@ -51,6 +52,7 @@ _GONE = {  # answers of a service about a lease that is gone, and their meaning
     "cancelled": "it was cancelled",
     "unknown": "the task is unknown: it was deleted, or is in another store",
 }
+_TOO_LATE = "its time, counted from the request that received it, was over before its block began"
 _OUR_FAULT = ("taken", "expired")  # these may have a cause on this side
 
 _STALLS = {
@@ -65,10 +67,15 @@ def explain(facts: LossFacts) -> str:
     """Return why the lease was lost, without a full stop."""
     if facts.is_gone and facts.reason in _GONE:
         cause = _cause(facts) if facts.reason in _OUR_FAULT else None
-        return f"the service said that {_GONE[facts.reason]}" + (f"; {cause}" if cause else "")
+        is_late = facts.reason == "expired" and not facts.may_begin
+        return (_TOO_LATE if is_late else f"the service said that {_GONE[facts.reason]}") + (
+            f"; {cause}" if cause else ""
+        )
     if facts.is_gone or facts.reason not in ("expired", "strikes"):
         return f"the service answered that the lease is gone: {facts.reason}"
     why = _cause(facts) or f"no beat was acknowledged for {facts.now - facts.granted_at:.1f} s"
+    if facts.lost_at > facts.now:  # given up before, for its failures
+        return why
     return f"{why}; trust ended at {time.strftime('%H:%M:%S UTC', time.gmtime(facts.lost_at + facts.wall))}"
 
 

@@ -174,6 +174,7 @@ class Recorder:
             wall=self._last.wall - self._last.at,
             strikes=term.strikes,
             has_beaten=any(call.asked_at == term.granted_at for call in calls),
+            may_begin=term.confirmed,
             tries=[_as_try(call, call.verdict(term)) for call in calls if call.asked_at > term.granted_at],
             others=self._failure_of_others(term),
             notes=[note for note in notes if note.at > term.granted_at],

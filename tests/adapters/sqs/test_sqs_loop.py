@@ -134,8 +134,22 @@ def test_another_time_than_that_of_the_receive_is_refused(
     sqs: SQSClient, queue_url: str, send: Send, receive: Receive
 ) -> None:
     send()
-    with pytest.raises(ConfigError, match=r"visibility_timeout is 180, .*VisibilityTimeout=5: pass .*timeout=5"):
+    with pytest.raises(
+        ConfigError, match=r"visibility_timeout is 180, .*VisibilityTimeout=5: pass .*timeout=5 .*=180 to rec"
+    ):
         leasekit_sqs.lease(receive(5), queue_url=queue_url, client=sqs, visibility_timeout=180)
+
+
+@pytest.mark.usefixtures("observed")
+@pytest.mark.parametrize(("hidden", "most"), [(8, 3), (4, 0)])
+def test_a_receive_that_may_wait_longer_than_its_messages_are_hidden_is_refused(
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive, hidden: int, most: int
+) -> None:
+    send()
+    message = receive(hidden, WaitTimeSeconds=hidden)
+    said = f"may wait {hidden} s, but its messages are hidden for {hidden} s, .* set WaitTimeSeconds to {most} or less"
+    with pytest.raises(ConfigError, match=said):
+        leasekit_sqs.lease(message, queue_url=queue_url, client=sqs, visibility_timeout=hidden)
 
 
 def test_lease_is_short_for_the_lease_of_a_task(sqs: SQSClient, queue_url: str, send: Send, receive: Receive) -> None:
@@ -268,7 +282,7 @@ def test_a_message_whose_time_has_run_out_is_not_begun(
     now = boot_time()
     monkeypatch.setattr("leasekit_sqs.loop.boot_time", lambda: now - 31)  # when it was handed over
     late = leasekit_sqs.task(receive(30), queue_url=queue_url, client=sqs)
-    with pytest.raises(LeaseLost, match="expired"), lease(late):
+    with pytest.raises(LeaseLost, match="was over before its block began"), lease(late):
         pytest.fail("its body ran")
 
 
@@ -285,7 +299,7 @@ def test_the_last_of_a_batch_whose_turn_comes_too_late_is_not_begun(
         patch.setattr("leasekit_sqs.loop.boot_time", lambda: earlier)  # when it came
         message = receive()
     with (
-        pytest.raises(LeaseLost, match="expired"),
+        pytest.raises(LeaseLost, match="was over before its block began"),
         leasekit_sqs.lease(message, queue_url=queue_url, client=sqs),
     ):
         pytest.fail("its body ran")
@@ -308,7 +322,7 @@ def test_a_message_whose_answer_took_longer_than_its_time_is_not_begun(
     sqs.meta.events.register("response-received.sqs.ReceiveMessage", answered)
     message = receive()
     with (
-        pytest.raises(LeaseLost, match="expired"),
+        pytest.raises(LeaseLost, match="was over before its block began"),
         leasekit_sqs.lease(message, queue_url=queue_url, client=sqs),
     ):
         pytest.fail("its body ran")
@@ -348,7 +362,7 @@ def test_a_message_that_is_leased_again_has_no_more_time_than_before(
         message = receive()
         leasekit_sqs.task(message, queue_url=queue_url, client=sqs)
     with (
-        pytest.raises(LeaseLost, match="expired"),
+        pytest.raises(LeaseLost, match="was over before its block began"),
         leasekit_sqs.lease(message, queue_url=queue_url, client=sqs),
     ):
         pytest.fail("another receiver may have it")

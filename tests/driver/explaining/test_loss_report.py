@@ -32,6 +32,16 @@ def test_beats_that_were_not_answered() -> None:
     )
 
 
+def test_an_end_of_trust_that_has_not_come_is_not_said() -> None:
+    said = explain(replace(FACTS, tries=REFUSED, strikes=3, reason="strikes", lost_at=401.0))
+    assert said.endswith("left 285 s ago")
+
+
+def test_a_lease_that_was_over_before_its_first_heartbeat() -> None:
+    said = explain(replace(FACTS, is_gone=True, may_begin=False, notes=[Note("suspended", 399.0, 200.0)]))
+    assert said.startswith("its time, counted from the request that received it, was over before its block began; no b")
+
+
 @pytest.mark.parametrize(
     ("what", "because"),
     [

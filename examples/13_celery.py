@@ -1,4 +1,4 @@
-"""Celery: a message that is delivered twice runs once. One line turns this on.
+"""Celery: a message that is delivered twice runs once. Two lines turn this on: the import, and `install`.
 
     pip install celery && python examples/13_celery.py
 
@@ -13,7 +13,7 @@ from celery.contrib.testing.worker import start_worker
 import leasekit_celery
 
 app = Celery("shop", broker="memory://", backend="cache+memory://")
-leasekit_celery.install(app, "memory://shop")  # the one line; redis:// or http:// for several processes
+leasekit_celery.install(app, "memory://shop")  # redis:// or http:// for several processes
 
 runs: list[str] = []
 over = threading.Event()

@@ -55,7 +55,7 @@ def install(
     """Run the tasks of this app under leases of the service at `url`, which must keep names (SQS, for one, does not).
 
     Call this right after the app was made, before its tasks are declared. The app's `task_cls` is kept. A task with a
-    `base` of its own has leases if that base derives from `LeasedTask`.
+    `base` of its own has leases if that base derives from `LeasedTask`; a worker that starts warns of the others.
 
     Raises `ConfigError` if tasks exist already, or the service cannot keep names, `UnknownScheme`, `MissingDependency`.
 

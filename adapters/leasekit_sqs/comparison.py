@@ -2,7 +2,8 @@
 
 A receive that does not say for how long hides its messages for as long as the queue says; a heartbeat replaces that by
 the time of the lease. A lease that is shorter makes a message come again earlier. A lease that is longer is trusted
-before its first heartbeat when the message may be visible already.
+before its first heartbeat when the message may be visible already. The first receive of a process is not observed, so
+this compares from the second on.
 """
 
 import asyncio

@@ -74,7 +74,7 @@ def explain(facts: LossFacts) -> str:
     if facts.is_gone or facts.reason not in ("expired", "strikes"):
         return f"the service answered that the lease is gone: {facts.reason}"
     why = _cause(facts) or f"no beat was acknowledged for {facts.now - facts.granted_at:.1f} s"
-    if facts.lost_at > facts.now:  # given up before, for its failures
+    if not facts.may_begin:  # it was never trusted
         return why
     return f"{why}; trust ended at {time.strftime('%H:%M:%S UTC', time.gmtime(facts.lost_at + facts.wall))}"
 

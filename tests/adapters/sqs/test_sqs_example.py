@@ -12,6 +12,7 @@ from typing import Any
 import boto3
 import pytest
 
+import leasekit
 import leasekit_sqs
 from leasekit import LeaseLost
 from tests.adapters.sqs.fake import Fake
@@ -85,8 +86,8 @@ def test_a_recipe_goes_on_after_a_message_that_fails(
     client = boto3.session.Session().client("sqs", endpoint_url=aws.endpoint)
     url = client.get_queue_url(QueueName="q")["QueueUrl"]
     names: dict[str, Any] = {
-        "sqs": client, "url": url, "lease": leasekit_sqs.lease, "render": int, "publish": published.append,
-        "logging": logging,
+        "leasekit": leasekit, "sqs": client, "url": url, "lease": leasekit_sqs.lease, "render": int,
+        "publish": published.append, "logging": logging,
     }  # fmt: skip
     if receives:
         names["messages"] = client.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]
@@ -98,10 +99,16 @@ def test_a_recipe_goes_on_after_a_message_that_fails(
     assert "ValueError" in caplog.text
 
 
-def test_the_recipe_for_another_program_kills_it_when_the_lease_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("is_lost", "timeout", "raised"), [(True, 600, LeaseLost), (False, 0, subprocess.TimeoutExpired)]
+)
+def test_the_recipe_for_another_program_kills_it_when_the_lease_is_lost_or_it_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch, is_lost: bool, timeout: float, raised: type[Exception]
+) -> None:
     class Held:
         def check(self) -> None:
-            raise LeaseLost("lost")
+            if is_lost:
+                raise LeaseLost("lost")
 
     started: list[subprocess.Popen[bytes]] = []
 
@@ -113,8 +120,8 @@ def test_the_recipe_for_another_program_kills_it_when_the_lease_is_lost(monkeypa
     names: dict[str, Any] = {}
     exec(recipe("import contextlib").partition("\nconvert = ")[0], names)  # noqa: S102 - the page is ours
     monkeypatch.setattr(subprocess, "Popen", Program)
-    with pytest.raises(LeaseLost):
-        names["run"]([sys.executable, "-c", "import time; time.sleep(600)"], Held())
+    with pytest.raises(raised):
+        names["run"]([sys.executable, "-c", "import time; time.sleep(600)"], Held(), timeout=timeout)
     assert [program.returncode for program in started] == [-9]
 
 

@@ -32,8 +32,8 @@ def test_beats_that_were_not_answered() -> None:
     )
 
 
-def test_an_end_of_trust_that_has_not_come_is_not_said() -> None:
-    said = explain(replace(FACTS, tries=REFUSED, strikes=3, reason="strikes", lost_at=401.0))
+def test_no_end_of_trust_is_said_of_a_lease_that_was_never_trusted() -> None:
+    said = explain(replace(FACTS, tries=REFUSED, strikes=3, reason="strikes", may_begin=False))
     assert said.endswith("left 285 s ago")
 
 

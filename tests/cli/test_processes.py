@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from typing import IO
 import pytest
 
 import leasekit
-from tests.cli.conftest import Server, Start
+from tests.cli.conftest import LEASEKIT, Server, Start
 
 
 @pytest.mark.slow
@@ -87,6 +88,21 @@ cli.main()
 def test_exit_handlers_do_not_hold_up_an_end_for_ever(server: Server) -> None:
     command = [sys.executable, "-c", ENDLESS_EXIT, "stats", "--backend", server.url]
     assert subprocess.run(command, timeout=60, check=True, capture_output=True).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_server_whose_address_nobody_reads_serves_and_ends(tmp_path: Path, full_pipe: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [*LEASEKIT, "serve", "--port", str(port), "--store", "sqlite:///tasks.db"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=full_pipe, stderr=full_pipe)
+    too_late = threading.Timer(60, process.kill)
+    too_late.start()
+    with process, leasekit.connect(f"http://127.0.0.1:{port}", retry_for=30) as client:
+        assert client.schedule("k").created
+        process.terminate()
+        assert process.wait() == 0
+    too_late.cancel()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk here that is always full")

@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import weakref
 from collections.abc import Generator, Sequence
 from http import HTTPMethod
@@ -246,7 +247,9 @@ class Server(uvicorn.Server):
         for listener in sockets or []:
             if listener.family == socket.AF_UNIX:
                 continue
-            print(f"leasekit is listening on http://{_authority(listener)}", flush=True)
+            line = f"leasekit is listening on http://{_authority(listener)}\n"
+            # By a thread of its own: what nobody reads holds up neither the server nor its log.
+            threading.Thread(target=_say, args=(line,), name="leasekit-address", daemon=True).start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._parts.bodies.shorten(BODY_TIMEOUT_AT_STOP)
@@ -270,6 +273,12 @@ class _InnerServer(Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
+
+
+def _say(line: str) -> None:
+    # Past the buffer of stdout: if nobody reads, this thread would keep it locked, and the process could not end.
+    with contextlib.suppress(OSError, AttributeError):  # stdout is closed
+        os.write(sys.stdout.fileno(), line.encode())
 
 
 def _authority(listener: socket.socket) -> str:

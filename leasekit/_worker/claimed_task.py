@@ -86,7 +86,7 @@ class ClaimedTask:
             _free_frames(error)
         try:
             settlement = run.ended(error, interrupted="release" if interrupted else "retry")
-        except Exception as unreportable:
+        except BaseException as unreportable:  # of the error's own methods
             logger.exception("the outcome of task %s cannot be reported", run.task.id, extra=self._log_fields)
             settlement = run.ended(RuntimeError(f"its error cannot be reported: {type(unreportable).__qualname__}"))
         self._ended(self, settlement)

@@ -57,6 +57,33 @@ def test_async_and_thread_handlers_run_and_what_they_return_is_the_result(
         assert submitter.success(two).result == ["y", 7]
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+def test_an_error_whose_text_ends_the_program_is_a_failure_like_others(
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, door: str
+) -> None:
+    worker = Worker(faulty, concurrency=1)
+
+    @worker.handler("async")
+    async def run_async(payload: str) -> None:
+        if payload == "fail":
+            raise Unspeakable
+
+    @worker.handler("thread")
+    def run_thread(payload: str) -> None:
+        if payload == "fail":
+            raise Unspeakable
+
+    with at_work(worker):
+        for kind in ("async", "thread"):
+            failed = submitter.schedule(kind, "fail", max_attempts=1)
+            assert "SystemExit" in submitter.when(failed, "dead").error["message"]
+            submitter.success(submitter.schedule(kind, "end"))
+
+
 def test_async_handlers_run_in_the_loop_that_awaits_the_worker(
     faulty: Faulty, submitter: Submitter, at_work: AtWork, door: str
 ) -> None:

@@ -293,7 +293,7 @@ class _Executor:
     def _end_run(self, run: LeasedRun, error: BaseException | None, stopped: str | None) -> messages.Ended:
         try:
             settlement = run.ended(error, interrupted="retry")
-        except Exception as unreportable:  # noqa: BLE001 - the error's own methods may raise anything
+        except BaseException as unreportable:  # noqa: BLE001 - the error's own methods may raise anything
             error = RuntimeError(f"its error cannot be reported: {type(unreportable).__qualname__}")
             settlement = run.ended(error)
         for stream in (sys.stdout, sys.stderr):  # if this process is killed later, this output must not be lost

@@ -15,7 +15,7 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from dramatiq import Broker, MessageProxy, Middleware
-from dramatiq.middleware import MiddlewareError, SkipMessage
+from dramatiq.middleware import Interrupt, MiddlewareError, SkipMessage
 
 import leasekit
 from leasekit import AlreadyDone, ConfigError, Lease, LeaseLost, NotGranted
@@ -63,8 +63,8 @@ class Leases(Middleware):
         """Enter the message's lease; if it is not granted, skip the message: it is acknowledged without running."""
         if message.failed:  # another middleware has already rejected the message
             return
-        lease = leasekit.lease(self._client.once(_name(message.message_id)))
         try:
+            lease = leasekit.lease(self._client.once(_name(message.message_id)))
             lease.__enter__()
         except AlreadyDone:
             logger.info("message %s was delivered again, and had ended well", message.message_id)
@@ -78,9 +78,10 @@ class Leases(Middleware):
             logger.info("message %s was delivered again while it runs", message.message_id)
             self._put_off(broker, message)
             raise SkipMessage(f"message {message.message_id} is being processed") from None
-        except Exception as error:
+        except (Exception, Interrupt) as error:  # a time limit or a shutdown is no failure of what has not begun
             # Put off here, because Dramatiq runs a message even if its middleware fails: without a lease.
-            logger.warning("message %s is put off: its lease cannot be obtained: %s", message.message_id, error)
+            why = str(error) or type(error).__name__
+            logger.warning("message %s is put off: its lease cannot be obtained: %s", message.message_id, why)
             self._put_off(broker, message)
             raise SkipMessage(f"the lease of message {message.message_id} cannot be obtained") from error
         self._here.lease = lease

@@ -8,13 +8,14 @@ import dramatiq
 import pytest
 from dramatiq import Middleware
 from dramatiq.brokers.stub import StubBroker
-from dramatiq.middleware import MiddlewareError, SkipMessage
+from dramatiq.middleware import Interrupt, MiddlewareError, Shutdown, SkipMessage, TimeLimitExceeded
 from dramatiq.results import ResultFailure, ResultMissing, Results
 from dramatiq.results.backends import StubBackend
 from dramatiq.worker import Worker
 
 import leasekit
 from leasekit_dramatiq import Leases, current_lease
+from tests.waiting import eventually
 
 
 class Stored(StubBackend):
@@ -156,6 +157,25 @@ class FailsLate(Middleware):
 
     def after_process_message(self, broker: Any, message: Any, *, result: Any = None, exception: Any = None) -> None:
         message.fail()
+
+
+@pytest.mark.parametrize("interrupt", [TimeLimitExceeded, Shutdown])
+def test_one_that_is_interrupted_before_it_has_its_lease_is_put_off(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, interrupt: type[Interrupt]
+) -> None:
+    interrupts = [interrupt()]
+    once = shop.leases._client.once
+
+    def interrupted(name: str) -> Any:
+        if interrupts:
+            raise interrupts.pop()
+        return once(name)
+
+    monkeypatch.setattr(shop.leases, "_again_in", 0.1)
+    monkeypatch.setattr(shop.leases._client, "once", interrupted)
+    shop.deliver()
+    eventually(lambda: shop.status == "success")
+    assert (shop.ran, interrupts) == (["a"], [])
 
 
 def test_one_that_another_middleware_makes_a_dead_letter_of_may_be_sent_again(shop: Shop) -> None:

@@ -36,6 +36,8 @@ logger = logging.getLogger("leasekit.celery")
 _MANY = 1024  # pool processes that have a note
 _SIZE = 1024  # bytes of a note
 _HEAD = struct.Struct("=?H")  # whether the lease was lost; the length of the rest
+REVOKED = "leasekit_revoked"  # in a request: why the task is revoked, unless a run of it is alive or has ended
+PUT_OFF = "leasekit_put_off"  # header of a message: how often it was put off
 _PATIENCE = 2.0  # seconds for which the main process waits for an answer, in which it does nothing else
 
 
@@ -46,6 +48,9 @@ class _Note(msgspec.Struct, frozen=True):
     task_id: str
     token: str
     ttl: float
+
+    def task(self) -> Task:
+        return Task(id=self.task_id, kind=self.task_id, token=self.token, ttl=self.ttl)
 
 
 class Notes:
@@ -105,24 +110,67 @@ def end_process() -> None:
 
 
 class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
-    """A message in the main process of a worker: it ends the lease of a run whose pool process was killed."""
+    """A message in the main process of a worker: it ends the lease of a run whose pool process was killed.
+
+    A message that came again may be a copy of one whose run is alive, or has ended. So the main process neither revokes
+    nor expires the task of such a message: that is decided under the task's lease (`REVOKED`).
+    """
 
     _note: _Note | None = None  # of the pool process whose end Celery deals with just now
+
+    def revoked(self) -> bool:
+        """Return whether the task was revoked, or has expired, and no run of it has begun before."""
+        return super().revoked() and REVOKED not in self.request_dict
+
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:  # noqa: FBT001 - Celery's
+        came_again = self.delivery_info.get("redelivered") or PUT_OFF in self.request_dict
+        if self.task.leased and came_again and not terminated:
+            self.request_dict[REVOKED] = reason
+        else:
+            super()._announce_revoked(reason, terminated, signum, expired)
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """Terminate the run of the task, which may be that of another message than this one."""
+        runs = [request for request in state.active_requests if request.id == self.id]
+        for request in runs or [self]:
+            theirs: Any = super(LeasedRequest, request)
+            theirs.terminate(pool, signal)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 - Celery's signature
+        """Deal with a time limit as Celery does, unless the task still waits for its lease: see `on_failure`."""
+        if soft or not self._waits_for_lease():
+            super().on_timeout(soft, timeout)
 
     def on_failure(self, exc_info: Any, *, return_ok: bool = False, **options: Any) -> Any:
         """Deal with a failure as Celery does, and end the lease in the same way if its pool process cannot."""
         if not return_ok and notes is not None:  # else the pool process has reported the failure, and ended its lease
-            found = notes.find(self.worker_pid, f"once:{lease_name(self.id)}")
-            self._note, lost = found or (None, False)
+            self._note, lost = self._find_note() or (None, False)
             error = getattr(exc_info.exception, "exc", exc_info.exception)  # it may be wrapped
+            if isinstance(error, TimeLimitExceeded) and self._waits_for_lease():
+                logger.warning("task %s is delivered again: its time limit was over before it had a lease", self.id)
+                exc_info = _rejection("it has no lease")
             self._is_dead = not isinstance(error, TimeLimitExceeded)  # at a time limit it is killed just after this
             if lost and self.task.acks_late and isinstance(error, WorkerLostError):
                 logger.warning("task %s is delivered again: its lease was lost, and its process ended", self.id)
-                exc_info = _rejection()
+                exc_info = _rejection("its lease was lost")
         try:
             return super().on_failure(exc_info, return_ok=return_ok, **options)
         finally:
-            self._end_lease(failed=not self.task.acks_late)  # acknowledged when it began: it never comes again
+            if self._already_revoked and self.task.leased:
+                self._report(failed=True)
+            else:
+                self._end_lease(failed=not self.task.acks_late)  # acknowledged when it began: it never comes again
+            for request in state.active_requests:  # Celery has forgotten the run whose copy this message was
+                if request.id == self.id:
+                    state.requests[self.id] = request
+
+    def _waits_for_lease(self) -> bool:
+        """Return whether the task has not begun, for lack of a lease, and its message can be delivered again."""
+        return notes is not None and self.task.leased and self.task.acks_late and self._find_note() is None
+
+    def _find_note(self) -> tuple[_Note, bool] | None:
+        assert notes is not None  # noqa: S101 - callers look
+        return notes.find(self.worker_pid or 0, f"once:{lease_name(self.id)}")
 
     def acknowledge(self) -> None:
         """Acknowledge the message; the lease of a killed run is settled."""
@@ -137,23 +185,26 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
 
     def _end_lease(self, *, failed: bool) -> None:
         """End the lease of a killed run, once: settle it as failed for good, or release it if the run is over."""
+        if self._note is not None and (failed or self._is_dead):
+            self._report(failed=failed)
+
+    def _report(self, *, failed: bool) -> None:
         note, self._note = self._note, None
-        if note is not None and (failed or self._is_dead):
-            # Without waiting the main process would kill a run first that then releases the lease itself.
-            reporter = threading.Thread(target=_report, args=(self.task.app.Task.leases, note, failed), daemon=True)
-            reporter.start()
-            reporter.join(_PATIENCE)
+        # Without waiting the main process would kill a run first that then releases the lease itself.
+        args = (self.task.app.Task.leases, lease_name(self.id), note, failed)
+        reporter = threading.Thread(target=_report, args=args, daemon=True)
+        reporter.start()
+        reporter.join(_PATIENCE)
 
 
-def _report(leases: Client, note: _Note, failed: bool) -> None:  # noqa: FBT001 - the target of a thread
-    """End a lease that another process has held. Best effort: otherwise it expires."""
+def _report(leases: Client, name: str, note: _Note | None, failed: bool) -> None:  # noqa: FBT001 - the target of a thread
+    """End a lease that another process has held, or has released. Best effort: otherwise it expires."""
     assert leases.url is not None  # noqa: S101 - `install` has connected by URL
-    task = Task(id=note.task_id, kind=note.task_id, token=note.token, ttl=note.ttl)
     # A client of its own, so that no thread is left when the main process forks the next pool process.
     with (
         suppress(LeasekitError),
         leasekit.connect(leases.url, heartbeats=leases.heartbeats, retry_for=_PATIENCE) as client,
-        leasekit.lease(client.adopt(task)) as held,
+        leasekit.lease(client.once(name, wait=_PATIENCE) if note is None else client.adopt(note.task())) as held,
     ):
         if failed:
             held.fail("the pool process was ended, and Celery has acknowledged the message", retry=False)
@@ -161,9 +212,9 @@ def _report(leases: Client, note: _Note, failed: bool) -> None:  # noqa: FBT001 
             held.release()
 
 
-def _rejection() -> ExceptionInfo:
+def _rejection(why: str) -> ExceptionInfo:
     """Return what Celery is told when a task rejects its message: it is delivered again."""
     try:
-        raise Reject("its lease was lost", requeue=True)
+        raise Reject(why, requeue=True)
     except Reject:
         return ExceptionInfo()

@@ -20,19 +20,19 @@ main process reports the end of a run that cannot report it itself (`children.py
 import logging
 import sys
 from contextlib import suppress
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 
 from celery import Celery, Task, signals, states
 from celery.concurrency import get_implementation
 from celery.concurrency.prefork import TaskPool
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.utils.imports import symbol_by_name
 from kombu.serialization import registry
 
 import leasekit
 from leasekit import AlreadyDone, Client, ConfigError, Fatal, Lease, LeasekitError, LeaseLost, NotGranted
 from leasekit_celery import children
-from leasekit_celery.children import LeasedRequest, end_process
+from leasekit_celery.children import PUT_OFF, REVOKED, LeasedRequest, end_process
 from leasekit_celery.task_lease import TaskLease, current, lease_name
 
 logger = logging.getLogger("leasekit.celery")
@@ -44,7 +44,6 @@ _LATEST = 60.0  # … up to this
 _HANDED_ON = 5.0  # seconds to wait for a lease: a retry may arrive before the run that sent it has released it
 _RUN = "leasekit_run"  # attribute of a request: its `_Run`
 _HAS_SUCCESSOR = "leasekit_has_successor"  # attribute of a request: its run has sent a retry, or its replacement
-_PUT_OFF = "leasekit_put_off"  # header of a message: how often it was put off
 _SHOWN = ("argsrepr", "kwargsrepr")  # arguments as logs show them, if the sender has set them
 _NOT_OURS_TO_JUDGE = (Retry, Reject, Ignore, LeaseLost)  # the message comes again, or the task itself dismisses it
 
@@ -106,7 +105,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             return super().__call__(*args, **kwargs)
         held = self._enter_lease(request)
         setattr(request, _RUN, _Run(held, sys.exception()))
-        if request.headers and request.headers.pop(_PUT_OFF, None):  # a retry of this run was not put off
+        if request.headers and request.headers.pop(PUT_OFF, None):  # a retry of this run was not put off
             request.delivery_info = {**(request.delivery_info or {}), "redelivered": True}
         try:
             return self._run_held(request, args, kwargs)
@@ -165,7 +164,12 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             held = leasekit.lease(once).__enter__()
             self.app.Task.has_outage = False
             self._check_attempt(held, request)
+            if REVOKED in vars(request):
+                self._end_revoked(held, request)
             return held
+        except SoftTimeLimitExceeded:
+            self._put_off(request, "it has no lease", first=1.0)
+            raise Ignore from None
         except AlreadyDone:
             self.app.Task.has_outage = False
             logger.info("task %s was delivered again, and had ended: acknowledged without running", request.id)
@@ -173,7 +177,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         except NotGranted as refused:
             self.app.Task.has_outage = False
             if refused.ended is not None:
-                self._revoke(request, refused)
+                self._revoke(request, str(refused))
             else:
                 self._put_off(request, "it was delivered again while it runs")
             raise Ignore from None
@@ -199,17 +203,29 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             with suppress(LeasekitError):  # a lost lease raises when it is left
                 getattr(request, _RUN).lease.note_end(str(self.name), _number(request))
 
-    def _revoke(self, request: Any, refused: NotGranted) -> None:
-        """Revoke a task that was cancelled at the service of the leases, so that it never runs."""
-        logger.warning("task %s is revoked, and acknowledged without running: %s", request.id, refused)
+    def _end_revoked(self, held: Lease, request: Any) -> NoReturn:
+        """Settle the lease of a task that was revoked, or has expired, and that no other run has: it never runs."""
+        reason = getattr(request, REVOKED)
+        if self._revoke(request, reason):
+            held.fail(f"the task is {reason}", retry=False)
+        else:
+            held.release()
+        held.__exit__(None, None, None)
+        raise Ignore
+
+    def _revoke(self, request: Any, reason: str) -> bool:
+        """Revoke a task, so that it never runs; return False if its result cannot be stored, and it is put off."""
+        logger.warning("task %s is revoked, and acknowledged without running: %s", request.id, reason)
         is_stored = not self.ignore_result or self.store_errors_even_if_ignored
         try:
-            self.backend.mark_as_revoked(request.id, str(refused), request=request, store_result=is_stored)
+            self.backend.mark_as_revoked(request.id, reason, request=request, store_result=is_stored)
         except Exception as error:  # noqa: BLE001 - whatever its result backend raises
             logger.warning("task %s is revoked later: its result cannot be stored: %s", request.id, error)
             self._put_off(request, "its result cannot be stored")
-        else:
-            signals.task_revoked.send(sender=self, request=request, terminated=False, signum=None, expired=False)
+            return False
+        expired = reason == "expired"
+        signals.task_revoked.send(sender=self, request=request, terminated=False, signum=None, expired=expired)
+        return True
 
     def _put_off(self, request: Any, why: str, *, first: float = _FIRST, level: int = logging.INFO) -> None:
         """Send a copy of the message for later; this message is then acknowledged. Its first run may be alive.
@@ -218,14 +234,17 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         again. That happens only if the broker does not accept the copy.
         """
         options: dict[str, Any] = self.app.conf.broker_transport_options or {}
-        before = int((request.headers or {}).get(_PUT_OFF, 0))
+        before = int((request.headers or {}).get(PUT_OFF, 0))
         # If the ETA were later than the visibility timeout, the broker would deliver one more copy each time.
         most = min(_LATEST, float(options.get("visibility_timeout", _VISIBILITY)) / 2)
         delay = min(first * 2.0 ** min(before, 10), most)
         shown = {name: value for name in _SHOWN if (value := getattr(request, name, None)) is not None}
         sent = _sending_options(request)
         again: Any = self.signature_from_request(request, countdown=delay, retries=request.retries, **shown, **sent)
-        again.options["headers"] = {**(again.options.get("headers") or {}), _PUT_OFF: before + 1}
+        headers = again.options["headers"] = {**(again.options.get("headers") or {}), PUT_OFF: before + 1}
+        if (revoked := getattr(request, REVOKED, None)) is not None:
+            headers[REVOKED] = revoked
+            again.options.pop("expires", None)  # brokers do not accept a message that has expired
         # Otherwise Celery would send the copy as a child of this task, but its parent is the task that called it.
         self.push_request(called_directly=True)
         try:

@@ -65,6 +65,19 @@ def limited(self, seconds):
     say("end", self)
 
 
+@app.task(bind=True, acks_late=True, soft_time_limit=2)
+def softly(self, seconds):
+    say("begin", self)
+    time.sleep(seconds)
+    say("end", self)
+
+
+@celery.signals.task_revoked.connect
+def revoked(request, **_):
+    with LOG.open("a") as log:
+        log.write(f"revoked {{request.id}} {{os.getpid()}}\\n")
+
+
 @app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
 def killed(self, seconds):
     say("begin", self)
@@ -95,8 +108,12 @@ class Shop:
         self.module: ModuleType = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(self.module)
 
-    def send(self, task: str, *args: Any, again: str | None = None) -> str:
-        return str(getattr(self.module, task).apply_async(args, task_id=again).id)
+    def send(self, task: str, *args: Any, again: str | None = None, **options: Any) -> str:
+        return str(getattr(self.module, task).apply_async(args, task_id=again, **options).id)
+
+    def send_copy(self, task: str, *args: Any, of: str, **options: Any) -> None:
+        """Send what the first look at a message that came again sends."""
+        self.send(task, *args, again=of, headers={"leasekit_put_off": 1}, **options)
 
     def count(self, word: str, task_id: str) -> int:
         return len(self.processes(word, task_id))
@@ -206,6 +223,43 @@ def test_a_task_that_celery_ends_at_its_time_limit_has_failed_for_good(
     assert app.count("begin", task) == 1
 
 
+def test_a_copy_that_expires_does_not_revoke_the_task_that_runs(shop: Shops, workers: Workers, tmp_path: Path) -> None:
+    app = shop("expired")
+    workers("expired")
+    task = app.send("long", 2)
+    eventually(lambda: app.count("begin", task))
+    app.send_copy("long", 2, of=task, expires=0.5, countdown=1)
+    eventually(lambda: f"{task} was delivered again, and had ended" in (tmp_path / "expired.log").read_text())
+    assert [app.count(word, task) for word in ("begin", "end", "revoked")] == [1, 1, 0]
+
+
+def test_a_copy_that_has_expired_is_revoked_if_no_run_has_its_lease(shop: Shops, workers: Workers) -> None:
+    app = shop("orphan")
+    workers("orphan")
+    task = app.send("long", 0, expires=0.5, countdown=1, headers={"leasekit_put_off": 1})
+    eventually(lambda: app.count("revoked", task))
+    assert app.count("begin", task) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+@pytest.mark.parametrize("by", ["SIGTERM", "SIGKILL"])
+def test_a_task_is_terminated_though_a_copy_of_its_message_waits_and_never_runs_again(
+    shop: Shops, workers: Workers, tmp_path: Path, by: str
+) -> None:
+    app = shop("terminated", ttl=600)
+    workers("terminated")
+    log = tmp_path / "terminated.log"
+    task = app.send("long", 60)
+    process = eventually(lambda: app.processes("begin", task))[0]
+    app.send_copy("long", 60, of=task, countdown=600)
+    eventually(lambda: log.read_text().count(f"{task}] received") == 2)
+    app.module.app.control.revoke(task, terminate=True, signal=by)
+    eventually(lambda: not Path(f"/proc/{process}").exists())
+    app.send_copy("long", 60, of=task)
+    eventually(lambda: f"{task} was delivered again, and had ended" in log.read_text())
+    assert [app.count(word, task) for word in ("begin", "end", "revoked")] == [1, 0, 1]
+
+
 def test_the_lease_of_a_killed_pool_process_does_not_keep_its_task_waiting(shop: Shops, workers: Workers) -> None:
     app = shop("struck", ttl=600)
     workers("struck")
@@ -266,15 +320,19 @@ def test_a_worker_of_greenlets_does_not_start_where_its_tasks_need_leases(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("long", "is put off"), ("softly", "is put off"), ("limited", "is delivered again: its time")],
+)
 def test_without_the_service_a_task_is_neither_run_nor_lost(
-    tmp_path: Path, redis_url: str, leases_url: str, workers: Workers
+    tmp_path: Path, redis_url: str, leases_url: str, workers: Workers, kind: str, said: str
 ) -> None:
     app = Shop(tmp_path, "away", redis=redis_url, leases="http://127.0.0.1:9")
     path = tmp_path / "away.py"
     first = workers("away")
-    task = app.send("long", 0)
+    task = app.send(kind, 0)
     log = tmp_path / "away.log"
-    eventually(lambda: f"{task} is put off" in log.read_text(encoding="utf-8"))
+    eventually(lambda: f"{task} {said}" in log.read_text(encoding="utf-8"))
     assert "no task runs before the service of the leases answers (<Client of http://127.0.0.1:9 " in log.read_text()
     assert app.count("begin", task) == 0
     kill_all(first)

@@ -24,7 +24,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, NullPool, create_engine
 
 from leasekit.errors import BackendError, ConfigError, StoreDamaged, StoreLocked, Unavailable
-from leasekit.server.store import Entity, Filter, Run, Trigger, migrations, sql, statements
+from leasekit.server.store import Entity, Filter, Run, Trigger, admission, migrations, sql, statements
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.schema import HEAD, metadata
 from leasekit.server.store.sql import SqlStore
@@ -104,7 +104,8 @@ def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     migrations = tmp_path / "migrations"
     shutil.copytree(MIGRATIONS, migrations, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(sql, "_MIGRATIONS", str(migrations))
-    monkeypatch.setattr(sql, "HEAD", "0002")
+    for module in (sql, admission):
+        monkeypatch.setattr(module, "HEAD", "0002")
     return migrations / "versions" / "0002_another.py"
 
 

@@ -38,34 +38,34 @@ def say(word, task):
         log.write(f"{{word}} {{task.request.id}} {{os.getpid()}}\\n")
 
 
-@app.task(bind=True, acks_late=True)
+@app.task(shared=False, bind=True, acks_late=True)
 def long(self, seconds):
     say("begin", self)
     time.sleep(seconds)
     say("end", self)
 
 
-@app.task(bind=True, acks_late=True)
+@app.task(shared=False, bind=True, acks_late=True)
 def fails(self):
     say("begin", self)
     raise ValueError("oops")
 
 
-@app.task(bind=True, acks_late=True, max_retries=2)
+@app.task(shared=False, bind=True, acks_late=True, max_retries=2)
 def retries(self):
     say("begin", self)
     if self.request.retries < 2:
         raise self.retry(countdown=0)
 
 
-@app.task(bind=True, acks_late=True, time_limit=2)
+@app.task(shared=False, bind=True, acks_late=True, time_limit=2)
 def limited(self, seconds):
     say("begin", self)
     time.sleep(seconds)
     say("end", self)
 
 
-@app.task(bind=True, acks_late=True, soft_time_limit=2)
+@app.task(shared=False, bind=True, acks_late=True, soft_time_limit=2)
 def softly(self, seconds):
     say("begin", self)
     time.sleep(seconds)
@@ -78,7 +78,7 @@ def revoked(request, **_):
         log.write(f"revoked {{request.id}} {{os.getpid()}}\\n")
 
 
-@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
+@app.task(shared=False, bind=True, acks_late=True, reject_on_worker_lost=True)
 def killed(self, seconds):
     say("begin", self)
     if len(LOG.read_text().splitlines()) == 1:

@@ -3,9 +3,11 @@
 import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +28,7 @@ import celery
 {imports}
 
 app = celery.Celery("{name}", broker="{redis}", backend=None)
-app.conf.task_default_queue = "{name}"
+app.conf.task_default_queue = "{queue}"
 app.conf.broker_transport_options = {{"visibility_timeout": 5, "unacked_restore_interval": 1}}
 app.conf.worker_prefetch_multiplier = 1
 {install}
@@ -95,6 +97,7 @@ class Shop:
         self.log = folder / f"{name}.txt"
         text = SHOP.format(
             name=name,
+            queue=f"{name}-{uuid.uuid4().hex}",  # Redis outlives a test, and so would its messages
             redis=redis,
             log=str(self.log),
             imports="import leasekit_celery" if leases else "",
@@ -321,23 +324,29 @@ def test_a_worker_of_greenlets_does_not_start_where_its_tasks_need_leases(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "said"),
-    [("long", "is put off"), ("softly", "is put off"), ("limited", "is delivered again: its time")],
+    ("kind", "answers", "said"),
+    [
+        ("long", "refuses", "is put off"),
+        ("softly", "hangs", "is put off"),
+        ("limited", "hangs", "is delivered again: its time"),
+    ],
 )
 def test_without_the_service_a_task_is_neither_run_nor_lost(
-    tmp_path: Path, redis_url: str, leases_url: str, workers: Workers, kind: str, said: str
+    tmp_path: Path, redis_url: str, leases_url: str, workers: Workers, kind: str, answers: str, said: str
 ) -> None:
-    app = Shop(tmp_path, "away", redis=redis_url, leases="http://127.0.0.1:9")
-    path = tmp_path / "away.py"
-    first = workers("away")
-    task = app.send(kind, 0)
-    log = tmp_path / "away.log"
-    eventually(lambda: f"{task} {said}" in log.read_text(encoding="utf-8"))
-    assert "no task runs before the service of the leases answers (<Client of http://127.0.0.1:9 " in log.read_text()
-    assert app.count("begin", task) == 0
-    kill_all(first)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        away = f"http://127.0.0.1:{silent.getsockname()[1] if answers == 'hangs' else 9}"
+        app = Shop(tmp_path, "away", redis=redis_url, leases=away)
+        path = tmp_path / "away.py"
+        first = workers("away")
+        task = app.send(kind, 0)
+        log = tmp_path / "away.log"
+        eventually(lambda: f"{task} {said}" in log.read_text(encoding="utf-8"))
+        assert f"no task runs before the service of the leases answers (<Client of {away} " in log.read_text()
+        assert app.count("begin", task) == 0
+        kill_all(first)
     text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace("http://127.0.0.1:9", leases_url), encoding="utf-8")
+    path.write_text(text.replace(away, leases_url), encoding="utf-8")
     workers("away")
     eventually(lambda: app.count("end", task))
     assert f"tasks run under leases (<Client of {leases_url} " in log.read_text()

@@ -357,7 +357,7 @@ def test_a_log_that_nobody_reads_holds_up_no_end(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pages", [1, 200], ids=["before any beat", "after some seconds"])
+@pytest.mark.parametrize("pages", [60, 200], ids=["before any beat", "after some seconds"])
 def test_the_next_holder_begins_where_a_killed_worker_was(place: Place, client: leasekit.Client, pages: int) -> None:
     worker = place.work().at_work()
     task = client.schedule(place.kind("counts"), claim_timeout=TTL, heartbeat_timeout=TTL)
@@ -367,6 +367,7 @@ def test_the_next_holder_begins_where_a_killed_worker_was(place: Place, client: 
     assert outcomes(info) == ["crash", "success"]
     last = int(place.notes("page")[-1][0])
     # Of what was reported in the last moment nobody may have heard: that of a half second, on a machine in a hurry.
+    assert info.result is not None
     assert last - 50 <= info.result["page"] <= last + 1
 
 

@@ -88,6 +88,10 @@ class Heartbeats:
                 whole=field.type is int,
                 or_none=field.default is None,
             )
+        self._check_cycle()
+        self._check_sum()
+
+    def _check_cycle(self) -> None:
         if self.call_timeout <= 0:
             raise ConfigError("call_timeout=0 would never send a heartbeat: raise call_timeout")
         if self.rate * self.cycle < 1 - 1e-9:
@@ -98,6 +102,8 @@ class Heartbeats:
                 f"lower cycle from {self.cycle:g} to {self.ttl / 2:g} or less, "
                 f"or use Heartbeats().for_ttl({self.ttl:g})"
             )
+
+    def _check_sum(self) -> None:
         spent = self._spent
         drift = 2 * DRIFT
         if spent >= self.ttl * (1 - drift):
@@ -197,13 +203,8 @@ class Heartbeats:
         if 1 / self.rate > self.retry_wait:
             rows[-1] = ("− 1 / rate", -1 / self.rate, "before the next slot, in which a try gets through")
         if self._last_try < 0:
-            rows.append(
-                (
-                    "+ missing",
-                    -self._last_try,
-                    "one failed heartbeat may cost a lease: lower cycle or retry_wait, or raise rate",
-                )
-            )
+            hint = "one failed heartbeat may cost a lease: lower cycle or retry_wait, or raise rate"
+            rows.append(("+ missing", -self._last_try, hint))
         elif self.outage_survived < self._last_try:
             early = self.outage_survived - self._last_try
             rows.append(("− strikes", early, f"{self.max_failures} in a row end a lease early, from strike_after on"))

@@ -9,6 +9,7 @@ Sentinels, `tls=true`. With TLS, by the names that redis-py and Celery give them
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
@@ -97,14 +98,18 @@ def parse(url: str) -> Address:
         prefix=_prefix(options.pop("prefix", "leasekit")),
         retention=_retention_seconds(options.pop("retention", "180d")),
     )
+    _refuse_unknown(options)
+    return address
+
+
+def _refuse_unknown(options: Mapping[str, str]) -> None:
+    """Raise `ConfigError` with the names of options that nothing has taken: their values may be secrets."""
     if options:
-        # Only the names of options, because their values may be secrets.
         raise ConfigError(
             f"unknown options {', '.join(sorted(options))}: known are prefix, retention; for unix "
             f"and Sentinels db; for a cluster and Sentinels tls; for Sentinels {', '.join(_SENTINEL_OPTIONS)}; "
             f"with TLS {', '.join(_TLS_OPTIONS)}"
         )
-    return address
 
 
 def _host(text: str, default_port: int) -> tuple[str, int]:

@@ -135,14 +135,11 @@ class SharedMemory:
                     begun = elsewhere or state == _BEGUN
                     leases.append(Left(task_id.decode(), rest.decode(), begun=begun, elsewhere=elsewhere))
                 at += 1 << room
-        latest = [
-            lease._replace(progress=found[1], progress_seq=found[0])
-            if (found := progress.get((lease.task_id, lease.token)))
-            else lease
-            for lease in leases
-        ]
+        for place, left in enumerate(leases):
+            if (found := progress.get((left.task_id, left.token))) is not None:
+                leases[place] = left._replace(progress=found[1], progress_seq=found[0])
         (armed_at,) = _MOMENT.unpack_from(self._header, _ARMED)
-        return Past(self._holder(), latest, settlements, claims, armed_at or None)
+        return Past(self._holder(), leases, settlements, claims, armed_at or None)
 
     def _holder(self) -> Holder | None:
         (length,) = _LENGTH.unpack_from(self._header, _HOLDER)

@@ -74,14 +74,19 @@ def main(fd: int) -> None:
     except BaseException as error:  # noqa: BLE001 - even a module's sys.exit() must be reported to the worker
         channel.send(messages.StartupFailed(why="".join(traceback.format_exception(error))))
         return
-    if setup.log_level is not None and not logging.getLogger().handlers:
-        stderr = logging.StreamHandler()
-        stderr.setFormatter(formatter(setup.log_format))
-        logging.basicConfig(level=setup.log_level, handlers=[stderr])
+    _log_to_stderr(setup)
     executor = _Executor(channel, handlers, _Connection(setup), guard=guard)
     threading.Thread(target=executor.listen, name="leasekit-executor", daemon=True).start()
     channel.send(messages.Ready())
     executor.serve()
+
+
+def _log_to_stderr(setup: messages.Setup) -> None:
+    """Log as the worker does, unless the handlers' module has arranged its own log."""
+    if setup.log_level is not None and not logging.getLogger().handlers:
+        stderr = logging.StreamHandler()
+        stderr.setFormatter(formatter(setup.log_format))
+        logging.basicConfig(level=setup.log_level, handlers=[stderr])
 
 
 def _leave_it_to_the_worker(executor: int, number: int, frame: FrameType | None) -> None:

@@ -167,17 +167,7 @@ class Slot:
             logger.error("no executor can be started, it is tried again: %s", error)
             self.pause()
             return False
-        try:
-            executor.wait_started()
-            executor.send(self._setup)
-            ready = self._wait_until_ready(executor)
-        except OSError as error:
-            ready = False
-            logger.error("no executor can be started, it is tried again: %s", error)
-        except BaseException:
-            _end_executor(executor, within=0)
-            raise
-        if not ready:
+        if not self._becomes_ready(executor):
             how = _end_executor(executor, within=0)
             if not self._closed:
                 logger.error("an executor %s before it was ready; it is tried again", how)
@@ -185,6 +175,18 @@ class Slot:
             return False
         self._executor = executor
         return True
+
+    def _becomes_ready(self, executor: GuardedProcess) -> bool:
+        try:
+            executor.wait_started()
+            executor.send(self._setup)
+            return self._wait_until_ready(executor)
+        except OSError as error:
+            logger.error("no executor can be started, it is tried again: %s", error)
+            return False
+        except BaseException:
+            _end_executor(executor, within=0)
+            raise
 
     def _wait_until_ready(self, executor: GuardedProcess) -> bool:
         while not self._closed and not executor.over:

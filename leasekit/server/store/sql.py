@@ -91,17 +91,7 @@ class SqlStore(Store):
             self._lock.acquire()
             close_to_others(self._path)
             with self._writer_connection() as connection:
-                self._look_for_damage(connection)
-                check_tables(self._path, _driver(connection))
-                identity = _identity(connection)
-                self._lock.check(identity)
-                with connection.begin():
-                    self.is_new = self._bring_up_to_date(connection)
-                self._identity = identity or _give_identity(connection)
-                if self.is_new:
-                    logger.info("created a new store: %s", self._path)
-                self._start = uuid.uuid4().hex
-                self._lock.begin(self._identity, self._start)
+                self._begin(connection)
             # A first reader, which stays connected: if the writer's connection were the only one and failed, SQLite
             # would delete the log with it, and on a full disk no new log could be made, not even to read.
             with self.view() as view:
@@ -120,6 +110,19 @@ class SqlStore(Store):
         except BaseException:
             self.close()
             raise
+
+    def _begin(self, connection: Connection) -> None:
+        self._look_for_damage(connection)
+        check_tables(self._path, _driver(connection))
+        identity = _identity(connection)
+        self._lock.check(identity)
+        with connection.begin():
+            self.is_new = self._bring_up_to_date(connection)
+        self._identity = identity or _give_identity(connection)
+        if self.is_new:
+            logger.info("created a new store: %s", self._path)
+        self._start = uuid.uuid4().hex
+        self._lock.begin(self._identity, self._start)
 
     def _look_for_damage(self, connection: Connection) -> None:
         """Raise `StoreDamaged` if the file is damaged: further writes would only lose more data."""

@@ -171,6 +171,14 @@ class Lives:
         stops = sorted(server.ended.at for server in self.servers if server.ended is not None)
         return [(stop, min(start for start in starts if start >= stop)) for stop in stops if stop <= starts[-1]]
 
+    @cached_property
+    def may_extend(self) -> list[float]:
+        """When the service may have extended all leases: its starts, its stalls, and the failures of its disk."""
+        starts = [server.began.at for server in self.servers if server.began is not None]
+        stalls = [end for server in self.servers for _, end in server.stood]
+        outages = [fault.at + (fault.lasts or 0.0) for fault in self.faults if fault.name.startswith("store")]
+        return starts + stalls + outages
+
     def _take(self, event: log.Event) -> None:
         match event:
             case log.Renewed(ttl=float() as ttl) if not _SHORTEST_TTL <= ttl < math.inf:

@@ -291,10 +291,13 @@ def _idle(lease: Lease, start: log.Started, allowed: float) -> Found:
 
 
 def _l6_restart(life: Life, lives: Lives, rules: Rules) -> Found:
-    """A restart of the service ends no lease: every live one gets a whole ttl again."""
+    """A restart of the service ends no lease: every live one gets a whole ttl again, once until its next beat."""
     for lease, after in pairwise(life.known):
         for stop, start in lives.restarts if rules.restarts_extend else ():
             if not lease.grant.at <= stop < lease.surely_until(rules.drift):
+                continue
+            heard_at = max([lease.asked_at, *(beat.asked_at for beat in lease.renewed if beat.at <= stop)])
+            if any(heard_at <= at <= stop for at in lives.may_extend):
                 continue
             until = start + lease.ttl * (1 - rules.drift)
             ended = any(ask.at <= after.grant.at for ask in lease.settle_asked)

@@ -29,6 +29,7 @@ class Trigger(Struct, frozen=True, array_like=True, gc=False):
     max_runtime: float | None = None
     # By the clock of leases: from then on the lease is not renewed. None: no bound, or the handler has not begun.
     run_until: float | None = None
+    was_extended: bool = False  # a restart has moved the lease's end, and nothing was heard from its holder since
 
 
 class Limits(NamedTuple):

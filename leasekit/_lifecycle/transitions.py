@@ -35,6 +35,7 @@ def grant(row: Trigger, worker: str, token: str, *, now: float) -> Trigger:
         token=token,
         next_trigger_at=next_trigger(status, now=now, after=row.claim_timeout),
         run_until=None,
+        was_extended=False,
     )
 
 
@@ -64,7 +65,7 @@ def renewed(row: Trigger, status: Status, *, now: float) -> Trigger:
     The end of the lease never moves nearer: a holder that did not get the answer relies on the earlier grant.
     """
     until = now + row.heartbeat_timeout
-    return replace(row, status=status, next_trigger_at=max(until, row.next_trigger_at or until))
+    return replace(row, status=status, next_trigger_at=max(until, row.next_trigger_at or until), was_extended=False)
 
 
 def cancelled(row: Trigger, *, now: float) -> Trigger:

@@ -35,6 +35,7 @@ class Lease(Protocol):
 
     ttls: tuple[float, float]  # of the claim, and of a beat
     ends_at: float
+    was_extended: bool  # by a restart, since its holder was heard last
 
     @property
     def is_leased(self) -> bool: ...
@@ -116,9 +117,13 @@ class SqliteRig(Rig):
         await self.close()
         await self.open()
         await self.service.stats()
+        self._extend(leases)
+
+    def _extend(self, leases: list[Lease]) -> None:
         for seq, lease in enumerate(leases, start=1):
-            if lease.is_leased:
+            if lease.is_leased and not lease.was_extended:
                 lease.ends_at = self.instant + max(lease.ttls) * (1 + (seq % 100) / 1000)
+                lease.was_extended = True
 
 
 class HttpRig(SqliteRig):
@@ -152,9 +157,7 @@ class HttpRig(SqliteRig):
         await self._stop()
         await self._serve(self._port)
         self.service = service
-        for seq, lease in enumerate(leases, start=1):
-            if lease.is_leased:
-                lease.ends_at = self.instant + max(lease.ttls) * (1 + (seq % 100) / 1000)
+        self._extend(leases)
 
 
 class RedisRig(Rig):

@@ -67,6 +67,7 @@ class Model:
     max_runtime: float | None
     due_at: float
     ends_at: float = 0.0
+    was_extended: bool = False
     overdue_at: float | None = None
     status: str = "new"
     attempt: int = 0
@@ -261,6 +262,7 @@ class Histories(RuleBasedStateMachine):
         model.attempt += 1
         assert (task.attempt, task.progress, task.ttl) == (model.attempt, model.progress, model.ttls[0])
         model.status, model.ends_at, model.overdue_at = "claimed", self.rig.instant + model.ttls[0], None
+        model.was_extended = False
         model.grants.append(Grant(task.token, task.fence))
         self.held.append(task)
 
@@ -312,7 +314,7 @@ class Histories(RuleBasedStateMachine):
         if is_renewed:
             assert verdict.ttl == model.ttls[1]
             assert verdict.cancel_requested == model.cancel_requested
-            model.ends_at = max(model.ends_at, now + verdict.ttl)
+            model.ends_at, model.was_extended = max(model.ends_at, now + verdict.ttl), False
             if started and model.overdue_at is None and model.max_runtime is not None:
                 model.overdue_at = now + model.max_runtime
             model.status = "processing" if started else model.status
@@ -409,8 +411,9 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.rig.restarts)
     @rule()
     def restart(self) -> None:
-        """Leases get their whole ttl again, and nothing else changes."""
+        """Leases get their whole ttl again, those that were heard since the last restart; nothing else changes."""
         self.run(self.rig.restart(list(self.tasks.values())))
+        self.look()
 
     @precondition(lambda self: self.rig.steps)
     @rule(seconds=st.sampled_from([3.0, 40.0]))

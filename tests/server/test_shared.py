@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import errno
+import itertools
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import anyio
 import pytest
 
 import leasekit
@@ -100,6 +102,20 @@ def test_a_lease_outlives_the_process_that_served_it(start: Start, url: str) -> 
         info = client.get("ours")
         assert info is not None
         assert (info.result, info.attempt, info.crashes) == ("done", 1, 0)
+
+
+async def test_a_dead_task_is_handed_out_though_no_process_has_the_file_open_for_its_ttl(url: str) -> None:
+    holder = connect(url, worker="dead")
+    await holder.schedule([NewTask(kind="k", claim_timeout=2.0, heartbeat_timeout=2.0)])
+    await holder.claim(["k"], limit=1, wait=0, claim_id="1")
+    await holder.aclose()
+    with anyio.fail_after(20):
+        for number in itertools.count():
+            backend = connect(url, worker="w")
+            claimed = await backend.claim(["k"], limit=1, wait=0, claim_id=f"c{number}")
+            await backend.aclose()
+            if claimed.tasks:
+                break
 
 
 def test_an_owner_that_leaves_hands_the_store_over(start: Start, url: str) -> None:

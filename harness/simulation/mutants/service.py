@@ -85,6 +85,13 @@ SERVICE: Mapping[str, Mutant] = {
         Edit("server.roles.consumer:restart_leases", "turn.tx.restart_leases(...)", "pass"),
         by=Histories("restarts", ["L6"]),
     ),
+    "extended-by-every-restart": Mutant(
+        "Every restart gives a lease its whole ttl again, though its holder was not heard since the last one.",
+        Edit("server.store.memory:_MemoryTx.restart_leases", "row.was_extended and shift is not None", "False"),
+        test="tests/server/roles/test_consumer.py"
+        "::test_a_lease_that_nobody_holds_ends_though_no_server_is_up_for_its_ttl[memory-0.0]",
+        why_test="the faults of a history end, and with them the restarts: its leases then end too",
+    ),
     "runtime-by-the-clock-of-old": Mutant(
         "After a restart the longest runtime counts by the clock of the earlier process.",
         Edit(

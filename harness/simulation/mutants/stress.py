@@ -77,7 +77,7 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
     # *gone*: before the consumer or a claim has seen the row.
     "revivals": {
         "hours": 2.0,
-        "rates": only(kill=30.0, duplicate=30.0, kill_after_commit=60.0),
+        "rates": only(kill=30.0, duplicate=90.0, kill_after_commit=60.0),
         "ttls": (30.0,),
         "period": 120.0,
         "workers": 3,

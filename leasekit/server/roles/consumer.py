@@ -68,8 +68,11 @@ def silence(row: Trigger, *, now: float, instant: float) -> str:
 def restart_leases(turn: UnitOfWork, shift: float | None) -> None:
     """Give every leased task its whole ttl from now: no holder could renew it while the server was away or stalled.
 
-    After a start, ends that an earlier process wrote mean nothing, because its clock was another one. The ends of runs
-    with a `max_runtime` move by `shift`, the seconds by which this clock is ahead of the earlier one; None: unknown.
+    Rule: a lease gets that once, until its holder is heard again. Otherwise the task of a dead holder would never be
+    ready where each process opens the store for less than a ttl.
+
+    All other ends that an earlier process wrote move by `shift`, the seconds by which this clock is ahead of the
+    earlier one; None: unknown.
     """
     turn.tx.restart_leases(now=turn.instant, shift=shift)
 

@@ -222,8 +222,9 @@ class Tx(View, Protocol):
     def restart_leases(self, *, now: float, shift: float | None) -> None:
         """Make every lease end at `now` plus the longer of its two ttls: no holder can trust it for longer.
 
-        The ends are spread over a tenth more, so that not all leases end at once. The ends of runs that are not over
-        move by `shift`; None: these ends are dropped, and set anew by the next beat.
+        The ends are spread over a tenth more, so that not all leases end at once. A lease that was extended before, and
+        not renewed since, only moves by `shift`, like the ends of runs that are not over. If `shift` is None, the ends
+        of runs are dropped, and set anew by the next beat.
         """
         ...
 

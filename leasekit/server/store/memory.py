@@ -232,7 +232,10 @@ class _MemoryTx(_MemoryView, Tx):
     def restart_leases(self, *, now: float, shift: float | None) -> None:
         for row in self._leased():
             until = now + max(row.claim_timeout, row.heartbeat_timeout) * (1 + (row.seq % 100) / 1000)
-            self.save([replace(row, next_trigger_at=until, run_until=shifted(row.run_until, shift))])
+            if row.was_extended and shift is not None:
+                until = min(until, (row.next_trigger_at or 0.0) + shift)
+            run_until = shifted(row.run_until, shift)
+            self.save([replace(row, next_trigger_at=until, run_until=run_until, was_extended=True)])
 
     def anchor(self) -> Anchor | None:
         return self._tables.anchors.get(None)

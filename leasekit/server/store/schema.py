@@ -70,6 +70,7 @@ trigger = sa.Table(
     sa.Column("reason", sa.Text),
     sa.Column("max_runtime", sa.Double),
     sa.Column("run_until", sa.Double),
+    sa.Column("was_extended", sa.Boolean, nullable=False),
 )
 
 

@@ -33,7 +33,7 @@ from leasekit.server.store.schema import (
 DIALECT = sqlite.dialect()
 
 _SPREAD = 100  # steps over which the new ends of leases are spread
-_TOGETHER = 50  # rows: every SQLite takes 999 values in one statement, and the widest table has 18 columns
+_TOGETHER = 50  # rows: every SQLite takes 999 values in one statement, and the widest table has 19 columns
 
 
 class Statement:
@@ -209,7 +209,11 @@ SAVE = Statement(
 RENEW = Statement(
     sa.update(trigger)
     .where(_is_one_of(trigger.c.seq, "seqs"))
-    .values(status=bindparam("to_status"), next_trigger_at=_greater(_DUE, _NOW + trigger.c.heartbeat_timeout))
+    .values(
+        status=bindparam("to_status"),
+        next_trigger_at=_greater(_DUE, _NOW + trigger.c.heartbeat_timeout),
+        was_extended=sa.false(),
+    )
 )
 END = Statement(
     sa.update(trigger)
@@ -250,10 +254,14 @@ TOUCH = Statement(sa.update(version).values(version_num=version.c.version_num))
 
 def _restart_leases() -> sa.Update:
     ttl = _greater(trigger.c.claim_timeout, trigger.c.heartbeat_timeout)
-    until = _NOW + ttl * (1 + (trigger.c.seq % _SPREAD) / (10.0 * _SPREAD))
-    # An end that is over stays; without a shift (NULL) the other ends become NULL.
+    anew = _NOW + ttl * (1 + (trigger.c.seq % _SPREAD) / (10.0 * _SPREAD))
+    kept = _DUE + _SHIFT
+    # Without a shift (NULL), every lease begins anew. No end is later than `anew`, unless its row is damaged.
+    until = sa.case((sa.and_(trigger.c.was_extended, kept < anew), kept), else_=anew)
+    # An end that is over stays; without a shift the other ends become NULL.
     run_until = sa.case((trigger.c.run_until <= 0, trigger.c.run_until), else_=trigger.c.run_until + _SHIFT)
-    return sa.update(trigger).where(is_leased()).values(next_trigger_at=until, run_until=run_until)
+    values = {"next_trigger_at": until, "run_until": run_until, "was_extended": sa.true()}
+    return sa.update(trigger).where(is_leased()).values(values)
 
 
 RESTART_LEASES = Statement(_restart_leases())

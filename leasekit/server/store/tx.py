@@ -254,6 +254,7 @@ def _values(row: Trigger) -> tuple[Any, ...]:
         row.reason,
         row.max_runtime,
         row.run_until,
+        int(row.was_extended),
     )
 
 

@@ -152,6 +152,36 @@ async def test_a_restart_shortens_no_lease(bench: Bench) -> None:
     assert (await bench.beat(task)).verdict == "renewed"
 
 
+@pytest.mark.parametrize("step", [0.0, 3600.0, -3600.0])
+async def test_a_lease_that_nobody_holds_ends_though_no_server_is_up_for_its_ttl(bench: Bench, step: float) -> None:
+    await bench.taken("a", claim_timeout=10, heartbeat_timeout=10)
+    for passed in range(1, 13):
+        bench.clock.advance(1)
+        bench.clock.step(step)
+        await bench.restart()
+        assert await bench.status("a") == ("claimed" if passed < 12 else "enqueued"), passed
+
+
+async def test_each_beat_gives_a_lease_its_whole_ttl_at_the_next_restart(bench: Bench) -> None:
+    task = await bench.taken("a", claim_timeout=10, heartbeat_timeout=10)
+    for _ in range(10):
+        bench.clock.advance(9)
+        await bench.restart()
+        bench.clock.advance(9)
+        assert (await bench.beat(task)).verdict == "renewed"
+
+
+async def test_a_new_grant_gives_a_lease_its_whole_ttl_at_the_next_restart(bench: Bench) -> None:
+    await bench.taken("a", claim_timeout=10, heartbeat_timeout=10)
+    await bench.restart()
+    await bench.later(11)
+    task = await bench.take()
+    bench.clock.advance(9)
+    await bench.restart()
+    bench.clock.advance(9)
+    assert (await bench.beat(task)).verdict == "renewed"
+
+
 async def test_leases_that_nobody_holds_end_after_a_restart_too(bench: Bench) -> None:
     await bench.put(*(f"t{n}" for n in range(50)), claim_timeout=10, heartbeat_timeout=10)
     await bench.claim()

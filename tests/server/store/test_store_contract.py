@@ -300,6 +300,24 @@ def test_a_restart_gives_every_lease_the_longer_of_its_ttls_and_spreads_the_ends
     }
 
 
+@pytest.mark.parametrize(
+    ("next_trigger_at", "shift", "until"),
+    [(50.0, 7.5, 57.5), (150.0, -7.5, 142.5), (50.0, None, 400.3), (5000.0, 7.5, 400.3)],
+    ids=["ended", "ends later", "clocks unknown", "damaged"],
+)
+def test_a_lease_that_a_restart_has_extended_is_extended_again_once_it_was_renewed(
+    store: Store, next_trigger_at: float, shift: float | None, until: float
+) -> None:
+    extended = trigger(1, owner="w", status=Status.PROCESSING, next_trigger_at=next_trigger_at, was_extended=True)
+    add(store, extended)
+    with store.transaction() as tx:
+        tx.restart_leases(now=100.0, shift=shift)
+        assert tx.triggers_of([1])[1].next_trigger_at == pytest.approx(until)
+        tx.renew([1], Status.PROCESSING, now=200.0)
+        tx.restart_leases(now=300.0, shift=shift)
+        assert tx.triggers_of([1])[1].next_trigger_at == pytest.approx(600.3)
+
+
 @pytest.mark.parametrize(("shift", "moved"), [(7.5, 57.5), (-7.5, 42.5), (None, None)])
 def test_a_restart_moves_the_ends_of_runs_that_are_ahead(
     store: Store, shift: float | None, moved: float | None

@@ -151,8 +151,8 @@ class Lease:
     def complete(self, result: Any = None) -> None:
         """Settle the task as a success with this result (JSON, up to 1 MiB; less, if the service takes less).
 
-        Sent when the block ends. Raises ValueError if the result is not JSON (NaN and infinities are none), and
-        `TooLarge`.
+        Sent when the block ends. Raises ValueError if the result is not JSON (NaN and infinities are none) or is nested
+        deeper than 64 levels, and `TooLarge`.
         """
         connection = self._run.connection
         most = MAX_PAYLOAD if connection is None else connection.max_result
@@ -161,7 +161,7 @@ class Lease:
     def fail(self, error: Any, *, retry: bool | float = True) -> None:
         """Settle the task as failed: tried again by its policy, or in `retry` seconds, or never (`retry=False`).
 
-        `error` is an exception, or any JSON value up to 64 KiB. Sent when the block ends.
+        `error` is an exception, or any JSON value up to 64 KiB and 64 levels deep. Sent when the block ends.
         """
         is_raised = isinstance(error, BaseException)
         value = encoding.described(error) if is_raised else encoding.encoded(error, "error", at_most=MAX_ERROR)

@@ -3,6 +3,7 @@
 # ruff: noqa: PT012 - what a whole block raises is what is tested here
 
 import contextlib
+import functools
 import gc
 import math
 import subprocess
@@ -20,6 +21,7 @@ import pytest
 
 import leasekit
 from leasekit import Cancelled, Client, Fatal, Heartbeats, IdleTimeout, LeaseLost, NotHeld, Task
+from leasekit._driver.reporting import encoding
 from leasekit.backend import Capabilities
 from leasekit.errors import LeasekitError, Refused
 from leasekit.hooks import CancelRequested, Event, Lost, Renewed, ReportDelayed, Running, Sent, Settled, Tracer
@@ -389,13 +391,31 @@ def test_null_is_a_value_like_others(client: Client, value: Any) -> None:
 
 
 def nested(levels: int) -> list[Any]:
-    """A value that no service takes, which its holder does not look for."""
     value: list[Any] = []
     for _ in range(levels - 1):
         value = [value]
     return value
 
 
+@pytest.mark.parametrize("say", ["complete", "progress", "fail", "then"])
+def test_a_value_that_is_nested_too_deep_is_refused_where_it_is_said(client: Client, say: str) -> None:
+    task = claimed(client)
+    with leasekit.lease(task) as held:
+        speak = functools.partial(held.then, "next") if say == "then" else getattr(held, say)
+        with pytest.raises(ValueError, match="nested too deep: 64 levels at most"):
+            speak(nested(65))
+        speak(nested(64))
+        held.complete("done")
+    assert info(client, task).result == "done"
+
+
+@pytest.fixture
+def unlooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that does not look at values, as one of another version may not."""
+    monkeypatch.setattr(encoding, "value_fault", lambda value, most: None)
+
+
+@pytest.mark.usefixtures("unlooked")
 def test_a_result_that_the_service_refuses_ends_as_a_fatal_failure_and_raises(client: Client) -> None:
     task = claimed(client)
     with pytest.raises(leasekit.Refused), leasekit.lease(task) as held:
@@ -404,6 +424,7 @@ def test_a_result_that_the_service_refuses_ends_as_a_fatal_failure_and_raises(cl
     assert "refused" in info(client, task).error["message"]
 
 
+@pytest.mark.usefixtures("unlooked")
 def test_an_error_that_the_service_refuses_still_ends_the_task(client: Client) -> None:
     """Otherwise a failure for good would run again and again."""
     task = claimed(client)

@@ -23,7 +23,8 @@ _MAX_TRACEBACK = 8 * 1024
 def encoded(value: Any, what: str, *, at_most: int | None = None) -> msgspec.Raw:
     """Return `value` as JSON. Encoding happens once, and here, so that the caller sees the ValueError of a bad value.
 
-    `what` names the value in errors. Raises `TooLarge` if the JSON has more than `at_most` bytes.
+    `what` names the value in errors. Raises `TooLarge` if the JSON has more than `at_most` bytes, and ValueError if it
+    is nested deeper than services take.
     """
     try:
         data = msgspec.json.encode(value)
@@ -36,6 +37,8 @@ def encoded(value: Any, what: str, *, at_most: int | None = None) -> msgspec.Raw
             f"this {what} has {len(data):,} bytes as JSON, the service takes {at_most:,}: "
             "store it elsewhere, and pass a reference to it"
         )
+    if (fault := value_fault(data, len(data))) is not None:
+        raise ValueError(f"this {what} {fault}")
     return msgspec.Raw(data)
 
 
@@ -70,8 +73,8 @@ def progress(value: Any, *, at_most: int | None = None) -> msgspec.Raw:
     """Return a checkpoint as JSON. Raises ValueError if the service, which takes `at_most` bytes, would refuse it."""
     raw = encoded(value, "progress")
     most = MAX_PROGRESS if at_most is None else min(at_most, MAX_PROGRESS)
-    if (fault := value_fault(bytes(raw), most)) is not None:
-        raise ValueError(f"this progress {fault}")
+    if (size := len(bytes(raw))) > most:
+        raise ValueError(f"this progress has {size:,} bytes: {most:,} at most")
     return raw
 
 
@@ -83,8 +86,6 @@ def successor(task: NewTask) -> NewTask:
     if (fault := number_fault(task)) is not None:
         raise ValueError(f"this {' '.join(fault)}")
     raw = encoded(task.payload, "payload", at_most=MAX_PAYLOAD)
-    if (size_fault := value_fault(bytes(raw), MAX_PAYLOAD)) is not None:
-        raise ValueError(f"this payload {size_fault}")
     try:  # msgspec checks the fields of a Struct only when it decodes one
         checked = msgspec.json.decode(bytes(encoded(replace(task, payload=None), "task")), type=NewTask)
     except msgspec.ValidationError as error:

@@ -177,6 +177,13 @@ def no_number(payload: None) -> float:
     return float("nan")
 
 
+def too_deep(payload: None) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(64):
+        value = [value]
+    return value
+
+
 def large(payload: str) -> str:
     return payload + payload
 

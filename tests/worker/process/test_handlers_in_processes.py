@@ -105,6 +105,7 @@ ENDS = {
     "exits": (3, Status.RETRIABLE_FAILURE, "SystemExit", "3"),
     "no_json": (None, Status.FATAL_FAILURE, "Fatal", "not JSON"),
     "no_number": (None, Status.FATAL_FAILURE, "Fatal", "NaN or an infinity"),
+    "too_deep": (None, Status.FATAL_FAILURE, "Fatal", "this result is nested too deep"),
     "hard_exit": (3, Status.DEAD, "ExecutorDied", "its executor exited with code 3"),
     "aborts": (None, Status.DEAD, "ExecutorDied", "its executor was killed by SIGABRT (aborted)"),
     "reads_nowhere": (None, Status.DEAD, "ExecutorDied", "its executor was killed by SIGSEGV (segmentation fault)"),

@@ -11,7 +11,7 @@ import concurrent.futures
 import dis
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -37,26 +37,27 @@ class Interrupt(KeyboardInterrupt):
 class Place:
     """The place with this number, counted from zero in the order in which the code comes by.
 
-    `also`: code of a test whose frames count too, for the boundary of its own `with` statement.
+    `also`: code whose frames count too: of a test, for the boundary of its own `with` statement, or of a plug-in.
     """
 
-    def __init__(self, number: int, *, also: CodeType | None = None) -> None:
+    def __init__(self, number: int, *, also: Collection[CodeType] = (), error: type[BaseException] = Interrupt) -> None:
         self._left = number
         self._also = also
+        self._error = error
         self.at: str | None = None
         """Where that is; None as long as the code has not come by."""
 
     def trace(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """Raise `Interrupt` there; a trace function."""
+        """Raise the error there; a trace function."""
         code = frame.f_code
-        if code is not self._also and not (code.co_filename.startswith(_LIBRARY) or _is_called_by_us(frame)):
+        if code not in self._also and not (code.co_filename.startswith(_LIBRARY) or _is_called_by_us(frame)):
             return None
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
         if self.at is None and (event == "call" or (event == "opcode" and frame.f_lasti in _looks_after(code))):
             self._left -= 1
             if self._left < 0:
                 self.at = f"{code.co_filename}:{frame.f_lineno} {code.co_qualname} +{frame.f_lasti}"
-                raise Interrupt
+                raise self._error
         return self.trace
 
 

@@ -117,7 +117,7 @@ async def within(place: Place, work: Coroutine[Any, Any, None]) -> None:
 
 def interrupted(number: int, body: Callable[[Client, list[Task]], Any], client: Client) -> tuple[str | None, Any]:
     """Where it was interrupted, and what came out of that."""
-    tasks, place = [claimed(client)], Place(number, also=body.__code__)
+    tasks, place = [claimed(client)], Place(number, also=[body.__code__])
     try:
         if asyncio.iscoroutinefunction(body):
             asyncio.run(within(place, body(client, tasks)))
@@ -197,7 +197,7 @@ def test_a_name_that_was_interrupted_anywhere_can_be_entered_again(
 
     number, name = 0, enter(client, "name", wait=_ENDED)
     while True:
-        place = Place(number, also=body.__code__)
+        place = Place(number, also=[body.__code__])
         try:
             with interrupts(place):
                 body()

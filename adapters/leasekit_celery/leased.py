@@ -103,8 +103,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         request = self.request
         if not self.leased or request.called_directly or request.is_eager or hasattr(request, _RUN):
             return super().__call__(*args, **kwargs)
-        held = self._enter_lease(request)
-        setattr(request, _RUN, _Run(held, sys.exception()))
+        self._enter_lease(request, sys.exception())
         if request.headers and request.headers.pop(PUT_OFF, None):  # a retry of this run was not put off
             request.delivery_info = {**(request.delivery_info or {}), "redelivered": True}
         try:
@@ -156,18 +155,27 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             _leave_lease(request, None)
         return result
 
-    def _enter_lease(self, request: Any) -> Lease:
-        """Enter the lease of a request; raise `Ignore` if the task must not run. Its message is not lost."""
+    def _enter_lease(self, request: Any, outer: BaseException | None) -> None:
+        """Begin the run of a request; raise `Ignore` if the task must not run. Its message is not lost.
+
+        `outer`: the exception that was handled when the task began.
+        """
         follows = request.retries or request.replaced_task_nesting
         once = self.app.Task.leases.once(lease_name(request.id), wait=_HANDED_ON if follows else 0)
+        held: Lease | None = None
         try:
             held = leasekit.lease(once).__enter__()
             self.app.Task.has_outage = False
             self._check_attempt(held, request)
             if REVOKED in vars(request):
                 self._end_revoked(held, request)
-            return held
-        except SoftTimeLimitExceeded:
+            setattr(request, _RUN, _Run(held, outer))
+        except SoftTimeLimitExceeded as limit:
+            # A lease that nothing refers to is released at once; the traceback has it too if it was just granted.
+            vars(request).pop(_RUN, None)
+            limit.__traceback__ = limit.__context__ = held = None
+            if children.notes is not None:
+                children.notes.clear()
             self._put_off(request, "it has no lease", first=1.0)
             raise Ignore from None
         except AlreadyDone:

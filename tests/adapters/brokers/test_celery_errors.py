@@ -1,5 +1,6 @@
 """A Celery task that cannot be run now is never lost, and never run without its lease: whatever else fails."""
 
+import itertools
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import pytest
 from celery import signals
 from celery.app.trace import build_tracer
 from celery.canvas import Signature
-from celery.exceptions import Ignore, OperationalError, Reject
+from celery.exceptions import Ignore, OperationalError, Reject, SoftTimeLimitExceeded
 from celery.worker.request import Request
 
 import leasekit
@@ -21,7 +22,12 @@ from leasekit import LeaseLost, _blocks
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
+from leasekit_celery import leased
 from leasekit_celery.children import LeasedRequest
+from leasekit_celery.leased import LeasedTask
+from tests.injecting import Place, interrupts
+from tests.sampling import in_soak
+from tests.waiting import eventually
 
 
 class Shop:
@@ -252,6 +258,35 @@ def test_what_was_broken_off_before_its_result_was_stored_runs_again(
     assert traced.status == "enqueued"
     traced.deliver()
     assert (traced.ran, traced.result.result, traced.status) == (2, 2, "success")
+
+
+BEFORE_THE_BODY = [
+    LeasedTask.__call__.__code__,
+    LeasedTask._enter_lease.__code__,
+    LeasedTask._check_attempt.__code__,
+    leased._Run.__init__.__code__,
+]
+
+
+@pytest.mark.soak
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
+def test_a_soft_time_limit_anywhere_before_the_body_leaves_no_lease(
+    traced: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_off: list[str] = []
+    monkeypatch.setattr(Signature, "apply_async", lambda signature: put_off.append(signature.id))
+    ended: list[str] = []
+    for number in itertools.count(step=in_soak(1, by_default=5)):  # sample: each fifth place
+        traced.id = f"{uuid.uuid4()}"
+        place = Place(number, also=BEFORE_THE_BODY, error=SoftTimeLimitExceeded)
+        with interrupts(place):
+            traced.deliver()
+        if traced.ran:
+            break
+        eventually(lambda: traced.status not in ("claimed", "processing"), f"{place.at}")
+        assert (traced.id in put_off) == (traced.result.status == "PENDING"), place.at
+        ended.append(traced.status)
+    assert "enqueued" in ended, "no lease was granted before the limit"
 
 
 def test_a_report_that_is_refused_after_that_is_said(

@@ -75,6 +75,16 @@ def check_process() -> None:
     )
 
 
+def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error of a callback as asyncio does, unless the callback is a late result of a cancelled future.
+
+    anyio completes the read of a Unix socket in the turn of the loop in which it is cancelled. Nothing waits for it.
+    """
+    future = getattr(getattr(context.get("handle"), "_callback", None), "__self__", None)
+    if not (isinstance(future, asyncio.Future) and future.cancelled()):
+        loop.default_exception_handler(context)
+
+
 class Driver:
     """The driver's thread and its loop. `acquire` returns the driver, `release` lets go of it.
 
@@ -88,6 +98,7 @@ class Driver:
         self.loop_monitor = LoopMonitor()
         self.loop = asyncio.SelectorEventLoop(self.loop_monitor)
         self.loop.set_default_executor(_Threads())
+        self.loop.set_exception_handler(_log_error)
         self._ending = False
         self._users_told: list[Callable[[str], object]] = []  # once this thread can no longer go on
         # A caller writes its work here and then checks `_ending`; the thread reads this dict after `_ending` is set. So

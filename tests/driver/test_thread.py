@@ -4,20 +4,24 @@ import asyncio
 import gc
 import inspect
 import re
+import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import CancelledError, Future
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from leasekit._driver import thread
 from leasekit._driver.answer import Answer
 from leasekit._driver.thread import NAME, Driver, acquire, spawn
 from leasekit.errors import Closed
+from tests.waiting import until
 
 
 async def answer(value: int) -> int:
@@ -218,6 +222,42 @@ def test_an_error_in_a_thread_of_the_loop_is_raised_where_it_is_awaited() -> Non
     with pytest.raises(ValueError, match="invalid literal"):
         driver.submit(asyncio.to_thread(int, "x")).result(20)
     driver.release()
+
+
+def test_bytes_that_arrive_as_their_read_is_cancelled_are_no_error_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """anyio tells a Unix socket's cancelled read in the same turn of the loop that there is something to read."""
+
+    async def work() -> None:
+        path = str(tmp_path / "socket")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            async with await anyio.connect_unix(path) as stream:
+                peer, _ = listener.accept()
+                with peer:
+                    reading = asyncio.create_task(stream.receive())
+                    await until(lambda: getattr(stream, "_receive_future", None) is not None)
+                    peer.send(b"x")
+                    asyncio.get_running_loop().call_soon(reading.cancel)
+                    await asyncio.wait([reading])
+                    assert reading.cancelled()
+
+    driver = acquire()
+    driver.submit(work()).result(10)
+    driver.release()
+    assert caplog.records == []
+
+
+def test_other_errors_of_callbacks_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    driver = acquire()
+    ended: asyncio.Future[None] = driver.loop.create_future()
+    driver.call_soon(ended.set_result, None)
+    driver.call_soon(ended.set_result, None)
+    driver.submit(answer(1)).result(10)
+    driver.release()
+    assert ["InvalidStateError" in f"{record.exc_info}" for record in caplog.records] == [True]
 
 
 def test_spawned_work_is_held_until_it_ends() -> None:

@@ -23,7 +23,7 @@ Which component writes which event, and at which moment:
   a handler                Started before its first line, Effect before each side effect, Stopped after its last line
   what observes processes  Began, Ended (reaped: no code of the process runs from here on), Draining, Paused, Resumed,
                            Frozen, Thawed
-  the store, if it can     Issued, Extended, Closed: leases as they are committed; Served: each item that was answered
+  the store, if it can     Issued, Extended, Closed, Redriven as they are committed; Served: each item that was answered
   the harness              Fault when a fault has taken effect, FaultsOver, and after a full drain a Final for each task
 
 A component leaves out what it cannot see: the checker judges by the events that exist. Without the store's events the
@@ -231,6 +231,10 @@ class Closed(LeaseEvent, frozen=True, kw_only=True):
     ended: bool = False  # whether `status` is final
 
 
+class Redriven(LeaseEvent, frozen=True, kw_only=True):
+    """An operator's redrive has begun a new life of the task: leases with greater fences belong to it."""
+
+
 class Served(LeaseEvent, frozen=True, kw_only=True):
     """A beat or a settlement was answered, whether or not the answer arrives. Fence 0: its token was never granted."""
 
@@ -266,7 +270,7 @@ class Final(Event, frozen=True, kw_only=True):
 _Any = (
     Began | Ended | Draining | Paused | Resumed | Frozen | Thawed | Asked | Acknowledged | CancelAsked | CancelAnswered
     | Granted | Renewed | Refused | Lost | SettleAsked | SettleAnswered | Started | Effect | Stopped | Issued | Extended
-    | Closed | Served | Fault | FaultsOver | Final
+    | Closed | Redriven | Served | Fault | FaultsOver | Final
 )  # fmt: skip
 
 E = TypeVar("E", bound=Event)

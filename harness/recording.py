@@ -23,7 +23,7 @@ from leasekit.task import Beat, Claimed, NewTask, Scheduled, Settlement, Verdict
 
 V = TypeVar("V")
 
-_SCHEDULING = frozenset({"schedule", "cancel", "get", "stats", "list_tasks"})
+_SCHEDULING = frozenset({"schedule", "cancel", "redrive", "get", "stats", "list_tasks"})
 _REMEMBERED = 100_000  # fences of leases, and first requests of claims
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-from leasekit.task import Beat, Claimed, NewTask, Page, Scheduled, Settlement, Stats, TaskInfo, Verdict
+from leasekit.task import Beat, Claimed, NewTask, Page, Redriven, Scheduled, Settlement, Stats, TaskInfo, Verdict
 
 
 class ForwardingScheduler:
@@ -26,6 +26,9 @@ class ForwardingScheduler:
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
         return cast("list[Verdict]", await self._call("cancel", list(task_ids)))
+
+    async def redrive(self, task_ids: Sequence[str] = (), **options: Any) -> Redriven:
+        return cast("Redriven", await self._call("redrive", list(task_ids), **options))
 
     async def get(self, task_id: str) -> TaskInfo | None:
         return cast("TaskInfo | None", await self._call("get", task_id))

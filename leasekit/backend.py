@@ -21,6 +21,7 @@ from leasekit.task import (
     NewTask,
     Outcome,
     Page,
+    Redriven,
     Scheduled,
     Settlement,
     Stats,
@@ -33,9 +34,9 @@ from leasekit.task import (
 )
 
 __all__ = [
-    "Backend", "Beat", "Capabilities", "Claimed", "NewTask", "Outcome", "Page", "Scheduled", "Scheduler", "Settlement",
-    "Stats", "Status", "Task", "TaskInfo", "TaskSink", "Verdict", "VerdictWord", "WorkerDirectory", "WorkerInfo",
-    "check_kinds", "check_limit", "checked",
+    "Backend", "Beat", "Capabilities", "Claimed", "NewTask", "Outcome", "Page", "Redriven", "Redriver", "Scheduled",
+    "Scheduler", "Settlement", "Stats", "Status", "Task", "TaskInfo", "TaskSink", "Verdict", "VerdictWord",
+    "WorkerDirectory", "WorkerInfo", "check_kinds", "check_limit", "checked",
 ]  # fmt: skip
 
 
@@ -154,4 +155,33 @@ class WorkerDirectory(Protocol):
 
     async def workers(self) -> list[WorkerInfo]:
         """List the workers that hold leases, or called the service lately."""
+        ...
+
+
+@runtime_checkable
+class Redriver(Protocol):
+    """A backend in which an operator can begin a new life of dead tasks."""
+
+    async def redrive(
+        self,
+        task_ids: Sequence[str] = (),
+        *,
+        redrive_id: str | None = None,
+        kind: str | None = None,
+        status: Status | None = None,
+        collection: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+        rate: int | None = None,
+        dry_run: bool = False,
+    ) -> Redriven:
+        """Make tasks ready again that are dead, failed for good or dropped: these, or a page of those that match.
+
+        A new life has no failures and crashes, and its attempts and fences continue those of the life before. The
+        history of the task gets an entry *redriven*. A task that cannot be redriven is *failed* with the reason, and
+        does not fail the others. The same ids under the same `redrive_id` have the same answer, and change nothing.
+
+        A service that does not know single tasks (`TaskSink` only) takes a `kind` alone, and redrives all its dead
+        tasks in the background, at most `rate` a second; the others redrive at once, and ignore `rate`.
+        """
         ...

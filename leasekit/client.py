@@ -23,8 +23,9 @@ from leasekit._driver.connection import Connection
 from leasekit._driver.guarding.watchdog import Mode
 from leasekit._driver.reporting import encoding
 from leasekit._driver.reporting.completion import all_ended
-from leasekit._driver.retrying import call_once, call_until
+from leasekit._driver.retrying import repeat_until_answered
 from leasekit._driver.thread import check_process
+from leasekit._operating import Operating
 from leasekit._session import Session
 from leasekit.backend import Backend, Scheduler, TaskSink, WorkerDirectory
 from leasekit.config import Heartbeats, check_number
@@ -39,8 +40,6 @@ from leasekit.wire import MAX_KINDS
 __all__ = ["Client", "ServiceOptions", "connect"]
 
 T = TypeVar("T")
-
-_RETRY_FOR = 30.0  # seconds for which calls of users are repeated while the service is away
 
 
 class ServiceOptions(TypedDict, total=False):
@@ -85,7 +84,7 @@ def connect(
     return Client(service, heartbeats=heartbeats, hooks=hooks, worker=worker, retry_for=retry_for, options=options)
 
 
-class Client:
+class Client(Operating):
     """A service, and the keeper of the leases that this process holds from it.
 
     Any number of threads and event loops may use a client at once. A forked child that goes on using it gets a
@@ -333,7 +332,7 @@ class Client:
         async def poll(task_id: str) -> TaskInfo | None:
             if connection.closed:  # the driver may go on for others
                 raise Closed
-            return await _repeat_until_answered(lambda: service.get(task_id), self._retry_for)
+            return await repeat_until_answered(lambda: service.get(task_id), self._retry_for)
 
         return await all_ended(poll, task_ids, clock=connection.clock, timeout=timeout)
 
@@ -349,13 +348,13 @@ class Client:
         """List the workers that hold leases, or sent a request lately. Raises `LeasekitError` if the backend cannot."""
         connection = self._session.connection()
         directory = _require_worker_directory(connection.backend)
-        return connection.run(_repeat_until_answered(directory.workers, self._retry_for))
+        return connection.run(repeat_until_answered(directory.workers, self._retry_for))
 
     async def aworkers(self) -> list[WorkerInfo]:
         """Do what `workers` does, from an event loop."""
         connection = self._session.connection()
         directory = _require_worker_directory(connection.backend)
-        return await connection.arun(_repeat_until_answered(directory.workers, self._retry_for))
+        return await connection.arun(repeat_until_answered(directory.workers, self._retry_for))
 
     @property
     def _task_sink(self) -> TaskSink:
@@ -366,10 +365,10 @@ class Client:
         return _require_scheduler(self._session.connection().backend)
 
     def _call(self, call: Callable[[], Coroutine[Any, Any, T]], *, at_most: float | None = None) -> T:
-        return self._session.connection().run(_repeat_until_answered(call, self._retry_for, at_most))
+        return self._session.connection().run(repeat_until_answered(call, self._retry_for, at_most))
 
     async def _acall(self, call: Callable[[], Coroutine[Any, Any, T]], *, at_most: float | None = None) -> T:
-        return await self._session.connection().arun(_repeat_until_answered(call, self._retry_for, at_most))
+        return await self._session.connection().arun(repeat_until_answered(call, self._retry_for, at_most))
 
     def close(self) -> None:
         """Give back tasks that were not begun, wait for reports in progress, and close the connection.
@@ -406,15 +405,6 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.aclose()
-
-
-async def _repeat_until_answered(
-    call: Callable[[], Coroutine[Any, Any, T]], retry_for: float | None, at_most: float | None = None
-) -> T:
-    for_at_most = _RETRY_FOR if retry_for is None else retry_for
-    if at_most is not None:
-        for_at_most = min(for_at_most, at_most)
-    return await call_until(lambda: call_once(call, within=_RETRY_FOR), for_at_most=for_at_most)
 
 
 def _require_task_sink(backend: Backend) -> TaskSink:

@@ -18,9 +18,9 @@ from leasekit.errors import LeaseEvent, LossReason
 from leasekit.task import NewTask, Outcome, Task
 
 __all__ = [
-    "Answered", "AtRisk", "CancelRequested", "CapacityExceeded", "Claimed", "Event", "Hook", "Hooks", "Lost", "Renewed",
-    "ReportDelayed", "Running", "Sent", "Settled", "Source", "Tracer", "add_global_hook", "gauge_sources", "log_events",
-    "log_fields", "register_gauges", "remove_global_hook",
+    "Answered", "AtRisk", "CancelRequested", "CapacityExceeded", "Claimed", "Event", "Hook", "Hooks", "Lost",
+    "Redriven", "Renewed", "ReportDelayed", "Running", "Sent", "Settled", "Source", "Tracer", "add_global_hook",
+    "gauge_sources", "log_events", "log_fields", "register_gauges", "remove_global_hook",
 ]  # fmt: skip
 
 logger = logging.getLogger("leasekit")
@@ -132,6 +132,14 @@ class Settled(Event):
     """The reason, if the verdict is `gone`."""
     task: Task | None = field(default=None, repr=False)
     """The task itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redriven(Event):
+    """Tasks that had ended were made ready again, because this process asked for it."""
+
+    task_ids: Sequence[str]
+    """The ids of the tasks that have a new life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 __all__ = [
     "Beat", "Claimed", "Exponential", "FixedDelays", "HistoryEntry", "Name", "NewTask", "Outcome",
-    "Page", "Polynomial", "ProgressSeq", "RetryPolicy", "Scheduled", "Seconds", "Settlement", "Stats", "Status", "Task",
-    "TaskInfo", "TaskOptions", "Verdict", "VerdictWord", "WorkerInfo",
+    "Page", "Polynomial", "ProgressSeq", "Redriven", "RetryPolicy", "Scheduled", "Seconds", "Settlement", "Stats",
+    "Status", "Task", "TaskInfo", "TaskOptions", "Verdict", "VerdictWord", "WorkerInfo",
 ]  # fmt: skip
 
 # `$` would let a trailing newline pass in Python, and JSON Schema knows no `\Z`.
@@ -36,7 +36,9 @@ ProgressSeq = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Outcome = Literal["success", "retry", "fatal", "release", "cancelled", "crash"]
 """How a run ends."""
 
-VerdictWord = Literal["renewed", "settled", "cancelled", "cancel_requested", "gone", "throttled", "failed"]
+VerdictWord = Literal[
+    "renewed", "settled", "cancelled", "cancel_requested", "redriven", "redrivable", "gone", "throttled", "failed"
+]
 """What became of one item of a batch."""
 
 
@@ -71,6 +73,7 @@ class Status(enum.StrEnum):
 
 
 _ENDED = frozenset({Status.SUCCESS, Status.FATAL_FAILURE, Status.CANCELLED, Status.DROPPED, Status.DEAD})
+REDRIVABLE = frozenset({Status.DEAD, Status.FATAL_FAILURE, Status.DROPPED})  # only by an operator
 
 
 class Exponential(Struct, frozen=True, kw_only=True, tag="exponential", tag_field="policy", forbid_unknown_fields=True):
@@ -302,7 +305,7 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     id: str
     """The id of the task."""
     verdict: VerdictWord
-    """What became of the item, in one word; a server never answers *failed*."""
+    """What became of the item, in one word; a server answers *failed* only to a redrive."""
     ttl: float | None = None
     """With *renewed*: the granted seconds, counted from when the request left."""
     cancel_requested: bool = False
@@ -314,18 +317,18 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
 
 class HistoryEntry(_Discreet, frozen=True, kw_only=True, omit_defaults=True):
-    """A run of a task that has ended."""
+    """A run of a task that has ended, or a redrive: after it a new life of the task begins."""
 
     fence: int
-    """The fence of the run's lease."""
+    """The fence of the run's lease; a redrive has a fence of its own."""
     attempt: int
     """1 for the first run; releases are not counted."""
     outcome: str
-    """An `Outcome`, or *expired*."""
+    """An `Outcome`, *expired* or *redriven*."""
     at: datetime
-    """When the run ended."""
+    """When the run ended, or the task was redriven."""
     worker: str | None = None
-    """The name of the worker that held the lease."""
+    """The name of the worker that held the lease; of a redrive: of the client that asked for it."""
     result: Any = None
     """What a success returned."""
     error: Any = None
@@ -366,7 +369,7 @@ class TaskInfo(_Discreet, frozen=True, kw_only=True):
     lease_until: datetime | None = None
     """When the lease ends if no heartbeat renews it; None: there is none, or the service does not say."""
     history: list[HistoryEntry] = []
-    """The runs of the task, as they ended."""
+    """The runs of the task as they ended, and its redrives."""
     reason: str | None = None
     """Why the task is dead, dropped, or not ready yet."""
 
@@ -400,3 +403,14 @@ class Page(Struct, frozen=True, kw_only=True):
     """The tasks, oldest first."""
     cursor: str | None = None
     """Where the next page begins; None: this is the last page."""
+
+
+class Redriven(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer to a redrive."""
+
+    tasks: list[Verdict] = []
+    """One for each task: `redriven` (dry run: `redrivable`), `gone` if unknown, or `failed` with the reason."""
+    cursor: str | None = None
+    """Where the next redrive by the same filter goes on; None: no more tasks match."""
+    moving: str | None = None
+    """Of SQS, which redrives in the background: the handle of its move, by which SQS can be asked to cancel it."""

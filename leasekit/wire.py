@@ -16,8 +16,8 @@ __all__ = [
     "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_KINDS", "MAX_NAMES", "MAX_NESTING", "MAX_NODES",
     "MAX_NODES_TOGETHER", "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT", "REQUEST_HEADER",
     "BeatItem", "BeatsRequest", "CancelRequest", "ClaimAnswer", "ClaimRequest", "ItemError", "NewTaskItem", "Problem",
-    "ProblemType", "ResultsRequest", "ScheduleAnswer", "ScheduleRequest", "SettlementItem", "VerdictsAnswer",
-    "traceparent",
+    "ProblemType", "RedriveRequest", "ResultsRequest", "ScheduleAnswer", "ScheduleRequest", "SettlementItem",
+    "VerdictsAnswer", "traceparent",
 ]  # fmt: skip
 
 MAX_BODY = 8 * 1024 * 1024
@@ -109,6 +109,32 @@ class ResultsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class CancelRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ids: Annotated[list[Name], _Batch]
+
+
+class RedriveRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which tasks to redrive: these `ids`, or a page of the tasks that match the filters."""
+
+    ids: Annotated[list[Name], Meta(max_length=MAX_BATCH)] = []
+    """The tasks; empty: those that match the filters, at least one of which must be given."""
+    kind: Name | None = None
+    status: Literal["dead", "fatal_failure", "dropped"] | None = None
+    """None: `dead`."""
+    collection: Name | None = None
+    cursor: Annotated[str, Meta(max_length=256)] | None = None
+    """The cursor of the answer before: where the filters go on."""
+    limit: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 100
+    """Tasks that the filters select, at most."""
+    dry_run: bool = False
+    """Change nothing, and say what would be redriven."""
+    redrive_id: Name | None = None
+    """A new id for each redrive: with it, a repeat for the same `ids` has the same answer and changes nothing."""
+    worker: Name | None = None
+    """The name of the client, for the history of the tasks."""
+
+    def __post_init__(self) -> None:
+        has_filter = (self.kind, self.status, self.collection) != (None, None, None)
+        if has_filter is bool(self.ids):
+            raise ValueError("a redrive names tasks (`ids`), or selects them by `kind`, `status` or `collection`")
 
 
 class VerdictsAnswer(Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ FILES = sorted(path for top in ("leasekit", "adapters") for path in (ROOT / top)
 VALUES = {"task", "errors", "config"}
 SEAM = {"backend", "wire", "hooks", "registry", "ids"}
 HANDLES = {"client", "task_iterator", "lease", "named", "idle", "worker", "telemetry"}
-INSIDE = {"_core", "_driver", "_arguments", "_binding", "_blocks", "_leased_run", "_log", "_session"}
+INSIDE = {"_core", "_driver", "_arguments", "_binding", "_blocks", "_leased_run", "_log", "_operating", "_session"}
 SERVICE = {"server.embedded", "server.roles", "server.store", "server.unit_of_work"}  # what `memory://` is made of
 PUBLIC = {"__init__"} | VALUES | SEAM | HANDLES
 
@@ -46,6 +46,7 @@ LAYERS = {
     "_blocks": Layer(VALUES | INSIDE, {"anyio"}),
     "_leased_run": Layer(VALUES | INSIDE | {"hooks"}, {"anyio", "msgspec"}),
     "_session": Layer(VALUES | INSIDE | {"backend", "hooks", "registry"}, set()),
+    "_operating": Layer(VALUES | INSIDE | {"backend", "hooks"}, set()),
     "_driver": Layer(VALUES | INSIDE | {"_lifecycle", "backend", "hooks", "wire"}, {"anyio", "msgspec", "tenacity"}),
     "task_iterator": Layer(VALUES | INSIDE, set()),
     "client": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),

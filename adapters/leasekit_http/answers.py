@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from leasekit.errors import ProtocolError
-from leasekit.task import Claimed, Scheduled, Stats, Verdict, VerdictWord, WorkerInfo
+from leasekit.task import Claimed, Redriven, Scheduled, Stats, Verdict, VerdictWord, WorkerInfo
 from leasekit.wire import ClaimAnswer, ScheduleAnswer, VerdictsAnswer
 
 T = TypeVar("T")
@@ -65,6 +65,16 @@ def verdicts(raw: bytes, *, ids: Sequence[str], words: frozenset[VerdictWord]) -
     return [_failed(v.id, v.verdict) if _gist(v) in odd else v for v in found] if odd else found
 
 
+def redriven(raw: bytes, *, ids: Sequence[str], dry_run: bool) -> Redriven:
+    """Decode the answer to a redrive: one verdict for each of the ids, or for each task that matched."""
+    answer = decode(raw, _REDRIVEN)
+    if ids and [verdict.id for verdict in answer.tasks] != list(ids):
+        raise ProtocolError(f"the {len(answer.tasks)} verdicts have other ids than the {len(ids)} that were sent")
+    words = {"redrivable" if dry_run else "redriven", "gone", "failed"}
+    tasks = [verdict if verdict.verdict in words else _failed(verdict.id, verdict.verdict) for verdict in answer.tasks]
+    return Redriven(tasks=tasks, cursor=answer.cursor)
+
+
 class _AnyVerdict(msgspec.Struct):
     """A verdict of a server that may know more words than this client."""
 
@@ -92,6 +102,7 @@ class StatsPage(Stats, frozen=True, kw_only=True):
 STATS = msgspec.json.Decoder(StatsPage)
 WORKERS = msgspec.json.Decoder(WorkersPage)
 _CLAIM = msgspec.json.Decoder(ClaimAnswer)
+_REDRIVEN = msgspec.json.Decoder(Redriven)
 _SCHEDULE = msgspec.json.Decoder(ScheduleAnswer)
 _VERDICTS = msgspec.json.Decoder(VerdictsAnswer)
 _RAW_VERDICTS = msgspec.json.Decoder(_RawVerdicts)

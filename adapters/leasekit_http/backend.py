@@ -21,6 +21,7 @@ from leasekit.task import (
     Claimed,
     NewTask,
     Page,
+    Redriven,
     Scheduled,
     Settlement,
     Stats,
@@ -132,6 +133,11 @@ class HttpBackend:
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
         return await self._verdicts("/v1/tasks/cancel", "ids", task_ids, task_ids, _CANCEL)
+
+    async def redrive(self, task_ids: Sequence[str] = (), *, rate: int | None = None, **options: Any) -> Redriven:
+        body = {"ids": task_ids, "worker": self._worker, **options}
+        read = partial(answers.redriven, ids=task_ids, dry_run=bool(options.get("dry_run")))
+        return await self._transport.post("/v1/tasks/redrive", _encoded(body), read, timeout=self._timeout)
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         def read(raw: bytes, part: slice) -> list[Scheduled]:

@@ -6,7 +6,7 @@ import random
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import date
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 from msgspec import msgpack
 
@@ -17,6 +17,7 @@ from leasekit.task import (
     Claimed,
     NewTask,
     Page,
+    Redriven,
     Scheduled,
     Settlement,
     Stats,
@@ -25,7 +26,15 @@ from leasekit.task import (
     Verdict,
     WorkerInfo,
 )
-from leasekit.wire import MAX_BATCH, BeatsRequest, CancelRequest, ClaimRequest, ResultsRequest, ScheduleRequest
+from leasekit.wire import (
+    MAX_BATCH,
+    BeatsRequest,
+    CancelRequest,
+    ClaimRequest,
+    RedriveRequest,
+    ResultsRequest,
+    ScheduleRequest,
+)
 from leasekit_redis import decoding
 from leasekit_redis.address import Address, parse
 from leasekit_redis.claiming import Claims
@@ -37,13 +46,13 @@ from leasekit_redis.id_index import IdIndex
 from leasekit_redis.intake import Intake
 from leasekit_redis.maintenance import Maintenance
 from leasekit_redis.reading import Reading
-from leasekit_redis.records import Cancelled, decode, encode
+from leasekit_redis.records import Cancelled, decode
+from leasekit_redis.redriving import Redriving
 from leasekit_redis.renewing import Renewing
-from leasekit_redis.scripts import CANCEL, DROP, REDRIVE
+from leasekit_redis.scripts import CANCEL, DROP
 from leasekit_redis.waiting import Wakes
 
 _CANCELLED = msgpack.Decoder(Cancelled)
-_IDS = msgpack.Decoder(dict[str, list[str]])
 
 P = ParamSpec("P")
 
@@ -57,7 +66,7 @@ def connect(url: str, *, worker: str) -> "RedisBackend":
 
 
 class RedisBackend:
-    """Tasks in a Redis or Redis cluster, without a leasekit server: `Backend`, `Scheduler` and `WorkerDirectory`."""
+    """Tasks in a Redis or Redis cluster, without a leasekit server: all protocols of `leasekit.backend`."""
 
     capabilities = Capabilities(max_batch=MAX_BATCH, max_claim=MAX_BATCH, dependencies=True)
 
@@ -82,6 +91,7 @@ class RedisBackend:
             chance=chance or random.SystemRandom(),
         )
         self._reading = Reading(link, register)
+        self._redriving = Redriving(link, register, self._reading, worker=worker)
         self._maintaining: asyncio.Task[None] | None = None
         self._errands: set[asyncio.Task[None]] = set()
 
@@ -136,16 +146,11 @@ class RedisBackend:
                 await self._dependencies.release(kind, answer.ending)
         return verdicts
 
-    async def redrive(self, kind: str, task_ids: Sequence[str] | None = None, *, limit: int = 100) -> list[str]:
-        """Make dead tasks (these, or the longest dead) ready again, without their failures; return the ids."""
-        check_limit("limit", limit)
-        if task_ids is not None:
-            check_limit("task_ids", len(task_ids))
-        argument = encode({"ids": None if task_ids is None else list(task_ids), "limit": limit})
-        await self._register.note([kind])
-        raw = await self._link.run(REDRIVE, self._link.keys.of_kind(kind), argument)
-        answer: dict[str, list[str]] = decode(raw, _IDS)
-        return answer["ids"]
+    async def redrive(self, task_ids: Sequence[str] = (), *, rate: int | None = None, **options: Any) -> Redriven:
+        """Begin a new life of dead tasks, one script for each kind. A dry run only reads."""
+        request = checked(RedriveRequest, {"ids": list(task_ids), **options})
+        self._ensure_maintenance()  # asks again for what dropped tasks wait for
+        return await self._redriving.redrive(request)
 
     async def discard(self, kind: str, task_ids: Sequence[str]) -> int:
         """Delete tasks that were set aside as damaged, and free their ids; return how many of the given ones were."""

@@ -9,13 +9,26 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from leasekit.backend import Capabilities, check_kinds
 from leasekit.config import check_number
 from leasekit.errors import BackendError, Refused, Throttled, Unavailable
 from leasekit.hooks import log_fields
 from leasekit.ids import uuid7s
-from leasekit.task import Beat, Claimed, Exponential, NewTask, Scheduled, Settlement, Stats, Status, Task, Verdict
+from leasekit.task import (
+    Beat,
+    Claimed,
+    Exponential,
+    NewTask,
+    Redriven,
+    Scheduled,
+    Settlement,
+    Stats,
+    Status,
+    Task,
+    Verdict,
+)
 from leasekit_aws.boto_clients import BotoClients
 from leasekit_aws.errors import verdict_of
 from leasekit_sqs.address import LONGEST_TTL, Address, address
@@ -32,6 +45,7 @@ logger = logging.getLogger("leasekit")
 
 _SOON = 900.0  # seconds before the end of the twelve hours at which a warning is logged
 _FASTEST_REDRIVE = 500  # messages a second, for SQS
+_SELECTIONS = ("status", "collection", "cursor", "dry_run")
 _SENT = 10_000  # ids of sent messages that are remembered
 
 
@@ -245,12 +259,16 @@ class SqsBackend:
             kinds = await self._queues.known()
             return Stats(kinds={kind: await self._queues.counts(url) for kind, url in kinds.items()})
 
-    async def redrive(self, kind: str | None = None, *, rate: int | None = None) -> str:
-        """Have SQS move the dead letters back into the queue (of this kind), at most `rate` a second.
+    async def redrive(
+        self, task_ids: Sequence[str] = (), *, kind: str | None = None, rate: int | None = None, **options: Any
+    ) -> Redriven:
+        """Have SQS move all dead letters back into the queue of this kind, at most `rate` a second.
 
-        Returns the handle by which SQS can be asked to cancel the move. Raises `Refused` if the queue has no
-        dead-letter queue.
+        The answer names the move (`moving`), by which SQS can be asked to cancel it. Raises `Refused` if tasks are to
+        be selected, and if the queue has no dead-letter queue.
         """
+        if task_ids or any(options.get(name) for name in _SELECTIONS):
+            raise Refused("SQS moves all messages of a dead-letter queue, and cannot select any: redrive a kind, alone")
         check_number("rate", rate, unit="", least=1, most=_FASTEST_REDRIVE, whole=True, or_none=True)
         async with refusing():
             url = await self._queues.of(kind or "")
@@ -261,7 +279,7 @@ class SqsBackend:
             more = {} if rate is None else {"MaxNumberOfMessagesPerSecond": rate}
             arn = await self._queues.arn(url)
             answer = await self._calls("start_message_move_task", SourceArn=source, DestinationArn=arn, **more)
-        return str(answer.get("TaskHandle", ""))
+        return Redriven(moving=str(answer.get("TaskHandle", "")))
 
     async def aclose(self) -> None:
         """Release the messages that no claim has taken, and close the connections. Leases are not touched."""

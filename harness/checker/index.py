@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import get_args, get_origin
 
@@ -85,6 +85,7 @@ class Life:
     """The answers that name this task, whichever id was asked for."""
     cancel_asked: list[log.CancelAsked] = field(default_factory=list[log.CancelAsked])
     cancel_answered: list[log.CancelAnswered] = field(default_factory=list[log.CancelAnswered])
+    redriven: list[log.Redriven] = field(default_factory=list[log.Redriven])
     leases: dict[int, Lease] = field(default_factory=dict[int, Lease])
     final: log.Final | None = None
 
@@ -96,6 +97,22 @@ class Life:
     @property
     def known(self) -> list[Lease]:
         return [self.leases[fence] for fence in sorted(self.leases) if self.leases[fence].is_known]
+
+    @property
+    def lives(self) -> list["Life"]:
+        """The lives of the task, each with its own leases: a redrive ends one, and begins the next."""
+        return [
+            replace(
+                self,
+                leases={at: lease for at, lease in self.leases.items() if self.number_of(at) == number},
+                final=self.final if number == len(self.redriven) else None,
+            )
+            for number in range(len(self.redriven) + 1)
+        ]
+
+    def number_of(self, fence: int) -> int:
+        """The number of the life that this lease belongs to."""
+        return sum(redrive.fence < fence for redrive in self.redriven)
 
     @property
     def longest_ttl(self) -> float:
@@ -183,6 +200,8 @@ class Lives:
         match event:
             case log.Renewed(ttl=float() as ttl) if not _SHORTEST_TTL <= ttl < math.inf:
                 pass  # a garbled answer, which no holder believes
+            case log.Redriven():
+                self.of(event.task).redriven.append(event)
             case log.LeaseEvent():
                 self.sees_store |= isinstance(event, log.Issued | log.Closed)
                 getattr(self.of(event.task).lease(event.fence), _LISTS[type(event)]).append(event)

@@ -157,6 +157,8 @@ def _must_start(life: Life, after: Lease | None, ready_at: float, lives: Lives, 
     ready_at, within = max(ready_at, room.over_at), room.within
     fence = after.fence if after is not None else 0
     later = [lease for lease in life.known if lease.fence > fence]
+    if after is not None and any(end.ended for end in after.closed):
+        return  # until an operator redrives the task
     if after is not None and (life.final is None or (life.final.fence == fence and life.final.status in _ENDED)):
         return
     started_at = later[0].grant.at if later else math.inf

@@ -11,6 +11,8 @@ from harness.checker.rules import Check, Found, Rules, Violation, violations
 _ENDS = {"success": "success", "fatal": "fatal_failure", "cancelled": "cancelled"}
 """Outcomes after which a task does not run again, and the final status of each."""
 
+_REDRIVABLE = frozenset({"dead", "fatal_failure", "dropped"})
+
 _CANCELS = frozenset({"cancelled", "cancel_requested", "gone"})
 """Answers to a cancel after which the task does not run again."""
 
@@ -92,7 +94,21 @@ def _s3_fenced(life: Life, lives: Lives, rules: Rules) -> Found:
 
 
 def _s4_one_outcome(life: Life, lives: Lives, rules: Rules) -> Found:
-    """A task ends at most once, and is not granted afterwards."""
+    """Each life of a task ends at most once, and is not granted afterwards; only an end is followed by another life."""
+    for one, redrive in zip(life.lives, life.redriven, strict=False):
+        ends = [
+            end.status for lease in one.leases.values() for end in lease.closed if end.ended and end.at <= redrive.at
+        ]
+        if not _REDRIVABLE.issuperset(ends or ["live"]):
+            yield f"it was redriven, and was {', '.join(ends or ['live'])}", [redrive]
+    for number, one in enumerate(life.lives):
+        yield from _s4_of_one_life(one, life.redriven[number : number + 1])
+
+
+def _s4_of_one_life(life: Life, redriven: Sequence[log.Redriven]) -> Found:
+    early = [lease.grant for lease in life.known for redrive in redriven if lease.grant.at > redrive.at]
+    if early:
+        yield "the life before a redrive was granted after it", [*redriven, *early]
     ends = [end for lease in life.leases.values() for end in lease.closed if end.ended]
     accepted = {
         (answer.fence, answer.outcome, answer.digest): answer
@@ -242,7 +258,12 @@ def _s9_begun_late(life: Life, lives: Lives, rules: Rules) -> Found:
 
 
 def _s10_bounded(life: Life, lives: Lives, rules: Rules) -> Found:
-    """Attempts and crashes stay within their limits, and a task past a limit is dead."""
+    """In each life, attempts and crashes stay within their limits, and a task past a limit is dead."""
+    for one in life.lives:
+        yield from _s10_of_one_life(one)
+
+
+def _s10_of_one_life(life: Life) -> Found:
     if len({(asked.max_attempts, asked.max_crashes) for asked in life.asked}) != 1:
         return  # no schedule, or several with different limits
     limits = life.asked[0]
@@ -281,6 +302,8 @@ def _s11_gated(life: Life, lives: Lives, rules: Rules) -> Found:
             for lease in life.known
             for grant in (lease.issued or lease.granted)
             if (grant.at if isinstance(grant, log.Issued) else grant.asked_at) > answer.at
+            # A task that had ended may have been redriven since.
+            and not any(one.fence < lease.fence and one.at > life.cancel_asked[0].at for one in life.redriven)
         ]
         if after:
             yield f"its cancel was answered with {answer.verdict}, and it was granted after that", [answer, *after]

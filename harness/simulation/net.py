@@ -15,7 +15,8 @@ from leasekit._forwarding import ForwardingScheduler
 from leasekit.backend import Capabilities
 from leasekit.errors import BackendError, ProtocolError, Throttled, Unavailable
 from leasekit.server.commit import resolve
-from leasekit.task import Claimed, Verdict
+from leasekit.task import Claimed, Redriven, Verdict
+from leasekit.wire import RedriveRequest
 from leasekit_http.transport import failure
 
 _LATEST = 900.0  # seconds by which a duplicate may be late
@@ -213,6 +214,10 @@ class Remote(ForwardingScheduler):
         body = {"kinds": tuple(kinds), "limit": limit, "wait": wait, "claim_id": claim_id}
         claimed: Claimed = await self._call("claim", body)
         return Claimed(tasks=[structs.replace(task) for task in claimed.tasks], waited=claimed.waited)
+
+    async def redrive(self, task_ids: Sequence[str] = (), **options: Any) -> Redriven:
+        redriven: Redriven = await self._call("redrive", RedriveRequest(ids=list(task_ids), **options))
+        return redriven
 
     async def aclose(self) -> None:
         """Do nothing: there is no connection."""

@@ -24,6 +24,8 @@ FAULTS = (
     "again", "cancel", "same_key",
     # Of what stands between a worker and the server, and answers in its place.
     "foreign",
+    # Of operators.
+    "redrive",
 )  # fmt: skip
 """All faults. Rates are per hour; of `deaf` and those after it they are a percentage of tasks."""
 
@@ -88,6 +90,10 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
     "guard": {"rates": only(gil=15.0, stall=10.0, pause=10.0, deaf=50.0)},
     "storms": {"rates": only(throttle=4.0, throttle_most=4.0, garble=4.0, bad_items=4.0, flaky=4.0, reset=4.0)},
     "strangers": {"rates": only(foreign=8.0)},
+    "redrives": {
+        "rates": only(redrive=60.0, poison=20.0, kill=6.0, cancel=10.0, same_key=20.0, duplicate=4.0, drop_reply=4.0),
+        "tasks_per_hour": 120.0,
+    },
     "schedules": {"rates": only(again=20.0, cancel=15.0, same_key=20.0, duplicate=4.0, drop_reply=4.0)},
 }
 """Scenarios that stress one kind of fault: `Scenario(seed=1, **PRESETS["outages"])`."""

@@ -1,4 +1,4 @@
-"""A client that schedules tasks, repeats schedules, and cancels."""
+"""A client that schedules tasks, repeats schedules, cancels, and redrives."""
 
 import asyncio
 from collections.abc import Callable
@@ -98,6 +98,8 @@ class Scheduler:
                 await self._ask([task])
             if self._hits("cancel"):
                 spawn(self._cancel(task.id or ""), self._running)
+            if self._hits("redrive"):
+                spawn(self._redrive(task.id or ""), self._running)
 
     async def _ask(self, tasks: list[NewTask]) -> None:
         ask = partial(call_once, partial(self._backend.schedule, tasks), within=10.0)
@@ -109,3 +111,13 @@ class Scheduler:
         ask = partial(call_once, partial(self._backend.cancel, [task_id]), within=10.0)
         with suppress(BackendError):
             await call_until(ask, for_at_most=60.0)
+
+    async def _redrive(self, task_id: str) -> None:
+        """Ask for a new life of a task now and then: most of these requests come before its end, and are refused."""
+        for number in range(4):
+            await asyncio.sleep(self._chance.expovariate(0.002))
+            if self.world.are_faults_over:
+                return
+            redrive = partial(self._backend.redrive, [task_id], redrive_id=f"{task_id}-{number}")
+            with suppress(BackendError):
+                await call_until(partial(call_once, redrive, within=10.0), for_at_most=60.0)

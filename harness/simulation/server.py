@@ -114,7 +114,7 @@ class Server:
                 return await engine.stats()
             case "list_tasks":
                 return await engine.list_tasks(**request)
-            case _:  # schedule, cancel, get
+            case _:  # schedule, cancel, redrive, get
                 return await getattr(engine, op)(request)
 
     def finals(self) -> None:

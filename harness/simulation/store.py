@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from harness.history import Closed, Extended, Issued
+from harness.history import Closed, Extended, Issued, Redriven
 from harness.simulation.world import World
 from leasekit._lifecycle.states import LEASED
 from leasekit.errors import Unavailable
@@ -60,6 +60,8 @@ class WatchedStore:
         elif is_leased and was_leased:
             if (after.next_trigger_at or 0.0) > (before.next_trigger_at or 0.0):
                 self._world.log(Extended, "store", **lease, ttl=(after.next_trigger_at or 0.0) - self.now())
+        elif before.status.ended:
+            self._world.log(Redriven, "store", **lease)
         # An expired lease may still be settled, which ends its task.
         elif was_leased or after.status.ended:
             self._world.log(

@@ -5,7 +5,7 @@ Heartbeats are never repeated here: the cycle retries them.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import tenacity
@@ -16,6 +16,7 @@ from leasekit.task import Beat, Settlement, Verdict
 T = TypeVar("T")
 Item = TypeVar("Item", Beat, Settlement)
 _LONGEST_WAIT = 5.0
+_RETRY_FOR = 30.0  # seconds for which calls of users are repeated while the service is away
 _jittered = tenacity.wait_random_exponential(multiplier=0.2, max=_LONGEST_WAIT)
 
 
@@ -96,3 +97,13 @@ async def call_until(
         with attempt:
             return await call()
     raise AssertionError  # `reraise` has raised
+
+
+async def repeat_until_answered(
+    call: Callable[[], Coroutine[Any, Any, T]], retry_for: float | None, at_most: float | None = None
+) -> T:
+    """Repeat a call of a user for `retry_for` seconds (None: 30), and for no more than `at_most`."""
+    for_at_most = _RETRY_FOR if retry_for is None else retry_for
+    if at_most is not None:
+        for_at_most = min(for_at_most, at_most)
+    return await call_until(lambda: call_once(call, within=_RETRY_FOR), for_at_most=for_at_most)

@@ -7,6 +7,7 @@
     │      │                 │ expire            │        └─ exhaust ─▶ DEAD
     └▶ ENQUEUED ◀────────────┴───────────────────┘
        enqueue                                       cancel, from everywhere that has not ended ─▶ CANCELLED
+   DEAD, FATAL_FAILURE ── redrive ─▶ ENQUEUED, and DROPPED ── redrive ─▶ NEW: a new life, at an operator's request
 
 Rule 1: what is not in the table cannot happen.
 Rule 2: this module has no clock, no store and no randomness (sans-IO); callers pass `now`.
@@ -36,6 +37,7 @@ class Event(enum.StrEnum):
     EXPIRE = "expire"
     EXHAUST = "exhaust"  # a retry, a crash or an expiry past the task's own limit
     CANCEL = "cancel"
+    REDRIVE = "redrive"  # an operator begins a new life of a task that has ended
 
 
 _WHEN_RUN_ENDS = {
@@ -79,6 +81,9 @@ NEXT: dict[Status, dict[Event, Status]] = {
         Event.CLAIM: Status.CLAIMED,
         Event.CANCEL: Status.CANCELLED,
     },
+    Status.FATAL_FAILURE: {Event.REDRIVE: Status.ENQUEUED},
+    Status.DROPPED: {Event.REDRIVE: Status.NEW},  # a task that waits for others again
+    Status.DEAD: {Event.REDRIVE: Status.ENQUEUED},
 }
 
 LEASED = frozenset({Status.CLAIMED, Status.PROCESSING})
@@ -96,6 +101,8 @@ ENDING: dict[Outcome | Literal["expired"], Event] = {
     "cancelled": Event.CANCEL,
     "expired": Event.EXPIRE,
 }  # the event of each end of a run: of the outcomes that holders report, and of an expired lease
+
+REDRIVEN = "redriven"  # the outcome of a redrive's entry in the history of a task
 
 WOUND_DOWN = frozenset({Event.RETRY, Event.RELEASE, Event.CRASH, Event.EXPIRE})
 """Ends after which a task runs again, except where a cancel was requested: then the task is cancelled."""
@@ -122,4 +129,4 @@ def next_trigger(status: Status, *, now: float, after: float) -> float | None:
     For a waiting task, `after` is the wait until it may run: none, that of its retry policy, or as its holder asked.
     For a leased task, `after` is the granted ttl: the claim timeout, and with every heartbeat the heartbeat timeout.
     """
-    return now + after if status in NEXT else None
+    return None if status.ended else now + after

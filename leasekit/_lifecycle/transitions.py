@@ -83,6 +83,24 @@ def cancelled(row: Trigger, *, now: float) -> Trigger:
     return row
 
 
+def redriven(row: Trigger, *, now: float) -> Trigger:
+    """Return a task that has ended as the first state of its new life: due now, without failures and crashes.
+
+    The redrive takes a fence of its own, for its entry in the history; attempts and fences go on growing.
+    """
+    status = step(row.status, Event.REDRIVE)
+    return replace(
+        row,
+        status=status,
+        fence=row.fence + 1,
+        crashes=0,
+        failures=0,
+        next_trigger_at=next_trigger(status, now=now, after=0.0),
+        reason=None,
+        run_until=None,
+    )
+
+
 def retry_wait(row: Trigger, limits: Limits, random: "Random") -> float:
     """Return the wait in seconds after a run that ends in *retry*, by the policy in `limits` (0: it cannot be read)."""
     policy = _policy(limits)

@@ -23,6 +23,7 @@ from leasekit.task import (
     Claimed,
     NewTask,
     Page,
+    Redriven,
     Scheduled,
     Settlement,
     Stats,
@@ -34,7 +35,7 @@ from leasekit.task import (
 
 
 class DirectBackend:
-    """A `Backend`, `Scheduler` and `WorkerDirectory` over the engine that a subclass returns from `_engine`."""
+    """A backend with all protocols of `leasekit.backend`, over the engine that a subclass returns from `_engine`."""
 
     capabilities = Capabilities(max_batch=wire.MAX_BATCH, max_claim=wire.MAX_BATCH)
 
@@ -80,6 +81,10 @@ class DirectBackend:
             return []
         ids = checked(wire.CancelRequest, {"ids": task_ids}).ids
         return await (await self._engine()).cancel(ids)
+
+    async def redrive(self, task_ids: Sequence[str] = (), *, rate: int | None = None, **options: Any) -> Redriven:
+        request = checked(wire.RedriveRequest, {"ids": task_ids, "worker": self.worker, **options})
+        return await (await self._engine()).redrive(request)
 
     async def stats(self) -> Stats:
         return await (await self._engine()).stats()

@@ -20,7 +20,7 @@ from leasekit.server.commit import Done, GroupCommit, RequestClass
 from leasekit.server.daemon_threads import DaemonThreads
 from leasekit.server.http.events import Feed
 from leasekit.server.long_poll import LongPolls
-from leasekit.server.roles import claims, consumer, frontend, hsc
+from leasekit.server.roles import claims, consumer, frontend, hsc, redrive
 from leasekit.server.store import Filter, Store, View
 from leasekit.server.unit_of_work import TaskEvent, UnitOfWork
 from leasekit.task import (
@@ -28,6 +28,7 @@ from leasekit.task import (
     Claimed,
     NewTask,
     Page,
+    Redriven,
     Scheduled,
     Settlement,
     Stats,
@@ -36,7 +37,7 @@ from leasekit.task import (
     Verdict,
     WorkerInfo,
 )
-from leasekit.wire import MAX_WAIT
+from leasekit.wire import MAX_WAIT, RedriveRequest
 
 logger = logging.getLogger("leasekit.server")
 
@@ -136,6 +137,16 @@ class Engine:
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict]:
         return await self._write(_CANCEL, ids)
+
+    async def redrive(self, request: RedriveRequest) -> Redriven:
+        """Begin a new life of dead tasks: these, or a page of those that match. Refused while the disk is full."""
+        if self.cramped is not None and not request.dry_run:
+            raise Unavailable(self.cramped)
+        plan = await self._read(lambda view: redrive.plan(view, request))
+        if request.dry_run or not plan.ids:
+            return await self._read(lambda view: redrive.look(view, plan, now=self._clock.peek()))
+        answer: Redriven = await self.commit.ask(_REDRIVE, plan, size=len(plan.ids))
+        return answer
 
     async def get(self, task_id: str) -> TaskInfo | None:
         """Return everything about one task, with users' JSON values as `Raw`; None if no task has this id."""
@@ -352,8 +363,9 @@ _REAP = RequestClass("reapings", _each(consumer.reap), 10)
 _CANCEL = RequestClass("cancels", _itemwise(frontend.cancel), 10_000)
 _CLAIM = RequestClass("claims", claims.claim, 20_000, is_last=True)  # last: claims get what the others make ready
 _SCHEDULE = RequestClass("schedules", _itemwise(frontend.schedule), 20_000)
+_REDRIVE = RequestClass("redrives", lambda turn, plans: [redrive.redrive(turn, plan) for plan in plans], 10_000)
 _FORGET = RequestClass("forgettings", _each(consumer.forget), 10)
 _PROBE = RequestClass("probes", _each(lambda _: None), 100)
 
-_SURVIVAL = (_HEARTBEAT, _RELEASE, _RESULTS, _REAP, _CANCEL, _CLAIM, _SCHEDULE, _FORGET, _PROBE)
+_SURVIVAL = (_HEARTBEAT, _RELEASE, _RESULTS, _REAP, _CANCEL, _CLAIM, _SCHEDULE, _REDRIVE, _FORGET, _PROBE)
 """The order in which classes are served under load: heartbeats first."""

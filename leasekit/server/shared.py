@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, Protocol, cast
 
 from leasekit._forwarding import ForwardingScheduler
-from leasekit.backend import Backend, Scheduler, WorkerDirectory
+from leasekit.backend import Backend, Redriver, Scheduler, WorkerDirectory
 from leasekit.errors import BackendError, ConfigError, StoreLocked, Unavailable
 from leasekit.registry import needs_extra, open_backend
 from leasekit.server.embedded import DirectBackend, EmbeddedBackend
@@ -34,7 +34,7 @@ logger = logging.getLogger("leasekit.server")
 _AGAIN = 1.0  # seconds until a server that could not start is started again
 
 
-class _Service(Backend, Scheduler, WorkerDirectory, Protocol):
+class _Service(Backend, Scheduler, WorkerDirectory, Redriver, Protocol):
     pass
 
 

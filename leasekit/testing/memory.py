@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from leasekit.errors import ConfigError
 from leasekit.server.embedded import DirectBackend, plain, plain_info
-from leasekit.server.roles import claims, consumer, frontend, hsc
+from leasekit.server.roles import claims, consumer, frontend, hsc, redrive
 from leasekit.server.store import Filter, View
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.unit_of_work import UnitOfWork
@@ -29,6 +29,7 @@ from leasekit.task import (
     Claimed,
     NewTask,
     Page,
+    Redriven,
     Scheduled,
     Settlement,
     Stats,
@@ -39,7 +40,7 @@ from leasekit.task import (
 )
 from leasekit.testing._notify import Notifier
 from leasekit.testing.clock import FakeClock
-from leasekit.wire import MAX_WAIT
+from leasekit.wire import MAX_WAIT, RedriveRequest
 
 __all__ = ["MemoryBackend", "MemoryService", "connect"]
 
@@ -107,6 +108,16 @@ class MemoryService:
         """Cancel tasks: one verdict for each, in order."""
         with self._turn() as turn:
             return frontend.cancel(turn, ids)
+
+    async def redrive(self, request: RedriveRequest) -> Redriven:
+        """Begin a new life of dead tasks: these, or a page of those that match."""
+        with self._turn() as turn:
+            plan = redrive.plan(turn.tx, request)
+            if request.dry_run:
+                return redrive.look(turn.tx, plan, now=turn.now)
+            answer = redrive.redrive(turn, plan)
+        self._bell.ring()
+        return answer
 
     async def claim(self, *, worker: str, kinds: Sequence[str], limit: int, wait: float, claim_id: str) -> Claimed:
         """Grant up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""

@@ -3,7 +3,7 @@
 import pytest
 
 from leasekit._lifecycle.states import ENDING, LEASED, NEXT, WAITING, Event, event_of_cancel, next_trigger, step
-from leasekit.task import Status
+from leasekit.task import REDRIVABLE, Status
 
 S, E = Status, Event
 BOTH = [S.CLAIMED, S.PROCESSING]
@@ -26,8 +26,11 @@ BOTH = [S.CLAIMED, S.PROCESSING]
         *((status, E.RELEASE, S.ENQUEUED) for status in [*BOTH, S.ENQUEUED]),
         *((status, E.CRASH, S.ENQUEUED) for status in [*BOTH, S.ENQUEUED]),
         *((status, E.EXHAUST, S.DEAD) for status in [*BOTH, S.ENQUEUED]),
-        *((status, E.CANCEL, S.CANCELLED) for status in NEXT),
+        *((status, E.CANCEL, S.CANCELLED) for status in WAITING | LEASED),
         *((status, E.REQUEST_CANCEL, status) for status in BOTH),
+        (S.DEAD, E.REDRIVE, S.ENQUEUED),
+        (S.FATAL_FAILURE, E.REDRIVE, S.ENQUEUED),
+        (S.DROPPED, E.REDRIVE, S.NEW),
     ],
 )
 def test_what_follows(status: Status, event: Event, after: Status) -> None:
@@ -44,6 +47,9 @@ def test_what_follows(status: Status, event: Event, after: Status) -> None:
         (S.RETRIABLE_FAILURE, E.SUCCEED),
         (S.NEW, E.SUCCEED),
         (S.NEW, E.REQUEST_CANCEL),
+        (S.SUCCESS, E.REDRIVE),
+        (S.CANCELLED, E.REDRIVE),
+        (S.DEAD, E.CLAIM),
     ],
 )
 def test_what_cannot_happen(status: Status, event: Event) -> None:
@@ -52,12 +58,12 @@ def test_what_cannot_happen(status: Status, event: Event) -> None:
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status.ended])
-def test_nothing_follows_an_end(status: Status) -> None:
-    assert status not in NEXT
+def test_nothing_follows_an_end_but_a_redrive(status: Status) -> None:
+    assert NEXT.get(status, {}).keys() == ({E.REDRIVE} if status in REDRIVABLE else set())
 
 
 def test_every_status_but_the_ends_waits_or_is_leased() -> None:
-    assert WAITING | LEASED == {status for status in Status if not status.ended} == NEXT.keys()
+    assert WAITING | LEASED == {status for status in Status if not status.ended} == NEXT.keys() - REDRIVABLE
     assert not WAITING & LEASED
 
 

@@ -41,6 +41,7 @@ WAIT = 5.0
 TTLS = st.sampled_from([(10.0, 20.0), (20.0, 10.0), (30.0, 4.0), (10.0, 10.0)])  # of a claim, and of a beat
 MAX_ATTEMPTS, MAX_CRASHES = 3, 2
 ENDED = {"success", "fatal_failure", "cancelled", "dead"}
+REDRIVABLE = {"dead", "fatal_failure"}
 WAITING = {"new", "enqueued", "retriable_failure"}
 OUTCOMES = ["success", "fatal", "retry", "release", "crash", "cancelled"]
 PROGRESS = st.one_of(st.none(), st.tuples(st.integers(1, 9), st.one_of(st.none(), st.integers(0, 2))))  # value, number
@@ -69,7 +70,9 @@ class Model:
     ends_at: float = 0.0
     was_extended: bool = False
     overdue_at: float | None = None
+    key: str | None = None
     status: str = "new"
+    fence: int = 0
     attempt: int = 0
     failures: int = 0
     crashes: int = 0
@@ -77,6 +80,7 @@ class Model:
     progress: int | None = None
     reason: str | None = None
     grants: list[Grant] = field(default_factory=list)
+    redrives: list[tuple[int, str, int]] = field(default_factory=list)  # fence, *redriven*, attempt
 
     @property
     def is_leased(self) -> bool:
@@ -120,6 +124,13 @@ class Model:
             case _:
                 self.status = {"success": "success", "fatal": "fatal_failure", "cancelled": "cancelled"}[outcome]
 
+    def redrive(self, now: float) -> None:
+        """Begin a new life."""
+        self.fence += 1
+        self.redrives.append((self.fence, "redriven", self.attempt))
+        self.status, self.due_at, self.reason, self.cancel_requested = "enqueued", now, None, False
+        self.failures = self.crashes = 0
+
     def report(self, grant: Grant, progress: tuple[int, int | None] | None) -> None:
         if progress is not None and (progress[1] is None or progress[1] >= grant.mark):
             self.progress = progress[0]
@@ -153,6 +164,7 @@ class Histories(RuleBasedStateMachine):
         self.firsts: dict[str, tuple[str, float | None]] = {}  # dedupe key → the first task, until when
         self.held: list[Task] = []
         self.claims: list[Asked] = []
+        self.redrives = 0
         self.ids = (f"t{number}" for number in itertools.count())
         self.run(rig.open())
 
@@ -226,6 +238,7 @@ class Histories(RuleBasedStateMachine):
             return
         self.firsts[key] = task_id, None if window is None else self.rig.now + window
         self.added(task_id, ttls=ttls, later=0.0)
+        self.tasks[task_id].key = key
         assert (answer.id, answer.created) == (task_id, not lost)
 
     @rule(limit=st.integers(1, 4), turns=st.integers(1, 2), lost=st.booleans())
@@ -257,7 +270,8 @@ class Histories(RuleBasedStateMachine):
         model = self.tasks[task.id]
         assert not model.is_leased, "S1: one live lease"
         assert model.status not in ENDED, "S4: an end is an end"
-        assert all(task.fence > grant.fence for grant in model.grants), "S1: the fence grows"
+        assert task.fence > model.fence, "S1: the fence grows"
+        model.fence = task.fence
         assert all(task.token != grant.token for grant in model.grants)
         model.attempt += 1
         assert (task.attempt, task.progress, task.ttl) == (model.attempt, model.progress, model.ttls[0])
@@ -333,7 +347,7 @@ class Histories(RuleBasedStateMachine):
             return "cancelled" if model.status == "cancelled" else "settled"
         if grant.report is not None:
             return "settled"
-        if grant is not model.grants[-1]:
+        if grant.fence != model.fence:
             return "taken"
         return "overdue" if model.is_overdue and self.rig.instant >= (model.overdue_at or 0.0) else "expired"
 
@@ -369,7 +383,7 @@ class Histories(RuleBasedStateMachine):
         said = (outcome, result, wait, None if progress is None else progress[0])
         if grant.report is not None:
             return "settled" if grant.report == said else "gone"
-        if grant is not model.grants[-1] or model.status in ENDED:
+        if grant.fence != model.fence or model.status in ENDED:
             return "gone"
         grant.report = said
         model.report(grant, progress)
@@ -391,6 +405,43 @@ class Histories(RuleBasedStateMachine):
         else:
             model.status = "cancelled"
             assert verdict.verdict == "cancelled"
+
+    @precondition(lambda self: self.tasks)
+    @rule(data=st.data(), is_dry_run=st.booleans(), lost=st.booleans())
+    def redrive(self, data: Any, is_dry_run: bool, lost: bool) -> None:
+        """Begin new lives of tasks that are dead or have failed for good; the others stay as they are."""
+        ended = [name for name, model in self.tasks.items() if model.status in REDRIVABLE]
+        ids = data.draw(st.lists(st.sampled_from(ended or sorted(self.tasks)), min_size=1, max_size=3, unique=True))
+        ids = list(dict.fromkeys([*ids, *data.draw(st.lists(st.sampled_from(sorted(self.tasks)), max_size=1))]))
+        self.redrives += 1
+        answer = self.ask("redrive", ids, redrive_id=f"r{self.redrives}", dry_run=is_dry_run, lost=lost)
+        assert [verdict.id for verdict in answer.tasks] == ids
+        would: set[str] = set()
+        for task_id, verdict in zip(ids, answer.tasks, strict=True):
+            model = self.tasks[task_id]
+            if model.status in REDRIVABLE and not self.rival(task_id, would):
+                assert verdict.verdict == ("redrivable" if is_dry_run else "redriven"), "S4"
+                would.add(task_id)
+                if not is_dry_run:
+                    model.redrive(self.rig.now)
+                    self.take_key(task_id)
+            else:
+                assert verdict.verdict == "failed", "S4: only an end may be followed by a new life"
+
+    def rival(self, task_id: str, would: set[str]) -> bool:
+        """Whether the dedupe key of the task belongs to another live task by now."""
+        key = self.tasks[task_id].key
+        first, until = self.firsts.get(key or "", (task_id, None))
+        if until is not None and until <= self.rig.now:
+            return False
+        # In a dry run no key is taken over: an earlier task of the same request has it all the same.
+        mates = {mate for mate in would if key is not None and self.tasks[mate].key == key}
+        return bool(mates) or (first != task_id and self.tasks[first].status not in ENDED)
+
+    def take_key(self, task_id: str) -> None:
+        key = self.tasks[task_id].key
+        if key is not None and (self.firsts[key][1] is None or self.firsts[key][1] > self.rig.now):  # type: ignore[operator]
+            self.firsts[key] = task_id, self.firsts[key][1]
 
     @rule(seconds=st.sampled_from([0.5, 4.0, 5.0, 10.0, 20.0]), looked=st.booleans())
     def wait(self, seconds: float, looked: bool) -> None:
@@ -434,8 +485,9 @@ class Histories(RuleBasedStateMachine):
     def history_is_told(self, data: Any) -> None:
         task_id = data.draw(st.sampled_from(sorted(self.tasks)))
         info = self.ask("get", task_id)
-        ends = [(grant.fence, *grant.end) for grant in self.tasks[task_id].grants if grant.end]
-        assert [(run.fence, run.outcome, run.attempt) for run in info.history] == ends
+        model = self.tasks[task_id]
+        ends = [(grant.fence, *grant.end) for grant in model.grants if grant.end]
+        assert [(run.fence, run.outcome, run.attempt) for run in info.history] == sorted(ends + model.redrives)
 
     @invariant()
     def every_task_is_what_it_should_be(self) -> None:
@@ -444,7 +496,7 @@ class Histories(RuleBasedStateMachine):
         for info in infos:
             model = self.tasks[info.id]
             found = (info.status.value, info.attempt, info.crashes, info.fence, info.progress)
-            expected = (model.status, model.attempt, model.crashes, len(model.grants), model.progress)
+            expected = (model.status, model.attempt, model.crashes, model.fence, model.progress)
             assert found == expected, (info.id, found, expected)
             assert (info.reason or "").partition(";")[0] == (model.reason or "")
 

@@ -72,6 +72,8 @@ from leasekit.backend import (
     Capabilities,
     Claimed,
     Outcome,
+    Redriven,
+    Redriver,
     Scheduler,
     Settlement,
     TaskSink,
@@ -147,6 +149,8 @@ def test_scheduling_and_reading(client: Client) -> None:
     assert_type(client.cancel(info.id), list[Verdict])
     assert_type(client.wait_tasks(info.id, timeout=30), list[TaskInfo])
     assert_type(client.workers(), list[WorkerInfo])
+    assert_type(client.redrive(info.id, rate=5), Redriven)
+    assert_type(client.redrive(kind="k", dry_run=True).tasks, list[Verdict])
 
 
 @pytest.mark.anyio
@@ -160,6 +164,7 @@ async def test_the_same_from_an_event_loop(client: Client) -> None:
     assert_type(await client.acancel(scheduled.id), list[Verdict])
     assert_type(await client.await_tasks(scheduled.id), list[TaskInfo])
     assert_type(await client.aworkers(), list[WorkerInfo])
+    assert_type(await client.aredrive(kind="k", limit=5), Redriven)
 
 
 # Leases -----------------------------------------------------------------------------------------------------------
@@ -271,7 +276,7 @@ def test_hooks() -> None:
                 assert_type(event.held, int)
             case hooks.CancelRequested() | hooks.AtRisk():
                 assert_type(event.token, str)
-            case hooks.Sent() | hooks.Renewed() | hooks.ReportDelayed():
+            case hooks.Sent() | hooks.Renewed() | hooks.ReportDelayed() | hooks.Redriven():
                 assert_type(event.task_ids, Sequence[str])
             case _:
                 assert_type(event.at, float)
@@ -336,6 +341,7 @@ def test_backends() -> None:
     scheduler: Scheduler = MemoryBackend(MemoryService(), worker="w")
     sink: TaskSink = scheduler
     assert isinstance(sink, WorkerDirectory)
+    assert isinstance(sink, Redriver)
     assert_type(connect(backend), Client)
 
 

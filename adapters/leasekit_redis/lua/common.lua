@@ -87,7 +87,7 @@ local SHAPES = { -- key → required fields, optional fields
     {priority = function(value) return is_number(value) and value >= 0 and value <= 4 end, failures = is_number,
      crashes = is_number, max_attempts = is_number, max_crashes = is_number, max_runtime = is_number,
      claim_ttl = is_number, beat_ttl = is_number, worker = is_text, token = is_text, reason = is_text,
-     digest = is_text, dedupe = is_text, collection = is_text, after = list_of(is_text, 1), retry = is_policy,
+     digest = is_text, dedupe = is_text, redriven = is_text, collection = is_text, after = list_of(is_text, 1), retry = is_policy,
      awaited = is_flag, progress_seq = is_number},
   },
   [WORKING] = {

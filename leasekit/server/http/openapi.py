@@ -37,11 +37,22 @@ EXAMPLES: dict[str, Any] = {
         "results": [{"id": "report-7", "token": "a-token-from-a-claim", "outcome": "success", "result": {"pages": 12}}],
     },
     "CancelRequest": {"ids": ["report-7"]},
+    "RedriveRequest": {"kind": "report", "status": "dead", "limit": 200, "dry_run": True},
 }
 """An example of each class of requests, by class name."""
 
 _THEN = [{"properties": {"outcome": {"enum": sorted(ENDS)}}}, {"properties": {"then": {"maxItems": 0}}}]
 """The outcomes that may have successors; `validation` checks this rule, which the types cannot express."""
+
+_FILTERS = ("kind", "status", "collection")
+_SELECTIONS = [
+    {"required": ["ids"], "properties": {"ids": {"minItems": 1}} | {name: {"type": "null"} for name in _FILTERS}},
+    {
+        "properties": {"ids": {"maxItems": 0}},
+        "anyOf": [{"required": [name], "properties": {name: {"type": "string"}}} for name in _FILTERS],
+    },
+]
+"""How a redrive says which tasks it is for; `RedriveRequest` checks this rule."""
 
 
 def document(operations: Sequence[Operation]) -> bytes:
@@ -112,5 +123,7 @@ def _with_examples(schemas: dict[str, Any]) -> dict[str, Any]:
     for name, example in EXAMPLES.items():
         schemas[name]["examples"] = [example]
     schemas["SettlementItem"]["anyOf"] = _THEN
+    schemas["RedriveRequest"]["oneOf"] = _SELECTIONS
+    schemas["RedriveRequest"]["properties"]["cursor"]["anyOf"][0]["pattern"] = r"^[0-9]{1,18}\Z"
     schemas["NewTaskItem"]["properties"]["after"]["maxItems"] = 0  # only other services accept `after`
     return {name: schemas[name] for name in sorted(schemas)}

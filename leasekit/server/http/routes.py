@@ -15,7 +15,7 @@ from leasekit.server.http.operations import Operation, get, post
 from leasekit.server.http.problems import UnknownTask
 from leasekit.server.http.request import ApiRequest
 from leasekit.server.http.sending import ClaimResponse
-from leasekit.task import Name, Page, Status, TaskInfo, WorkerInfo
+from leasekit.task import Name, Page, Redriven, Status, TaskInfo, WorkerInfo
 from leasekit.wire import (
     MAX_BATCH,
     MAX_WAIT,
@@ -23,6 +23,7 @@ from leasekit.wire import (
     CancelRequest,
     ClaimAnswer,
     ClaimRequest,
+    RedriveRequest,
     ResultsRequest,
     ScheduleAnswer,
     ScheduleRequest,
@@ -134,6 +135,17 @@ async def cancel(request: ApiRequest, data: CancelRequest) -> VerdictsAnswer:
     return VerdictsAnswer(verdicts=await request.parts.engine.cancel(data.ids))
 
 
+@post("/v1/tasks/redrive", _WRITES)
+async def redrive(request: ApiRequest, data: RedriveRequest) -> Redriven:
+    """Redrive: make dead tasks ready again, as new lives. Each task has its own verdict, by position.
+
+    `redriven`; `redrivable` in a dry run; `gone` if unknown; `failed` with a `reason` if the task cannot be redriven,
+    for example because its dedupe key belongs to another live task by now. `cursor` of the answer: where the filters
+    go on.
+    """
+    return await request.parts.engine.redrive(data)
+
+
 @post("/v1/claims", _WRITES, answer=ClaimAnswer)
 async def claim(request: ApiRequest, data: ClaimRequest) -> ClaimResponse:
     """Claim up to `limit` tasks; wait up to `wait` seconds for the first. Claims may be repeated by `claim_id`.
@@ -190,8 +202,8 @@ def _page(names: Iterable[str], wanted: NamePage) -> tuple[list[str], str | None
 async def events(request: ApiRequest, data: EventFilters) -> StreamingResponse:
     """Stream the events of tasks and workers, as Server-Sent Events; `kind` and `task` are filters.
 
-    `event` is `scheduled`, `claimed`, `started`, `settled`, `expired`, `cancel_requested` or `cancelled`; of
-    workers `joined` or `left`. `data` is JSON: `event`, `at`, and if they apply, `id`, `kind`, `status` (after the
+    `event` is `scheduled`, `claimed`, `started`, `settled`, `expired`, `cancel_requested`, `cancelled` or `redriven`;
+    of workers `joined` or `left`. `data` is JSON: `event`, `at`, and if they apply, `id`, `kind`, `status` (after the
     event), `worker`, `outcome`. A client that reconnects with `Last-Event-ID` gets the events since then, after a
     `missed` if some are no longer kept. A client that reads too slowly is dropped. Comments show a live stream.
     """
@@ -223,7 +235,7 @@ async def readyz(request: ApiRequest) -> HealthAnswer:
 
 
 OPERATIONS: Sequence[Operation] = (
-    schedule, list_tasks, cancel, get_task, claim, heartbeat, results, stats, workers, events, prometheus, healthz,
-    readyz,
+    schedule, list_tasks, cancel, redrive, get_task, claim, heartbeat, results, stats, workers, events, prometheus,
+    healthz, readyz,
 )  # fmt: skip
 """All but that for the OpenAPI document itself, which lists these."""

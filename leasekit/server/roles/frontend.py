@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from leasekit._lifecycle.states import LEASED, WAITING
+from leasekit._lifecycle.states import LEASED, REDRIVEN, WAITING
 from leasekit._lifecycle.transitions import cancelled, has_lapsed
 from leasekit.errors import Refused
 from leasekit.ids import uuid7s
@@ -190,7 +190,7 @@ def get(view: View, task_id: str, *, gained: float = 0.0) -> TaskInfo | None:
 
 def page(view: View, wanted: Filter, *, cursor: str | None, limit: int, gained: float = 0.0) -> Page:
     """List up to `limit` matching tasks, oldest first, fewer if big. Raises `Refused` for a made-up `cursor`."""
-    rows = view.page(wanted, after=_seq_of_cursor(cursor), limit=limit + 1)
+    rows = view.page(wanted, after=seq_of_cursor(cursor), limit=limit + 1)
     shown: list[TaskInfo] = []
     size = 0
     for row, info in zip(rows[:limit], _infos(view, rows[:limit], history=False, gained=gained), strict=True):
@@ -202,7 +202,8 @@ def page(view: View, wanted: Filter, *, cursor: str | None, limit: int, gained: 
     return Page(tasks=shown, cursor=cursor if len(shown) < len(rows) else None)
 
 
-def _seq_of_cursor(cursor: str | None) -> int:
+def seq_of_cursor(cursor: str | None) -> int:
+    """Return the `seq` after which a page begins. Raises `Refused` for a made-up cursor."""
     if cursor is None:
         return 0
     if cursor.isascii() and cursor.isdigit() and len(cursor) <= 18:
@@ -244,7 +245,7 @@ def _info(
         progress=_raw(progress, "progress", damage),
         result=_raw(last.result if last else None, "result", damage),
         error=_raw(last.error if last else None, "error", damage),
-        worker=row.owner or (last.worker if last else None),
+        worker=row.owner or (last.worker if last and last.outcome != REDRIVEN else None),
         history=[_history_entry(run, damage) for run in runs] if history else [],
         reason=row.reason,
     )

@@ -155,6 +155,10 @@ class View(Protocol):
         """Return the first `limit` matching tasks whose `seq` is greater than `after`, sorted by `seq`."""
         ...
 
+    def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:
+        """Return the first tasks with these (kind, key); unknown keys are left out."""
+        ...
+
     def counts(self) -> dict[str, dict[str, int]]:
         """Count the tasks of each kind in each status."""
         ...
@@ -254,10 +258,6 @@ class Tx(View, Protocol):
 
     def runs(self, seqs: Collection[int]) -> list[Run]:
         """Return the runs of these tasks, without results and errors."""
-        ...
-
-    def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:
-        """Return the first tasks with these (kind, key); unknown keys are left out."""
         ...
 
     def set_dedupes(self, dedupes: Sequence[Dedupe]) -> None:

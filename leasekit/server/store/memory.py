@@ -134,6 +134,9 @@ class _MemoryView(View):
         )
         return [row for row, _ in zip(matching, range(limit), strict=False)]
 
+    def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:
+        return _chosen(self._tables.dedupes, keys)
+
     def counts(self) -> dict[str, dict[str, int]]:
         counts: dict[str, dict[str, int]] = {}
         for row in self._tables.triggers.values():
@@ -264,9 +267,6 @@ class _MemoryTx(_MemoryView, Tx):
     def runs(self, seqs: Collection[int]) -> list[Run]:
         of_tasks = _chosen(self._tables.runs, seqs).values()
         return [replace(run, result=None, error=None) for of_task in of_tasks for run in of_task.values()]
-
-    def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:
-        return _chosen(self._tables.dedupes, keys)
 
     def set_dedupes(self, dedupes: Sequence[Dedupe]) -> None:
         for first in dedupes:

@@ -73,6 +73,17 @@ class SqlView(View):
             query = query.join(task, task.c.seq == trigger.c.seq).where(task.c.collection == wanted.collection)
         return self._decoded(sql.Statement(query).rows(self._connection))
 
+    def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:
+        # Not a JSON list as elsewhere: SQLite would cut a key at a null character in it.
+        pair = tuple_(dedupe.c.kind, dedupe.c.key)
+        pairs = list(keys)
+        rows = (
+            row
+            for at in range(0, len(pairs), _PAIRS)
+            for row in self._connection.execute(select(dedupe).where(pair.in_(pairs[at : at + _PAIRS])))
+        )
+        return {(row[0], row[1]): Dedupe(*row) for row in rows if row[3] is None or damage.is_number(row[3])}
+
     def counts(self) -> dict[str, dict[str, int]]:
         return damage.statuses(sql.COUNTS.rows(self._connection))
 
@@ -192,17 +203,6 @@ class SqlTx(SqlView, Tx):
 
     def runs(self, seqs: Collection[int]) -> list[Run]:
         return [Run(*row) for row in sql.RUNS.rows(self._connection, seqs=_json_list(seqs))]
-
-    def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:
-        # Not a JSON list as elsewhere: SQLite would cut a key at a null character in it.
-        pair = tuple_(dedupe.c.kind, dedupe.c.key)
-        pairs = list(keys)
-        rows = (
-            row
-            for at in range(0, len(pairs), _PAIRS)
-            for row in self._connection.execute(select(dedupe).where(pair.in_(pairs[at : at + _PAIRS])))
-        )
-        return {(row[0], row[1]): Dedupe(*row) for row in rows if row[3] is None or damage.is_number(row[3])}
 
     def set_dedupes(self, dedupes: Sequence[Dedupe]) -> None:
         sql.DROP_DEDUPES.each(self._connection, [first[:2] for first in dedupes])

@@ -8,6 +8,7 @@ from leasekit.testing.contract.claiming import Claiming
 from leasekit.testing.contract.granting import Granting
 from leasekit.testing.contract.limits import Limits
 from leasekit.testing.contract.reading import Reading
+from leasekit.testing.contract.redriving import Redriving
 from leasekit.testing.contract.retries import Retries
 from leasekit.testing.contract.scheduling import Scheduling
 from leasekit.testing.contract.settling import Settling
@@ -30,5 +31,5 @@ class BackendContract(Claiming, Granting, Beating, Batching, Settling):
         await backend.aclose()
 
 
-class SchedulerContract(BackendContract, Scheduling, Retries, Limits, Successors, Cancelling, Reading):
-    """The promises of `leasekit.backend.Scheduler`, and of `Backend`."""
+class SchedulerContract(BackendContract, Scheduling, Retries, Limits, Successors, Cancelling, Reading, Redriving):
+    """The promises of `leasekit.backend.Scheduler`, of `Backend`, and of `Redriver` where the backend is one."""

@@ -1,0 +1,101 @@
+"""`leasekit redrive`: make dead tasks ready again."""
+
+from collections import Counter
+from typing import Annotated
+
+import typer
+
+from leasekit.cli import options, output
+from leasekit.cli.errors import fail, spoken
+from leasekit.cli.service import connected
+from leasekit.client import Client
+from leasekit.errors import ConfigError
+from leasekit.task import Redriven, Status, Verdict
+
+_BATCH = 200  # tasks of one call, whose verdicts are printed together
+
+EXAMPLES = """\b
+Prints a line for each task: id, verdict, reason. Verdicts: redriven;
+redrivable, with --dry-run; gone, if it is unknown; failed, if it cannot be
+redriven, and why.
+Exit code 1 if a task could not be redriven. The others are redriven.
+
+\b
+Examples:
+  leasekit tasks --status dead --json | jq -r '[.id, .reason] | @tsv'
+  leasekit redrive --kind report --dry-run
+  leasekit redrive --kind report --limit 0 --rate 50
+  leasekit redrive 0199c1f0-…
+"""
+
+
+@spoken
+def redrive(
+    task_ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="The tasks.")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", "-k", help="Only tasks of this kind.")] = None,
+    status: Annotated[
+        Status | None, typer.Option("--status", "-s", help="dead (the default), fatal_failure or dropped.")
+    ] = None,
+    collection: Annotated[str | None, typer.Option(help="Only tasks of this collection.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this number; 0: all.")] = 1000,
+    rate: Annotated[int | None, typer.Option(min=1, help="Tasks a second, at most.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing: show what would go.")] = False,  # noqa: FBT002 - a flag
+    backend: options.Backend = options.DEFAULT_URL,
+    header: options.Header = None,
+    ca: options.Ca = None,
+    proxy: options.Proxy = None,
+    as_json: options.Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Make dead tasks ready again.
+
+    Name them, or select those that match all filters. Each begins a new life, without the failures and crashes of the one before. Without --rate, batches of 200 follow
+    one another, and heartbeats go in between. Of SQS, all dead letters of a kind are moved back in the background.
+    """
+    if bool(task_ids) is bool(kind or status or collection):
+        raise ConfigError("name tasks, or select them by --kind, --status or --collection")
+    counts = Counter[str]()
+
+    def show(answer: Redriven) -> None:
+        for verdict in answer.tasks:
+            counts[verdict.verdict] += 1
+            _print(verdict, as_json=as_json)
+        if answer.moving is not None:
+            output.print_line(["moving", answer.moving])
+
+    with connected(backend, options.service(header, ca, proxy)) as client:
+        if task_ids:
+            for start in range(0, len(task_ids), _BATCH):
+                show(client.redrive(*task_ids[start : start + _BATCH], rate=rate, dry_run=dry_run))
+        else:
+            left, cursor = limit or max(1, _dead(client, kind, status)), None
+            while left > 0:
+                answer = client.redrive(
+                    kind=kind,
+                    status=status,
+                    collection=collection,
+                    cursor=cursor,
+                    limit=min(left, _BATCH),
+                    rate=rate,
+                    dry_run=dry_run,
+                )
+                show(answer)
+                left, cursor = left - len(answer.tasks), answer.cursor
+                if cursor is None:
+                    break
+            if cursor is not None and limit:
+                typer.echo("leasekit redrive: there are more: raise --limit; 0 takes all", err=True)
+    if bad := counts["failed"] + counts["gone"]:
+        fail("redrive", f"{bad} of {counts.total()} tasks cannot be redriven: the reasons are above")
+
+
+def _dead(client: Client, kind: str | None, status: Status | None) -> int:
+    """Count the tasks that may match now: no more are redriven, so that tasks that fail again are not taken twice."""
+    kinds = client.stats().kinds
+    return sum(counts.get(status or Status.DEAD, 0) for name, counts in kinds.items() if kind in (None, name))
+
+
+def _print(verdict: Verdict, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(verdict)
+    else:
+        output.print_line([verdict.id, verdict.verdict, *([verdict.reason] if verdict.reason else [])])

@@ -1,0 +1,181 @@
+"""Tests of redrives: a new life of a task that has ended, never a second outcome of the old one."""
+
+from typing import Any, Protocol
+
+import pytest
+
+from leasekit.backend import Backend, Redriver
+from leasekit.errors import Refused
+from leasekit.task import FixedDelays, NewTask, Outcome, Settlement, Status, Task, Verdict
+from leasekit.testing.contract.base import SchedulerBase, Service, is_gone
+
+
+class RedrivingService(Service, Redriver, Protocol):
+    """A connection to a service whose dead tasks can be redriven."""
+
+
+class Redriving(SchedulerBase):
+    """The promises of `Redriver.redrive`, where a backend has it."""
+
+    @pytest.fixture(autouse=True)
+    def _only_where_redrives_exist(self, request: pytest.FixtureRequest) -> None:
+        if request.function.__qualname__.startswith("Redriving.") and "backend" in request.fixturenames:
+            backend: Backend = request.getfixturevalue("backend")
+            if not isinstance(backend, Redriver):
+                pytest.skip("the backend is no Redriver")
+
+    async def dead(self, backend: RedrivingService, kind: str, task_id: str | None = None, **options: Any) -> Task:
+        """Let a task end as *dead* after one run, and return its last claim."""
+        task = await self.held(backend, kind, id=task_id, max_attempts=1, **options)
+        await self.settle(backend, task, "retry", error={"type": "E"})
+        return task
+
+    async def verdict(self, backend: RedrivingService, task: Task, **options: Any) -> Verdict:
+        (verdict,) = (await backend.redrive([task.id], **options)).tasks
+        assert verdict.id == task.id
+        return verdict
+
+    async def test_a_dead_task_is_ready_again(self, backend: RedrivingService, kind: str) -> None:
+        task = await self.dead(backend, kind, payload=[1])
+        await self.settle(backend, task, "retry")
+        assert (await self.verdict(backend, task)).verdict == "redriven"
+        info = await self.info(backend, task.id)
+        assert (info.status, info.reason, info.crashes) == (Status.ENQUEUED, None, 0)
+        again = await self.claim_one(backend, kind)
+        assert (again.id, again.payload, again.attempt) == (task.id, [1], 2)
+        assert again.fence > task.fence
+
+    async def test_a_task_that_has_failed_for_good_is_ready_again(self, backend: RedrivingService, kind: str) -> None:
+        task = await self.held(backend, kind)
+        await self.settle(backend, task, "fatal")
+        assert (await self.verdict(backend, task)).verdict == "redriven"
+        assert (await self.claim_one(backend, kind)).id == task.id
+
+    async def test_the_history_tells_both_lives(self, backend: RedrivingService, kind: str) -> None:
+        task = await self.dead(backend, kind)
+        await backend.redrive([task.id])
+        await self.settle(backend, await self.claim_one(backend, kind))
+        info = await self.info(backend, task.id)
+        assert [entry.outcome for entry in info.history] == ["retry", "redriven", "success"]
+        fences = [entry.fence for entry in info.history]
+        assert fences == sorted(set(fences))
+        assert info.history[1].worker
+
+    @pytest.mark.parametrize(("outcome", "limit"), [("retry", "max_attempts"), ("crash", "max_crashes")])
+    async def test_failures_and_crashes_count_from_none(
+        self, backend: RedrivingService, kind: str, outcome: Outcome, limit: str
+    ) -> None:
+        most = 2 if outcome == "retry" else 1
+        task = await self.held(backend, kind, retry=FixedDelays(waits=[0]), **{limit: most})
+        await self.settle(backend, task, outcome)
+        await self.settle(backend, await self.claim_one(backend, kind), outcome)
+        assert (await self.info(backend, task.id)).status is Status.DEAD
+        await backend.redrive([task.id])
+        await self.settle(backend, await self.claim_one(backend, kind), outcome)
+        again = await self.claim_one(backend, kind)
+        assert again.attempt == 4
+        await self.settle(backend, again, outcome)
+        assert (await self.info(backend, task.id)).status is Status.DEAD
+
+    async def test_the_holder_of_the_old_life_writes_nothing_to_the_new_one(
+        self, backend: RedrivingService, kind: str
+    ) -> None:
+        old = await self.briefly_held(backend, kind, max_crashes=0)
+        await self.expire(old)
+        assert await self.nothing_left(backend, kind)
+        await backend.redrive([old.id])
+        assert is_gone(await self.beat(backend, old, progress=["old"]), "taken")
+        assert is_gone(await self.settle(backend, old, result="old"), "taken")
+        new = await self.claim_one(backend, kind)
+        assert new.progress is None
+        assert is_gone(await self.settle(backend, old), "taken")
+        assert (await self.settle(backend, new)).verdict == "settled"
+
+    async def test_a_repeated_report_of_the_old_life_is_answered_as_before(
+        self, backend: RedrivingService, kind: str
+    ) -> None:
+        task = await self.dead(backend, kind)
+        await backend.redrive([task.id])
+        repeat = Settlement(id=task.id, token=task.token, outcome="retry", error={"type": "E"})
+        assert [verdict.verdict for verdict in await backend.settle([repeat])] == ["settled"]
+        assert (await self.info(backend, task.id)).status is Status.ENQUEUED
+
+    async def test_a_repeated_redrive_changes_nothing(self, backend: RedrivingService, kind: str) -> None:
+        task = await self.dead(backend, kind)
+        first = await backend.redrive([task.id], redrive_id="r1")
+        assert await backend.redrive([task.id], redrive_id="r1") == first
+        again = await self.claim_one(backend, kind)
+        assert await backend.redrive([task.id], redrive_id="r1") == first
+        await self.settle(backend, again, "retry")
+        assert await backend.redrive([task.id], redrive_id="r1") == first
+        assert (await self.info(backend, task.id)).status is Status.DEAD
+        assert (await self.verdict(backend, task, redrive_id="r2")).verdict == "redriven"
+
+    async def test_a_bad_task_fails_alone(self, backend: RedrivingService, kind: str) -> None:
+        done = await self.held(backend, kind)
+        await self.settle(backend, done)
+        running, dead = await self.held(backend, kind), await self.dead(backend, kind)
+        await backend.schedule([NewTask(kind=kind, id=f"{kind}-new")])
+        ids = [done.id, running.id, f"{kind}-new", f"{kind}-nobody", dead.id]
+        verdicts = (await backend.redrive(ids)).tasks
+        assert [verdict.id for verdict in verdicts] == ids
+        assert [verdict.verdict for verdict in verdicts] == ["failed", "failed", "failed", "gone", "redriven"]
+        assert "success" in (verdicts[0].reason or "")
+        assert (await self.beat(backend, running)).verdict == "renewed"
+
+    async def test_a_dry_run_says_what_a_redrive_would_do(self, backend: RedrivingService, kind: str) -> None:
+        task, running = await self.dead(backend, kind), await self.held(backend, kind)
+        before = await self.info(backend, task.id)
+        verdicts = (await backend.redrive([task.id, running.id], dry_run=True)).tasks
+        assert [verdict.verdict for verdict in verdicts] == ["redrivable", "failed"]
+        assert await self.info(backend, task.id) == before
+        assert (await self.verdict(backend, task)).verdict == "redriven"
+
+    async def test_filters_select_a_page_at_a_time(self, backend: RedrivingService, kind: str) -> None:
+        for n in range(3):
+            await self.dead(backend, kind, f"{kind}-{n}", collection="blue" if n else "red")
+        await self.settle(backend, await self.held(backend, kind), "fatal")
+        page = await backend.redrive(kind=kind, limit=2, dry_run=True)
+        assert [(v.id, v.verdict) for v in page.tasks] == [(f"{kind}-{n}", "redrivable") for n in (0, 1)]
+        rest = await backend.redrive(kind=kind, limit=2, cursor=page.cursor)
+        assert ([(v.id, v.verdict) for v in rest.tasks], rest.cursor) == ([(f"{kind}-2", "redriven")], None)
+        blue = await backend.redrive(kind=kind, collection="blue")
+        assert [verdict.id for verdict in blue.tasks] == [f"{kind}-1"]
+        failed = await backend.redrive(kind=kind, status=Status.FATAL_FAILURE)
+        assert [verdict.verdict for verdict in failed.tasks] == ["redriven"]
+        assert (await self.info(backend, f"{kind}-0")).status is Status.DEAD
+
+    async def test_a_task_whose_dedupe_key_was_taken_stays_dead(self, backend: RedrivingService, kind: str) -> None:
+        old = await self.dead(backend, kind, dedupe_key="key", dedupe_window=0.0)
+        new = await self.held(backend, kind, dedupe_key="key")
+        verdict = await self.verdict(backend, old)
+        assert (verdict.verdict, new.id in (verdict.reason or "")) == ("failed", True)
+        assert (await self.verdict(backend, old, dry_run=True)).verdict == "failed"
+        await self.settle(backend, new, "fatal")
+        verdicts = (await backend.redrive([old.id, new.id])).tasks
+        assert [verdict.verdict for verdict in verdicts] == ["redriven", "failed"]
+        (scheduled,) = await backend.schedule([NewTask(kind=kind, dedupe_key="key")])
+        assert (scheduled.id, scheduled.created) == (old.id, False)
+
+    async def test_a_new_life_can_be_cancelled(self, backend: RedrivingService, kind: str) -> None:
+        task = await self.dead(backend, kind)
+        await backend.redrive([task.id])
+        assert [verdict.verdict for verdict in await backend.cancel([task.id])] == ["cancelled"]
+        assert (await self.verdict(backend, task)).verdict == "failed"
+        assert await self.nothing_left(backend, kind)
+
+    async def test_successors_of_the_old_life_stay(self, backend: RedrivingService, kind: str) -> None:
+        task = await self.held(backend, kind)
+        then = [NewTask(kind=f"{kind}-then")]
+        await self.settle(backend, task, "fatal", then=then)
+        await backend.redrive([task.id])
+        await self.settle(backend, await self.claim_one(backend, kind), then=then)
+        first, second = [await self.claim_one(backend, f"{kind}-then") for _ in range(2)]
+        assert first.id != second.id
+
+    @pytest.mark.parametrize(
+        "bad", [{}, {"kind": "k", "task_ids": ["a"]}, {"status": "success"}, {"kind": "k", "limit": 0}]
+    )
+    async def test_a_redrive_says_which_tasks_it_is_for(self, backend: RedrivingService, bad: dict[str, Any]) -> None:
+        with pytest.raises(Refused):
+            await backend.redrive(**bad)

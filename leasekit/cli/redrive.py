@@ -48,8 +48,9 @@ def redrive(
 ) -> None:
     """Make dead tasks ready again.
 
-    Name them, or select those that match all filters. Each begins a new life, without the failures and crashes of the one before. Without --rate, batches of 200 follow
-    one another, and heartbeats go in between. Of SQS, all dead letters of a kind are moved back in the background.
+    Name them, or select those that match all filters. Each begins a new life, without the failures and crashes of the
+    one before. Without --rate, batches of 200 follow one another, and heartbeats go in between. Of SQS, all dead
+    letters of a kind are moved back in the background.
     """
     if bool(task_ids) is bool(kind or status or collection):
         raise ConfigError("name tasks, or select them by --kind, --status or --collection")

@@ -8,10 +8,10 @@ import pytest
 from leasekit.backend import Backend
 from leasekit.server.shared import connect
 from leasekit.task import Task
-from leasekit.testing.contract import SchedulerContract
+from leasekit.testing.contract import RedriverContract
 
 
-class TestJoined(SchedulerContract):
+class TestJoined(RedriverContract):
     @pytest.fixture
     async def backend(self, tmp_path: Path) -> AsyncIterator[Backend]:
         self._owner = owner = connect(f"sqlite:///{tmp_path}/tasks.db", worker="owner")

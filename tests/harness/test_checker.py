@@ -30,6 +30,7 @@ from harness.history import (
     Issued,
     Lost,
     Paused,
+    Redriven,
     Refused,
     Renewed,
     Resumed,
@@ -214,6 +215,8 @@ BROKEN: list[tuple[str, str, list[Event]]] = [
         *without(LIFE, SettleAnswered, Closed, Final), *settled(1, 103.0, "fatal"), final("fatal_failure"),
     ]),
     ("S4", "another end than was told", [*without(LIFE, Closed, Final), final("fatal_failure")]),
+    ("S4", "a new life after a success", [*LIFE, Redriven(at=150.0, who="store", task="a", fence=2)]),
+    ("S4", "a new life of a task that runs", [*LIFE[:5], Redriven(at=2.5, who="store", task="a", fence=2)]),
     ("S5", "acknowledged, and not there", [*LIFE, *asked("b")]),
     (
         "S6",

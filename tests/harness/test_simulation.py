@@ -72,9 +72,8 @@ def test_all_promises_are_kept_over_a_database() -> None:
 @pytest.mark.slow
 def test_every_kind_of_fault_fires() -> None:
     assert len(FAULTS) >= 30
-    of_tasks = dict.fromkeys(
-        ("deaf", "poison", "hang", "again", "cancel", "same_key", "redrive", "hand_back", "gil"), 25.0
-    )
+    names = ("deaf", "poison", "hang", "again", "cancel", "same_key", "redrive", "hand_back", "gil")
+    of_tasks = dict.fromkeys(names, 25.0)
     fired: Counter[str] = Counter()
     for seed in (1, 2):
         outcome = simulate(Scenario(seed=seed, hours=3.0, rates={**dict.fromkeys(FAULTS, 3.0), **of_tasks}))

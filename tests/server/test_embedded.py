@@ -18,7 +18,7 @@ from leasekit.server.engine import Engine
 from leasekit.server.shared import SharedBackend, connect
 from leasekit.server.store.urls import open_store
 from leasekit.task import Beat, NewTask, Settlement, Stats, Status, Task
-from leasekit.testing.contract import SchedulerContract
+from leasekit.testing.contract import RedriverContract
 
 pytestmark = pytest.mark.anyio
 
@@ -47,7 +47,7 @@ class _Lent:
         pass
 
 
-class Contract(SchedulerContract):
+class Contract(RedriverContract):
     """One engine, two workers, and its own time."""
 
     @pytest.fixture

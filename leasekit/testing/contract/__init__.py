@@ -6,7 +6,8 @@
     # test_mine.py
     from leasekit.testing.contract import SchedulerContract
 
-    class TestMine(SchedulerContract):                              # BackendContract where the service takes no work
+    class TestMine(SchedulerContract):                              # BackendContract where the service takes no work,
+                                                                    # RedriverContract where dead tasks can be redriven
         @pytest.fixture
         async def backend(self, service_url): ...                   # yield one connection, close it afterwards
         @pytest.fixture
@@ -18,6 +19,6 @@ tests can share a service. A capability that is declared false is checked too: a
 For a service that takes no work by itself, subclass `BackendContract` and override `put`, which schedules a task.
 """
 
-from leasekit.testing.contract.suites import BackendContract, SchedulerContract
+from leasekit.testing.contract.suites import BackendContract, RedriverContract, SchedulerContract
 
-__all__ = ["BackendContract", "SchedulerContract"]
+__all__ = ["BackendContract", "RedriverContract", "SchedulerContract"]

@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from leasekit.backend import Backend, Redriver
+from leasekit.backend import Redriver
 from leasekit.errors import Refused
 from leasekit.task import FixedDelays, NewTask, Outcome, Settlement, Status, Task, Verdict
 from leasekit.testing.contract.base import SchedulerBase, Service, is_gone
@@ -15,14 +15,7 @@ class RedrivingService(Service, Redriver, Protocol):
 
 
 class Redriving(SchedulerBase):
-    """The promises of `Redriver.redrive`, where a backend has it."""
-
-    @pytest.fixture(autouse=True)
-    def _only_where_redrives_exist(self, request: pytest.FixtureRequest) -> None:
-        if request.function.__qualname__.startswith("Redriving.") and "backend" in request.fixturenames:
-            backend: Backend = request.getfixturevalue("backend")
-            if not isinstance(backend, Redriver):
-                pytest.skip("the backend is no Redriver")
+    """The promises of `Redriver.redrive`."""
 
     async def dead(self, backend: RedrivingService, kind: str, task_id: str | None = None, **options: Any) -> Task:
         """Let a task end as *dead* after one run, and return its last claim."""

@@ -1,6 +1,6 @@
-"""The two suites that adapters subclass, made of all parts."""
+"""The suites that adapters subclass, made of all parts."""
 
-from leasekit.backend import Backend, Scheduler
+from leasekit.backend import Backend, Redriver, Scheduler
 from leasekit.testing.contract.batching import Batching
 from leasekit.testing.contract.beating import Beating
 from leasekit.testing.contract.cancelling import Cancelling
@@ -14,7 +14,7 @@ from leasekit.testing.contract.scheduling import Scheduling
 from leasekit.testing.contract.settling import Settling
 from leasekit.testing.contract.successors import Successors
 
-__all__ = ["BackendContract", "SchedulerContract"]
+__all__ = ["BackendContract", "RedriverContract", "SchedulerContract"]
 
 
 class BackendContract(Claiming, Granting, Beating, Batching, Settling):
@@ -22,6 +22,8 @@ class BackendContract(Claiming, Granting, Beating, Batching, Settling):
 
     async def test_a_backend_that_takes_work_is_held_to_the_whole_contract(self, backend: Backend) -> None:
         assert not isinstance(backend, Scheduler) or isinstance(self, SchedulerContract), "subclass SchedulerContract"
+        is_redriver = isinstance(backend, Redriver) and isinstance(backend, Scheduler)
+        assert not is_redriver or isinstance(self, RedriverContract), "subclass RedriverContract"
 
     async def test_capabilities_are_bounds_of_one_or_more(self, backend: Backend) -> None:
         assert min(backend.capabilities.max_batch, backend.capabilities.max_claim) >= 1
@@ -31,5 +33,9 @@ class BackendContract(Claiming, Granting, Beating, Batching, Settling):
         await backend.aclose()
 
 
-class SchedulerContract(BackendContract, Scheduling, Retries, Limits, Successors, Cancelling, Reading, Redriving):
-    """The promises of `leasekit.backend.Scheduler`, of `Backend`, and of `Redriver` where the backend is one."""
+class SchedulerContract(BackendContract, Scheduling, Retries, Limits, Successors, Cancelling, Reading):
+    """The promises of `leasekit.backend.Scheduler`, and of `Backend`."""
+
+
+class RedriverContract(SchedulerContract, Redriving):
+    """The promises of `leasekit.backend.Redriver`, for a backend that knows its tasks, and of `Scheduler`."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from leasekit.backend import Backend
-from leasekit.testing.contract import SchedulerContract
+from leasekit.testing.contract import RedriverContract
 from leasekit_http import HttpBackend, connect
 
 SERVE = [sys.executable, "-c", "import typer; from leasekit.cli.serve import serve; typer.run(serve)"]
@@ -35,7 +35,7 @@ async def connected(url: str, worker: str) -> AsyncIterator[HttpBackend]:
     await backend.aclose()
 
 
-class TestHttp(SchedulerContract):
+class TestHttp(RedriverContract):
     short_ttl = 4.0  # the clock is the real one: on a busy machine a beat may be a second late
 
     @pytest.fixture

@@ -108,8 +108,8 @@ class Place:
         assert {"then", "next"} <= {task.id for task in await self.claim(self.kind)}
         await backend.maintain()
         await self._maintained()
-        await backend.redrive(self.kind)
-        await backend.redrive(self.kind, ["victim"])
+        await backend.redrive(kind=self.kind)
+        await backend.redrive(["victim"])
         await backend.ended_on(self.kind, datetime.now(UTC).date())
         await backend.workers()
         await backend.cancel(["victim", "waits"])
@@ -279,7 +279,7 @@ async def test_a_key_that_is_not_ours_holds_up_its_own_kind_at_most(server: Serv
     assert "far" in {task.id for task in await place.claim(place.kind, place.other)}
     await backend.list_tasks()
     await backend.list_tasks(kind=place.other)
-    await backend.redrive(place.other)
+    await backend.redrive(kind=place.other)
     with contextlib.suppress(ProtocolError):
         await backend.maintain()
     assert place.ask("GET", name) == b"mine"

@@ -441,3 +441,25 @@ def counted(call: Any, name: str, asked: list[str]) -> Any:
         return await call(*args)
 
     return count
+
+
+async def test_a_dropped_task_that_is_redriven_waits_again(backend: RedisBackend, kind: str) -> None:
+    await backend.schedule([NewTask(kind=kind, id="first"), NewTask(kind=f"{kind}-2", id="second", after=["first"])])
+    await run(backend, kind, "fatal")
+    assert (await info(backend, "second")).status is Status.DROPPED
+    answer = await backend.redrive(["first", "second"])
+    assert [verdict.verdict for verdict in answer.tasks] == ["redriven", "redriven"]
+    await maintained(backend)
+    second = await info(backend, "second")
+    assert (second.status, second.reason) == (Status.NEW, 'waits for "first" to succeed')
+    assert await claim(backend, f"{kind}-2") == []
+    await run(backend, kind)
+    assert await run(backend, f"{kind}-2") == "second"
+
+
+async def test_a_dropped_task_that_is_redriven_alone_is_dropped_again(backend: RedisBackend, kind: str) -> None:
+    await backend.schedule([NewTask(kind=kind, id="first"), NewTask(kind=f"{kind}-2", id="second", after=["first"])])
+    await run(backend, kind, "fatal")
+    await backend.redrive(["second"])
+    await maintained(backend)
+    assert (await info(backend, "second")).status is Status.DROPPED

@@ -234,7 +234,7 @@ async def test_a_task_without_a_collection_has_none_when_it_comes(connected: Con
 
 async def test_dead_letters_are_moved_to_where_they_are_wanted(connected: Connect, aws: Fake) -> None:
     aws.queue("q", dead_letter_queue="dead")
-    assert await connected().redrive(rate=10) == "move-of-dead"
+    assert (await connected().redrive(kind="k", rate=10)).moving == "move-of-dead"
     assert aws.asked("StartMessageMoveTask") == [
         {
             "SourceArn": "arn:aws:sqs:eu-west-1:123456789012:dead",
@@ -247,7 +247,15 @@ async def test_dead_letters_are_moved_to_where_they_are_wanted(connected: Connec
 async def test_without_dead_letters_nothing_can_be_moved(connected: Connect, aws: Fake) -> None:
     aws.queue("q")
     with pytest.raises(Refused, match="RedrivePolicy"):
-        await connected().redrive()
+        await connected().redrive(kind="k")
+
+
+@pytest.mark.parametrize("more", [{"task_ids": ["a"]}, {"dry_run": True}, {"collection": "c"}, {"status": "dead"}])
+async def test_of_the_dead_letters_none_can_be_selected(connected: Connect, aws: Fake, more: dict[str, Any]) -> None:
+    aws.queue("q", dead_letter_queue="dead")
+    with pytest.raises(Refused, match="cannot select"):
+        await connected().redrive(kind="k", **more)
+    assert aws.asked("StartMessageMoveTask") == []
 
 
 @pytest.mark.parametrize("rate", [0, 501, 2.5, math.nan, "10"])

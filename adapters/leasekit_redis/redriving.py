@@ -31,7 +31,7 @@ class Redriving:
             ids, cursor = request.ids, None
             kinds = await self._register.find(ids)
         else:
-            wanted = {"status": request.status or "dead"}
+            wanted: dict[str, str] = {"status": request.status or "dead"}
             if request.collection is not None:
                 wanted["collection"] = request.collection
             page = await self._reading.page(wanted, kind=request.kind, cursor=request.cursor, limit=request.limit)

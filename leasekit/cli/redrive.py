@@ -1,5 +1,6 @@
 """`leasekit redrive`: make dead tasks ready again."""
 
+import enum
 from collections import Counter
 from typing import Annotated
 
@@ -29,12 +30,20 @@ Examples:
 """
 
 
+class _Ended(enum.Enum):
+    """The statuses after which a task can be redriven."""
+
+    DEAD = "dead"
+    FATAL_FAILURE = "fatal_failure"
+    DROPPED = "dropped"
+
+
 @spoken
 def redrive(
-    task_ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="The tasks.")] = None,
+    task_ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The tasks.")] = None,
     kind: Annotated[str | None, typer.Option("--kind", "-k", help="Only tasks of this kind.")] = None,
-    status: Annotated[
-        Status | None, typer.Option("--status", "-s", help="dead (the default), fatal_failure or dropped.")
+    ended_as: Annotated[
+        _Ended | None, typer.Option("--status", "-s", help="Only tasks in this status; without it, dead ones.")
     ] = None,
     collection: Annotated[str | None, typer.Option(help="Only tasks of this collection.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this number; 0: all.")] = 1000,
@@ -52,6 +61,7 @@ def redrive(
     one before. Without --rate, batches of 200 follow one another, and heartbeats go in between. Of SQS, all dead
     letters of a kind are moved back in the background.
     """
+    status = None if ended_as is None else Status(ended_as.value)
     if bool(task_ids) is bool(kind or status or collection):
         raise ConfigError("name tasks, or select them by --kind, --status or --collection")
     counts = Counter[str]()

@@ -21,7 +21,7 @@ _DAMAGE = "the store is damaged"  # how the reason of a task begins that was set
 
 
 class _Definition(NamedTuple):
-    """What a redrive needs to know of a task, and what never changes."""
+    """The part of a task that a redrive needs, and that never changes."""
 
     dedupe_key: str | None
     fault: str | None  # why the task could not run

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import leasekit
 from leasekit.backend import Scheduler, TaskSink
 from leasekit.errors import ConfigError, LeasekitError, Refused, Throttled, Unavailable
 from leasekit.task import Exponential, FixedDelays, NewTask, Status
@@ -242,6 +243,15 @@ async def test_dead_letters_are_moved_to_where_they_are_wanted(connected: Connec
             "MaxNumberOfMessagesPerSecond": 10,
         }
     ]
+
+
+async def test_a_client_redrives_a_kind_as_a_whole(connected: Connect, aws: Fake) -> None:
+    aws.queue("q", dead_letter_queue="dead")
+    async with leasekit.Client(connected()) as client:
+        answer = await client.aredrive(kind="k", rate=10)
+        assert (answer.tasks, answer.moving) == ([], "move-of-dead")
+        with pytest.raises(Refused, match="redrive a kind, alone"):
+            await client.aredrive("a-task")
 
 
 async def test_without_dead_letters_nothing_can_be_moved(connected: Connect, aws: Fake) -> None:

@@ -328,7 +328,7 @@ def test_a_refusal_is_not_repeated(client: Client, faulty: Faulty) -> None:
 
 
 def test_a_service_that_stays_away_is_given_up(client: Client, faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leasekit.client._RETRY_FOR", 0.05)
+    monkeypatch.setattr("leasekit._driver.retrying._RETRY_FOR", 0.05)
     faulty.always("schedule", faults.refuse)
     with pytest.raises(Unavailable):
         client.schedule("k")
@@ -338,7 +338,7 @@ def test_a_service_that_stays_away_is_given_up(client: Client, faulty: Faulty, m
 
 
 def test_a_service_that_hangs_is_given_up(client: Client, faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leasekit.client._RETRY_FOR", 0.05)
+    monkeypatch.setattr("leasekit._driver.retrying._RETRY_FOR", 0.05)
     faulty.always("get", faults.hang)
     with pytest.raises(Unavailable, match="no answer"):
         client.get("t")

@@ -1,20 +1,23 @@
-"""The calls of operators on `Client`: what is done with tasks from outside, and not by their holders."""
+"""The calls of operators on `Client`: what is done with tasks and workers from outside, and not by a task's holder."""
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from leasekit import hooks
 from leasekit._arguments import check_ids, checked_status
 from leasekit._driver.connection import Connection
 from leasekit._driver.retrying import repeat_until_answered
 from leasekit._session import Session
-from leasekit.backend import Backend, Redriver, Scheduler
+from leasekit.backend import Backend, Purger, Redriver, Scheduler, TaskSink, WorkerDirectory
 from leasekit.config import check_number
 from leasekit.errors import LeasekitError
-from leasekit.task import Redriven, Status
+from leasekit.task import Purged, Redriven, Stats, Status, Vacuumed, WorkerInfo
+
+T = TypeVar("T")
 
 _BATCH = 200  # tasks of one request: heartbeats of others wait no longer than one such batch takes
 
@@ -25,6 +28,22 @@ class Operating:
     hooks: hooks.Hooks
     _session: Session
     _retry_for: float | None
+
+    def stats(self) -> Stats:
+        """Count the tasks of each kind in each status."""
+        return self._call(self._task_sink.stats)
+
+    async def astats(self) -> Stats:
+        """Do what `stats` does, from an event loop."""
+        return await self._acall(self._task_sink.stats)
+
+    def workers(self) -> list[WorkerInfo]:
+        """List the workers that hold leases, or sent a request lately. Raises `LeasekitError` if the backend cannot."""
+        return self._call(self._worker_directory.workers)
+
+    async def aworkers(self) -> list[WorkerInfo]:
+        """Do what `workers` does, from an event loop."""
+        return await self._acall(self._worker_directory.workers)
 
     def redrive(
         self,
@@ -130,8 +149,109 @@ class Operating:
             if not task_ids and len(answer.tasks) >= limit:
                 return answer
 
+    def purge(
+        self, *, kind: str | None = None, status: Status | None = None, older_than: float = 0.0, dry_run: bool = True
+    ) -> Purged:
+        """Count the ended tasks that match, and with `dry_run=False` remove them, with their results and history.
+
+        Tasks that wait or run are never removed. An id, a dedupe key or a `once` of a removed task is free again. The
+        service removes a few tasks at a time, so that heartbeats go on. Raises `LeasekitError` if the backend cannot.
+
+        Args:
+            kind: Only tasks of this kind.
+            status: Only tasks that ended in this status.
+            older_than: Only tasks that ended at least so many seconds ago. With 0, a worker whose report was not
+                answered yet may be told that its task is unknown.
+            dry_run: Remove nothing; the answer says what would be removed.
+        """
+        check_number("older_than", older_than)
+        wanted: dict[str, Any] = {"kind": kind, "status": checked_status(status), "older_than": older_than}
+        connection = self._session.connection()
+        return connection.run(self._purge(_require_purger(connection.backend), wanted, dry_run=dry_run))
+
+    async def apurge(
+        self, *, kind: str | None = None, status: Status | None = None, older_than: float = 0.0, dry_run: bool = True
+    ) -> Purged:
+        """Do what `purge` does, from an event loop."""
+        check_number("older_than", older_than)
+        wanted: dict[str, Any] = {"kind": kind, "status": checked_status(status), "older_than": older_than}
+        connection = self._session.connection()
+        return await connection.arun(self._purge(_require_purger(connection.backend), wanted, dry_run=dry_run))
+
+    async def _purge(self, service: Purger, wanted: dict[str, Any], *, dry_run: bool) -> Purged:
+        kinds: dict[str, Counter[str]] = {}
+        cursor: str | None = None
+        while True:
+            step = partial(service.purge, **wanted, cursor=cursor, dry_run=dry_run)
+            purged = await repeat_until_answered(step, self._retry_for)
+            for kind, counts in purged.kinds.items():
+                kinds.setdefault(kind, Counter()).update(counts)
+            cursor = purged.cursor
+            if cursor is None:
+                return Purged(kinds={kind: dict(counts) for kind, counts in kinds.items()})
+
+    def vacuum(self) -> Vacuumed:
+        """Give the space of removed tasks back to the disk, in small steps. Raises `Refused` if there is no file."""
+        connection = self._session.connection()
+        return connection.run(self._vacuum(_require_purger(connection.backend)))
+
+    async def avacuum(self) -> Vacuumed:
+        """Do what `vacuum` does, from an event loop."""
+        connection = self._session.connection()
+        return await connection.arun(self._vacuum(_require_purger(connection.backend)))
+
+    async def _vacuum(self, service: Purger) -> Vacuumed:
+        freed = 0
+        while True:
+            step = await repeat_until_answered(service.vacuum, self._retry_for)
+            freed += step.freed
+            if not step.left or not step.freed:
+                return Vacuumed(freed=freed, left=step.left)
+
+    @property
+    def _task_sink(self) -> TaskSink:
+        return require_task_sink(self._session.connection().backend)
+
+    @property
+    def _scheduler(self) -> Scheduler:
+        return require_scheduler(self._session.connection().backend)
+
+    @property
+    def _worker_directory(self) -> WorkerDirectory:
+        backend = self._session.connection().backend
+        if not isinstance(backend, WorkerDirectory):
+            raise LeasekitError(f"{type(backend).__name__} cannot list its workers: ask the service itself")
+        return backend
+
+    def _call(self, call: Callable[[], Coroutine[Any, Any, T]], *, at_most: float | None = None) -> T:
+        return self._session.connection().run(repeat_until_answered(call, self._retry_for, at_most))
+
+    async def _acall(self, call: Callable[[], Coroutine[Any, Any, T]], *, at_most: float | None = None) -> T:
+        return await self._session.connection().arun(repeat_until_answered(call, self._retry_for, at_most))
+
+
+def require_task_sink(backend: Backend) -> TaskSink:
+    if not isinstance(backend, TaskSink):
+        raise LeasekitError(
+            f"{type(backend).__name__} hands out tasks, it does not accept them: schedule at the service"
+        )
+    return backend
+
+
+def require_scheduler(backend: Backend) -> Scheduler:
+    require_task_sink(backend)
+    if not isinstance(backend, Scheduler):
+        raise LeasekitError(f"{type(backend).__name__} accepts tasks, and does not know what becomes of each")
+    return backend
+
 
 def _require_redriver(backend: Backend) -> Redriver:
     if not isinstance(backend, Redriver):
         raise LeasekitError(f"{type(backend).__name__} cannot redrive tasks: do it at the service itself")
+    return backend
+
+
+def _require_purger(backend: Backend) -> Purger:
+    if not isinstance(backend, Purger):
+        raise LeasekitError(f"{type(backend).__name__} cannot purge tasks: ask the service itself")
     return backend

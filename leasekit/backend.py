@@ -21,6 +21,7 @@ from leasekit.task import (
     NewTask,
     Outcome,
     Page,
+    Purged,
     Redriven,
     Scheduled,
     Settlement,
@@ -28,15 +29,16 @@ from leasekit.task import (
     Status,
     Task,
     TaskInfo,
+    Vacuumed,
     Verdict,
     VerdictWord,
     WorkerInfo,
 )
 
 __all__ = [
-    "Backend", "Beat", "Capabilities", "Claimed", "NewTask", "Outcome", "Page", "Redriven", "Redriver", "Scheduled",
-    "Scheduler", "Settlement", "Stats", "Status", "Task", "TaskInfo", "TaskSink", "Verdict", "VerdictWord",
-    "WorkerDirectory", "WorkerInfo", "check_kinds", "check_limit", "checked",
+    "Backend", "Beat", "Capabilities", "Claimed", "NewTask", "Outcome", "Page", "Purged", "Purger", "Redriven",
+    "Redriver", "Scheduled", "Scheduler", "Settlement", "Stats", "Status", "Task", "TaskInfo", "TaskSink", "Vacuumed",
+    "Verdict", "VerdictWord", "WorkerDirectory", "WorkerInfo", "check_kinds", "check_limit", "checked",
 ]  # fmt: skip
 
 
@@ -155,6 +157,32 @@ class WorkerDirectory(Protocol):
 
     async def workers(self) -> list[WorkerInfo]:
         """List the workers that hold leases, or called the service lately."""
+        ...
+
+
+@runtime_checkable
+class Purger(Protocol):
+    """A backend that also removes tasks that have ended, before their retention is over."""
+
+    async def purge(
+        self,
+        *,
+        kind: str | None = None,
+        status: Status | None = None,
+        older_than: float = 0.0,
+        cursor: str | None = None,
+        dry_run: bool = False,
+    ) -> Purged:
+        """Remove the tasks that match, and ended at least `older_than` seconds ago, or only count them (`dry_run`).
+
+        One call is one step: it removes so few tasks that no heartbeat waits long, and its `cursor` begins the next
+        step. A task that has not ended, or whose end other tasks have still to be told, stays. A repeated step removes
+        what is left, and counts only that.
+        """
+        ...
+
+    async def vacuum(self) -> Vacuumed:
+        """Give back a part of the file's free space, as small as a step of `purge`. Raises `Refused` without a file."""
         ...
 
 

@@ -7,7 +7,7 @@ trio alike. Both only hand over to the driver's thread, where backend and keeper
 import os
 import re
 import time
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
@@ -25,15 +25,15 @@ from leasekit._driver.reporting import encoding
 from leasekit._driver.reporting.completion import all_ended
 from leasekit._driver.retrying import repeat_until_answered
 from leasekit._driver.thread import check_process
-from leasekit._operating import Operating
+from leasekit._operating import Operating, require_scheduler
 from leasekit._session import Session
-from leasekit.backend import Backend, Scheduler, TaskSink, WorkerDirectory
+from leasekit.backend import Backend
 from leasekit.config import Heartbeats, check_number
-from leasekit.errors import Closed, ConfigError, LeasekitError, Refused
+from leasekit.errors import Closed, ConfigError, Refused
 from leasekit.hooks import Hook, Hooks
 from leasekit.ids import uuid7s
 from leasekit.named import Named, Once, check_names, kind_of
-from leasekit.task import NewTask, Page, Scheduled, Stats, Status, Task, TaskInfo, TaskOptions, Verdict, WorkerInfo
+from leasekit.task import NewTask, Page, Scheduled, Status, Task, TaskInfo, TaskOptions, Verdict
 from leasekit.task_iterator import Tasks
 from leasekit.wire import MAX_KINDS
 
@@ -327,7 +327,7 @@ class Client(Operating):
         self, connection: Connection, task_ids: Sequence[str], timeout: float | None
     ) -> list[TaskInfo]:
         check_ids(task_ids)
-        service = _require_scheduler(connection.backend)
+        service = require_scheduler(connection.backend)
 
         async def poll(task_id: str) -> TaskInfo | None:
             if connection.closed:  # the driver may go on for others
@@ -335,40 +335,6 @@ class Client(Operating):
             return await repeat_until_answered(lambda: service.get(task_id), self._retry_for)
 
         return await all_ended(poll, task_ids, clock=connection.clock, timeout=timeout)
-
-    def stats(self) -> Stats:
-        """Count the tasks of each kind in each status."""
-        return self._call(self._task_sink.stats)
-
-    async def astats(self) -> Stats:
-        """Do what `stats` does, from an event loop."""
-        return await self._acall(self._task_sink.stats)
-
-    def workers(self) -> list[WorkerInfo]:
-        """List the workers that hold leases, or sent a request lately. Raises `LeasekitError` if the backend cannot."""
-        connection = self._session.connection()
-        directory = _require_worker_directory(connection.backend)
-        return connection.run(repeat_until_answered(directory.workers, self._retry_for))
-
-    async def aworkers(self) -> list[WorkerInfo]:
-        """Do what `workers` does, from an event loop."""
-        connection = self._session.connection()
-        directory = _require_worker_directory(connection.backend)
-        return await connection.arun(repeat_until_answered(directory.workers, self._retry_for))
-
-    @property
-    def _task_sink(self) -> TaskSink:
-        return _require_task_sink(self._session.connection().backend)
-
-    @property
-    def _scheduler(self) -> Scheduler:
-        return _require_scheduler(self._session.connection().backend)
-
-    def _call(self, call: Callable[[], Coroutine[Any, Any, T]], *, at_most: float | None = None) -> T:
-        return self._session.connection().run(repeat_until_answered(call, self._retry_for, at_most))
-
-    async def _acall(self, call: Callable[[], Coroutine[Any, Any, T]], *, at_most: float | None = None) -> T:
-        return await self._session.connection().arun(repeat_until_answered(call, self._retry_for, at_most))
 
     def close(self) -> None:
         """Give back tasks that were not begun, wait for reports in progress, and close the connection.
@@ -405,27 +371,6 @@ class Client(Operating):
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.aclose()
-
-
-def _require_task_sink(backend: Backend) -> TaskSink:
-    if not isinstance(backend, TaskSink):
-        raise LeasekitError(
-            f"{type(backend).__name__} hands out tasks, it does not accept them: schedule at the service"
-        )
-    return backend
-
-
-def _require_scheduler(backend: Backend) -> Scheduler:
-    _require_task_sink(backend)
-    if not isinstance(backend, Scheduler):
-        raise LeasekitError(f"{type(backend).__name__} accepts tasks, and does not know what becomes of each")
-    return backend
-
-
-def _require_worker_directory(backend: Backend) -> WorkerDirectory:
-    if not isinstance(backend, WorkerDirectory):
-        raise LeasekitError(f"{type(backend).__name__} cannot list its workers: ask the service itself")
-    return backend
 
 
 def _with_ids(tasks: Sequence[NewTask]) -> list[NewTask]:

@@ -1,11 +1,12 @@
 """Settings of heartbeats: how often leases are renewed and for how long they are trusted, with the resulting sums."""
 
 import math
+import re
 from dataclasses import dataclass, fields, replace
 
 from leasekit.errors import ConfigError
 
-__all__ = ["DRIFT", "Heartbeats", "check_number"]
+__all__ = ["DRIFT", "Heartbeats", "check_number", "duration"]
 
 DRIFT = 0.001
 """ρ, the bound on how much faster one clock may run than another: twice NTP's largest slew."""
@@ -14,6 +15,20 @@ LONGEST = 10 * 365 * 86400.0  # seconds; no longer duration is accepted
 _SHORTEST_TTL = 2.0
 _SHORTEST_CYCLE = 0.01
 _SLOTS_PER_CYCLE = 12
+
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([smhd]?)", re.ASCII)
+
+
+def duration(name: str, text: str, *, least: float = 0.0) -> float:
+    """Return the seconds that `text` means: a number, or one with s, m, h or d behind it. Raises `ConfigError`."""
+    match = _DURATION.fullmatch(text)
+    seconds = float(match[1]) * _UNITS[match[2]] if match else -1.0
+    if not least <= seconds <= 100 * 365 * 86400:
+        bounds = "from a minute to 100 years" if least == 60 else f"from {least:g} s to 100 years"
+        raise ConfigError(f"{name} must be {bounds}: a number of seconds, or one with s, m, h or d behind (180d)")
+    return seconds
 
 
 def check_number(

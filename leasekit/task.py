@@ -15,8 +15,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 __all__ = [
     "Beat", "Claimed", "Exponential", "FixedDelays", "HistoryEntry", "Name", "NewTask", "Outcome",
-    "Page", "Polynomial", "ProgressSeq", "Redriven", "RetryPolicy", "Scheduled", "Seconds", "Settlement", "Stats",
-    "Status", "Task", "TaskInfo", "TaskOptions", "Verdict", "VerdictWord", "WorkerInfo",
+    "Page", "Polynomial", "ProgressSeq", "Purged", "Redriven", "RetryPolicy", "Scheduled", "Seconds", "Settlement",
+    "Stats", "Status", "Task", "TaskInfo", "TaskOptions", "Vacuumed", "Verdict", "VerdictWord", "WorkerInfo",
 ]  # fmt: skip
 
 # `$` would let a trailing newline pass in Python, and JSON Schema knows no `\Z`.
@@ -168,7 +168,7 @@ class NewTask(_Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     dedupe_key: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     """A kind has one task for each key: scheduling another returns the first."""
     dedupe_window: Seconds | None = None
-    """Seconds for which the key counts; None: as long as the first task is kept."""
+    """Seconds for which the key counts, as long as the first task is kept; None: until that is deleted."""
     max_attempts: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     """The most attempts that may end in *retry*; the last of them ends the task. None: no bound."""
     max_crashes: Annotated[int, Meta(ge=0, le=1_000_000)] = 5
@@ -381,6 +381,24 @@ class Stats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Kind → status → how many tasks; only those that occur."""
     damaged: dict[str, int] = {}
     """Kind → how many tasks were set aside because their record is damaged, if the service keeps such tasks (Redis)."""
+
+
+class Purged(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The ended tasks that a purge has removed, or would remove."""
+
+    kinds: dict[str, dict[str, int]]
+    """Kind → status → how many tasks; only those that occur."""
+    cursor: str | None = None
+    """Where the next step begins; None: this was the last one."""
+
+
+class Vacuumed(Struct, frozen=True, kw_only=True):
+    """The space that a vacuum has given back, in bytes."""
+
+    freed: int
+    """How much smaller the service's file has become, or will be once its log is written to it."""
+    left: int = 0
+    """The space that can still be given back."""
 
 
 class WorkerInfo(Struct, frozen=True, kw_only=True):

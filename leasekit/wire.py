@@ -10,14 +10,14 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from leasekit.task import Beat, Name, NewTask, Scheduled, Seconds, Settlement, Task, Verdict
+from leasekit.task import Beat, Name, NewTask, Scheduled, Seconds, Settlement, Status, Task, Verdict
 
 __all__ = [
     "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_KINDS", "MAX_NAMES", "MAX_NESTING", "MAX_NODES",
     "MAX_NODES_TOGETHER", "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT", "REQUEST_HEADER",
     "BeatItem", "BeatsRequest", "CancelRequest", "ClaimAnswer", "ClaimRequest", "ItemError", "NewTaskItem", "Problem",
-    "ProblemType", "RedriveRequest", "ResultsRequest", "ScheduleAnswer", "ScheduleRequest", "SettlementItem",
-    "VerdictsAnswer", "traceparent",
+    "ProblemType", "PurgeRequest", "RedriveRequest", "ResultsRequest", "ScheduleAnswer", "ScheduleRequest",
+    "SettlementItem", "VacuumRequest", "VerdictsAnswer", "traceparent",
 ]  # fmt: skip
 
 MAX_BODY = 8 * 1024 * 1024
@@ -109,6 +109,29 @@ class ResultsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class CancelRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ids: Annotated[list[Name], _Batch]
+
+
+class PurgeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which ended tasks to remove: those that match all that is given."""
+
+    kind: Name | None = None
+    status: Status | None = None
+    """A status in which tasks have ended."""
+    older_than: Seconds = 0.0
+    """Seconds that have passed since the end of the task, at least."""
+    cursor: Annotated[str, Meta(max_length=512)] | None = None
+    """The cursor of the answer before: where the purge goes on."""
+    dry_run: bool = False
+    """Remove nothing, and count what would be removed."""
+
+    def __post_init__(self) -> None:
+        if self.status is not None and not self.status.ended:
+            ended = ", ".join(status for status in Status if status.ended)
+            raise ValueError(f"a task that is {self.status} has not ended, and cannot be purged: name one of {ended}")
+
+
+class VacuumRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The request for a step of a vacuum, which has no fields."""
 
 
 class RedriveRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -22,7 +22,7 @@ from leasekit._driver.thread import NAME
 from leasekit.backend import Capabilities
 from leasekit.errors import Closed, LeasekitError
 from leasekit.hooks import CapacityExceeded, Claimed, Event, Lost, Renewed
-from leasekit.task import Stats, Status
+from leasekit.task import Purged, Stats, Status
 from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Call, Fault, Faulty, Gate
@@ -361,8 +361,16 @@ async def test_every_method_has_two_doors(service: MemoryService) -> None:
         assert [found.id for found in (await client.alist_tasks(kind="k")).tasks] == [task]
         assert await client.astats() == Stats(kinds={"k": {"new": 1}})
         assert [verdict.verdict for verdict in await client.acancel(task)] == ["cancelled"]
-    doors = {name for name in vars(Client) if not name.startswith("_")}
+        cancelled = Purged(kinds={"k": {"cancelled": 1}})
+        assert client.purge(kind="k") == await client.apurge() == cancelled  # nothing is removed by default
+        assert await client.apurge(older_than=60, dry_run=False) == Purged(kinds={})
+        assert await client.apurge(status=Status.CANCELLED, dry_run=False) == cancelled
+        assert await client.astats() == Stats(kinds={})
+        with pytest.raises(Refused, match="there is no file"):
+            await client.avacuum()
+    doors = {name for name in dir(Client) if not name.startswith("_")}
     both = {"schedule", "schedule_all", "get", "cancel", "wait_tasks", "stats", "workers", "list_tasks", "close"}
+    both |= {"purge", "vacuum"}
     assert both | {f"a{name}" for name in both} <= doors
 
 

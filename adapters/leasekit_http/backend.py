@@ -21,11 +21,13 @@ from leasekit.task import (
     Claimed,
     NewTask,
     Page,
+    Purged,
     Redriven,
     Scheduled,
     Settlement,
     Stats,
     TaskInfo,
+    Vacuumed,
     Verdict,
     VerdictWord,
     WorkerInfo,
@@ -47,6 +49,8 @@ _MOST_PAGES = 1000  # of a listing: a million kinds or workers
 _encode = msgspec.json.Encoder().encode
 _TASK = msgspec.json.Decoder(TaskInfo)
 _PAGE = msgspec.json.Decoder(Page)
+_PURGED = msgspec.json.Decoder(Purged)
+_VACUUMED = msgspec.json.Decoder(Vacuumed)
 
 _CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})  # and others, whose names nobody knows
 
@@ -158,6 +162,16 @@ class HttpBackend:
 
     async def workers(self) -> list[WorkerInfo]:
         return [worker for page in await self._pages("/v1/workers", answers.WORKERS) for worker in page.workers]
+
+    async def purge(self, **options: Any) -> Purged:
+        return await self._operate("/v1/tasks/purge", options, _PURGED)
+
+    async def vacuum(self) -> Vacuumed:
+        return await self._operate("/v1/vacuum", {}, _VACUUMED)
+
+    async def _operate(self, path: str, body: Mapping[str, Any], decoder: msgspec.json.Decoder[T]) -> T:
+        read = partial(answers.decode, decoder=decoder)
+        return await self._transport.post(path, _encoded(dict(body)), read, timeout=self._timeout)
 
     async def aclose(self) -> None:
         await self._transport.aclose()

@@ -98,6 +98,7 @@ def redriven(row: Trigger, *, now: float) -> Trigger:
         next_trigger_at=next_trigger(status, now=now, after=0.0),
         reason=None,
         run_until=None,
+        ended_at=None,
     )
 
 
@@ -141,6 +142,7 @@ def end_run(row: Trigger, event: Event, *, limits: Limits, now: float, wait: flo
         token=token,
         next_trigger_at=next_trigger(status, now=now, after=wait),
         reason=reason,
+        ended_at=now if status.ended else None,
     )
 
 

@@ -24,7 +24,11 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any that is free.")] = 8077,
     store: Annotated[
-        str, typer.Option(help="Where tasks are kept: sqlite:///file.db, sqlite:////path/file.db, or memory:.")
+        str,
+        typer.Option(
+            help="Where tasks are kept: sqlite:///file.db, sqlite:////path/file.db, or memory:. "
+            "Ended ones for 30 days, or as long as ?retention=90d behind it says."
+        ),
     ] = "sqlite:///leasekit.db",
     insecure: Annotated[  # noqa: FBT002 - a flag for typer, a keyword for other callers
         bool, typer.Option("--insecure", help="Serve other machines too, without authentication or TLS.")

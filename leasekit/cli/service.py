@@ -1,6 +1,7 @@
 """Service: connect a command to its service, without retries except where the command watches."""
 
 import os
+import re
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -42,7 +43,7 @@ def connected(
 
 def missing_file(url: str | None) -> str | None:
     """Return the absolute path that a `sqlite://` URL names, if there is no store yet, else None."""
-    path = os.path.realpath((url or "").removeprefix("sqlite:///"))
+    path = os.path.realpath(re.sub(r"\?retention=[^/]*\Z", "", (url or "").removeprefix("sqlite:///")))
     is_there = any(os.path.exists(name) for name in (path, f"{path}.id"))  # noqa: PTH110 - without access is there
     return path if (url or "").startswith("sqlite:///") and not is_there else None
 

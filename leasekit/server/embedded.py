@@ -23,12 +23,14 @@ from leasekit.task import (
     Claimed,
     NewTask,
     Page,
+    Purged,
     Redriven,
     Scheduled,
     Settlement,
     Stats,
     Task,
     TaskInfo,
+    Vacuumed,
     Verdict,
     WorkerInfo,
 )
@@ -91,6 +93,12 @@ class DirectBackend:
 
     async def workers(self) -> list[WorkerInfo]:
         return await (await self._engine()).workers()
+
+    async def purge(self, **options: Any) -> Purged:
+        return await (await self._engine()).purge(checked(wire.PurgeRequest, options))
+
+    async def vacuum(self) -> Vacuumed:
+        return await (await self._engine()).vacuum()
 
     async def list_tasks(self, *, limit: int = 100, **filters: Any) -> Page:
         check_limit("limit", limit)

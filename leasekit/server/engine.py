@@ -22,6 +22,7 @@ from leasekit.server.http.events import Feed
 from leasekit.server.long_poll import LongPolls
 from leasekit.server.roles import claims, consumer, frontend, hsc, redrive
 from leasekit.server.store import Filter, Store, View
+from leasekit.server.sweeper import SWEEPING, Sweeper
 from leasekit.server.unit_of_work import TaskEvent, UnitOfWork
 from leasekit.task import (
     Beat,
@@ -47,7 +48,6 @@ _V = TypeVar("_V")
 _PERIOD = 1.0  # seconds between two ticks of the consumer
 _STALLED = 5  # periods between two readings of the clock that count as a gap: this process has not run
 _REAP_MOST = 1000  # leases that are expired in one tick, at most
-_FORGET_EVERY = 3600.0
 _READERS = 4
 _READS = 200  # reads that may wait
 _PATIENCE = 5.0  # seconds that the writer may take to answer a readiness probe
@@ -99,8 +99,10 @@ class Engine:
         self._reads = 0
         self._seen: dict[str, float] = {}  # worker → when it was last heard of
         self._claimed_kinds = claims.ClaimedKinds()
-        self._forgot_at = self._clock.peek()
+        self.sweeper = Sweeper(self._read, self._commit, self._clock, keep=store.retention)
+        self.purge, self.vacuum = self.sweeper.purge, self.sweeper.vacuum
         self._consumer: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Engine":
         await self.commit.start()
@@ -111,14 +113,16 @@ class Engine:
             raise
         self._readers = DaemonThreads(_READERS, name="leasekit-reader")
         self._consumer = asyncio.create_task(self._consume(), name="leasekit-consumer")
+        self._sweeping = asyncio.create_task(self.sweeper.run(), name="leasekit-sweeper")
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        if self._consumer is not None:
-            self._consumer.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._consumer
-            self._consumer = None
+        for task in (self._consumer, self._sweeping):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        self._consumer = self._sweeping = None
         self._long_polls.close()
         self.feed.close()
         self._readers.shutdown()
@@ -224,7 +228,7 @@ class Engine:
         return self.commit.fault
 
     async def tick(self) -> None:
-        """Do the consumer's work once: expire leases, forget old claims and workers, wake claims of due tasks."""
+        """Do the consumer's work once: expire leases, forget old workers, wake claims of due tasks."""
         self._check_store_space()
         taken = consumer.REAP_BATCH
         for _ in range(_REAP_MOST // consumer.REAP_BATCH):
@@ -233,9 +237,6 @@ class Engine:
             taken = await self.commit.ask(_REAP, None, size=1)
             if taken:
                 logger.info("%d leases have expired", taken)
-        if self._clock.peek() - self._forgot_at > _FORGET_EVERY:
-            await self.commit.ask(_FORGET, None, size=1)
-            self._forgot_at = self._clock.peek()
         self._forget_workers()
         self._long_polls.look()
         self.feed.look()
@@ -259,6 +260,9 @@ class Engine:
 
     async def _write(self, rank: RequestClass, items: Sequence[Any], *, size: int | None = None) -> list[Any]:
         return await self.commit.ask(rank, items, size=len(items) if size is None else size) if items else []
+
+    async def _commit(self, rank: RequestClass, request: Any, size: int) -> Any:
+        return await self.commit.ask(rank, request, size=size)
 
     async def _end(self, settlements: Sequence[Settlement]) -> list[Verdict]:
         """Have the writer settle these runs, and wait; a batch of releases alone goes before other results."""
@@ -364,8 +368,7 @@ _CANCEL = RequestClass("cancels", _itemwise(frontend.cancel), 10_000)
 _CLAIM = RequestClass("claims", claims.claim, 20_000, is_last=True)  # last: claims get what the others make ready
 _SCHEDULE = RequestClass("schedules", _itemwise(frontend.schedule), 20_000)
 _REDRIVE = RequestClass("redrives", lambda turn, plans: [redrive.redrive(turn, plan) for plan in plans], 10_000)
-_FORGET = RequestClass("forgettings", _each(consumer.forget), 10)
 _PROBE = RequestClass("probes", _each(lambda _: None), 100)
 
-_SURVIVAL = (_HEARTBEAT, _RELEASE, _RESULTS, _REAP, _CANCEL, _CLAIM, _SCHEDULE, _REDRIVE, _FORGET, _PROBE)
+_SURVIVAL = (_HEARTBEAT, _RELEASE, _RESULTS, _REAP, _CANCEL, _CLAIM, _SCHEDULE, _REDRIVE, *SWEEPING, _PROBE)
 """The order in which classes are served under load: heartbeats first."""

@@ -16,16 +16,16 @@ from collections.abc import AsyncGenerator
 from typing import Any, Protocol, cast
 
 from leasekit._forwarding import ForwardingScheduler
-from leasekit.backend import Backend, Redriver, Scheduler, WorkerDirectory
+from leasekit.backend import Backend, Purger, Redriver, Scheduler, WorkerDirectory
 from leasekit.errors import BackendError, ConfigError, StoreLocked, Unavailable
 from leasekit.registry import needs_extra, open_backend
 from leasekit.server.embedded import DirectBackend, EmbeddedBackend
 from leasekit.server.engine import Engine
 from leasekit.server.local_socket import LONGEST, beside, socket_path
-from leasekit.server.store import Store
+from leasekit.server.store import RETENTION, Store
 from leasekit.server.store.lock import ONE_USER
 from leasekit.server.store.urls import open_store
-from leasekit.task import WorkerInfo
+from leasekit.task import Purged, Vacuumed, WorkerInfo
 
 # With an older store; with the first other process that uses the store.
 _LOADED_LATER = ("alembic", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop")
@@ -34,7 +34,7 @@ logger = logging.getLogger("leasekit.server")
 _AGAIN = 1.0  # seconds until a server that could not start is started again
 
 
-class _Service(Backend, Scheduler, WorkerDirectory, Redriver, Protocol):
+class _Service(Backend, Scheduler, WorkerDirectory, Redriver, Purger, Protocol):
     pass
 
 
@@ -44,7 +44,8 @@ class SharedBackend(ForwardingScheduler):
     capabilities = DirectBackend.capabilities
 
     def __init__(self, store: Store, *, worker: str) -> None:
-        self.url = store.url
+        # With its retention, because any process of the file may be the one that serves it.
+        self.url = f"{store.url}?retention={store.retention:g}" if store.retention != RETENTION else store.url
         """The URL of the store, valid in any working directory."""
         self._path = path = socket_path(store)
         self._own = EmbeddedBackend(lambda: _serving(store), worker=worker)
@@ -55,6 +56,14 @@ class SharedBackend(ForwardingScheduler):
 
     async def workers(self) -> list[WorkerInfo]:
         return cast("list[WorkerInfo]", await self._call("workers"))
+
+    async def purge(self, **options: Any) -> Purged:
+        """Remove ended tasks, one step: see `Purger`."""
+        return cast("Purged", await self._call("purge", **options))
+
+    async def vacuum(self) -> Vacuumed:
+        """Give free space of the file back, one step: see `Purger`."""
+        return cast("Vacuumed", await self._call("vacuum"))
 
     async def aclose(self) -> None:
         """Close the engine, or the connections to the other process. Leases are not touched."""

@@ -1,8 +1,8 @@
 """`memory://`: the server's rules over its store in memory, in this process, for tests.
 
 Rule 1: a request is one transaction in the thread that makes it, under one lock; any thread and any loop may call.
-Rule 2: time is that of the clock, but never steps back. Leases are expired by the next request, and a waiting claim
-        looks again when the next task is due or the next lease ends.
+Rule 2: time is that of the clock, but never steps back. Leases are expired by the next request, which also removes
+        tasks after their retention; a waiting claim looks again when the next task is due or the next lease ends.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 from leasekit.errors import ConfigError
 from leasekit.server.embedded import DirectBackend, plain, plain_info
-from leasekit.server.roles import claims, consumer, frontend, hsc, redrive
-from leasekit.server.store import Filter, View
+from leasekit.server.roles import claims, consumer, frontend, hsc, redrive, retention
+from leasekit.server.store import RETENTION, Filter, View
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import (
@@ -29,18 +29,20 @@ from leasekit.task import (
     Claimed,
     NewTask,
     Page,
+    Purged,
     Redriven,
     Scheduled,
     Settlement,
     Stats,
     Task,
     TaskInfo,
+    Vacuumed,
     Verdict,
     WorkerInfo,
 )
 from leasekit.testing._notify import Notifier
 from leasekit.testing.clock import FakeClock
-from leasekit.wire import MAX_WAIT, RedriveRequest
+from leasekit.wire import MAX_WAIT, PurgeRequest, RedriveRequest
 
 __all__ = ["MemoryBackend", "MemoryService", "connect"]
 
@@ -202,6 +204,9 @@ class MemoryService:
             now = self._latest = max(self._latest, self._clock())
             turn = UnitOfWork(tx, now=now, instant=now, random=self._random)
             consumer.reap(turn, limit=sys.maxsize)
+            old = retention.choose(tx, Filter(), until=now - RETENTION, cursor=None)
+            retention.remove(turn, [old.removal])
+            retention.forget_claims(turn)
             yield turn
         if any(due.number for due in turn.readied().values()):
             self._bell.ring()
@@ -231,6 +236,22 @@ class MemoryService:
         with suppress(TimeoutError):
             async with asyncio.timeout(until - self._clock()):
                 await wake.wait()
+
+    async def purge(self, request: PurgeRequest) -> Purged:
+        """Remove a step's ended tasks that match, or count all of them."""
+        wanted = Filter(request.kind, request.status)
+        with self._turn() as turn:
+            until = turn.now - request.older_than
+            if request.dry_run:
+                return Purged(kinds=turn.tx.count_ended(wanted, until=until))
+            chosen = retention.choose(turn.tx, wanted, until=until, cursor=request.cursor)
+            (purged,) = retention.remove(turn, [chosen.removal])
+        return Purged(kinds=purged.kinds, cursor=chosen.cursor)
+
+    async def vacuum(self) -> Vacuumed:
+        """Raise `Refused`: there is no file."""
+        with self._view() as view:
+            return Vacuumed(freed=0, left=view.free_space())
 
     async def list_tasks(self, *, cursor: str | None = None, limit: int, **wanted: Any) -> Page:
         """Return the tasks that match all given filters, oldest first."""

@@ -16,6 +16,7 @@ from leasekit.server.histogram import Histogram
 from leasekit.server.http.metrics import Metrics
 from leasekit.server.store.memory import MemoryStore
 from leasekit.task import NewTask
+from leasekit.wire import PurgeRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -54,6 +55,18 @@ async def test_tasks_are_counted_by_kind_and_status(engine: Engine) -> None:
     assert await value(metrics, "leasekit_tasks", kind="a", status="new") == 1
     assert await value(metrics, "leasekit_tasks", kind="a", status="claimed") == 1
     assert await value(metrics, "leasekit_tasks", kind="b", status="new") == 1
+
+
+async def test_a_kind_of_which_no_task_is_left_has_no_series(engine: Engine) -> None:
+    answers = await engine.schedule([NewTask(kind="gone")])
+    await put(engine, "stays")
+    await engine.cancel([answer.id for answer in answers])
+    metrics = Metrics(engine)
+    assert await value(metrics, "leasekit_tasks", kind="gone", status="cancelled") == 1
+    await engine.purge(PurgeRequest())
+    assert {labels for name, labels in await samples(metrics) if name == "leasekit_tasks"} == {
+        frozenset({("kind", "stays"), ("status", "new")})
+    }
 
 
 async def test_ten_thousand_kinds_make_a_hundred_series_and_one(engine: Engine) -> None:

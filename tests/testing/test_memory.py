@@ -268,3 +268,20 @@ async def test_the_registry_knows_the_scheme() -> None:
 def test_a_url_with_more_than_a_name_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="memory://name"):
         connect(url, worker="w")
+
+
+# Retention
+
+
+async def test_ended_tasks_and_answers_of_claims_are_removed_by_later_requests(
+    memory: MemoryBackend, service: MemoryService, clock: FakeClock
+) -> None:
+    await memory.settle([result(await held(memory, id="a"))])
+    tables = service._store._tables
+    assert tables.claims
+    clock.advance(29 * 86400)
+    assert await memory.get("a") is not None
+    clock.advance(2 * 86400)
+    assert await memory.get("a") is None
+    left = [tables.seqs, tables.entities, tables.triggers, tables.ended, tables.runs, tables.claims, tables.lanes]
+    assert not any(left)

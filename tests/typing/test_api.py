@@ -72,11 +72,14 @@ from leasekit.backend import (
     Capabilities,
     Claimed,
     Outcome,
+    Purged,
+    Purger,
     Redriven,
     Redriver,
     Scheduler,
     Settlement,
     TaskSink,
+    Vacuumed,
     VerdictWord,
     WorkerDirectory,
     check_kinds,
@@ -341,8 +344,15 @@ def test_backends() -> None:
     scheduler: Scheduler = MemoryBackend(MemoryService(), worker="w")
     sink: TaskSink = scheduler
     assert isinstance(sink, WorkerDirectory)
+    purger: Purger = MemoryBackend(MemoryService(), worker="w")
+    assert isinstance(sink, Purger)
     assert isinstance(sink, Redriver)
     assert_type(connect(backend), Client)
+    with connect(MemoryBackend(MemoryService(), worker="w")) as client:
+        assert_type(client.purge(kind="k", status=Status.DEAD, older_than=60), Purged)
+        vacuum: Callable[[], Vacuumed] = client.vacuum
+        assert callable(vacuum)
+        assert callable(purger.vacuum)
 
 
 def test_the_checks_of_an_adapter() -> None:

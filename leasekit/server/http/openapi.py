@@ -37,6 +37,8 @@ EXAMPLES: dict[str, Any] = {
         "results": [{"id": "report-7", "token": "a-token-from-a-claim", "outcome": "success", "result": {"pages": 12}}],
     },
     "CancelRequest": {"ids": ["report-7"]},
+    "PurgeRequest": {"kind": "report", "status": "success", "older_than": 604800},
+    "VacuumRequest": {},
     "RedriveRequest": {"kind": "report", "status": "dead", "limit": 200, "dry_run": True},
 }
 """An example of each class of requests, by class name."""

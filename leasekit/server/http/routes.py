@@ -15,7 +15,7 @@ from leasekit.server.http.operations import Operation, get, post
 from leasekit.server.http.problems import UnknownTask
 from leasekit.server.http.request import ApiRequest
 from leasekit.server.http.sending import ClaimResponse
-from leasekit.task import Name, Page, Redriven, Status, TaskInfo, WorkerInfo
+from leasekit.task import Name, Page, Purged, Redriven, Status, TaskInfo, Vacuumed, WorkerInfo
 from leasekit.wire import (
     MAX_BATCH,
     MAX_WAIT,
@@ -23,10 +23,12 @@ from leasekit.wire import (
     CancelRequest,
     ClaimAnswer,
     ClaimRequest,
+    PurgeRequest,
     RedriveRequest,
     ResultsRequest,
     ScheduleAnswer,
     ScheduleRequest,
+    VacuumRequest,
     VerdictsAnswer,
 )
 
@@ -146,6 +148,21 @@ async def redrive(request: ApiRequest, data: RedriveRequest) -> Redriven:
     return await request.parts.engine.redrive(data)
 
 
+@post("/v1/tasks/purge", _WRITES)
+async def purge(request: ApiRequest, data: PurgeRequest) -> Purged:
+    """Remove ended tasks, one step: the `cursor` of the answer begins the next. `dry_run` counts all at once instead.
+
+    Tasks that have not ended are never removed. A step that is repeated removes what is left, and counts only that.
+    """
+    return await request.parts.engine.purge(data)
+
+
+@post("/v1/vacuum", _WRITES)
+async def vacuum(request: ApiRequest, data: VacuumRequest) -> Vacuumed:
+    """Shorten the store's file by a part of its free space; repeat the request until `left` is 0, or `freed` is."""
+    return await request.parts.engine.vacuum()
+
+
 @post("/v1/claims", _WRITES, answer=ClaimAnswer)
 async def claim(request: ApiRequest, data: ClaimRequest) -> ClaimResponse:
     """Claim up to `limit` tasks; wait up to `wait` seconds for the first. Claims may be repeated by `claim_id`.
@@ -235,7 +252,7 @@ async def readyz(request: ApiRequest) -> HealthAnswer:
 
 
 OPERATIONS: Sequence[Operation] = (
-    schedule, list_tasks, cancel, redrive, get_task, claim, heartbeat, results, stats, workers, events, prometheus,
-    healthz, readyz,
+    schedule, list_tasks, cancel, redrive, purge, get_task, claim, heartbeat, results, stats, workers, vacuum, events,
+    prometheus, healthz, readyz,
 )  # fmt: skip
 """All but that for the OpenAPI document itself, which lists these."""

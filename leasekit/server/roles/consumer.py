@@ -16,8 +16,6 @@ from leasekit.task import Status
 
 REAP_BATCH = 200  # leases that are expired in one transaction, at most: reaping must not delay heartbeats
 
-_CLAIM_MEMORY = 86_400.0  # seconds; a holder that repeats a claim later can no longer trust its leases
-
 
 def reap(turn: UnitOfWork, *, limit: int = REAP_BATCH) -> int:
     """Expire ended leases, the oldest first; return their number. Ends are read here, so no beat is overruled."""
@@ -75,12 +73,6 @@ def restart_leases(turn: UnitOfWork, shift: float | None) -> None:
     earlier one; None: unknown.
     """
     turn.tx.restart_leases(now=turn.instant, shift=shift)
-
-
-def forget(turn: UnitOfWork) -> None:
-    """Drop the answers of claims that are too old to be repeated usefully."""
-    # By the clock without steps: it is never ahead of the clock by which the answers were noted.
-    turn.tx.forget_claims(before=turn.instant - _CLAIM_MEMORY)
 
 
 def _expired_run(row: Trigger, *, at: float, why: str) -> Run:

@@ -13,6 +13,7 @@ from leasekit._lifecycle.states import LEASED, REDRIVEN, WAITING
 from leasekit._lifecycle.transitions import cancelled, has_lapsed
 from leasekit.errors import Refused
 from leasekit.ids import uuid7s
+from leasekit.named import PREFIXES
 from leasekit.server.roles.consumer import lapse
 from leasekit.server.store import Dedupe, Entity, Filter, Run, Trigger, View
 from leasekit.server.store.damage import is_number, json_fault
@@ -25,6 +26,7 @@ _LAST_MOMENT = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400  # can be e
 _HISTORY = 100  # the latest runs, which are shown
 _PAGE_BYTES = 4 * 1024 * 1024  # bytes of values in one page of a listing
 _PAGE_STEP = 10  # tasks whose values are loaded at once
+_UNUSED = 3600.0  # seconds after which the use of a free name is noted
 _NULL = Raw(b"null")
 
 
@@ -54,7 +56,8 @@ class _Intake:
         self._firsts = tx.dedupes(keys) if keys else {}
         named = {task.id for task in tasks if task.id is not None}
         ids = named | {first.id for first in self._firsts.values()}
-        rows = tx.triggers(ids) if ids else {}
+        self._rows = rows = tx.triggers(ids) if ids else {}
+        self._used: list[Trigger] = []
         digests = tx.digests([row.seq for row in rows.values() if row.id in named]) if rows else {}
         self._known = {row.id: _Known(row.status, row.kind, digests.get(row.seq)) for row in rows.values()}
         self._ids = iter(uuid7s(sum(task.id is None for task in tasks), turn.now, turn.random))
@@ -64,6 +67,7 @@ class _Intake:
     def take(self, task: NewTask) -> Scheduled:
         if task.id is not None and task.id in self._known:
             known = self._known[task.id]
+            self._note_use(task.id)
             is_same = task.kind == known.kind and _canonical_digest(to_bytes(task.payload)) == known.digest
             return Scheduled(id=task.id, created=False, status=known.status, conflict=not is_same)
         if task.dedupe_key is not None:
@@ -72,10 +76,19 @@ class _Intake:
                 return Scheduled(id=first.id, created=False, status=self._known[first.id].status)
         return self._add(task)
 
+    def _note_use(self, name: str) -> None:
+        """Count a free name that is asked for after a long time as used: retention must not remove it now."""
+        row = self._rows.get(name)
+        if row is None or not row.kind.startswith(PREFIXES) or row.status not in WAITING:
+            return
+        if row.next_trigger_at is not None and row.next_trigger_at < self._turn.now - _UNUSED:
+            self._used.append(replace(row, next_trigger_at=self._turn.now))
+
     def save(self) -> None:
+        turn = self._turn
+        turn.tx.save(self._used)
         if not self._new:
             return
-        turn = self._turn
         seq = turn.tx.allocate_seqs(len(self._new))
         entities: list[Entity] = []
         rows: list[Trigger] = []
@@ -83,7 +96,7 @@ class _Intake:
             at = _due_at(task, turn.now)
             turn.ready(task.kind, at)
             entities.append(_entity(seq, task_id, payload, digest, task, at=at, now=turn.now))
-            rows.append(_row(seq, task_id, task, at=at))
+            rows.append(_row(seq, task_id, task, at=at, now=turn.now))
             turn.tell("scheduled", rows[-1])
             seq += 1
         turn.tx.add(entities, rows)
@@ -129,7 +142,7 @@ def _entity(seq: int, task_id: str, payload: bytes, digest: bytes, task: NewTask
     )
 
 
-def _row(seq: int, task_id: str, task: NewTask, *, at: float) -> Trigger:
+def _row(seq: int, task_id: str, task: NewTask, *, at: float, now: float) -> Trigger:
     return Trigger(
         seq,
         task_id,
@@ -139,6 +152,8 @@ def _row(seq: int, task_id: str, task: NewTask, *, at: float) -> Trigger:
         task.heartbeat_timeout,
         next_trigger_at=at,
         max_runtime=task.max_runtime,
+        # Names that nobody uses are forgotten: by this their fences never go back.
+        fence=int(1000 * now) if task.kind.startswith(PREFIXES) else 0,
     )
 
 

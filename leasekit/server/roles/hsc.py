@@ -194,7 +194,7 @@ class _Desk:
             tx.forget_runs(self._revised)
         tx.save(self._changed)
         for status, seqs in self._ended.items():
-            tx.end(seqs, status)
+            tx.end(seqs, status, now=self._turn.now)
         tx.add_runs(self._runs)
         self._progress.save(tx)
         if self._successors:

@@ -18,9 +18,13 @@ from leasekit._lifecycle.rows import Limits, Trigger
 from leasekit.task import Status
 
 __all__ = [
-    "Anchor", "Checkpoint", "ClaimMemory", "Content", "Dedupe", "Entity", "Filter", "Lane", "Limits", "Run", "Store",
-    "Trigger", "Tx", "View", "shifted",
+    "RETENTION", "Anchor", "Checkpoint", "ClaimMemory", "Content", "Dedupe", "Ending", "Entity", "Filter", "Lane",
+    "Limits", "Run", "Store", "Trigger", "Tx", "View", "shifted",
 ]  # fmt: skip
+
+
+RETENTION = 30 * 86400.0
+"""Seconds for which a store keeps ended tasks, if its URL does not say another time."""
 
 
 class Entity(Struct, frozen=True, gc=False):
@@ -123,6 +127,13 @@ class Lane(NamedTuple):
     due_at: float
 
 
+class Ending(NamedTuple):
+    """The end of a task, by which ended tasks are sorted."""
+
+    at: float
+    seq: int
+
+
 class Filter(NamedTuple):
     """The tasks that a listing selects; None selects any."""
 
@@ -167,6 +178,22 @@ class View(Protocol):
         """Count the leases that each worker holds."""
         ...
 
+    def ended(self, wanted: Filter, *, until: float, after: Ending, limit: int) -> list[Ending]:
+        """Return the first `limit` matching tasks that ended by `until`, sorted, those after `after` only."""
+        ...
+
+    def count_ended(self, wanted: Filter, *, until: float) -> dict[str, dict[str, int]]:
+        """Count the matching tasks of each kind in each status that ended by `until`."""
+        ...
+
+    def free_names(self, *, until: float, limit: int) -> list[int]:
+        """Return up to `limit` waiting tasks that stand for names (`named`, `once`) and have been due since `until`."""
+        ...
+
+    def free_space(self) -> int:
+        """Return the bytes of the file that no task needs any longer. Raises `Refused` if none can be given back."""
+        ...
+
 
 class Tx(View, Protocol):
     """A transaction of the writer. Readers see its changes only after it has committed."""
@@ -207,8 +234,16 @@ class Tx(View, Protocol):
         """Set these tasks to `status`; move the ends of their leases to `now` plus `heartbeat_timeout`, never back."""
         ...
 
-    def end(self, seqs: Collection[int], status: Status) -> None:
+    def end(self, seqs: Collection[int], status: Status, *, now: float) -> None:
         """Set these tasks to the final `status`, without holder, token and next trigger time. Counts stay."""
+        ...
+
+    def remove(self, seqs: Collection[int]) -> None:
+        """Delete these tasks with their runs and checkpoints, and the dedupe keys whose first tasks they are."""
+        ...
+
+    def give_back(self, *, most: int) -> None:
+        """Shorten the file by up to `most` bytes of its free space."""
         ...
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
@@ -272,8 +307,8 @@ class Tx(View, Protocol):
         """Insert the answers of claims."""
         ...
 
-    def forget_claims(self, *, before: float) -> None:
-        """Delete the answers of claims from before this time."""
+    def forget_claims(self, *, before: float, limit: int) -> int:
+        """Delete up to `limit` answers of claims from before this time, and return how many were deleted."""
         ...
 
     def latest_time(self) -> float:
@@ -290,6 +325,8 @@ class Store(Protocol):
 
     url: str | None = None
     """The URL of this store, valid in any working directory; None: the store exists in this process only."""
+    retention: float = RETENTION
+    """Seconds for which ended tasks are kept."""
     is_new: bool = False
     """Whether `open` has created the file of this store."""
 

@@ -4,6 +4,7 @@ Rule: a damaged row concerns its own task only. That task ends as *dead*, with t
 """
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -71,9 +72,9 @@ def set_aside(row: Trigger, damage: str) -> Trigger:
     """Return the state of a damaged task as *dead*; a status that is already final stays."""
     status = row.status if row.status.ended else Status.DEAD
     reason = f"the store is damaged, and this task is set aside: {damage}; schedule it again under another id"
-    return replace(
-        row, status=status, cancel_requested=False, owner=None, token=None, next_trigger_at=None, reason=reason
-    )
+    ended_at = time.time() if row.ended_at is None else row.ended_at
+    ended = replace(row, status=status, owner=None, token=None, next_trigger_at=None, reason=reason, ended_at=ended_at)
+    return replace(ended, cancel_requested=False)
 
 
 def log(rows: Iterable[Trigger]) -> None:

@@ -2,20 +2,24 @@
 
 import bisect
 import threading
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice, takewhile
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from leasekit._lifecycle.states import LEASED
 from leasekit._lifecycle.transitions import renewed
+from leasekit.errors import Refused
+from leasekit.named import PREFIXES
 from leasekit.server.store import (
     Anchor,
     Checkpoint,
     ClaimMemory,
     Content,
     Dedupe,
+    Ending,
     Entity,
     Filter,
     Lane,
@@ -53,6 +57,7 @@ class MemoryStore(Store):
             except BaseException:
                 tx.undo()
                 raise
+            tx.remove_now()
 
     @contextmanager
     def view(self) -> Generator[View]:
@@ -74,6 +79,7 @@ class _Tables:
         self.triggers: dict[int, Trigger] = {}
         # Sorted by next trigger time, so that claims and the reaper find their tasks without a scan of all tasks.
         self.leases: list[_Due] = []
+        self.ended: list[_Due] = []  # by the end of the task
         self.lanes: dict[str, dict[int, list[_Due]]] = {}  # kind → priority → waiting tasks
         self.progress: dict[int, Checkpoint] = {}
         self.runs: dict[int, dict[int, Run]] = {}
@@ -81,25 +87,49 @@ class _Tables:
         self.claims: dict[tuple[str, str], ClaimMemory] = {}
         self.anchors: dict[None, Anchor] = {}  # at most one
 
+    def remove(self, row: Trigger) -> None:
+        """Delete a task with all that belongs to it, if its state is still this one."""
+        seq = row.seq
+        if self.triggers.get(seq) is not row:
+            return
+        self._unindex(self.triggers.pop(seq))
+        entity = self.entities.pop(seq)
+        del self.seqs[row.id]
+        self.progress.pop(seq, None)
+        self.runs.pop(seq, None)
+        key = (entity.kind, entity.dedupe_key or "")
+        if (first := self.dedupes.get(key)) is not None and first.id == row.id:
+            del self.dedupes[key]
+
     def place(self, row: Trigger) -> Callable[[], object]:
         """Write the state of a task, and return a function that undoes the change."""
         before = self.triggers.get(row.seq)
         if before is not None:
             self._unindex(before)
         self.triggers[row.seq] = row
-        if row.next_trigger_at is not None:
-            bisect.insort(self._index_of(row), (row.next_trigger_at, row.seq))
+        if (at := _place_of(row)) is not None:
+            bisect.insort(self._index_of(row), (at, row.seq))
         return (lambda: self._unindex(self.triggers.pop(row.seq))) if before is None else (lambda: self.place(before))
 
     def _unindex(self, row: Trigger) -> None:
-        if row.next_trigger_at is not None:
+        if (at := _place_of(row)) is not None:
             listed = self._index_of(row)
-            del listed[bisect.bisect_left(listed, (row.next_trigger_at, row.seq))]
+            del listed[bisect.bisect_left(listed, (at, row.seq))]
+            if not listed and (lanes := self.lanes.get(row.kind)) and lanes.get(row.priority) is listed:
+                del self.lanes[row.kind][row.priority]
+                if not lanes:
+                    del self.lanes[row.kind]
 
     def _index_of(self, row: Trigger) -> list[_Due]:
+        if row.status.ended:
+            return self.ended
         if row.status in LEASED:
             return self.leases
         return self.lanes.setdefault(row.kind, {}).setdefault(row.priority, [])
+
+
+def _place_of(row: Trigger) -> float | None:
+    return row.ended_at if row.status.ended else row.next_trigger_at
 
 
 class _MemoryView(View):
@@ -138,11 +168,7 @@ class _MemoryView(View):
         return _chosen(self._tables.dedupes, keys)
 
     def counts(self) -> dict[str, dict[str, int]]:
-        counts: dict[str, dict[str, int]] = {}
-        for row in self._tables.triggers.values():
-            of_kind = counts.setdefault(row.kind, {})
-            of_kind[row.status.value] = of_kind.get(row.status.value, 0) + 1
-        return counts
+        return _counted(self._tables.triggers.values())
 
     def holders(self) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -150,6 +176,29 @@ class _MemoryView(View):
             if row.owner is not None:
                 counts[row.owner] = counts.get(row.owner, 0) + 1
         return counts
+
+    def ended(self, wanted: Filter, *, until: float, after: Ending, limit: int) -> list[Ending]:
+        first = bisect.bisect_right(self._tables.ended, tuple(after))
+        return [Ending(*end) for end in islice(self._ended(wanted, until, first), limit)]
+
+    def count_ended(self, wanted: Filter, *, until: float) -> dict[str, dict[str, int]]:
+        return _counted(self._tables.triggers[seq] for _, seq in self._ended(wanted, until, 0))
+
+    def _ended(self, wanted: Filter, until: float, first: int) -> Iterator[_Due]:
+        listed = self._tables.ended
+        for at, seq in (listed[position] for position in range(first, len(listed))):
+            row = self._tables.triggers[seq]
+            if at > until:
+                return
+            if wanted.kind in (None, row.kind) and wanted.status in (None, row.status):
+                yield at, seq
+
+    def free_names(self, *, until: float, limit: int) -> list[int]:
+        lanes = (lane for kind, of in self._tables.lanes.items() if kind.startswith(PREFIXES) for lane in of.values())
+        return list(islice((seq for lane in lanes for at, seq in lane if at <= until), limit))
+
+    def free_space(self) -> int:
+        raise Refused("the tasks are in the memory of a process: there is no file that could be made smaller")
 
     def _leased(self) -> list[Trigger]:
         return [self._tables.triggers[seq] for _, seq in self._tables.leases]
@@ -161,6 +210,7 @@ class _MemoryTx(_MemoryView, Tx):
     def __init__(self, tables: _Tables) -> None:
         super().__init__(tables)
         self._undo: list[Callable[[], Any]] = []
+        self._removed: list[Trigger] = []
 
     def undo(self) -> None:
         for undo in reversed(self._undo):
@@ -206,10 +256,21 @@ class _MemoryTx(_MemoryView, Tx):
         rows = self.triggers_of(seqs).values()
         self.save([renewed(row, status, now=now) for row in rows])
 
-    def end(self, seqs: Collection[int], status: Status) -> None:
+    def end(self, seqs: Collection[int], status: Status, *, now: float) -> None:
         rows = self.triggers_of(seqs).values()
         ended = {"status": status, "cancel_requested": False, "owner": None, "token": None, "reason": None}
-        self.save([replace(row, next_trigger_at=None, **ended) for row in rows])
+        self.save([replace(row, next_trigger_at=None, ended_at=now, **ended) for row in rows])
+
+    def remove(self, seqs: Collection[int]) -> None:
+        self._removed += self.triggers_of(seqs).values()
+
+    def remove_now(self) -> None:
+        """Delete what was removed: at the end of the transaction, because the order of the tables cannot be undone."""
+        for row in self._removed:
+            self._tables.remove(row)
+
+    def give_back(self, *, most: int) -> None:
+        """Do nothing: there is no file."""
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
         lanes = self._tables.lanes
@@ -279,9 +340,12 @@ class _MemoryTx(_MemoryView, Tx):
         for memory in claims:
             self._put(self._tables.claims, memory[:2], memory)
 
-    def forget_claims(self, *, before: float) -> None:
-        for key in [key for key, memory in self._tables.claims.items() if memory.granted_at < before]:
+    def forget_claims(self, *, before: float, limit: int) -> int:
+        # In the order in which they were granted: the first one that is not old ends the search.
+        old = list(islice(takewhile(lambda item: item[1].granted_at < before, self._tables.claims.items()), limit))
+        for key, _ in old:
             self._drop(self._tables.claims, key)
+        return len(old)
 
     def latest_time(self) -> float:
         last = next(reversed(self._tables.entities.values()), None)
@@ -305,6 +369,14 @@ class _MemoryTx(_MemoryView, Tx):
         if key in table:
             before = table.pop(key)
             self._undo.append(lambda: table.__setitem__(key, before))
+
+
+def _counted(rows: Iterable[Trigger]) -> dict[str, dict[str, int]]:
+    counts: dict[str, dict[str, int]] = {}
+    for row in rows:
+        of_kind = counts.setdefault(row.kind, {})
+        of_kind[row.status.value] = of_kind.get(row.status.value, 0) + 1
+    return counts
 
 
 def _chosen(table: Mapping[_K, _V], keys: Collection[_K]) -> dict[_K, _V]:

@@ -1,7 +1,7 @@
 """The tables of an SQL store, for SQLAlchemy. A change here needs a migration of older stores, in `migrations/`.
 
 `task` is written once; `trigger` is small and changes often. Two partial indexes order `trigger` by next trigger time,
-one for waiting tasks and one for leased tasks; ended tasks are in neither.
+one for waiting tasks and one for leased tasks; a third orders ended tasks by their end.
 """
 
 import sqlalchemy as sa
@@ -71,6 +71,7 @@ trigger = sa.Table(
     sa.Column("max_runtime", sa.Double),
     sa.Column("run_until", sa.Double),
     sa.Column("was_extended", sa.Boolean, nullable=False),
+    sa.Column("ended_at", sa.Double),
 )
 
 
@@ -84,6 +85,7 @@ def is_leased() -> ColumnElement[bool]:
 
 sa.Index("ix_trigger_waiting", trigger.c.kind, trigger.c.priority, trigger.c.next_trigger_at, sqlite_where=is_waiting())
 sa.Index("ix_trigger_leased", trigger.c.next_trigger_at, sqlite_where=is_leased())
+sa.Index("ix_trigger_ended", trigger.c.ended_at, sqlite_where=trigger.c.ended_at.is_not(None))
 
 progress = sa.Table(
     "progress",

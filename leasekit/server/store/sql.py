@@ -32,8 +32,11 @@ logger = logging.getLogger("leasekit.server")
 _CHECK = 10.0  # seconds for the check of a store; 100,000 tasks take 0.05
 _MIGRATIONS = "leasekit.server.store:migrations"
 _BUSY = 5000  # milliseconds; only another program that has opened the file can cause a wait
+_NEW_FILE = (
+    "page_size = 8192",  # rows are written in batches, which fill pages
+    f"auto_vacuum = {sql.INCREMENTAL}",  # given back step by step: all writes would have to wait for a VACUUM
+)
 _WRITER = (
-    "page_size = 8192",  # effective for a new file only: rows are written in batches, which fill pages
     "journal_mode = WAL",
     "synchronous = FULL",  # an acknowledged write is on the disk
     "foreign_keys = ON",
@@ -71,7 +74,7 @@ class SqlStore(Store):
         self._lock = FileLock(path)
         self._identity = Identity("", 0, None)
         self._start = ""  # the name of this start
-        self._writing = _engine(path, _WRITER, "BEGIN IMMEDIATE", pool=NullPool)
+        self._writing = _engine(path, _WRITER, "BEGIN IMMEDIATE", pool=NullPool, of_new_file=_NEW_FILE)
         self._reading = _engine(path, _READER, "BEGIN", pool=QueuePool)
         self._connection: Connection | None = None
         self._counter = Counter()
@@ -113,7 +116,7 @@ class SqlStore(Store):
 
     def _begin(self, connection: Connection) -> None:
         self._look_for_damage(connection)
-        check_tables(self._path, _driver(connection))
+        check_tables(self._path, sql.driver(connection))
         identity = _identity(connection)
         self._lock.check(identity)
         with connection.begin():
@@ -126,7 +129,7 @@ class SqlStore(Store):
 
     def _look_for_damage(self, connection: Connection) -> None:
         """Raise `StoreDamaged` if the file is damaged: further writes would only lose more data."""
-        driver = _driver(connection)
+        driver = sql.driver(connection)
         until = time.monotonic() + self._check
         driver.set_progress_handler(lambda: time.monotonic() > until, _LOOK_EVERY)
         try:
@@ -149,7 +152,7 @@ class SqlStore(Store):
 
     def _bring_up_to_date(self, connection: Connection) -> bool:
         """Create the tables in a new file, or migrate those of an earlier version; return whether the file is new."""
-        if is_new := not check_tables(self._path, _driver(connection)):
+        if is_new := not check_tables(self._path, sql.driver(connection)):
             metadata.create_all(connection, checkfirst=False)
             sql.ADD_VERSION.each(connection, [(HEAD,)])
         elif [tuple(row) for row in connection.execute(select(version))] != [(HEAD,)]:
@@ -179,10 +182,10 @@ class SqlStore(Store):
         try:
             with self._writer_connection() as connection:
                 with connection.begin():
-                    changes = _driver(connection).total_changes
+                    changes = sql.driver(connection).total_changes
                     tx = SqlTx(connection, self._counter, self._held)
                     yield tx
-                    if _driver(connection).total_changes > changes:
+                    if sql.driver(connection).total_changes > changes:
                         identity = Identity(self._identity.id, self._identity.commits + 1, self._start)
                         sql.COUNT_COMMIT(
                             connection, commits=identity.commits, start=identity.start, new_anchor=tx.new_anchor
@@ -246,7 +249,14 @@ class SqlStore(Store):
             connection.close()
 
 
-def _engine(path: Path, pragmas: tuple[str, ...], begin: str, *, pool: type[NullPool] | type[QueuePool]) -> Engine:
+def _engine(
+    path: Path,
+    pragmas: tuple[str, ...],
+    begin: str,
+    *,
+    pool: type[NullPool] | type[QueuePool],
+    of_new_file: tuple[str, ...] = (),
+) -> Engine:
     url = URL.create("sqlite", database=str(path))
     # Errors are logged, and must not contain the values of tasks.
     engine = create_engine(url, poolclass=pool, connect_args={"check_same_thread": False}, hide_parameters=True)
@@ -255,7 +265,9 @@ def _engine(path: Path, pragmas: tuple[str, ...], begin: str, *, pool: type[Null
         # The driver itself would begin transactions too late, and never IMMEDIATE.
         connection.isolation_level = None
         cursor = connection.cursor()
-        for pragma in pragmas:
+        # In a file that is not new, `auto_vacuum` would have no effect, but write a page.
+        is_new = of_new_file and cursor.execute("PRAGMA page_count").fetchone() == (0,)
+        for pragma in (*of_new_file, *pragmas) if is_new else pragmas:
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
@@ -267,14 +279,8 @@ def _engine(path: Path, pragmas: tuple[str, ...], begin: str, *, pool: type[Null
     return engine
 
 
-def _driver(connection: Connection) -> sqlite3.Connection:
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, sqlite3.Connection)  # noqa: S101 - there is no other
-    return driver
-
-
 def _identity(connection: Connection) -> Identity | None:
-    driver = _driver(connection)
+    driver = sql.driver(connection)
     if not driver.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'store'").fetchone():
         return None
     row = driver.execute("SELECT id, commits, start FROM store").fetchone()
@@ -286,7 +292,7 @@ def _give_identity(connection: Connection) -> Identity:
     identity = Identity(uuid.uuid4().hex, 0, None)
     with connection.begin():
         sql.ADD_STORE.each(connection, [(*identity, None)])
-    _driver(connection).execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    sql.driver(connection).execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return identity
 
 

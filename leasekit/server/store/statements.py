@@ -17,6 +17,7 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.selectable import TableValuedAlias
 
+from leasekit.named import PREFIXES
 from leasekit.server.store.schema import (
     claim,
     dedupe,
@@ -32,8 +33,10 @@ from leasekit.server.store.schema import (
 
 DIALECT = sqlite.dialect()
 
+INCREMENTAL = 2
+"""The `auto_vacuum` of a file that can be shortened step by step."""
 _SPREAD = 100  # steps over which the new ends of leases are spread
-_TOGETHER = 50  # rows: every SQLite takes 999 values in one statement, and the widest table has 19 columns
+_TOGETHER = 49  # rows: every SQLite takes 999 values in one statement, and the widest table has 20 columns
 
 
 class Statement:
@@ -96,6 +99,12 @@ def _text_or_bytes(raw: bytes) -> str | bytes:
 def _cursor(connection: sa.Connection) -> DBAPICursor:
     # The driver's own cursor: SQLAlchemy's result would cost more than most of these statements.
     return connection.connection.cursor()
+
+
+def driver(connection: sa.Connection) -> sqlite3.Connection:
+    connected = connection.connection.driver_connection
+    assert isinstance(connected, sqlite3.Connection)  # noqa: S101 - there is no other
+    return connected
 
 
 def _listed(parameter: str) -> TableValuedAlias:
@@ -170,6 +179,16 @@ READY = Statement(
     .limit(_MOST)
 )
 EXPIRED = Statement(select(trigger).where(is_leased(), _NOW >= _DUE).order_by(_DUE, trigger.c.seq).limit(_MOST))
+FREE_NAMES = Statement(
+    select(trigger.c.seq)
+    .where(
+        is_waiting(),
+        # `;` is the character after the `:` with which a prefix ends.
+        sa.or_(*(sa.and_(trigger.c.kind >= prefix, trigger.c.kind < f"{prefix[:-1]};") for prefix in PREFIXES)),
+        _NOW >= _DUE,
+    )
+    .limit(_MOST)
+)
 ANCHOR = Statement(select(store.c.anchor))
 COUNTS = Statement(select(trigger.c.kind, trigger.c.status, func.count()).group_by(trigger.c.kind, trigger.c.status))
 HOLDERS = Statement(select(trigger.c.owner, func.count()).where(is_leased()).group_by(trigger.c.owner))
@@ -225,6 +244,15 @@ END = Statement(
         token=sa.null(),
         next_trigger_at=sa.null(),
         reason=sa.null(),
+        ended_at=_NOW,
+    )
+)
+_OF_TASKS = select(task.c.kind, task.c.dedupe_key, task.c.id).where(_is_one_of(task.c.seq, "seqs"))
+REMOVE = tuple(  # in this order: the other rows of a task refer to that of `task`
+    Statement(statement)
+    for statement in (
+        sa.delete(dedupe).where(tuple_(dedupe.c.kind, dedupe.c.key, dedupe.c.id).in_(_OF_TASKS)),
+        *(sa.delete(table).where(_is_one_of(table.c.seq, "seqs")) for table in (run, progress, trigger, task)),
     )
 )
 PROGRESS_MARKS = Statement(
@@ -235,7 +263,16 @@ DROP_PROGRESS = Statement(sa.delete(progress).where(progress.c.seq == _OF_SEQ))
 ADD_RUNS = Insert(run)
 DROP_RUNS = Statement(sa.delete(run).where(run.c.seq == _OF_SEQ, run.c.fence == bindparam("of_fence")))
 ADD_CLAIMS = Insert(claim)
-FORGET_CLAIMS = Statement(sa.delete(claim).where(claim.c.granted_at < bindparam("before", type_=sa.Double)))
+FORGET_CLAIMS = Statement(
+    sa.delete(claim).where(
+        tuple_(claim.c.worker, claim.c.claim_id).in_(
+            select(claim.c.worker, claim.c.claim_id)
+            .where(claim.c.granted_at < bindparam("before", type_=sa.Double))
+            .order_by(claim.c.granted_at)
+            .limit(_MOST)
+        )
+    )
+)
 ADD_DEDUPES = Insert(dedupe)
 DROP_DEDUPES = Statement(
     sa.delete(dedupe).where(dedupe.c.kind == bindparam("of_kind"), dedupe.c.key == bindparam("of_key"))

@@ -4,14 +4,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Select, func, literal, select, tuple_
 
+from leasekit.errors import Refused
 from leasekit.server.store import (
     Anchor,
     Checkpoint,
     ClaimMemory,
     Content,
     Dedupe,
+    Ending,
     Entity,
     Filter,
     Lane,
@@ -90,6 +92,32 @@ class SqlView(View):
     def holders(self) -> dict[str, int]:
         return {str(row[0]): row[1] for row in sql.HOLDERS.rows(self._connection)}
 
+    def ended(self, wanted: Filter, *, until: float, after: Ending, limit: int) -> list[Ending]:
+        query = _ended(wanted, until, trigger.c.ended_at, trigger.c.seq)
+        query = query.where(tuple_(trigger.c.ended_at, trigger.c.seq) > tuple_(literal(after.at), literal(after.seq)))
+        query = query.order_by(trigger.c.ended_at, trigger.c.seq).limit(limit)
+        return [Ending(*row) for row in sql.Statement(query).rows(self._connection)]
+
+    def count_ended(self, wanted: Filter, *, until: float) -> dict[str, dict[str, int]]:
+        of = (trigger.c.kind, trigger.c.status)
+        query = _ended(wanted, until, *of, func.count()).group_by(*of)
+        return damage.statuses(sql.Statement(query).rows(self._connection))
+
+    def free_names(self, *, until: float, limit: int) -> list[int]:
+        return [row[0] for row in sql.FREE_NAMES.rows(self._connection, now=until, most=limit)]
+
+    def free_space(self) -> int:
+        driver = sql.driver(self._connection)
+        free, page, mode = (
+            driver.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size", "auto_vacuum")
+        )
+        if mode != sql.INCREMENTAL:
+            raise Refused(
+                "the file was made without room for the notes by which space is given back step by step: stop all "
+                "processes that use it, then run sqlite3 FILE 'PRAGMA auto_vacuum = incremental; VACUUM'"
+            )
+        return int(free * page)
+
     def _decoded(self, rows: Sequence[tuple[Any, ...]]) -> list[Trigger]:
         return damage.triggers(rows)[0]
 
@@ -148,10 +176,22 @@ class SqlTx(SqlView, Tx):
             sql.RENEW(self._connection, seqs=_json_list(seqs), to_status=status.value, now=now)
             self._held.renew(seqs, status, now=now)
 
-    def end(self, seqs: Collection[int], status: Status) -> None:
+    def end(self, seqs: Collection[int], status: Status, *, now: float) -> None:
         if seqs:
-            sql.END(self._connection, seqs=_json_list(seqs), to_status=status.value)
+            sql.END(self._connection, seqs=_json_list(seqs), to_status=status.value, now=now)
             self._held.drop(seqs)
+
+    def remove(self, seqs: Collection[int]) -> None:
+        listed = _json_list(seqs)
+        for statement in sql.REMOVE:
+            statement(self._connection, seqs=listed)
+        self._held.drop(seqs)
+
+    def give_back(self, *, most: int) -> None:
+        (page,) = sql.driver(self._connection).execute("PRAGMA page_size").fetchone()
+        for _ in range(max(1, most // page)):  # one by one, because the driver ends such a statement at its first page
+            sql.driver(self._connection).execute("PRAGMA incremental_vacuum(1)").fetchall()
+        self.probe_write()
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
         rows = sql.LANES.rows(self._connection, kinds=_json_list(kinds), priorities=_PRIORITIES)
@@ -215,8 +255,8 @@ class SqlTx(SqlView, Tx):
     def remember_claims(self, claims: Sequence[ClaimMemory]) -> None:
         sql.ADD_CLAIMS.each(self._connection, [(*memory[:4], _encode(memory.grants)) for memory in claims])
 
-    def forget_claims(self, *, before: float) -> None:
-        sql.FORGET_CLAIMS(self._connection, before=before)
+    def forget_claims(self, *, before: float, limit: int) -> int:
+        return sql.FORGET_CLAIMS(self._connection, before=before, most=limit).rowcount
 
     def latest_time(self) -> float:
         return max([row[0] for row in sql.LATEST.rows(self._connection) if damage.is_number(row[0])], default=0.0)
@@ -230,6 +270,14 @@ class SqlTx(SqlView, Tx):
             self.save(damaged)
             damage.log(damaged)
         return tasks
+
+
+def _ended(wanted: Filter, until: float, *columns: ColumnElement[Any]) -> Select[Any]:
+    """Select from the tasks of this kind and status that ended by `until`."""
+    query = select(*columns).where(trigger.c.ended_at <= until)
+    if wanted.kind is not None:
+        query = query.where(trigger.c.kind == wanted.kind)
+    return query if wanted.status is None else query.where(trigger.c.status == wanted.status.value)
 
 
 def _claim_memory(worker: str, claim_id: str, granted_at: float, waited: float, grants: bytes) -> ClaimMemory:
@@ -255,6 +303,7 @@ def _values(row: Trigger) -> tuple[Any, ...]:
         row.max_runtime,
         row.run_until,
         int(row.was_extended),
+        row.ended_at,
     )
 
 

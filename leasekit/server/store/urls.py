@@ -3,29 +3,47 @@
 import re
 from pathlib import Path
 
+from leasekit.config import duration
 from leasekit.errors import ConfigError
 from leasekit.registry import needs_extra
 from leasekit.server.store import Store
 from leasekit.server.store.memory import MemoryStore
+
+_OPTION = re.compile(r"\?(\w+)=([^/]*)\Z")
+
+
+def _split(url: str) -> tuple[str, str | None]:
+    """Return the URL without its option, and the value of `retention`. Raises `ConfigError` for any other option."""
+    if (found := _OPTION.search(url)) is None:
+        return url, None
+    if found[1] != "retention":
+        raise ConfigError(f"a sqlite URL has one option, `retention`, but this one has {found[1]!r}: leave it out")
+    return url[: found.start()], found[2]
 
 
 def open_store(url: str, *, check: float | None = None) -> Store:
     """Return the store that a URL names. Opening it checks a file for up to `check` seconds (None: the default).
 
     `sqlite:///tasks.db` is a relative path, `sqlite:////var/lib/tasks.db` an absolute one; `memory:` ends with the
-    process. Raises `ConfigError` for any other URL, and if the directory of the file does not exist, and
-    `MissingDependency`.
+    process. The option `?retention=90d` says how long ended tasks are kept, in place of 30 days. Raises `ConfigError`
+    for any other URL, and if the directory of the file does not exist, and `MissingDependency`.
     """
+    url, retention = _split(url)
     if url.rstrip("/") == "memory:":
-        return MemoryStore()
+        return _with_retention(MemoryStore(), retention)
     path = url.removeprefix("sqlite:///")
     if path == url or path.endswith("/") or path in ("", ":memory:") or "\0" in path:
         # The URL may contain a password: the message repeats only its scheme.
         scheme = repr(url.partition(":")[0] + ":") if ":" in url else "a URL without a scheme"
         raise ConfigError(f"{scheme} names no store: use sqlite:///file.db, sqlite:////path/file.db or memory:")
-    if found := re.search(r"\?(\w+)=[^/]*\Z", path):
-        raise ConfigError(f"a sqlite URL has no options, but this one has {found[1]!r}: leave it out")
     with needs_extra("server"):
         from leasekit.server.store.sql import SqlStore
 
-    return SqlStore(Path(path)) if check is None else SqlStore(Path(path), check=check)
+    store = SqlStore(Path(path)) if check is None else SqlStore(Path(path), check=check)
+    return _with_retention(store, retention)
+
+
+def _with_retention(store: Store, retention: str | None) -> Store:
+    if retention is not None:
+        store.retention = duration("retention", retention, least=60)
+    return store

@@ -75,7 +75,7 @@ def test_every_reference_leads_somewhere(document: Any) -> None:
 
 def test_every_field_of_every_class_is_there(document: Any) -> None:
     components = document["components"]["schemas"]
-    for name in components.keys() & vars(wire).keys():
+    for name in components.keys() & vars(wire).keys() - {"Status"}:
         fields = {field.encode_name for field in msgspec.structs.fields(vars(wire)[name])}
         assert fields == components[name]["properties"].keys(), name
 

@@ -236,6 +236,7 @@ async def test_what_claims_were_answered_is_forgotten_after_a_day(bench: Bench) 
     await bench.later(86_000)
     assert await bench.ids(claim_id="c1") == ["b"]
     await bench.later(4_000)
+    await bench.engine.sweeper.sweep()
     await bench.put("c")
     assert await bench.ids(claim_id="c1") == ["c"]
 

@@ -23,8 +23,9 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, NullPool, create_engine
 
+import leasekit
 from leasekit.errors import BackendError, ConfigError, StoreDamaged, StoreLocked, Unavailable
-from leasekit.server.store import Entity, Filter, Run, Trigger, admission, migrations, sql, statements
+from leasekit.server.store import RETENTION, Entity, Filter, Run, Trigger, admission, migrations, sql, statements
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.schema import HEAD, metadata
 from leasekit.server.store.sql import SqlStore
@@ -410,8 +411,24 @@ def test_memory_is_a_store_too(url: str) -> None:
 
 
 def test_an_option_in_the_url_is_refused_by_name_and_no_part_of_the_file() -> None:
-    with pytest.raises(ConfigError, match="a sqlite URL has no options, but this one has 'timeout'"):
+    with pytest.raises(ConfigError, match="a sqlite URL has one option, `retention`, but this one has 'timeout'"):
         open_store("sqlite:///tasks.db?timeout=30")
+
+
+@pytest.mark.parametrize("url", ["memory:", "sqlite:///tasks.db"])
+def test_how_long_ended_tasks_are_kept_is_in_the_url(url: str) -> None:
+    assert open_store(url).retention == RETENTION
+    store = open_store(f"{url}?retention=90d")
+    assert (store.retention, store.url) == (90 * 86400.0, open_store(url).url)
+    with pytest.raises(ConfigError, match="retention must be from a minute to 100 years"):
+        open_store(f"{url}?retention=10s")
+
+
+def test_all_processes_of_a_file_are_told_its_retention(tmp_path: Path) -> None:
+    """Any of them may be the one that has the file open, and deletes."""
+    url = f"sqlite:///{tmp_path}/tasks.db?retention=12h"
+    assert leasekit.connect(url).url == f"sqlite:///{tmp_path}/tasks.db?retention=43200"
+    assert leasekit.connect(url.partition("?")[0]).url == f"sqlite:///{tmp_path}/tasks.db"
 
 
 def test_a_relative_path_is_taken_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

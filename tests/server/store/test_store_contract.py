@@ -13,6 +13,7 @@ from leasekit.server.store import (
     ClaimMemory,
     Content,
     Dedupe,
+    Ending,
     Entity,
     Filter,
     Lane,
@@ -163,7 +164,7 @@ def test_a_transaction_that_fails_leaves_nothing(store: Store) -> None:
             tx.renew([2], Status.PROCESSING, now=100)
             tx.restart_leases(now=1000, shift=1.0)
             tx.set_anchor(Anchor("boot", 1.0, 2.0))
-            tx.end([2], Status.SUCCESS)
+            tx.end([2], Status.SUCCESS, now=9.0)
             tx.set_progress({1: Checkpoint(b"2", 1, 0), 2: Checkpoint(b"3", 1, 0)})
             tx.forget_runs([(1, 1)])
             tx.add_runs([run(1, 2), run(2, 1)])
@@ -217,11 +218,14 @@ def test_an_end_leaves_the_counts_and_nothing_due(store: Store) -> None:
     held = trigger(1, owner="w", token="t", cancel_requested=True, status=Status.PROCESSING, **counted)
     add(store, held, trigger(2))
     with store.transaction() as tx:
-        tx.end([1], Status.SUCCESS)
-        tx.end([], Status.CANCELLED)
+        tx.end([1], Status.SUCCESS, now=9.0)
+        tx.end([], Status.CANCELLED, now=9.0)
     with store.transaction() as tx:
         found = tx.triggers_of([1, 2])
-        assert found == {1: trigger(1, status=Status.SUCCESS, next_trigger_at=None, **counted), 2: trigger(2)}
+        assert found == {
+            1: trigger(1, status=Status.SUCCESS, next_trigger_at=None, ended_at=9.0, **counted),
+            2: trigger(2),
+        }
         assert tx.expired(now=1e9, limit=9) == []
 
 
@@ -396,7 +400,7 @@ def test_claims_are_remembered_and_forgotten(store: Store) -> None:
         tx.remember_claims([old, new])
     with store.transaction() as tx:
         assert tx.claim_memories([("w", "c1"), ("w", "c2"), ("v", "c1")]) == {("w", "c1"): old, ("w", "c2"): new}
-        tx.forget_claims(before=2.0)
+        assert tx.forget_claims(before=2.0, limit=5) == 1
         assert tx.claim_memories([("w", "c1"), ("w", "c2")]).keys() == {("w", "c2")}
 
 
@@ -448,3 +452,84 @@ def test_touching_changes_nothing(store: Store) -> None:
         tx.probe_write()
     with store.view() as view:
         assert view.triggers(["t1"]) == {"t1": trigger(1)}
+
+
+# Ended tasks
+
+
+def add_ended(store: Store, *ends: float, **more: Any) -> None:
+    """Tasks 1, 2, …, which ended at these times."""
+    fields: dict[str, Any] = {"status": Status.SUCCESS, "next_trigger_at": None}
+    add(store, *(trigger(seq, ended_at=at, **fields | more) for seq, at in enumerate(ends, 1)))
+
+
+def test_ended_tasks_are_found_by_their_end_the_oldest_first(store: Store) -> None:
+    add_ended(store, 5.0, 3.0, 3.0, 9.0)
+    add(store, trigger(5), trigger(6, status=Status.CLAIMED, owner="w", token="t"))
+
+    with store.view() as view:
+        first = view.ended(Filter(), until=5.0, after=Ending(0, 0), limit=2)
+        assert first == [(3.0, 2), (3.0, 3)]
+        assert view.ended(Filter(), until=5.0, after=first[-1], limit=2) == [(5.0, 1)]
+        assert view.ended(Filter(), until=5.0, after=first[0], limit=9) == [(3.0, 3), (5.0, 1)]
+        assert view.count_ended(Filter(), until=5.0) == {"k": {"success": 3}}
+
+
+def test_ended_tasks_are_chosen_by_kind_and_status(store: Store) -> None:
+    ended: dict[str, Any] = {"next_trigger_at": None, "ended_at": 1.0}
+    one, two = trigger(1, status=Status.DEAD, **ended), trigger(2, status=Status.CANCELLED, **ended)
+    add(store, one, two, trigger(3, status=Status.DEAD, kind="other", **ended))
+
+    with store.view() as view:
+        for wanted, seq in ((Filter("k", Status.DEAD), 1), (Filter(status=Status.CANCELLED), 2), (Filter("other"), 3)):
+            assert [end.seq for end in view.ended(wanted, until=1.0, after=Ending(0, 0), limit=9)] == [seq]
+            assert sum(view.count_ended(wanted, until=1.0)[("k", "k", "k", "other")[seq]].values()) == 1
+
+
+def test_a_removed_task_leaves_nothing(store: Store) -> None:
+    add_ended(store, 1.0, 1.0)
+    with store.transaction() as tx:
+        tx.add_runs([run(1, 1), run(1, 2), run(2, 1)])
+        tx.set_progress({1: Checkpoint(b"1", 1, 1), 2: Checkpoint(b"2", 1, 1)})
+    with store.transaction() as tx:
+        tx.remove([1, 77])
+    with store.transaction() as tx:
+        assert tx.triggers(["t1", "t2"]).keys() == {"t2"}
+        assert tx.triggers_of([1, 2]).keys() == {2}
+        assert tx.entities([1, 2]).keys() == {2}
+        assert tx.progress([1, 2]).keys() == {2}
+        assert {run.seq for run in tx.runs([1, 2])} == {2}
+        assert tx.count_ended(Filter(), until=9.0) == tx.counts() == {"k": {"success": 1}}
+        assert [row.seq for row in tx.page(Filter(), after=0, limit=9)] == [2]
+    add(store, trigger(1))  # its id and its number are free again
+
+
+def test_a_dedupe_key_goes_with_its_task_and_not_with_an_earlier_one(store: Store) -> None:
+    ended: dict[str, Any] = {"status": Status.SUCCESS, "next_trigger_at": None, "ended_at": 1.0}
+    for seq, key in ((1, "own"), (2, "taken over"), (3, "taken over")):
+        add(store, trigger(seq, **ended), dedupe_key=key)
+    keys = [("k", "own"), ("k", "taken over"), ("other", "own")]
+    with store.transaction() as tx:
+        tx.set_dedupes([Dedupe("k", "own", "t1", None), Dedupe("k", "taken over", "t3", 5.0)])
+        tx.set_dedupes([Dedupe("other", "own", "t9", None)])
+    with store.transaction() as tx:
+        tx.remove([1, 2])
+    with store.transaction() as tx:
+        assert tx.dedupes(keys).keys() == {("k", "taken over"), ("other", "own")}
+
+
+def test_a_failed_transaction_removes_nothing(store: Store) -> None:
+    add_ended(store, 1.0, 1.0)
+    with suppress(ZeroDivisionError), store.transaction() as tx:
+        tx.remove([1])
+        raise ZeroDivisionError
+    with store.view() as view:
+        assert [row.seq for row in view.page(Filter(), after=0, limit=9)] == [1, 2]
+
+
+def test_answers_of_claims_are_dropped_a_few_at_a_time(store: Store) -> None:
+    with store.transaction() as tx:
+        tx.remember_claims([ClaimMemory("w", f"c{n}", float(n), 0.0, []) for n in range(5)])
+    with store.transaction() as tx:
+        assert [tx.forget_claims(before=3.0, limit=2) for _ in range(3)] == [2, 1, 0]
+        assert tx.claim_memories([("w", f"c{n}") for n in range(5)]).keys() == {("w", "c3"), ("w", "c4")}

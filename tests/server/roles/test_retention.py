@@ -1,0 +1,172 @@
+"""What is removed, when, and in how many steps."""
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from leasekit.server.roles import retention
+from leasekit.server.store import RETENTION, Filter, Store
+from leasekit.server.sweeper import PURGE
+from leasekit.server.unit_of_work import UnitOfWork
+from leasekit.task import Purged, Status
+from leasekit.wire import PurgeRequest
+from tests.server.conftest import Bench
+from tests.server.store.test_store_contract import add, trigger
+
+
+async def ended(bench: Bench, *ids: str, **options: Any) -> None:
+    await bench.put(*ids, **options)
+    for task_id in ids:
+        await bench.cancel(task_id)
+
+
+async def purge_all(bench: Bench, **options: Any) -> list[dict[str, dict[str, int]]]:
+    steps = [await bench.engine.purge(PurgeRequest(**options))]
+    while steps[-1].cursor is not None:
+        steps.append(await bench.engine.purge(PurgeRequest(**options, cursor=steps[-1].cursor)))
+    return [step.kinds for step in steps]
+
+
+@pytest.mark.anyio
+async def test_retention_counts_from_the_end_of_a_task(bench: Bench) -> None:
+    long = await bench.taken("long", heartbeat_timeout=RETENTION * 2, claim_timeout=RETENTION * 2)
+    await ended(bench, "early")
+    await bench.later(RETENTION + 1)
+    assert (await bench.settle(long)).verdict == "settled"
+
+    await bench.engine.sweeper.sweep()
+
+    assert await bench.engine.get("early") is None
+    assert await bench.status("long") == "success"
+    await bench.later(RETENTION + 1)
+    await bench.engine.sweeper.sweep()
+    assert await bench.engine.get("long") is None
+
+
+@pytest.mark.anyio
+async def test_what_has_not_ended_is_kept_however_old(bench: Bench) -> None:
+    await bench.put("new", kind="a")
+    running = await bench.taken("running", claim_timeout=RETENTION * 9, heartbeat_timeout=RETENTION * 9)
+    failed = await bench.taken("failed")
+    await bench.settle(failed, "retry", retry_after=RETENTION * 9)
+    await bench.later(RETENTION * 2)
+
+    await bench.engine.sweeper.sweep()
+    assert await purge_all(bench) == [{}]
+
+    assert [await bench.status(name) for name in ("new", "running", "failed")] == [
+        "new", "claimed", "retriable_failure",
+    ]  # fmt: skip
+    assert (await bench.settle(running)).verdict == "settled"
+
+
+@pytest.mark.anyio
+async def test_a_removed_task_is_unknown_and_its_id_and_key_are_free(bench: Bench) -> None:
+    await bench.put("a", dedupe_key="once")
+    task = await bench.take()
+    await bench.settle(task)
+    assert await purge_all(bench) == [{"k": {"success": 1}}]
+
+    assert (await bench.beat(task)).reason == "unknown"
+    assert (await bench.settle(task)).reason == "unknown"
+    assert [(answer.id, answer.created) for answer in await bench.put("a", dedupe_key="once")] == [("a", True)]
+
+
+@pytest.mark.anyio
+async def test_a_restart_keeps_the_age_of_ended_tasks(bench: Bench) -> None:
+    await ended(bench, "a")
+    await bench.later(RETENTION / 2)
+    await bench.restart()
+    await bench.engine.sweeper.sweep()
+    assert await bench.status("a") == "cancelled"
+    await bench.later(RETENTION / 2 + 1)
+    await bench.engine.sweeper.sweep()
+    assert await bench.engine.get("a") is None
+
+
+@pytest.mark.anyio
+async def test_a_dry_run_counts_and_removes_nothing(bench: Bench) -> None:
+    await ended(bench, "a", "b")
+    await bench.settle(await bench.taken("c", kind="other"))
+    for _ in range(2):
+        counted = await bench.engine.purge(PurgeRequest(dry_run=True))
+        assert counted.kinds == {"k": {"cancelled": 2}, "other": {"success": 1}}
+    assert (await bench.engine.purge(PurgeRequest(dry_run=True, older_than=5))).kinds == {}
+
+
+@pytest.mark.anyio
+async def test_a_name_that_nobody_asks_for_is_forgotten_and_its_fences_go_on(bench: Bench) -> None:
+    name = "named:x"
+    first = await bench.taken(name, kind=name)
+    await bench.settle(first, "release")
+    await bench.put("old", kind="waiting")
+    await bench.later(RETENTION - 1)
+    await bench.engine.sweeper.sweep()
+    assert await bench.status(name) == "enqueued"
+    await bench.later(2)
+    bench.engine.sweeper._names_at = 0.0  # an hour has passed
+    await bench.engine.sweeper.sweep()
+    assert await bench.engine.get(name) is None
+    assert await bench.status("old") == "new"
+    assert (await bench.taken(name, kind=name)).fence > first.fence
+
+
+@pytest.mark.anyio
+async def test_a_name_that_is_asked_for_or_held_is_kept(bench: Bench) -> None:
+    for name in ("named:asked", "once:asked", "named:held"):
+        await bench.put(name, kind=name)
+    held = await bench.claim(kinds=("named:held",))
+    for _ in range(3):
+        await bench.later(RETENTION * 0.4)
+        await bench.put("named:asked", kind="named:asked")
+        await bench.put("once:asked", kind="once:asked")
+        bench.engine.sweeper._names_at = 0.0
+        await bench.engine.sweeper.sweep()
+        (held,) = [await bench.claim(kinds=("named:held",))]
+    assert [task.id for task in held.tasks] == ["named:held"]
+    assert [await bench.status(name) for name in ("named:asked", "once:asked")] == ["new", "new"]
+
+
+@pytest.mark.anyio
+async def test_each_step_is_bounded_and_heartbeats_go_first(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much there is to remove: no transaction has more of it than one step, and none comes before a beat."""
+    monkeypatch.setattr(retention, "PURGE_BATCH", 10)
+    held = await bench.taken("held", kind="held")
+    await ended(bench, *(f"t{n}" for n in range(95)))
+    transactions: list[list[tuple[str, int]]] = []
+    transact = bench.engine.commit._transact
+
+    def noted(jobs: Any) -> Any:
+        transactions.append([(job.rank.name, job.size) for job in jobs])
+        return transact(jobs)
+
+    monkeypatch.setattr(bench.engine.commit, "_transact", noted)
+    purging = asyncio.create_task(purge_all(bench))
+    while not purging.done():
+        assert (await bench.beat(held)).verdict == "renewed"
+
+    assert sum(counts["k"]["cancelled"] for counts in await purging) == 95
+    purged = [size for jobs in transactions for name, size in jobs if name == "purges"]
+    assert purged == [10] * 9 + [5]
+    assert all(jobs[0][0] == "heartbeats" for jobs in transactions if len(jobs) > 1)
+    assert list(bench.engine.commit._queues).index(PURGE) > len(bench.engine.commit._queues) / 2
+
+
+def test_a_task_that_lives_again_before_its_step_is_kept(make_store: Callable[[], Store]) -> None:
+    store = make_store()
+    store.open()
+    over: dict[str, Any] = {"status": Status.DEAD, "next_trigger_at": None, "ended_at": 1.0}
+    add(store, trigger(1, **over), trigger(2, **over), trigger(3, **over))
+    with store.view() as view:
+        chosen = retention.choose(view, Filter(), until=5.0, cursor=None)
+    with store.transaction() as tx:
+        tx.save([trigger(1), trigger(2, **over | {"ended_at": 9.0})])  # the second has ended once more since then
+    with store.transaction() as tx:
+        turn = UnitOfWork(tx, now=9.0, instant=9.0, random=Random(1))
+        assert retention.remove(turn, [chosen.removal]) == [Purged(kinds={"k": {"dead": 1}})]
+    with store.view() as view:
+        assert view.triggers(["t1", "t2", "t3"]).keys() == {"t1", "t2"}
+    store.close()

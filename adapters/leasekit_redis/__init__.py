@@ -1,6 +1,6 @@
 """The Redis backend: URLs of one Redis, a cluster, or Sentinels (`leasekit_redis.address`). No server is needed.
 
-    redis://localhost:6379/0?prefix=leasekit&retention=180d
+    redis://localhost:6379/0?prefix=leasekit&retention=14d
 
 Each change of a task is one Lua script, so exactly one client makes the change, and everything that points at the task
 changes with it. All keys of a kind are in one slot; kinds are spread over a cluster.

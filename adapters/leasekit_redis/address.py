@@ -2,8 +2,8 @@
 
 `redis://user:password@host:6379/0`, `rediss://…` (TLS), `unix:///path?db=0` (a socket of this machine, as in redis-py),
 `redis+cluster://host:7000,host:7001`, `redis+sentinel://host:26379,host:26379/primary?db=0`. Options: `prefix` (of all
-keys; default `leasekit`), `retention` (how long ended tasks are kept: seconds, or `180d`, `12h`, `30m`; default
-`180d`), `sentinel_username` and `sentinel_password` (of the Sentinels themselves), and, for a cluster and with
+keys; default `leasekit`), `retention` (how long ended tasks are kept: seconds, or `90d`, `12h`, `30m`; default
+`14d`), `sentinel_username` and `sentinel_password` (of the Sentinels themselves), and, for a cluster and with
 Sentinels, `tls=true`. With TLS, by the names that redis-py and Celery give them: `ssl_ca_certs`, `ssl_certfile`,
 `ssl_keyfile` (paths of files), `ssl_cert_reqs` (`required`, or `none`: any server is accepted).
 """
@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TypedDict
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from leasekit.config import duration
 from leasekit.errors import ConfigError
 
 _PORT, _SENTINEL_PORT = 6379, 26379
-_RETENTION = 180 * 86400.0  # 180 days, for which ended tasks are kept
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([smhd]?)", re.ASCII)
+_RETENTION = 14 * 86400.0  # seconds for which ended tasks are kept: no broker delivers a message again later than that
 _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _TLS_OPTIONS = (*_TLS_FILES, "ssl_cert_reqs")
 _SENTINEL_OPTIONS = ("sentinel_username", "sentinel_password")
@@ -96,7 +95,7 @@ def parse(url: str) -> Address:
         **_take_sentinel(scheme, parts.path, options),
         db=_db(scheme, parts.path, options),
         prefix=_prefix(options.pop("prefix", "leasekit")),
-        retention=_retention_seconds(options.pop("retention", "180d")),
+        retention=duration("retention", options.pop("retention", f"{_RETENTION:.0f}"), least=60),
     )
     _refuse_unknown(options)
     return address
@@ -187,12 +186,3 @@ def _prefix(prefix: str) -> str:
     if not re.fullmatch(r"[!-z|~]{1,64}", prefix, re.ASCII):
         raise ConfigError("prefix must be 1 to 64 printable characters without spaces and braces")
     return prefix
-
-
-def _retention_seconds(duration: str) -> float:
-    match = _DURATION.fullmatch(duration)
-    if match is None or not 60.0 <= float(match[1]) * _UNITS[match[2]] <= 100 * 365 * 86400:
-        raise ConfigError(
-            "retention must be from a minute to 100 years: a number of seconds, or one with s, m, h or d behind (180d)"
-        )
-    return float(match[1]) * _UNITS[match[2]]

@@ -17,12 +17,14 @@ from leasekit.task import (
     Claimed,
     NewTask,
     Page,
+    Purged,
     Redriven,
     Scheduled,
     Settlement,
     Stats,
     Status,
     TaskInfo,
+    Vacuumed,
     Verdict,
     WorkerInfo,
 )
@@ -31,6 +33,7 @@ from leasekit.wire import (
     BeatsRequest,
     CancelRequest,
     ClaimRequest,
+    PurgeRequest,
     RedriveRequest,
     ResultsRequest,
     ScheduleRequest,
@@ -45,6 +48,7 @@ from leasekit_redis.errors import bearing
 from leasekit_redis.id_index import IdIndex
 from leasekit_redis.intake import Intake
 from leasekit_redis.maintenance import Maintenance
+from leasekit_redis.purging import Purging
 from leasekit_redis.reading import Reading
 from leasekit_redis.records import Cancelled, decode
 from leasekit_redis.redriving import Redriving
@@ -91,6 +95,7 @@ class RedisBackend:
             chance=chance or random.SystemRandom(),
         )
         self._reading = Reading(link, register)
+        self._purging = Purging(link, register, dependencies, self._maintenance)
         self._redriving = Redriving(link, register, self._reading, worker=worker)
         self._maintaining: asyncio.Task[None] | None = None
         self._errands: set[asyncio.Task[None]] = set()
@@ -151,6 +156,13 @@ class RedisBackend:
         request = checked(RedriveRequest, {"ids": list(task_ids), **options})
         self._ensure_maintenance()  # asks again for what dropped tasks wait for
         return await self._redriving.redrive(request)
+
+    async def purge(self, **options: Any) -> Purged:
+        return await self._purging.purge(checked(PurgeRequest, options))
+
+    async def vacuum(self) -> Vacuumed:
+        """Raise `Refused`: there is no file."""
+        raise Refused("Redis keeps tasks in memory, and uses the room of removed tasks again: there is no file")
 
     async def discard(self, kind: str, task_ids: Sequence[str]) -> int:
         """Delete tasks that were set aside as damaged, and free their ids; return how many of the given ones were."""

@@ -24,7 +24,7 @@ from leasekit_redis.dependencies import Dependencies
 from leasekit_redis.id_index import IdIndex
 from leasekit_redis.intake import Intake
 from leasekit_redis.keys import is_name
-from leasekit_redis.records import MaintenanceWork, decode, encode
+from leasekit_redis.records import Dropped, MaintenanceWork, decode, encode
 from leasekit_redis.scripts import ASIDE, COUNT_CLIENTS, DROP, MAINTAIN
 
 logger = logging.getLogger("leasekit")
@@ -33,7 +33,9 @@ INTERVAL = 15.0  # seconds between two runs of maintenance, over the whole fleet
 _SEEN_FOR = 3_600.0  # seconds for which a worker that holds nothing is listed
 _ROUNDS = 100  # scripts for one kind in one run: the rest is left to the next run
 _KINDS = 1000  # kinds that are looked up at once
+_DROPPED = 50  # tasks that one script deletes: some 2 ms
 _COUNT = msgpack.Decoder(int)
+_DROPPED_ANSWER = msgpack.Decoder(Dropped)
 _WORK = msgpack.Decoder(MaintenanceWork)
 _successor = msgspec.json.Decoder(NewTaskItem).decode
 
@@ -102,7 +104,7 @@ class Maintenance:
                 logger.error("%s", decoding.damage(task.id, kind, task.damage))
             # Deletions come first and do not depend on the rest, because full memory refuses successors.
             await self._dependencies.withdraw(kind, due.unmet)
-            await self._drop(kind, due.old, retention)
+            await self.drop(kind, due.old, retention)
             if due.is_free:
                 await self._drop_name(kind, retention)
             # Each piece of work by itself, so that a failure holds up no other.
@@ -155,14 +157,23 @@ class Maintenance:
         for text in successors:
             await self._link.command("LREM", key, -1, text)  # from the tail, where the script has put it
 
-    async def _drop(self, kind: str, ids: Sequence[str], retention: int) -> None:
-        if ids:
+    async def drop(self, kind: str, ids: Sequence[str], retention: int) -> list[str]:
+        """Delete these tasks if they ended at least `retention` milliseconds ago; return how each had ended."""
+        statuses: list[str] = []
+        for first in range(0, len(ids), _DROPPED):
+            some = ids[first : first + _DROPPED]
             # In this order: an id must not be registered for a task that does not exist (see `id_index`).
-            await self._register.forget(ids)
-            await self._link.run_for(kind, DROP, {"ids": ids, "retention": retention})
+            await self._register.forget(some)
+            raw = await self._link.run_for(kind, DROP, {"ids": some, "retention": retention})
+            dropped: Dropped = decode(raw, _DROPPED_ANSWER)
+            if dropped.kept:  # they live again, or have ended anew
+                await self._register.reserve([(task_id, kind) for task_id in dropped.kept])
+            statuses += dropped.statuses
+        return statuses
 
     async def _drop_name(self, name: str, retention: int) -> None:
         """Delete the task of a name, then free its id, unless the name was asked for meanwhile: then both stay."""
         argument = {"ids": [name], "retention": retention, "is_name": True}
-        if decode(await self._link.run_for(name, DROP, argument), _COUNT):
+        dropped: Dropped = decode(await self._link.run_for(name, DROP, argument), _DROPPED_ANSWER)
+        if dropped.statuses:
             await self._register.forget([name])

@@ -186,6 +186,23 @@ class MaintenanceWork(Struct):
     steps_back: int | None = None
 
 
+class Purgeable(Struct):
+    """A page of ended tasks, how each has ended, and which of them waited for others."""
+
+    ids: list[str]
+    statuses: list[str]
+    unmet: list[Gated]
+    last_id: str | None = None
+    last_at: int | None = None
+
+
+class Dropped(Struct):
+    """How each deleted task had ended, and the tasks that are still there."""
+
+    statuses: list[str]
+    kept: list[str]
+
+
 class DueKinds(Struct):
     """The kinds that are due for maintenance, given to one client until `own_until`."""
 

@@ -1,10 +1,11 @@
 -- Delete tasks that ended at least `retention` milliseconds ago, with their history.
--- Takes {retention, ids, is_damaged?, is_name?}, gives the number of deleted tasks. With `is_damaged` only tasks that
--- were set aside are deleted, with `is_name` also a name that has been free for `retention`.
+-- Takes {retention, ids, is_damaged?, is_name?}. With `is_damaged` only tasks that were set aside are deleted, with
+-- `is_name` also a name that has been free for `retention`. Gives {statuses, kept}: how each deleted task had ended,
+-- and the ids of the tasks that are still there.
 
 outrank_full_memory()
 
-local dropped = 0
+local statuses, kept = {}, {}
 for _, id in ipairs(ARGUMENT.ids) do
   local since = score(DAMAGED, id) or not ARGUMENT.is_damaged and score(ENDED, id)
     or ARGUMENT.is_name and free_since(id)
@@ -28,8 +29,10 @@ for _, id in ipairs(ARGUMENT.ids) do
     if ARGUMENT.is_name and s.seq then
       wait_no_longer(id, s)
     end
+    statuses[#statuses + 1] = s.status or 'damaged'
     become(s, nil)
-    dropped = dropped + 1
+  elseif read(STATE, id) then
+    kept[#kept + 1] = id
   end
 end
-return answer(dropped)
+return answer({statuses = statuses, kept = kept})

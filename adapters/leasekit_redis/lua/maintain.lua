@@ -7,7 +7,7 @@
 --   is_free  the name was free for long enough  is_done  nothing is left to do now
 --   next     when there may be work again; absent if nothing is left of the kind
 
-local MOST, ASKED = 500, 100
+local MOST, ASKED, OLD = 500, 100, 100
 local RARELY = 24 * 3600 * 1000 -- at most, until a kind is due again in which tasks wait and nothing happens
 local SOONEST, LATEST = 15000, 600000 -- bounds of the wait until dependencies are looked at again: the age of the task
 
@@ -72,13 +72,13 @@ for _, id in ipairs(ending) do
   place(ENDING, id, now)
 end
 local old = {}
-local ended = redis.call('ZRANGEBYSCORE', ENDED, '-inf', now - ARGUMENT.retention, 'LIMIT', 0, MOST)
+local ended = redis.call('ZRANGEBYSCORE', ENDED, '-inf', now - ARGUMENT.retention, 'LIMIT', 0, OLD)
 for _, id in ipairs(names(ENDED, ended)) do
   if not score(ENDING, id) then -- a task is kept until the tasks that wait for its end were told
     old[#old + 1] = id
   end
 end
-local aside = redis.call('ZRANGEBYSCORE', DAMAGED, '-inf', now - ARGUMENT.retention, 'LIMIT', 0, MOST)
+local aside = redis.call('ZRANGEBYSCORE', DAMAGED, '-inf', now - ARGUMENT.retention, 'LIMIT', 0, OLD)
 for _, id in ipairs(names(DAMAGED, aside)) do
   old[#old + 1] = id
 end

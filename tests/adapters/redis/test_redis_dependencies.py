@@ -443,6 +443,17 @@ def counted(call: Any, name: str, asked: list[str]) -> Any:
     return count
 
 
+async def test_a_purge_keeps_a_task_until_its_end_was_told(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    dying, other = opened("dying"), opened("other")
+    dies_before(monkeypatch, dying, "release")
+    await dying.schedule([FIRST, SECOND])
+    await run(dying, "a")
+    assert (await other.purge()).kinds == {}
+    await maintained(other)
+    assert (await other.purge()).kinds == {"a": {"success": 1}}
+    assert len(await claim(other, "b")) == 1
+
+
 async def test_a_dropped_task_that_is_redriven_waits_again(backend: RedisBackend, kind: str) -> None:
     await backend.schedule([NewTask(kind=kind, id="first"), NewTask(kind=f"{kind}-2", id="second", after=["first"])])
     await run(backend, kind, "fatal")

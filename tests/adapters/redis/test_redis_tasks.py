@@ -303,7 +303,7 @@ async def test_kinds_that_may_have_work_are_due_for_maintenance(server: Server, 
     for name in ("ended", "waiting"):
         score = float(server.ask("ZSCORE", f"p-{kind}:kinds", f"{kind}-{name}"))
         days[name] = round((score / 1000 - time.time()) / 86400)
-    assert days == {"ended": 180, "waiting": 0}
+    assert days == {"ended": 14, "waiting": 0}
     await backend.schedule([NewTask(kind=f"{kind}-ended")])
     assert float(server.ask("ZSCORE", f"p-{kind}:kinds", f"{kind}-ended")) == 0
 

@@ -1,0 +1,44 @@
+-- Find ended tasks, the longest ended first; `drop` removes them. Takes {age, status?, last_id?, last_at?}: the least
+-- time since their end in milliseconds, and the last task of the page before. Gives {ids, statuses, unmet, last_id?,
+-- last_at?}: the tasks that match, how each has ended, those of them that waited {id, after}, and where the next page
+-- begins; the latter is absent on the last page. Damaged tasks are left out.
+
+refuse_at_replica()
+
+local LOOKED_AT = 100 -- tasks read by one script, because Redis serves no other client meanwhile
+
+local first = 0
+if ARGUMENT.last_id then
+  local is_there = tonumber(redis.call('ZSCORE', ENDED, ARGUMENT.last_id)) == ARGUMENT.last_at
+  -- If it was removed, the tasks that ended in its millisecond are looked at again.
+  first = is_there and redis.call('ZRANK', ENDED, ARGUMENT.last_id) + 1
+    or redis.call('ZCOUNT', ENDED, '-inf', '(' .. ARGUMENT.last_at)
+end
+local found = redis.call('ZRANGE', ENDED, first, first + LOOKED_AT - 1, 'WITHSCORES')
+local ids, last = {}, nil
+for i = 1, #found, 2 do
+  if tonumber(found[i + 1]) > now - ARGUMENT.age then
+    break
+  end
+  last = i
+  if found[i] ~= '' and not found[i]:find('[^ -.0-~]') then
+    ids[#ids + 1] = found[i]
+  end
+end
+preload(STATE, ids)
+local matching, statuses, unmet = {}, {}, {}
+for _, id in ipairs(ids) do
+  local s = read(STATE, id)
+  -- A task is kept until the tasks that wait for its end were told.
+  if s and (not ARGUMENT.status or s.status == ARGUMENT.status) and not score(ENDING, id) then
+    matching[#matching + 1], statuses[#statuses + 1] = id, s.status
+    if s.after then
+      unmet[#unmet + 1] = {id = id, after = s.after, age = 0}
+    end
+  end
+end
+local goes_on = last and last + 1 == 2 * LOOKED_AT
+return cmsgpack.pack({
+  ids = matching, statuses = statuses, unmet = unmet,
+  last_id = goes_on and found[last] or nil, last_at = goes_on and tonumber(found[last + 1]) or nil,
+})

@@ -1,0 +1,94 @@
+"""Purges of a Redis: their scripts are short, and what happens beside them is not lost."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec import msgpack
+
+from leasekit.task import NewTask, Status
+from leasekit_redis import RedisBackend, purging
+from leasekit_redis.scripts import DROP, PURGE, Script
+from tests.adapters.redis.test_redis_tasks import Open, claim, held, opened, settle
+
+__all__ = ["opened"]
+
+pytestmark = pytest.mark.anyio
+
+
+async def ended(backend: RedisBackend, kind: str, count: int) -> list[str]:
+    ids = [f"{kind}-{n}" for n in range(count)]
+    await backend.schedule([NewTask(kind=kind, id=task_id) for task_id in ids])
+    await backend.cancel(ids)
+    return ids
+
+
+async def test_no_script_of_a_purge_looks_at_more_than_a_hundred_tasks(
+    opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis serves no heartbeat while a script runs."""
+    backend = opened(prefix=f"p-{kind}")
+    await ended(backend, kind, 350)
+    sizes: list[int] = []
+    run_for = backend._link.run_for
+
+    async def noted(kind: str, script: Script, argument: Any) -> Any:
+        raw = await run_for(kind, script, argument)
+        if script is PURGE:
+            sizes.append(len(msgpack.decode(raw or b"")["ids"]))
+        elif script is DROP:
+            sizes.append(len(argument["ids"]))
+        return raw
+
+    monkeypatch.setattr(backend._link, "run_for", noted)
+    assert (await backend.purge()).kinds == {kind: {"cancelled": 350}}
+    assert sizes == [100, 50, 50, 100, 50, 50, 100, 50, 50, 50, 50]
+
+
+async def test_a_purge_that_takes_long_goes_on_in_the_next_call(
+    opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(purging, "_CALL", 0.0)  # one page for each call
+    backend = opened(prefix=f"p-{kind}")
+    for name in (f"{kind}-a", f"{kind}-b"):
+        await ended(backend, name, 150)
+    for dry_run in (True, False):
+        steps = [await backend.purge(dry_run=dry_run)]
+        while steps[-1].cursor is not None:
+            steps.append(await backend.purge(dry_run=dry_run, cursor=steps[-1].cursor))
+        assert [step.kinds for step in steps] == [
+            {f"{kind}-a": {"cancelled": 100}}, {f"{kind}-a": {"cancelled": 50}},
+            {f"{kind}-b": {"cancelled": 100}}, {f"{kind}-b": {"cancelled": 50}},
+        ]  # fmt: skip
+    assert (await backend.purge()).kinds == {}
+
+
+async def test_a_purge_goes_on_behind_the_last_task_even_if_that_was_removed(opened: Open, kind: str) -> None:
+    backend = opened(prefix=f"p-{kind}")
+    ids = await ended(backend, kind, 3)
+    at = await backend._link.command("ZSCORE", backend._link.keys.one(kind, "ended"), ids[1])  # of all three
+    cursor = f"{kind}/{at:.0f}/{ids[1]}"
+    assert (await backend.purge(cursor=cursor, dry_run=True)).kinds == {kind: {"cancelled": 1}}
+    await backend._maintenance.drop(kind, [ids[1]], 0)
+    assert (await backend.purge(cursor=cursor, dry_run=True)).kinds == {kind: {"cancelled": 2}}
+
+
+async def test_a_task_that_lives_again_during_a_purge_is_kept_and_found_by_its_id(
+    opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = opened(prefix=f"p-{kind}")
+    for task_id in ("a", "b"):
+        await settle(backend, await held(backend, kind, id=task_id, max_attempts=1), "retry")
+    forget = backend._register.forget
+
+    async def redriven(ids: Sequence[str]) -> None:
+        await backend.redrive(["a"])
+        await forget(ids)
+
+    monkeypatch.setattr(backend._register, "forget", redriven)
+    assert (await backend.purge()).kinds == {kind: {"dead": 1}}
+    assert [task.id for task in await claim(backend, kind)] == ["a"]
+    found = await backend.get("a")
+    assert found is not None
+    assert found.status is Status.CLAIMED
+    assert await backend.get("b") is None

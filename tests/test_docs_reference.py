@@ -127,7 +127,7 @@ def cell(value: int | None) -> str:
 def test_the_table_of_backends_has_what_each_declares() -> None:
     ours = {url.partition("://")[0]: open_backend(url, worker="docs") for url in URLS}  # opens nothing
     capabilities = [field.name for field in dataclasses.fields(backend.Capabilities)]
-    protocols = (backend.TaskSink, backend.Scheduler, backend.WorkerDirectory, backend.Redriver)
+    protocols = (backend.TaskSink, backend.Scheduler, backend.WorkerDirectory, backend.Redriver, backend.Purger)
     rows = [
         ["", *ours],
         *([name, *(cell(getattr(one.capabilities, name)) for one in ours.values())] for name in capabilities),

@@ -16,6 +16,7 @@ COMMANDS = {
     "tasks": "List tasks, or follow them as they change.",
     "cancel": "Cancel tasks, whether they wait or run.",
     "redrive": "Make dead tasks ready again.",
+    "purge": "Remove tasks that have ended, with their results and history.",
     "workers": "List the workers that hold tasks, or were lately heard of.",
     "stats": "Count the tasks of each kind in each status.",
     "budget": "Print how the seconds of a lease add up.",

@@ -1,0 +1,91 @@
+"""`leasekit purge`: remove tasks that have ended, before their retention is over."""
+
+from collections import Counter
+from typing import Annotated
+
+import typer
+
+from leasekit.cli import options, output
+from leasekit.cli.errors import spoken
+from leasekit.cli.service import connected
+from leasekit.config import duration
+from leasekit.errors import ConfigError
+from leasekit.named import PREFIXES
+from leasekit.task import Purged, Status
+
+EXAMPLES = """\b
+Without --yes nothing is removed: the command prints what would be. A line for
+each kind and status: kind, status, count; a sentence goes to stderr. All
+names of `once` are one line. With --json, one document:
+{"kinds": {"thumbnail": {"success": 40}}}
+
+\b
+Examples:
+  leasekit purge --kind thumbnail --older-than 7d
+  leasekit purge --status dead --older-than 90d --yes
+  leasekit purge --yes --vacuum
+"""
+
+
+def _age(text: str) -> float:
+    try:
+        return duration("the age", text)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+@spoken
+def purge(
+    kind: Annotated[str | None, typer.Option("--kind", "-k", help="Only tasks of this kind.")] = None,
+    status: Annotated[Status | None, typer.Option("--status", "-s", help="Only tasks that ended like this.")] = None,
+    older_than: Annotated[
+        float, typer.Option(parser=_age, metavar="AGE", help="Only tasks that ended so long ago: seconds, 12h or 7d.")
+    ] = "0",  # type: ignore[assignment]  # typer parses it
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them. Without it they are only counted.")] = False,  # noqa: FBT002 - a flag
+    vacuum: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--vacuum", help="Then give free space of the file back to the disk (not on Redis).")
+    ] = False,
+    backend: options.Backend = options.DEFAULT_URL,
+    header: options.Header = None,
+    ca: options.Ca = None,
+    proxy: options.Proxy = None,
+    as_json: options.Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Remove tasks that have ended, with their results and history.
+
+    Tasks that wait or run are never removed. Age counts from a task's end. The service removes a few tasks at a time,
+    so heartbeats and claims go on meanwhile. Ids, dedupe keys and `once` names of removed tasks are free again.
+    """
+    if status is not None and not status.ended:
+        raise typer.BadParameter(f"a task that is {status} has not ended: it cannot be purged", param_hint="--status")
+    if vacuum and not yes:
+        raise typer.BadParameter("it goes with --yes", param_hint="--vacuum")
+    with connected(backend, options.service(header, ca, proxy)) as client:
+        purged = client.purge(kind=kind, status=status, older_than=older_than, dry_run=not yes)
+        _print(purged, as_json=as_json, removed=yes)
+        if vacuum:
+            space = client.vacuum()
+            left = f"; {space.left:,} bytes are still free in it" if space.left else ""
+            typer.echo(f"leasekit purge: the file is {space.freed:,} bytes smaller{left}", err=True)
+
+
+def _print(purged: Purged, *, as_json: bool, removed: bool) -> None:
+    if as_json:
+        output.print_json(purged)
+    else:
+        for (kind, status), count in sorted(_lines(purged).items()):
+            output.print_line([kind, status, count])
+    total = sum(sum(counts.values()) for counts in purged.kinds.values())
+    tasks = f"{total:,} task{'s' * (total != 1)}"
+    said = f"{tasks} removed" if removed else f"{tasks} would be removed" + ": --yes removes them" * bool(total)
+    typer.echo(f"leasekit purge: {said}", err=True)
+
+
+def _lines(purged: Purged) -> Counter[tuple[str, str]]:
+    """Sum up the counts of each kind and status; every name of a `once` is a kind, and they are summed up together."""
+    lines = Counter[tuple[str, str]]()
+    for kind, counts in purged.kinds.items():
+        prefix = next((prefix for prefix in PREFIXES if kind.startswith(prefix)), None)
+        for status, count in counts.items():
+            lines[kind if prefix is None else f"{prefix}*", status] += count
+    return lines

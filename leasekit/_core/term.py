@@ -68,4 +68,4 @@ class Term:
         self.retries += 1
         if self.strikes < self.heartbeats.max_failures:
             return False
-        return not self.confirmed or asked_at - self.granted_at >= self.heartbeats.strikes_from
+        return asked_at - self.granted_at >= self.heartbeats.strikes_from

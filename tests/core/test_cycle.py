@@ -762,9 +762,16 @@ def test_an_unconfirmed_lease_that_waits_and_may_be_over_wakes_nobody_before_its
     assert cycle.wake_at == 5.0
 
 
-def test_an_unconfirmed_lease_is_given_up_after_max_failures_however_young_it_is() -> None:
+def test_an_unconfirmed_lease_is_tried_as_long_as_there_may_be_time_left() -> None:
     cycle = cycle_of()
     term = unconfirmed(cycle)
+    assert fail(cycle, 9)[0] == []
+    assert term.place is cycle._waiting
+
+
+def test_an_unconfirmed_lease_that_may_be_over_is_given_up_after_max_failures() -> None:
+    cycle = cycle_of()
+    term = unconfirmed(cycle, granted_at=-1000.0)
     effects, now = fail(cycle, 3)
     assert isinstance(effects[-1], Lost)
     assert (effects[-1].term, effects[-1].reason) == (term, "strikes")

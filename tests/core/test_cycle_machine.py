@@ -193,7 +193,7 @@ class CycleMachine(RuleBasedStateMachine):
             case "failed":
                 self.strikes[term] += 1
                 silent = asked_at - self.granted[term] >= self.heartbeats.strikes_from
-                must_be_lost = self.strikes[term] >= self.heartbeats.max_failures and (silent or not was_confirmed)
+                must_be_lost = self.strikes[term] >= self.heartbeats.max_failures and silent
             case _:
                 pass
         assert is_lost == must_be_lost

@@ -110,8 +110,11 @@ def test_a_success_clears_strikes_and_retries() -> None:
     assert (term.strikes, term.retries) == (0, 0)
 
 
-def test_an_unconfirmed_lease_is_given_up_after_max_failures_whatever_its_age() -> None:
-    assert fails(term_at(confirmed=False), 0.0, 0.1, 0.2) == [False, False, True]
+def test_an_unconfirmed_lease_is_given_up_after_max_failures_once_its_time_may_be_over() -> None:
+    """A service that is away for a moment costs no task its first heartbeat: the time that is left counts."""
+    late = Heartbeats().strikes_from
+    assert fails(term_at(confirmed=False), 0.0, 0.1, 0.2, late - 1) == [False] * 4
+    assert fails(term_at(confirmed=False), late, late + 0.1, late + 0.2) == [False, False, True]
 
 
 # When a claim was granted -----------------------------------------------------------------------------------------

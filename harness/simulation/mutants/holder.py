@@ -43,7 +43,7 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "strikes-at-once": Mutant(
         "Three failed beats end a lease, however soon they come.",
-        Edit("_core.term:Term.failed", "not self.confirmed or ...", "True"),
+        Edit("_core.term:Term.failed", "asked_at - self.granted_at >= ...", "True"),
         by=Histories("outages", ["L3"]),
     ),
     "no-margin": Mutant(
@@ -54,7 +54,7 @@ HOLDER: Mapping[str, Mutant] = {
     "drift-ignored": Mutant(
         "Clocks are taken to have no drift.",
         Edit("config:Heartbeats.trust", "return ...", "return self.ttl - self.margin"),
-        by=Histories("exact", ["S2"]),
+        by=Histories("exact", ["S2"], seeds=20),
     ),
     "trust-moves-back": Mutant(
         "An older answer that comes later shortens trust.",

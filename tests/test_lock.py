@@ -98,3 +98,8 @@ def test_the_lock_says_nothing_of_where_it_was_made(lock: str) -> None:
         line for line in text(lock).splitlines() if re.match(r"\s*(-i|--index|--extra-index|--find-links)\b", line)
     ] == []
     assert [path for path in re.findall(r"# +(?:via )?(?:-[rc] )?(\S*/\S*)", text(lock)) if path.startswith("/")] == []
+
+
+def test_a_celery_worker_on_redis_has_all_that_kombu_imports() -> None:
+    """kombu[redis] pins the version of packaging, and kombu itself does not require it."""
+    assert "packaging" in {one.name for one in of_extra("celery")}

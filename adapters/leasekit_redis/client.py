@@ -7,6 +7,7 @@ heartbeats are repeated by the cycle, other calls by the client. A cluster's red
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -27,11 +28,14 @@ from leasekit_redis.keys import Keys
 from leasekit_redis.records import encode
 from leasekit_redis.scripts import Script
 
+logger = logging.getLogger("leasekit")
+
 _TIMEOUT = 10.0  # seconds for one answer
 _CONNECT = 5.0
 _SENTINEL = 1.0
 _STUCK = 1.0  # seconds after which a call that is given up is a sign that its server is gone
 _AT_ONCE = 32  # calls at the same time, each on a connection of its own
+_looked_at: set[str] = set()  # addresses whose durability was looked at: once for each process and its children
 
 
 class PubSub(Protocol):
@@ -168,6 +172,9 @@ class Link:
         session.calls += 1
         try:
             answer = await ask(session.client)
+            if str(self.address) not in _looked_at:
+                _looked_at.add(str(self.address))
+                await _warn_if_forgetful(session.client, self.address)
         except (exceptions.RedisError, asyncio.CancelledError) as error:
             if is_displaced(error) or time.monotonic() > began_at + _STUCK:
                 self._leave(session)
@@ -263,6 +270,23 @@ async def _new_client(address: Address) -> _Client:
         return cast("_Client", Redis(unix_socket_path=address.socket, db=address.db, **_client_settings(address)))
     ((host, port),) = address.hosts
     return cast("_Client", Redis(host=host, port=port, db=address.db, **_client_settings(address)))
+
+
+async def _warn_if_forgetful(client: _Client, address: Address) -> None:
+    """Log what a crash of this Redis, or full memory, would lose; nothing if this user may not read its settings."""
+    try:
+        told = cast("dict[str, Any]", await client.execute_command("INFO"))
+    except (exceptions.RedisError, OSError):
+        return
+    if told.get("aof_enabled") == 0:
+        logger.warning(
+            "%s: appendonly is off: after a crash of this Redis all tasks and leases since its last snapshot are "
+            "forgotten: set appendonly yes",
+            address,
+        )
+    policy = told.get("maxmemory_policy", "")
+    if told.get("maxmemory") and policy.startswith("allkeys"):
+        logger.warning("%s: maxmemory-policy is %s: full memory deletes tasks: set noeviction", address, policy)
 
 
 def _shard_name(cluster: RedisCluster, key: bytes) -> str:

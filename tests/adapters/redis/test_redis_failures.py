@@ -386,3 +386,45 @@ def test_a_fleet_of_handlers_runs_on_redis(server: Server, kind: str) -> None:
         ids = [scheduled.id for scheduled in client.schedule_all([NewTask(kind=kind, payload=n) for n in range(20)])]
         worker.run()
         assert [info.result for info in client.wait_tasks(*ids, timeout=60)] == [2 * n for n in range(20)]
+
+
+# Settings with which a crash, or full memory, forgets tasks ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"appendonly": "no"}, ["appendonly is off: after a crash of this Redis"]),
+        ({"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}, ["maxmemory-policy is allkeys-lru: full memory"]),
+        ({}, []),
+    ],
+)
+async def test_a_redis_that_would_forget_tasks_is_named_once_for_each_process(
+    own_server: Server,
+    settings: dict[str, str],
+    said: list[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("leasekit_redis.client._looked_at", set())
+    for name, value in settings.items():
+        own_server.ask("CONFIG", "SET", name, value)
+    for worker in ("w1", "w2"):
+        backend = connect(own_server.url, worker=worker)
+        await backend.get("any")
+        await backend.aclose()
+    assert len(caplog.records) == len(said)
+    for record, words in zip(caplog.records, said, strict=True):
+        assert (record.levelname, words in record.getMessage()) == ("WARNING", True)
+
+
+async def test_a_user_who_may_not_read_the_settings_of_redis_is_served_without_a_word(
+    own_server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasekit_redis.client._looked_at", set())
+    own_server.ask("CONFIG", "SET", "appendonly", "no")
+    own_server.ask("ACL", "SETUSER", "ann", "on", ">secret", "~*", "&*", "+@all", "-info")
+    backend = connect(own_server.url.replace("//", "//ann:secret@"), worker="w1")
+    assert await backend.get("any") is None
+    await backend.aclose()
+    assert not caplog.records

@@ -5,17 +5,22 @@
                                                            Celery delivers it again ───────── released at once
 
 A pool process runs one task at a time, so it has one note. It clears the note once it has ended its lease itself.
+
+The note says when the lease is lost unless another heartbeat is acknowledged. The kernel ends a pool process soon after
+that, even if it is stopped, or its code holds the interpreter: then the process cannot say why.
 """
 
 # pyright: basic, reportMissingTypeStubs=false
 # Celery has no type annotations.
 
 import logging
+import math
 import mmap
 import os
 import signal
 import struct
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -27,15 +32,18 @@ from celery.worker import state
 from celery.worker.request import Request
 
 import leasekit
-from leasekit import Client, LeasekitError, Task
-from leasekit.hooks import Event, Lost
+from leasekit import Client, Lease, LeasekitError, Task
+from leasekit.hooks import Event, Lost, Renewed
 from leasekit_celery.task_lease import lease_name
 
 logger = logging.getLogger("leasekit.celery")
 
 _MANY = 1024  # pool processes that have a note
 _SIZE = 1024  # bytes of a note
-_HEAD = struct.Struct("=?H")  # whether the lease was lost; the length of the rest
+_HEAD = struct.Struct("=dH")  # when the lease is lost; the length of the rest
+_MOMENT = struct.Struct("=d")
+_TOLD = 0.0  # this moment: the lease was lost, and the pool process has said why
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the kernel's timer counts by it
 REVOKED = "leasekit_revoked"  # in a request: why the task is revoked, unless a run of it is alive or has ended
 PUT_OFF = "leasekit_put_off"  # header of a message: how often it was put off
 _PATIENCE = 2.0  # seconds for which the main process waits for an answer, in which it does nothing else
@@ -58,40 +66,50 @@ class Notes:
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _MANY * _SIZE)
-        self._token = ""
+        self._held: Lease | None = None  # of this process
 
-    def write(self, task: Task) -> None:
-        """Note that this pool process holds the lease of `task`."""
+    def write(self, held: Lease) -> None:
+        """Note that this pool process holds this lease."""
+        task = held.task
         data = msgspec.json.encode(_Note(os.getpid(), task.id, task.token, task.ttl))
         if (at := self._own()) is not None and len(data) <= _SIZE - _HEAD.size:
             self._memory[at + _HEAD.size : at + _HEAD.size + len(data)] = data
-            _HEAD.pack_into(self._memory, at, 0, len(data))
-            self._token = task.token
+            _HEAD.pack_into(self._memory, at, _lost_at(held), len(data))
+            self._held = held
 
     def clear(self) -> None:
         """Remove the note of this pool process: its lease has ended."""
-        self._token = ""
+        self._held = None
         if (at := self._own()) is not None:
-            _HEAD.pack_into(self._memory, at, 0, 0)
+            _HEAD.pack_into(self._memory, at, _TOLD, 0)
 
     def hear(self, event: Event) -> None:
-        """Note that the lease of this pool process was lost: a hook of its client."""
-        if isinstance(event, Lost) and event.token == self._token and (at := self._own()) is not None:
-            self._memory[at] = True
+        """Note when the lease of this pool process is lost: a hook of its client."""
+        held, at = self._held, self._own()
+        if held is None or at is None:
+            return
+        if isinstance(event, Renewed) and held.task.id in event.task_ids:
+            _MOMENT.pack_into(self._memory, at, _lost_at(held))
+        elif isinstance(event, Lost) and event.token == held.task.token:
+            _MOMENT.pack_into(self._memory, at, _TOLD)
 
-    def find(self, pid: int | None, task_id: str) -> tuple[_Note, bool] | None:
-        """Return what a pool process has noted of the lease of this task, and whether that was lost."""
+    def find(self, pid: int | None, task_id: str) -> tuple[_Note, float] | None:
+        """Return what a pool process has noted of the lease of this task, and when that is lost."""
         for at in range(0, _MANY * _SIZE, _SIZE):
-            lost, length = _HEAD.unpack_from(self._memory, at)
+            lost_at, length = _HEAD.unpack_from(self._memory, at)
             if length:
                 note = msgspec.json.decode(self._memory[at + _HEAD.size : at + _HEAD.size + length], type=_Note)
                 if (note.pid, note.task_id) == (pid, task_id):
-                    return note, lost
+                    return note, lost_at
         return None
 
     def _own(self) -> int | None:
         index = getattr(current_process(), "index", _MANY)
         return index * _SIZE if index < _MANY else None
+
+
+def _lost_at(held: Lease) -> float:
+    return time.clock_gettime(_CLOCK) + held.remaining()
 
 
 notes: Notes | None = None  # only in a prefork worker: in its main process, and in its pool processes
@@ -144,15 +162,18 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
     def on_failure(self, exc_info: Any, *, return_ok: bool = False, **options: Any) -> Any:
         """Deal with a failure as Celery does, and end the lease in the same way if its pool process cannot."""
         if not return_ok and notes is not None:  # else the pool process has reported the failure, and ended its lease
-            self._note, lost = self._find_note() or (None, False)
+            self._note, lost_at = self._find_note() or (None, math.inf)
             error = getattr(exc_info.exception, "exc", exc_info.exception)  # it may be wrapped
             if isinstance(error, TimeLimitExceeded) and self._waits_for_lease():
                 logger.warning("task %s is delivered again: its time limit was over before it had a lease", self.id)
                 exc_info = _rejection("it has no lease")
             self._is_dead = not isinstance(error, TimeLimitExceeded)  # at a time limit it is killed just after this
-            if lost and self.task.acks_late and isinstance(error, WorkerLostError):
-                logger.warning("task %s is delivered again: its lease was lost, and its process ended", self.id)
-                exc_info = _rejection("its lease was lost")
+            if isinstance(error, WorkerLostError) and (why := self._explain_loss(lost_at)) is not None:
+                what = "is delivered again" if self.task.acks_late else "has failed"
+                logger.warning("task %s %s: %s", self.id, what, why)
+                self._note = None  # the lease is no longer this worker's
+                if self.task.acks_late:
+                    exc_info = _rejection("its lease was lost")
         try:
             return super().on_failure(exc_info, return_ok=return_ok, **options)
         finally:
@@ -168,9 +189,28 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
         """Return whether the task has not begun, for lack of a lease, and its message can be delivered again."""
         return notes is not None and self.task.leased and self.task.acks_late and self._find_note() is None
 
-    def _find_note(self) -> tuple[_Note, bool] | None:
+    def _find_note(self) -> tuple[_Note, float] | None:
         assert notes is not None  # noqa: S101 - callers look
         return notes.find(self.worker_pid or 0, f"once:{lease_name(self.id)}")
+
+    def _explain_loss(self, lost_at: float) -> str | None:
+        """Return why the pool process was ended, if the lease was lost by then; else None."""
+        if self._note is None:
+            return None
+        ended = "its process was ended by leasekit, because" if self.task.kills_lost else "its process has ended, and"
+        if lost_at == _TOLD:
+            return f"{ended} its lease was lost"
+        heartbeats = self.task.app.Task.leases.heartbeats.for_ttl(self._note.ttl)
+        if self._found_dead_at() < lost_at + heartbeats.grace:  # before that, no timer ends a process
+            return None
+        silence = f"no heartbeat was acknowledged for {heartbeats.trust:.0f} s"
+        return f"{ended} {silence} (the process was stopped, or code held the interpreter)"
+
+    def _found_dead_at(self) -> float:
+        """Return when Celery saw that the process was dead: within 5 s. Without an event loop it waits 10 s more."""
+        job: Any = self._apply_result and self._apply_result()
+        found = getattr(job, "_worker_lost", None)
+        return time.clock_gettime(_CLOCK) - (time.monotonic() - found[0] if found else 0.0)
 
     def acknowledge(self) -> None:
         """Acknowledge the message; the lease of a killed run is settled."""

@@ -33,6 +33,7 @@ import leasekit
 from leasekit import AlreadyDone, Client, ConfigError, Fatal, Lease, LeasekitError, LeaseLost, NotGranted
 from leasekit_celery import children
 from leasekit_celery.children import PUT_OFF, REVOKED, LeasedRequest, end_process
+from leasekit_celery.outage import Outage
 from leasekit_celery.task_lease import TaskLease, current, lease_name
 
 logger = logging.getLogger("leasekit.celery")
@@ -80,8 +81,8 @@ def install(
         request = type("Request", (LeasedRequest, request), {})
     client = _client(url, ttl)
     client.check_names()
-    options = {"leases": client, "kills_lost": on_lost == "kill", "leased": leased, "Request": request}
-    app.task_cls = type("Leased", bases, {"abstract": True, **options})
+    options = {"leases": client, "outage": Outage(), "kills_lost": on_lost == "kill", "leased": leased}
+    app.task_cls = type("Leased", bases, {"abstract": True, "Request": request, **options})
     vars(app).pop("Task", None)  # cached from the former class
 
 
@@ -95,8 +96,8 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
     """Whether the task has leases: `@app.task(leased=False)` has none."""
     kills_lost: bool
     """Whether a pool process is ended when the lease of its task is lost."""
-    has_outage = False
-    """Whether the service of the leases did not answer this process when it was asked last; kept by the app's class."""
+    outage: Outage
+    """Whether the service of the leases answered this worker when it was asked last."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task: under its lease if a worker calls it, without a lease if it is called like a function."""
@@ -104,6 +105,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         if not self.leased or request.called_directly or request.is_eager or hasattr(request, _RUN):
             return super().__call__(*args, **kwargs)
         self._enter_lease(request, sys.exception())
+        _log_earlier_runs(request, getattr(request, _RUN).held)
         if request.headers and request.headers.pop(PUT_OFF, None):  # a retry of this run was not put off
             request.delivery_info = {**(request.delivery_info or {}), "redelivered": True}
         try:
@@ -160,12 +162,11 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
 
         `outer`: the exception that was handled when the task began.
         """
-        follows = request.retries or request.replaced_task_nesting
-        once = self.app.Task.leases.once(lease_name(request.id), wait=_HANDED_ON if follows else 0)
+        once = self.app.Task.leases.once(lease_name(request.id), wait=_HANDED_ON if _follows(request) else 0)
         held: Lease | None = None
         try:
             held = leasekit.lease(once).__enter__()
-            self.app.Task.has_outage = False
+            self.app.Task.outage.ends()
             self._check_attempt(held, request)
             if REVOKED in vars(request):
                 self._end_revoked(held, request)
@@ -179,20 +180,19 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             self._put_off(request, "it has no lease", first=1.0)
             raise Ignore from None
         except AlreadyDone:
-            self.app.Task.has_outage = False
+            self.app.Task.outage.ends()
             logger.info("task %s was delivered again, and had ended: acknowledged without running", request.id)
             raise Ignore from None
         except NotGranted as refused:
-            self.app.Task.has_outage = False
+            self.app.Task.outage.ends()
             if refused.ended is not None:
                 self._revoke(request, str(refused))
             else:
-                self._put_off(request, "it was delivered again while it runs")
+                self._put_off(request, "another run has its lease")
             raise Ignore from None
         except LeasekitError as error:
             # One warning for each outage: a backlog of a thousand messages would repeat it a thousand times.
-            level = logging.DEBUG if self.app.Task.has_outage else logging.WARNING
-            self.app.Task.has_outage = True
+            level = logging.WARNING if self.app.Task.outage.begins() else logging.DEBUG
             logger.log(level, "the lease of task %s cannot be obtained: %s", request.id, error)
             self._put_off(request, "it has no lease", first=1.0, level=min(level, logging.INFO))
             raise Ignore from None
@@ -278,9 +278,23 @@ def _sending_options(request: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def _follows(request: Any) -> bool:
+    """Return whether the task's last run has sent this message in its own place."""
+    return bool(request.retries or request.replaced_task_nesting)
+
+
 def _number(request: Any) -> list[int]:
     """Return the number of the attempt that a message asks for; the numbers of one task grow."""
     return [request.replaced_task_nesting or 0, request.retries or 0]
+
+
+def _log_earlier_runs(request: Any, held: Lease) -> None:
+    """Log that this run follows runs that have not reported an end, or were given back by other than a retry."""
+    if held.attempt > 1:
+        why = "the attempt before has died without a report"
+        logger.info("task %s runs again, as attempt %d: %s", request.id, held.attempt, why)
+    elif held.fence > 1 and not _follows(request):
+        logger.info("task %s goes on: its last run was given back", request.id)
 
 
 class _Run:
@@ -291,7 +305,7 @@ class _Run:
         self.lease = TaskLease(held)
         self.outer = outer  # the exception that was handled when the task began
         if children.notes is not None:
-            children.notes.write(held.task)
+            children.notes.write(held)
 
     def leave(self, error: BaseException | None) -> None:
         """Leave the lease. Its note is cleared after that: until then another process must be able to end it."""
@@ -366,6 +380,7 @@ def _look_at_service(instance: Any, **_: Any) -> None:
         with leasekit.connect(leases.url, retry_for=1) as client:
             client.get("leasekit")  # any id does
     except LeasekitError as error:
+        instance.app.Task.outage.begins(before_tasks=True)
         logger.warning("no task runs before the service of the leases answers (%s): %s", where, error)
     else:
         logger.info("tasks run under leases (%s)", where)

@@ -23,7 +23,7 @@ from tests.adapters.brokers.conftest import SERVICES_WITHOUT_NAMES, Leases
 from tests.waiting import eventually
 
 SHOP = """
-import os, pathlib, signal, time
+import os, pathlib, re, signal, time
 import celery
 {imports}
 
@@ -85,6 +85,17 @@ def killed(self, seconds):
     say("begin", self)
     if len(LOG.read_text().splitlines()) == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    say("end", self)
+
+
+@app.task(shared=False, bind=True, acks_late=True)
+def silent(self, how):
+    say("begin", self)
+    if len(LOG.read_text().splitlines()) == 1:
+        if how == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            re.match("(a+)+$", "a" * 40 + "b")  # holds the interpreter for hours
     say("end", self)
 """
 
@@ -284,6 +295,24 @@ def test_a_run_whose_lease_is_lost_is_ended_before_another_begins(
         eventually(lambda: not Path(f"/proc/{first}").exists())
     eventually(lambda: app.count("begin", task) == 2)
     assert app.count("end", task) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's timer is Linux's")
+@pytest.mark.parametrize("how", ["stopped", "holds the interpreter"])
+def test_a_task_whose_process_could_not_send_heartbeats_runs_again_and_the_log_says_why(
+    shop: Shops, workers: Workers, tmp_path: Path, how: str
+) -> None:
+    app = shop("silent")
+    workers("silent")
+    task = app.send("silent", how)
+    eventually(lambda: app.count("end", task))
+    assert app.count("begin", task) == 2
+    lines = (tmp_path / "silent.log").read_text().splitlines()
+    warnings = [line.partition("] ")[2] for line in lines if ": WARNING/MainProcess] " in line and task in line]
+    why = "no heartbeat was acknowledged for 5 s (the process was stopped, or code held the interpreter)"
+    assert warnings == [f"task {task} is delivered again: its process was ended by leasekit, because {why}"]
+    assert any(f"task {task} runs again, as attempt 2: " in line for line in lines)
 
 
 def test_a_task_that_is_called_like_a_function_needs_no_lease(shop: Shops) -> None:

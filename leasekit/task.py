@@ -368,6 +368,8 @@ class TaskInfo(_Discreet, frozen=True, kw_only=True):
     """The name of the current or last holder."""
     lease_until: datetime | None = None
     """When the lease ends if no heartbeat renews it; None: there is none, or the service does not say."""
+    cancel_requested: bool = False
+    """Whether the holder is asked to stop; in a listing, Redis does not say."""
     history: list[HistoryEntry] = []
     """The runs of the task as they ended, and its redrives."""
     reason: str | None = None

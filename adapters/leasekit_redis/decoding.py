@@ -107,6 +107,7 @@ def info(row: Row, kind: str) -> TaskInfo:
             error=_value(last.error if last else None),
             worker=state.worker,
             lease_until=None if row.lease_until is None else moment(row.lease_until),
+            cancel_requested=bool(row.cancel_requested),
             history=[_entry(run) for run in row.runs],
             reason=state.reason or _waiting_reason(state),
         )

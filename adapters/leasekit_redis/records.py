@@ -131,6 +131,7 @@ class Row(Struct):
     progress: str | None = None
     runs: list[Past] = []
     lease_until: int | None = None
+    cancel_requested: bool | None = None
 
 
 class Rows(Struct):

@@ -17,7 +17,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "leasekit":
             raise
-        sys.exit(f"leasekit: the command line needs {error.name!r}: pip install 'leasekit[cli]'")
+        sys.exit(f"leasekit: the command line needs {error.name!r}: pip install '/path/to/leasekit[cli]'")
     try:
         try:
             app(prog_name="leasekit")

@@ -41,7 +41,7 @@ def serve(
         # Imported here, because the other commands need neither the server nor its libraries.
         from leasekit.server.http import app
     except ModuleNotFoundError as error:
-        fail("serve", f"the server needs {error.name!r}: pip install 'leasekit[server]'")
+        fail("serve", f"the server needs {error.name!r}: pip install '/path/to/leasekit[server]'")
     finally:
         gc.enable()
     try:

@@ -119,6 +119,7 @@ class _Task:
             "collection": task.collection, "attempt": task.attempt, "crashes": task.crashes, "fence": task.fence,
             "at": output.moment(task.at), "worker": task.worker,
             "lease_until": task.lease_until and output.moment(task.lease_until),
+            "cancel_requested": "yes" if task.cancel_requested else None,
             "payload": output.compact(task.payload), "progress": output.compact(task.progress),
             "result": output.compact(task.result),
             "error": output.compact(last_error(task)), "reason": task.reason,
@@ -199,7 +200,9 @@ class _Overview:
 
 
 def last_error(task: TaskInfo) -> Any:
-    """Return the error of the last run that has one: a run that has expired has none."""
+    """Return the error of the last run that has one (a run that has expired has none), unless it ended as a success."""
+    if task.status is Status.SUCCESS:
+        return None
     return next((run.error for run in reversed(task.history) if run.error is not None), task.error)
 
 

@@ -105,6 +105,26 @@ def test_each_failed_run_is_shown_with_its_error_wrapped_below_it(client: Client
         assert f"ValueError: {words} of {number}" in " ".join(line.strip() for line in lines[begin:end])
 
 
+def test_a_success_is_shown_without_the_error_of_a_run_before(run: Run, client: Client) -> None:
+    client.schedule("k", id="again")
+    for task, retries in zip(client.tasks("k"), (True, False), strict=False):
+        with leasekit.lease(task) as held:
+            held.fail({"type": "ValueError", "message": "oops"}, retry=0.0) if retries else held.complete(1)
+        if not retries:
+            break
+    facts = dict(line.split("\t")[:2] for line in run("status", "again").stdout.splitlines())
+    assert (facts["status"], "error" in facts) == ("success", False)
+
+
+def test_a_running_task_whose_cancel_is_requested_says_so(run: Run, client: Client) -> None:
+    client.schedule("k", id="held")
+    with leasekit.lease(next(client.tasks("k"))) as held:
+        assert "cancel_requested" not in run("status", "held").stdout
+        client.cancel("held")
+        assert "cancel_requested\tyes\n" in run("status", "held").stdout
+        held.complete()
+
+
 def test_a_task_whose_worker_may_be_dead_shows_the_end_of_its_lease(run: Run, client: Client) -> None:
     client.schedule("k", id="held", claim_timeout=600)
     task = next(client.tasks("k"))

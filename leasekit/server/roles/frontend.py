@@ -261,6 +261,7 @@ def _info(
         result=_raw(last.result if last else None, "result", damage),
         error=_raw(last.error if last else None, "error", damage),
         worker=row.owner or (last.worker if last and last.outcome != REDRIVEN else None),
+        cancel_requested=row.cancel_requested,
         history=[_history_entry(run, damage) for run in runs] if history else [],
         reason=row.reason,
     )

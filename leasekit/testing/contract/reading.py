@@ -22,6 +22,14 @@ class Reading(SchedulerBase):
         await self.settle(backend, task)
         assert (await self.info(backend, task.id)).lease_until is None
 
+    async def test_a_cancel_is_shown_while_the_holder_is_asked_to_stop(self, backend: Service, kind: str) -> None:
+        task = await self.held(backend, kind)
+        assert not (await self.info(backend, task.id)).cancel_requested
+        await backend.cancel([task.id])
+        assert (await self.info(backend, task.id)).cancel_requested
+        await self.settle(backend, task)
+        assert not (await self.info(backend, task.id)).cancel_requested
+
     async def test_a_listing_goes_on_where_it_ended(self, backend: Service, kind: str) -> None:
         ids = [f"{kind}-{n}" for n in range(5)]
         for task_id in ids:

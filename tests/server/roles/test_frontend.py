@@ -259,6 +259,7 @@ async def test_a_task_can_be_read_whole(bench: Bench) -> None:
         "error": None,
         "worker": "w",
         "lease_until": None,
+        "cancel_requested": False,
         "reason": None,
     }
     assert [(run["fence"], run["outcome"], run["at"], run["worker"]) for run in history] == [

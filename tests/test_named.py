@@ -86,6 +86,16 @@ def test_what_says_that_it_failed_may_be_run_again_at_once_on_every_service(serv
         pytest.fail("it was granted before its time")
 
 
+def test_a_service_that_does_not_answer_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leasekit._driver.retrying._ANSWER", 0.1)
+    faulty = Faulty(MemoryBackend(MemoryService(), worker="w"))
+    with Client(faulty) as client:
+        faulty.always("schedule", faults.hang)
+        with pytest.raises(Unavailable, match=r"no answer within 0\.1 s"), client.once("x"):
+            pytest.fail("it was granted")
+        faulty.clear()
+
+
 @pytest.mark.parametrize("call", ["schedule", "claim"])
 @pytest.mark.parametrize("wait", [0, 0.5])
 def test_a_service_that_is_away_is_waited_for_no_longer_than_the_name(call: str, wait: float) -> None:

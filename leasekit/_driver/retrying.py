@@ -17,6 +17,7 @@ T = TypeVar("T")
 Item = TypeVar("Item", Beat, Settlement)
 _LONGEST_WAIT = 5.0
 _RETRY_FOR = 30.0  # seconds for which calls of users are repeated while the service is away
+_ANSWER = 5.0  # seconds that a service has for its answer where the caller waits for a shorter time
 _jittered = tenacity.wait_random_exponential(multiplier=0.2, max=_LONGEST_WAIT)
 
 
@@ -103,7 +104,8 @@ async def repeat_until_answered(
     call: Callable[[], Coroutine[Any, Any, T]], retry_for: float | None, at_most: float | None = None
 ) -> T:
     """Repeat a call of a user for `retry_for` seconds (None: 30), and for no more than `at_most`."""
-    for_at_most = _RETRY_FOR if retry_for is None else retry_for
+    for_at_most, within = _RETRY_FOR if retry_for is None else retry_for, _RETRY_FOR
     if at_most is not None:
         for_at_most = min(for_at_most, at_most)
-    return await call_until(lambda: call_once(call, within=_RETRY_FOR), for_at_most=for_at_most)
+        within = max(_ANSWER, for_at_most)
+    return await call_until(lambda: call_once(call, within=within), for_at_most=for_at_most)

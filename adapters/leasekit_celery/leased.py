@@ -18,6 +18,7 @@ main process reports the end of a run that cannot report it itself (`children.py
 # Celery has no type annotations.
 
 import logging
+import math
 import sys
 from contextlib import suppress
 from typing import Any, Literal, NoReturn, cast
@@ -31,6 +32,7 @@ from kombu.serialization import registry
 
 import leasekit
 from leasekit import AlreadyDone, Client, ConfigError, Fatal, Lease, LeasekitError, LeaseLost, NotGranted
+from leasekit.registry import open_backend
 from leasekit_celery import children
 from leasekit_celery.children import PUT_OFF, REVOKED, LeasedRequest, end_process
 from leasekit_celery.outage import Outage
@@ -241,10 +243,9 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         The delay grows with each copy. A message that is rejected instead is delivered again at once, and again and
         again. That happens only if the broker does not accept the copy.
         """
-        options: dict[str, Any] = self.app.conf.broker_transport_options or {}
         before = int((request.headers or {}).get(PUT_OFF, 0))
         # If the ETA were later than the visibility timeout, the broker would deliver one more copy each time.
-        most = min(_LATEST, float(options.get("visibility_timeout", _VISIBILITY)) / 2)
+        most = min(_LATEST, _visibility_timeout(self.app) / 2)
         delay = min(first * 2.0 ** min(before, 10), most)
         shown = {name: value for name in _SHOWN if (value := getattr(request, name, None)) is not None}
         sent = _sending_options(request)
@@ -374,6 +375,7 @@ def _look_at_service(instance: Any, **_: Any) -> None:
         return
     _name_tasks_without_leases(instance.app)
     leases = instance.app.Task.leases
+    _compare_retention(instance.app, leases)
     where = f"{leases!r}, ttl {leases.heartbeats.ttl:g} s"
     try:
         # A client of its own: it leaves no thread in a process that will fork.
@@ -384,6 +386,23 @@ def _look_at_service(instance: Any, **_: Any) -> None:
         logger.warning("no task runs before the service of the leases answers (%s): %s", where, error)
     else:
         logger.info("tasks run under leases (%s)", where)
+
+
+def _visibility_timeout(app: Celery) -> float:
+    return float((app.conf.broker_transport_options or {}).get("visibility_timeout", _VISIBILITY))
+
+
+def _compare_retention(app: Celery, leases: Client) -> None:
+    """Log that ended tasks may be forgotten before the last copies of their messages have come."""
+    backend = open_backend(leases.url, worker=leases.worker) if leases.url else None  # it opens no connection
+    retention, visibility = getattr(backend, "retention", math.inf), _visibility_timeout(app)
+    if retention <= visibility:
+        logger.warning(
+            "an ended task is remembered for %g s, and the broker may deliver it again after %g s (visibility_timeout)"
+            ": such a copy runs: choose retention=… in the URL of the leases longer than that, plus your longest ETA",
+            retention,
+            visibility,
+        )
 
 
 def _name_tasks_without_leases(app: Celery) -> None:

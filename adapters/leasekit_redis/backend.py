@@ -75,6 +75,8 @@ class RedisBackend:
     capabilities = Capabilities(max_batch=MAX_BATCH, max_claim=MAX_BATCH, dependencies=True)
 
     def __init__(self, address: Address, *, worker: str, chance: random.Random | None = None) -> None:
+        self.retention = address.retention
+        """Seconds for which ended tasks are kept."""
         self._worker = worker
         self._link = link = Link(address)
         self._clocks = clocks = Clocks(is_one=not address.is_cluster, stepped=self._prolong_leases)

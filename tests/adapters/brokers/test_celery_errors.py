@@ -661,3 +661,29 @@ def test_to_install_it_a_second_time_does_no_harm(traced: Traced) -> None:
     leasekit_celery.install(again, "memory://")
     leasekit_celery.install(again, "memory://")
     assert issubclass(again.Task, leasekit_celery.LeasedTask)
+
+
+# What a worker says when it starts
+
+
+@pytest.mark.parametrize(
+    ("url", "visibility", "said"),
+    [
+        ("redis://127.0.0.1:9?retention=5m", 300, "300 s, and the broker may deliver it again after 300"),
+        ("redis://127.0.0.1:9?retention=30m", None, "1800 s, and the broker may deliver it again after 3600"),
+        ("redis://127.0.0.1:9?retention=5m", 60, ""),
+        ("redis://127.0.0.1:9", None, ""),
+        ("http://127.0.0.1:9", None, ""),
+    ],
+)
+def test_a_retention_that_is_too_short_for_the_broker_is_named_when_a_worker_starts(
+    url: str, visibility: int | None, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = celery.Celery("shop", broker="memory://", backend=None)
+    app.conf.broker_transport_options = {} if visibility is None else {"visibility_timeout": visibility}
+    leasekit_celery.install(app, url)
+    signals.celeryd_after_setup.send(sender="w", instance=SimpleNamespace(app=app), conf=app.conf)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings.pop().startswith("no task runs before the service of the leases answers")
+    assert said in "".join(warnings)
+    assert bool(warnings) is bool(said)

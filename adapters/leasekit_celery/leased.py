@@ -107,7 +107,6 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         if not self.leased or request.called_directly or request.is_eager or hasattr(request, _RUN):
             return super().__call__(*args, **kwargs)
         self._enter_lease(request, sys.exception())
-        _log_earlier_runs(request, getattr(request, _RUN).held)
         if request.headers and request.headers.pop(PUT_OFF, None):  # a retry of this run was not put off
             request.delivery_info = {**(request.delivery_info or {}), "redelivered": True}
         try:
@@ -172,6 +171,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             self._check_attempt(held, request)
             if REVOKED in vars(request):
                 self._end_revoked(held, request)
+            _log_earlier_runs(request, held)
             setattr(request, _RUN, _Run(held, outer))
         except SoftTimeLimitExceeded as limit:
             # A lease that nothing refers to is released at once; the traceback has it too if it was just granted.

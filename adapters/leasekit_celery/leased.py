@@ -163,7 +163,8 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
 
         `outer`: the exception that was handled when the task began.
         """
-        once = self.app.Task.leases.once(lease_name(request.id), wait=_HANDED_ON if _follows(request) else 0)
+        follows = request.retries or request.replaced_task_nesting
+        once = self.app.Task.leases.once(lease_name(request.id), wait=_HANDED_ON if follows else 0)
         held: Lease | None = None
         try:
             held = leasekit.lease(once).__enter__()
@@ -171,7 +172,9 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             self._check_attempt(held, request)
             if REVOKED in vars(request):
                 self._end_revoked(held, request)
-            _log_earlier_runs(request, held)
+            if held.attempt > 1:  # what gives a lease back, as a retry does, does not count
+                why = "the attempt before has died without a report"
+                logger.info("task %s runs again, as attempt %d: %s", request.id, held.attempt, why)
             setattr(request, _RUN, _Run(held, outer))
         except SoftTimeLimitExceeded as limit:
             # A lease that nothing refers to is released at once; the traceback has it too if it was just granted.
@@ -279,23 +282,9 @@ def _sending_options(request: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _follows(request: Any) -> bool:
-    """Return whether the task's last run has sent this message in its own place."""
-    return bool(request.retries or request.replaced_task_nesting)
-
-
 def _number(request: Any) -> list[int]:
     """Return the number of the attempt that a message asks for; the numbers of one task grow."""
     return [request.replaced_task_nesting or 0, request.retries or 0]
-
-
-def _log_earlier_runs(request: Any, held: Lease) -> None:
-    """Log that this run follows runs that have not reported an end, or were given back by other than a retry."""
-    if held.attempt > 1:
-        why = "the attempt before has died without a report"
-        logger.info("task %s runs again, as attempt %d: %s", request.id, held.attempt, why)
-    elif held.fence > 1 and not _follows(request):
-        logger.info("task %s goes on: its last run was given back", request.id)
 
 
 class _Run:

@@ -92,8 +92,8 @@ def killed(self, seconds):
 def silent(self, how):
     say("begin", self)
     if len(LOG.read_text().splitlines()) == 1:
-        if how == "stopped":
-            os.kill(os.getpid(), signal.SIGSTOP)
+        if how in ("SIGSTOP", "SIGKILL"):
+            os.kill(os.getpid(), signal.Signals[how])
         else:
             re.match("(a+)+$", "a" * 40 + "b")  # holds the interpreter for hours
     say("end", self)
@@ -282,6 +282,20 @@ def test_the_lease_of_a_killed_pool_process_does_not_keep_its_task_waiting(shop:
     assert app.count("begin", task) == 2
 
 
+def test_a_task_whose_process_something_else_has_killed_has_failed_unless_celery_delivers_it_again(
+    shop: Shops, workers: Workers, tmp_path: Path
+) -> None:
+    app = shop("shot", ttl=600)
+    workers("shot")
+    task = app.send("silent", "SIGKILL")
+    log = tmp_path / "shot.log"
+    eventually(lambda: "WorkerLostError" in log.read_text())
+    app.send("silent", "SIGKILL", again=task)
+    eventually(lambda: f"{task} was delivered again, and had ended" in log.read_text())
+    assert app.count("begin", task) == 1
+    assert "was ended by leasekit" not in log.read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's timer is Linux's")
 def test_a_run_whose_lease_is_lost_is_ended_before_another_begins(
@@ -299,7 +313,7 @@ def test_a_run_whose_lease_is_lost_is_ended_before_another_begins(
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's timer is Linux's")
-@pytest.mark.parametrize("how", ["stopped", "holds the interpreter"])
+@pytest.mark.parametrize("how", ["SIGSTOP", "holds the interpreter"])
 def test_a_task_whose_process_could_not_send_heartbeats_runs_again_and_the_log_says_why(
     shop: Shops, workers: Workers, tmp_path: Path, how: str
 ) -> None:

@@ -62,7 +62,13 @@ class Purging:
     async def _page(self, wanted: PurgeRequest, place: _Place) -> tuple[list[str], _Place | None]:
         """Remove a page of tasks; return how they had ended, and where the next page begins."""
         age = round(1000 * wanted.older_than)
-        argument = {"age": age, "status": wanted.status, "last_id": place.last_id, "last_at": place.last_at}
+        argument = {
+            "age": age,
+            "dry_run": wanted.dry_run,
+            "status": wanted.status,
+            "last_id": place.last_id,
+            "last_at": place.last_at,
+        }
         given = {name: value for name, value in argument.items() if value is not None}
         page: Purgeable = decode(await self._link.run_for(place.kind, PURGE, given), _PAGE)
         after = None if page.last_id is None else _Place(place.kind, page.last_at, page.last_id)

@@ -325,6 +325,14 @@ local function wait_no_longer(id, s)
   end
 end
 
+-- In ENDED, in place of the time of its end: a purge has chosen the task, and it cannot live again.
+local CHOSEN = 0
+
+-- Whether so many milliseconds have passed since then.
+local function is_over(since, age)
+  return since <= math.max(CHOSEN, now - age)
+end
+
 -- Since when a name has been free and not been asked for; nil or false if it is not free.
 local function free_since(id)
   local s = read(STATE, id)

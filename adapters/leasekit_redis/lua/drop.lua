@@ -9,7 +9,7 @@ local statuses, kept = {}, {}
 for _, id in ipairs(ARGUMENT.ids) do
   local since = score(DAMAGED, id) or not ARGUMENT.is_damaged and score(ENDED, id)
     or ARGUMENT.is_name and free_since(id)
-  if since and since <= now - ARGUMENT.retention then
+  if since and is_over(since, ARGUMENT.retention) then
     -- Of a damaged task everything that can be found is deleted.
     local s = read(STATE, id) or {fence = KEPT_RUNS, status = score(DAMAGED, id) and 'damaged' or nil}
     broken[id] = nil

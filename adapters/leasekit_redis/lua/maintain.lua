@@ -72,7 +72,7 @@ for _, id in ipairs(ending) do
   place(ENDING, id, now)
 end
 local old = {}
-local ended = redis.call('ZRANGEBYSCORE', ENDED, '-inf', now - ARGUMENT.retention, 'LIMIT', 0, OLD)
+local ended = redis.call('ZRANGEBYSCORE', ENDED, '-inf', math.max(CHOSEN, now - ARGUMENT.retention), 'LIMIT', 0, OLD)
 for _, id in ipairs(names(ENDED, ended)) do
   if not score(ENDING, id) then -- a task is kept until the tasks that wait for its end were told
     old[#old + 1] = id

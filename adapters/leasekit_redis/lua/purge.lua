@@ -1,9 +1,13 @@
--- Find ended tasks, the longest ended first; `drop` removes them. Takes {age, status?, last_id?, last_at?}: the least
--- time since their end in milliseconds, and the last task of the page before. Gives {ids, statuses, unmet, last_id?,
--- last_at?}: the tasks that match, how each has ended, those of them that waited {id, after}, and where the next page
--- begins; the latter is absent on the last page. Damaged tasks are left out.
+-- Choose ended tasks, the longest ended first; `drop` removes them, and no redrive takes them from here on. Takes {age,
+-- dry_run, status?, last_id?, last_at?}: the least time since their end in milliseconds, and the last task of the page
+-- before. Gives {ids, statuses, unmet, last_id?, last_at?}: the tasks that match, how each has ended, those of them that
+-- waited {id, after}, and where the next page begins; the latter is absent on the last page. Damaged tasks are left out.
 
-refuse_at_replica()
+if ARGUMENT.dry_run then
+  refuse_at_replica()
+else
+  outrank_full_memory()
+end
 
 local LOOKED_AT = 100 -- tasks read by one script, because Redis serves no other client meanwhile
 
@@ -17,7 +21,7 @@ end
 local found = redis.call('ZRANGE', ENDED, first, first + LOOKED_AT - 1, 'WITHSCORES')
 local ids, last = {}, nil
 for i = 1, #found, 2 do
-  if tonumber(found[i + 1]) > now - ARGUMENT.age then
+  if not is_over(tonumber(found[i + 1]), ARGUMENT.age) then
     break
   end
   last = i
@@ -35,10 +39,14 @@ for _, id in ipairs(ids) do
     if s.after then
       unmet[#unmet + 1] = {id = id, after = s.after, age = 0}
     end
+    if not ARGUMENT.dry_run then
+      place(ENDED, id, CHOSEN)
+    end
   end
 end
 local goes_on = last and last + 1 == 2 * LOOKED_AT
-return cmsgpack.pack({
+local reply = {
   ids = matching, statuses = statuses, unmet = unmet,
   last_id = goes_on and found[last] or nil, last_at = goes_on and tonumber(found[last + 1]) or nil,
-})
+}
+return ARGUMENT.dry_run and cmsgpack.pack(reply) or answer(reply)

@@ -64,8 +64,8 @@ for i, id in ipairs(ARGUMENT.ids) do
   if not s and score(ALL, id) then
     need(id)
   end
-  -- A task that was kept long enough may be deleted by another client at any moment.
-  local is_kept = s and (score(ENDED, id) or now) > now - ARGUMENT.retention
+  -- A task that was kept long enough, or that a purge has chosen, may be deleted by another client at any moment.
+  local is_kept = s and not is_over(score(ENDED, id) or now, ARGUMENT.retention)
   local why = is_kept and s.redriven ~= ARGUMENT.redrive_id and why_not(id, s)
   if broken[id] then
     words[i] = 'its record is damaged (' .. broken[id] .. '): it is set aside'

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec import msgpack
 
+from leasekit.errors import Unavailable
 from leasekit.task import NewTask, Status
 from leasekit_redis import RedisBackend, purging
 from leasekit_redis.scripts import DROP, PURGE, Script
@@ -73,19 +74,43 @@ async def test_a_purge_goes_on_behind_the_last_task_even_if_that_was_removed(ope
     assert (await backend.purge(cursor=cursor, dry_run=True)).kinds == {kind: {"cancelled": 2}}
 
 
-async def test_a_task_that_lives_again_during_a_purge_is_kept_and_found_by_its_id(
+async def test_a_task_that_a_purge_has_chosen_is_not_redriven(
     opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its id may be free already. A purge that stops there is completed by the next one."""
+    backend = opened(prefix=f"p-{kind}", retention=100 * 365 * 86400)
+    await settle(backend, await held(backend, kind, id="a", max_attempts=1), "retry")
+    forget = backend._register.forget
+
+    async def stops(ids: Sequence[str]) -> None:
+        await forget(ids)
+        raise Unavailable("the connection was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backend._register, "forget", stops)
+        with pytest.raises(Unavailable):
+            await backend.purge()
+    assert [task.verdict for task in (await backend.redrive(kind=kind)).tasks] == ["gone"]
+    assert await claim(backend, kind) == []
+    assert (await backend.purge()).kinds == {kind: {"dead": 1}}
+
+
+async def test_a_task_that_was_scheduled_anew_during_a_purge_is_kept_and_found_by_its_id(
+    opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another client has purged the earlier task of that id."""
     backend = opened(prefix=f"p-{kind}")
     for task_id in ("a", "b"):
         await settle(backend, await held(backend, kind, id=task_id, max_attempts=1), "retry")
     forget = backend._register.forget
 
-    async def redriven(ids: Sequence[str]) -> None:
-        await backend.redrive(["a"])
+    async def anew(ids: Sequence[str]) -> None:
+        monkeypatch.undo()
+        await backend._maintenance.drop(kind, ["a"], 0)
+        await backend.schedule([NewTask(kind=kind, id="a")])
         await forget(ids)
 
-    monkeypatch.setattr(backend._register, "forget", redriven)
+    monkeypatch.setattr(backend._register, "forget", anew)
     assert (await backend.purge()).kinds == {kind: {"dead": 1}}
     assert [task.id for task in await claim(backend, kind)] == ["a"]
     found = await backend.get("a")

@@ -13,6 +13,7 @@ from leasekit.errors import BackendError
 from leasekit.server.clock import StoreClock
 from leasekit.server.commit import RequestClass
 from leasekit.server.roles import retention
+from leasekit.server.roles.frontend import NAME_UNUSED
 from leasekit.server.store import Filter, View
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import Purged, Vacuumed
@@ -23,6 +24,7 @@ logger = logging.getLogger("leasekit.server")
 _T = TypeVar("_T")
 
 _EVERY = 60.0  # seconds between two searches for old tasks
+_NAMES_KEPT = 2 * NAME_UNUSED  # seconds, however short retention is: an earlier use of a name need not be noted
 _NAMES_EVERY = 3600.0  # seconds between two searches for unused names, which look at all of them
 _PAUSE = 0.01  # seconds between two steps of retention, for which nobody waits
 _VACUUM_STEP = 2**20  # bytes that one transaction gives back
@@ -70,7 +72,7 @@ class Sweeper:
             await asyncio.sleep(_PAUSE)
 
     async def _remove_names(self) -> None:
-        until, most = self._clock.peek() - self._keep, retention.PURGE_BATCH
+        until, most = self._clock.peek() - max(self._keep, _NAMES_KEPT), retention.PURGE_BATCH
         while seqs := await self._read(lambda view: view.free_names(until=until, limit=most)):
             await self._commit(NAMES, retention.Removal(seqs, until), len(seqs))
             await asyncio.sleep(_PAUSE)

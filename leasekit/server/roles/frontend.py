@@ -26,7 +26,7 @@ _LAST_MOMENT = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400  # can be e
 _HISTORY = 100  # the latest runs, which are shown
 _PAGE_BYTES = 4 * 1024 * 1024  # bytes of values in one page of a listing
 _PAGE_STEP = 10  # tasks whose values are loaded at once
-_UNUSED = 3600.0  # seconds after which the use of a free name is noted
+NAME_UNUSED = 3600.0  # seconds after which the use of a free name is noted
 _NULL = Raw(b"null")
 
 
@@ -81,7 +81,7 @@ class _Intake:
         row = self._rows.get(name)
         if row is None or not row.kind.startswith(PREFIXES) or row.status not in WAITING:
             return
-        if row.next_trigger_at is not None and row.next_trigger_at < self._turn.now - _UNUSED:
+        if row.next_trigger_at is not None and row.next_trigger_at < self._turn.now - NAME_UNUSED:
             self._used.append(replace(row, next_trigger_at=self._turn.now))
 
     def save(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from leasekit.server.roles import retention
+from leasekit.server.roles.frontend import NAME_UNUSED
 from leasekit.server.store import RETENTION, Filter, Store
 from leasekit.server.sweeper import PURGE
 from leasekit.server.unit_of_work import UnitOfWork
@@ -128,6 +129,18 @@ async def test_a_name_that_is_asked_for_or_held_is_kept(bench: Bench) -> None:
         (held,) = [await bench.claim(kinds=("named:held",))]
     assert [task.id for task in held.tasks] == ["named:held"]
     assert [await bench.status(name) for name in ("named:asked", "once:asked")] == ["new", "new"]
+
+
+@pytest.mark.anyio
+async def test_a_name_that_was_just_asked_for_is_kept_however_short_retention_is(bench: Bench) -> None:
+    """Within an hour its use is not noted. Removed between the question and the claim, it would keep who asks waiting."""
+    bench.engine.sweeper._keep = 60.0
+    await bench.put("named:x", kind="named:x")
+    await bench.later(NAME_UNUSED - 1)
+    await bench.put("named:x", kind="named:x")
+    bench.engine.sweeper._names_at = -NAME_UNUSED
+    await bench.engine.sweeper.sweep()
+    assert len((await bench.claim(kinds=("named:x",))).tasks) == 1
 
 
 @pytest.mark.anyio

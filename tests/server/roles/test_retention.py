@@ -133,7 +133,7 @@ async def test_a_name_that_is_asked_for_or_held_is_kept(bench: Bench) -> None:
 
 @pytest.mark.anyio
 async def test_a_name_that_was_just_asked_for_is_kept_however_short_retention_is(bench: Bench) -> None:
-    """Within an hour its use is not noted. Removed between the question and the claim, it would keep who asks waiting."""
+    """Within an hour its use is not noted. Removed between question and claim, it would keep its user waiting."""
     bench.engine.sweeper._keep = 60.0
     await bench.put("named:x", kind="named:x")
     await bench.later(NAME_UNUSED - 1)

@@ -34,7 +34,7 @@ from celery.worker.request import Request
 import leasekit
 from leasekit import Client, Lease, LeasekitError, Task
 from leasekit.hooks import Event, Lost, Renewed
-from leasekit_celery.task_lease import lease_name
+from leasekit_celery.task_lease import TaskLease, attempt_number, lease_name
 
 logger = logging.getLogger("leasekit.celery")
 
@@ -46,6 +46,7 @@ _TOLD = 0.0  # this moment: the lease was lost, and the pool process has said wh
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the kernel's timer counts by it
 REVOKED = "leasekit_revoked"  # in a request: why the task is revoked, unless a run of it is alive or has ended
 PUT_OFF = "leasekit_put_off"  # header of a message: how often it was put off
+_BY_SIGNAL = range(-255, -191)  # exit codes of pool processes: 256 less than the signal's number
 _PATIENCE = 2.0  # seconds for which the main process waits for an answer, in which it does nothing else
 
 
@@ -127,6 +128,17 @@ def end_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def is_for_main(error: BaseException | None) -> bool:
+    """Return whether a task has ended its pool process itself, as by `sys.exit`: then its main process ends the lease.
+
+    Celery decides there whether the task runs again. What a signal ends (a shutdown) gives its lease back itself.
+    """
+    if notes is None or not isinstance(error, (SystemExit, KeyboardInterrupt)):
+        return False
+    code = getattr(error, "code", None)
+    return not (isinstance(code, int) and code in _BY_SIGNAL)
+
+
 class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
     """A message in the main process of a worker: it ends the lease of a run whose pool process was killed.
 
@@ -135,6 +147,8 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
     """
 
     _note: _Note | None = None  # of the pool process whose end Celery deals with just now
+    _has_given_back = False  # that pool process: SIGTERM has ended it, and its lease with it
+    _is_retried = False  # Celery sends a retry of the killed run
 
     def revoked(self) -> bool:
         """Return whether the task was revoked, or has expired, and no run of it has begun before."""
@@ -174,6 +188,8 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
                 self._note = None  # the lease is no longer this worker's
                 if self.task.acks_late:
                     exc_info = _rejection("its lease was lost")
+            elif isinstance(error, WorkerLostError):
+                self._has_given_back = self._note is None and self.task.leased
         try:
             return super().on_failure(exc_info, return_ok=return_ok, **options)
         finally:
@@ -215,8 +231,14 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
     def acknowledge(self) -> None:
         """Acknowledge the message; the lease of a killed run is settled."""
         super().acknowledge()
-        # A shutdown puts all messages back; `retry_on_worker_lost` has sent another one.
-        self._end_lease(failed=not state.should_terminate and not getattr(self.task, "retry_on_worker_lost", False))
+        # A shutdown puts all messages back; a retry was sent before.
+        self._end_lease(failed=not state.should_terminate and not self._is_retried)
+
+    def _retry_worker_lost(self, *args: Any) -> Any:
+        """Retry a killed run (`retry_on_worker_lost`): Celery sends the retry, and acknowledges this message."""
+        self._is_retried = True
+        self._is_retried = super()._retry_worker_lost(*args)
+        return self._is_retried
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 - Celery's signature
         """Reject the message; the lease of a killed run is released before, because the message comes at once."""
@@ -225,20 +247,28 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
 
     def _end_lease(self, *, failed: bool) -> None:
         """End the lease of a killed run, once: settle it as failed for good, or release it if the run is over."""
-        if self._note is not None and (failed or self._is_dead):
+        if self._note is not None:
+            if failed or self._is_dead:
+                self._report(failed=failed)
+        elif self._has_given_back and (failed or self._is_retried):
+            self._has_given_back = False
             self._report(failed=failed)
 
     def _report(self, *, failed: bool) -> None:
         note, self._note = self._note, None
         # Without waiting the main process would kill a run first that then releases the lease itself.
-        args = (self.task.app.Task.leases, lease_name(self.id), note, failed)
+        ended = (str(self.task.name), attempt_number(self._context)) if self._is_retried else None
+        args = (self.task.app.Task.leases, lease_name(self.id), note, failed, ended)
         reporter = threading.Thread(target=_report, args=args, daemon=True)
         reporter.start()
         reporter.join(_PATIENCE)
 
 
-def _report(leases: Client, name: str, note: _Note | None, failed: bool) -> None:  # noqa: FBT001 - the target of a thread
-    """End a lease that another process has held, or has released. Best effort: otherwise it expires."""
+def _report(leases: Client, name: str, note: _Note | None, failed: bool, ended: tuple[str, list[int]] | None) -> None:  # noqa: FBT001 - the target of a thread
+    """End a lease that another process has held, or has released. Best effort: otherwise it expires.
+
+    `ended`: the task's name, and the number of its attempt that has ended because its retry was sent.
+    """
     assert leases.url is not None  # noqa: S101 - `install` has connected by URL
     # A client of its own, so that no thread is left when the main process forks the next pool process.
     with (
@@ -246,6 +276,9 @@ def _report(leases: Client, name: str, note: _Note | None, failed: bool) -> None
         leasekit.connect(leases.url, heartbeats=leases.heartbeats, retry_for=_PATIENCE) as client,
         leasekit.lease(client.once(name, wait=_PATIENCE) if note is None else client.adopt(note.task())) as held,
     ):
+        if ended is not None:
+            known = client.get(held.task.id)
+            TaskLease(held, known and known.progress).note_end(*ended)
         if failed:
             held.fail("the pool process was ended, and Celery has acknowledged the message", retry=False)
         else:

@@ -36,7 +36,7 @@ from leasekit.registry import open_backend
 from leasekit_celery import children
 from leasekit_celery.children import PUT_OFF, REVOKED, LeasedRequest, end_process
 from leasekit_celery.outage import Outage
-from leasekit_celery.task_lease import TaskLease, current, lease_name
+from leasekit_celery.task_lease import TaskLease, attempt_number, current, lease_name
 
 logger = logging.getLogger("leasekit.celery")
 
@@ -147,7 +147,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             result = body(*args, **kwargs)
         except BaseException as error:
             has_ended = isinstance(error, Exception) and not isinstance(error, _NOT_OURS_TO_JUDGE)
-            if held.lost or not (has_ended and self.acks_on_failure_or_timeout):
+            if held.lost or not (children.is_for_main(error) or (has_ended and _acks_failure(self))):
                 if isinstance(error, (Retry, Ignore)):
                     self._note_end(request)
                 _leave_lease(request, error)
@@ -204,7 +204,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
 
     def _check_attempt(self, held: Lease, request: Any) -> None:
         """Give the lease back and raise `AlreadyDone` if the run of this number, or a later one, has ended."""
-        if _number(request) <= TaskLease(held).last_ended(str(self.name)):
+        if attempt_number(request) <= TaskLease(held).last_ended(str(self.name)):
             done = AlreadyDone(f"attempt {request.retries} of task {request.id} was run to its end before")
             held.release()
             held.__exit__(AlreadyDone, done, None)
@@ -214,7 +214,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         """Record that this run has ended if another follows it: the record is sent with the lease's release."""
         if hasattr(request, _HAS_SUCCESSOR):
             with suppress(LeasekitError):  # a lost lease raises when it is left
-                getattr(request, _RUN).lease.note_end(str(self.name), _number(request))
+                getattr(request, _RUN).lease.note_end(str(self.name), attempt_number(request))
 
     def _end_revoked(self, held: Lease, request: Any) -> NoReturn:
         """Settle the lease of a task that was revoked, or has expired, and that no other run has: it never runs."""
@@ -282,9 +282,9 @@ def _sending_options(request: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _number(request: Any) -> list[int]:
-    """Return the number of the attempt that a message asks for; the numbers of one task grow."""
-    return [request.replaced_task_nesting or 0, request.retries or 0]
+def _acks_failure(task: Any) -> bool:
+    """Return whether Celery acknowledges the message of a task that has failed, so that it has ended."""
+    return bool(getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout))  # Celery 5.7 has an option for each
 
 
 class _Run:
@@ -318,6 +318,8 @@ def _settle(task: Any, state: str | None, retval: Any, **_: Any) -> None:
         return
     run: _Run = getattr(request, _RUN)
     broken_off_by = sys.exception()
+    if children.is_for_main(broken_off_by):
+        return
     error: BaseException | None = None
     if broken_off_by is not run.outer:  # the callbacks may not be sent: the task runs again if redelivered
         error = broken_off_by
@@ -325,7 +327,7 @@ def _settle(task: Any, state: str | None, retval: Any, **_: Any) -> None:
         task._note_end(request)
         error = Retry()
     elif state != states.SUCCESS:
-        error = Fatal(repr(retval)) if task.acks_on_failure_or_timeout else Retry(exc=retval)
+        error = Fatal(repr(retval)) if _acks_failure(task) else Retry(exc=retval)
     try:
         _leave_lease(request, error)
     except LeaseLost as lost:

@@ -32,9 +32,9 @@ class TaskLease:
     `ended` has the numbers of the last run that has ended and sent another one in its own place, by the task's name.
     """
 
-    def __init__(self, held: Lease) -> None:
+    def __init__(self, held: Lease, saved: Any = None) -> None:
         self._held = held
-        self._saved: dict[str, Any] = held.checkpoint or {}
+        self._saved: dict[str, Any] = saved or held.checkpoint or {}
         self._checkpoint = self._saved.get("progress")
 
     def __repr__(self) -> str:
@@ -86,3 +86,8 @@ class TaskLease:
 def lease_name(task_id: str) -> str:
     """Return the name of a task's lease: an id of more than a hundred plain characters is replaced by its digest."""
     return f"celery:{task_id if len(quote(task_id)) <= _LONGEST else sha256(task_id.encode()).hexdigest()}"
+
+
+def attempt_number(request: Any) -> list[int]:
+    """Return the number of the attempt that a message asks for; the numbers of one task grow."""
+    return [request.replaced_task_nesting or 0, request.retries or 0]

@@ -23,7 +23,7 @@ from tests.adapters.brokers.conftest import SERVICES_WITHOUT_NAMES, Leases
 from tests.waiting import eventually
 
 SHOP = """
-import os, pathlib, re, signal, time
+import os, pathlib, re, signal, sys, time
 import celery
 {imports}
 
@@ -88,11 +88,23 @@ def killed(self, seconds):
     say("end", self)
 
 
+@app.task(shared=False, bind=True, acks_late=True, retry_on_worker_lost=True, default_retry_delay=600)
+def retried(self, how):
+    leasekit_celery.current_lease().progress(7)
+    act(self, how)
+
+
 @app.task(shared=False, bind=True, acks_late=True)
 def silent(self, how):
+    act(self, how)
+
+
+def act(self, how):
     say("begin", self)
     if len(LOG.read_text().splitlines()) == 1:
-        if how in ("SIGSTOP", "SIGKILL"):
+        if how == "sys.exit":
+            sys.exit(3)
+        elif how in ("SIGSTOP", "SIGKILL", "SIGTERM"):
             os.kill(os.getpid(), signal.Signals[how])
         else:
             re.match("(a+)+$", "a" * 40 + "b")  # holds the interpreter for hours
@@ -282,18 +294,36 @@ def test_the_lease_of_a_killed_pool_process_does_not_keep_its_task_waiting(shop:
     assert app.count("begin", task) == 2
 
 
-def test_a_task_whose_process_something_else_has_killed_has_failed_unless_celery_delivers_it_again(
-    shop: Shops, workers: Workers, tmp_path: Path
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "sys.exit"])
+def test_a_task_whose_process_something_else_has_ended_has_failed_unless_celery_delivers_it_again(
+    shop: Shops, workers: Workers, tmp_path: Path, how: str
 ) -> None:
     app = shop("shot", ttl=600)
     workers("shot")
-    task = app.send("silent", "SIGKILL")
+    task = app.send("silent", how)
     log = tmp_path / "shot.log"
     eventually(lambda: "WorkerLostError" in log.read_text())
-    app.send("silent", "SIGKILL", again=task)
+    app.send("silent", how, again=task)
     eventually(lambda: f"{task} was delivered again, and had ended" in log.read_text())
     assert app.count("begin", task) == 1
     assert "was ended by leasekit" not in log.read_text()
+
+
+@pytest.mark.skipif(not hasattr(celery.Task, "retry_on_worker_lost"), reason="an option of Celery 5.7")
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "sys.exit"])
+def test_a_killed_attempt_whose_retry_celery_has_sent_does_not_run_again(
+    shop: Shops, workers: Workers, tmp_path: Path, how: str
+) -> None:
+    app = shop("retried", ttl=600)
+    workers("retried")
+    task = app.send("retried", how)
+    log = tmp_path / "retried.log"
+    eventually(lambda: f"[{task}] retry: Retry in 600s" in log.read_text())
+    app.send("retried", how, again=task)
+    eventually(lambda: f"{task} was delivered again, and had ended" in log.read_text())
+    assert app.count("begin", task) == 1
+    app.send("retried", how, again=task, retries=1)
+    eventually(lambda: app.count("end", task))
 
 
 @pytest.mark.slow

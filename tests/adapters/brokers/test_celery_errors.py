@@ -246,6 +246,17 @@ def test_its_end_is_reported_after_celery_has_stored_its_result(
     assert (seen, traced.status) == (["processing"], ended)
 
 
+@pytest.mark.skipif(not hasattr(celery.Task, "acks_on_failure"), reason="an option of Celery 5.7")
+@pytest.mark.parametrize(("acks", "status"), [(False, "enqueued"), (True, "fatal_failure")])
+def test_a_failure_is_the_end_if_celery_acknowledges_failures(traced: Traced, acks: bool, status: str) -> None:
+    @traced.app.task(shared=False, acks_late=True, acks_on_failure=acks, acks_on_failure_or_timeout=not acks)  # type: ignore[untyped-decorator]
+    def fail() -> None:
+        raise ValueError("oops")
+
+    traced.deliver(fail)
+    assert traced.status == status
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OperationalError("away")])
 def test_what_was_broken_off_before_its_result_was_stored_runs_again(
     traced: Traced, error: BaseException, monkeypatch: pytest.MonkeyPatch

@@ -213,6 +213,8 @@ class Engine:
     async def ready(self) -> str | None:
         """Return None while requests can be served, else a sentence that says why not.
 
+        The store is written to, because a store that nobody writes to does not show that it takes no writes. Damage
+        counts until the store is opened again, because other pages can still be read and written.
         A disk that is almost full is no reason: only new tasks are refused then, and a proxy that sends requests only
         to a server that is ready must not cut off the heartbeats.
         """
@@ -225,7 +227,7 @@ class Engine:
             return f"the store has not answered for {_PATIENCE:g} s"
         except BackendError as error:
             return str(error)
-        return self.commit.fault
+        return self._store.damage or self.commit.fault
 
     async def tick(self) -> None:
         """Do the consumer's work once: expire leases, forget old workers, wake claims of due tasks."""
@@ -368,7 +370,7 @@ _CANCEL = RequestClass("cancels", _itemwise(frontend.cancel), 10_000)
 _CLAIM = RequestClass("claims", claims.claim, 20_000, is_last=True)  # last: claims get what the others make ready
 _SCHEDULE = RequestClass("schedules", _itemwise(frontend.schedule), 20_000)
 _REDRIVE = RequestClass("redrives", lambda turn, plans: [redrive.redrive(turn, plan) for plan in plans], 10_000)
-_PROBE = RequestClass("probes", _each(lambda _: None), 100)
+_PROBE = RequestClass("probes", _each(lambda turn: turn.tx.probe_write()), 100)
 
 _SURVIVAL = (_HEARTBEAT, _RELEASE, _RESULTS, _REAP, _CANCEL, _CLAIM, _SCHEDULE, _REDRIVE, *SWEEPING, _PROBE)
 """The order in which classes are served under load: heartbeats first."""

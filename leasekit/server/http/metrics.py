@@ -103,10 +103,12 @@ class _EngineCollector(Collector):
         self._engine = engine
         self._clock = clock
         self._tasks: dict[str, dict[str, int]] | None = None
+        self._is_ready = False
         self._labels = _KindLabels()
 
     async def look(self) -> None:
-        """Count the tasks; if the store does not answer, only the metrics of tasks are left out."""
+        """Count the tasks, and probe the store; if it cannot be read, only the metrics of tasks are left out."""
+        self._is_ready = await self._engine.ready() is None
         try:
             stats: dict[str, dict[str, int]] = (await self._engine.stats()).kinds
         except BackendError:
@@ -129,7 +131,8 @@ class _EngineCollector(Collector):
                 for status, count in counts.items():
                     tasks.add_metric([kind, status], count)
             yield tasks
-        yield GaugeMetricFamily("leasekit_store_up", "1 while the store answers.", self._tasks is not None)
+        is_up = self._is_ready and self._tasks is not None
+        yield GaugeMetricFamily("leasekit_store_up", "1 while the store can be read and written.", is_up)
         yield GaugeMetricFamily("leasekit_claims_waiting", "Claims that wait for a task.", engine.claims_waiting)
         yield GaugeMetricFamily("leasekit_workers", "Workers heard from in the last ten minutes.", engine.workers_heard)
         backlog = GaugeMetricFamily("leasekit_commit_backlog", "Items that wait to be written.", labels=["class"])

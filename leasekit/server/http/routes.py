@@ -244,7 +244,7 @@ async def healthz(request: ApiRequest) -> HealthAnswer:
 
 @get("/readyz", _ANY | {503: "Not ready; `detail` says why."})
 async def readyz(request: ApiRequest) -> HealthAnswer:
-    """Check that this process can serve requests: its store answers. `detail` says why it accepts no new tasks."""
+    """Check that the store can be written and no damage of it was met. `detail` says why it accepts no new tasks."""
     reason = await request.parts.engine.ready()
     if reason is not None:
         raise HTTPException(503, reason)

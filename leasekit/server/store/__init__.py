@@ -329,6 +329,8 @@ class Store(Protocol):
     """Seconds for which ended tasks are kept."""
     is_new: bool = False
     """Whether `open` has created the file of this store."""
+    damage: str | None = None
+    """The damage that a read or a write has met since `open`; None: it has met none."""
 
     def open(self) -> None:
         """Open the store, in the thread that will write. Raises `StoreLocked` if another engine has it open."""

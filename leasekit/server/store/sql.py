@@ -87,6 +87,7 @@ class SqlStore(Store):
         the file, and `ConfigError` if it cannot be opened for another reason, is another program's, or is of a newer
         version.
         """
+        self.damage = None
         try:
             if not is_open_here(self._path):
                 refuse_foreign(self._path)
@@ -204,6 +205,7 @@ class SqlStore(Store):
             with self._reading.connect() as connection, connection.begin():
                 yield SqlView(connection)
         except (DBAPIError, sqlite3.Error) as error:
+            self._note_damage(error)
             raise Unavailable(f"the store could not be read: {_cause(error)}") from error
 
     def cramped(self) -> str | None:
@@ -240,7 +242,14 @@ class SqlStore(Store):
         except (DBAPIError, sqlite3.Error) as error:  # from SQLAlchemy, or from the driver itself (`statements`)
             # After a failed write the state of this connection is unknown: the next transaction opens a new one.
             self._disconnect()
+            self._note_damage(error)
             raise Unavailable(f"the store failed: {_cause(error)}") from error
+
+    def _note_damage(self, error: Exception) -> None:
+        """Remember damage, once: other pages may still be read and written, but the damage does not heal."""
+        if self.damage is None and _is_damage(error):
+            self.damage = str(self._damaged(str(_cause(error))))
+            logger.error("%s", self.damage)
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None

@@ -1,6 +1,7 @@
 """The OpenAPI document: it says what the router does, no more and no less."""
 
 import json
+import logging
 import re
 from typing import Any
 from unittest.mock import Mock
@@ -10,7 +11,7 @@ import pytest
 from starlette.routing import Route
 
 from leasekit import wire
-from leasekit.server.http.app import Api
+from leasekit.server.http.app import Api, _document
 from leasekit.server.http.openapi import EXAMPLES
 from tests.server.http.conftest import Running
 
@@ -115,3 +116,18 @@ def test_options_tells_every_method_of_a_path(server: Running, document: Any) ->
         answer = server.call("OPTIONS", path.replace("{task_id}", "nobody"))
         assert answer.status == 204
         assert {method.upper() for method in item} | {"OPTIONS"} <= set(answer.headers["allow"].split(", ")), path
+
+
+def test_the_document_leaves_the_logs_as_they_are(server: Running) -> None:
+    def state() -> dict[str, Any]:
+        loggers = {"": logging.root} | {
+            name: logger
+            for name, logger in logging.root.manager.loggerDict.items()
+            if isinstance(logger, logging.Logger)
+        }
+        return {name: (log.level, log.disabled, log.propagate, [*log.handlers]) for name, log in loggers.items()}
+
+    _document.cache_clear()
+    before = state(), logging.root.manager.disable
+    server.get("/openapi.json")
+    assert (state(), logging.root.manager.disable) == before

@@ -35,6 +35,7 @@ from leasekit.named import Named, NamedLease, Once, OnceLease
 from leasekit.task import (
     Exponential,
     FixedDelays,
+    Health,
     HistoryEntry,
     NewTask,
     Page,
@@ -54,7 +55,7 @@ from leasekit.worker import Worker
 
 __all__ = [
     "AlreadyDone", "BackendError", "Cancelled", "Client", "Closed", "ConfigError", "Draining", "Exponential", "Fatal",
-    "FixedDelays", "Heartbeats", "HistoryEntry", "Idle", "IdleTimeout", "Lease", "LeaseError", "LeaseEvent",
+    "FixedDelays", "Health", "Heartbeats", "HistoryEntry", "Idle", "IdleTimeout", "Lease", "LeaseError", "LeaseEvent",
     "LeaseLost", "LeasekitError", "LossReason", "MissingDependency", "Named", "NamedLease", "NewTask", "NotGranted",
     "NotHeld", "Once", "OnceLease", "Page", "Polynomial", "ProtocolError", "Refused", "RetryPolicy", "Scheduled",
     "Stats", "Status", "StoreDamaged", "StoreLocked", "Task", "TaskInfo", "TaskOptions", "Tasks", "Throttled",

@@ -79,6 +79,12 @@ class Session:
         """The backend of this session, whether it is connected yet or not; None once the session was closed."""
         return self._backend if self._connection is None else self._connection.backend
 
+    @property
+    def current(self) -> Connection | None:
+        """This process's connection; None before its first use, and once it is closed."""
+        connection = self._connection
+        return None if connection is None or connection.forked else connection
+
     def connection(self) -> Connection:
         """Return this process's connection, made on first use. Raises `Closed`; `ConfigError` if gevent patched it."""
         check_process()

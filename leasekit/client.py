@@ -33,7 +33,7 @@ from leasekit.errors import Closed, ConfigError, Refused
 from leasekit.hooks import Hook, Hooks
 from leasekit.ids import uuid7s
 from leasekit.named import Named, Once, check_names, kind_of
-from leasekit.task import NewTask, Page, Scheduled, Status, Task, TaskInfo, TaskOptions, Verdict
+from leasekit.task import Health, NewTask, Page, Scheduled, Status, Task, TaskInfo, TaskOptions, Verdict
 from leasekit.task_iterator import Tasks
 from leasekit.wire import MAX_KINDS
 
@@ -148,6 +148,14 @@ class Client(Operating):
     def listen(self, hook: Hook) -> None:
         """Add a hook, which is called with each event from now on."""
         self.hooks.add(hook)
+
+    def health(self) -> Health:
+        """Return whether this process can keep its leases of this client. Any thread may call this; it does not wait.
+
+        A client that is not in use is healthy: it holds nothing.
+        """
+        connection = self._session.current
+        return Health(ok=True) if connection is None else connection.health()
 
     def __connection__(self) -> Connection:
         """Return this process's connection, for leasekit's own parts. See `Session.connection`."""

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 __all__ = [
-    "Beat", "Claimed", "Exponential", "FixedDelays", "HistoryEntry", "Name", "NewTask", "Outcome",
-    "Page", "Polynomial", "ProgressSeq", "Purged", "Redriven", "RetryPolicy", "Scheduled", "Seconds", "Settlement",
+    "Beat", "Claimed", "Exponential", "FixedDelays", "Health", "HistoryEntry", "Name", "NewTask", "Outcome", "Page",
+    "Polynomial", "ProgressSeq", "Purged", "Redriven", "RetryPolicy", "Scheduled", "Seconds", "Settlement",
     "Stats", "Status", "Task", "TaskInfo", "TaskOptions", "Vacuumed", "Verdict", "VerdictWord", "WorkerInfo",
 ]  # fmt: skip
 
@@ -414,6 +414,21 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     """How many leases the worker holds."""
     kinds: list[str] | None = None
     """The kinds that the worker has claimed; None: the service does not say, or has heard no claim of the worker."""
+
+
+class Health(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whether a process can keep its leases, at one moment."""
+
+    ok: bool
+    """False if the process should be restarted; a service that is away is no reason while leases are trusted."""
+    detail: str | None = None
+    """Why not; or that the worker drains."""
+    turn_age: float | None = None
+    """Seconds since the driver's thread, which renews leases, had its last turn; about 1 when idle. None: not begun."""
+    trust_left: float | None = None
+    """Seconds until the first lease is lost unless a heartbeat is acknowledged; None: no lease is held."""
+    answered_ago: float | None = None
+    """Seconds since the service answered; idle claims are answered every 20 s or so. None: it never has."""
 
 
 class Page(Struct, frozen=True, kw_only=True):

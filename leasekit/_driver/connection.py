@@ -1,5 +1,6 @@
 """Connection: a backend, the keeper of its leases, and the driver's thread, one per client and process."""
 
+import math
 import os
 import random
 import weakref
@@ -17,9 +18,10 @@ from leasekit.backend import Backend, Scheduler, TaskSink
 from leasekit.config import Heartbeats
 from leasekit.errors import Closed, LeasekitError
 from leasekit.hooks import Hooks, register_gauges
-from leasekit.task import NewTask
+from leasekit.task import Health, NewTask
 
 T = TypeVar("T")
+_STALLED = 10.0  # seconds without a turn of the driver's thread; an idle thread has one in each second
 
 
 class _Dead:
@@ -110,6 +112,31 @@ class Connection:
             "leasekit.leases.capacity": keeper.capacity,
             "leasekit.settlements.pending": len(keeper.outbox),
         }
+
+    def health(self) -> Health:
+        """Judge whether leases can be kept. Any thread: the driver's may be stalled."""
+        detail = None if not self._loop.done() else "the keeper has ended"
+        if (turn_age := self.driver.loop_monitor.turn_age) > _STALLED:
+            detail = f"the driver's thread has had no turn for {turn_age:.0f} s: no lease is renewed"
+        now = self.clock.now()
+        left = math.inf
+        for held in self.keeper.held:
+            if not held.term.confirmed or held.settling:  # none of its code runs
+                continue
+            if held.reason is None:
+                left = min(left, held.term.lost_at - now)
+                if held.term.lost_at - now < held.term.heartbeats.call_timeout:
+                    detail = detail or f"task {held.task.id} is about to be lost: no heartbeat was acknowledged"
+            elif held.handler_runs and held.ends_at < now:
+                detail = detail or f"task {held.task.id} is lost, and its handler goes on"
+        answered_at = self.keeper.reachability.answered_at
+        return Health(
+            ok=detail is None,
+            detail=detail,
+            turn_age=round(turn_age, 3),
+            trust_left=None if left == math.inf else round(left, 3),
+            answered_ago=None if answered_at is None else round(max(0.0, now - answered_at), 3),
+        )
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the driver's loop and block until its result. Raises `Closed` if closing ended the work."""

@@ -23,6 +23,7 @@ class Reachability:
     """Make the calls of one connection, and log when the service is lost and back. For the driver's thread alone."""
 
     def __init__(self, clock: Clock) -> None:
+        self.answered_at: float | None = None  # of the last answer, also a refusal; read by any thread
         self._reached = False  # at any time
         self._clock = clock
         self._lost_at = 0.0
@@ -69,6 +70,7 @@ class Reachability:
         self._failed_at[sort] = now
 
     def _end_outage(self, sort: str) -> None:
+        self.answered_at = self._clock.now()
         if not self._failed_at:
             return
         now = self._clock.now()

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, cast
 
 import anyio
+from msgspec.structs import replace
 
 from leasekit._arguments import check_arguments, check_concurrency
 from leasekit._driver.bridge import call_soon_here, outcome
@@ -41,7 +42,7 @@ from leasekit.config import Heartbeats, check_number
 from leasekit.errors import ConfigError
 from leasekit.hooks import Hook
 from leasekit.lease import lease
-from leasekit.task import Task
+from leasekit.task import Health, Task
 
 logger = logging.getLogger("leasekit")
 
@@ -292,6 +293,15 @@ class Worker:
         self._stopping = True
         if (shift := self._run) is not None:
             shift.stop()
+
+    def health(self) -> Health:
+        """Return whether this worker can keep its leases. Any thread may call this; it does not wait.
+
+        A worker that drains is healthy, and one that is not at work is not.
+        """
+        client = self._at_work
+        health = Health(ok=False, detail="the worker is not at work") if client is None else client.health()
+        return replace(health, ok=True, detail="the worker drains") if self._stopping else health
 
     @property
     def running(self) -> int:

@@ -61,6 +61,14 @@ Spool = Annotated[
         "$XDG_STATE_HOME/leasekit; '' keeps them in memory only.",
     ),
 ]
+Health = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[HOST:]PORT",
+        help="Answer GET requests at this address: 200 while leases can be kept, else 503. HOST is 127.0.0.1 unless "
+        "given; anyone who reaches the address may ask.",
+    ),
+]
 Supervise = Annotated[
     bool | None,
     typer.Option(
@@ -92,6 +100,7 @@ def work(
     drain_timeout: DrainTimeout = None,
     spool: Spool = None,
     supervise: Supervise = None,
+    health: Health = None,
     log_level: LogLevel = "info",
     log_format: LogFormat = "text",
 ) -> None:
@@ -113,6 +122,10 @@ def work(
         raise typer.Exit(Supervisor([sys.executable, *sys.orig_argv[1:]]).run())
     heartbeats = options.rhythm(ttl=ttl, cycle=cycle, rate=rate, batch=batch)
     worker = load(target)
+    if health is not None:
+        from leasekit._worker.health import listen  # not every worker needs an HTTP server
+
+        listen(health, worker.health)
     gc.freeze()  # what is loaded by now stays: scanning it for garbage would stop all threads, again and again
     if spool is not None or worker.spool is None:
         worker.spool = _spool(spool)

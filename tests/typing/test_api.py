@@ -20,6 +20,7 @@ from leasekit import (
     Exponential,
     Fatal,
     FixedDelays,
+    Health,
     Heartbeats,
     HistoryEntry,
     Idle,
@@ -152,6 +153,8 @@ def test_scheduling_and_reading(client: Client) -> None:
     assert_type(client.cancel(info.id), list[Verdict])
     assert_type(client.wait_tasks(info.id, timeout=30), list[TaskInfo])
     assert_type(client.workers(), list[WorkerInfo])
+    assert_type(client.health(), Health)
+    assert_type(client.health().trust_left, float | None)
     assert_type(client.redrive(info.id, rate=5), Redriven)
     assert_type(client.redrive(kind="k", dry_run=True).tasks, list[Verdict])
 

@@ -69,6 +69,11 @@ class LoopMonitor(selectors.DefaultSelector):
             return HeldUp("blocked", self._works_since, now)
         return self._last
 
+    @property
+    def turn_age(self) -> float:
+        """Seconds since the loop had its last turn; an idle loop has one in each `_LOOK`. Any thread."""
+        return self._now() - self._works_since
+
 
 def take_reading(clock: Clock, loop_monitor: LoopMonitor | None) -> Reading:
     """Read all clocks. A clock that a test sets knows neither suspended time nor steps of the wall clock."""

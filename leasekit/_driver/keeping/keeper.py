@@ -91,6 +91,11 @@ class Keeper:
     def capacity(self) -> int:
         return self._heartbeats.capacity
 
+    @property
+    def held(self) -> list[HeldLease]:
+        """The leases that are held now. Any thread."""
+        return list(self._leases.copy().values())
+
     def get(self, task: Task) -> HeldLease | None:
         """Return the held lease of `task`, or None. Any thread."""
         return self._leases.get((task.id, task.token))

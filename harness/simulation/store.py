@@ -94,8 +94,8 @@ class _Watched:
             self._tx.renew(seqs, status, now=now)
             self.steps += self._tx.triggers_of(seqs).values()
 
-    def end(self, seqs: Collection[int], status: Status) -> None:
-        self._tx.end(seqs, status)
+    def end(self, seqs: Collection[int], status: Status, *, now: float) -> None:
+        self._tx.end(seqs, status, now=now)
         self.steps += self._tx.triggers_of(seqs).values()
 
     def restart_leases(self, *, now: float, shift: float | None) -> None:

@@ -32,8 +32,9 @@ class Reachability:
         self._on_reached: list[Callable[[], object]] = []
 
     @property
-    def answers(self) -> bool:
-        return self._reached and not self._failed_at
+    def answers_claims(self) -> bool:
+        """Whether claims are answered, as far as is known. That other calls fail tells nothing of them (Rule 2)."""
+        return self._reached and "claim" not in self._failed_at
 
     def when_reached(self, call: Callable[[], object]) -> None:
         if self._reached:

@@ -66,7 +66,7 @@ class _Server(ThreadingTCPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
     server_version, sys_version = "leasekit", ""
     timeout = 5.0  # seconds for which a client may be silent
 

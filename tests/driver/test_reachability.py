@@ -107,8 +107,17 @@ async def test_it_is_reached_once_it_has_done_what_it_was_asked(reachability: Re
     reachability.when_reached(lambda: heard.append("first"))
     await fails(reachability, "claim")
     await fails(reachability, "claim", Refused("no"))
-    assert (heard, reachability.answers) == ([], False)
+    assert (heard, reachability.answers_claims) == ([], False)
     await answers(reachability, "claim")
     await answers(reachability, "claim")
     reachability.when_reached(lambda: heard.append("later"))
-    assert (heard, reachability.answers) == (["first", "later"], True)
+    assert (heard, reachability.answers_claims) == (["first", "later"], True)
+
+
+async def test_claims_wait_for_tasks_though_results_are_not_answered(reachability: Reachability) -> None:
+    """They would be repeated without a pause otherwise, for as long as results fail."""
+    await answers(reachability, "claim")
+    await fails(reachability, "settle")
+    assert reachability.answers_claims
+    await fails(reachability, "claim")
+    assert not reachability.answers_claims

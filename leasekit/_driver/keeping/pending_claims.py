@@ -140,7 +140,7 @@ class Claims:
         async def call() -> Claimed:
             nonlocal tries
             tries += 1
-            poll = 0 if probes and not self._context.reachability.answers else wait
+            poll = 0 if probes and not self._context.reachability.answers_claims else wait
             asked = self._context.reachability.call("claim", partial(ask, wait=poll), within=poll + _SPARE)
             asking = asyncio.create_task(asked)
             try:

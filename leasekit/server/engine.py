@@ -193,7 +193,7 @@ class Engine:
         return [Verdict(id=i.id, verdict="failed", reason=why) if i.then else next(verdicts) for i in settlements]
 
     async def stats(self) -> Stats:
-        return Stats(kinds=await self._read(lambda view: view.counts()))
+        return Stats(kinds=await self._in_reader(self._store.counts))
 
     async def workers(self) -> list[WorkerInfo]:
         """List the workers that hold leases or sent a request in the last ten minutes."""
@@ -279,13 +279,16 @@ class Engine:
         self.commit.submit(_CLAIM, request, size=1 + len(request.kinds) // _KINDS, done=done)
 
     async def _read(self, look: Callable[[View], _T]) -> _T:
+        return await self._in_reader(lambda: self._look(look))
+
+    async def _in_reader(self, read: Callable[[], _T]) -> _T:
         if self._consumer is None:
             raise Unavailable("the engine is not open")
         if self._reads >= _READS:
             raise Throttled("too many reads wait: try again later", retry_after=0.5 + self._random.random())
         self._reads += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._readers, self._look, look)
+            return await asyncio.get_running_loop().run_in_executor(self._readers, read)
         finally:
             self._reads -= 1
 

@@ -19,7 +19,7 @@ from leasekit.task import Status
 
 __all__ = [
     "RETENTION", "Anchor", "Checkpoint", "ClaimMemory", "Content", "Dedupe", "Ending", "Entity", "Filter", "Lane",
-    "Limits", "Run", "Store", "Trigger", "Tx", "View", "shifted",
+    "Limits", "Run", "Space", "Store", "Trigger", "Tx", "View", "shifted",
 ]  # fmt: skip
 
 
@@ -134,6 +134,14 @@ class Ending(NamedTuple):
     seq: int
 
 
+class Space(NamedTuple):
+    """The bytes that a store takes, and that its disk has left."""
+
+    file: int
+    log: int
+    free: int
+
+
 class Filter(NamedTuple):
     """The tasks that a listing selects; None selects any."""
 
@@ -176,6 +184,14 @@ class View(Protocol):
 
     def holders(self) -> dict[str, int]:
         """Count the leases that each worker holds."""
+        ...
+
+    def lanes(self, kinds: Collection[str]) -> list[Lane]:
+        """Return the lanes of these kinds in which tasks wait, the most urgent first."""
+        ...
+
+    def count_waiting(self, lane: Lane, *, now: float, most: int) -> tuple[int, int]:
+        """Count the tasks of a lane that are due, and those that are due later; each up to `most`."""
         ...
 
     def ended(self, wanted: Filter, *, until: float, after: Ending, limit: int) -> list[Ending]:
@@ -244,10 +260,6 @@ class Tx(View, Protocol):
 
     def give_back(self, *, most: int) -> None:
         """Shorten the file by up to `most` bytes of its free space."""
-        ...
-
-    def lanes(self, kinds: Collection[str]) -> list[Lane]:
-        """Return the lanes of these kinds in which tasks wait, the most urgent first."""
         ...
 
     def ready(self, lane: Lane, *, now: float, after: tuple[float, int], limit: int) -> list[Trigger]:
@@ -343,6 +355,15 @@ class Store(Protocol):
     def view(self) -> AbstractContextManager[View]:
         """Open a snapshot of the store, from any thread, without delaying the writer."""
         ...
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Count the tasks of each kind in each status, from any thread, without a scan if the store keeps counts."""
+        with self.view() as view:
+            return view.counts()
+
+    def space(self) -> Space | None:
+        """Return the space that the store takes; None: it has no file, or this cannot be told. Any thread."""
+        return None
 
     def cramped(self) -> str | None:
         """Return why no new tasks should be accepted, so that existing tasks can go on; None: there is room."""

@@ -177,6 +177,20 @@ class _MemoryView(View):
                 counts[row.owner] = counts.get(row.owner, 0) + 1
         return counts
 
+    def lanes(self, kinds: Collection[str]) -> list[Lane]:
+        lanes = self._tables.lanes
+        return sorted(
+            Lane(priority, kind, waiting[0][0])
+            for kind in kinds
+            for priority, waiting in lanes.get(kind, {}).items()
+            if waiting
+        )
+
+    def count_waiting(self, lane: Lane, *, now: float, most: int) -> tuple[int, int]:
+        waiting = self._tables.lanes.get(lane.kind, {}).get(lane.priority, [])
+        due = bisect.bisect_right(waiting, now, key=lambda item: item[0])
+        return min(due, most), min(len(waiting) - due, most)
+
     def ended(self, wanted: Filter, *, until: float, after: Ending, limit: int) -> list[Ending]:
         first = bisect.bisect_right(self._tables.ended, tuple(after))
         return [Ending(*end) for end in islice(self._ended(wanted, until, first), limit)]
@@ -271,15 +285,6 @@ class _MemoryTx(_MemoryView, Tx):
 
     def give_back(self, *, most: int) -> None:
         """Do nothing: there is no file."""
-
-    def lanes(self, kinds: Collection[str]) -> list[Lane]:
-        lanes = self._tables.lanes
-        return sorted(
-            Lane(priority, kind, waiting[0][0])
-            for kind in kinds
-            for priority, waiting in lanes.get(kind, {}).items()
-            if waiting
-        )
 
     def ready(self, lane: Lane, *, now: float, after: tuple[float, int], limit: int) -> list[Trigger]:
         waiting = self._tables.lanes.get(lane.kind, {}).get(lane.priority, [])

@@ -10,21 +10,23 @@ import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engine, event, select
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 
 from leasekit.errors import BackendError, ConfigError, StoreDamaged, Unavailable
-from leasekit.server.store import Store, Tx, View
+from leasekit.server.store import Space, Store, Tx, damage
 from leasekit.server.store import statements as sql
 from leasekit.server.store.admission import check_tables, close_to_others, refuse_foreign
 from leasekit.server.store.lease_cache import LeaseCache
 from leasekit.server.store.lock import ONE_USER, FileLock, Identity, is_open_here
 from leasekit.server.store.schema import HEAD, metadata, version
+from leasekit.server.store.task_counts import TaskCounts
 from leasekit.server.store.tx import Counter, SqlTx, SqlView
 
 logger = logging.getLogger("leasekit.server")
@@ -41,6 +43,7 @@ _WRITER = (
     "synchronous = FULL",  # an acknowledged write is on the disk
     "foreign_keys = ON",
     f"busy_timeout = {_BUSY}",
+    "temp_store = MEMORY",  # the triggers of `task_counts`
     "cache_size = -65536",  # KiB (negative: not pages): the tables that change often stay in memory
 )
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -79,6 +82,7 @@ class SqlStore(Store):
         self._connection: Connection | None = None
         self._counter = Counter()
         self._held = LeaseCache()
+        self._counts = TaskCounts()
 
     def open(self) -> None:
         """Lock the file, check that it is whole and the same as before, and bring its schema up to date.
@@ -182,9 +186,10 @@ class SqlStore(Store):
         identity: Identity | None = None
         try:
             with self._writer_connection() as connection:
+                self._counts.begin(sql.driver(connection))
                 with connection.begin():
                     changes = sql.driver(connection).total_changes
-                    tx = SqlTx(connection, self._counter, self._held)
+                    tx = SqlTx(connection, self._counter, self._held, self._counts.changes)
                     yield tx
                     if sql.driver(connection).total_changes > changes:
                         identity = Identity(self._identity.id, self._identity.commits + 1, self._start)
@@ -193,13 +198,16 @@ class SqlStore(Store):
                         )
                 if identity is not None:
                     self._identity = identity
+                    self._counts.commit(identity.commits)
                     self._lock.note(identity)
         except BaseException:
             self._held.clear()  # the writes are undone, or their result is unknown
+            if identity is not None:
+                self._counts.doubt(identity.commits)
             raise
 
     @contextmanager
-    def view(self) -> Generator[View]:
+    def view(self) -> Generator[SqlView]:
         self._lock.check_place()
         try:
             with self._reading.connect() as connection, connection.begin():
@@ -207,6 +215,17 @@ class SqlStore(Store):
         except (DBAPIError, sqlite3.Error) as error:
             self._note_damage(error)
             raise Unavailable(f"the store could not be read: {_cause(error)}") from error
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        def count() -> tuple[int, Sequence[tuple[Any, Any, int]]]:
+            with self.view() as view:
+                return view.numbered_counts()
+
+        counts = self._counts.read(count)
+        return damage.statuses(
+            (sql.text_or_bytes(kind), status.decode(errors="replace"), tasks)
+            for (kind, status), tasks in counts.items()
+        )
 
     def cramped(self) -> str | None:
         """Return why the disk has no room for new tasks; None: it has."""
@@ -222,6 +241,14 @@ class SqlStore(Store):
             "existing tasks): make room, no restart is needed"
         )
 
+    def space(self) -> Space | None:
+        try:
+            disk = os.statvfs(self._path)
+            file, log = (_size(Path(f"{self._path}{suffix}")) for suffix in ("", "-wal"))
+        except OSError:
+            return None
+        return Space(file, log, disk.f_bavail * disk.f_frsize)
+
     def close(self) -> None:
         """Close the readers, then the writer, then release the lock."""
         self._reading.dispose()
@@ -229,6 +256,7 @@ class SqlStore(Store):
         self._writing.dispose()
         self._counter = Counter()
         self._held.clear()
+        self._counts = TaskCounts()
         self._lock.release()
 
     @contextmanager
@@ -303,6 +331,10 @@ def _give_identity(connection: Connection) -> Identity:
         sql.ADD_STORE.each(connection, [(*identity, None)])
     sql.driver(connection).execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return identity
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _cause(error: BaseException | None) -> object:

@@ -62,10 +62,10 @@ class Statement:
             return cast("list[tuple[Any, ...]]", self(connection, **values).fetchall())
         except sqlite3.OperationalError as error:
             driver = connection.connection.driver_connection
-            if "UTF-8" not in str(error) or driver is None or driver.text_factory is _text_or_bytes:
+            if "UTF-8" not in str(error) or driver is None or driver.text_factory is text_or_bytes:
                 raise
             # A damaged text must not fail the other rows. This factory costs more: it is used once there is damage.
-            driver.text_factory = _text_or_bytes
+            driver.text_factory = text_or_bytes
             return self.rows(connection, **values)
 
     def each(self, connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -89,7 +89,7 @@ class Insert(Statement):
         super().each(connection, rows[rest:])
 
 
-def _text_or_bytes(raw: bytes) -> str | bytes:
+def text_or_bytes(raw: bytes) -> str | bytes:
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -178,6 +178,11 @@ READY = Statement(
     .order_by(_DUE, trigger.c.seq)
     .limit(_MOST)
 )
+_IN_LANE = (is_waiting(), trigger.c.kind == bindparam("kind"), trigger.c.priority == bindparam("priority"))
+COUNT_DUE, COUNT_LATER = (
+    Statement(select(func.count()).select_from(select(sa.literal(1)).where(*_IN_LANE, when).limit(_MOST).subquery()))
+    for when in (_NOW >= _DUE, _NOW < _DUE)
+)
 EXPIRED = Statement(select(trigger).where(is_leased(), _NOW >= _DUE).order_by(_DUE, trigger.c.seq).limit(_MOST))
 FREE_NAMES = Statement(
     select(trigger.c.seq)
@@ -189,6 +194,7 @@ FREE_NAMES = Statement(
     )
     .limit(_MOST)
 )
+COMMITS = Statement(select(store.c.commits))
 ANCHOR = Statement(select(store.c.anchor))
 COUNTS = Statement(select(trigger.c.kind, trigger.c.status, func.count()).group_by(trigger.c.kind, trigger.c.status))
 HOLDERS = Statement(select(trigger.c.owner, func.count()).where(is_leased()).group_by(trigger.c.owner))

@@ -1,6 +1,7 @@
 """Transactions and snapshots of an SQL database: batches of rows in, batches of rows out."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter as Counts
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from leasekit.server.store import (
 from leasekit.server.store import statements as sql
 from leasekit.server.store.lease_cache import LeaseCache
 from leasekit.server.store.schema import dedupe, task, trigger
+from leasekit.server.store.task_counts import Key
 from leasekit.task import Status
 
 _PRIORITIES = "[0,1,2,3,4]"
@@ -89,6 +91,10 @@ class SqlView(View):
     def counts(self) -> dict[str, dict[str, int]]:
         return damage.statuses(sql.COUNTS.rows(self._connection))
 
+    def numbered_counts(self) -> tuple[int, Sequence[tuple[Any, Any, int]]]:
+        """Return the number of the last transaction, and the tasks of each kind in each status."""
+        return sql.COMMITS.rows(self._connection)[0][0], sql.COUNTS.rows(self._connection)
+
     def holders(self) -> dict[str, int]:
         return {str(row[0]): row[1] for row in sql.HOLDERS.rows(self._connection)}
 
@@ -102,6 +108,15 @@ class SqlView(View):
         of = (trigger.c.kind, trigger.c.status)
         query = _ended(wanted, until, *of, func.count()).group_by(*of)
         return damage.statuses(sql.Statement(query).rows(self._connection))
+
+    def lanes(self, kinds: Collection[str]) -> list[Lane]:
+        rows = sql.LANES.rows(self._connection, kinds=_json_list(kinds), priorities=_PRIORITIES)
+        return sorted(Lane(*row) for row in rows if damage.is_number(row[2]))
+
+    def count_waiting(self, lane: Lane, *, now: float, most: int) -> tuple[int, int]:
+        of = {"kind": lane.kind, "priority": lane.priority, "now": now, "most": most}
+        due, later = (statement.rows(self._connection, **of)[0][0] for statement in (sql.COUNT_DUE, sql.COUNT_LATER))
+        return due, later
 
     def free_names(self, *, until: float, limit: int) -> list[int]:
         return [row[0] for row in sql.FREE_NAMES.rows(self._connection, now=until, most=limit)]
@@ -125,10 +140,13 @@ class SqlView(View):
 class SqlTx(SqlView, Tx):
     """A transaction of the writer on an SQL database. `Tx` describes the methods."""
 
-    def __init__(self, connection: Connection, counter: Counter, held: LeaseCache) -> None:
+    def __init__(
+        self, connection: Connection, counter: Counter, held: LeaseCache, changes: MutableMapping[Key, int]
+    ) -> None:
         super().__init__(connection)
         self._counter = counter
         self._held = held
+        self._changes = changes  # of the numbers of tasks
         self.new_anchor: str | None = None  # the store writes it if anything else is written
 
     def allocate_seqs(self, count: int) -> int:
@@ -143,6 +161,9 @@ class SqlTx(SqlView, Tx):
             for row in triggers
         ]
         sql.ADD_TRIGGERS.each(self._connection, rows)
+        for (kind, status), tasks in Counts((row.kind, row.status) for row in triggers).items():
+            key = (kind.encode(), status.encode())
+            self._changes[key] = self._changes.get(key, 0) + tasks
 
     def triggers(self, ids: Collection[str]) -> dict[str, Trigger]:
         known = self._held.find(ids)
@@ -192,10 +213,6 @@ class SqlTx(SqlView, Tx):
         for _ in range(max(1, most // page)):  # one by one, because the driver ends such a statement at its first page
             sql.driver(self._connection).execute("PRAGMA incremental_vacuum(1)").fetchall()
         self.probe_write()
-
-    def lanes(self, kinds: Collection[str]) -> list[Lane]:
-        rows = sql.LANES.rows(self._connection, kinds=_json_list(kinds), priorities=_PRIORITIES)
-        return sorted(Lane(*row) for row in rows if damage.is_number(row[2]))
 
     def ready(self, lane: Lane, *, now: float, after: tuple[float, int], limit: int) -> list[Trigger]:
         rows = sql.READY.rows(

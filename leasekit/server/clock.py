@@ -19,6 +19,7 @@ from typing import NamedTuple
 from leasekit.server.store import Anchor
 
 _STALL = 5.0  # seconds between two readings; the consumer causes a reading each second
+_STEP = 1.0  # seconds between two readings by which the clocks differ after a step; a slewed clock differs by less
 _BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has CLOCK_BOOTTIME
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # a new id after each start of the machine
 _OFFSETS = Path("/proc/self/timens_offsets")  # what the time namespace of this process adds to CLOCK_BOOTTIME
@@ -69,6 +70,9 @@ class StoreClock:
         self._stall = (_STALL if self._boot is boottime else math.inf) if stall is None else stall
         self._started_at = self._wall() - self._boot()  # when the clock without steps showed zero
         self._gained = 0.0  # by the wall clock, since then
+        self._ahead = 0.0  # of the wall clock, when it was read last
+        self.steps = 0  # of the wall clock, in either direction
+        self.stalls = 0  # gaps between two readings
         self._read_at = self.instant()
 
     @property
@@ -79,13 +83,19 @@ class StoreClock:
     def read(self) -> Moment:
         """Read both clocks, and note forward steps of the wall clock."""
         instant = self.instant()
-        self._gained = max(self._gained, self._wall() - instant)
+        before, self._ahead = self._ahead, self._wall() - instant
+        self._gained = max(self._gained, self._ahead)
+        self.steps += abs(self._ahead - before) > _STEP
         stalled, self._read_at = instant - self._read_at, instant
-        return Moment(instant + self._gained, instant, stalled > self._stall)
+        is_after_gap = stalled > self._stall
+        self.stalls += is_after_gap
+        return Moment(instant + self._gained, instant, is_after_gap)
 
     def not_before(self, at: float) -> Moment:
         """Read both clocks, moved forward to `at` where they are behind: all ends of leases must be set anew."""
-        self._started_at += max(at - self.peek(), 0.0)
+        moved = max(at - self.peek(), 0.0)
+        self._started_at += moved
+        self._ahead -= moved
         self._read_at = self.instant()
         return self.read()
 

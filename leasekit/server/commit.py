@@ -27,6 +27,7 @@ from leasekit.server.clock import StoreClock
 from leasekit.server.histogram import Histogram
 from leasekit.server.http.events import Feed
 from leasekit.server.store import Store
+from leasekit.server.tally import Tally
 from leasekit.server.unit_of_work import NewlyDue, TaskEvent, UnitOfWork
 
 logger = logging.getLogger("leasekit.server")
@@ -95,7 +96,8 @@ class GroupCommit:
         self._on_ready = on_ready
         self._on_gap = on_gap
         self._feed = feed
-        self.lapsed = 0  # leases that have expired
+        self.tally = Tally()
+        self.last_at: float | None = None  # of the last transaction, by the clock of leases
         self.sizes = Histogram([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000])  # items in a transaction
         self.seconds = Histogram([0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5])  # of one
         self._is_after_gap = True
@@ -279,7 +281,8 @@ class GroupCommit:
             self._failing_since = min(self._failing_since, moment.instant)
             raise
         self._is_after_gap, self.fault, self._failing_since = False, None, math.inf
-        self.lapsed += turn.lapsed
+        self.tally.add(turn)
+        self.last_at = moment.instant
         return _Outcome(answered, turn.readied(), turn.happened or ())
 
     def _call_in_loop(self, callback: Callable[..., None], *args: Any) -> None:

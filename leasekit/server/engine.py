@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random as _random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -20,8 +20,8 @@ from leasekit.server.commit import Done, GroupCommit, RequestClass
 from leasekit.server.daemon_threads import DaemonThreads
 from leasekit.server.http.events import Feed
 from leasekit.server.long_poll import LongPolls
-from leasekit.server.roles import claims, consumer, frontend, hsc, redrive
-from leasekit.server.store import Filter, Store, View
+from leasekit.server.roles import backlog, claims, consumer, frontend, hsc, redrive
+from leasekit.server.store import Filter, Space, Store, View
 from leasekit.server.sweeper import SWEEPING, Sweeper
 from leasekit.server.unit_of_work import TaskEvent, UnitOfWork
 from leasekit.task import (
@@ -194,6 +194,24 @@ class Engine:
 
     async def stats(self) -> Stats:
         return Stats(kinds=await self._in_reader(self._store.counts))
+
+    async def backlogs(self, waiting: Mapping[str, int]) -> dict[str, backlog.Backlog]:
+        """Return what waits of each of these kinds, given how many tasks of each wait."""
+        return await self._read(lambda view: backlog.backlogs(view, waiting, now=self._clock.peek()))
+
+    def space(self) -> Space | None:
+        """Return the space that the store takes, if it has a file."""
+        return self._store.space()
+
+    @property
+    def clock(self) -> StoreClock:
+        return self._clock
+
+    @property
+    def since_commit(self) -> float | None:
+        """Seconds since the last transaction; None: there was none."""
+        at = self.commit.last_at
+        return None if at is None else max(0.0, self._clock.instant() - at)
 
     async def workers(self) -> list[WorkerInfo]:
         """List the workers that hold leases or sent a request in the last ten minutes."""

@@ -59,10 +59,10 @@ class Sweeper:
 
     async def sweep(self) -> None:
         """Remove tasks and unused names whose retention is over, and answers of claims that are too old."""
-        step = await self.purge(PurgeRequest(older_than=self._keep))
+        step = await self.purge(PurgeRequest(older_than=self._keep), by="retention")
         while step.cursor is not None:
             await asyncio.sleep(_PAUSE)
-            step = await self.purge(PurgeRequest(older_than=self._keep, cursor=step.cursor))
+            step = await self.purge(PurgeRequest(older_than=self._keep, cursor=step.cursor), by="retention")
         if self._clock.peek() - self._names_at >= _NAMES_EVERY:
             await self._remove_names()
             self._names_at = self._clock.peek()
@@ -74,10 +74,10 @@ class Sweeper:
     async def _remove_names(self) -> None:
         until, most = self._clock.peek() - max(self._keep, _NAMES_KEPT), retention.PURGE_BATCH
         while seqs := await self._read(lambda view: view.free_names(until=until, limit=most)):
-            await self._commit(NAMES, retention.Removal(seqs, until), len(seqs))
+            await self._commit(NAMES, retention.Removal(seqs, until, "retention"), len(seqs))
             await asyncio.sleep(_PAUSE)
 
-    async def purge(self, request: PurgeRequest) -> Purged:
+    async def purge(self, request: PurgeRequest, *, by: str = "purge") -> Purged:
         """Remove up to `PURGE_BATCH` matching tasks, or count all of them (`dry_run`)."""
         wanted, until = Filter(request.kind, request.status), self._clock.peek() - request.older_than
         if request.dry_run:
@@ -85,7 +85,7 @@ class Sweeper:
         chosen = await self._read(lambda view: retention.choose(view, wanted, until=until, cursor=request.cursor))
         if not chosen.removal.seqs:
             return Purged(kinds={})
-        purged = await self._commit(PURGE, chosen.removal, len(chosen.removal.seqs))
+        purged = await self._commit(PURGE, chosen.removal._replace(by=by), len(chosen.removal.seqs))
         return Purged(kinds=purged.kinds, cursor=chosen.cursor)
 
     async def vacuum(self) -> Vacuumed:

@@ -5,6 +5,7 @@ writer's thread, and note in the unit of work which tasks have become ready and 
 """
 
 import random as _random
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from msgspec import Raw, Struct
 from leasekit.server.store import Trigger, Tx
 from leasekit.task import Status
 
+_ENDS = frozenset({"settled", "expired"})  # events that end a run
+_COUNTED = _ENDS | {"scheduled", "redriven"}
 _encode = msgspec.json.encode
 
 
@@ -45,7 +48,10 @@ class TaskEvent(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False)
 class UnitOfWork:
     """A transaction, the moment at which all of it happens, and the tasks that it makes ready."""
 
-    __slots__ = ("_at", "_due", "_later", "happened", "instant", "is_repeated", "lapsed", "now", "random", "tx")
+    __slots__ = (
+        "_at", "_due", "_later", "counted", "ended", "granted",
+        "happened", "instant", "is_repeated", "now", "random", "tx",
+    )  # fmt: skip
 
     def __init__(
         self, tx: Tx, *, now: float, instant: float, random: _random.Random, is_repeated: bool = False
@@ -55,7 +61,9 @@ class UnitOfWork:
         self.now = now  # the store's time, by which tasks are due
         self.instant = instant  # the same moment by the clock without steps, for ends of leases and waits
         self.random = random
-        self.lapsed = 0  # leases that expired in this transaction
+        self.counted = Counter[tuple[str, str, str]]()  # what `Tally` counts: kind, event and a detail of it
+        self.granted: list[Trigger] = []  # the states of tasks before they were granted
+        self.ended: list[Trigger] = []  # the states of tasks after their runs have ended
         self.happened: list[TaskEvent] | None = None  # None: events are not recorded
         self._at: datetime | None = None
         self._due: dict[str, int] = {}
@@ -74,6 +82,12 @@ class UnitOfWork:
 
     def tell(self, event: str, row: Trigger, *, worker: str | None = None, outcome: str | None = None) -> None:
         """Record an event of a task whose state is now `row`. Give `worker` where it no longer owns the task."""
+        if event in _COUNTED:
+            self.counted[row.kind, event, outcome or ""] += 1
+            if event in _ENDS:
+                self.ended.append(row)
+                if row.status is Status.DEAD:
+                    self.counted[row.kind, "dead", ""] += 1
         if self.happened is None:
             return
         if self._at is None:

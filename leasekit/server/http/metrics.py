@@ -1,7 +1,8 @@
 """`/metrics`: the state of a server, in the text format of Prometheus.
 
-Numbers are read when Prometheus asks; only answers are counted as they leave. Every label has a bounded number of
-values, whatever clients send: a hundred kinds have a label of their own, and the rest are *other*.
+Numbers are read when Prometheus asks; answers are counted as they leave, and what happens to tasks as it is committed.
+Nothing here scans the store. Every label has a bounded number of values, whatever clients send: a hundred kinds have a
+label of their own, and the rest are *other*.
 """
 
 import asyncio
@@ -15,8 +16,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from leasekit._lifecycle.states import WAITING
 from leasekit.errors import BackendError
+from leasekit.named import PREFIXES
 from leasekit.server.histogram import Histogram
+from leasekit.server.roles.backlog import Backlog
+from leasekit.server.tally import OTHER
 
 if TYPE_CHECKING:
     from leasekit.server.engine import Engine
@@ -24,7 +29,6 @@ if TYPE_CHECKING:
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _KINDS = 100
 _IDLE = 3600.0  # seconds without a change of its counts, after which a kind may lose its label
-_OTHER = "other"
 _METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
 
 
@@ -45,7 +49,7 @@ class Metrics:
 
     def count(self, route: str | None, method: str, status: int) -> None:
         """Count an answer; `route` is None for unknown paths, which must not become labels: clients choose them."""
-        self._requests.count(route or _OTHER, method, status)
+        self._requests.count(route or OTHER, method, status)
 
 
 class _RequestCollector(Collector):
@@ -55,7 +59,7 @@ class _RequestCollector(Collector):
         self._answered = Counter[tuple[str, str, int]]()
 
     def count(self, route: str, method: str, status: int) -> None:
-        self._answered[route, method if method in _METHODS else _OTHER, status] += 1
+        self._answered[route, method if method in _METHODS else OTHER, status] += 1
 
     def collect(self) -> Iterable[Metric]:
         requests = CounterMetricFamily(
@@ -104,6 +108,7 @@ class _EngineCollector(Collector):
         self._clock = clock
         self._tasks: dict[str, dict[str, int]] | None = None
         self._is_ready = False
+        self._backlogs: dict[str, Backlog] = {}
         self._labels = _KindLabels()
 
     async def look(self) -> None:
@@ -111,13 +116,19 @@ class _EngineCollector(Collector):
         self._is_ready = await self._engine.ready() is None
         try:
             stats: dict[str, dict[str, int]] = (await self._engine.stats()).kinds
+            labels = self._labels.choose(stats, self._clock())
+            waiting = {
+                kind: sum(counts.get(status, 0) for status in WAITING)
+                for kind, counts in stats.items()
+                if kind in labels and not kind.startswith(PREFIXES)  # a free name waits for nobody
+            }
+            self._backlogs = await self._engine.backlogs(waiting)
         except BackendError:
-            self._tasks = None
+            self._tasks, self._backlogs = None, {}
             return
-        labels = self._labels.choose(stats, self._clock())
         tasks: dict[str, dict[str, int]] = {}
         for kind, counts in stats.items():
-            into = tasks.setdefault(kind if kind in labels else _OTHER, {})
+            into = tasks.setdefault(kind if kind in labels else OTHER, {})
             for status, count in counts.items():
                 into[status] = into.get(status, 0) + count
         self._tasks = tasks
@@ -141,12 +152,68 @@ class _EngineCollector(Collector):
         yield backlog
         yield _histogram("leasekit_commit_batch_size", "Items written in one transaction.", engine.commit.sizes)
         yield _histogram("leasekit_commit_seconds", "How long transactions took.", engine.commit.seconds)
-        yield CounterMetricFamily("leasekit_leases_expired", "Leases that have expired.", engine.commit.lapsed)
         yield GaugeMetricFamily("leasekit_event_readers", "Readers of /v1/events.", len(engine.feed))
         yield CounterMetricFamily("leasekit_event_readers_dropped", "Readers dropped as too slow.", engine.feed.dropped)
+        yield from self._waiting()
+        yield from self._happened()
+        yield from self._stored()
+
+    def _waiting(self) -> Iterable[Metric]:
+        age = GaugeMetricFamily(
+            "leasekit_oldest_due_seconds", "How long the oldest task that is due has waited.", labels=["kind"]
+        )
+        due = GaugeMetricFamily("leasekit_tasks_due", "Tasks that wait and are due.", labels=["kind"])
+        later = GaugeMetricFamily("leasekit_tasks_later", "Tasks that wait and are not due yet.", labels=["kind"])
+        for kind, backlog in self._backlogs.items():
+            for metric, value in zip((age, due, later), backlog, strict=True):
+                metric.add_metric([kind], value)
+        yield from (age, due, later)
+
+    def _happened(self) -> Iterable[Metric]:
+        kinds = list(self._engine.commit.tally.kinds.items())
+        for event, (name, description, label) in _EVENTS.items():
+            counter = CounterMetricFamily(name, description, labels=["kind", label] if label else ["kind"])
+            for kind, numbers in kinds:
+                for (happened, detail), count in list(numbers.events.items()):
+                    if happened == event:
+                        counter.add_metric([kind, detail] if label else [kind], count)
+            yield counter
+        waits = HistogramMetricFamily(
+            "leasekit_wait_seconds", "How long tasks that were due waited for a claim.", labels=["kind"]
+        )
+        runs = HistogramMetricFamily("leasekit_run_seconds", "How long runs took, from claim to end.", labels=["kind"])
+        for kind, numbers in kinds:
+            for metric, histogram in ((waits, numbers.waits), (runs, numbers.runs)):
+                metric.add_metric([kind], _buckets(histogram), histogram.sum)
+        yield from (waits, runs)
+
+    def _stored(self) -> Iterable[Metric]:
+        engine = self._engine
+        if (since := engine.since_commit) is not None:
+            yield GaugeMetricFamily("leasekit_last_commit_age_seconds", "Since the last transaction.", since)
+        steps = engine.clock.steps
+        yield CounterMetricFamily("leasekit_clock_steps", "Steps of the wall clock of a second or more.", steps)
+        stalls = engine.clock.stalls
+        yield CounterMetricFamily("leasekit_stalls", "Gaps of some seconds in which the server did not run.", stalls)
+        if (space := engine.space()) is not None:
+            yield GaugeMetricFamily("leasekit_store_bytes", "Size of the store's file.", space.file)
+            yield GaugeMetricFamily("leasekit_store_wal_bytes", "Size of its write-ahead log.", space.log)
+            yield GaugeMetricFamily("leasekit_store_disk_free_bytes", "Free space of its disk.", space.free)
+
+
+_EVENTS = {  # event → metric, description, and the label that says more
+    "scheduled": ("leasekit_tasks_scheduled", "Tasks that were scheduled.", None),
+    "settled": ("leasekit_settlements", "Runs that their holders, or supervisors, have ended, by outcome.", "outcome"),
+    "expired": ("leasekit_leases_expired", "Leases that have expired.", None),
+    "dead": ("leasekit_tasks_died", "Tasks that have failed or crashed too often.", None),
+    "redriven": ("leasekit_redrives", "Tasks that were given a new life.", None),
+    "removed": ("leasekit_tasks_removed", "Tasks that were deleted, by a purge or by retention.", "by"),
+}
 
 
 def _histogram(name: str, description: str, histogram: Histogram) -> Metric:
-    counts = histogram.cumulated()
-    bounds = [*map(str, histogram.bounds), "+Inf"]
-    return HistogramMetricFamily(name, description, list(zip(bounds, counts, strict=True)), histogram.sum)
+    return HistogramMetricFamily(name, description, _buckets(histogram), histogram.sum)
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    return list(zip([*map(str, histogram.bounds), "+Inf"], histogram.cumulated(), strict=True))

@@ -166,6 +166,7 @@ def _granted(
 
 def grant_all(turn: UnitOfWork, rows: Sequence[Trigger], worker: str) -> list[Trigger]:
     """Return the rows of these tasks after a grant to `worker`; the caller saves them."""
+    turn.granted += rows
     named = zip(rows, tokens(len(rows), turn.random), strict=True)
     return [grant(row, worker, token, now=turn.instant) for row, token in named]
 

@@ -41,7 +41,6 @@ def lapse(turn: UnitOfWork, rows: Sequence[Trigger]) -> list[Trigger]:
         ended.append(after)
         turn.tell("expired", after, worker=row.owner)
     turn.tx.add_runs(runs)
-    turn.lapsed += len(rows)
     return ended
 
 

@@ -30,6 +30,7 @@ class Removal(NamedTuple):
 
     seqs: Sequence[int]
     until: float
+    by: str = "purge"  # or *retention*
 
 
 class Chosen(NamedTuple):
@@ -69,6 +70,7 @@ def _removed(turn: UnitOfWork, removal: Removal) -> Purged:
     for row in old:
         counts = kinds.setdefault(row.kind, {})
         counts[row.status.value] = counts.get(row.status.value, 0) + 1
+        turn.counted[row.kind, "removed", removal.by] += 1
     return Purged(kinds=kinds)
 
 
@@ -76,7 +78,9 @@ def remove_names(turn: UnitOfWork, removals: Sequence[Removal]) -> list[None]:
     """Remove the chosen names that are still free. They begin anew when they are asked for, with higher fences."""
     for removal in removals:
         rows = [row for row in turn.tx.triggers_of(removal.seqs).values() if row.status in WAITING]
-        turn.tx.remove([row.seq for row in rows if (row.next_trigger_at or 0) <= removal.until])
+        unused = [row for row in rows if (row.next_trigger_at or 0) <= removal.until]
+        turn.tx.remove([row.seq for row in unused])
+        turn.counted.update((row.kind, "removed", removal.by) for row in unused)
     return [None] * len(removals)
 
 

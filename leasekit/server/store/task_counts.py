@@ -35,7 +35,7 @@ class TaskCounts:
         self._counting = threading.Lock()  # one scan at a time
         self._lock = threading.Lock()  # for the fields below
         self._counts: Counter[Key] | None = None  # None: not counted yet
-        self._number = 0  # of the last transaction in `_counts` when it was made; or of one whose result is unknown
+        self._number = -1  # of the last transaction in `_counts` when it was made; or of one whose result is unknown
         self._meanwhile: list[tuple[int, Counter[Key]]] | None = None  # the transactions during a scan, by number
 
     def begin(self, driver: sqlite3.Connection) -> None:

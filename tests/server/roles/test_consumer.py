@@ -36,9 +36,9 @@ async def test_all_leases_that_ran_out_are_counted_whoever_takes_them_back(bench
     bench.clock.advance(10)
     await bench.beat(tasks[1])
     await bench.cancel("cancelled")
-    assert bench.engine.commit.lapsed == 2
+    assert bench.engine.commit.tally.total("expired") == 2
     await bench.engine.tick()
-    assert bench.engine.commit.lapsed == 3
+    assert bench.engine.commit.tally.total("expired") == 3
 
 
 async def test_the_history_says_since_when_nothing_was_heard_and_from_whom(bench: Bench) -> None:

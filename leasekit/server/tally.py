@@ -1,0 +1,75 @@
+"""What has happened since this server started, for `/metrics`: events and durations by kind.
+
+The writer's thread adds each transaction once it has committed; any thread reads. Kinds are bounded: `_KINDS` have a
+label at a time, the others are *other*. A kind without an event for an hour may lose its label, and its numbers with
+it: to Prometheus that is a counter that ends.
+"""
+
+from collections import Counter
+
+from leasekit.named import PREFIXES
+from leasekit.server.histogram import Histogram
+from leasekit.server.unit_of_work import UnitOfWork
+
+OTHER = "other"
+_KINDS = 100
+_IDLE = 3600.0  # seconds without an event, after which a kind may lose its label
+_SECONDS = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0, 43200.0)
+
+
+class _Kind:
+    """The numbers of one label."""
+
+    def __init__(self) -> None:
+        self.used_at = 0.0
+        self.events = Counter[tuple[str, str]]()
+        self.waits = Histogram(_SECONDS)
+        self.runs = Histogram(_SECONDS)
+
+
+class Tally:
+    """The events and durations of one server."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, _Kind] = {}
+        self._claimed_at: dict[int, float] = {}  # of live leases, by the `seq` of the task
+        self._evict_at = 0.0  # no kind can lose its label before
+
+    def add(self, turn: UnitOfWork) -> None:
+        """Count what has happened in a transaction that has committed."""
+        now = turn.instant
+        for (kind, event, detail), count in turn.counted.items():
+            self._of(kind, now).events[event, detail] += count
+        for row in turn.ended:
+            claimed_at = self._claimed_at.pop(row.seq, None)
+            if claimed_at is not None:
+                self._of(row.kind, now).runs.add(now - claimed_at)
+        for row in turn.granted:  # last: a run may have ended and a new one begun
+            self._claimed_at[row.seq] = now
+            if not row.kind.startswith(PREFIXES):  # nobody has waited for a name as long as it was free
+                self._of(row.kind, now).waits.add(max(0.0, turn.now - (row.next_trigger_at or turn.now)))
+
+    def total(self, event: str) -> int:
+        return sum(
+            count for kind in list(self.kinds.values()) for (name, _), count in kind.events.items() if name == event
+        )
+
+    def _of(self, kind: str, now: float) -> _Kind:
+        numbers = self.kinds.get(kind)
+        if numbers is None:
+            if len(self.kinds) >= _KINDS:
+                kind = self._make_room(kind, now)
+            numbers = self.kinds.setdefault(kind, _Kind())
+        numbers.used_at = now
+        return numbers
+
+    def _make_room(self, kind: str, now: float) -> str:
+        """Take the label of the kind that was idle for longest, and return `kind`; *other* if no kind was idle."""
+        if now < self._evict_at:
+            return OTHER
+        oldest = min((kind for kind in self.kinds if kind != OTHER), key=lambda kind: self.kinds[kind].used_at)
+        self._evict_at = self.kinds[oldest].used_at + _IDLE
+        if now < self._evict_at:
+            return OTHER
+        del self.kinds[oldest]
+        return kind

@@ -3,24 +3,37 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]  # Schemathesis brings it
 from prometheus_client.parser import text_string_to_metric_families
 
 from leasekit.errors import Unavailable
 from leasekit.server.engine import Engine
 from leasekit.server.histogram import Histogram
 from leasekit.server.http.metrics import Metrics
+from leasekit.server.roles import backlog
 from leasekit.server.store.memory import MemoryStore
-from leasekit.task import NewTask
-from leasekit.wire import PurgeRequest
+from leasekit.server.store.sql import SqlStore
+from leasekit.server.tally import Tally
+from leasekit.server.unit_of_work import UnitOfWork
+from leasekit.task import NewTask, Outcome, Settlement
+from leasekit.wire import PurgeRequest, RedriveRequest
 
 pytestmark = pytest.mark.anyio
 
-DASHBOARD = Path(__file__).parents[2] / "docs/grafana/leasekit.json"
+DOCS = Path(__file__).parents[2] / "docs"
+DASHBOARD = DOCS / "grafana/leasekit.json"
+ALERTS = DOCS / "prometheus/alerts.yml"
+OPERATIONS = DOCS / "operations.md"
+NO_TX: Any = None
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -46,6 +59,12 @@ async def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 async def put(engine: Engine, *kinds: str) -> None:
     for start in range(0, len(kinds), 1000):
         await engine.schedule([NewTask(kind=kind) for kind in kinds[start : start + 1000]])
+
+
+async def settle(engine: Engine, kind: str, outcome: Outcome) -> None:
+    claimed = await engine.claim(worker="w", kinds=[kind], limit=1, wait=0, claim_id=uuid.uuid4().hex)
+    (task,) = claimed.tasks
+    await engine.results("w", [Settlement(id=task.id, token=task.token, outcome=outcome)])
 
 
 async def test_tasks_are_counted_by_kind_and_status(engine: Engine) -> None:
@@ -130,6 +149,129 @@ async def test_claims_that_wait_are_shown(engine: Engine) -> None:
     assert await value(metrics, "leasekit_claims_waiting") == 0
 
 
+async def test_settlements_deaths_and_redrives_are_counted(engine: Engine) -> None:
+    metrics = Metrics(engine)
+    scheduled = await engine.schedule([NewTask(kind="a"), NewTask(kind="a", max_attempts=1), NewTask(kind="b")])
+    await settle(engine, "a", "success")
+    await settle(engine, "a", "retry")
+    await engine.redrive(RedriveRequest(ids=[scheduled[1].id]))
+    found = await samples(metrics)
+
+    def count(name: str, **labels: str) -> float | None:
+        return found.get((f"leasekit_{name}_total", frozenset(labels.items())))
+
+    assert count("settlements", kind="a", outcome="success") == 1
+    assert count("settlements", kind="a", outcome="retry") == 1
+    assert count("tasks_died", kind="a") == 1
+    assert count("redrives", kind="a") == 1
+    assert count("tasks_scheduled", kind="a") == 2
+    assert count("tasks_died", kind="b") == 0
+
+
+async def test_a_repeated_settlement_counts_once(engine: Engine) -> None:
+    await put(engine, "a")
+    (task,) = (await engine.claim(worker="w", kinds=["a"], limit=1, wait=0, claim_id="c")).tasks
+    for _ in range(2):
+        await engine.results("w", [Settlement(id=task.id, token=task.token, outcome="success")])
+    assert await value(Metrics(engine), "leasekit_settlements_total", kind="a", outcome="success") == 1
+    assert await value(Metrics(engine), "leasekit_run_seconds_count", kind="a") == 1
+
+
+async def test_removed_tasks_are_counted_by_who_removed_them(engine: Engine) -> None:
+    await put(engine, "a", "a")
+    await settle(engine, "a", "success")
+    await engine.purge(PurgeRequest())
+    await settle(engine, "a", "success")
+    await engine.sweeper.purge(PurgeRequest(), by="retention")
+    for by in ("purge", "retention"):
+        assert await value(Metrics(engine), "leasekit_tasks_removed_total", kind="a", by=by) == 1
+
+
+async def test_a_transaction_that_is_undone_counts_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    await put(engine, "a")
+    tasks = (await engine.claim(worker="w", kinds=["a"], limit=1, wait=0, claim_id="c")).tasks
+    commit = MemoryStore.transaction
+
+    @contextmanager
+    def full(store: MemoryStore) -> Iterator[Any]:
+        with commit(store) as tx:
+            yield tx
+            raise Unavailable("full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryStore, "transaction", full)
+        with pytest.raises(Unavailable):
+            await engine.results("w", [Settlement(id=tasks[0].id, token=tasks[0].token, outcome="success")])
+    assert await value(Metrics(engine), "leasekit_settlements_total", kind="a", outcome="success") is None
+    await engine.results("w", [Settlement(id=tasks[0].id, token=tasks[0].token, outcome="success")])
+    assert await value(Metrics(engine), "leasekit_settlements_total", kind="a", outcome="success") == 1
+
+
+async def test_waits_and_runs_are_timed_by_the_clocks_of_the_store() -> None:
+    clock = [1e6]
+    async with Engine(MemoryStore(), clock=lambda: clock[0]) as engine:
+        await put(engine, "a")
+        clock[0] += 7
+        (task,) = (await engine.claim(worker="w", kinds=["a"], limit=1, wait=0, claim_id="c")).tasks
+        clock[0] += 20
+        await engine.results("w", [Settlement(id=task.id, token=task.token, outcome="success")])
+        found = await samples(Metrics(engine))
+    labels = frozenset({("kind", "a")})
+    assert found["leasekit_wait_seconds_sum", labels] == 7
+    assert found["leasekit_run_seconds_sum", labels] == 20
+
+
+async def test_due_tasks_are_told_from_later_ones() -> None:
+    clock = [1e6]
+    async with Engine(MemoryStore(), clock=lambda: clock[0]) as engine:
+        at = datetime.fromtimestamp(clock[0] + 100, UTC)
+        await engine.schedule([NewTask(kind="a"), NewTask(kind="a", priority=0), NewTask(kind="a", at=at)])
+        clock[0] += 30
+        found = await samples(Metrics(engine))
+    labels = frozenset({("kind", "a")})
+    assert found["leasekit_tasks_due", labels] == 2
+    assert found["leasekit_tasks_later", labels] == 1
+    assert found["leasekit_oldest_due_seconds", labels] == 30
+
+
+async def test_one_number_of_a_backlog_follows_from_the_other(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "_MOST", 4)
+    monkeypatch.setattr(backlog, "_LEAST", 1)
+    later = datetime.now(UTC) + timedelta(days=1)
+    await engine.schedule([NewTask(kind="a") for _ in range(9)] + [NewTask(kind="a", at=later)])
+    await engine.schedule([NewTask(kind="b", at=later) for _ in range(9)])
+    found = await engine.backlogs({"a": 10, "b": 9, "c": 0})
+    assert [found[kind][1:] for kind in "abc"] == [(9, 1), (0, 9), (0, 0)]
+
+
+async def test_a_step_of_the_wall_clock_is_noted_in_both_directions() -> None:
+    wall, boot = [1e6], [50.0]
+    async with Engine(MemoryStore(), clock=lambda: wall[0], boot=lambda: boot[0]) as engine:
+        for step in (0.0, 100.0, 0.2, -30.0):
+            wall[0] += 1 + step
+            boot[0] += 1
+            await engine.tick()
+        assert await value(Metrics(engine), "leasekit_clock_steps_total") == 2
+
+
+def test_ten_thousand_kinds_have_a_hundred_labels_and_an_idle_one_makes_room() -> None:
+    def happens(kind: str, at: float) -> UnitOfWork:
+        turn = UnitOfWork(NO_TX, now=at, instant=at, random=Random(1))
+        turn.counted[kind, "scheduled", ""] += 1
+        return turn
+
+    tally = Tally()
+    for n in range(10_000):
+        tally.add(happens(f"kind-{n}", n / 1000))
+    assert len(tally.kinds) == 101
+    assert tally.total("scheduled") == 10_000
+    tally.add(happens("kind-0", 3000.0))
+    tally.add(happens("late", 3609.0))
+    assert {"late", "kind-0", "other"} <= tally.kinds.keys()
+    assert "kind-1" not in tally.kinds
+    assert len(tally.kinds) == 101
+
+
 async def test_a_store_that_does_not_answer_costs_the_numbers_of_its_tasks_only(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,15 +322,57 @@ def dashboard() -> Any:
     return json.loads(DASHBOARD.read_text(encoding="utf-8"))
 
 
-async def test_the_dashboard_asks_for_what_there_is_and_shows_all_of_it(engine: Engine, dashboard: Any) -> None:
-    await put(engine, "a")
-    metrics = Metrics(engine)
-    metrics.count("/v1/tasks", "POST", 200)
-    exposed = {name for name, _ in await samples(metrics)}
+@pytest.fixture
+async def lived(tmp_path: Path) -> AsyncIterator[Samples]:
+    """A scrape of a server to which everything has happened that a metric counts."""
+    async with Engine(SqlStore(tmp_path / "tasks.db")) as engine:
+        await put(engine, "a", "a")
+        await settle(engine, "a", "success")
+        await engine.purge(PurgeRequest())
+        metrics = Metrics(engine)
+        metrics.count("/v1/tasks", "POST", 200)
+        yield await samples(metrics)
+
+
+_PART = re.compile(r"_(sum|count|bucket)$")
+
+
+async def test_the_dashboard_asks_for_what_there_is_and_shows_all_of_it(lived: Samples, dashboard: Any) -> None:
+    exposed = {name for name, _ in lived}
     asked = set(re.findall(r"\b(?:leasekit|process)_\w+", json.dumps(dashboard["panels"])))
     assert asked <= exposed
-    ours = {name for name in exposed if name.startswith("leasekit_")}
-    assert ours - asked <= {"leasekit_commit_seconds_sum", "leasekit_commit_seconds_count"}
+    ours = {_PART.sub("", name) for name in exposed if name.startswith("leasekit_")}
+    assert ours == {_PART.sub("", name) for name in asked if name.startswith("leasekit_")}
+
+
+async def test_the_dashboard_and_the_alerts_select_by_labels_that_there_are(lived: Samples, dashboard: Any) -> None:
+    labels = {name: {label for found, of in lived if found == name for label, _ in of} for name, _ in lived}
+    targets = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    for expression in [*targets, *(alert["expr"] for alert in alerts())]:
+        for name, selected in re.findall(r"\b(leasekit_\w+)\{([^}]*)\}", expression):
+            assert set(re.findall(r"(\w+)=", selected)) <= labels[name] | {"job"}, expression
+
+
+# The alerts -----------------------------------------------------------------------------------------------------
+
+
+def alerts() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
+
+
+async def test_the_alerts_watch_what_there_is(lived: Samples) -> None:
+    exposed = {name for name, _ in lived}
+    for alert in alerts():
+        names = set(re.findall(r"\bleasekit_\w+", alert["expr"]))
+        assert names, alert
+        assert names <= exposed, alert
+        assert alert["annotations"]["summary"]
+        assert alert["labels"]["severity"] in {"page", "ticket"}
+
+
+async def test_each_alert_is_explained() -> None:
+    explained = re.findall(r"^\| `(Leasekit\w+)` \|", OPERATIONS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert explained == [alert["alert"] for alert in alerts()]
 
 
 async def test_the_dashboard_can_be_imported_anywhere(dashboard: Any) -> None:

@@ -174,9 +174,12 @@ class _EngineCollector(Collector):
         for event, (name, description, label) in _EVENTS.items():
             counter = CounterMetricFamily(name, description, labels=["kind", label] if label else ["kind"])
             for kind, numbers in kinds:
+                if not label:
+                    counter.add_metric([kind], numbers.events[event, ""])
+                    continue
                 for (happened, detail), count in list(numbers.events.items()):
                     if happened == event:
-                        counter.add_metric([kind, detail] if label else [kind], count)
+                        counter.add_metric([kind, detail], count)
             yield counter
         waits = HistogramMetricFamily(
             "leasekit_wait_seconds", "How long tasks that were due waited for a claim.", labels=["kind"]

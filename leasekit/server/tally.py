@@ -1,4 +1,4 @@
-"""What has happened since this server started, for `/metrics`: events and durations by kind.
+"""Tally: the events and durations of each kind since this server started, for `/metrics`.
 
 The writer's thread adds each transaction once it has committed; any thread reads. Kinds are bounded: `_KINDS` have a
 label at a time, the others are *other*. A kind without an event for an hour may lose its label, and its numbers with

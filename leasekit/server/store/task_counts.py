@@ -1,4 +1,4 @@
-"""The number of tasks by kind and status, kept in memory, so that nobody has to scan a big store for it.
+"""The number of tasks by kind and status, kept in memory, so that a big store is not scanned for it.
 
 Rule 1: triggers of the writer's own connection report each change of a status, whichever statement makes it; they are
 not in the file. New tasks are reported by `SqlTx.add`, which costs less.

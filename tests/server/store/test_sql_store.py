@@ -300,7 +300,7 @@ def test_a_transaction_has_the_store_to_itself_from_its_start(store: SqlStore, p
 def test_readers_cannot_write(store: SqlStore) -> None:
     def write() -> None:
         with store.view() as view:
-            connection: Connection = view._connection  # type: ignore[attr-defined]
+            connection: Connection = view._connection
             connection.exec_driver_sql("DELETE FROM task")
 
     with pytest.raises(Unavailable, match="readonly"):

@@ -10,7 +10,9 @@ Nothing is settled before the code has ended, and heartbeats go on until the set
 """
 
 import logging
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 import anyio
@@ -130,6 +132,8 @@ class LeasedRun:
         self.attach()
         scope = self._scope = anyio.CancelScope()
         scope.__enter__()
+        with suppress(TypeError):  # a coroutine of other making, which nothing may refer to weakly
+            self.held.coroutine = weakref.ref(anyio.get_current_task().coro)
         self.held.listener = lambda: ring(call_soon, scope.cancel)
         if self._stop_told() is not None:  # told before the listener was there
             scope.cancel()
@@ -158,6 +162,7 @@ class LeasedRun:
         held.begin(self._idle_timeout)
         held.idle_at = old.idle_at  # a delivery is no activity of the handler
         held.listener, old.listener = old.listener, None
+        held.thread, held.coroutine = old.thread, old.coroutine
         self.task, self._held = held.task, held
         if old.progress is not UNSET and held.progress is UNSET:
             held.report(old.progress)

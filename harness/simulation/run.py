@@ -1,7 +1,6 @@
 """Build, run, drain and check one history."""
 
 import contextlib
-import faulthandler
 import gc
 import hashlib
 import logging
@@ -147,7 +146,7 @@ class _Errors(logging.Handler):
         self._world = world
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._world.is_over or "all stacks follow" in record.msg:
+        if self._world.is_over or "still runs, here" in record.msg:
             return
         error: Any = record.exc_info[1] if record.exc_info else None
         self._world.errors.append(f"{self._world.now:.3f}: {record.getMessage()}" + (f" {error!r}" if error else ""))
@@ -157,12 +156,10 @@ class _Errors(logging.Handler):
 def _alone(world: World) -> Iterator[None]:
     """Seed the global random generator, which tenacity uses for jitter, and collect errors instead of printing them."""
     state = random.getstate()
-    dump = faulthandler.dump_traceback
     loggers = [(logging.getLogger(name), logging.getLogger(name).level) for name in ("leasekit", "asyncio")]
     handler = _Errors(world)
     random.seed(world.scenario.seed)
     unraisable, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    faulthandler.dump_traceback = lambda *_, **__: None  # useless here, and long
     for logger, _ in loggers:
         logger.setLevel(logging.ERROR)
         logger.addHandler(handler)
@@ -178,5 +175,4 @@ def _alone(world: World) -> Iterator[None]:
             logger.setLevel(level)
             logger.removeHandler(handler)
             logger.propagate = True
-        faulthandler.dump_traceback = dump
         random.setstate(state)

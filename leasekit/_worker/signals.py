@@ -103,7 +103,7 @@ class Signals:
 
 
 def end_lost() -> NoReturn:
-    """End the process as a last resort: code that outlives its lease could run twice. The stacks are in stderr."""
+    """End the process as a last resort: code that outlives its lease could run twice. Its stack is in the log."""
     os._exit(LOST_EXIT_CODE)
 
 

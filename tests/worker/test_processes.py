@@ -273,7 +273,7 @@ def test_a_hang_up_that_is_ignored_or_somebody_elses_stays_so(start: Callable[[s
     assert script.said == ["True"]
 
 
-def test_a_body_that_outlives_its_lease_ends_the_process_before_its_trust_ends_and_shows_all_stacks(
+def test_a_body_that_outlives_its_lease_ends_the_process_before_its_trust_ends_and_shows_its_stack(
     start: Callable[[str], Script],
 ) -> None:
     script = start(

@@ -1,1 +1,1 @@
-"""Stop code whose lease has ended: kernel timer, deadlines, idle handlers, stack dumps, the end of the process."""
+"""Stop code whose lease has ended: kernel timer, deadlines, idle handlers, stacks, the end of the process."""

@@ -1,22 +1,22 @@
 """Escalation: the last measures against code that runs on after its lease was lost.
 
-lost ── … ──▶ all stacks are dumped ── … ──▶ last resort: a worker's process ends itself
-                                             (the kernel's timer ends it where this module gets no turn)
+lost ── … ──▶ the log shows where the code is ── … ──▶ last resort: a worker's process ends itself
+                                                       (the kernel's timer ends it where this module gets no turn)
+
+Where nothing ends the process, the log waits until the grace is over: code that ends within it has no such record.
 """
 
-import contextlib
-import faulthandler
 import logging
 import math
-import os
-import sys
 from collections.abc import Callable
 
-from leasekit import _log
+from leasekit._driver.guarding.stacks import Stack
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit.hooks import log_fields
 
 logger = logging.getLogger("leasekit")
+
+_MOST_SHOWN = 20  # stacks, until no code of a lost lease runs
 
 
 class Escalation:
@@ -24,38 +24,45 @@ class Escalation:
 
     def __init__(self, last_resort: Callable[[], None] | None) -> None:
         self._last_resort = last_resort
-        self._lingering: list[HeldLease] = []
-        self._dumped = False
+        self._lingering: list[HeldLease] = []  # no last measure was taken yet
+        self._unseen: list[HeldLease] = []  # their stacks are not in the log yet
+        self._shown = 0
 
     def add(self, held: HeldLease) -> None:
-        self._lingering.append(held)
+        self._unseen.append(held)
+        if self._last_resort is not None:
+            self._lingering.append(held)
 
     def ended(self, held: HeldLease) -> None:
         """Remove a lease whose code has ended; unknown leases are ignored."""
-        if held in self._lingering:
-            self._lingering.remove(held)
+        for leases in (self._lingering, self._unseen):
+            if held in leases:
+                leases.remove(held)
 
     def step(self, now: float) -> None:
         # After a stop of the whole process a lease is lost, and due here, in the same turn in which its code ends.
         self._lingering = [held for held in self._lingering if not held.ended]
-        for held in self._lingering[:]:
-            if now >= _dump_at(held) and not self._dumped:
-                self._dumped = True
-                _dump_stacks(held)
-            if now >= _last_moment(held):
-                self._lingering.remove(held)  # no further measure exists
-                if self._last_resort is not None:
-                    self._last_resort()
-        if not self._lingering:
-            self._dumped = False
+        self._unseen = [held for held in self._unseen if not held.ended]
+        for held in [held for held in self._unseen if now >= self._show_at(held)]:
+            self._unseen.remove(held)
+            self._shown += 1
+            if self._shown <= _MOST_SHOWN:
+                _log_stack(held)
+        for held in [held for held in self._lingering if now >= _last_moment(held)]:
+            self._lingering.remove(held)  # no further measure exists
+            if self._last_resort is not None:
+                self._last_resort()
+        if not self._lingering and not self._unseen:
+            self._shown = 0
 
     @property
     def wake_at(self) -> float:
-        return min(map(_last_moment if self._dumped else _dump_at, self._lingering), default=math.inf)
+        moments = [*map(self._show_at, self._unseen), *map(_last_moment, self._lingering)]
+        return min(moments, default=math.inf)
 
-
-def _dump_at(held: HeldLease) -> float:
-    return held.ends_at - min(1.0, held.term.heartbeats.grace / 2)
+    def _show_at(self, held: HeldLease) -> float:
+        is_killed = self._last_resort is not None or held.watchdog.guards
+        return held.ends_at - (min(1.0, held.term.heartbeats.grace / 2) if is_killed else 0.0)
 
 
 def _last_moment(held: HeldLease) -> float:
@@ -63,25 +70,12 @@ def _last_moment(held: HeldLease) -> float:
     return held.ends_at - min(0.02, held.term.heartbeats.grace / 5)
 
 
-def _dump_stacks(held: HeldLease) -> None:
+def _log_stack(held: HeldLease) -> None:
     task = held.task
-    extra = log_fields(task.id, task.token)
-    logger.error("the code of lost task %s still runs; all stacks follow", task.id, extra=extra)
-    if sys.__stderr__ is None:  # started without one: descriptor 2 may be any file
-        return
-    with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # no usable stderr
-        stderr = sys.__stderr__.fileno()
-        if not hasattr(os, "memfd_create"):
-            faulthandler.dump_traceback(stderr, all_threads=True)
-            return
-        # Not into stderr: the call would hold the interpreter lock while nobody reads that pipe.
-        with open(os.memfd_create("stacks"), "w+b") as memory:  # noqa: PTH123 - a descriptor has no path
-            faulthandler.dump_traceback(memory, all_threads=True)
-            memory.seek(0)
-            _log.write(_write_all, stderr, memory.read())
-
-
-def _write_all(fd: int, text: bytes) -> None:
-    with contextlib.suppress(OSError):
-        while text:
-            text = text[os.write(fd, text) :]
+    stack = Stack(held.thread, None if held.coroutine is None else held.coroutine())
+    logger.error(
+        "the code of lost task %s still runs, here (most recent call last):\n%s",
+        task.id,
+        stack,
+        extra=log_fields(task.id, task.token),
+    )

@@ -4,6 +4,7 @@ import itertools
 import os
 import weakref
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any, get_args
 
 from msgspec import UNSET
@@ -42,9 +43,9 @@ class HeldLease:
 
     __slots__ = (
         "_acknowledged", "_expired", "_latest", "_numbers", "_on_news", "_plain", "_takers", "announced", "checkpoint",
-        "clock", "confirmed", "ended", "entry", "handler_runs", "idle_at", "idle_timeout", "ledger", "listener",
-        "lost_at", "pid", "reason", "report_due", "reserved", "settling", "stop", "story", "task", "term", "told_idle",
-        "wanted_by", "watchdog",
+        "clock", "confirmed", "coroutine", "ended", "entry", "handler_runs", "idle_at", "idle_timeout", "ledger",
+        "listener", "lost_at", "pid", "reason", "report_due", "reserved", "settling", "stop", "story", "task", "term",
+        "thread", "told_idle", "wanted_by", "watchdog",
     )  # fmt: skip
 
     def __init__(
@@ -88,6 +89,8 @@ class HeldLease:
         self.watchdog = watchdog
         self._plain = Beat(id=task.id, token=task.token, started=started)  # a heartbeat without progress
         self.idle_timeout: float | None = None
+        self.thread = 0  # in which the code began …
+        self.coroutine: weakref.ref[Any] | None = None  # … and the coroutine there, of async code
         self.listener: Callable[[], None] | None = None  # called in the driver when the handler must be told something
         self.report_due: Any = None  # the delivery that its block ended with
         self.ended = False  # none of the handler's code runs any more; the driver hears of it later
@@ -168,6 +171,7 @@ class HeldLease:
             self._plain = Beat(id=self.task.id, token=self.task.token)
             self._announce()
         self.idle_timeout = idle_timeout
+        self.thread = get_ident()
         self.touch()
 
     def _refuse_lost(self) -> None:

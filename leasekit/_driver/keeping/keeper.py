@@ -42,8 +42,8 @@ _SETTLE_TIMEOUT = 10.0
 class Keeper:
     """The leases of one connection, and the calls that begin and end them.
 
-    `last_resort` is called just before the end of a lease's trust when its handler still runs (after a stack dump): a
-    worker's process ends itself there.
+    `last_resort` is called just before the end of a lease's trust when its handler still runs, after its stack was
+    logged: a worker's process ends itself there.
     """
 
     def __init__(

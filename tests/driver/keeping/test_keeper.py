@@ -1,7 +1,6 @@
 """The keeper: beats that go on whatever happens to calls, adapters, hooks and bodies."""
 
 import asyncio
-import faulthandler
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,6 +12,7 @@ import pytest
 from leasekit import Heartbeats
 from leasekit._driver.clock import Clock
 from leasekit._driver.explaining.recorder import Story
+from leasekit._driver.guarding import escalation
 from leasekit._driver.guarding.watchdog import UNGUARDED, Watchdog
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit._driver.keeping.keeper import Keeper
@@ -536,7 +536,7 @@ async def test_a_body_that_outlives_its_lease_meets_the_last_resort_once(
 ) -> None:
     """Stacks first; and a last resort that returns does not keep the keeper busy."""
     order: list[str] = []
-    monkeypatch.setattr(faulthandler, "dump_traceback", lambda *_, **__: order.append("stacks"))
+    monkeypatch.setattr(escalation, "_log_stack", lambda _: order.append("stacks"))
     rig = start(last_resort=lambda: order.append("end"))
     [held] = await take(rig, faulty)
     await let_pass(clock, 1)
@@ -555,7 +555,7 @@ async def test_a_body_that_ends_in_time_meets_no_last_resort(
     start: Start, faulty: Faulty, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    monkeypatch.setattr(faulthandler, "dump_traceback", lambda *_, **__: order.append("stacks"))
+    monkeypatch.setattr(escalation, "_log_stack", lambda _: order.append("stacks"))
     rig = start(last_resort=lambda: order.append("end"))
     [held] = await take(rig, faulty)
     await let_pass(clock, 1)
@@ -573,7 +573,7 @@ async def test_a_body_that_has_ended_meets_no_last_resort_before_the_keeper_hear
 ) -> None:
     """As after a stop of the whole process: the thread of the code may have its turn first."""
     order: list[str] = []
-    monkeypatch.setattr(faulthandler, "dump_traceback", lambda *_, **__: order.append("stacks"))
+    monkeypatch.setattr(escalation, "_log_stack", lambda _: order.append("stacks"))
     rig = start(last_resort=lambda: order.append("end"))
     [held] = await take(rig, faulty)
     run = LeasedRun(held.task)
@@ -588,31 +588,31 @@ async def test_a_body_that_has_ended_meets_no_last_resort_before_the_keeper_hear
     assert not len(rig.keeper)
 
 
-async def test_stacks_that_cannot_be_dumped_stop_nothing(
-    start: Start, faulty: Faulty, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+async def test_where_nothing_ends_the_process_a_stack_is_shown_once_and_only_when_the_grace_is_over(
+    start: Start, faulty: Faulty, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("sys.__stderr__", object())
-    order: list[str] = []
-    rig = start(last_resort=lambda: order.append("end"))
-    await take(rig, faulty)
+    rig = start()
+    [held] = await take(rig, faulty)
     await let_pass(clock, 1)
     faulty.always("beat", faults.hang)
-    await let_pass(clock, 300)
-    assert order == ["end"]
+    await let_pass(clock, held.term.granted_at + Heartbeats().trust - 0.5 - clock.now(), 0.5)
+    assert held.lost
+    assert "still runs" not in caplog.text
+    await let_pass(clock, 30)
+    [record] = [record for record in caplog.records if "still runs" in record.msg]
+    assert ", in _log_stack\n" in record.getMessage()  # of this very thread, in which the keeper runs
+    assert vars(record)["task_id"] == held.task.id
 
 
-async def test_without_a_stderr_no_stacks_are_written_to_another_file(
-    start: Start, faulty: Faulty, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+async def test_the_stacks_of_very_many_lost_leases_do_not_fill_the_log(
+    start: Start, faulty: Faulty, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("sys.__stderr__", None)
-    order: list[str] = []
-    monkeypatch.setattr(faulthandler, "dump_traceback", lambda *_, **__: order.append("stacks"))
-    rig = start(last_resort=lambda: order.append("end"))
-    await take(rig, faulty)
+    rig = start()
+    await take(rig, faulty, 100)
     await let_pass(clock, 1)
     faulty.always("beat", faults.hang)
-    await let_pass(clock, 300)
-    assert order == ["end"]
+    await let_pass(clock, 400)
+    assert caplog.text.count("still runs") == 20
 
 
 # The kernel's timer

@@ -6,6 +6,7 @@ raises just before the first line of the function. Nothing else refers to the fu
 because functions written in C alone make it, look it up and call it: no frame refers to what they use.
 """
 
+import logging
 import sys
 import weakref
 from collections.abc import Coroutine
@@ -130,11 +131,13 @@ def _report(run: LeasedRun, error: BaseException | None) -> Report | None:
     settlement = run.ended(error)
     if settlement is None or not held.reportable(connection.backend.capabilities):
         connection.driver.call_soon(connection.keeper.finish, held)
+        run.log_end(logging.DEBUG, "lost")
         if error is None or (isinstance(error, Exception) and not run.is_own_loss(error)):
             raise held.loss() from error
         return None
     report = held.report_due = Report(settlement)
     connection.driver.call_soon(connection.keeper.settle, held, report)
+    run.log_end(logging.DEBUG, settlement.outcome)
     return report
 
 

@@ -13,6 +13,7 @@ import logging
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import anyio
@@ -23,7 +24,7 @@ from leasekit._driver.connection import Connection
 from leasekit._driver.keeping.held_lease import HeldLease, Owner
 from leasekit._driver.reporting import encoding
 from leasekit.errors import Cancelled, Draining, Fatal, LeaseError, LeaseLost, NotHeld, TooLarge
-from leasekit.hooks import Running
+from leasekit.hooks import Running, log_fields
 from leasekit.task import NewTask, Outcome, Settlement, Task
 
 logger = logging.getLogger("leasekit")
@@ -50,6 +51,16 @@ def outcome_of(held: HeldLease, error: BaseException | None, interrupted: Outcom
     return "retry" if isinstance(error, Exception) else interrupted
 
 
+def log_run(
+    connection: Connection, task: Task, level: int, text: str, error: BaseException | None = None, **fields: object
+) -> None:
+    """Log a line about a run in the driver's thread: there a log that is stuck holds up no code."""
+    if logger.isEnabledFor(level):
+        line = f"task {task.id} ({task.kind}) {text}"
+        extra = log_fields(task.id, task.token) | {"kind": task.kind, **fields}
+        connection.driver.call_soon(partial(logger.log, level, "%s", line, exc_info=error, extra=extra))
+
+
 class LeasedRun:
     """The parts of a lease that `with` blocks and workers share; users have a `Lease` of it.
 
@@ -60,6 +71,7 @@ class LeasedRun:
         self.task = task
         self.connection: Connection | None = None  # set together with the held lease
         self.successors: list[NewTask] = []
+        self.begun_at = 0.0
         self.ended_at: float | None = None
         self._idle_timeout = idle_timeout
         self._outcome_of = outcome_of
@@ -191,6 +203,19 @@ class LeasedRun:
         """Record that a run in another process is over. `settlement` is its report; None: the lease was lost."""
         self._mark_ended()
         self._end_trace(settlement, error)
+
+    def log_begin(self, level: int) -> None:
+        assert self.connection is not None  # noqa: S101 - it came with the held lease
+        self.begun_at = self.held.clock.now()
+        attempt = self.task.attempt
+        log_run(self.connection, self.task, level, f"begins, attempt {attempt}", attempt=attempt)
+
+    def log_end(self, level: int, outcome: str, more: str = "", error: BaseException | None = None) -> None:
+        assert self.connection is not None  # noqa: S101 - it came with the held lease
+        attempt, duration = self.task.attempt, round((self.ended_at or self.begun_at) - self.begun_at, 3)
+        text = f"ended: {outcome}, attempt {attempt}, {duration} s{more}"
+        fields = {"attempt": attempt, "duration": duration, "outcome": outcome}
+        log_run(self.connection, self.task, level, text, error, **fields)
 
     def is_own_loss(self, error: BaseException) -> bool:
         """Return whether `error` says that this lease was lost, and not another one, whose block is within its own."""

@@ -5,6 +5,7 @@ How the code begins and ends is `_leased_run.py`, and how a block ends `_blocks.
 
 import functools
 import inspect
+import logging
 import os
 import weakref
 from collections.abc import Callable
@@ -210,6 +211,7 @@ class Lease:
             if held.confirmed is not None:
                 held.confirmed.result()
             self._run.begin(connection, held, owner)
+            self._run.log_begin(logging.DEBUG)
             self._run.attach()
         except BaseException:
             self._kept = None
@@ -225,6 +227,7 @@ class Lease:
             if held.confirmed is not None:
                 await outcome(held.confirmed, keep=True)
             self._run.begin(connection, held, owner)
+            self._run.log_begin(logging.DEBUG)
             self._run.enter_scope(call_soon_here())
         except BaseException:
             self._kept = None

@@ -311,7 +311,8 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     cancel_requested: bool = False
     """With *renewed*: a cancel was requested, so the handler must wind down; the lease is kept meanwhile."""
     reason: str | None = None
-    """With *gone*: `settled`, `taken`, `expired`, `overdue`, `cancelled` or `unknown`; with *failed*: what failed."""
+    """With *gone*: `settled`, `taken`, `expired`, `overdue`, `cancelled`, `unknown`, or a sentence, which is told as it
+    is (`ConfigError: …`: a block that waits for its first heartbeat raises that); with *failed*: what failed."""
     retry_after: float | None = None
     """With *throttled*: seconds to wait."""
 

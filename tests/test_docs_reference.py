@@ -146,3 +146,8 @@ def test_every_document_is_in_the_navigation_and_the_other_way_round() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     listed = set(re.findall(r"[\w/-]+\.md", text))
     assert listed == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+
+
+def test_the_page_of_hooks_names_each_event() -> None:
+    named = re.findall(r"^\| `(\w+)` \|", PAGES[DOCS / "reference/hooks.md"], re.M)
+    assert sorted(named) == sorted({event.__name__ for event in hooks.Event.__subclasses__()})

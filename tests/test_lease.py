@@ -5,6 +5,7 @@
 import contextlib
 import functools
 import gc
+import logging
 import math
 import subprocess
 import sys
@@ -1430,7 +1431,28 @@ def test_an_idle_timeout_that_makes_no_sense_is_refused(client: Client, idle: fl
 
 # A generator that was not read to its end -------------------------------------------------------------------------
 
+
 # Nothing of this module is known to the driver: its names would live on with that, and no generator would be closed.
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_log_has_the_begin_and_the_end_of_a_block_on_request(
+    client: Client, caplog: pytest.LogCaptureFixture, fails: bool
+) -> None:
+    task = claimed(client)
+    with (
+        caplog.at_level(logging.DEBUG, logger="leasekit"),
+        contextlib.suppress(ZeroDivisionError),
+        leasekit.lease(task),
+    ):
+        print(1 / (not fails))
+    outcome = "retry" if fails else "success"
+    eventually(lambda: f"ended: {outcome}" in caplog.text)
+    first, last = [record for record in caplog.records if "attempt 1" in record.getMessage()]
+    assert first.getMessage() == f"task {task.id} (k) begins, attempt 1"
+    assert last.getMessage().startswith(f"task {task.id} (k) ended: {outcome}, attempt 1, ")
+    assert (vars(last)["task_id"], vars(last)["outcome"], last.exc_info) == (task.id, outcome, None)
+    assert {first.levelno, last.levelno} == {logging.DEBUG}
+
+
 LEFT_OPEN = """
 import functools, os
 import leasekit

@@ -3,6 +3,7 @@
 # ruff: noqa: PT012, ASYNC110, ASYNC251 - whole blocks are tested, facts of other threads waited for, loops blocked
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -579,3 +580,12 @@ async def test_blocks_that_are_not_left_in_nested_order_end_as_they_ended(client
     await second.__aexit__(None, None, None)
     infos = [await client.aget(task_id) for task_id in ids]
     assert [info and info.status for info in infos] == [Status.SUCCESS] * 2
+
+
+async def test_the_stack_of_async_code_is_found_while_it_waits(client: Client) -> None:
+    """Whatever its event loop does meanwhile; and leasekit keeps no coroutine alive for that."""
+    async with leasekit.lease(await claimed(client)) as held:
+        coroutine = held._run.held.coroutine
+        assert coroutine is not None
+        assert coroutine() is anyio.get_current_task().coro
+        assert held._run.held.thread == threading.get_ident()

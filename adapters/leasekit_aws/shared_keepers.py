@@ -39,13 +39,16 @@ class SharedKeepers(Generic[B]):
     def of(self, client: Any, service: str, make: Callable[[BotoClients], B], *more: Hashable) -> tuple[Client, B]:
         """Return the keeper for this client of a service, and its backend, which `make` makes at the first call.
 
-        `more` adds to the key by which keepers are told apart. Raises `ConfigError` if it is no client of boto3.
+        `more` adds to the key by which keepers are told apart. Raises `ConfigError` if it is no client of boto3, or one
+        of another service.
         """
         if not isinstance(client, BaseClient) or inspect.iscoroutinefunction(getattr(client, "_make_api_call", None)):
             raise ConfigError(
                 f"client is of {type(client).__module__.partition('.')[0]}, {type(client).__name__}: pass "
                 f"boto3.client({service!r}), or the .meta.client of a resource; heartbeats are sent by threads"
             )
+        if (other := client.meta.service_model.service_name) != service:
+            raise ConfigError(f"client is boto3.client({other!r}): pass boto3.client({service!r})")
         credentials = credentials_of(client)
         key = (service, client.meta.region_name, client.meta.endpoint_url, _who(credentials), *more)
         with self._making:

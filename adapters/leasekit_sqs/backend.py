@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec import structs
+
 from leasekit.backend import Capabilities, check_kinds
 from leasekit.config import check_number
 from leasekit.errors import BackendError, Refused, Throttled, Unavailable
@@ -33,7 +35,7 @@ from leasekit_aws.boto_clients import BotoClients
 from leasekit_aws.errors import verdict_of
 from leasekit_sqs.address import LONGEST_TTL, Address, address
 from leasekit_sqs.batches import Item, in_batches
-from leasekit_sqs.calls import Answer, Calls, Gone, refusing
+from leasekit_sqs.calls import Answer, Calls, Gone, is_no_queue, refusing
 from leasekit_sqs.comparison import Comparison
 from leasekit_sqs.endings import Ending, Endings
 from leasekit_sqs.queues import Queues
@@ -47,6 +49,10 @@ _SOON = 900.0  # seconds before the end of the twelve hours at which a warning i
 _FASTEST_REDRIVE = 500  # messages a second, for SQS
 _SELECTIONS = ("status", "collection", "cursor", "dry_run")
 _SENT = 10_000  # ids of sent messages that are remembered
+_UNKNOWN = (
+    "SQS keeps no such message for this receive: was it deleted inside the block? Is queue_url the queue that it came "
+    "from?"
+)
 
 
 def boot_time() -> float:
@@ -149,14 +155,25 @@ class SqsBackend:
 
     def _beat_verdict(self, receipt: Receipt, grant: int, asked_at: float, error: BackendError | None) -> Verdict:
         if error is not None:
-            return _error_verdict(receipt.id, error)
+            return self._failure_of_beat(receipt, error)
         # SQS answers success too if the message had become visible before the request came, and hides nothing.
         if self._clock() >= receipt.until:
             return _gone(receipt.id, "expired")
         receipt.hidden(asked_at, grant)
+        receipt.is_kept = True
         if self._comparison is not None and receipt.has_queues_timeout:
             self._comparison.start(receipt.url)
         return Verdict(id=receipt.id, verdict="renewed", ttl=float(grant))
+
+    def _failure_of_beat(self, receipt: Receipt, error: BackendError) -> Verdict:
+        verdict = _error_verdict(receipt.id, error)
+        if self._comparison is None:  # a message that this backend has received itself
+            return verdict
+        if verdict.verdict == "gone" and verdict.reason == "unknown":
+            return _gone(receipt.id, _UNKNOWN)
+        if is_no_queue(error) and not receipt.is_kept:
+            return _gone(receipt.id, f"ConfigError: {error}: is queue_url the queue that the message came from?")
+        return verdict
 
     def _warn_of_twelve_hours(self, receipt: Receipt, now: float) -> None:
         left = receipt.left(now)
@@ -196,8 +213,7 @@ class SqsBackend:
         for position, ending, error in zip(positions, endings, errors, strict=True):
             if error is None:
                 self.receipts.settled(ending.receipt, ending.settlement.outcome)
-            task_id = ending.settlement.id
-            verdicts[position] = _settled(task_id) if error is None else _error_verdict(task_id, error)
+            verdicts[position] = _end_verdict(ending.settlement, error)
         return [verdicts[position] for position in range(len(settlements))]
 
     async def _add_crashed(self, settlement: Settlement) -> Receipt | None:
@@ -312,6 +328,17 @@ def _settled(task_id: str) -> Verdict:
 
 def _error_verdict(task_id: str, error: BackendError) -> Verdict:
     return _gone(task_id, error.reason) if isinstance(error, Gone) else verdict_of(task_id, error)
+
+
+def _end_verdict(settlement: Settlement, error: BackendError | None) -> Verdict:
+    if error is None:
+        return _settled(settlement.id)
+    verdict = _error_verdict(settlement.id, error)
+    if verdict.verdict != "failed":
+        return verdict
+    what = {"success": "deleted", "cancelled": "deleted", "fatal": "moved to the dead-letter queue"}
+    not_done = f"the message could not be {what.get(settlement.outcome, 'given back')} yet"
+    return structs.replace(verdict, reason=f"{not_done}: {verdict.reason}")
 
 
 def _unsent_error(failed: dict[int, BackendError]) -> BackendError:

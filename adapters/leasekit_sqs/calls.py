@@ -105,6 +105,10 @@ def mappings(answer: Answer, name: str) -> list[Mapping[str, Any]]:
     return [cast("Mapping[str, Any]", item) for item in items if isinstance(item, Mapping)]
 
 
+def is_no_queue(error: BackendError) -> bool:
+    return isinstance(error, Answered) and error.code in _NO_QUEUE
+
+
 def is_unapplied(error: BackendError) -> bool:
     return isinstance(error, (Forbidden, Refused, Throttled, Unreached))
 

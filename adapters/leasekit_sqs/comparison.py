@@ -2,8 +2,8 @@
 
 A receive that does not say for how long hides its messages for as long as the queue says; a heartbeat replaces that by
 the time of the lease. A lease that is shorter makes a message come again earlier. A lease that is longer is trusted
-before its first heartbeat when the message may be visible already. The first receive of a process is not observed, so
-this compares from the second on.
+before its first heartbeat when the message may be visible already. The first receive of a process is not observed: its
+messages are compared only if their leases have the default time.
 """
 
 import asyncio
@@ -44,13 +44,14 @@ class Comparison:
             logger.warning(
                 "queue %s hides a message for %d s, but a lease of this loop for %d s at a time: when the process has "
                 "died, or after a block with settle=False, the message comes again that much earlier. To keep the "
-                "queue's time, pass visibility_timeout=%d",
+                "queue's time, pass visibility_timeout=%d; all is well if receive_message names VisibilityTimeout=%d",
                 name,
                 timeout,
                 self._ttl,
                 timeout,
+                self._ttl,
             )
-        elif timeout < self._ttl:
+        elif 0 < timeout < self._ttl:
             logger.warning(
                 "queue %s hides a message for %d s, but this loop leases it with visibility_timeout=%d: a message that "
                 "waits longer than %d s for its block can be with two workers at once. Pass visibility_timeout=%d to "

@@ -15,6 +15,7 @@ from leasekit_sqs.backend import SqsBackend, boot_time
 from leasekit_sqs.messages import Received
 from leasekit_sqs.receipts import SHORTEST
 
+_USUAL = 30  # seconds: `visibility_timeout` if it is not passed
 _TO_BEGIN = 5  # seconds of a message's time that a long poll should leave for the answer and the first heartbeat
 
 # Heartbeat calls a second, at most. Each block waits for its first heartbeat; later ones keep an even, far slower pace.
@@ -30,7 +31,7 @@ def lease(
     queue_url: str,
     client: Any,
     kind: str | None = None,
-    visibility_timeout: int = 30,
+    visibility_timeout: int = _USUAL,
     retry: RetryPolicy | float | None = None,
     settle: bool = True,
     idle_timeout: float | None = None,
@@ -54,7 +55,7 @@ def task(
     queue_url: str,
     client: Any,
     kind: str | None = None,
-    visibility_timeout: int = 30,
+    visibility_timeout: int = _USUAL,
     retry: RetryPolicy | float | None = None,
     settle: bool = True,
 ) -> Task:
@@ -87,7 +88,8 @@ def task(
     _refuse_contradiction(arrival, visibility_timeout)
     receipt = received.receipt(queue_url, policy)
     receipt.hidden(arrival.asked_at, visibility_timeout)
-    receipt.has_queues_timeout = arrival.is_known and arrival.timeout is None
+    # Of an unknown receive it is assumed with the default alone: a loop that names another time here names it there.
+    receipt.has_queues_timeout = arrival.timeout is None and (arrival.is_known or visibility_timeout == _USUAL)
     backend.receipts.adopt(receipt, settles=settle)
     return keeper.adopt(leased)
 

@@ -42,6 +42,7 @@ class Receipt:
         "has_queues_timeout",
         "id",
         "in_dlq",
+        "is_kept",
         "message",
         "outcome",
         "polled_for",
@@ -80,7 +81,8 @@ class Receipt:
         self.retry = retry
         self.polled_for = polled_for  # seconds for which a holder that died may have left a long poll open
         self.settles = True  # False: the user's code deletes the message
-        self.has_queues_timeout = False  # its receive, which was observed, did not say for how long to hide it
+        self.is_kept = False  # a heartbeat was acknowledged
+        self.has_queues_timeout = False  # its receive did not say for how long to hide it, as far as is known
         self.outcome: Outcome | None = None  # set once it is settled
         self.in_dlq = False  # a copy of it is in the dead-letter queue
         # Set if a give-back may have been applied: no other receiver can have the message before this instant.

@@ -4,13 +4,12 @@ import logging
 import os
 import traceback
 from collections.abc import Callable
-from functools import partial
 from typing import cast
 
 from leasekit._driver.connection import Connection
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit._driver.reporting import encoding
-from leasekit._leased_run import LeasedRun
+from leasekit._leased_run import LeasedRun, log_run
 from leasekit._worker.handlers import Handler
 from leasekit.errors import Cancelled, Draining, IdleTimeout, LeaseError, LeaseLost
 from leasekit.hooks import log_fields
@@ -26,7 +25,7 @@ _FAILED = frozenset({"retry", "fatal", "crash"})
 class ClaimedTask:
     """A task on its way through a worker. `begin` and `end` are for the executor's thread, the rest for the driver."""
 
-    __slots__ = ("_begun_at", "_connection", "_ended", "again", "handler", "held", "run", "since")
+    __slots__ = ("_connection", "_ended", "again", "handler", "held", "run", "since")
 
     def __init__(
         self,
@@ -42,7 +41,6 @@ class ClaimedTask:
         self.since = since  # when the task came into the buffer
         self.run: LeasedRun | None = None  # set while the handler runs
         self.again: HeldLease | None = None  # the same task, if it was delivered again meanwhile
-        self._begun_at = since
         self._connection = connection
         self._ended = ended
 
@@ -60,12 +58,11 @@ class ClaimedTask:
         try:
             run.begin(self._connection, self.held)
         except LeaseError as error:
-            self._log(logging.INFO, f"is not begun: {error}")
+            log_run(self._connection, self.held.task, logging.INFO, f"is not begun: {error}")
             self._ended(self, None)
             return None
         self.run = run
-        self._begun_at = self.held.clock.now()
-        self._log(logging.INFO, f"begins, attempt {run.task.attempt}", attempt=run.task.attempt)
+        run.log_begin(logging.INFO)
         return run
 
     def interrupt(self) -> None:
@@ -109,22 +106,8 @@ class ClaimedTask:
         self, run: LeasedRun, settlement: Settlement | None, *, why: str, error: BaseException | None = None
     ) -> None:
         outcome = "lost" if settlement is None else settlement.outcome
-        attempt, duration = run.task.attempt, round((run.ended_at or self._begun_at) - self._begun_at, 3)
-        self._log(
-            logging.WARNING if outcome in _FAILED else logging.INFO,
-            f"ended: {outcome}, attempt {attempt}, {duration} s{why and ': '}{why}{_THEN.get(outcome, '')}",
-            error,
-            attempt=attempt,
-            duration=duration,
-            outcome=outcome,
-        )
-
-    def _log(self, level: int, text: str, error: BaseException | None = None, **fields: object) -> None:
-        """Log a line about this task in the driver's thread: there a log that is stuck holds up no handler."""
-        if logger.isEnabledFor(level):
-            line, extra = f"task {self.task_id} ({self.handler.kind}) {text}", {"kind": self.handler.kind, **fields}
-            write = partial(logger.log, level, "%s", line, exc_info=error, extra=self._log_fields | extra)
-            self._connection.driver.call_soon(write)
+        level = logging.WARNING if outcome in _FAILED else logging.INFO
+        run.log_end(level, outcome, f"{why and ': '}{why}{_THEN.get(outcome, '')}", error)
 
 
 def _free_frames(error: BaseException) -> None:

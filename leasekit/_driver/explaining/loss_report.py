@@ -126,14 +126,14 @@ def _stall_text(stall: Note) -> str:
 def _failures_text(facts: LossFacts) -> str | None:
     """Return in words how the lease's heartbeats failed since the last acknowledged one; None if none did."""
     parts: list[str] = []
-    for verdict, words in (("unanswered", "not answered"), ("failed", "refused"), ("throttled", "throttled")):
+    for verdict, words in (("unanswered", "was not answered"), ("failed", "failed"), ("throttled", "was throttled")):
         tries = [one for one in facts.tries if one.verdict == verdict]
         if not tries:
             continue
         count = len(tries)
         if verdict == "unanswered" and count == len(facts.tries):
             count = max(count, facts.strikes)  # the first of many may no longer be recorded
-        what = "1 beat was" if count == 1 else f"{count} beats in a row were"
+        what = f"1 beat {words}" if count == 1 else f"{count} beats in a row {words.replace('was', 'were')}"
         reason = next((one.reason for one in reversed(tries) if one.reason), None)
-        parts.append(f"{what} {words}" + (f" ({reason})" if reason else ""))
+        parts.append(what + (f" ({reason})" if reason else ""))
     return ", ".join(parts) or None

@@ -17,12 +17,13 @@ from leasekit._driver.guarding.watchdog import UNGUARDED, Watchdog
 from leasekit._driver.reporting.ledger import Ledger
 from leasekit.backend import Capabilities
 from leasekit.config import Heartbeats
-from leasekit.errors import Cancelled, Draining, LeaseError, LeaseLost, LossReason, NotHeld
+from leasekit.errors import Cancelled, ConfigError, Draining, LeaseError, LeaseLost, LossReason, NotHeld
 from leasekit.task import Beat, Settlement, Task
 
 Owner = weakref.ref[Any]
 """A weak reference to an object that lives as long as code is in the `with` block of a lease, or can enter it."""
 
+_MISTAKE = "ConfigError: "  # begins a loss that the settings of the block are to blame for
 _NOBODY: Owner = weakref.ref(object)  # alive, and without a block: the task was given back
 
 
@@ -274,7 +275,8 @@ class HeldLease:
         self.story = story
         self.reason = loss_reason(reason)
         if self.confirmed is not None and not self.confirmed.done():
-            self.confirmed.set_exception(self.loss())
+            is_mistake = reason.startswith(_MISTAKE)
+            self.confirmed.set_exception(ConfigError(reason[len(_MISTAKE) :]) if is_mistake else self.loss())
         self._notify()
 
     def may_begin(self) -> None:

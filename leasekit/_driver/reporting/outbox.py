@@ -26,6 +26,7 @@ logger = logging.getLogger("leasekit")
 
 _CALLS = 2  # at once: while one call is answered the next batch gathers
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+_NAMED = 10  # tasks, in the log
 _PROMPT = 1.0  # seconds for an answer; a settlement without one by then is kept on disk, whether or not it was tried
 
 
@@ -77,7 +78,7 @@ class Outbox:
         self._spool: Spool | None = None
         self._spool_fails = False
         self._call_timeout = call_timeout
-        self._delayed = False
+        self._delayed = False  # a failure was logged, and its end was not
         self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, random=context.chance.random)
         self._most = context.backend.capabilities.max_batch  # settlements in one call: fewer after a call that failed
         self._pending: deque[Delivery] = deque()
@@ -197,7 +198,9 @@ class Outbox:
                 report.put_off += 1
                 asked = max(asked, verdict.retry_after or 0.0)
                 later.append(report)
-        self._delayed = self._delayed and bool(later)
+        if self._delayed and not later:
+            self._delayed = False
+            logger.warning("how tasks ended is reported again")
         if later:
             reasons = (verdict.reason for verdict in verdicts if verdict.verdict == "failed")
             self._tell_hooks_of_delay(later, next(filter(None, reasons), "the service answered: later"))
@@ -233,7 +236,8 @@ class Outbox:
         ids = [report.settlement.id for report in reports]
         if not self._delayed:  # once, not for each try
             self._delayed = True
-            logger.warning("results could not be reported, and are kept: %s", why)
+            tasks = ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
+            logger.warning("how tasks ended could not be reported, and is tried again (%s): %s", tasks, why)
         self._context.hooks(ReportDelayed(at=self._context.clock.now(), task_ids=ids, why=why))
 
     async def _keep_late(self) -> None:

@@ -79,6 +79,22 @@ def test_leaving_the_block_deletes_the_message(sqs: SQSClient, queue_url: str, s
     assert counts(sqs, queue_url) == (0, 0)
 
 
+def received(aws: Fake) -> tuple[Any, dict[str, Any]]:
+    """Return a message of a queue, and what `lease` takes beside it."""
+    client = boto3.session.Session().client("sqs", endpoint_url=aws.endpoint)
+    aws.put("q", "work")
+    url = client.get_queue_url(QueueName="q")["QueueUrl"]
+    (message,) = client.receive_message(QueueUrl=url)["Messages"]
+    return message, {"queue_url": url, "client": client}
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    patience = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < patience
+        time.sleep(0.01)
+
+
 @pytest.fixture
 def observed(sqs: SQSClient, queue_url: str) -> None:
     """Have leasekit see the receives of this client: it does from its first lease on."""
@@ -99,6 +115,30 @@ def test_a_lease_that_is_shorter_than_the_queues_own_time_is_said_once(
     leasekit_sqs.close()  # ends all comparisons
     assert caplog.text.count("visibility_timeout=1200") == 1
     assert f"queue {queue_url.rpartition('/')[2]} hides a message for 1200 s" in caplog.text
+
+
+def test_the_first_message_of_a_process_is_compared_too_if_its_lease_has_the_default_time(
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its receive was not observed; a pasted `with` must not make a queue's long time shorter without a word."""
+    sqs.set_queue_attributes(QueueUrl=queue_url, Attributes={"VisibilityTimeout": "1200"})
+    send()
+    with leasekit_sqs.lease(receive(None), queue_url=queue_url, client=sqs):
+        until(lambda: "pass visibility_timeout=1200; all is well if receive_message names" in caplog.text)
+    send()
+    with leasekit_sqs.lease(receive(60), queue_url=queue_url, client=sqs, visibility_timeout=60):
+        pass
+    leasekit_sqs.close()
+    assert caplog.text.count("hides a message for") == 1
+
+
+def test_a_queue_whose_attributes_may_not_be_read_is_not_compared(aws: Fake, caplog: pytest.LogCaptureFixture) -> None:
+    message, options = received(aws)
+    aws.error("GetQueueAttributes", 403, "AccessDenied")
+    with leasekit_sqs.lease(message, **options):
+        until(lambda: bool(aws.asked("GetQueueAttributes")))
+    leasekit_sqs.close()
+    assert caplog.text == ""
 
 
 @pytest.mark.usefixtures("observed")
@@ -409,6 +449,60 @@ def test_the_log_says_why_a_message_cannot_be_deleted(aws: Fake, caplog: pytest.
     client.close()
     assert put.deleted
     assert "AWS refuses this call: DeleteMessageBatch: AccessDenied: You may not perform" in caplog.text
+
+
+def test_the_log_says_that_a_message_could_not_be_deleted_and_that_it_was(
+    aws: Fake, caplog: pytest.LogCaptureFixture
+) -> None:
+    message, options = received(aws)
+    aws.error("DeleteMessageBatch", 500, "InternalFailure")
+    with leasekit_sqs.lease(message, **options):
+        pass
+    until(lambda: "reported again" in caplog.text)
+    first, last = [record.getMessage() for record in caplog.records]
+    assert f"tried again ({message['MessageId']}): the message could not be deleted yet: " in first
+    assert last == "how tasks ended is reported again"
+
+
+def test_a_message_that_is_deleted_in_its_block_is_lost_with_a_question(aws: Fake) -> None:
+    message, options = received(aws)
+
+    def deletes_too_early() -> None:
+        with leasekit_sqs.lease(message, visibility_timeout=3, **options) as held:
+            options["client"].delete_message(QueueUrl=options["queue_url"], ReceiptHandle=message["ReceiptHandle"])
+            until(lambda: held.lost)
+            held.check()
+
+    with pytest.raises(LeaseLost, match=r"was it deleted inside the block\? Is queue_url the queue that") as lost:
+        deletes_too_early()
+    assert lost.value.reason == "unknown"
+
+
+def test_a_queue_that_does_not_exist_is_a_mistake_that_is_said_at_the_first_heartbeat(aws: Fake) -> None:
+    message, options = received(aws)
+    aws.error("ChangeMessageVisibilityBatch", 400, "QueueDoesNotExist", "The specified queue does not exist.")
+    with (
+        pytest.raises(ConfigError, match=r"the queue does not exist in this region.* is queue_url the queue that"),
+        leasekit_sqs.lease(message, **options),
+    ):
+        pytest.fail("its body ran")
+    assert len(aws.asked(EXTEND)) == 1
+
+
+def test_a_queue_that_is_gone_for_a_moment_ends_no_lease_that_was_kept(aws: Fake) -> None:
+    message, options = received(aws)
+    with leasekit_sqs.lease(message, visibility_timeout=3, **options) as held:
+        aws.error("ChangeMessageVisibilityBatch", 400, "QueueDoesNotExist")
+        before = len(aws.asked(EXTEND))
+        until(lambda: len(aws.asked(EXTEND)) >= before + 2)
+        held.check()
+
+
+def test_a_client_of_another_service_is_refused() -> None:
+    message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "b"}
+    client = boto3.session.Session().client("swf", region_name="eu-central-1")
+    with pytest.raises(ConfigError, match=r"client is boto3.client\('swf'\): pass boto3.client\('sqs'\)"):
+        leasekit_sqs.lease(message, queue_url="http://x/1/a", client=client)
 
 
 def test_attributes_say_more_of_a_task(sqs: SQSClient, queue_url: str, send: Send, receive: Receive) -> None:

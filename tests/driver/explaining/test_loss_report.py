@@ -91,7 +91,7 @@ def test_beats_that_were_throttled_are_no_strikes() -> None:
 def test_all_that_became_of_its_beats_is_told() -> None:
     tries = [*LATER, Try(300.0, "failed", "odd"), REFUSED[2]]
     assert explain(replace(FACTS, tries=tries, strikes=2)).startswith(
-        "1 beat was not answered (Unavailable: connection refused), 1 beat was refused (odd), "
+        "1 beat was not answered (Unavailable: connection refused), 1 beat failed (odd), "
         "12 beats in a row were throttled, the last"
     )
 

@@ -188,7 +188,11 @@ async def test_the_log_and_the_hook_say_why_a_report_failed(
     outbox.put(report)
     assert await answers(clock, [report]) == ["settled"]
     assert [event.why for event in events if isinstance(event, ReportDelayed)] == ["AccessDenied"]
-    assert "results could not be reported, and are kept: AccessDenied" in caplog.text
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        f"how tasks ended could not be reported, and is tried again ({report.settlement.id}): AccessDenied",
+        "how tasks ended is reported again",
+    ]
 
 
 async def test_those_that_are_put_off_hold_up_nobody(outbox: Outbox, faulty: Faulty, clock: FakeClock) -> None:
@@ -254,7 +258,7 @@ async def test_it_says_what_is_kept_also_where_only_the_log_listens(
     with caplog.at_level(logging.WARNING, logger="leasekit"):
         outbox.put(report)
         await answers(clock, [report])
-    assert "could not be reported, and are kept" in caplog.text
+    assert "could not be reported, and is tried again" in caplog.text
     await outbox.aclose()
 
 

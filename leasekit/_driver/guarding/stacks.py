@@ -18,7 +18,7 @@ class Stack:
         if coroutine is not None and not getattr(coroutine, "cr_running", False):
             frames = list(_waiting(coroutine))
         else:
-            here = sys._current_frames().get(thread)
+            here = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage] - documented all the same
             frames = [] if here is None else [frame for frame, _ in walk_stack(here)][::-1]
         self._frames = [(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames]
 

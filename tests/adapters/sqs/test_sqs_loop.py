@@ -80,7 +80,8 @@ def test_leaving_the_block_deletes_the_message(sqs: SQSClient, queue_url: str, s
 
 
 def received(aws: Fake) -> tuple[Any, dict[str, Any]]:
-    """Return a message of a queue, and what `lease` takes beside it."""
+    """Return a message of a queue, and what `lease` takes beside it. No lease of an earlier test sends heartbeats."""
+    leasekit_sqs.close()
     client = boto3.session.Session().client("sqs", endpoint_url=aws.endpoint)
     aws.put("q", "work")
     url = client.get_queue_url(QueueName="q")["QueueUrl"]

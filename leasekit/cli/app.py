@@ -43,6 +43,19 @@ class _Commands(typer.core.TyperGroup):
         return name, load(name) if name is not None and command is not None else None, rest
 
 
+class _Command(typer.core.TyperCommand):
+    """A command that refuses an option of one value that is given twice: the last one would win silently."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        for option in given:
+            if not isinstance(option, typer.core.TyperOption) or option.multiple or option.is_flag:
+                continue
+            if given.count(option) > 1:
+                raise typer.BadParameter("it takes one value, and is given twice", ctx=ctx, param=option)
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
     name="leasekit",
     cls=_Commands,
@@ -64,7 +77,7 @@ def load(name: str) -> Any:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    alone.command(name, epilog=getattr(module, "EXAMPLES", None))(getattr(module, name))
+    alone.command(name, cls=_Command, epilog=getattr(module, "EXAMPLES", None))(getattr(module, name))
     return typer.main.get_command(alone)
 
 

@@ -32,6 +32,17 @@ def test_the_summary_of_a_command_is_the_first_line_of_its_own_help(name: str) -
     assert load(name).help.partition("\n")[0] == COMMANDS[name]
 
 
+@pytest.mark.parametrize("name", ["tasks", "redrive", "purge"])
+def test_an_option_of_one_value_that_is_given_twice_is_refused(run: Run, name: str) -> None:
+    done = run(name, "--status", "dead", "-s", "fatal_failure")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "'--status' / '-s': it takes one value, and is given twice" in " ".join(done.stderr.split())
+
+
+def test_flags_and_options_of_several_values_may_be_repeated(run: Run) -> None:
+    assert run("stats", "--json", "--json", "--header", "A: 1", "--header", "B: 2", "--help").exit_code == 0
+
+
 @pytest.mark.parametrize("name", ASKS_A_SERVICE)
 def test_a_command_that_asks_a_service_names_option_variable_and_default(run: Run, name: str) -> None:
     shown = " ".join(run(name, "--help").stdout.split())

@@ -64,13 +64,14 @@ def redrive(
     status = None if ended_as is None else Status(ended_as.value)
     if bool(task_ids) is bool(kind or status or collection):
         raise ConfigError("name tasks, or select them by --kind, --status or --collection")
-    counts = Counter[str]()
+    counts, is_moving = Counter[str](), False
 
     def show(answer: Redriven) -> None:
+        nonlocal is_moving
         for verdict in answer.tasks:
             counts[verdict.verdict] += 1
             _print(verdict, as_json=as_json)
-        if answer.moving is not None:
+        if is_moving := answer.moving is not None:
             output.print_line(["moving", answer.moving])
 
     with connected(backend, options.service(header, ca, proxy)) as client:
@@ -95,8 +96,20 @@ def redrive(
                     break
             if cursor is not None and limit:
                 typer.echo("leasekit redrive: there are more: raise --limit; 0 takes all", err=True)
+            if not counts and not is_moving:
+                typer.echo(f"leasekit redrive: {_no_match(client, kind, status or Status.DEAD, collection)}", err=True)
     if bad := counts["failed"] + counts["gone"]:
         fail("redrive", f"{bad} of {counts.total()} tasks cannot be redriven: the reasons are above")
+
+
+def _no_match(client: Client, kind: str | None, status: Status, collection: str | None) -> str:
+    """Return the filters that no task matches, and how many tasks have another status that can be redriven."""
+    asked = {"status": status, "kind": kind, "collection": collection}
+    filters = ", ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
+    others = [Status(ended.value) for ended in _Ended if ended.value != status]
+    found = {} if collection is not None else {other: _dead(client, kind, other) for other in others}
+    more = "".join(f"; --status {other}: {count:,}" for other, count in found.items() if count)
+    return output.plain(f"no task matches ({filters}){more}")
 
 
 def _dead(client: Client, kind: str | None, status: Status | None) -> int:

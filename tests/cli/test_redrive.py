@@ -41,6 +41,17 @@ def test_a_bad_task_is_told_and_the_others_go(run: Run, client: Client) -> None:
     assert "2 of 3 tasks cannot be redriven" in done.stderr
 
 
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_no_match_is_said_with_the_tasks_in_other_statuses(run: Run, client: Client, more: tuple[str, ...]) -> None:
+    client.schedule("k")
+    for task in client.tasks("k", until_idle=0):
+        with leasekit.lease(task) as held:
+            held.fail("boom", retry=False)
+    done = run("redrive", "--kind", "k", *more)
+    no_match = "leasekit redrive: no task matches (status dead, kind k); --status fatal_failure: 1\n"
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", no_match)
+
+
 @pytest.mark.parametrize("arguments", [(), ("a", "--kind", "k")])
 def test_a_redrive_names_tasks_or_selects_them(run: Run, arguments: tuple[str, ...]) -> None:
     done = run("redrive", *arguments)

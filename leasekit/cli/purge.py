@@ -66,7 +66,8 @@ def purge(
         if vacuum:
             space = client.vacuum()
             left = f"; {space.left:,} bytes are still free in it" if space.left else ""
-            typer.echo(f"leasekit purge: the file is {space.freed:,} bytes smaller{left}", err=True)
+            now = f"is {space.freed:,} bytes smaller" if space.freed else "keeps its size: no space was given back"
+            typer.echo(f"leasekit purge: the file {now}{left}", err=True)
 
 
 def _print(purged: Purged, *, as_json: bool, removed: bool) -> None:

@@ -70,3 +70,5 @@ def test_a_vacuum_makes_the_file_smaller(run: Run, tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert "16 tasks removed" in done.stderr
     assert file.stat().st_size < before / 10
+    again = run("purge", "--yes", "--vacuum", "--backend", url)
+    assert again.stderr.endswith("leasekit purge: the file keeps its size: no space was given back\n")

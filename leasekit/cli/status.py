@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 With --watch, one task is watched until it has ended: exit code 1 if it did
 not end as a success. In a pipe, a task is printed as lines of name and value,
-and one line for each run; without an id, a line for each kind: kind, tasks,
-ended and running ones.
+and one line for each run; without an id, a line of names, then one for each
+kind: kind, tasks, ended and running ones.
 With --json, one document; with --watch too, a JSON line for each change.
 
 \b
@@ -180,8 +180,9 @@ class _Overview:
         return self.document
 
     def lines(self) -> list[list[object]]:
-        """Return a line for each kind, as a list of fields: kind, tasks, ended tasks, claimed or running tasks."""
-        return [[kind, *_sums(counts)] for kind, counts in sorted(self.document.kinds.items())]
+        """Return a line of names, then one for each kind: kind, tasks, ended tasks, claimed or running tasks."""
+        names: list[object] = ["kind", "tasks", "ended", "running"]
+        return [names, *([kind, *_sums(counts)] for kind, counts in sorted(self.document.kinds.items()))]
 
     def picture(self) -> "RenderableType":
         """Return a table of the counts, a progress bar, and a table of the workers."""
@@ -192,7 +193,7 @@ class _Overview:
         if not kinds:
             return "no tasks"
         total, ended, running = (sum(column) for column in zip(*map(_sums, kinds.values()), strict=True))
-        said = f"{ended:,} of {total:,} tasks have ended, {running:,} are claimed or run"
+        said = f"{ended:,} of {total:,} ended, {running:,} claimed or running"
         parts: list[RenderableType] = [counts_table(kinds), output.styled(said), ProgressBar(total, ended, width=40)]
         if workers:
             parts.append(workers_table(workers))

@@ -56,7 +56,7 @@ def test_a_task_that_there_is_not_is_exit_code_1_and_a_sentence(run: Run) -> Non
 
 @pytest.mark.usefixtures("done")
 def test_the_overview_is_a_line_for_each_kind(run: Run) -> None:
-    assert run("status").stdout == "k\t2\t2\t0\nl\t1\t0\t0\n"
+    assert run("status").stdout == "kind\ttasks\tended\trunning\nk\t2\t2\t0\nl\t1\t0\t0\n"
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import traceback
 from collections.abc import Callable
 from typing import cast
 
+import msgspec
+
 from leasekit._driver.connection import Connection
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit._driver.reporting import encoding
@@ -89,7 +91,8 @@ class ClaimedTask:
         self._ended(self, settlement)
         is_stop = isinstance(error, LeaseLost | Cancelled | Draining | IdleTimeout)
         shown = None if interrupted or is_stop else error
-        self._log_end(run, settlement, why=str(error) if is_stop else "", error=shown)
+        why = str(error) if is_stop else _message(settlement) if error is None else ""  # else the traceback says why
+        self._log_end(run, settlement, why=why, error=shown)
 
     def settle(
         self, run: LeasedRun, settlement: Settlement | None, error: Exception | None = None, *, why: str = ""
@@ -100,7 +103,7 @@ class ClaimedTask:
         """
         run.ended_elsewhere(settlement, error)
         self._ended(self, settlement)
-        self._log_end(run, settlement, why=why)
+        self._log_end(run, settlement, why=why or _message(settlement))
 
     def _log_end(
         self, run: LeasedRun, settlement: Settlement | None, *, why: str, error: BaseException | None = None
@@ -108,6 +111,17 @@ class ClaimedTask:
         outcome = "lost" if settlement is None else settlement.outcome
         level = logging.WARNING if outcome in _FAILED else logging.INFO
         run.log_end(level, outcome, f"{why and ': '}{why}{_THEN.get(outcome, '')}", error)
+
+
+def _message(settlement: Settlement | None) -> str:
+    """Return the message of the error that a handler, or a payload that does not fit it, has reported; else nothing."""
+    if settlement is None or settlement.error is None:
+        return ""
+    match msgspec.json.decode(msgspec.json.encode(settlement.error)):  # most are encoded already
+        case {"message": str(message)} | str(message):
+            return message
+        case _:
+            return ""
 
 
 def _free_frames(error: BaseException) -> None:

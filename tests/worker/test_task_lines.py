@@ -80,6 +80,29 @@ def test_a_run_is_a_line_when_it_begins_and_one_when_it_has_ended(
     assert "result-of-it" not in written
 
 
+def count(payload: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "why"),
+    [
+        (given_back, ": later"),
+        (later, ": not now; it is tried again, unless this was the last of its max_attempts"),
+        (count, ": the payload does not fit handler 'k': Expected `int`, got `object`"),
+    ],
+)
+def test_a_failure_without_an_exception_has_its_message_in_its_line(
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, caplog: pytest.LogCaptureFixture, handler: Any, why: str
+) -> None:
+    caplog.set_level(logging.INFO, "leasekit")
+    worker = Worker(faulty)
+    worker.handler("k")(handler)
+    with at_work(worker):
+        task_id = submitter.schedule("k", {"secret": "payload-of-it"})
+        eventually(lambda: len(lines(caplog, task_id)) == 2, "both lines")
+    assert lines(caplog, task_id)[-1][1].endswith(f" s{why}")
+
+
 def test_a_run_whose_lease_was_lost_is_said_to_be_lost(
     faulty: Faulty, service: Any, submitter: Submitter, at_work: AtWork, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -168,7 +168,7 @@ def _counted(row: Trigger, event: Event, limits: Limits, why: str) -> tuple[Trig
 def _why_dead_by_failures(failures: int, limits: Limits) -> str | None:
     if limits.max_attempts is None or failures < limits.max_attempts:
         return None
-    return f"{failures} attempts ended in retry: max_attempts is {limits.max_attempts}"
+    return f"{failures} attempt{'s' * (failures != 1)} ended in retry: max_attempts is {limits.max_attempts}"
 
 
 def _why_dead_by_crashes(crashes: int, limits: Limits) -> str | None:

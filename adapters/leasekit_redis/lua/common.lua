@@ -460,7 +460,7 @@ local function counted_end(s, outcome, why)
   elseif outcome == 'retry' then
     s.failures = (s.failures or 0) + 1
     if s.max_attempts and s.failures >= s.max_attempts then
-      return s.failures .. ' attempts ended in retry: max_attempts is ' .. s.max_attempts
+      return s.failures .. (s.failures == 1 and ' attempt' or ' attempts') .. ' ended in retry: max_attempts is ' .. s.max_attempts
     end
   elseif outcome == 'crash' or outcome == 'expired' then
     s.crashes = (s.crashes or 0) + 1

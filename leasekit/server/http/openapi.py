@@ -121,11 +121,15 @@ def _parameters(operation: Operation, schema: dict[str, Any]) -> list[dict[str, 
     ]
 
 
+_CURSORS = {"RedriveRequest": r"^[0-9]{1,18}\Z", "PurgeRequest": r"^[0-9]{1,12}(\.[0-9]{1,20})?/[0-9]{1,18}\Z"}
+
+
 def _with_examples(schemas: dict[str, Any]) -> dict[str, Any]:
     for name, example in EXAMPLES.items():
         schemas[name]["examples"] = [example]
     schemas["SettlementItem"]["anyOf"] = _THEN
     schemas["RedriveRequest"]["oneOf"] = _SELECTIONS
-    schemas["RedriveRequest"]["properties"]["cursor"]["anyOf"][0]["pattern"] = r"^[0-9]{1,18}\Z"
+    for name, pattern in _CURSORS.items():
+        schemas[name]["properties"]["cursor"]["anyOf"][0]["pattern"] = pattern
     schemas["NewTaskItem"]["properties"]["after"]["maxItems"] = 0  # only other services accept `after`
     return {name: schemas[name] for name in sorted(schemas)}

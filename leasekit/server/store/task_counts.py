@@ -30,7 +30,7 @@ class TaskCounts:
     """The counts of one store. `read` is for any thread, all else is for the writer's."""
 
     def __init__(self) -> None:
-        self.changes = Counter[Key]()  # of the transaction in progress
+        self.changes: Counter[Key] = Counter()  # of the transaction in progress
         self._watched: sqlite3.Connection | None = None
         self._counting = threading.Lock()  # one scan at a time
         self._lock = threading.Lock()  # for the fields below
@@ -79,7 +79,7 @@ class TaskCounts:
             for kind, status, tasks in rows:
                 counts[_bytes(kind), _bytes(status)] += tasks
             with self._lock:
-                meanwhile, self._meanwhile = self._meanwhile, None
+                meanwhile = self._take_meanwhile()
                 # A transaction whose result is unknown shares its number with the next one.
                 if meanwhile is not None and number > self._number:
                     for later, changes in meanwhile:
@@ -87,6 +87,10 @@ class TaskCounts:
                             _add(counts, changes)
                     self._counts, self._number = counts, number
             return dict(counts)
+
+    def _take_meanwhile(self) -> list[tuple[int, Counter[Key]]] | None:
+        meanwhile, self._meanwhile = self._meanwhile, None
+        return meanwhile
 
     def _known(self) -> Mapping[Key, int] | None:
         with self._lock:

@@ -26,7 +26,7 @@ BOTH = [S.CLAIMED, S.PROCESSING]
         *((status, E.RELEASE, S.ENQUEUED) for status in [*BOTH, S.ENQUEUED]),
         *((status, E.CRASH, S.ENQUEUED) for status in [*BOTH, S.ENQUEUED]),
         *((status, E.EXHAUST, S.DEAD) for status in [*BOTH, S.ENQUEUED]),
-        *((status, E.CANCEL, S.CANCELLED) for status in WAITING | LEASED),
+        *((status, E.CANCEL, S.CANCELLED) for status in sorted(WAITING | LEASED)),
         *((status, E.REQUEST_CANCEL, status) for status in BOTH),
         (S.DEAD, E.REDRIVE, S.ENQUEUED),
         (S.FATAL_FAILURE, E.REDRIVE, S.ENQUEUED),

@@ -115,7 +115,7 @@ class PurgeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Which ended tasks to remove: those that match all that is given."""
 
     kind: Name | None = None
-    status: Literal["success", "fatal_failure", "cancelled", "dropped", "dead"] | None = None
+    status: Status | None = None
     """A status in which tasks have ended."""
     older_than: Seconds = 0.0
     """Seconds that have passed since the end of the task, at least."""
@@ -124,9 +124,10 @@ class PurgeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     dry_run: bool = False
     """Remove nothing, and count what would be removed."""
 
-    @property
-    def ended_status(self) -> Status | None:
-        return None if self.status is None else Status(self.status)
+    def __post_init__(self) -> None:
+        if self.status is not None and not self.status.ended:
+            ended = ", ".join(status for status in Status if status.ended)
+            raise ValueError(f"a task that is {self.status} has not ended, and cannot be purged: name one of {ended}")
 
 
 class VacuumRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1438,14 +1438,11 @@ def test_the_log_has_the_begin_and_the_end_of_a_block_on_request(
     client: Client, caplog: pytest.LogCaptureFixture, fails: bool
 ) -> None:
     task = claimed(client)
-    with (
-        caplog.at_level(logging.DEBUG, logger="leasekit"),
-        contextlib.suppress(ZeroDivisionError),
-        leasekit.lease(task),
-    ):
-        print(1 / (not fails))
     outcome = "retry" if fails else "success"
-    eventually(lambda: f"ended: {outcome}" in caplog.text)
+    with caplog.at_level(logging.DEBUG, logger="leasekit"):
+        with contextlib.suppress(ZeroDivisionError), leasekit.lease(task):
+            print(1 / (not fails))
+        eventually(lambda: f"ended: {outcome}" in caplog.text)
     first, last = [record for record in caplog.records if "attempt 1" in record.getMessage()]
     assert first.getMessage() == f"task {task.id} (k) begins, attempt 1"
     assert last.getMessage().startswith(f"task {task.id} (k) ended: {outcome}, attempt 1, ")

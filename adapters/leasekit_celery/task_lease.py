@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from leasekit import Lease
 
-__all__ = ["TaskLease", "current", "current_lease", "lease_name"]
+__all__ = ["TaskLease", "attempt_number", "current", "current_lease", "lease_name"]
 
 _LONGEST = 100  # characters of an id that fit into the name of a lease
 

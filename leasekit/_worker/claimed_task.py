@@ -114,11 +114,11 @@ class ClaimedTask:
 
 
 def _message(settlement: Settlement | None) -> str:
-    """Return the message of the error that a handler, or a payload that does not fit it, has reported; else nothing."""
+    """Return the message of an error such as a payload that does not fit. A value given to `fail` is for no log."""
     if settlement is None or settlement.error is None:
         return ""
     match msgspec.json.decode(msgspec.json.encode(settlement.error)):  # most are encoded already
-        case {"message": str(message)} | str(message):
+        case {"message": str(message)}:
             return message
         case _:
             return ""

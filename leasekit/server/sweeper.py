@@ -79,7 +79,7 @@ class Sweeper:
 
     async def purge(self, request: PurgeRequest, *, by: str = "purge") -> Purged:
         """Remove up to `PURGE_BATCH` matching tasks, or count all of them (`dry_run`)."""
-        wanted, until = Filter(request.kind, request.ended_status), self._clock.peek() - request.older_than
+        wanted, until = Filter(request.kind, request.status), self._clock.peek() - request.older_than
         if request.dry_run:
             return Purged(kinds=await self._read(lambda view: view.count_ended(wanted, until=until)))
         chosen = await self._read(lambda view: retention.choose(view, wanted, until=until, cursor=request.cursor))

@@ -239,7 +239,7 @@ class MemoryService:
 
     async def purge(self, request: PurgeRequest) -> Purged:
         """Remove a step's ended tasks that match, or count all of them."""
-        wanted = Filter(request.kind, request.ended_status)
+        wanted = Filter(request.kind, request.status)
         with self._turn() as turn:
             until = turn.now - request.older_than
             if request.dry_run:

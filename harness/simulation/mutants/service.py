@@ -65,14 +65,14 @@ SERVICE: Mapping[str, Mutant] = {
         "A step of the wall clock ahead shortens leases by as much.",
         Edit(
             "server.clock:StoreClock.read",
-            "Moment(instant + self._gained, instant, stalled > self._stall)",
-            "Moment(instant + self._gained, instant + self._gained, stalled > self._stall)",
+            "Moment(instant + self._gained, instant, is_after_gap)",
+            "Moment(instant + self._gained, instant + self._gained, is_after_gap)",
         ),
         by=Histories("clocks", ["S6"]),
     ),
     "clock-steps-back": Mutant(
         "The store's time goes back with the wall clock.",
-        Edit("server.clock:StoreClock.read", "max(self._gained, self._wall() - instant)", "self._wall() - instant"),
+        Edit("server.clock:StoreClock.read", "max(self._gained, self._ahead)", "self._ahead"),
         by=Histories("clocks", ["L1", "L2", "L4"]),
     ),
     "leases-not-restarted-at-the-start": Mutant(

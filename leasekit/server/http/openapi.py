@@ -16,6 +16,7 @@ from msgspec import Struct
 from leasekit._lifecycle.validation import ENDS
 from leasekit.server.http.operations import JSON, Operation, header_of
 from leasekit.server.http.problems import MEDIA_TYPE
+from leasekit.task import Status
 from leasekit.wire import Problem
 
 _REF = "#/components/schemas/{name}"
@@ -131,5 +132,6 @@ def _with_examples(schemas: dict[str, Any]) -> dict[str, Any]:
     schemas["RedriveRequest"]["oneOf"] = _SELECTIONS
     for name, pattern in _CURSORS.items():
         schemas[name]["properties"]["cursor"]["anyOf"][0]["pattern"] = pattern
+    schemas["PurgeRequest"]["properties"]["status"]["anyOf"][0] = {"enum": [str(it) for it in Status if it.ended]}
     schemas["NewTaskItem"]["properties"]["after"]["maxItems"] = 0  # only other services accept `after`
     return {name: schemas[name] for name in sorted(schemas)}

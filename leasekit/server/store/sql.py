@@ -221,6 +221,7 @@ class SqlStore(Store):
             with self.view() as view:
                 return view.numbered_counts()
 
+        self._lock.check_place()
         counts = self._counts.read(count)
         return damage.statuses(
             (sql.text_or_bytes(kind), status.decode(errors="replace"), tasks)

@@ -168,7 +168,7 @@ def _lives(connection: sqlite3.Connection, seqs: range) -> None:
     pairs = list(zip(seqs, names, strict=True))
     listed, ids = str(list(seqs)), str(names).replace("'", '"')
     new = {"kind": "nothing", "priority": 2, "claim_timeout": 300.0, "heartbeat_timeout": 300.0, "next_trigger_at": now}
-    counts = dict.fromkeys(("fence", "attempt", "crashes", "failures", "cancel_requested"), 0)
+    counts = dict.fromkeys(("fence", "attempt", "crashes", "failures", "cancel_requested", "was_extended"), 0)
     with _Transaction(connection):
         contents = {
             "payload": b"null",

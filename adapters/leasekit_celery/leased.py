@@ -142,8 +142,9 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         body = self.run if getattr(theirs, "__func__", None) is Task.__call__ else theirs
         run: _Run = getattr(request, _RUN)
         held = run.held
-        token = current.set(run.lease)
+        outer = current.get()
         try:
+            current.set(run.lease)
             result = body(*args, **kwargs)
         except BaseException as error:
             has_ended = isinstance(error, Exception) and not isinstance(error, _NOT_OURS_TO_JUDGE)
@@ -153,7 +154,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
                 _leave_lease(request, error)
             raise
         finally:
-            current.reset(token)
+            current.set(outer)
         if held.lost:  # a lost lease must be reported before Celery stores the result
             _leave_lease(request, None)
         return result

@@ -24,7 +24,7 @@ _CURSOR = re.compile(r"([ -.0-~]{1,128})(?:/(\d{1,15})/([ -.0-~]{1,128}))?", re.
 
 
 class _Place(NamedTuple):
-    """Where a purge goes on: at a kind, behind a task of it."""
+    """The place at which a purge goes on: a kind, and the last task of it that was looked at."""
 
     kind: str
     last_at: int | None = None

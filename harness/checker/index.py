@@ -77,7 +77,7 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """One task and all events of it. Each list is by time."""
+    """The life of one task: all events of it, each list in the order of time."""
 
     task: str
     asked: list[log.Asked] = field(default_factory=list[log.Asked])

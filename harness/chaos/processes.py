@@ -130,6 +130,12 @@ class Process:
         self._log.add(Fault, name=fault, target=self.who)
         self.popen.wait()
 
+    def kill_child(self, fault: str = "kill") -> float:
+        """Kill the only child, which is the worker of a supervisor; return when."""
+        (child,) = self.children
+        os.kill(child, signal.SIGKILL)
+        return self._log.add(Fault, name=fault, target=f"{self.name}.{child}").at
+
     def send(self, number: signal.Signals) -> None:
         self.popen.send_signal(number)
 

@@ -1,7 +1,5 @@
 """The big run: 20,000 tasks, with a kill of a worker or the server every few seconds."""
 
-import os
-import signal
 import time
 from random import Random
 
@@ -35,9 +33,7 @@ def _kill_worker(world: World, workers: list[Process], number: int) -> None:
     worker = workers[number]
     if number:
         wait_for(lambda: worker.children, what="a supervised worker")
-        victim = worker.children[0]
-        os.kill(victim, signal.SIGKILL)
-        world.fault("kill-worker", target=f"{worker.name}.{victim}")
+        worker.kill_child("kill-worker")
     else:
         worker.kill("kill-worker")
         workers[number] = world.work(worker.name, slots=SLOTS)

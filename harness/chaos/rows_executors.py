@@ -42,8 +42,7 @@ def gil_held_in_executor(world: World) -> None:
 def all_stopped(world: World) -> None:
     """Worker, guard and executor are stopped for longer than the ttl: the handler never acts again."""
     first = world.work("first", slots=1, processes=True)
-    ids = world.schedule("deaf", seconds=60)
-    world.until_running(ids, effects=20)
+    ids = world.running("deaf", 1, seconds=60, effects=20)
     tree = [first.pid, *_descendants(first.pid)]
     for pid in tree:
         os.kill(pid, signal.SIGSTOP)
@@ -98,8 +97,7 @@ def poison_in_executor(world: World) -> None:
 def worker_killed_over_executors(world: World) -> None:
     """kill -9 of the worker alone: its executors end with it, and their handlers act no longer."""
     first = world.work("first", slots=2, processes=True)
-    ids = world.schedule("deaf", 2, seconds=60)
-    world.until_running(ids, effects=20)
+    world.running("deaf", 2, seconds=60, effects=20)
     tree = _descendants(first.pid)
     first.kill()
     wait_for(lambda: not any(map(_runs, tree)), what="the end of its executors", within=world.ttl + 10)

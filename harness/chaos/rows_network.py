@@ -13,20 +13,10 @@ from harness.history import SettleAnswered
 BEATS, CLAIMS, RESULTS, TASKS = "/v1/heartbeats", "/v1/claims", "/v1/results", "/v1/tasks"
 
 
-def _running(world: World, *workers: str) -> list[str]:
-    """Start tasks that run until `finish`; return their ids once each lease was renewed."""
-    for name in workers:
-        world.work(name)
-    ids = world.schedule("steady", 4, until="finish") + world.schedule("patient", 4, until="finish")
-    world.until_running(ids)
-    world.until_beaten(ids)
-    return ids
-
-
 @scenario(13, "line-cut", faults=("cut", "reset"), ttl=20, cycle=1)
 def line_cut(world: World) -> None:
     """Connections are reset again and again, then refused for a while: no lease is lost."""
-    ids = _running(world, "first", "second")
+    ids = world.held("first", "second")
     for _ in range(5):
         world.proxy.reset()
         time.sleep(0.2)
@@ -46,7 +36,7 @@ def _at_risk(world: World) -> int:
 @scenario(14, "half-open", faults=("hang",), ttl=20, cycle=1)
 def half_open(world: World) -> None:
     """The peer accepts and never answers: each beat times out early enough to be retried, no lease is lost."""
-    ids = _running(world, "first", "second")
+    ids = world.held("first", "second")
     _abandoned(world, world.proxy.hang)
     world.finish_unharmed(ids)
 
@@ -54,7 +44,7 @@ def half_open(world: World) -> None:
 @scenario(15, "drip", faults=("drip",), ttl=20, cycle=1)
 def drip(world: World) -> None:
     """Answers come a byte at a time: the timeout is for the whole answer, not for each byte."""
-    ids = _running(world, "first", "second")
+    ids = world.held("first", "second")
     _abandoned(world, lambda: world.proxy.drip(0.1))
     world.finish_unharmed(ids)
 
@@ -164,7 +154,7 @@ def result_answer_lost(world: World) -> None:
 @scenario(20, "beat-answer-lost", faults=("lose_answer",), ttl=20, cycle=1)
 def beat_answer_lost(world: World) -> None:
     """Answers to heartbeats are lost: the server's leases last longer than the worker's trust, and nothing is lost."""
-    ids = _running(world, "first", "second")
+    ids = world.held("first", "second")
     world.proxy.lose_answer("POST", BEATS, times=3)
     world.proxy.wait(lambda: world.proxy.fired["lose_answer"] == 3, within=60)
     world.until_beaten(ids)
@@ -190,7 +180,7 @@ RETRY_AFTER = ["0", "-1", "1000000000", "Wed, 21 Oct 2037 07:28:00 GMT", "soon",
 @scenario(21, "storm", faults=("answer 429", "answer 503"), ttl=20, cycle=1)
 def storm(world: World) -> None:
     """429 and 503 with absurd Retry-After for beats, then nine in ten: no lease is lost, and retries are paced."""
-    ids = _running(world, "first", "second")
+    ids = world.held("first", "second")
     since = time.monotonic()
     for number, after in enumerate(RETRY_AFTER):
         world.proxy.answer(429 if number % 2 else 503, "POST", BEATS, retry_after=after)
@@ -240,7 +230,7 @@ NONSENSE = [
 @scenario(22, "nonsense", faults=("answer 200",), ttl=20, cycle=1)
 def nonsense(world: World) -> None:
     """Invalid answers to all calls: the worker logs them, goes on, and loses nothing."""
-    ids = _running(world, "first")
+    ids = world.held("first")
     for body in NONSENSE[::3]:  # not all: the worker waits longer after each failed call
         world.proxy.answer(200, "POST", CLAIMS, body=body)
         world.proxy.answer(200, "POST", RESULTS, body=body)
@@ -258,7 +248,7 @@ def nonsense(world: World) -> None:
 @scenario(22, "foreign", faults=("foreign",), ttl=20, cycle=1)
 def foreign(world: World) -> None:
     """An ingress, a firewall, a portal answer in the server's place, any call, once and then for long: no task ends."""
-    ids = _running(world, "first", "second")
+    ids = world.held("first", "second")
     for path in (BEATS, CLAIMS, "*"):
         world.proxy.foreign(path=path, times=5)
         world.until_beaten(ids)

@@ -1,7 +1,6 @@
 """Rows about processes: killed, stopped, blocked, starved; and what handlers do to their processes."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -51,12 +50,9 @@ def _waited_for_their_ttl(world: World) -> None:
 def supervised_killed(world: World) -> None:
     """kill -9 of a supervised worker: its tasks are handed back, and run again long before their ttl."""
     first = world.work("first", supervised=True)
-    ids = world.schedule("deaf", 4, seconds=60)
-    world.until_running(ids, effects=20)
+    ids = world.running("deaf", 4, seconds=60, effects=20)
     since = time.monotonic()
-    (child,) = first.children
-    os.kill(child, signal.SIGKILL)
-    world.fault("kill", target=f"first.{child}")
+    first.kill_child()
     world.until_ended(ids)
     assert time.monotonic() - since < world.ttl, "the tasks waited for their ttl"
     assert [info.crashes for info in world.infos(ids)] == [1] * 4
@@ -66,8 +62,7 @@ def supervised_killed(world: World) -> None:
 def supervisor_killed(world: World) -> None:
     """kill -9 of the supervisor alone: the kernel ends its worker, and the tasks wait for their ttl."""
     first = world.work("first", supervised=True)
-    ids = world.schedule("deaf", 4, seconds=60)
-    world.until_running(ids, effects=20)
+    world.running("deaf", 4, seconds=60, effects=20)
     (child,) = first.children
     first.kill()
     wait_for(lambda: not Path(f"/proc/{child}").exists(), what="the end of the worker", within=10)
@@ -87,9 +82,7 @@ def spool_shared(world: World) -> None:
         _until_kept(world.home / "spool", set(ids))
         rng.shuffle(workers)
         for supervisor in workers:
-            (child,) = supervisor.children
-            os.kill(child, signal.SIGKILL)
-            world.fault("kill", target=f"{supervisor.name}.{child}")
+            supervisor.kill_child()
             time.sleep(rng.choice([0.0, 0.0, 0.05, 0.5]))
         time.sleep(rng.choice([0.0, 0.5, 7.0]))  # the last is longer than a supervisor waits for its service
         world.serve()
@@ -114,8 +107,7 @@ def _until_kept(spool: Path, ids: set[str]) -> None:
 def worker_stopped(world: World) -> None:
     """SIGSTOP for longer than the ttl: the worker is killed before its trust ends, while it is stopped."""
     first = world.work("first", slots=2)
-    ids = world.schedule("deaf", 2, seconds=30)
-    world.until_running(ids, by=first, effects=20)
+    world.running("deaf", 2, seconds=30, by=first, effects=20)
     first.pause()
     world.work("second")
     assert _died(world, first) == KILLED, "it ended otherwise"
@@ -228,8 +220,7 @@ def asked_to_stop(world: World) -> None:
 def asked_to_stop_twice(world: World) -> None:
     """A second SIGTERM ends the process at once; what it held runs elsewhere."""
     first = world.work("first")
-    ids = world.schedule("deaf", 4, seconds=30)
-    world.until_running(ids, by=first)
+    world.running("deaf", 4, seconds=30, by=first)
     while first.is_alive:
         first.send(signal.SIGTERM)
         time.sleep(0.2)

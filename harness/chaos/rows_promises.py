@@ -16,7 +16,7 @@ import leasekit
 from harness.chaos.processes import Process, wait_for
 from harness.chaos.scenarios import scenario
 from harness.chaos.world import World
-from harness.history import Started, boottime
+from harness.history import Started
 from harness.proxy import Proxy
 from leasekit import NewTask, Status, hooks
 
@@ -38,7 +38,7 @@ def gil_held_for_minutes(world: World) -> None:
     world.fault("gil", lasts=GIL)
     wait_for(lambda: world.info(task).status.ended, what="the end of the C call", within=GIL + 60)
     world.finish_unharmed([task])
-    world.figure(f"held the GIL for {GIL:g} s under a ttl of {world.ttl:g} s: 1 attempt, 0 crashes")
+    world.figures.append(f"held the GIL for {GIL:g} s under a ttl of {world.ttl:g} s: 1 attempt, 0 crashes")
 
 
 @scenario(1, "killed-under-a-long-lease", faults=("kill",), ttl=TTL, alone=True, long=True, start_within=30)
@@ -46,7 +46,9 @@ def killed_under_a_long_lease(world: World) -> None:
     """kill -9 of a supervised worker whose leases last five minutes: another begins its tasks within a second."""
     first = world.work("first", supervised=True)
     took = [after for number in range(KILLS) for after in _killed(world, first, f"next-{number}")]
-    world.figure(f"{KILLS} kills, ttl {TTL:g} s: begun again after {median(took):.2f} s, at most {max(took):.2f} s")
+    world.figures.append(
+        f"{KILLS} kills, ttl {TTL:g} s: begun again after {median(took):.2f} s, at most {max(took):.2f} s"
+    )
     assert max(took) < WITHIN, sorted(took)[-5:]
 
 
@@ -56,10 +58,7 @@ def _killed(world: World, first: Process, name: str) -> list[float]:
     world.until_running(ids)
     second = world.work(name, slots=2 * first.slots)
     wait_for(lambda: "at work" in second.said, what="another worker")
-    (child,) = first.children
-    os.kill(child, signal.SIGKILL)
-    killed_at = boottime()
-    world.fault("kill", target=f"first.{child}", at=killed_at)
+    killed_at = first.kill_child()
     world.until_ended(ids)
     second.stop(signal.SIGTERM)
     return [run.at - killed_at for run in world.of(Started) if run.task in ids and run.at > killed_at]
@@ -80,7 +79,7 @@ def outage_of_ten_thousand(world: World) -> None:
         assert not counts["lost"], f"{counts['lost']} of {HELD} leases were lost"
     world.until_ended()
     assert {(info.status, info.attempt) for info in world.all_tasks()} == {(Status.SUCCESS, 1)}
-    world.figure(f"{HELD:,} leases, every call hanging for {OUTAGE:g} s: {counts['lost']} lost")
+    world.figures.append(f"{HELD:,} leases, every call hanging for {OUTAGE:g} s: {counts['lost']} lost")
 
 
 @scenario(21, "throttled-by-sqs", faults=("answer 400",), ttl=TTL, long=True, least_settled=0)
@@ -107,7 +106,7 @@ def throttled_by_sqs(world: World) -> None:
             world.fault("answer 400")
     finally:
         moto.stop()
-    world.figure(f"{MESSAGES} leases, {throttled} throttled calls in {STORM:g} s: {counts['lost']} lost")
+    world.figures.append(f"{MESSAGES} leases, {throttled} throttled calls in {STORM:g} s: {counts['lost']} lost")
     assert counts["settled"] == MESSAGES, counts
 
 

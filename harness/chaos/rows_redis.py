@@ -81,9 +81,7 @@ def _until_succeeded(world: World, kind: str, count: int) -> None:
 def redis_failover(world: World) -> None:
     """The address leads to a replica that has caught up; the old primary still answers: no lease is lost."""
     pair = Pair(world)
-    world.work()
-    ids = world.running()
-    world.until_beaten(ids)
+    ids = world.held("worker")
     pair.fail_over()
     world.until_beaten(ids)
     world.finish_unharmed(ids)
@@ -108,9 +106,7 @@ def redis_stale_failover(world: World) -> None:
 def redis_failback(world: World) -> None:
     """A former primary takes over again, without news for longer than a ttl: no lease is lost."""
     pair = Pair(world)
-    world.work("first")
-    world.work("second")
-    ids = world.running()
+    ids = world.held("first", "second")
     pair.fail_over()
     world.until_beaten(ids)
     since = pair.go_stale()
@@ -176,8 +172,7 @@ def redis_clock_creeps(world: World) -> None:
 @scenario(11, "redis-clock-set-back", faults=("clock",), ttl=6, cycle=1, service="redis")
 def redis_clock_set_back(world: World) -> None:
     """Redis's clock goes an hour ahead and back again: no lease is lost."""
-    world.work()
-    ids = world.running()
+    ids = world.held("worker")
     for shift in (HOUR, 0.0):
         world.set_redis_clock(shift)
         world.until_beaten(ids)

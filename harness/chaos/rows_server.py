@@ -77,11 +77,8 @@ def server_killed(world: World) -> None:
 @scenario(24, "server-away", faults=("kill",), ttl=60, cycle=1)
 def server_away(world: World) -> None:
     """The server is gone for two seconds while handlers run: no lease is lost, no task runs twice."""
-    server = world.server
-    world.work()
-    ids = world.running()
-    world.until_beaten(ids)
-    server.kill()
+    ids = world.held("worker")
+    world.server.kill()
     world.fault("outage", lasts=3)
     time.sleep(2)
     world.serve()
@@ -92,9 +89,7 @@ def server_away(world: World) -> None:
 def disk_refuses(world: World) -> None:
     """Writes to the store fail for a while: no write is acknowledged without being kept."""
     server = world.server
-    world.work()
-    ids = world.running()
-    world.until_beaten(ids)
+    ids = world.held("worker")
     unlimited = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, unlimited[1]))
     world.fault("file-size", lasts=2)
@@ -123,8 +118,7 @@ def _ready(world: World) -> int:
 @scenario(28, "store-locked", faults=("lock",), ttl=60, cycle=1)
 def store_locked(world: World) -> None:
     """Another program locks the store for two seconds: writes wait or are refused, no lease is lost."""
-    world.work()
-    ids = world.running()
+    ids = world.held("worker")
     other = sqlite3.connect(world.home / "tasks.db", isolation_level=None, timeout=30)
     other.execute("BEGIN IMMEDIATE")
     world.fault("lock", lasts=2)
@@ -137,9 +131,8 @@ def store_locked(world: World) -> None:
 @scenario(29, "store-damaged", faults=("damage",))
 def store_damaged(world: World) -> None:
     """The store's file is damaged while the server is down: the server refuses to start, and says why."""
-    server = world.server
     world.schedule("steady", 200)
-    assert server.stop() == 0
+    assert world.server.stop() == 0
     path = world.home / "tasks.db"
     whole = path.read_bytes()
     path.write_bytes(b"SQLite format 3\0" + b"\xff" * 4096 + whole[4112:])
@@ -155,9 +148,8 @@ def store_damaged(world: World) -> None:
 @scenario(29, "store-lost", faults=("loss",))
 def store_lost(world: World) -> None:
     """After kill -9, the log is missing, then the file is empty: the server refuses to start."""
-    server = world.server
     ids = world.schedule("steady", 200)
-    server.kill()
+    world.server.kill()
     path, log = world.home / "tasks.db", world.home / "tasks.db-wal"
     whole = {file: file.read_bytes() for file in (path, log)}
     for loss, says in ((log.unlink, "lost its last"), (lambda: path.write_bytes(b""), "empty or missing")):
@@ -204,10 +196,7 @@ def _refused(world: World, name: str, *, store: str = "tasks.db", says: str = "a
 def server_stopped(world: World) -> None:
     """The server stands still for two ttls: workers end their handlers in time, and lost tasks run again."""
     server = world.server
-    world.work("first")
-    world.work("second")
-    ids = world.schedule("steady", 4, until="finish") + world.schedule("patient", 4, until="finish")
-    world.until_running(ids)
+    ids = world.held("first", "second")
     server.pause()
     wait_for(lambda: len(world.of(Lost)) >= len(ids), what="the loss of all leases")
     time.sleep(world.ttl)
@@ -219,7 +208,6 @@ def server_stopped(world: World) -> None:
 @scenario(32, "herd", faults=("kill",), ttl=6)
 def herd(world: World) -> None:
     """Two hundred clients come back at once after a restart of the server: all of them are served."""
-    server = world.server
     with ThreadPoolExecutor(8) as threads:
 
         def schedule(number: int) -> None:
@@ -228,7 +216,7 @@ def herd(world: World) -> None:
 
         futures = [threads.submit(schedule, number) for number in range(200)]
         wait_for(lambda: sum(future.done() for future in futures) > 20, what="the first clients")
-        server.kill()
+        world.server.kill()
         world.serve()
         for future in futures:
             future.result(60)

@@ -205,11 +205,20 @@ class World:
         return ids
 
     def running(
-        self, kind: str = "steady", count: int = 4, *, seconds: float = 0.0, by: Process | None = None, **more: Any
+        self, kind: str = "steady", count: int = 4, *, by: Process | None = None, effects: int = 1, **more: Any
     ) -> list[str]:
         """Schedule tasks, for `seconds` or until `finish`; return their ids once each handler has acted, in `by`."""
-        ids = self.schedule(kind, count, seconds=seconds, until="" if seconds else "finish", **more)
-        self.until_running(ids, by=by)
+        ids = self.schedule(kind, count, until="" if "seconds" in more else "finish", **more)
+        self.until_running(ids, by=by, effects=effects)
+        return ids
+
+    def held(self, *workers: str) -> list[str]:
+        """Start workers, and tasks that run until `finish`; return their ids once each lease was renewed."""
+        for name in workers:
+            self.work(name)
+        ids = self.schedule("steady", 4, until="finish") + self.schedule("patient", 4, until="finish")
+        self.until_running(ids)
+        self.until_beaten(ids)
         return ids
 
     def finish(self, ids: Sequence[str] = (), *, name: str = "finish") -> None:
@@ -278,9 +287,6 @@ class World:
     def of(self, event: type[Any]) -> list[Any]:
         return [entry for entry in self.events() if isinstance(entry, event)]
 
-    def figure(self, text: str) -> None:
-        self.figures.append(text)
-
     def fault(self, name: str, *, lasts: float = 0.0, target: str = "", at: float | None = None) -> None:
         self.log.add(Fault, name=name, lasts=lasts, target=target, at=boottime() if at is None else at)
 
@@ -294,14 +300,14 @@ class World:
         self._spare.append(_reserved_port())
         return int(self._spare[-1].getsockname()[1])
 
-    def drain(self, *, within: float = 120.0) -> None:
+    def drain(self) -> None:
         """End all faults; return once every task has ended."""
         self.proxy.mend()
         self.log.add(FaultsOver)
-        until = time.monotonic() + within
+        until = time.monotonic() + PATIENCE
         while (left := self.unfinished) and time.monotonic() < until:
             time.sleep(0.05)
-        assert not left, f"{left} tasks have not ended after {within:g} s"
+        assert not left, f"{left} tasks have not ended after {PATIENCE:g} s"
 
     @property
     def unfinished(self) -> int:

@@ -8,7 +8,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import boto3
 import botocore.session
@@ -115,22 +116,9 @@ def credentials_of(client: Any) -> Any:
 
 def _session_of(client: Any) -> boto3.session.Session:
     session = botocore.session.get_session()
-    session.register_component("credential_provider", _These(credentials_of(client)))
+    credentials = credentials_of(client)
+    session.register_component("credential_provider", SimpleNamespace(load_credentials=lambda: credentials))
     return boto3.session.Session(botocore_session=session)
-
-
-class _Resolver(Protocol):
-    def load_credentials(self) -> Any: ...
-
-
-class _These(_Resolver):
-    """A credential resolver that returns given credentials."""
-
-    def __init__(self, credentials: Any) -> None:
-        self._credentials = credentials
-
-    def load_credentials(self) -> Any:
-        return self._credentials
 
 
 def _request_id(answer: object) -> str:

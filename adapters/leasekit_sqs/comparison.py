@@ -14,6 +14,17 @@ from leasekit_sqs.queues import Queues
 
 logger = logging.getLogger("leasekit")
 
+_EARLIER = (
+    "queue %(queue)s hides a message for %(timeout)d s, but a lease of this loop for %(ttl)d s at a time: when the "
+    "process has died, or after a block with settle=False, the message comes again that much earlier. To keep the "
+    "queue's time, pass visibility_timeout=%(timeout)d; all is well if receive_message names VisibilityTimeout=%(ttl)d"
+)
+_TWICE = (
+    "queue %(queue)s hides a message for %(timeout)d s, but this loop leases it with visibility_timeout=%(ttl)d: a "
+    "message that waits longer than %(timeout)d s for its block can be with two workers at once. Pass "
+    "visibility_timeout=%(timeout)d to lease, or VisibilityTimeout=%(ttl)d to receive_message"
+)
+
 
 class Comparison:
     """The queues that were compared with the `ttl` of one connection's leases."""
@@ -39,27 +50,6 @@ class Comparison:
             timeout = await self._queues.visibility_timeout(url)
         except BackendError:  # the permission `sqs:GetQueueAttributes` is not needed for leases
             return
-        name = url.rpartition("/")[2]
-        if timeout > self._ttl:
-            logger.warning(
-                "queue %s hides a message for %d s, but a lease of this loop for %d s at a time: when the process has "
-                "died, or after a block with settle=False, the message comes again that much earlier. To keep the "
-                "queue's time, pass visibility_timeout=%d; all is well if receive_message names VisibilityTimeout=%d",
-                name,
-                timeout,
-                self._ttl,
-                timeout,
-                self._ttl,
-            )
-        elif 0 < timeout < self._ttl:
-            logger.warning(
-                "queue %s hides a message for %d s, but this loop leases it with visibility_timeout=%d: a message that "
-                "waits longer than %d s for its block can be with two workers at once. Pass visibility_timeout=%d to "
-                "lease, or VisibilityTimeout=%d to receive_message",
-                name,
-                timeout,
-                self._ttl,
-                timeout,
-                timeout,
-                self._ttl,
-            )
+        if timeout not in (0, self._ttl):  # 0: SQS has not told it, or each receive names a time
+            times = {"queue": url.rpartition("/")[2], "timeout": timeout, "ttl": self._ttl}
+            logger.warning(_EARLIER if timeout > self._ttl else _TWICE, times)

@@ -36,24 +36,8 @@ class Receipt:
     """A received message: `handle` is the token of its lease."""
 
     __slots__ = (
-        "attempt",
-        "group",
-        "handle",
-        "has_queues_timeout",
-        "id",
-        "in_dlq",
-        "is_kept",
-        "message",
-        "outcome",
-        "polled_for",
-        "received_at",
-        "retry",
-        "returned_until",
-        "returns_until",
-        "settles",
-        "under_way",
-        "until",
-        "url",
+        "attempt", "group", "handle", "has_queues_timeout", "id", "in_dlq", "is_kept", "message", "outcome",
+        "polled_for", "received_at", "retry", "returned_until", "returns_until", "settles", "under_way", "until", "url",
         "warned",
     )  # fmt: skip
 

@@ -17,7 +17,6 @@ import socket
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from random import Random
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
@@ -34,12 +33,12 @@ _BACKLOG = 128
 class Proxy:
     """Listen on a port of its own while the block lasts, and pass connections on to the service at `target`.
 
-    A test that injects a fault should check `fired`. `random` makes all random choices.
+    A test that injects a fault should check `fired`.
     """
 
-    def __init__(self, target: str, *, random: Random | None = None) -> None:
+    def __init__(self, target: str) -> None:
         self._scheme, self._target = _place(target)
-        self._conditions = Conditions(random or Random(0))  # noqa: S311 - chance, not secrets
+        self._conditions = Conditions()
         self.fired = self._conditions.fired  # how often each fault met a connection or request, by its name
         self.log = self._conditions.log  # the last requests, oldest first
         self._links: set[Link] = set()
@@ -92,20 +91,18 @@ class Proxy:
         """End all faults: drop the rules, accept connections, deliver held data."""
         self._do(self._mend)
 
-    def lose_answer(self, method: str, path: str, *, times: int | None = 1, chance: float = 1.0) -> None:
+    def lose_answer(self, method: str, path: str, *, times: int | None = 1) -> None:
         """Let the next `times` of these requests (`None`: all) be executed, and reset instead of answering."""
-        self._rule(Rule(fault="lose_answer", method=method, path=path, left=times, chance=chance))
+        self._rule(Rule(fault="lose_answer", method=method, path=path, left=times))
 
-    def repeat_answer(
-        self, method: str, path: str, *, repeats: int = 1, times: int | None = 1, chance: float = 1.0
-    ) -> None:
-        """Deliver the answers to the next `times` of these requests (`None`: all) `repeats` times more, at once.
+    def repeat_answer(self, method: str, path: str, *, repeats: int = 1) -> None:
+        """Deliver the answer to the next of these requests `repeats` times more, at once.
 
         The copies are on the client's connection before its next request leaves.
         """
         if repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {repeats}")
-        self._rule(Rule(fault="repeat_answer", method=method, path=path, left=times, chance=chance, repeats=repeats))
+        self._rule(Rule(fault="repeat_answer", method=method, path=path, repeats=repeats))
 
     def answer(
         self,
@@ -125,13 +122,13 @@ class Proxy:
         answer = "\r\n".join([*head, "", ""]).encode("latin-1") + body
         self._rule(Rule(fault=f"answer {status}", method=method, path=path, left=times, chance=chance, answer=answer))
 
-    def foreign(self, method: str = "*", path: str = "*", *, times: int | None = 1, chance: float = 1.0) -> None:
+    def foreign(self, method: str = "*", path: str = "*", *, times: int | None = 1) -> None:
         """Answer the next `times` of these requests (`None`: all) like an ingress, a firewall or a captive portal.
 
         Each answer has another status and body, and the requests go no further. "*" is any method, any path.
         """
         answers = tuple(answer.raw for answer in FOREIGN)
-        self._rule(Rule(fault="foreign", method=method, path=path, left=times, chance=chance, answers=answers))
+        self._rule(Rule(fault="foreign", method=method, path=path, left=times, answers=answers))
 
     async def again(self, exchange: Exchange) -> bytes:
         """Send an earlier request to the service again, as a network that delivers twice does; return the raw answer.

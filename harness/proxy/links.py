@@ -51,8 +51,8 @@ class Rule:
     fault: str
     method: str
     path: str
-    left: int | None  # how many more requests it hits; None: all
-    chance: float
+    left: int | None = 1  # how many more requests it hits; None: all
+    chance: float = 1.0
     answer: bytes = b""
     answers: tuple[bytes, ...] = ()  # one of these at random, instead of `answer`
     repeats: int = 0  # copies of the service's answer
@@ -64,8 +64,8 @@ class Rule:
 class Conditions:
     """The rules and the line that all connections of one proxy share, and the faults that have fired."""
 
-    def __init__(self, random: Random) -> None:
-        self.random = random
+    def __init__(self) -> None:
+        self.random = Random(0)  # noqa: S311 - chance, not secrets
         self.line = Line()
         self.rules: list[Rule] = []
         self.fired: Counter[str] = Counter()

@@ -19,6 +19,7 @@ _UNHEARD = {"unheard_claim": "claim", "unheard_beat": "beat", "unheard_result": 
 _OF_WORKERS = frozenset({"kill", "pause", "gil", "stall", "stop", "freeze", "suspend"})
 _OF_SERVER = frozenset(FAULTS[FAULTS.index("server_kill") : FAULTS.index("kill")])
 _PLANNED = _WEATHER | _OF_WORKERS | _OF_SERVER | _UNHEARD.keys()
+_STANDING = {"pause": "paused", "freeze": "frozen", "suspend": "suspended"}
 _STEPS = (2.0, 60.0, 400.0, 3600.0)  # of a wall clock
 
 
@@ -142,7 +143,7 @@ class Faults:
                 worker.process.hold("stall")
                 self._lasting(fault, lambda: worker.process.let_go("stall"), target=who)
             case _:
-                why = {"pause": "paused", "freeze": "frozen", "suspend": "suspended"}[name]
+                why = _STANDING[name]
                 worker.process.hold(why)
                 self._lasting(fault, lambda: worker.resume(why), target=who)
         self._world.fired[name] += 1
@@ -185,7 +186,7 @@ class Faults:
                 self._world.log(Fault, "world", name=name, lasts=0.0)
                 self._creep(chance, until=self._world.now + fault.lasts)
             case _:
-                why = {"pause": "paused", "freeze": "frozen", "suspend": "suspended"}[name.removeprefix("server_")]
+                why = _STANDING[name.removeprefix("server_")]
                 process.hold(why)
                 self._lasting(fault, lambda: process.let_go(why))
         self._world.fired[name] += 1

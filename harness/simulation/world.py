@@ -116,14 +116,13 @@ class World:
     def after(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
         self.at(self.now + seconds, call, *args)
 
-    def run(self, until: float, *, unless: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass until this moment, or until `unless` is true."""
+    def run(self, until: float) -> None:
+        """Let time pass until this moment."""
         heap = self._heap
-        while heap and heap[0][0] <= until and not unless():
+        while heap and heap[0][0] <= until:
             self.now, _, call, args = heapq.heappop(heap)
             call(*args)
-        if not unless():
-            self.now = max(self.now, until)
+        self.now = max(self.now, until)
 
     def log(self, event: type[E], who: str, **fields: Any) -> None:
         if not self.is_over:

@@ -14,7 +14,7 @@ from leasekit._driver.context import Context
 from leasekit._driver.reporting.ledger import Ledger, PendingClaim
 from leasekit._driver.reporting.outbox import Delivery, Outbox
 from leasekit._driver.retrying import call_once, call_until
-from leasekit._driver.thread import spawn
+from leasekit._driver.thread import cancel_all, spawn
 from leasekit._lifecycle.validation import check_kinds
 from leasekit.errors import BackendError, Closed, Throttled, Unavailable
 from leasekit.task import Claimed, Settlement, Task
@@ -205,10 +205,7 @@ class Claims:
 
     async def aclose(self) -> None:
         """Cancel what still tries to give tasks back."""
-        returning = list(self._returning)
-        for task in returning:
-            task.cancel()
-        await asyncio.gather(*returning, return_exceptions=True)
+        await cancel_all(self._returning)
 
 
 def _log_not_given_back(error: BackendError) -> None:  # best effort: these leases expire by themselves

@@ -18,7 +18,7 @@ from leasekit._core.term import Term
 from leasekit._driver.context import Context
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit._driver.retrying import call_by_task
-from leasekit._driver.thread import spawn
+from leasekit._driver.thread import cancel_all, spawn
 from leasekit.config import LONGEST, Heartbeats
 from leasekit.errors import BackendError, Refused, Throttled
 from leasekit.task import Beat, Verdict
@@ -85,10 +85,7 @@ class Renewal:
         return min((cycle.wake_at for cycle in self._cycles.values()), default=math.inf)
 
     async def aclose(self) -> None:
-        calls = list(self._calls)
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        await cancel_all(self._calls)
 
     async def _beat(self, cycle: Cycle, send: Send, leases: Sequence[HeldLease]) -> None:
         for held in leases:

@@ -103,10 +103,6 @@ class SharedMemory:
         """Count a signal that the supervisor is about to pass on."""
         self._header[_SIGNALS] = min(255, self._header[_SIGNALS] + 1)
 
-    @property
-    def used(self) -> bool:
-        return self._holder() is not None
-
     def read(self) -> Past:
         """Return the content. Call this only after the worker has been reaped."""
         leases: list[Left] = []

@@ -17,7 +17,7 @@ from leasekit._driver.answer import Answer
 from leasekit._driver.context import Context
 from leasekit._driver.reporting.spool import Spool
 from leasekit._driver.retrying import call_by_task
-from leasekit._driver.thread import spawn
+from leasekit._driver.thread import cancel_all, spawn
 from leasekit.errors import BackendError, ProtocolError, Refused, Throttled
 from leasekit.hooks import ReportDelayed, log_fields
 from leasekit.task import Settlement, Verdict
@@ -148,10 +148,8 @@ class Outbox:
     async def aclose(self) -> None:
         """Stop reporting. Settlements without an answer stay in the spool if there is one."""
         self._closed = True
-        under_way = [*self._calls, *self._put_off, *self._looking]
-        for task in under_way:
-            task.cancel()
-        await asyncio.gather(*under_way, *self._marking, return_exceptions=True)
+        await cancel_all([*self._calls, *self._put_off, *self._looking])
+        await asyncio.gather(*self._marking, return_exceptions=True)
         await self._keep(list(self._unanswered))
         if self._spool is not None:
             await asyncio.to_thread(self._spool.close)

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from leasekit._lifecycle.validation import value_fault
 from leasekit.errors import TooLarge
-from leasekit.task import NewTask
+from leasekit.task import NewTask, Settlement
 from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS, MAX_THEN
 
 E = TypeVar("E", bound=BaseException)
@@ -18,6 +19,20 @@ E = TypeVar("E", bound=BaseException)
 _NO_NUMBER = "holds NaN or an infinity, which JSON does not have: give None, a string, or a finite number"
 _MAX_MESSAGE = 2000
 _MAX_TRACEBACK = 8 * 1024
+
+
+class _RawSuccessor(NewTask, frozen=True, kw_only=True, omit_defaults=True):
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
+
+
+class RawSettlement(Settlement, frozen=True, kw_only=True, omit_defaults=True):
+    """A settlement that is decoded to be sent on: users' values stay the same to the byte, as a repeat must be."""
+
+    id: str  # any that an adapter has given to its task
+    result: msgspec.Raw = None  # type: ignore[assignment] # what is left out stays so
+    error: msgspec.Raw = None  # type: ignore[assignment]
+    progress: msgspec.Raw | UnsetType = UNSET
+    then: list[_RawSuccessor] = []  # type: ignore[assignment]
 
 
 def encoded(value: Any, what: str, *, at_most: int | None = None) -> msgspec.Raw:

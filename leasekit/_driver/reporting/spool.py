@@ -28,10 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType, field
+from msgspec import UNSET, Struct, UnsetType
 
+from leasekit._driver.reporting.encoding import RawSettlement
 from leasekit._driver.reporting.service_key import key_of
-from leasekit.task import NewTask, Settlement
+from leasekit.task import Settlement
 
 logger = logging.getLogger("leasekit")
 
@@ -44,21 +45,8 @@ _MOST_ADOPTED = 200  # files, each of which is kept open
 _ROLL_AT = 1024 * 1024  # bytes: rewriting a shorter file is not worth it
 
 
-class _Successor(NewTask, frozen=True, kw_only=True, omit_defaults=True):
-    payload: Raw = field(default_factory=lambda: Raw(b"null"))
-
-
-class _Kept(Settlement, frozen=True, kw_only=True, omit_defaults=True):
-    """Users' values stay the bytes that were to be sent: a repeat must be the same to the byte."""
-
-    result: Raw = field(default_factory=lambda: Raw(b"null"))
-    error: Raw = field(default_factory=lambda: Raw(b"null"))
-    progress: Raw | UnsetType = UNSET
-    then: list[_Successor] = []  # type: ignore[assignment]
-
-
 class _Line(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    kept: _Kept | UnsetType = UNSET
+    kept: RawSettlement | UnsetType = UNSET
     answered: Key | UnsetType = UNSET
 
 

@@ -31,6 +31,7 @@ from leasekit._driver.connection import Connection
 from leasekit._driver.explaining.recorder import Story
 from leasekit._driver.keeping.held_lease import HeldLease, Owner
 from leasekit._driver.locks import taken
+from leasekit._driver.reporting.encoding import RawSettlement
 from leasekit._leased_run import LeasedRun
 from leasekit._worker import linux
 from leasekit._worker.executor import run_here
@@ -304,7 +305,8 @@ class _Executor:
         for stream in (sys.stdout, sys.stderr):  # if this process is killed later, this output must not be lost
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        return messages.Ended.of_settlement(settlement, raised=error is not None, stopped=stopped)
+        sent = cast("RawSettlement | None", settlement)
+        return messages.Ended(settlement=sent, raised=error is not None, stopped=stopped)
 
 
 def _run_async(handler: Handler, run: LeasedRun) -> None:

@@ -9,10 +9,11 @@ import struct
 from collections.abc import Iterator
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import Raw, Struct
 
+from leasekit._driver.reporting.encoding import RawSettlement
 from leasekit.config import Heartbeats
-from leasekit.task import NewTask, Outcome, Settlement, Task
+from leasekit.task import Task
 
 SHOW_STACKS = signal.SIGRTMIN + 7  # a signal, sent before a kill: all stacks go to stderr
 _LENGTH = struct.Struct(">I")
@@ -83,57 +84,16 @@ class Progress(Struct, frozen=True, kw_only=True, tag=True):
     value: Raw
 
 
-_NOTHING = Raw(b"null")
-
-
 class Ended(Struct, frozen=True, kw_only=True, tag=True):
-    """The end of a run. No outcome: it was stopped because its lease was lost."""
+    """The end of a run. No settlement: it was stopped because its lease was lost."""
 
-    outcome: Outcome | None = None
-    result: Raw = _NOTHING
-    error: Raw = _NOTHING
-    retry_after: float | None = None
-    progress: Raw | UnsetType = UNSET
-    then: list[NewTask] = []
+    settlement: RawSettlement | None = None  # as the worker reads it: the executor sends any settlement
     raised: bool = False
     stopped: str | None = None  # its error, if that is what it was told
-
-    @classmethod
-    def of_settlement(cls, settlement: Settlement | None, *, raised: bool, stopped: str | None) -> "Ended":
-        if settlement is None:
-            return cls(raised=raised, stopped=stopped)
-        return cls(
-            outcome=settlement.outcome,
-            result=_raw(settlement.result),
-            error=_raw(settlement.error),
-            retry_after=settlement.retry_after,
-            progress=settlement.progress,
-            then=settlement.then,
-            raised=raised,
-            stopped=stopped,
-        )
-
-    def settlement(self, task: Task) -> Settlement | None:
-        if self.outcome is None:
-            return None
-        return Settlement(
-            id=task.id,
-            token=task.token,
-            outcome=self.outcome,
-            result=None if self.result == _NOTHING else self.result,
-            error=None if self.error == _NOTHING else self.error,
-            retry_after=self.retry_after,
-            progress=self.progress,
-            then=self.then,
-        )
 
 
 FromWorker = Setup | Run | LeaseState | LeaseReplaced
 FromExecutor = Ready | StartupFailed | Progress | Ended
-
-
-def _raw(value: object) -> Raw:
-    return value if isinstance(value, Raw) else Raw(msgspec.json.encode(value))
 
 
 def packed(message: FromWorker | FromExecutor) -> bytes:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
+from msgspec import structs
 
 from leasekit._core.backoff import Backoff
 from leasekit._driver.keeping.held_lease import HeldLease
@@ -294,7 +295,10 @@ class Slot:
     def _settle(self, work: ClaimedTask, leased: LeasedRun, ended: messages.Ended) -> None:
         error = _error_of(ended) if ended.raised else None
         why = ended.stopped or ("" if error is None else str(error))
-        work.settle(leased, ended.settlement(leased.task), error, why=why)
+        settlement, task = ended.settlement, leased.task
+        if settlement is not None:  # the task may have been delivered again as the run ended
+            settlement = structs.replace(settlement, id=task.id, token=task.token)
+        work.settle(leased, settlement, error, why=why)
 
     def _settle_crash(self, work: ClaimedTask, leased: LeasedRun, plan: _KillPlan | None) -> None:
         assert self._executor is not None  # noqa: S101 - an executor is lost once
@@ -338,8 +342,10 @@ def _settlement(held: HeldLease, outcome: Outcome, error: ExecutorDied | None = 
 
 
 def _error_of(ended: messages.Ended) -> Exception:
+    if ended.settlement is None or not (error := ended.settlement.error):
+        return HandlerFailed(ended.stopped or "")
     try:
-        described = msgspec.json.decode(ended.error, type=_Described)
+        described = msgspec.json.decode(error, type=_Described)
     except msgspec.ValidationError:  # an error in a form of its own
-        return HandlerFailed(bytes(ended.error).decode(errors="replace"))
+        return HandlerFailed(bytes(error).decode(errors="replace"))
     return HandlerFailed(described.traceback or described.message)

@@ -114,8 +114,9 @@ class Spinner:
         self.run(kind, LeaseState(granted_at=now(), heartbeats=BEATS))
         (ended,) = self.said()
         assert isinstance(ended, Ended)
+        assert ended.settlement is not None
         self.guarded.watchdog.ended(term)
-        return int(bytes(ended.result))
+        return int(bytes(ended.settlement.result))
 
     def wait(self) -> None:
         """Until it is dead, of whatever."""

@@ -142,7 +142,7 @@ class Process:
     def pause(self) -> None:
         """Send SIGSTOP, and return once the process stands still."""
         self.send(signal.SIGSTOP)
-        wait_for(lambda: self.state in "TXZ", what=f"{self.name} to stand still")
+        wait_for(lambda: state(self.pid) in "TXZ", what=f"{self.name} to stand still")
         self._log.add(Paused, who=self.who)
         self._log.add(Fault, name="pause", target=self.who)
 
@@ -150,22 +150,18 @@ class Process:
         self._log.add(Resumed, who=self.who)
         self.send(signal.SIGCONT)
 
-    @property
-    def state(self) -> str:
-        return self.state_of(self.pid)
-
-    @staticmethod
-    def state_of(pid: int) -> str:
-        """The state as one letter, as in /proc; X: the process is gone."""
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return "X"
-
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         if self.is_alive:
             self.send(number)
         return self.popen.wait(PATIENCE)
+
+
+def state(pid: int) -> str:
+    """The state of a process as one letter, as in /proc; X: the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
 
 
 def children(pid: int) -> list[int]:

@@ -4,7 +4,7 @@ import os
 import re
 import signal
 
-from harness.chaos.processes import Process, children, wait_for
+from harness.chaos.processes import children, state, wait_for
 from harness.chaos.scenarios import scenario
 from harness.chaos.world import World
 from harness.history import Effect, Fault, read
@@ -123,4 +123,4 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _runs(pid: int) -> bool:
-    return Process.state_of(pid) not in "XZ"
+    return state(pid) not in "XZ"

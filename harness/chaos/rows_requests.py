@@ -88,8 +88,8 @@ def _claim(port: int, kind: str, limit: int) -> list[dict[str, Any]]:
     return tasks
 
 
-def _filled(before: bytes, item: bytes, after: bytes, *, size: int = MAX_BODY) -> bytes:
-    count = (size - len(before) - len(after)) // (len(item) + 1)
+def _filled(before: bytes, item: bytes, after: bytes) -> bytes:
+    count = (MAX_BODY - len(before) - len(after)) // (len(item) + 1)
     return before + b",".join([item] * count) + after
 
 

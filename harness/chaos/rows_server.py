@@ -4,7 +4,8 @@ import resource
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection
+
+import httpx
 
 from harness.chaos.processes import Process, wait_for
 from harness.chaos.scenarios import scenario
@@ -107,12 +108,7 @@ def disk_refuses(world: World) -> None:
 
 
 def _ready(world: World) -> int:
-    connection = HTTPConnection("127.0.0.1", world.port, timeout=60)
-    try:
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status
-    finally:
-        connection.close()
+    return httpx.get(f"http://127.0.0.1:{world.port}/readyz", timeout=60, trust_env=False).status_code
 
 
 @scenario(28, "store-locked", faults=("lock",), ttl=60, cycle=1)

@@ -194,8 +194,8 @@ HOLDER: Mapping[str, Mutant] = {
         "The repeat of a claim whose answer was lost has a new id.",
         Edit(
             "_driver.keeping.pending_claims:Claims._claim_until_answered",
-            "partial(self._context.backend.claim, claim.kinds, limit=limit, claim_id=claim.claim_id)",
-            "lambda wait: self._context.backend.claim("
+            "partial(backend.claim, claim.kinds, limit=limit, claim_id=claim.claim_id)",
+            "lambda wait: backend.claim("
             "claim.kinds, limit=limit, wait=wait, claim_id=f'{self._context.chance.getrandbits(128):032x}')",
         ),
         test="tests/driver/keeping/test_pending_claims.py::test_the_wait_of_a_long_poll_is_not_taken_from_the_time_for_repeats",

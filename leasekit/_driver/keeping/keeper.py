@@ -134,7 +134,7 @@ class Keeper:
                 continue
             # With too little trust left to rely on, the first heartbeat decides whether the task is begun.
             fresh = claimed.waited is not None and granted + heartbeats.slack - now >= heartbeats.cycle
-            leases.append(self.get(task) or self._keep(task, granted=granted, confirmed=fresh, started=started))
+            leases.append(self.get(task) or self._keep(task, heartbeats, granted, confirmed=fresh, started=started))
         if self._hooks.active and leases:
             tasks = [held.task for held in leases]
             ids = [task.id for task in tasks]
@@ -152,9 +152,8 @@ class Keeper:
         held = self._make_lease(task, heartbeats, granted_at=now, confirmed=False, started=True, claimed=False)
         return self._leases.setdefault((task.id, task.token), held)
 
-    def _keep(self, task: Task, *, granted: float, confirmed: bool, started: bool) -> HeldLease:
+    def _keep(self, task: Task, heartbeats: Heartbeats, granted: float, *, confirmed: bool, started: bool) -> HeldLease:
         """Register a claimed task, note it in the ledger, and renew its lease from now on."""
-        heartbeats = self._heartbeats.for_ttl(task.ttl)
         held = self._make_lease(task, heartbeats, granted_at=granted, confirmed=confirmed, started=started)
         self._leases[task.id, task.token] = held
         if self._ledger is not None:

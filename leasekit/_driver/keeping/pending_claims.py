@@ -130,11 +130,9 @@ class Claims:
         *,
         probes: bool,
     ) -> Claimed:
-        remembered, kept = (
-            self._context.backend.capabilities.remembers_claims,
-            self._context.backend.capabilities.keeps_claims,
-        )
-        ask = partial(self._context.backend.claim, claim.kinds, limit=limit, claim_id=claim.claim_id)
+        backend = self._context.backend
+        remembered, kept = backend.capabilities.remembers_claims, backend.capabilities.keeps_claims
+        ask = partial(backend.claim, claim.kinds, limit=limit, claim_id=claim.claim_id)
         tries = 0
 
         async def call() -> Claimed:

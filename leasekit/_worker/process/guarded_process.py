@@ -283,15 +283,6 @@ def _readable(fd: socket.socket | int | None, seconds: float) -> bool:
     return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
-_MEANINGS = {
-    signal.SIGSEGV: "segmentation fault",
-    signal.SIGABRT: "aborted",
-    signal.SIGBUS: "bus error",
-    signal.SIGFPE: "arithmetic error",
-    signal.SIGILL: "illegal instruction",
-}
-
-
 def _described(code: int, *, memory_ran_out: bool) -> str:
     """Describe how a process ended, by its exit code (negative: a signal): "exited with code 3", "was killed by …"."""
     if code >= 0:
@@ -303,5 +294,5 @@ def _described(code: int, *, memory_ran_out: bool) -> str:
     if number is signal.SIGKILL:
         whom = "probably because memory ran out" if memory_ran_out else "from outside, or possibly for want of memory"
         return f"was killed by SIGKILL ({whom})"
-    meaning = _MEANINGS.get(number)
-    return f"was killed by {number.name} ({meaning})" if meaning else f"was killed by {number.name}"
+    meaning = signal.strsignal(number) or "unknown"
+    return f"was killed by {number.name} ({meaning.lower()})"

@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
-from weakref import WeakSet
 
 from botocore.client import BaseClient
 from botocore.credentials import Credentials
@@ -34,7 +33,8 @@ class SharedKeepers(Generic[B]):
     def __init__(self, heartbeats: Heartbeats) -> None:
         self._heartbeats = heartbeats
         self.forget()
-        _all.add(self)
+        os.register_at_fork(after_in_child=self.forget)
+        atexit.register(self.close)
 
     def of(self, client: Any, service: str, make: Callable[[BotoClients], B], *more: Hashable) -> tuple[Client, B]:
         """Return the keeper for this client of a service, and its backend, which `make` makes at the first call.
@@ -78,23 +78,6 @@ def _who(credentials: Any) -> Hashable:
         return id(credentials)
     said = repr((credentials.access_key, credentials.secret_key, credentials.token))
     return hashlib.sha256(said.encode()).digest()
-
-
-_all: "WeakSet[SharedKeepers[Any]]" = WeakSet()
-
-
-def _close_all() -> None:
-    for keepers in list(_all):
-        keepers.close()
-
-
-def _forget_all() -> None:
-    for keepers in list(_all):
-        keepers.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
-atexit.register(_close_all)
 
 
 # Each task begins with a heartbeat that the loop waits for: at one heartbeat a second it could begin one task a second.

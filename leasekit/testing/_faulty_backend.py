@@ -134,7 +134,8 @@ class Faulty(ForwardingScheduler):
         self._scripts: dict[str, deque[Fault]] = defaultdict(deque)
         self._rules: dict[str, list[tuple[Fault, float]]] = {}
         self._unseen: dict[str, deque[Call]] = defaultdict(lambda: deque(maxlen=10_000))
-        self._gate = Gate()
+        self.hanging = Gate()
+        """The gate for which the calls wait that hang now."""
         self._bell = Notifier()
         self._lock = threading.Lock()
         self._late: set[asyncio.Task[None]] = set()
@@ -172,13 +173,8 @@ class Faulty(ForwardingScheduler):
     def release(self) -> None:
         """End the calls that hang, with their failure."""
         with self._lock:
-            gate, self._gate = self._gate, Gate()
+            gate, self.hanging = self.hanging, Gate()
         gate.open()
-
-    @property
-    def hanging(self) -> Gate:
-        """The gate for which the calls wait that hang now."""
-        return self._gate
 
     def _check_rule(self, kind: str, faults: Sequence[Fault] | Mapping[Fault, float]) -> None:
         if kind not in CALLS and kind != "*":

@@ -138,6 +138,20 @@ def _on_redis(lines: Sequence[Line]) -> list[str]:
     ]
 
 
+def _worst(lines: Sequence[Line]) -> list[str]:
+    rows = [
+        [
+            line["case"],
+            *(f"{line[name]:.1f}" for name in ("p50_ms", "p99_ms", "slowest_ms")),
+            f"{line['slowest_script_ms']:.1f}" if "slowest_script_ms" in line else "",
+            f"{line['a_second']:,}" if "a_second" in line else "",
+        ]
+        for line in lines
+    ]
+    head = ["", "heartbeat p50 ms", "p99 ms", "slowest ms", "slowest script ms", "items/s"]
+    return ["### Heartbeats beside the largest requests", _machine(lines), _table(head, rows)]
+
+
 _SHOWN = {
     "lives": _lives,
     "held": _held,
@@ -146,6 +160,7 @@ _SHOWN = {
     "last_instruction": _last_instruction,
     "telemetry": _telemetry,
     "on_redis": _on_redis,
+    "worst": _worst,
 }
 
 

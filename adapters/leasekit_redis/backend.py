@@ -41,7 +41,7 @@ from leasekit.wire import (
 from leasekit_redis import decoding
 from leasekit_redis.address import Address, parse
 from leasekit_redis.claiming import Claims
-from leasekit_redis.client import Link
+from leasekit_redis.client import Link, by_kind
 from leasekit_redis.clocks import Clocks
 from leasekit_redis.dependencies import Dependencies
 from leasekit_redis.errors import bearing
@@ -142,8 +142,7 @@ class RedisBackend:
         ids = checked(CancelRequest, {"ids": list(task_ids)}).ids
         kinds = await self._register.find(ids)
         verdicts = [Verdict(id=task_id, verdict="gone", reason="unknown") for task_id in ids]
-        for kind in dict.fromkeys(kind for kind in kinds if kind is not None):
-            positions = [at for at, other in enumerate(kinds) if other == kind]
+        for kind, positions in by_kind(kinds):
             some = [ids[at] for at in positions]
             raw = await self._link.run_for(kind, CANCEL, {"ids": some, **self._clocks.known(kind)})
             answer: Cancelled = decode(raw, _CANCELLED)

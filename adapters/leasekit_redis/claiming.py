@@ -14,7 +14,7 @@ from leasekit.errors import ProtocolError, Unavailable
 from leasekit.task import Claimed, Task
 from leasekit.wire import MAX_WAIT, ClaimRequest
 from leasekit_redis import decoding
-from leasekit_redis.client import Link
+from leasekit_redis.client import MOST, Link
 from leasekit_redis.clocks import Clocks
 from leasekit_redis.lru import LRU
 from leasekit_redis.records import Grants, decode
@@ -72,7 +72,7 @@ class _Sweep:
         return {
             "worker": self.asked.worker,
             "claim_id": self.asked.claim_id,
-            "limit": self.asked.limit and self.asked.limit - len(self._tasks),
+            "limit": self.asked.limit and min(MOST, self.asked.limit - len(self._tasks)),
             "seed": secrets.token_hex(16),
             "waited": now - self._began_at,
             "wait": max(0, round(1000 * (self._deadline - now))),

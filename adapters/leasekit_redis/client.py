@@ -9,10 +9,10 @@ heartbeats are repeated by the cycle, other calls by the client. A cluster's red
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from redis import exceptions
 from redis.asyncio import Redis
@@ -35,7 +35,12 @@ _CONNECT = 5.0
 _SENTINEL = 1.0
 _STUCK = 1.0  # seconds after which a call that is given up is a sign that its server is gone
 _AT_ONCE = 32  # calls at the same time, each on a connection of its own
+# Of what one script is given: it takes some milliseconds, in which Redis serves no other client.
+MOST = 100  # items
+LARGE = 1024 * 1024  # bytes, unless one item alone has more
 _looked_at: set[str] = set()  # addresses whose durability was looked at: once for each process and its children
+
+T = TypeVar("T")
 
 
 class PubSub(Protocol):
@@ -108,6 +113,20 @@ class _Session:
         # A connection that is closed under a call is opened again by redis-py, and then nobody closes it.
         await self.is_idle.wait()
         await self.client.aclose()
+
+
+def in_parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Cut a batch into parts, one for each script."""
+    return (items[first : first + MOST] for first in range(0, len(items), MOST))
+
+
+def by_kind(kinds: Sequence[str | None]) -> Iterator[tuple[str, Sequence[int]]]:
+    """Yield the positions of each kind, in parts, one for each script; positions without a kind are left out."""
+    groups: dict[str, list[int]] = {}
+    for at, kind in enumerate(kinds):
+        if kind is not None:
+            groups.setdefault(kind, []).append(at)
+    return ((kind, part) for kind, positions in groups.items() for part in in_parts(positions))
 
 
 class Link:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from msgspec import msgpack
 
 from leasekit.errors import ProtocolError
-from leasekit_redis.client import Link
+from leasekit_redis.client import Link, in_parts
 from leasekit_redis.lru import LRU
 from leasekit_redis.records import DueKinds, decode, encode
 from leasekit_redis.scripts import DUE_KINDS, NOTE_ID_WAITS, REGISTER, RESCHEDULE_KIND, Script
@@ -96,7 +96,7 @@ class IdIndex:
         script: Script = REGISTER,
         tables: tuple[tuple[bytes, ...], ...] | None = None,
     ) -> list[str | bool]:
-        """Run a script of the register: one round trip; in a cluster, one per part. `tables`: its keys of a part."""
+        """Run a script of the register; in a cluster, one per part. `tables`: its keys of a part."""
         tables = tables or (self._link.keys.register,)
         groups: dict[int, list[int]] = {}
         parts = [self._link.keys.part(item[0]) for item in items]
@@ -115,9 +115,9 @@ class IdIndex:
             for at, kind in zip(positions, found, strict=True):
                 answers[at] = kind
 
-        if len(groups) <= 1:
-            for positions in groups.values():
-                await ask(positions)
-        else:
-            await asyncio.gather(*(ask(positions) for positions in groups.values()))
+        async def ask_all(positions: Sequence[int]) -> None:
+            for some in in_parts(positions):
+                await ask(some)
+
+        await asyncio.gather(*(ask_all(positions) for positions in groups.values()))
         return answers

@@ -12,8 +12,8 @@ from msgspec import Raw, msgpack
 from leasekit.errors import BackendError, ProtocolError, Unavailable
 from leasekit.ids import uuid7s
 from leasekit.task import Exponential, Scheduled, Status
-from leasekit.wire import MAX_BODY, NewTaskItem, traceparent
-from leasekit_redis.client import Link
+from leasekit.wire import NewTaskItem, traceparent
+from leasekit_redis.client import LARGE, Link, in_parts
 from leasekit_redis.dependencies import Dependencies, Wait
 from leasekit_redis.id_index import IdIndex
 from leasekit_redis.keys import is_name
@@ -107,7 +107,7 @@ class Intake:
 
         async def ask(kind: str, some: Sequence[int]) -> None:
             argument = encode({"tasks": [records[at] for at in some], "peek": peek})
-            if len(argument) > MAX_BODY and len(some) > 1:  # Redis serves no other client while a script runs
+            if len(argument) > LARGE and len(some) > 1:
                 half = len(some) // 2
                 await ask(kind, some[:half])
                 await ask(kind, some[half:])
@@ -119,7 +119,11 @@ class Intake:
                 if isinstance(added, Added):
                     answers[at] = _scheduled(added)
 
-        await asyncio.gather(*(ask(kind, some) for kind, some in groups.items()))
+        async def ask_all(kind: str, some: Sequence[int]) -> None:
+            for part in in_parts(some):
+                await ask(kind, part)
+
+        await asyncio.gather(*(ask_all(kind, some) for kind, some in groups.items()))
 
     async def _conflict(self, record: NewRecord, kind: str, owner: str) -> Scheduled | None:
         """Answer for a task whose id belongs to another kind; None if that kind lacks the task: `kind` gets the id.

@@ -8,7 +8,7 @@ from msgspec import msgpack
 from leasekit.errors import ProtocolError
 from leasekit.task import Redriven, Verdict
 from leasekit.wire import RedriveRequest
-from leasekit_redis.client import Link
+from leasekit_redis.client import Link, by_kind
 from leasekit_redis.id_index import IdIndex
 from leasekit_redis.reading import Reading
 from leasekit_redis.records import decode
@@ -38,11 +38,9 @@ class Redriving:
             ids, cursor, kinds = [task.id for task in page.tasks], page.cursor, [task.kind for task in page.tasks]
         redrive_id = request.redrive_id or uuid.uuid4().hex
         verdicts = [Verdict(id=task_id, verdict="gone", reason="unknown") for task_id in ids]
-        groups = list(dict.fromkeys(kind for kind in kinds if kind is not None))
-        if groups and not request.dry_run:
-            await self._register.note(groups)
-        for kind in groups:
-            positions = [at for at, other in enumerate(kinds) if other == kind]
+        if not request.dry_run and (known := [kind for kind in kinds if kind is not None]):
+            await self._register.note(dict.fromkeys(known))
+        for kind, positions in by_kind(kinds):
             some = [ids[at] for at in positions]
             argument = {
                 "ids": some,

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from leasekit.errors import BackendError
 from leasekit.task import Verdict
-from leasekit.wire import MAX_BODY, BeatItem, SettlementItem
+from leasekit.wire import BeatItem, SettlementItem
 from leasekit_redis import decoding
-from leasekit_redis.client import Link
+from leasekit_redis.client import LARGE, MOST, Link, in_parts
 from leasekit_redis.clocks import Clocks
 from leasekit_redis.dependencies import Dependencies
 from leasekit_redis.id_index import IdIndex
@@ -86,10 +86,12 @@ class Renewing:
         return await self._each_kind(settlements, ask)
 
     async def _run(self, script: Script, kind: str, field: str, batch: Sequence[Any]) -> list[decoding.Word]:
-        """Run a script on a batch; split a large batch, because Redis serves no other client while a script runs."""
+        """Run a script on each part of a batch; a part that is too large is split once more."""
+        if len(batch) > MOST:
+            return [word for part in in_parts(batch) for word in await self._run(script, kind, field, part)]
         asked_at = time.monotonic()
         argument = encode({"worker": self._worker, **self._clocks.known(kind), field: batch})
-        if len(argument) > MAX_BODY and len(batch) > 1:
+        if len(argument) > LARGE and len(batch) > 1:
             half = len(batch) // 2
             return [
                 word for part in (batch[:half], batch[half:]) for word in await self._run(script, kind, field, part)

@@ -17,7 +17,7 @@ local GATED, AWAITED, ENDING = unpack(KEYS, 24, 26) -- waiting tasks; waits for 
 local IS_NAME = KEYS[1] ~= nil and string.find(KEYS[1], '{named:', 1, true) ~= nil
 local DAMAGED = KEYS[27] -- tasks that were set aside, by when; the reason is in their state
 
-local REAPED = 200 -- leases that one script expires, because Redis serves no other client meanwhile
+local REAPED = 100 -- leases that one script expires, because Redis serves no other client meanwhile
 local KEPT_RUNS = 100 -- the latest runs of one task
 local NOTED = 1000 -- milliseconds by which a clock step must be later than the noted one to be noted anew
 

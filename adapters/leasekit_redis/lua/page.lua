@@ -4,7 +4,7 @@
 
 refuse_at_replica()
 
-local LOOKED_AT = 500 -- tasks read by one script, because Redis serves no other client meanwhile
+local LOOKED_AT = 200 -- tasks read by one script, because Redis serves no other client meanwhile
 local SIZE = 4 * 1024 * 1024 -- bytes of values in a page, roughly
 
 local function matches(s)

@@ -177,11 +177,12 @@ async def test_an_end_is_not_forgotten_before_it_was_told(opened: Open, monkeypa
     count = 120  # more than maintenance tells in one go
     await dying.schedule([NewTask(kind="a", id=f"a-{n}") for n in range(count)])
     await dying.schedule([NewTask(kind="b", id=f"b-{n}", after=[f"a-{n}"]) for n in range(count)])
-    tasks = await claim(dying, "a", limit=count)
+    tasks = [*await claim(dying, "a", limit=count), *await claim(dying, "a", limit=count)]
     await dying.settle([Settlement(id=task.id, token=task.token, outcome="success") for task in tasks])
     await other.maintain()
     assert await other.get("a-119") is None
-    assert len(await claim(other, "b", limit=count)) == count
+    ready = [*await claim(other, "b", limit=count), *await claim(other, "b", limit=count)]
+    assert len(ready) == count
 
 
 async def test_what_should_not_be_among_those_that_wait_stops_no_maintenance(

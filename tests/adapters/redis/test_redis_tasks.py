@@ -856,9 +856,10 @@ async def test_ends_that_cannot_be_told_hold_up_neither_other_ends_nor_successor
     with monkeypatch.context() as patch:
         patch.setattr(bringer._dependencies, "release", die)
         with anyio.fail_after(30):
-            for task in await claim(bringer, kind, limit=200):
-                with contextlib.suppress(Unavailable):
-                    await settle(bringer, task)
+            while tasks := await claim(bringer, kind, limit=200):
+                for task in tasks:
+                    with contextlib.suppress(Unavailable):
+                        await settle(bringer, task)
     ending = f"p-{kind}:{{{kind}}}:ending"
     for place, one in enumerate(ids):
         server.ask("ZADD", ending, place + 1, one)

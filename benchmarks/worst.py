@@ -124,7 +124,9 @@ class _Service:
 
     async def _lives(self) -> None:
         await self._schedule_as("lives", _MOST)
-        tasks = await self._claim("lives", _MOST)
+        tasks: list[Task] = []
+        while len(tasks) < _MOST and (claimed := await self._claim("lives", _MOST)):
+            tasks += claimed
         await self._backend.beat([Beat(id=task.id, token=task.token) for task in tasks])
         await self._backend.settle([Settlement(id=task.id, token=task.token, outcome="success") for task in tasks])
 

@@ -171,7 +171,7 @@ class RedisBackend:
         scores = await self._link.command("ZMSCORE", self._link.keys.one(kind, "damaged"), *task_ids)
         ids = [task_id for task_id, score in zip(task_ids, scores, strict=True) if score is not None]
         if ids:
-            await self._register.forget(ids)
+            await self._register.forget(kind, ids)
             await self._link.run_for(kind, DROP, {"ids": ids, "retention": 0, "is_damaged": True})
         return len(ids)
 

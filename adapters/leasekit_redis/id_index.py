@@ -2,7 +2,8 @@
 
 An id stands for one task whatever its kind, and calls name a task by its id alone; but each kind is in a slot of its
 own. So ids are looked up in a register, whose parts are in slots of their own. An id is registered before its task is
-made, and forgotten before its task is deleted: a registered id without a task was never made, or is about to be.
+made, and forgotten before its task is deleted: a registered id without a task was never made, or is about to be. A
+task may be deleted between the look-up of its id and the making of another one: then the id is registered again.
 """
 
 import asyncio
@@ -25,9 +26,10 @@ _KINDS = msgpack.Decoder(list[str | bool])
 
 
 class Owner(NamedTuple):
-    """The kind that an id belongs to. `is_wanted`: the id was registered just now, and tasks already wait for it."""
+    """The kind that an id belongs to. `is_new`: the id was registered just now; `is_wanted`: tasks wait for it too."""
 
     kind: str
+    is_new: bool
     is_wanted: bool
 
 
@@ -67,12 +69,12 @@ class IdIndex:
     async def reserve(self, wanted: Sequence[tuple[str, str]]) -> list[Owner]:
         """Register each (id, kind) whose id is free; return the kind that each id belongs to."""
         kinds = [str(kind) for kind in await self._ask(wanted)]
-        return [Owner(kind.removeprefix("/"), kind.startswith("/")) for kind in kinds]
+        return [Owner(kind.lstrip("/"), kind.startswith("/"), kind.startswith("//")) for kind in kinds]
 
     async def take_over(self, task_id: str, kind: str, instead_of: str) -> str:
         """Move an id to `kind` if it still belongs to `instead_of`, which has no such task; return its kind."""
         (owner,) = await self._ask([(task_id, kind, instead_of)])
-        return str(owner).removeprefix("/")
+        return str(owner).lstrip("/")
 
     async def find(self, ids: Sequence[str]) -> list[str | None]:
         return [kind if isinstance(kind, str) else None for kind in await self._ask([(task_id,) for task_id in ids])]
@@ -83,12 +85,9 @@ class IdIndex:
         kinds = await self._ask(items, NOTE_ID_WAITS, (self._link.keys.register, self._link.keys.wanted))
         return [kind if isinstance(kind, str) else None for kind in kinds]
 
-    async def forget(self, ids: Sequence[str]) -> None:
-        parts: dict[int, list[str]] = {}
-        for task_id in ids:
-            parts.setdefault(self._link.keys.part(task_id), []).append(task_id)
-        for part, some in parts.items():
-            await self._link.command("HDEL", self._link.keys.register[part], *some)
+    async def forget(self, kind: str, ids: Sequence[str]) -> None:
+        """Free these ids where they still belong to this kind: another kind may have got one meanwhile."""
+        await self._ask([(task_id, None, kind) for task_id in ids])
 
     async def _ask(
         self,

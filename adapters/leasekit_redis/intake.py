@@ -15,7 +15,7 @@ from leasekit.task import Exponential, Scheduled, Status
 from leasekit.wire import NewTaskItem, traceparent
 from leasekit_redis.client import LARGE, Link, in_parts
 from leasekit_redis.dependencies import Dependencies, Wait
-from leasekit_redis.id_index import IdIndex
+from leasekit_redis.id_index import IdIndex, Owner
 from leasekit_redis.keys import is_name
 from leasekit_redis.records import Added, NewRecord, Stored, decode, encode, json_text, status_of
 from leasekit_redis.scripts import SCHEDULE
@@ -40,9 +40,9 @@ class Intake:
         answers: list[Scheduled | None] = [None] * len(tasks)
         # First, so that a repeat with a dedupe key takes no place in the register.
         await self._answer(records, kinds, [at for at, one in enumerate(records) if one.dedupe], answers, peek=True)
-        awaited: list[int] = []
+        owners: dict[int, Owner] = {}
         try:
-            awaited = await self._add(records, kinds, answers)
+            owners = await self._add(records, kinds, answers)
         except Unavailable:  # memory may be full: tasks that exist already need no room
             await self._answer(
                 records, kinds, [at for at, known in enumerate(answers) if known is None], answers, peek=True
@@ -50,16 +50,20 @@ class Intake:
             if None in answers:
                 raise
         scheduled = [answer for answer in answers if answer is not None]
-        await self._introduce(records, kinds, awaited, scheduled)
+        # Ids that were registered before: a purge may have removed their earlier tasks since, and forgotten the ids.
+        late = [at for at, owner in owners.items() if scheduled[at].created and not owner.is_new]
+        if late:
+            await self._register.reserve([(records[at].id, kinds[at]) for at in late])
+        await self._introduce(records, kinds, [at for at, owner in owners.items() if owner.is_wanted], scheduled)
         return scheduled
 
     async def _add(
         self, records: Sequence[NewRecord], kinds: Sequence[str], answers: list[Scheduled | None]
-    ) -> list[int]:
-        """Add the tasks that have no answer yet. Returns the positions of those that other tasks already wait for."""
+    ) -> dict[int, Owner]:
+        """Add the tasks that have no answer yet. Return their positions, with the kinds that their ids belonged to."""
         new = [at for at, known in enumerate(answers) if known is None]
         if not new:
-            return []
+            return {}
         reserving = self._register.reserve([(records[at].id, kinds[at]) for at in new])
         _, owners = await asyncio.gather(self._register.note(dict.fromkeys(kinds)), reserving)
         strangers = [(at, owner.kind) for at, owner in zip(new, owners, strict=True) if owner.kind != kinds[at]]
@@ -69,7 +73,7 @@ class Intake:
             for at, owner in strangers:
                 answers[at] = await self._conflict(records[at], kinds[at], owner)
             await self._answer(records, kinds, [at for at, _ in strangers if answers[at] is None], answers, peek=False)
-        return [at for at, owner in zip(new, owners, strict=True) if owner.is_wanted]
+        return dict(zip(new, owners, strict=True))
 
     async def _introduce(
         self, records: Sequence[NewRecord], kinds: Sequence[str], awaited: Sequence[int], scheduled: Sequence[Scheduled]

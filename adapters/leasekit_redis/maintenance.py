@@ -163,7 +163,7 @@ class Maintenance:
         for first in range(0, len(ids), _DROPPED):
             some = ids[first : first + _DROPPED]
             # In this order: an id must not be registered for a task that does not exist (see `id_index`).
-            await self._register.forget(some)
+            await self._register.forget(kind, some)
             raw = await self._link.run_for(kind, DROP, {"ids": some, "retention": retention})
             dropped: Dropped = decode(raw, _DROPPED_ANSWER)
             if dropped.kept:  # they live again, or have ended anew
@@ -176,4 +176,4 @@ class Maintenance:
         argument = {"ids": [name], "retention": retention, "is_name": True}
         dropped: Dropped = decode(await self._link.run_for(name, DROP, argument), _DROPPED_ANSWER)
         if dropped.statuses:
-            await self._register.forget([name])
+            await self._register.forget(name, [name])

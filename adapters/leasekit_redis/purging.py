@@ -18,6 +18,7 @@ from leasekit_redis.maintenance import Maintenance
 from leasekit_redis.records import Purgeable, decode
 from leasekit_redis.scripts import PURGE
 
+_CHOSEN = 2**52  # an age in milliseconds that only a task has which a purge has chosen
 _CALL = 2.0  # seconds after which a call ends, and its cursor begins the next
 _PAGE = msgpack.Decoder(Purgeable)
 _CURSOR = re.compile(r"([ -.0-~]{1,128})(?:/(\d{1,15})/([ -.0-~]{1,128}))?", re.ASCII)
@@ -61,9 +62,8 @@ class Purging:
 
     async def _page(self, wanted: PurgeRequest, place: _Place) -> tuple[list[str], _Place | None]:
         """Remove a page of tasks; return how they had ended, and where the next page begins."""
-        age = round(1000 * wanted.older_than)
         argument = {
-            "age": age,
+            "age": round(1000 * wanted.older_than),
             "dry_run": wanted.dry_run,
             "status": wanted.status,
             "last_id": place.last_id,
@@ -75,7 +75,8 @@ class Purging:
         if wanted.dry_run or not page.ids:
             return page.statuses, after
         await self._dependencies.withdraw(place.kind, page.unmet)
-        statuses = await self._maintenance.drop(place.kind, page.ids, age)
+        # Not by `age`: under an id that another purge has freed meanwhile, there may be a task that does not match.
+        statuses = await self._maintenance.drop(place.kind, page.ids, _CHOSEN)
         await self._register.note([place.kind])  # what is left of a kind without tasks is removed soon
         return statuses, after
 

@@ -1,8 +1,9 @@
 -- Register the kind of an id, or look it up. The first registration counts: an id stands for one task of one kind.
 -- Keys: parts of the register. Takes a list of {part, id, kind?, instead_of?}: without `kind` the id is only looked up;
--- `instead_of` is a kind that was found not to have the task, and loses the id. Gives for each the kind of the id,
--- false where there is none. A `/` stands before the kind if the id was registered just now and other tasks wait for it
--- (note_id_waits.lua has left an empty kind).
+-- `instead_of` is a kind that was found not to have the task, and loses the id (without `kind`, the id is free then).
+-- Gives for each the kind that the id has, or had before it was free; false where there is none. A `/` stands before
+-- the kind if the id was registered just now, `//` if other tasks wait for it too (note_id_waits.lua has left an empty
+-- kind).
 
 local items = cmsgpack.unpack(ARGV[1])
 
@@ -24,7 +25,9 @@ for i, item in ipairs(items) do
   end
   if kind and (not known or known == instead_of) then
     redis.call('HSET', KEYS[part], id, kind)
-    known = is_wanted and '/' .. kind or kind
+    known = (is_wanted and '//' or '/') .. kind
+  elseif not kind and known == instead_of then
+    redis.call('HDEL', KEYS[part], id)
   end
   answers[i] = known
 end

@@ -9,6 +9,7 @@ from msgspec import msgpack
 from leasekit.errors import Unavailable
 from leasekit.task import NewTask, Status
 from leasekit_redis import RedisBackend, purging
+from leasekit_redis.id_index import Owner
 from leasekit_redis.scripts import DROP, PURGE, Script
 from tests.adapters.redis.test_redis_tasks import Open, claim, held, opened, settle
 
@@ -82,8 +83,8 @@ async def test_a_task_that_a_purge_has_chosen_is_not_redriven(
     await settle(backend, await held(backend, kind, id="a", max_attempts=1), "retry")
     forget = backend._register.forget
 
-    async def stops(ids: Sequence[str]) -> None:
-        await forget(ids)
+    async def stops(kind: str, ids: Sequence[str]) -> None:
+        await forget(kind, ids)
         raise Unavailable("the connection was lost")
 
     with monkeypatch.context() as patched:
@@ -104,11 +105,11 @@ async def test_a_task_that_was_scheduled_anew_during_a_purge_is_kept_and_found_b
         await settle(backend, await held(backend, kind, id=task_id, max_attempts=1), "retry")
     forget = backend._register.forget
 
-    async def anew(ids: Sequence[str]) -> None:
+    async def anew(kind: str, ids: Sequence[str]) -> None:
         monkeypatch.undo()
         await backend._maintenance.drop(kind, ["a"], 0)
         await backend.schedule([NewTask(kind=kind, id="a")])
-        await forget(ids)
+        await forget(kind, ids)
 
     monkeypatch.setattr(backend._register, "forget", anew)
     assert (await backend.purge()).kinds == {kind: {"dead": 1}}
@@ -117,3 +118,60 @@ async def test_a_task_that_was_scheduled_anew_during_a_purge_is_kept_and_found_b
     assert found is not None
     assert found.status is Status.CLAIMED
     assert await backend.get("b") is None
+
+
+async def test_an_id_that_another_kind_has_got_during_a_purge_stays_with_that_kind(
+    opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another client has purged the earlier task of that id."""
+    backend = opened(prefix=f"p-{kind}")
+    (task_id,) = await ended(backend, kind, 1)
+    forget = backend._register.forget
+
+    async def late(kind: str, ids: Sequence[str]) -> None:
+        monkeypatch.undo()
+        await backend.purge()
+        await backend.schedule([NewTask(kind=f"{kind}-2", id=task_id)])
+        await forget(kind, ids)
+
+    monkeypatch.setattr(backend._register, "forget", late)
+    assert (await backend.purge()).kinds == {}
+    assert (await backend.get(task_id)).kind == f"{kind}-2"  # type: ignore[union-attr]
+
+
+async def test_a_task_that_is_scheduled_while_a_purge_removes_the_earlier_one_is_found_by_its_id(
+    opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = opened(prefix=f"p-{kind}")
+    (task_id,) = await ended(backend, kind, 1)
+    reserve = backend._register.reserve
+
+    async def reserved_before(wanted: Sequence[tuple[str, str]]) -> list[Owner]:
+        monkeypatch.undo()
+        owners = await reserve(wanted)
+        assert (await backend.purge()).kinds == {kind: {"cancelled": 1}}
+        return owners
+
+    monkeypatch.setattr(backend._register, "reserve", reserved_before)
+    (scheduled,) = await backend.schedule([NewTask(kind=kind, id=task_id)])
+    assert scheduled.created
+    assert [verdict.verdict for verdict in await backend.cancel([task_id])] == ["cancelled"]
+
+
+async def test_a_purge_leaves_a_task_that_it_has_not_chosen_under_an_id_that_it_has(
+    opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another client has purged the chosen task; the next one of that id is dead, and may be redriven."""
+    backend = opened(prefix=f"p-{kind}")
+    await settle(backend, await held(backend, kind, id="a"))
+    forget = backend._register.forget
+
+    async def late(kind: str, ids: Sequence[str]) -> None:
+        monkeypatch.undo()
+        await backend.purge()
+        await settle(backend, await held(backend, kind, id="a"), "fatal")
+        await forget(kind, ids)
+
+    monkeypatch.setattr(backend._register, "forget", late)
+    assert (await backend.purge(status=Status.SUCCESS)).kinds == {}
+    assert [task.verdict for task in (await backend.redrive(["a"])).tasks] == ["redriven"]

@@ -155,13 +155,15 @@ class Operating:
         """Count the ended tasks that match, and with `dry_run=False` remove them, with their results and history.
 
         Tasks that wait or run are never removed. An id, a dedupe key or a `once` of a removed task is free again. The
-        service removes a few tasks at a time, so that heartbeats go on. Raises `LeasekitError` if the backend cannot.
+        service removes a few tasks at a time, so that heartbeats go on; if its answer to such a step is lost, the tasks
+        of that step are removed and not counted. Raises `LeasekitError` if the backend cannot.
 
         Args:
             kind: Only tasks of this kind.
             status: Only tasks that ended in this status.
             older_than: Only tasks that ended at least so many seconds ago. With 0, a worker whose report was not
-                answered yet may be told that its task is unknown.
+                answered yet may be told that its task is unknown, and a `schedule` that was not answered yet may make
+                its task again.
             dry_run: Remove nothing; the answer says what would be removed.
         """
         check_number("older_than", older_than)

@@ -74,10 +74,11 @@ class Purging:
         after = None if page.last_id is None else _Place(place.kind, page.last_at, page.last_id)
         if wanted.dry_run or not page.ids:
             return page.statuses, after
+        # Soon, maintenance removes what is left: of a kind without tasks, or of a purge whose client has died.
+        await self._register.note([place.kind])
         await self._dependencies.withdraw(place.kind, page.unmet)
         # Not by `age`: under an id that another purge has freed meanwhile, there may be a task that does not match.
         statuses = await self._maintenance.drop(place.kind, page.ids, _CHOSEN)
-        await self._register.note([place.kind])  # what is left of a kind without tasks is removed soon
         return statuses, after
 
 

@@ -96,6 +96,24 @@ async def test_a_task_that_a_purge_has_chosen_is_not_redriven(
     assert (await backend.purge()).kinds == {kind: {"dead": 1}}
 
 
+async def test_maintenance_completes_a_purge_whose_client_has_died(
+    opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = opened(prefix=f"p-{kind}")
+    await ended(backend, kind, 2)
+    await backend.maintain()  # from here on, the kind is due when the retention of its tasks is over
+
+    async def dies(kind: str, ids: Sequence[str]) -> None:
+        raise Unavailable("the connection was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backend._register, "forget", dies)
+        with pytest.raises(Unavailable):
+            await backend.purge()
+    await backend.maintain()
+    assert (await backend.list_tasks(kind=kind)).tasks == []
+
+
 async def test_a_task_that_was_scheduled_anew_during_a_purge_is_kept_and_found_by_its_id(
     opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

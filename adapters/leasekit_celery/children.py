@@ -2,7 +2,7 @@
 
     pool process ── notes its lease in shared memory ──▶ main process, if the pool process was killed:
                                                            Celery acknowledges the message ── settled, as failed
-                                                           Celery delivers it again ───────── released at once
+                                                           Celery delivers it again ───────── crashed, ready at once
 
 A pool process runs one task at a time, so it has one note. It clears the note once it has ended its lease itself.
 
@@ -13,6 +13,7 @@ that, even if it is stopped, or its code holds the interpreter: then the process
 # pyright: basic, reportMissingTypeStubs=false
 # Celery has no type annotations.
 
+import asyncio
 import logging
 import math
 import mmap
@@ -25,6 +26,7 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+from billiard.common import REMAP_SIGTERM
 from billiard.einfo import ExceptionInfo
 from billiard.process import current_process
 from celery.exceptions import Reject, TimeLimitExceeded, WorkerLostError
@@ -33,7 +35,10 @@ from celery.worker.request import Request
 
 import leasekit
 from leasekit import Client, Lease, LeasekitError, Task
+from leasekit.backend import Backend
 from leasekit.hooks import Event, Lost, Renewed
+from leasekit.registry import open_backend
+from leasekit.task import Settlement
 from leasekit_celery.task_lease import TaskLease, attempt_number, lease_name
 
 logger = logging.getLogger("leasekit.celery")
@@ -47,6 +52,7 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the kernel's t
 REVOKED = "leasekit_revoked"  # in a request: why the task is revoked, unless a run of it is alive or has ended
 PUT_OFF = "leasekit_put_off"  # header of a message: how often it was put off
 _BY_SIGNAL = range(-255, -191)  # exit codes of pool processes: 256 less than the signal's number
+_IGNORED = signal.SIGTERM if REMAP_SIGTERM else None  # by pool processes
 _PATIENCE = 2.0  # seconds for which the main process waits for an answer, in which it does nothing else
 
 
@@ -149,6 +155,7 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
     _note: _Note | None = None  # of the pool process whose end Celery deals with just now
     _has_given_back = False  # that pool process: SIGTERM has ended it, and its lease with it
     _is_retried = False  # Celery sends a retry of the killed run
+    _ended_by = ""  # what has ended that pool process
 
     def revoked(self) -> bool:
         """Return whether the task was revoked, or has expired, and no run of it has begun before."""
@@ -163,6 +170,9 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """Terminate the run of the task, which may be that of another message than this one."""
+        if signal is not None and signal == _IGNORED:
+            what = "its process ignores SIGTERM because of REMAP_SIGTERM: revoke it with signal='SIGQUIT'"
+            logger.warning("task %s goes on, though Celery calls it revoked: %s", self.id, what)
         runs = [request for request in state.active_requests if request.id == self.id]
         for request in runs or [self]:
             theirs: Any = super(LeasedRequest, request)
@@ -178,6 +188,7 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
         if not return_ok and notes is not None:  # else the pool process has reported the failure, and ended its lease
             self._note, lost_at = self._find_note() or (None, math.inf)
             error = getattr(exc_info.exception, "exc", exc_info.exception)  # it may be wrapped
+            self._ended_by = repr(error)
             if isinstance(error, TimeLimitExceeded) and self._waits_for_lease():
                 logger.warning("task %s is delivered again: its time limit was over before it had a lease", self.id)
                 exc_info = _rejection("it has no lease")
@@ -258,15 +269,23 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
         note, self._note = self._note, None
         # Without waiting the main process would kill a run first that then releases the lease itself.
         ended = (str(self.task.name), attempt_number(self._context)) if self._is_retried else None
-        args = (self.task.app.Task.leases, lease_name(self.id), note, failed, ended)
-        reporter = threading.Thread(target=_report, args=args, daemon=True)
+        why = "it was revoked" if self._already_revoked else self._ended_by
+        leases = self.task.app.Task.leases
+        has_crashed = note is not None and not (failed or ended or state.should_terminate)
+        report: tuple[Any, ...] = (_report_crash, leases, note, why)
+        if not has_crashed:
+            report = (_report, leases, lease_name(self.id), note, why if failed else None, ended)
+        reporter = threading.Thread(target=report[0], args=report[1:], daemon=True)
         reporter.start()
         reporter.join(_PATIENCE)
 
 
-def _report(leases: Client, name: str, note: _Note | None, failed: bool, ended: tuple[str, list[int]] | None) -> None:  # noqa: FBT001 - the target of a thread
+def _report(
+    leases: Client, name: str, note: _Note | None, failed: str | None, ended: tuple[str, list[int]] | None
+) -> None:
     """End a lease that another process has held, or has released. Best effort: otherwise it expires.
 
+    `failed`: what has ended that process, if the task does not run again.
     `ended`: the task's name, and the number of its attempt that has ended because its retry was sent.
     """
     assert leases.url is not None  # noqa: S101 - `install` has connected by URL
@@ -279,10 +298,25 @@ def _report(leases: Client, name: str, note: _Note | None, failed: bool, ended: 
         if ended is not None:
             known = client.get(held.task.id)
             TaskLease(held, known and known.progress).note_end(*ended)
-        if failed:
-            held.fail("the pool process was ended, and Celery has acknowledged the message", retry=False)
+        if failed is not None:
+            held.fail(f"the pool process was ended ({failed}), and Celery has acknowledged the message", retry=False)
         else:
             held.release()
+
+
+def _report_crash(leases: Client, note: _Note, why: str) -> None:
+    """End the lease of a process that was killed, so that its task may run again. Best effort, as above."""
+    assert leases.url is not None  # noqa: S101 - `install` has connected by URL
+    crash = Settlement(id=note.task_id, token=note.token, outcome="crash", error=why)
+
+    async def settle(backend: Backend) -> None:
+        try:
+            await backend.settle([crash])
+        finally:
+            await backend.aclose()
+
+    with suppress(LeasekitError):
+        asyncio.run(settle(open_backend(leases.url, worker=leases.worker)))
 
 
 def _rejection(why: str) -> ExceptionInfo:

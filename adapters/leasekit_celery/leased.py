@@ -31,7 +31,19 @@ from celery.utils.imports import symbol_by_name
 from kombu.serialization import registry
 
 import leasekit
-from leasekit import AlreadyDone, Client, ConfigError, Fatal, Lease, LeasekitError, LeaseLost, NotGranted
+from leasekit import (
+    AlreadyDone,
+    Client,
+    ConfigError,
+    Fatal,
+    Lease,
+    LeasekitError,
+    LeaseLost,
+    NotGranted,
+    Refused,
+    UnknownScheme,
+    Untrusted,
+)
 from leasekit.registry import open_backend
 from leasekit_celery import children
 from leasekit_celery.children import PUT_OFF, REVOKED, LeasedRequest, end_process
@@ -46,6 +58,7 @@ _FIRST = 5.0  # seconds until a message that was put off is delivered again; dou
 _LATEST = 60.0  # … up to this
 _HANDED_ON = 5.0  # seconds to wait for a lease: a retry may arrive before the run that sent it has released it
 _RUN = "leasekit_run"  # attribute of a request: its `_Run`
+_ASKED = "leasekit_asked"  # attribute of a request: its lease was asked for
 _HAS_SUCCESSOR = "leasekit_has_successor"  # attribute of a request: its run has sent a retry, or its replacement
 _SHOWN = ("argsrepr", "kwargsrepr")  # arguments as logs show them, if the sender has set them
 _NOT_OURS_TO_JUDGE = (Retry, Reject, Ignore, LeaseLost)  # the message comes again, or the task itself dismisses it
@@ -59,7 +72,8 @@ def install(
     Call this right after the app was made, before its tasks are declared. The app's `task_cls` is kept. A task with a
     `base` of its own has leases if that base derives from `LeasedTask`; a worker that starts warns of the others.
 
-    Raises `ConfigError` if tasks exist already, or the service cannot keep names, `UnknownScheme`, `MissingDependency`.
+    Raises `ConfigError` if tasks are in use already, or the service cannot keep names, `UnknownScheme`,
+    `MissingDependency`.
 
     Args:
         app: The app.
@@ -81,8 +95,14 @@ def install(
     request: Any = symbol_by_name(theirs.Request)
     if not issubclass(request, LeasedRequest):
         request = type("Request", (LeasedRequest, request), {})
-    client = _client(url, ttl)
-    client.check_names()
+    try:
+        client = _client(url, ttl)
+        client.check_names()
+    except (ConfigError, UnknownScheme) as error:
+        # All before an @ may be a password, and so may options.
+        shown = f"{url.partition('://')[0]}://***" if "@" in url else url.partition("?")[0]
+        example = "redis://localhost:6379/1?retention=1d"
+        raise type(error)(f"{error} (install was given {shown!r}; a Redis is {example})") from error
     options = {"leases": client, "outage": Outage(), "kills_lost": on_lost == "kill", "leased": leased}
     app.task_cls = type("Leased", bases, {"abstract": True, "Request": request, **options})
     vars(app).pop("Task", None)  # cached from the former class
@@ -164,6 +184,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
 
         `outer`: the exception that was handled when the task began.
         """
+        setattr(request, _ASKED, True)
         follows = request.retries or request.replaced_task_nesting
         once = self.app.Task.leases.once(lease_name(request.id), wait=_HANDED_ON if follows else 0)
         held: Lease | None = None
@@ -197,7 +218,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
                 self._put_off(request, "another run has its lease")
             raise Ignore from None
         except LeasekitError as error:
-            # One warning for each outage: a backlog of a thousand messages would repeat it a thousand times.
+            # Warnings are rare: a backlog of a thousand messages would repeat them a thousand times.
             level = logging.WARNING if self.app.Task.outage.begins() else logging.DEBUG
             logger.log(level, "the lease of task %s cannot be obtained: %s", request.id, error)
             self._put_off(request, "it has no lease", first=1.0, level=min(level, logging.INFO))
@@ -316,6 +337,10 @@ def _settle(task: Any, state: str | None, retval: Any, **_: Any) -> None:
     """Settle a run after Celery has stored its result and sent its callbacks and its chain."""
     request = task.request
     if not hasattr(request, _RUN):
+        is_leased = isinstance(task, LeasedTask) and task.leased and not request.is_eager
+        if is_leased and state == states.SUCCESS and not hasattr(request, _ASKED):
+            why = "the __call__ of its class must call super().__call__, not self.run"
+            logger.warning("task %s (%s) ran without a lease: %s", request.id, task.name, why)
         return
     run: _Run = getattr(request, _RUN)
     broken_off_by = sys.exception()
@@ -362,7 +387,7 @@ def _prepare_worker(sender: Any, **_: Any) -> None:
 
 
 def _look_at_service(instance: Any, **_: Any) -> None:
-    """Log where the leases are. A worker starts all the same while their service is away: its tasks are put off."""
+    """Log where the leases are. A worker also starts while their service is away, but not if that refuses it."""
     if not issubclass(instance.app.Task, LeasedTask):
         return
     _name_tasks_without_leases(instance.app)
@@ -373,6 +398,8 @@ def _look_at_service(instance: Any, **_: Any) -> None:
         # A client of its own: it leaves no thread in a process that will fork.
         with leasekit.connect(leases.url, retry_for=1) as client:
             client.get("leasekit")  # any id does
+    except (Refused, Untrusted) as error:
+        raise SystemExit(f"leasekit: {error}") from error
     except LeasekitError as error:
         instance.app.Task.outage.begins(before_tasks=True)
         logger.warning("no task runs before the service of the leases answers (%s): %s", where, error)

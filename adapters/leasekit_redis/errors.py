@@ -80,6 +80,8 @@ def _as_ours(error: Exception, address: Address) -> BackendError:
         return NotAllowed(f"{address} does not accept this user or password, or does not allow it what leasekit needs")
     if code == "EVICTS":
         return NotAllowed(f"{address} deletes keys at will when its memory is full: set maxmemory-policy noeviction")
+    if "DB index is out of range" in text:
+        return NotAllowed(f"{address} has no database {address.db}: choose another, or raise its setting 'databases'")
     if code == "WRONGTYPE":
         return ProtocolError(
             f"{address}: another program uses a key that begins with {address.prefix!r}: "

@@ -10,8 +10,9 @@ from typing import TypeVar
 import typer
 
 import leasekit
+from leasekit.cli.options import DEFAULT_URL
 from leasekit.client import Client, ServiceOptions
-from leasekit.errors import LeasekitError, Throttled, Unavailable
+from leasekit.errors import LeasekitError, MissingDependency, Throttled, Unavailable
 
 T = TypeVar("T")
 
@@ -26,7 +27,13 @@ def connected(
     because a mistyped path would show an empty store, unless the command `may_create` it.
     """
     os.environ["LEASEKIT_URL"] = url  # the service that LEASEKIT_HEADERS is for
-    with leasekit.connect(url, retry_for=retry_for, **options) as client:
+    try:
+        client = leasekit.connect(url, retry_for=retry_for, **options)
+    except MissingDependency as error:
+        if url != DEFAULT_URL:
+            raise
+        raise LeasekitError(f"{error}; {url} is used where no --backend and no LEASEKIT_URL names a service") from error
+    with client:
         if not may_create and (file := missing_file(client.url)):
             raise LeasekitError(
                 f"there is no store at {file}: name another with --backend or LEASEKIT_URL (sqlite:/// is followed by "

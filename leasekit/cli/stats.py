@@ -1,5 +1,7 @@
 """`leasekit stats`: count tasks, for scripts and for people."""
 
+import re
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from leasekit.cli import options, output
@@ -37,11 +39,19 @@ def stats(
     if as_json:
         output.print_json(found)
     elif output.on_terminal():
-        output.console().print(counts_table(kinds) if kinds else "no tasks")
+        output.console().print(counts_table(folded(kinds)) if kinds else "no tasks")
     else:
         for kind, counts in sorted(kinds.items()):
             for status in (name for name in Status if counts.get(name)):
                 output.print_line([kind, status, counts[status]])
+
+
+def folded(kinds: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Return the counts with one kind in place of many that stand for names: `once:celery:*`, or `once:*`."""
+    sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for kind, counts in kinds.items():
+        sums[re.sub(r"\A(once:(?:[^:]*:)?).*", r"\1*", kind)].update(counts)
+    return {kind: dict(counts) for kind, counts in sums.items()}
 
 
 def counts_table(kinds: dict[str, dict[str, int]]) -> "Table":

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from leasekit.cli import options, output
 from leasekit.cli.errors import FAILED, spoken
 from leasekit.cli.service import connected, looks
-from leasekit.cli.stats import counts_table
+from leasekit.cli.stats import counts_table, folded
 from leasekit.cli.workers import listed, unhandled, workers_table
 from leasekit.client import Client
 from leasekit.errors import LeasekitError
@@ -22,7 +22,7 @@ EXAMPLES = """\b
 With --watch, one task is watched until it has ended: exit code 1 if it did
 not end as a success. In a pipe, a task is printed as lines of name and value,
 and one line for each run; without an id, a line of names, then one for each
-kind: kind, tasks, ended and running ones.
+kind: kind, tasks, ended and running ones. Kinds once:celery:… are one line.
 With --json, one document; with --watch too, a JSON line for each change.
 
 \b
@@ -114,6 +114,7 @@ class _Task:
 
     def _facts(self) -> dict[str, object]:
         task = self.document
+        error = "error" if task.status.ended or task.status in _WAITING else "error_of_the_run_before"
         facts: dict[str, object] = {
             "id": task.id, "kind": task.kind, "status": task.status, "priority": task.priority,
             "collection": task.collection, "attempt": task.attempt, "crashes": task.crashes, "fence": task.fence,
@@ -122,7 +123,7 @@ class _Task:
             "cancel_requested": "yes" if task.cancel_requested else None,
             "payload": output.compact(task.payload), "progress": output.compact(task.progress),
             "result": output.compact(task.result),
-            "error": output.compact(last_error(task)), "reason": task.reason,
+            error: output.compact(last_error(task)), "reason": task.reason,
         }  # fmt: skip
         return {name: value for name, value in facts.items() if value not in (None, "")}
 
@@ -142,7 +143,7 @@ class _Task:
 
         facts = Table.grid(padding=(0, 2))
         for name, value in self._facts().items():
-            if name != "error":  # it is with its run
+            if not name.startswith("error"):  # it is with its run
                 style = output.STYLES.get(self.document.status, "") if name == "status" else ""
                 facts.add_row(output.styled(name, "dim"), output.styled(value, style))
         parts: list[RenderableType] = [facts]
@@ -182,14 +183,14 @@ class _Overview:
     def lines(self) -> list[list[object]]:
         """Return a line of names, then one for each kind: kind, tasks, ended tasks, claimed or running tasks."""
         names: list[object] = ["kind", "tasks", "ended", "running"]
-        return [names, *([kind, *_sums(counts)] for kind, counts in sorted(self.document.kinds.items()))]
+        return [names, *([kind, *_sums(counts)] for kind, counts in sorted(folded(self.document.kinds).items()))]
 
     def picture(self) -> "RenderableType":
         """Return a table of the counts, a progress bar, and a table of the workers."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
 
-        kinds, workers = self.document.kinds, self.document.workers
+        kinds, workers = folded(self.document.kinds), self.document.workers
         if not kinds:
             return "no tasks"
         total, ended, running = (sum(column) for column in zip(*map(_sums, kinds.values()), strict=True))

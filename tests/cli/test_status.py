@@ -59,6 +59,19 @@ def test_the_overview_is_a_line_for_each_kind(run: Run) -> None:
     assert run("status").stdout == "kind\ttasks\tended\trunning\nk\t2\t2\t0\nl\t1\t0\t0\n"
 
 
+def test_the_kinds_of_names_that_are_run_once_are_one_line(run: Run, client: Client) -> None:
+    for name in ("celery:1", "celery:2", "night"):
+        with client.once(name):
+            pass
+    with client.once("celery:3"), client.named("leader"):
+        assert run("status").stdout.splitlines()[1:] == [
+            "named:leader\t1\t0\t1",
+            "once:*\t1\t1\t0",
+            "once:celery:*\t3\t2\t1",
+        ]
+    assert len(run("stats").stdout.splitlines()) == 5
+
+
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backend does not tell who works."""
@@ -114,6 +127,31 @@ def test_a_success_is_shown_without_the_error_of_a_run_before(run: Run, client: 
             break
     facts = dict(line.split("\t")[:2] for line in run("status", "again").stdout.splitlines())
     assert (facts["status"], "error" in facts) == ("success", False)
+
+
+def test_the_error_that_a_running_task_shows_is_that_of_the_run_before(run: Run, client: Client) -> None:
+    client.schedule("k", id="again")
+    for task, name in zip(client.tasks("k"), ("error", "error_of_the_run_before"), strict=False):
+        with leasekit.lease(task) as held:
+            if name != "error":
+                assert f"\n{name}\t" in run("status", "again").stdout
+                break
+            held.fail("oops", retry=0.0)
+        assert f"\n{name}\t" in run("status", "again").stdout
+
+
+def test_without_the_library_of_the_default_service_a_command_says_that_none_was_named(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(*_: object, **__: object) -> None:
+        raise leasekit.MissingDependency("'httpx' is not installed")
+
+    monkeypatch.setattr(leasekit, "connect", connect)
+    where = "http://127.0.0.1:8077 is used where no --backend and no LEASEKIT_URL names a service"
+    assert (
+        run("status", "-b", "http://127.0.0.1:8077").stderr == f"leasekit status: 'httpx' is not installed; {where}\n"
+    )
+    assert run("status", "-b", "http://host").stderr == "leasekit status: 'httpx' is not installed\n"
 
 
 def test_a_running_task_whose_cancel_is_requested_says_so(run: Run, client: Client) -> None:

@@ -17,8 +17,9 @@ from typing import Any, Protocol
 import celery
 import pytest
 
+import leasekit
 import leasekit_celery
-from leasekit import ConfigError
+from leasekit import ConfigError, HistoryEntry
 from tests.adapters.brokers.conftest import SERVICES_WITHOUT_NAMES, Leases
 from tests.waiting import eventually
 
@@ -270,7 +271,7 @@ def test_a_copy_that_has_expired_is_revoked_if_no_run_has_its_lease(shop: Shops,
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 @pytest.mark.parametrize("by", ["SIGTERM", "SIGKILL"])
 def test_a_task_is_terminated_though_a_copy_of_its_message_waits_and_never_runs_again(
-    shop: Shops, workers: Workers, tmp_path: Path, by: str
+    shop: Shops, workers: Workers, tmp_path: Path, leases_url: str, by: str
 ) -> None:
     app = shop("terminated", ttl=600)
     workers("terminated")
@@ -284,14 +285,41 @@ def test_a_task_is_terminated_though_a_copy_of_its_message_waits_and_never_runs_
     app.send_copy("long", 60, of=task)
     eventually(lambda: f"{task} was delivered again, and had ended" in log.read_text())
     assert [app.count(word, task) for word in ("begin", "end", "revoked")] == [1, 0, 1]
+    assert "(it was revoked)" in str(history(leases_url, task)[-1].error)
 
 
-def test_the_lease_of_a_killed_pool_process_does_not_keep_its_task_waiting(shop: Shops, workers: Workers) -> None:
+def test_a_worker_says_that_a_task_goes_on_whose_process_ignores_the_signal_of_its_revoke(
+    shop: Shops, workers: Workers, tmp_path: Path
+) -> None:
+    app = shop("deaf")
+    workers("deaf", REMAP_SIGTERM="SIGQUIT")
+    task = app.send("long", 3)
+    eventually(lambda: app.count("begin", task))
+    app.module.app.control.revoke(task, terminate=True, signal="SIGTERM")
+    eventually(lambda: app.count("end", task))
+    assert (
+        f"task {task} goes on, though Celery calls it revoked: its process ignores"
+        in (tmp_path / "deaf.log").read_text()
+    )
+
+
+def history(leases_url: str, task: str) -> list[HistoryEntry]:
+    with leasekit.connect(leases_url) as client:
+        info = eventually(lambda: client.get(f"once:celery:{task}"))
+    return list(info.history)
+
+
+def test_the_lease_of_a_killed_pool_process_does_not_keep_its_task_waiting_and_ends_as_a_crash(
+    shop: Shops, workers: Workers, leases_url: str
+) -> None:
     app = shop("struck", ttl=600)
     workers("struck")
     task = app.send("killed", 0)
     eventually(lambda: app.count("end", task))
     assert app.count("begin", task) == 2
+    first = history(leases_url, task)[0]
+    assert first.outcome == "crash"
+    assert "signal 9 (SIGKILL)" in str(first.error)
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "sys.exit"])

@@ -1,6 +1,7 @@
 """A Celery task that cannot be run now is never lost, and never run without its lease: whatever else fails."""
 
 import itertools
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from leasekit.testing.memory import MemoryBackend, MemoryService
 from leasekit_celery import leased
 from leasekit_celery.children import LeasedRequest
 from leasekit_celery.leased import LeasedTask
+from leasekit_celery.outage import Outage
 from tests.injecting import Place, interrupts
 from tests.sampling import in_soak
 from tests.waiting import eventually
@@ -162,6 +164,14 @@ def test_an_outage_is_one_warning_however_many_messages_wait(shop: Shop, caplog:
     assert deliver(during_outage=False) == 2
     assert "the service of the leases answers again, after 0 s" in caplog.text
     assert [deliver(during_outage=True) for _ in range(2)] == [3, 3]
+
+
+def test_an_outage_that_lasts_is_said_again_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1000.0, 1000.0, 1001.0, 1299.0, 1300.0, 1599.0, 1600.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(times))
+    outage = Outage()
+    outage.begins(before_tasks=True)
+    assert [outage.begins() for _ in range(6)] == [True, False, False, True, False, True]
 
 
 @pytest.mark.parametrize(("acks_late", "raised"), [(True, Reject), (False, LeaseLost)])
@@ -555,6 +565,22 @@ def test_tasks_may_be_left_out_or_chosen(all_tasks: bool) -> None:
     app.Task.leases.close()
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("localhost:6379/1", "'localhost:6379/1'"),
+        ("reddis://ada:secret@localhost/1", "'reddis://***'"),
+        ("redis://localhost/1?retension=secret", "'redis://localhost/1'"),
+        ("redis://localhost/x?sentinel_password=s@secret", "'redis://***'"),
+    ],
+)
+def test_a_bad_url_is_named_without_its_secrets_beside_a_good_one(url: str, shown: str) -> None:
+    with pytest.raises((leasekit.ConfigError, leasekit.UnknownScheme)) as bad:
+        leasekit_celery.install(celery.Celery("shop"), url)
+    assert f"(install was given {shown}; a Redis is redis://localhost:6379/1?retention=1d)" in str(bad.value)
+    assert "secret" not in str(bad.value)
+
+
 def test_a_misspelled_measure_is_refused() -> None:
     with pytest.raises(leasekit.ConfigError, match="on_lost='raise' is not known"):
         leasekit_celery.install(celery.Celery("shop"), "memory://", on_lost="raise")  # type: ignore[arg-type]
@@ -564,15 +590,42 @@ def test_a_misspelled_measure_is_refused() -> None:
 
 
 def test_a_base_class_of_a_tasks_own_may_derive_from_leased_task(traced: Traced) -> None:
+    said: list[str] = []
+
     class Own(leasekit_celery.LeasedTask):
         abstract = True
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            said.append("called")
+            return super().__call__(*args, **kwargs)
+
+        def on_success(self, *_: Any) -> None:
+            said.append(traced.status)
 
     @traced.app.task(shared=False, base=Own, acks_late=True)  # type: ignore[untyped-decorator]
     def look() -> bool:
         return leasekit_celery.current_lease() is not None
 
     traced.deliver(look)
-    assert traced.result.result is True
+    assert (traced.result.result, said) == (True, ["called", "processing"])
+
+
+def test_a_class_that_goes_round_the_lease_is_named(traced: Traced, caplog: pytest.LogCaptureFixture) -> None:
+    class Own(leasekit_celery.LeasedTask):
+        abstract = True
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self.run(*args, **kwargs)
+
+    @traced.app.task(shared=False, name="m.job", base=Own, acks_late=True)  # type: ignore[untyped-decorator]
+    def job() -> None: ...
+
+    traced.deliver(job)
+    job.apply()
+    job()
+    lines = [record.getMessage() for record in caplog.records if record.name == "leasekit.celery"]
+    why = "the __call__ of its class must call super().__call__, not self.run"
+    assert lines == [f"task {traced.id} (m.job) ran without a lease: {why}"]
 
 
 def test_a_worker_names_the_tasks_that_have_no_lease_because_of_their_class(
@@ -675,6 +728,18 @@ def test_to_install_it_a_second_time_does_no_harm(traced: Traced) -> None:
 
 
 # What a worker says when it starts
+
+
+def test_a_worker_does_not_start_if_the_service_will_never_serve_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = celery.Celery("shop", broker="memory://")
+    leasekit_celery.install(app, "memory://")
+    monkeypatch.setattr(leasekit.Client, "get", refuse_for_good)
+    with pytest.raises(SystemExit, match=r"leasekit: it has no database 99"):
+        signals.celeryd_after_setup.send(sender="w", instance=SimpleNamespace(app=app), conf=app.conf)
+
+
+def refuse_for_good(*_: object) -> None:
+    raise leasekit.Refused("it has no database 99")
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,13 @@ async def test_a_wrong_password_is_refused_and_not_repeated(own_server: Server) 
     own_server.kill()  # nobody else is to need the password
 
 
+async def test_a_database_that_redis_does_not_have_is_refused(own_server: Server) -> None:
+    backend = connect(f"{own_server.url}/99", worker="w")
+    with pytest.raises(Refused, match="has no database 99: choose another"):
+        await backend.stats()
+    await backend.aclose()
+
+
 async def test_a_result_waits_until_its_holder_is_let_in_again(own_server: Server, kind: str) -> None:
     """A password that is changed while a body runs costs neither the lease nor the result."""
     backend = connect(own_server.url.replace("//", "//worker:old@"), worker="w")

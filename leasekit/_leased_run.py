@@ -61,6 +61,10 @@ def log_run(
         connection.driver.call_soon(partial(logger.log, level, "%s", line, exc_info=error, extra=extra))
 
 
+def _counted(attempt: int) -> str:
+    return f", attempt {attempt}" if attempt else ""
+
+
 class LeasedRun:
     """The parts of a lease that `with` blocks and workers share; users have a `Lease` of it.
 
@@ -208,12 +212,12 @@ class LeasedRun:
         assert self.connection is not None  # noqa: S101 - it came with the held lease
         self.begun_at = self.held.clock.now()
         attempt = self.task.attempt
-        log_run(self.connection, self.task, level, f"begins, attempt {attempt}", attempt=attempt)
+        log_run(self.connection, self.task, level, f"begins{_counted(attempt)}", attempt=attempt)
 
     def log_end(self, level: int, outcome: str, more: str = "", error: BaseException | None = None) -> None:
         assert self.connection is not None  # noqa: S101 - it came with the held lease
         attempt, duration = self.task.attempt, round((self.ended_at or self.begun_at) - self.begun_at, 3)
-        text = f"ended: {outcome}, attempt {attempt}, {duration} s{more}"
+        text = f"ended: {outcome}{_counted(attempt)}, {duration} s{more}"
         fields = {"attempt": attempt, "duration": duration, "outcome": outcome}
         log_run(self.connection, self.task, level, text, error, **fields)
 

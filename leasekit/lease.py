@@ -105,7 +105,7 @@ class Lease:
 
     @property
     def attempt(self) -> int:
-        """1 for the first run; releases are not counted."""
+        """1 for the first run; releases are not counted. 0 where the service has not said."""
         return self.task.attempt
 
     @property

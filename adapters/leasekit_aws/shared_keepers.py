@@ -36,10 +36,12 @@ class SharedKeepers(Generic[B]):
         os.register_at_fork(after_in_child=self.forget)
         atexit.register(self.close)
 
-    def of(self, client: Any, service: str, make: Callable[[BotoClients], B], *more: Hashable) -> tuple[Client, B]:
+    def of(
+        self, client: Any, service: str, make: Callable[[BotoClients], B], *, ttl: float | None = None
+    ) -> tuple[Client, B]:
         """Return the keeper for this client of a service, and its backend, which `make` makes at the first call.
 
-        `more` adds to the key by which keepers are told apart. Raises `ConfigError` if it is no client of boto3, or one
+        With `ttl`, the keeper is for leases of this ttl alone. Raises `ConfigError` if it is no client of boto3, or one
         of another service.
         """
         if not isinstance(client, BaseClient) or inspect.iscoroutinefunction(getattr(client, "_make_api_call", None)):
@@ -50,14 +52,19 @@ class SharedKeepers(Generic[B]):
         if (other := client.meta.service_model.service_name) != service:
             raise ConfigError(f"client is boto3.client({other!r}): pass boto3.client({service!r})")
         credentials = credentials_of(client)
-        key = (service, client.meta.region_name, client.meta.endpoint_url, _who(credentials), *more)
+        key = (service, client.meta.region_name, client.meta.endpoint_url, _who(credentials), ttl)
         with self._making:
             if key not in self._kept:
                 backend = make(BotoClients(service, like=client))
                 # The credentials are kept too, so that no other object can get their `id()`.
-                self._kept[key] = leasekit.connect(backend, heartbeats=self._heartbeats), backend, credentials
+                heartbeats = self._heartbeats if ttl is None else self._heartbeats.for_ttl(ttl)
+                self._kept[key] = leasekit.connect(backend, heartbeats=heartbeats), backend, credentials
             keeper, backend, _ = self._kept[key]
             return keeper, backend
+
+    def backends(self) -> list[B]:
+        with self._making:
+            return [backend for _, backend, _ in self._kept.values()]
 
     def close(self) -> None:
         with self._making:

@@ -2,44 +2,57 @@
 
 A message may be visible again before the `with` block of its lease begins: the last of ten that arrive at once, or one
 whose answer was slow. A standard queue answers success to a call that extends it then. SQS does not say when it granted
-a message, but it cannot have been before the receive was sent. Of messages that a client received before it was first
-seen here, nothing is known.
+a message, but it cannot have been before the receive was sent. A message whose receive was not observed came before its
+client was first seen here, and so its time counts from that moment.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
-from weakref import WeakSet
+from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 _MOST = 1_000  # messages that arrived and were not looked up yet
+_CHANGES = ("DeleteMessage", "DeleteMessageBatch", "ChangeMessageVisibility", "ChangeMessageVisibilityBatch")
 _ASKED_AT, _TIMEOUT, _WAIT = "leasekit_asked_at", "leasekit_visibility_timeout", "leasekit_wait_time"
 
 
 class Arrival(NamedTuple):
     """How a message was received."""
 
-    asked_at: float
+    asked_at: float  # if the receive was not observed: when its client was first seen
     timeout: int | None = None  # the `VisibilityTimeout` that the receive named
     wait: int = 0  # the `WaitTimeSeconds` that the receive named
     is_known: bool = False  # False: the receive was not observed
 
 
 class Arrivals:
-    """The receives of all clients that were passed to `of`. Any thread may call it."""
+    """The receives of all clients that were passed to `watch` or `of`. Any thread may call it.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    `calling` is called with operation and receipt handle before one of these clients deletes, hides or shows a message.
+    """
+
+    def __init__(self, clock: Callable[[], float], calling: Callable[[str, str], object]) -> None:
         self._clock = clock
-        self._clients: WeakSet[Any] = WeakSet()
+        self._calling = calling
+        self._seen: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # client → since when it is observed
         self._arrivals: OrderedDict[str, Arrival] = OrderedDict()
 
+    def watch(self, client: Any) -> float:
+        """Observe a client of boto3 or aiobotocore from now on; return since when it is observed."""
+        if client not in self._seen:
+            self._seen[client] = self._clock()
+            events = client.meta.events
+            events.register("before-parameter-build.sqs.ReceiveMessage", self._note_times)
+            events.register("request-created.sqs.ReceiveMessage", self._note_request)
+            events.register("after-call.sqs.ReceiveMessage", self._note_answer)
+            for operation in _CHANGES:
+                events.register(f"before-parameter-build.sqs.{operation}", self._note_call)
+        return self._seen[client]
+
     def of(self, client: Any, handle: str) -> Arrival:
-        """Return how the message with this receipt handle was received; if unknown, as of now. Observe the client."""
-        if client not in self._clients:
-            self._clients.add(client)
-            client.meta.events.register("before-parameter-build.sqs.ReceiveMessage", self._note_times)
-            client.meta.events.register("request-created.sqs.ReceiveMessage", self._note_request)
-            client.meta.events.register("after-call.sqs.ReceiveMessage", self._note_answer)
-        return self._arrivals.pop(handle, None) or Arrival(self._clock())
+        """Return how the message with this receipt handle was received. Observe the client."""
+        since = self.watch(client)
+        return self._arrivals.pop(handle, None) or Arrival(since)
 
     def _note_times(self, params: Mapping[str, Any], context: dict[str, Any], **_: Any) -> None:
         context[_TIMEOUT] = params.get("VisibilityTimeout")
@@ -55,3 +68,11 @@ class Arrivals:
             self._arrivals[message.get("ReceiptHandle", "")] = arrival
         while len(self._arrivals) > _MOST:
             self._arrivals.popitem(last=False)
+
+    def _note_call(self, params: Mapping[str, Any], model: Any, **_: Any) -> None:
+        entries: Any = params.get("Entries")  # not validated yet
+        parts: list[Any] = [params, *entries] if isinstance(entries, (list, tuple)) else [params]
+        for part in parts:
+            handle = cast("Mapping[str, Any]", part).get("ReceiptHandle") if isinstance(part, Mapping) else None
+            if isinstance(handle, str):
+                self._calling(str(model.name), handle)

@@ -50,8 +50,8 @@ _FASTEST_REDRIVE = 500  # messages a second, for SQS
 _SELECTIONS = ("status", "collection", "cursor", "dry_run")
 _SENT = 10_000  # ids of sent messages that are remembered
 _UNKNOWN = (
-    "SQS keeps no such message for this receive: was it deleted inside the block? Is queue_url the queue that it came "
-    "from?"
+    "SQS keeps no such message for this receive: was it deleted inside the block, or has another worker done it? Is "
+    "queue_url the queue that it came from?"
 )
 
 

@@ -2,8 +2,8 @@
 
 A receive that does not say for how long hides its messages for as long as the queue says; a heartbeat replaces that by
 the time of the lease. A lease that is shorter makes a message come again earlier. A lease that is longer is trusted
-before its first heartbeat when the message may be visible already. The first receive of a process is not observed: its
-messages are compared only if their leases have the default time.
+before its first heartbeat when the message may be visible already. Messages whose receive was not observed are not
+compared: it may have named the time of the lease.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ logger = logging.getLogger("leasekit")
 _EARLIER = (
     "queue %(queue)s hides a message for %(timeout)d s, but a lease of this loop for %(ttl)d s at a time: when the "
     "process has died, or after a block with settle=False, the message comes again that much earlier. To keep the "
-    "queue's time, pass visibility_timeout=%(timeout)d; all is well if receive_message names VisibilityTimeout=%(ttl)d"
+    "queue's time, pass visibility_timeout=%(timeout)d"
 )
 _TWICE = (
     "queue %(queue)s hides a message for %(timeout)d s, but this loop leases it with visibility_timeout=%(ttl)d: a "

@@ -1,12 +1,16 @@
 """Leases for a receive loop of the user's own: `with lease(message, queue_url=url, client=sqs):`."""
 
+import logging
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import leasekit
 from leasekit import ConfigError, Exponential, FixedDelays, Heartbeats, Lease, Polynomial, RetryPolicy, Task
-from leasekit.config import check_number
+from leasekit.config import DRIFT, check_number
+from leasekit.hooks import log_fields
 from leasekit_aws.boto_clients import BotoClients
 from leasekit_aws.shared_keepers import SharedKeepers
 from leasekit_sqs.address import LONGEST_TTL, Address
@@ -15,14 +19,19 @@ from leasekit_sqs.backend import SqsBackend, boot_time
 from leasekit_sqs.messages import Received
 from leasekit_sqs.receipts import SHORTEST
 
+logger = logging.getLogger("leasekit")
+
 _USUAL = 30  # seconds: `visibility_timeout` if it is not passed
 _TO_BEGIN = 5  # seconds of a message's time that a long poll should leave for the answer and the first heartbeat
+_MOST_LATE = 10  # messages of one receive
 
 # Heartbeat calls a second, at most. Each block waits for its first heartbeat; later ones keep an even, far slower pace.
 _RATE = 100.0
 
 _keepers: SharedKeepers[SqsBackend] = SharedKeepers(Heartbeats(rate=_RATE))
-_arrivals = Arrivals(lambda: boot_time())  # noqa: PLW0108 - looked up when it is called
+# Functions that are defined below, or replaced by tests: each is looked up when it is called.
+_arrivals = Arrivals(lambda: boot_time(), lambda operation, handle: _warn_of_own(operation, handle))  # noqa: PLW0108
+_late: Counter[str] = Counter()  # queue → messages whose receive was not observed, and whose time was over
 
 
 def lease(
@@ -61,9 +70,9 @@ def task(
 ) -> Task:
     """Return a message that boto3's `receive_message` has returned as a task for `leasekit.lease`.
 
-    Call this as soon as the message has arrived: the time counts from when the receive was sent, which is unknown for
-    messages that this client received before its first call here. `visibility_timeout` is that of the receive (30 s by
-    default in SQS); each heartbeat hides the message for as long again. The code in the `with` block begins when the
+    The time counts from when the receive was sent; for messages that this client received before its first call here,
+    from that call or `watch`. `visibility_timeout` is that of the receive (30 s by default in SQS); each heartbeat
+    hides the message for as long again. The code in the `with` block begins when the
     first heartbeat was acknowledged. If the message became visible before, or another block has settled it, the `with`
     statement raises `LeaseLost` and the code does not run.
 
@@ -75,23 +84,43 @@ def task(
     Heartbeats use clients of their own, with the credentials and settings of `client`, without its retries.
 
     Raises `ConfigError`, also if the receive named another `VisibilityTimeout`, or a `WaitTimeSeconds` that is not
-    shorter, and `ProtocolError` for a malformed message.
+    shorter, and for the eleventh message that came too late from a client that is not observed; `ProtocolError` for a
+    malformed message.
     """
     check_number("visibility_timeout", visibility_timeout, least=SHORTEST, most=LONGEST_TTL, whole=True)
     _refuse_other_than_message(message)
     received = Received.of(message)
     policy = _policy(retry, received, visibility_timeout)
-    name = queue_url.rpartition("/")[2]
+    name = _queue_name(queue_url)
     leased = received.task(kind=kind or received.kind or name, ttl=visibility_timeout)
-    keeper, backend = _keepers.of(client, "sqs", partial(_backend, visibility_timeout), visibility_timeout)
+    keeper, backend = _keepers.of(client, "sqs", partial(_backend, visibility_timeout), ttl=visibility_timeout)
     arrival = _arrivals.of(client, received.handle)
+    if not arrival.is_known and received.handle not in backend.receipts:
+        _check_age(arrival, name, visibility_timeout)
     _refuse_contradiction(arrival, visibility_timeout)
     receipt = received.receipt(queue_url, policy)
     receipt.hidden(arrival.asked_at, visibility_timeout)
-    # Of an unknown receive it is assumed with the default alone: a loop that names another time here names it there.
-    receipt.has_queues_timeout = arrival.timeout is None and (arrival.is_known or visibility_timeout == _USUAL)
+    receipt.has_queues_timeout = arrival.is_known and arrival.timeout is None
     backend.receipts.adopt(receipt, settles=settle)
     return keeper.adopt(leased)
+
+
+def watch(client: Any) -> None:
+    """Observe the receives of a client of boto3 or aioboto3: call this at start-up, before the first receive.
+
+    `lease` observes the client that is passed to it. Messages that were received before that count from then. Call
+    `watch` if the first lease does not follow the first receive at once, and for a client that receives but is not
+    passed to `lease`, as a client of aioboto3.
+
+    Raises `ConfigError` for what is no client of SQS.
+    """
+    try:
+        name = client.meta.service_model.service_name
+    except AttributeError:
+        name = type(client).__name__
+    if name != "sqs":
+        raise ConfigError(f"watch takes a client of SQS, as of boto3.client('sqs'), got {name}")
+    _arrivals.watch(client)
 
 
 def close() -> None:
@@ -111,6 +140,48 @@ def _refuse_other_than_message(message: object) -> None:
     if not isinstance(message, Mapping) or not {"MessageId", "ReceiptHandle"} & message.keys():
         what = "an answer" if isinstance(message, Mapping) else type(message).__name__
         raise ConfigError(f"message must be one of answer['Messages'], as boto3 returns them, got {what}")
+
+
+def _queue_name(queue_url: object) -> str:
+    """Return the name of the queue at this URL. Raises `ConfigError` for what is no URL."""
+    name = queue_url.rpartition("/")[2] if isinstance(queue_url, str) and urlsplit(queue_url).netloc else ""
+    if not name:
+        raise ConfigError(
+            f"queue_url must be the URL of the queue, got {queue_url!r}: a name has its URL in "
+            "client.get_queue_url(QueueName=name)['QueueUrl']"
+        )
+    return name
+
+
+def _check_age(arrival: Arrival, queue: str, visibility_timeout: int) -> None:
+    """Warn of the first message whose receive was not observed and whose time is over; `ConfigError` if many follow."""
+    age = boot_time() - arrival.asked_at
+    if age < visibility_timeout * (1 - 2 * DRIFT):
+        return
+    _late[queue] += 1
+    text = (
+        f"leasekit has not seen the receive of a message of queue {queue}: its time counts from when this client was "
+        f"first seen, {age:.0f} s ago, and is over. Call leasekit_sqs.watch(client) before the first receive, with the "
+        "client that receives"
+    )
+    if _late[queue] > _MOST_LATE:
+        raise ConfigError(text)
+    if _late[queue] == 1:
+        logger.warning("%s", text)
+
+
+def _warn_of_own(operation: str, handle: str) -> None:
+    """Warn if the user's own code is about to change a message that its block still keeps, or has given back."""
+    for backend in _keepers.backends():
+        receipt = backend.receipts.get(handle)
+        if receipt is not None and receipt.settles and receipt.outcome in (None, "retry", "release"):
+            logger.warning(
+                "your own code calls %s for message %s, but its block %s: remove that call, or pass settle=False",
+                operation,
+                receipt.id,
+                "has not ended, or has lost it" if receipt.outcome is None else "has given it back",
+                extra=log_fields(receipt.id, receipt.handle),
+            )
 
 
 def _refuse_contradiction(arrival: Arrival, visibility_timeout: int) -> None:

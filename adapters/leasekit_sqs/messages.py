@@ -59,7 +59,7 @@ class Received:
             kind=kind,
             token=self.handle,
             ttl=float(ttl),
-            attempt=self.attempt or 1,
+            attempt=self.attempt or 0,
             payload=payload(self.message.get("Body")),
             collection=self.group if self.group != plain_id(self.id) and _is_name(self.group) else None,
             traceparent=trace if trace is not None and len(trace) <= 128 else None,

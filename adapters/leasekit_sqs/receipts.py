@@ -66,7 +66,7 @@ class Receipt:
         self.polled_for = polled_for  # seconds for which a holder that died may have left a long poll open
         self.settles = True  # False: the user's code deletes the message
         self.is_kept = False  # a heartbeat was acknowledged
-        self.has_queues_timeout = False  # its receive did not say for how long to hide it, as far as is known
+        self.has_queues_timeout = False  # its receive was observed, and did not say for how long to hide it
         self.outcome: Outcome | None = None  # set once it is settled
         self.in_dlq = False  # a copy of it is in the dead-letter queue
         # Set if a give-back may have been applied: no other receiver can have the message before this instant.
@@ -150,9 +150,12 @@ class Receipts:
         if known.outcome is None:
             known.settles = settles
 
+    def get(self, token: str) -> Receipt | None:
+        return self._all.get(token)
+
     def find(self, task_id: str, token: str) -> Receipt | None:
         """Return the receipt with this token if it belongs to the task, else None."""
-        receipt = self._all.get(token)
+        receipt = self.get(token)
         return receipt if receipt is not None and receipt.id == task_id else None
 
     def settled(self, receipt: Receipt, outcome: Outcome) -> None:

@@ -1,19 +1,23 @@
 """A loop of the user's own over what boto3 returns, made safe: over SQS as moto plays it."""
 
+import itertools
 import logging
 import math
 import os
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import boto3
 import pytest
 from botocore.client import BaseClient
+from botocore.exceptions import ParamValidationError
 from types_boto3_sqs import SQSClient
 
 import leasekit_sqs
-from leasekit import ConfigError, Exponential, FixedDelays, LeaseLost, ProtocolError, lease
+from leasekit import ConfigError, Exponential, FixedDelays, Lease, LeaseLost, ProtocolError, lease
 from leasekit._binding import reserve_of
 from leasekit_sqs import loop
 from leasekit_sqs.backend import boot_time
@@ -79,10 +83,12 @@ def test_leaving_the_block_deletes_the_message(sqs: SQSClient, queue_url: str, s
     assert counts(sqs, queue_url) == (0, 0)
 
 
-def received(aws: Fake) -> tuple[Any, dict[str, Any]]:
+def received(aws: Fake, *, watched: bool = False) -> tuple[Any, dict[str, Any]]:
     """Return a message of a queue, and what `lease` takes beside it. No lease of an earlier test sends heartbeats."""
     leasekit_sqs.close()
     client = boto3.session.Session().client("sqs", endpoint_url=aws.endpoint)
+    if watched:
+        leasekit_sqs.watch(client)
     aws.put("q", "work")
     url = client.get_queue_url(QueueName="q")["QueueUrl"]
     (message,) = client.receive_message(QueueUrl=url)["Messages"]
@@ -97,9 +103,8 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def observed(sqs: SQSClient, queue_url: str) -> None:
-    """Have leasekit see the receives of this client: it does from its first lease on."""
-    leasekit_sqs.task({"MessageId": "m", "ReceiptHandle": "h", "Body": "b"}, queue_url=queue_url, client=sqs)
+def observed(sqs: SQSClient) -> None:
+    leasekit_sqs.watch(sqs)
 
 
 @pytest.mark.usefixtures("observed")
@@ -118,23 +123,21 @@ def test_a_lease_that_is_shorter_than_the_queues_own_time_is_said_once(
     assert f"queue {queue_url.rpartition('/')[2]} hides a message for 1200 s" in caplog.text
 
 
-def test_the_first_message_of_a_process_is_compared_too_if_its_lease_has_the_default_time(
-    sqs: SQSClient, queue_url: str, send: Send, receive: Receive, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its receive was not observed; a pasted `with` must not make a queue's long time shorter without a word."""
-    sqs.set_queue_attributes(QueueUrl=queue_url, Attributes={"VisibilityTimeout": "1200"})
-    send()
-    with leasekit_sqs.lease(receive(None), queue_url=queue_url, client=sqs):
-        until(lambda: "pass visibility_timeout=1200; all is well if receive_message names" in caplog.text)
-    send()
-    with leasekit_sqs.lease(receive(60), queue_url=queue_url, client=sqs, visibility_timeout=60):
-        pass
-    leasekit_sqs.close()
-    assert caplog.text.count("hides a message for") == 1
+def test_a_message_whose_receive_was_not_seen_is_not_compared(aws: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its receive may have named the time of the lease: a warning at each start of such a process would be wrong."""
+    compared: list[str] = []
+    monkeypatch.setattr(Comparison, "start", lambda _, url: compared.append(url))
+    message, options = received(aws)
+    with leasekit_sqs.lease(message, **options):
+        assert compared == []
+    aws.put("q", "the next")
+    (message,) = options["client"].receive_message(QueueUrl=options["queue_url"])["Messages"]
+    with leasekit_sqs.lease(message, **options):
+        assert compared == [options["queue_url"]]
 
 
 def test_a_queue_whose_attributes_may_not_be_read_is_not_compared(aws: Fake, caplog: pytest.LogCaptureFixture) -> None:
-    message, options = received(aws)
+    message, options = received(aws, watched=True)
     aws.error("GetQueueAttributes", 403, "AccessDenied")
     with leasekit_sqs.lease(message, **options):
         until(lambda: bool(aws.asked("GetQueueAttributes")))
@@ -208,6 +211,68 @@ def test_an_own_deletion_after_the_block_does_no_harm(
     with lease(leasekit_sqs.task(message, queue_url=queue_url, client=sqs)):
         pass
     sqs.delete_message(QueueUrl=queue_url, ReceiptHandle=message["ReceiptHandle"])
+
+
+Change = Callable[[SQSClient, str, str], object]
+
+
+def deletes(sqs: SQSClient, url: str, handle: str) -> object:
+    return sqs.delete_message(QueueUrl=url, ReceiptHandle=handle)
+
+
+def deletes_batch(sqs: SQSClient, url: str, handle: str) -> object:
+    return sqs.delete_message_batch(QueueUrl=url, Entries=[{"Id": "0", "ReceiptHandle": handle}])
+
+
+def fails(held: Lease) -> None:
+    held.fail("not yet", retry=60)
+
+
+@pytest.mark.parametrize("change", [deletes, deletes_batch])
+@pytest.mark.parametrize(("end", "is_warned"), [(Lease.release, True), (fails, True), (Lease.complete, False)])
+def test_an_own_deletion_of_a_message_that_was_given_back_is_warned_of(
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive, caplog: pytest.LogCaptureFixture,
+    change: Change, end: Callable[[Lease], None], is_warned: bool,
+) -> None:  # fmt: skip
+    send()
+    message = receive()
+    with leasekit_sqs.lease(message, queue_url=queue_url, client=sqs) as held:
+        end(held)
+    change(sqs, queue_url, message["ReceiptHandle"])
+    said = rf"your own code calls \w+ for message {message['MessageId']}, but its block has given it back: remove that"
+    assert len(re.findall(said, caplog.text)) == is_warned == len(caplog.records)
+    assert message["ReceiptHandle"] not in caplog.text
+
+
+def extends(sqs: SQSClient, url: str, handle: str) -> object:
+    """As a thread that was left running."""
+    return sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=handle, VisibilityTimeout=9)
+
+
+def extends_batch(sqs: SQSClient, url: str, handle: str) -> object:
+    entry: Any = {"Id": "0", "ReceiptHandle": handle, "VisibilityTimeout": 9}
+    return sqs.change_message_visibility_batch(QueueUrl=url, Entries=[entry])
+
+
+@pytest.mark.parametrize("settle", [True, False])
+@pytest.mark.parametrize("change", [deletes, extends, extends_batch])
+def test_an_own_change_in_a_block_is_warned_of_unless_the_block_only_keeps_the_message(
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive, caplog: pytest.LogCaptureFixture,
+    change: Change, settle: bool,
+) -> None:  # fmt: skip
+    send()
+    message = receive()
+    with leasekit_sqs.lease(message, queue_url=queue_url, client=sqs, settle=settle):
+        change(sqs, queue_url, message["ReceiptHandle"])
+    assert caplog.text.count("its block has not ended") == settle == len(caplog.records)
+
+
+@pytest.mark.parametrize("params", [{"Entries": ["x"]}, {"Entries": 7}, {"ReceiptHandle": 7}])
+def test_a_malformed_deletion_is_left_to_boto3(sqs: SQSClient, queue_url: str, params: dict[str, Any]) -> None:
+    leasekit_sqs.watch(sqs)
+    delete: Any = sqs.delete_message_batch if "Entries" in params else sqs.delete_message
+    with pytest.raises(ParamValidationError):
+        delete(QueueUrl=queue_url, **params)
 
 
 @pytest.mark.slow
@@ -346,6 +411,64 @@ def test_the_last_of_a_batch_whose_turn_comes_too_late_is_not_begun(
         pytest.fail("its body ran")
 
 
+class Late(Protocol):
+    def __call__(self, **options: Any) -> None: ...
+
+
+@pytest.fixture
+def late(aws: Fake, monkeypatch: pytest.MonkeyPatch) -> Late:
+    """Lease a message of an unseen receive, with a client that was first seen before the message's whole time."""
+    _, options = received(aws)
+    with monkeypatch.context() as patch:
+        patch.setattr("leasekit_sqs.loop.boot_time", lambda: boot_time() - 31)
+        leasekit_sqs.watch(options["client"])
+    monkeypatch.setattr(loop, "_late", Counter())
+    numbers = itertools.count()
+
+    def lease(**more: Any) -> None:
+        message = {"MessageId": "m", "ReceiptHandle": f"h{next(numbers)}", "Body": "b"}
+        with leasekit_sqs.lease(message, **options, **more):
+            pytest.fail("another worker may have it")
+
+    return lease
+
+
+def test_a_later_message_of_a_batch_that_was_not_seen_counts_from_the_first_lease(
+    late: Late, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the third of the batch with which a process begins: another worker may have it after a visibility timeout."""
+    for _ in range(2):
+        with pytest.raises(LeaseLost, match="was over before its block began"):
+            late()
+    assert caplog.text.count("Call leasekit_sqs.watch(client) before the first receive, with the client that rec") == 1
+
+
+def test_more_late_messages_than_a_receive_brings_are_a_mistake(late: Late) -> None:
+    """The receiving client is another one: each message would come too late, until it is in the dead-letter queue."""
+    for _ in range(10):
+        with pytest.raises(LeaseLost):
+            late()
+    with pytest.raises(ConfigError, match=r"not seen the receive .* queue q: .*, 31 s ago, and is over\. Call"):
+        late()
+
+
+def test_a_message_that_another_watched_client_has_received_is_known(
+    sqs: SQSClient, other_client: SQSClient, queue_url: str, send: Send
+) -> None:
+    """As one of aioboto3's, which is not passed to `lease`."""
+    leasekit_sqs.watch(other_client)
+    send()
+    (message,) = other_client.receive_message(QueueUrl=queue_url, VisibilityTimeout=60)["Messages"]
+    with pytest.raises(ConfigError, match="received with VisibilityTimeout=60"):
+        leasekit_sqs.lease(message, queue_url=queue_url, client=sqs)
+
+
+@pytest.mark.parametrize(("make", "name"), [(object, "object"), (lambda: boto3.client("swf"), "swf")])
+def test_what_is_no_client_of_sqs_is_not_watched(make: Callable[[], Any], name: str) -> None:
+    with pytest.raises(ConfigError, match=f"watch takes a client of SQS, as of boto3.*, got {name}"):
+        leasekit_sqs.watch(make())
+
+
 def test_a_message_whose_answer_took_longer_than_its_time_is_not_begun(
     sqs: SQSClient, queue_url: str, send: Send, receive: Receive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -474,7 +597,7 @@ def test_a_message_that_is_deleted_in_its_block_is_lost_with_a_question(aws: Fak
             until(lambda: held.lost)
             held.check()
 
-    with pytest.raises(LeaseLost, match=r"was it deleted inside the block\? Is queue_url the queue that") as lost:
+    with pytest.raises(LeaseLost, match=r"was it deleted inside the block, or has another .* Is queue_url the") as lost:
         deletes_too_early()
     assert lost.value.reason == "unknown"
 
@@ -577,6 +700,34 @@ def test_a_message_that_is_malformed_is_refused(sqs: SQSClient, message: dict[st
 def test_what_is_no_message_is_refused(sqs: SQSClient, message: Any) -> None:
     with pytest.raises(ConfigError, match=r"message must be one of answer\['Messages'\]"):
         leasekit_sqs.lease(message, queue_url="http://x/1/a", client=sqs)
+
+
+@pytest.mark.parametrize("url", ["books", "", None, "https://sqs.eu-west-1.amazonaws.com/1/"])
+def test_a_queue_url_that_is_none_is_refused(sqs: SQSClient, url: Any) -> None:
+    message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "b"}
+    with pytest.raises(ConfigError, match=r"queue_url must be the URL of the queue, got .*get_queue_url\(QueueName"):
+        leasekit_sqs.lease(message, queue_url=url, client=sqs)
+
+
+@pytest.mark.parametrize(("attributes", "attempt"), [({}, 0), ({"ApproximateReceiveCount": "3"}, 3)])
+def test_the_attempt_is_known_if_the_receive_asked_for_the_count(
+    aws: Fake, caplog: pytest.LogCaptureFixture, attributes: dict[str, str], attempt: int
+) -> None:
+    message, options = received(aws)
+    message["Attributes"] = attributes
+    with (
+        caplog.at_level(logging.DEBUG, logger="leasekit"),
+        leasekit_sqs.lease(message, **options) as held,
+    ):
+        assert held.attempt == attempt
+    assert caplog.text.count("attempt") == caplog.text.count("attempt 3") == (2 if attempt else 0)
+
+
+def test_the_capacity_is_that_of_leases_with_this_visibility_timeout(sqs: SQSClient) -> None:
+    message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "b"}
+    leasekit_sqs.task(message, queue_url="http://x/1/a", client=sqs, visibility_timeout=30)
+    ((keeper, _, _),) = loop._keepers._kept.values()
+    assert keeper.heartbeats.capacity == 100_000  # 100 calls a second with 100 messages each, in a cycle of 10 s
 
 
 def test_no_log_has_a_whole_handle_or_a_credential(

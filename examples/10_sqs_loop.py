@@ -1,4 +1,4 @@
-"""Leases in a loop over Amazon SQS: leasekit adds the three lines with `lease` and `held`.
+"""Leases in a loop over Amazon SQS: leasekit adds the lines with `lease`, `held` and the receive's last two.
 
 The loop ends when a poll is empty. Queue and credentials are yours, or those of a test.
 Requires the extra sqs (in a clone: `pip install '.[sqs]'`), and AWS_DEFAULT_REGION.
@@ -26,10 +26,14 @@ def publish(book: str) -> None:
     print(book)  # the effect that must not happen twice
 
 
-while messages := sqs.receive_message(QueueUrl=url, WaitTimeSeconds=1).get("Messages"):
+while messages := sqs.receive_message(
+    QueueUrl=url,
+    WaitTimeSeconds=1,
+    VisibilityTimeout=300,
+    MessageSystemAttributeNames=["ApproximateReceiveCount"],  # for held.attempt
+).get("Messages"):
     for message in messages:
-        with lease(message, queue_url=url, client=sqs) as held:
+        with lease(message, queue_url=url, client=sqs, visibility_timeout=300) as held:
             book = render(int(message["Body"]))
             held.check()  # raises LeaseLost if another worker may have the message
             publish(book)
-        sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])

@@ -1,11 +1,11 @@
 """Leases for a receive loop of the user's own: `with lease(message, queue_url=url, client=sqs):`."""
 
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 import leasekit
 from leasekit import ConfigError, Exponential, FixedDelays, Heartbeats, Lease, Polynomial, RetryPolicy, Task
@@ -31,7 +31,7 @@ _RATE = 100.0
 _keepers: SharedKeepers[SqsBackend] = SharedKeepers(Heartbeats(rate=_RATE))
 # Functions that are defined below, or replaced by tests: each is looked up when it is called.
 _arrivals = Arrivals(lambda: boot_time(), lambda operation, handle: _warn_of_own(operation, handle))  # noqa: PLW0108
-_late: Counter[str] = Counter()  # queue → messages whose receive was not observed, and whose time was over
+_late: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # client → its unobserved messages whose time was over
 
 
 def lease(
@@ -96,7 +96,7 @@ def task(
     keeper, backend = _keepers.of(client, "sqs", partial(_backend, visibility_timeout), ttl=visibility_timeout)
     arrival = _arrivals.of(client, received.handle)
     if not arrival.is_known and received.handle not in backend.receipts:
-        _check_age(arrival, name, visibility_timeout)
+        _check_age(arrival, client, name, visibility_timeout)
     _refuse_contradiction(arrival, visibility_timeout)
     receipt = received.receipt(queue_url, policy)
     receipt.hidden(arrival.asked_at, visibility_timeout)
@@ -153,20 +153,20 @@ def _queue_name(queue_url: object) -> str:
     return name
 
 
-def _check_age(arrival: Arrival, queue: str, visibility_timeout: int) -> None:
-    """Warn of the first message whose receive was not observed and whose time is over; `ConfigError` if many follow."""
+def _check_age(arrival: Arrival, client: Any, queue: str, visibility_timeout: int) -> None:
+    """Warn of a client's first message that was not observed and came too late; `ConfigError` if many follow."""
     age = boot_time() - arrival.asked_at
     if age < visibility_timeout * (1 - 2 * DRIFT):
         return
-    _late[queue] += 1
+    late = _late[client] = _late.get(client, 0) + 1
     text = (
         f"leasekit has not seen the receive of a message of queue {queue}: its time counts from when this client was "
         f"first seen, {age:.0f} s ago, and is over. Call leasekit_sqs.watch(client) before the first receive, with the "
         "client that receives"
     )
-    if _late[queue] > _MOST_LATE:
+    if late > _MOST_LATE:
         raise ConfigError(text)
-    if _late[queue] == 1:
+    if late == 1:
         logger.warning("%s", text)
 
 

@@ -6,7 +6,6 @@ import math
 import os
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -422,7 +421,6 @@ def late(aws: Fake, monkeypatch: pytest.MonkeyPatch) -> Late:
     with monkeypatch.context() as patch:
         patch.setattr("leasekit_sqs.loop.boot_time", lambda: boot_time() - 31)
         leasekit_sqs.watch(options["client"])
-    monkeypatch.setattr(loop, "_late", Counter())
     numbers = itertools.count()
 
     def lease(**more: Any) -> None:

@@ -161,8 +161,8 @@ def _check_age(arrival: Arrival, client: Any, queue: str, visibility_timeout: in
     late = _late[client] = _late.get(client, 0) + 1
     text = (
         f"leasekit has not seen the receive of a message of queue {queue}: its time counts from when this client was "
-        f"first seen, {age:.0f} s ago, and is over. Call leasekit_sqs.watch(client) before the first receive, with the "
-        "client that receives"
+        f"first seen, {age:.0f} s ago, and is over. If another client receives, call leasekit_sqs.watch with it before "
+        "its first receive; else make all leases of a batch before the first block"
     )
     if late > _MOST_LATE:
         raise ConfigError(text)

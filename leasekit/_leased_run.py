@@ -4,7 +4,8 @@
                            ├── an exception ───────── retry; `Fatal`: fatal; what `fail`, `release` said stands
                            ├── cancelled on request ─ cancelled
                            ├── interrupted ────────── release: ready again at once, the attempt is not counted
-                           └── LeaseLost ──────────── nothing: the task may belong to another process
+                           └── LeaseLost ──────────── nothing: the task may belong to another process (the keeper
+                                                      reports a crash if `max_runtime` was over)
 
 Nothing is settled before the code has ended, and heartbeats go on until the settlement is answered.
 """

@@ -144,6 +144,15 @@ class Lease:
         held.check_process()
         return 0.0 if held.lost else max(0.0, held.term.lost_at - held.clock.now())
 
+    def remaining_runtime(self) -> float | None:
+        """Return the seconds until the `max_runtime` of this run is over, never below zero; None without such a limit.
+
+        The service counts from the heartbeat that says that the code has begun. At the end the lease is lost.
+        """
+        held = self._run.held
+        held.check_process()
+        return held.remaining_runtime
+
     @property
     def lost(self) -> bool:
         """True once the lease is lost."""

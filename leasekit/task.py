@@ -174,7 +174,7 @@ class NewTask(_Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     max_crashes: Annotated[int, Meta(ge=0, le=1_000_000)] = 5
     """The most runs that may end because their holder vanished; one more ends the task."""
     max_runtime: Timeout | None = None
-    """Seconds that a run may take from its first heartbeat. Then its lease is left to expire: a crash."""
+    """Seconds that a run may take from its first heartbeat. Then its lease is lost, and the run counts as a crash."""
     enqueue_timeout: Annotated[float, Meta(ge=1, le=365 * 86400)] = 60.0
     """Reserved, and without effect: claims take tasks from the store, and no task is moved to a queue."""
     claim_timeout: Timeout | None = None
@@ -250,6 +250,8 @@ class Task(_Discreet, frozen=True, kw_only=True, dict=True, weakref=True):
     """The checkpoint that the last holder left."""
     traceparent: str | None = None
     """As it was scheduled."""
+    max_runtime: float | None = None
+    """As it was scheduled; None: the run is not limited, or the service does not say."""
 
 
 class Claimed(Struct, frozen=True, kw_only=True):
@@ -310,6 +312,9 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """With *renewed*: the granted seconds, counted from when the request left."""
     cancel_requested: bool = False
     """With *renewed*: a cancel was requested, so the handler must wind down; the lease is kept meanwhile."""
+    remaining_runtime: float | None = None
+    """With *renewed*: seconds until the `max_runtime` of the run is over; None: no limit, or its handler has not begun.
+    A heartbeat that leaves then is *gone* (`overdue`)."""
     reason: str | None = None
     """With *gone*: `settled`, `taken`, `expired`, `overdue`, `cancelled`, `unknown`, or a sentence, which is told as it
     is (`ConfigError: …`: a block that waits for its first heartbeat raises that); with *failed*: what failed."""

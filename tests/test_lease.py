@@ -601,13 +601,43 @@ def test_a_lease_is_lost_before_the_end_of_trust_and_says_why(
     assert faulty.calls["settle"] == 0
 
 
-def test_a_body_that_runs_longer_than_it_may_is_told_so(client: Client, clock: FakeClock) -> None:
-    task = claimed(client, max_runtime=60)
+def test_a_body_that_runs_longer_than_it_may_is_told_so_within_a_second(
+    client: Client, clock: FakeClock, events: list[Event]
+) -> None:
+    """The service is asked as soon as the limit is over, not with the next regular heartbeat."""
+    task = claimed(client, max_runtime=60, max_crashes=0)
     with pytest.raises(LeaseLost, match="its max_runtime is over") as lost, leasekit.lease(task) as held:
-        clock.advance(120)
+        assert held.remaining_runtime() == 60
+        reaches(1, lambda: len(of(Renewed, events)))
+        clock.advance(59)
+        assert (held.remaining_runtime(), held.lost) == (1, False)
+        clock.advance(2)
+        assert held.remaining_runtime() == 0
         eventually(lambda: held.lost)
         held.check()
     assert lost.value.reason == "overdue"
+    eventually(lambda: info(client, task).status is Status.DEAD)  # at once: the lease would have gone on for minutes
+    assert "its max_runtime is over" in info(client, task).error["message"]
+
+
+def test_a_limit_is_counted_on_from_each_answer(
+    client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
+) -> None:
+    async def renewed(call: Call) -> list[Verdict]:
+        return [Verdict(id=beat.id, verdict="renewed", ttl=300, remaining_runtime=5) for beat in call.items]
+
+    with leasekit.lease(claimed(client, max_runtime=60)) as held:
+        faulty.always("beat", Fault("renewed", renewed))
+        reaches(1, lambda: len(of(Renewed, events)))
+        for count, seconds in enumerate((61, 6, 6), 2):
+            clock.advance(seconds)
+            reaches(count, lambda: len(of(Renewed, events)))
+        assert held.remaining_runtime() == 5
+
+
+def test_a_run_without_a_limit_has_no_remaining_runtime(client: Client) -> None:
+    with leasekit.lease(claimed(client)) as held:
+        assert held.remaining_runtime() is None
 
 
 def test_what_is_no_task_is_refused_with_what_to_do() -> None:

@@ -48,18 +48,29 @@ def task(raw: msgspec.Raw, kind: str) -> Task:
         priority=granted.priority,
         progress=progress,
         traceparent=content.traceparent,
+        max_runtime=None if granted.max_runtime is None else granted.max_runtime / 1000,
     )
 
 
 def beaten(ids: Sequence[str], words: Sequence[Word]) -> list[Verdict]:
-    """Return the verdicts on heartbeats: a word is a ttl, [ttl] (cancel requested), or why the lease is gone."""
+    """Return the verdicts on heartbeats: a word is a ttl, [ttl, cancel, left?], or why the lease is gone."""
     _check_count(ids, words)
     verdicts: list[Verdict] = []
     for task_id, word in zip(ids, words, strict=True):
         if isinstance(word, int):
             verdicts.append(Verdict(id=task_id, verdict="renewed", ttl=word / 1000))
         elif isinstance(word, list):
-            verdicts.append(Verdict(id=task_id, verdict="renewed", ttl=word[0] / 1000, cancel_requested=True))
+            ttl, cancel, *left = word
+            remaining = left[0] / 1000 if left else None
+            verdicts.append(
+                Verdict(
+                    id=task_id,
+                    verdict="renewed",
+                    ttl=ttl / 1000,
+                    cancel_requested=cancel == 1,
+                    remaining_runtime=remaining,
+                )
+            )
         else:
             verdicts.append(Verdict(id=task_id, verdict="gone", reason=word))
     return verdicts

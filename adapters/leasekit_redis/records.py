@@ -64,6 +64,7 @@ class Granted(Struct, array_like=True):
     priority: int
     stored: str
     progress: str
+    max_runtime: int | None = None
 
 
 class Grants(Struct):

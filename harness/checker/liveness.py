@@ -264,6 +264,20 @@ def _l5_whole_runtime(life: Life, lives: Lives, rules: Rules) -> Found:
                 yield why, [lease.started[0], beat]
 
 
+def _l5_told_at_once(life: Life, lives: Lives, rules: Rules) -> Found:
+    """A holder without faults loses the lease soon after the end of the runtime, not with its next regular beat."""
+    longest = life.asked[0].max_runtime if life.asked else None
+    for lease in life.known if longest is not None and rules.fresh is not None else []:
+        beats = [beat for beat in lease.renewed if lease.started and beat.asked_at >= lease.started[0].at]
+        if not beats:
+            continue
+        over_at = beats[0].at + (longest or 0.0) * (1 + rules.drift) + (rules.fresh or 0.0)
+        late = next((effect for effect in lease.effects if effect.at > over_at), None)
+        is_told = any(lost.at <= over_at for lost in lease.lost)
+        if late and not is_told and not any(_stretches(lives, late.who, lease.asked_at, late.at, rules.bridge)):
+            yield f"its runtime of {longest:g} s was over, and its holder was not told", [beats[0], late, *lease.lost]
+
+
 def _runs_until(lease: Lease, longest: float, spare: float, lives: Lives, rules: Rules) -> float:
     """When a handler that may run for `longest` seconds must have ended.
 
@@ -354,6 +368,7 @@ _CHECKS: Sequence[tuple[str, Check]] = (
     ("L4", _l4_no_leak),
     ("L5", _l5_no_zombie),
     ("L5", _l5_whole_runtime),
+    ("L5", _l5_told_at_once),
     ("L6", _l6_restart),
     ("L7", _l7_progress),
 )

@@ -24,7 +24,8 @@ class Rules:
     bridge: float = 15.0
     """L3: faults no further apart count as one stretch: the timeout of a call and the wait before the next try."""
     fresh: float | None = None
-    """L7: the next holder gets progress that was reported at least this long before the end of a run without faults."""
+    """L7: the next holder gets progress that was reported at least this long before the end of a run without faults.
+    L5: a holder without faults is told of the end of its runtime within this time."""
     lost_claim: float | None = None
     """L4: the repeat of a claim brings the leases whose answer was lost in a shorter stretch of faults."""
     claims_once: bool = True  # S7: the repeat of a claim that was granted tasks is granted no others

@@ -333,6 +333,11 @@ BROKEN: list[tuple[str, str, list[Event]]] = [
     ),
     (
         "L5",
+        "its holder was not told at once that it ran for too long",
+        [*asked(max_runtime=60.0), issued(1, 2.0), granted(1, 2.1), *body(1, 3.0, 80.0), renewed(1, 4.0)],
+    ),
+    (
+        "L5",
         "a beat was refused before its time was over",
         [*asked(max_runtime=60.0), issued(1, 2.0), *body(1, 3.0, 80.0)[:1], served(1, 50.0, verdict="gone")],
     ),

@@ -188,6 +188,7 @@ def test_a_lease(client: Client) -> None:
             assert_type(held.attempt, int)
             assert_type(held.checkpoint, Any)
             assert_type(held.remaining(), float)
+            assert_type(held.remaining_runtime(), float | None)
             assert_type(held.lost, bool)
             assert_type(held.check(), None)
             held.progress({"page": 1})

@@ -1,8 +1,8 @@
 -- Renew leases that are still held; for the others, say why they are gone. A lease that has ended is never revived,
 -- even if no other worker has got the task yet, and no lease is renewed without its token.
 -- Takes {worker, [clock], beats: list of {id, token, started, progress?, progress_seq?}}, gives
--- {now, words}: for each lease its ttl in milliseconds; {ttl} where cancel is requested; or the word why the lease is
--- gone.
+-- {now, words}: for each lease its ttl in milliseconds; {ttl, 1 if cancel is requested else 0, left?} where that, or the
+-- milliseconds that are left of its `max_runtime`, must be told; or the word why the lease is gone.
 
 outrank_full_memory()
 notice_jump()
@@ -67,7 +67,10 @@ for i, beat in ipairs(ARGUMENT.beats) do
     end
     -- Never earlier than before: a holder that misses this answer relies on the end that it was granted before.
     place(LEASES, id, math.max(end_of(i, id), now + lease.ttl))
-    answers[i] = lease.cancel_requested and {lease.ttl} or lease.ttl
+    answers[i] = lease.ttl
+    if lease.cancel_requested or lease.ends then
+      answers[i] = {lease.ttl, lease.cancel_requested and 1 or 0, lease.ends and lease.ends - now}
+    end
   else
     answers[i] = why_gone(id, read(STATE, id), token)
   end

@@ -18,7 +18,7 @@ local function show(id, s, token)
   end
   room = room - #stored - (progress and #progress or 0)
   local ttl = s.claim_ttl or 300000
-  tasks[#tasks + 1] = {id, token, ttl, s.fence, s.attempt, s.priority or 2, stored, progress or 'null'}
+  tasks[#tasks + 1] = {id, token, ttl, s.fence, s.attempt, s.priority or 2, stored, progress or 'null', s.max_runtime}
 end
 
 -- Answer a claim that was answered before: the leases of it that are still live, with the same tokens. A lease that a

@@ -189,6 +189,11 @@ HOLDER: Mapping[str, Mutant] = {
         Edit("_driver.keeping.held_lease:HeldLease.touch", "self.clock.now() + ...", "self.clock.now() + 1e6"),
         by=Histories("endless", ["L5"]),
     ),
+    "runtime-by-regular-beats": Mutant(
+        "The end of a task's `max_runtime` brings no heartbeat.",
+        Edit("_driver.keeping.renewal:Renewal._limit", "self._limited[held] = None", "pass"),
+        by=Histories("endless", ["L5"]),
+    ),
     # Claims and reports ---------------------------------------------------------------------------------------------
     "claim-retry-under-a-new-id": Mutant(
         "The repeat of a claim whose answer was lost has a new id.",

@@ -45,8 +45,8 @@ class HeldLease:
     __slots__ = (
         "_acknowledged", "_expired", "_latest", "_numbers", "_on_news", "_plain", "_takers", "announced", "checkpoint",
         "clock", "confirmed", "coroutine", "ended", "entry", "handler_runs", "idle_at", "idle_timeout", "ledger",
-        "listener", "lost_at", "pid", "reason", "report_due", "reserved", "settling", "stop", "story", "task", "term",
-        "thread", "told_idle", "wanted_by", "watchdog",
+        "listener", "lost_at", "pid", "reason", "report_due", "reserved", "run_until", "settling", "stop", "story",
+        "task", "term", "thread", "told_idle", "wanted_by", "watchdog",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +82,7 @@ class HeldLease:
         self.story: Story | None = None  # … and in one sentence
         self.lost_at = 0.0
         self.settling = False
+        self.run_until: float | None = None  # when `max_runtime` is over, as far as the service has said
         self._acknowledged: Any = UNSET  # the latest progress that a heartbeat has brought to the service
         self.ledger: Ledger | None = None  # where a supervisor reads that this lease is held …
         self.entry = 0  # … the position of its entry there …
@@ -283,6 +284,13 @@ class HeldLease:
         """Tell the code that waits for the first acknowledged heartbeat that it has come."""
         if self.confirmed is not None and not self.confirmed.done():
             self.confirmed.set_result(None)
+
+    @property
+    def remaining_runtime(self) -> float | None:
+        """Seconds until the `max_runtime` of the run is over, zero or more; None: there is no limit."""
+        if self.run_until is None:
+            return self.task.max_runtime
+        return max(0.0, self.run_until - self.clock.now())
 
     @property
     def ends_at(self) -> float:

@@ -26,6 +26,7 @@ from leasekit._driver.guarding.watchdog import UNGUARDED, Watchdog
 from leasekit._driver.keeping.held_lease import HeldLease, Owner, loss_reason
 from leasekit._driver.keeping.pending_claims import Claims
 from leasekit._driver.keeping.renewal import Renewal
+from leasekit._driver.reporting import encoding
 from leasekit._driver.reporting.ledger import Ledger
 from leasekit._driver.reporting.outbox import Delivery, Outbox
 from leasekit.backend import Backend, Scheduler
@@ -258,10 +259,17 @@ class Keeper:
         self.outbox.put(report)
 
     def finish(self, held: HeldLease) -> None:
+        """Drop a lost lease whose handler has ended, and settle nothing, except that its `max_runtime` was over."""
         self.ended(held)
         if held.reason is None and held.lost:  # the handler noticed the end of trust before this thread had its turn
             self._lose([Lost(held.term, "expired")], self._clock.now())
-        self.drop(held)
+        if held.reason == "overdue" and self._backend.capabilities.refuses_stale and not held.settling:
+            # The service keeps the lease to its end, for a handler that goes on: the next run need not wait for that.
+            task, error = held.task, encoding.described(held.loss())
+            crash = Settlement(id=task.id, token=task.token, outcome="crash", error=error, progress=held.progress)
+            self.settle(held, Delivery(crash))
+        else:
+            self.drop(held)
 
     def _settled(
         self, held: HeldLease, settlement: Settlement, answer: Verdict | Refused | None, *, ours: bool

@@ -23,6 +23,10 @@ from leasekit.config import LONGEST, Heartbeats
 from leasekit.errors import BackendError, Refused, Throttled
 from leasekit.task import Beat, Verdict
 
+# Seconds after the end of `max_runtime` until its heartbeat leaves. Two clocks differ by some milliseconds in a cycle,
+# and a heartbeat that arrives too early is renewed.
+_AFTER = 0.1
+
 
 class Renewal:
     """The cycles of one connection and their calls in progress. Used in the driver's thread alone.
@@ -48,6 +52,8 @@ class Renewal:
         self._cycles: dict[float, Cycle] = {}
         self._early = Early()
         self._calls: set[asyncio.Task[None]] = set()
+        self._limited: dict[HeldLease, None] = {}  # a heartbeat is due when `max_runtime` of these is over …
+        self._limited_from = math.inf  # … which is not the case before
 
     def add(self, held: HeldLease, *, renewed: bool = False) -> None:
         """Renew a lease from now on. `renewed`: it was renewed just now, by another cycle."""
@@ -63,6 +69,7 @@ class Renewal:
 
     def remove(self, held: HeldLease) -> None:
         """Renew a lease no longer; a lease that is not renewed is no error."""
+        self._limited.pop(held, None)
         cycle = self._cycles.get(held.term.heartbeats.ttl)
         if cycle is not None:
             cycle.remove(held.term)
@@ -74,6 +81,8 @@ class Renewal:
 
     def step(self, now: float) -> float:
         """Start the calls that are due at `now`, and report lost leases; return when the next work is due."""
+        if now >= self._limited_from:
+            self._end_limited(now)
         for ttl, cycle in list(self._cycles.items()):
             effects = cycle.step(now)
             self._on_lost([effect for effect in effects if isinstance(effect, Lost)], now)
@@ -82,7 +91,24 @@ class Renewal:
                     spawn(self._beat(cycle, effect, [term.key for term in effect.terms]), self._calls)
             if cycle.unused:
                 del self._cycles[ttl]
-        return min((cycle.wake_at for cycle in self._cycles.values()), default=math.inf)
+        return min([self._limited_from, *(cycle.wake_at for cycle in self._cycles.values())])
+
+    def _limit(self, held: HeldLease, remaining: float, now: float) -> None:
+        """Note that the run may last for `remaining` seconds, counted from the answer that says so: never too short."""
+        held.run_until = now + remaining
+        self._limited[held] = None
+        self._limited_from = min(self._limited_from, held.run_until + _AFTER)
+
+    def _end_limited(self, now: float) -> None:
+        """Have a heartbeat leave for each run whose `max_runtime` is over: the service is asked, and says *overdue*."""
+        ends = {held: (held.run_until or 0.0) + _AFTER for held in self._limited}
+        for held, end in ends.items():
+            if end <= now:
+                del self._limited[held]  # until the service says again that something is left
+                if held.term.place is not None and not held.settling:
+                    self.hasten(held)
+        # Not more often, because each look takes time for every lease.
+        self._limited_from = max(now + _AFTER, min((end for end in ends.values() if end > now), default=math.inf))
 
     async def aclose(self) -> None:
         await cancel_all(self._calls)
@@ -157,6 +183,8 @@ class Renewal:
                 self._on_cancel(held, now)
             if verdict.ttl is not None and verdict.ttl != cycle.heartbeats.ttl:
                 self._regrant(held, verdict.ttl)
+            if verdict.remaining_runtime is not None:
+                self._limit(held, verdict.remaining_runtime, now)
         elif term.strikes == 1 and verdict.verdict not in ("renewed", "throttled"):
             why = verdict.reason or "no reason given"
             self._context.hooks(events.AtRisk(at=now, task_id=task.id, token=task.token, why=why))

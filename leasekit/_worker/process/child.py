@@ -200,6 +200,7 @@ class _HeldLease(HeldLease):
     def learn(self, state: messages.LeaseState) -> None:
         """Accept the worker's state of the lease. The caller holds the executor's lock."""
         self.term.granted_at, self.term.heartbeats = state.granted_at, state.heartbeats
+        self.run_until = state.run_until
         if state.reason is not None:
             self.lose(state.reason, Story(state.why), self.clock.now())
         elif state.stop is not None:

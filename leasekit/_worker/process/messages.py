@@ -47,6 +47,7 @@ class LeaseState(Struct, frozen=True, kw_only=True, tag=True):
 
     granted_at: float
     heartbeats: Heartbeats
+    run_until: float | None = None
     stop: str | None = None  # the name of the error that the handler was told
     reason: str | None = None  # why the lease was lost, in one word, and in one sentence
     why: str = ""

@@ -329,6 +329,7 @@ def _lease_state(held: HeldLease) -> messages.LeaseState:
     return messages.LeaseState(
         granted_at=term.granted_at,
         heartbeats=term.heartbeats,
+        run_until=held.run_until,
         stop=None if stop is None else stop.__name__,
         reason=reason,
         why=why,

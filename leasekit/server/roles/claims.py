@@ -211,6 +211,7 @@ def _task(row: Trigger, content: Content) -> Task:
         priority=row.priority,
         progress=_NULL if content.progress is None else Raw(content.progress),
         traceparent=content.traceparent,
+        max_runtime=row.max_runtime,
     )
 
 

@@ -81,11 +81,21 @@ def _judged(rows: Mapping[str, Trigger], beats: Sequence[Beat], now: float) -> _
         renewed[row.seq] = after = step(before, Event.BEAT if beat.started else Event.HOLD)
         if before is not after:
             batch.begun.append(row)
+        left = None if row.run_until is None else row.run_until - now
         if beat.started and row.run_until is None and row.max_runtime is not None:
             batch.bounded.append(row)
+            left = row.max_runtime
         progress.report(row, beat)
         ttl, cancel_requested = row.heartbeat_timeout, row.cancel_requested
-        verdicts.append(Verdict(id=beat.id, verdict="renewed", ttl=ttl, cancel_requested=cancel_requested))
+        verdicts.append(
+            Verdict(
+                id=beat.id,
+                verdict="renewed",
+                ttl=ttl,
+                cancel_requested=cancel_requested,
+                remaining_runtime=left,
+            )
+        )
     return batch
 
 

@@ -91,3 +91,30 @@ class Limits(SchedulerBase):
         assert (info.status, [run.outcome for run in info.history]) == (Status.DEAD, ["expired"])
         assert "max_runtime" in (info.reason or "")
         assert "max_runtime" in info.history[0].error["message"]
+
+    async def test_the_holder_learns_of_the_limit_without_waiting_for_its_next_regular_heartbeat(
+        self, backend: Service, kind: str
+    ) -> None:
+        task = await self.held(backend, kind, max_runtime=2.0)
+        assert task.max_runtime == 2.0
+        assert (await self.beat(backend, task, started=False)).remaining_runtime is None
+        assert (await self.beat(backend, task)).remaining_runtime == 2.0
+        await self.sleep(0.5)
+        left = (await self.beat(backend, task)).remaining_runtime
+        assert left is not None
+        assert 0 < left <= 1.5
+        await self.sleep(left + 0.01)
+        assert is_gone(await self.beat(backend, task), "overdue")
+
+    async def test_a_run_without_a_limit_is_told_of_none(self, backend: Service, kind: str) -> None:
+        task = await self.held(backend, kind)
+        assert (task.max_runtime, (await self.beat(backend, task)).remaining_runtime) == (None, None)
+
+    async def test_the_holder_of_an_overdue_run_can_end_it_before_its_lease(self, backend: Service, kind: str) -> None:
+        task = await self.held(backend, kind, max_runtime=2.0)
+        await self.beat(backend, task)
+        await self.sleep(2.1)
+        assert is_gone(await self.beat(backend, task), "overdue")
+        await self.settle(backend, task, "crash")
+        assert (await self.claim_one(backend, kind)).attempt == 2
+        assert (await self.info(backend, task.id)).crashes == 1

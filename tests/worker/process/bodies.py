@@ -62,6 +62,16 @@ def tells(payload: None, held: leasekit.Lease) -> Any:
     }
 
 
+def outlasts_its_limit(payload: None, held: leasekit.Lease) -> None:
+    limit = held.task.max_runtime
+    while True:
+        left = held.remaining_runtime()
+        if left != limit:  # the service has answered the first heartbeat
+            held.progress(left)
+        held.check()
+        time.sleep(0.01)
+
+
 def fails_first(payload: None, held: leasekit.Lease) -> Any:
     if held.checkpoint is None:
         held.progress([1, 2])

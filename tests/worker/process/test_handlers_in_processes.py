@@ -60,6 +60,16 @@ def test_a_lease_says_and_takes_what_it_does_elsewhere(
     assert (follower.payload, follower.priority) == ({"after": info.id}, 0)
 
 
+def test_a_handler_elsewhere_is_told_of_the_end_of_its_runtime(
+    worker: Worker, at_work: AtWork, submitter: Submitter, bodies: ModuleType
+) -> None:
+    worker.handler("k", run="process")(bodies.outlasts_its_limit)
+    with at_work(worker):
+        info = submitter.when(submitter.schedule("k", max_runtime=2, max_crashes=0), "dead")
+    assert 0 <= info.progress < 2
+    assert "its max_runtime is over" in info.error["message"]
+
+
 def test_what_was_reported_before_a_crash_is_the_checkpoint_of_the_next_run(
     worker: Worker, at_work: AtWork, submitter: Submitter, bodies: ModuleType
 ) -> None:

@@ -36,9 +36,9 @@ from leasekit.task import (
 )
 
 __all__ = [
-    "Backend", "Beat", "Capabilities", "Claimed", "NewTask", "Outcome", "Page", "Purged", "Purger", "Redriven",
-    "Redriver", "Scheduled", "Scheduler", "Settlement", "Stats", "Status", "Task", "TaskInfo", "TaskSink", "Vacuumed",
-    "Verdict", "VerdictWord", "WorkerDirectory", "WorkerInfo", "check_kinds", "check_limit", "checked",
+    "Backend", "Beat", "CancelSource", "Capabilities", "Claimed", "NewTask", "Outcome", "Page", "Purged", "Purger",
+    "Redriven", "Redriver", "Scheduled", "Scheduler", "Settlement", "Stats", "Status", "Task", "TaskInfo", "TaskSink",
+    "Vacuumed", "Verdict", "VerdictWord", "WorkerDirectory", "WorkerInfo", "check_kinds", "check_limit", "checked",
 ]  # fmt: skip
 
 
@@ -148,6 +148,18 @@ class Scheduler(TaskSink, Protocol):
         limit: int = 100,
     ) -> Page:
         """List the tasks that match all given filters, oldest first; `cursor` is that of the page before."""
+        ...
+
+
+@runtime_checkable
+class CancelSource(Protocol):
+    """A backend that tells a holder of a cancel request before the holder's next heartbeat."""
+
+    async def cancels(self, *, wait: float) -> list[str]:
+        """Return the tasks of this worker whose cancel was requested since the last call; wait for the first.
+
+        Only a hint, on which the keeper sends a heartbeat: an id may be missing, come twice, or be of another time.
+        """
         ...
 
 

@@ -15,9 +15,9 @@ from leasekit.task import Beat, Name, NewTask, Scheduled, Seconds, Settlement, S
 __all__ = [
     "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_KINDS", "MAX_NAMES", "MAX_NESTING", "MAX_NODES",
     "MAX_NODES_TOGETHER", "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT", "REQUEST_HEADER",
-    "BeatItem", "BeatsRequest", "CancelRequest", "ClaimAnswer", "ClaimRequest", "ItemError", "NewTaskItem", "Problem",
-    "ProblemType", "PurgeRequest", "RedriveRequest", "ResultsRequest", "ScheduleAnswer", "ScheduleRequest",
-    "SettlementItem", "VacuumRequest", "VerdictsAnswer", "traceparent",
+    "BeatItem", "BeatsRequest", "CancelRequest", "CancelsRequest", "ClaimAnswer", "ClaimRequest", "ItemError",
+    "NewTaskItem", "Problem", "ProblemType", "PurgeRequest", "RedriveRequest", "ResultsRequest", "ScheduleAnswer",
+    "ScheduleRequest", "SettlementItem", "VacuumRequest", "VerdictsAnswer", "traceparent",
 ]  # fmt: skip
 
 MAX_BODY = 8 * 1024 * 1024
@@ -109,6 +109,14 @@ class ResultsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class CancelRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ids: Annotated[list[Name], _Batch]
+
+
+class CancelsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which cancel requests to tell: those of tasks that this worker holds."""
+
+    worker: Name
+    wait: Seconds = 0.0
+    """Seconds to wait for the first request; more than `MAX_WAIT` is cut."""
 
 
 class PurgeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -54,6 +54,7 @@ TOLD_ELSEWHERE = {
     "capabilities",
     *dir(backend.Backend),
     *dir(backend.Scheduler),
+    *dir(backend.CancelSource),
     *dir(backend.WorkerDirectory),
     *dir(backend.Redriver),
 }
@@ -127,7 +128,10 @@ def cell(value: int | None) -> str:
 def test_the_table_of_backends_has_what_each_declares() -> None:
     ours = {url.partition("://")[0]: open_backend(url, worker="docs") for url in URLS}  # opens nothing
     capabilities = [field.name for field in dataclasses.fields(backend.Capabilities)]
-    protocols = (backend.TaskSink, backend.Scheduler, backend.WorkerDirectory, backend.Redriver, backend.Purger)
+    protocols = (
+        backend.TaskSink, backend.Scheduler, backend.CancelSource, backend.WorkerDirectory, backend.Redriver,
+        backend.Purger,
+    )  # fmt: skip
     rows = [
         ["", *ours],
         *([name, *(cell(getattr(one.capabilities, name)) for one in ours.values())] for name in capabilities),

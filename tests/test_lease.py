@@ -640,6 +640,18 @@ def test_a_run_without_a_limit_has_no_remaining_runtime(client: Client) -> None:
         assert held.remaining_runtime() is None
 
 
+def test_code_that_reports_nothing_hears_of_a_cancel_without_waiting_for_its_next_heartbeat(
+    service: MemoryService, clock: FakeClock, events: list[Event]
+) -> None:
+    with Client(MemoryBackend(service, worker="w"), clock=clock, hooks=[events.append]) as client:
+        task = claimed(client)
+        with pytest.raises(Cancelled), leasekit.lease(task) as held:
+            client.cancel(task.id)
+            clock.advance(1)  # no more than one early heartbeat in a second
+            reaches(1, lambda: len(of(CancelRequested, events)))
+            held.check()
+
+
 def test_what_is_no_task_is_refused_with_what_to_do() -> None:
     with pytest.raises(TypeError, match=r"not of dict: what boto3 returned has leasekit_sqs\.lease"):
         leasekit.lease({"Body": "7", "ReceiptHandle": "x"})  # type: ignore[arg-type]

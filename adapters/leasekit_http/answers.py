@@ -65,6 +65,11 @@ def verdicts(raw: bytes, *, ids: Sequence[str], words: frozenset[VerdictWord]) -
     return [_failed(v.id, v.verdict) if _gist(v) in odd else v for v in found] if odd else found
 
 
+def ids(raw: bytes) -> list[str]:
+    """Decode verdicts whose number and ids the server alone knows; return their ids."""
+    return [verdict.id for verdict in decode(raw, _VERDICTS).verdicts]
+
+
 def redriven(raw: bytes, *, ids: Sequence[str], dry_run: bool) -> Redriven:
     """Decode the answer to a redrive: one verdict for each of the ids, or for each task that matched."""
     answer = decode(raw, _REDRIVEN)

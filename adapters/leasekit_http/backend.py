@@ -138,6 +138,12 @@ class HttpBackend:
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
         return await self._verdicts("/v1/tasks/cancel", "ids", task_ids, task_ids, _CANCEL)
 
+    async def cancels(self, *, wait: float) -> list[str]:
+        body = _encode({"worker": self._worker, "wait": wait})
+        return await self._transport.post(
+            "/v1/cancels", body, answers.ids, timeout=wait + self._timeout, owed_after=wait, is_one_try=True
+        )
+
     async def redrive(self, task_ids: Sequence[str] = (), *, rate: int | None = None, **options: Any) -> Redriven:
         body = {"ids": task_ids, "worker": self._worker, **options}
         read = partial(answers.redriven, ids=task_ids, dry_run=bool(options.get("dry_run")))

@@ -81,7 +81,7 @@ class RedisBackend:
         self._link = link = Link(address)
         self._clocks = clocks = Clocks(is_one=not address.is_cluster, stepped=self._prolong_leases)
         name = secrets.token_hex(8)
-        self._wakes = Wakes(link, link.keys.channel(name), self._pass_on)
+        self._wakes = Wakes(link, link.keys.channel(name), link.keys.cancels(worker), self._pass_on)
         self._register = register = IdIndex(link)
         self._dependencies = dependencies = Dependencies(link, register)
         self._intake = Intake(link, register, dependencies)
@@ -144,13 +144,18 @@ class RedisBackend:
         verdicts = [Verdict(id=task_id, verdict="gone", reason="unknown") for task_id in ids]
         for kind, positions in by_kind(kinds):
             some = [ids[at] for at in positions]
-            raw = await self._link.run_for(kind, CANCEL, {"ids": some, **self._clocks.known(kind)})
+            raw = await self._link.run_for(
+                kind, CANCEL, {"ids": some, "channels": self._link.keys.cancels(""), **self._clocks.known(kind)}
+            )
             answer: Cancelled = decode(raw, _CANCELLED)
             for at, verdict in zip(positions, decoding.cancelled(some, answer.words), strict=True):
                 verdicts[at] = verdict
             with contextlib.suppress(BackendError):  # maintenance repeats what fails here
                 await self._dependencies.release(kind, answer.ending)
         return verdicts
+
+    async def cancels(self, *, wait: float) -> list[str]:
+        return await self._wakes.cancels(wait)
 
     async def redrive(self, task_ids: Sequence[str] = (), *, rate: int | None = None, **options: Any) -> Redriven:
         """Begin a new life of dead tasks, one script for each kind. A dry run only reads."""

@@ -69,6 +69,10 @@ class Keys:
         """A sorted set: the clients, by when they are no longer counted."""
         return f"{self._prefix}:clients".encode()
 
+    def cancels(self, worker: str) -> str:
+        """Return the channel on which a worker hears of requested cancels."""
+        return f"{self._prefix}:cancels:{worker}"
+
     def channel(self, name: str) -> str:
         """Return the channel on which the client of this name receives wake-ups for its claims."""
         return f"{self._prefix}:wake:{name}"

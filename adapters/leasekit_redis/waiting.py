@@ -17,6 +17,7 @@ from leasekit_redis.client import Link, PubSub
 logger = logging.getLogger("leasekit")
 
 _PATIENCE = 2.0  # seconds that Redis has to confirm a subscription; then a claim goes on without it
+_MOST = 1000  # names that a waiter keeps
 _QUIET = 20.0  # seconds of silence after which Redis is asked whether it is still there
 _PAUSE = 0.5  # seconds, roughly, until a broken subscription is tried again
 
@@ -30,7 +31,8 @@ class Waiter:
 
     def wake(self, key: str) -> None:
         """Wake the claim because a task may be ready at the kind of this key; an empty one stands for any kind."""
-        self._told.add(key)
+        if len(self._told) < _MOST:
+            self._told.add(key)
         self._event.set()
 
     async def wait(self, seconds: float) -> set[str]:
@@ -46,9 +48,11 @@ class Waiter:
 class Wakes:
     """The waiting claims of one client. `pass_on(key)` is called when a message came for a claim that has ended."""
 
-    def __init__(self, link: Link, channel: str, pass_on: Callable[[str], None]) -> None:
+    def __init__(self, link: Link, channel: str, cancels: str, pass_on: Callable[[str], None]) -> None:
         self._link = link
         self._channel = channel
+        self._cancels = cancels  # the channel on which this worker hears of requested cancels …
+        self._cancelled = Waiter()  # … and what waits for their ids
         self._pass_on = pass_on
         self._waiters: dict[str, set[Waiter]] = {}
         self._listening: asyncio.Task[None] | None = None
@@ -77,6 +81,11 @@ class Wakes:
             async with asyncio.timeout(_PATIENCE):
                 await self._subscribed.wait()
 
+    async def cancels(self, wait: float) -> list[str]:
+        """Return the tasks whose cancel was requested since the last call; wait up to `wait` seconds for the first."""
+        await self.subscribe()
+        return list(await self._cancelled.wait(wait))
+
     async def aclose(self) -> None:
         listening, self._listening = self._listening, None
         if listening is not None:
@@ -95,7 +104,7 @@ class Wakes:
             await asyncio.sleep(_PAUSE * (0.5 + random.random()))  # noqa: S311 - not in step with others
 
     async def _hear(self, pubsub: PubSub) -> None:
-        await pubsub.subscribe(self._channel)
+        await pubsub.subscribe(self._cancels, self._channel)  # confirmed in this order
         is_asked = False
         while True:
             patience = _PATIENCE if is_asked else _QUIET
@@ -107,11 +116,12 @@ class Wakes:
                 is_asked = True
                 continue
             is_asked = False
-            if message["type"] == "subscribe":
+            if message["type"] == "subscribe" and message["channel"].decode() == self._channel:
                 self._subscribed.set()
                 self._wake_all()  # messages that were published before the subscription are lost
             elif message["type"] == "message":
-                self._wake(message["data"].decode())
+                is_cancel = message["channel"].decode() == self._cancels
+                (self._cancelled.wake if is_cancel else self._wake)(message["data"].decode())
 
     def _wake(self, message: str) -> None:
         claim_id, _, key = message.partition("/")

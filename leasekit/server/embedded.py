@@ -84,6 +84,9 @@ class DirectBackend:
         ids = checked(wire.CancelRequest, {"ids": task_ids}).ids
         return await (await self._engine()).cancel(ids)
 
+    async def cancels(self, *, wait: float) -> list[str]:
+        return await (await self._engine()).cancels(worker=self.worker, wait=wait)
+
     async def redrive(self, task_ids: Sequence[str] = (), *, rate: int | None = None, **options: Any) -> Redriven:
         request = checked(wire.RedriveRequest, {"ids": task_ids, "worker": self.worker, **options})
         return await (await self._engine()).redrive(request)

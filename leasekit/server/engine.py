@@ -21,6 +21,7 @@ from leasekit.server.daemon_threads import DaemonThreads
 from leasekit.server.http.events import Feed
 from leasekit.server.long_poll import LongPolls
 from leasekit.server.roles import backlog, claims, consumer, frontend, hsc, redrive
+from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.store import Filter, Space, Store, View
 from leasekit.server.sweeper import SWEEPING, Sweeper
 from leasekit.server.unit_of_work import TaskEvent, UnitOfWork
@@ -99,6 +100,7 @@ class Engine:
         self._reads = 0
         self._seen: dict[str, float] = {}  # worker → when it was last heard of
         self._claimed_kinds = claims.ClaimedKinds()
+        self._cancel_hints = CancelHints()
         self.sweeper = Sweeper(self._read, self._commit, self._clock, keep=store.retention)
         self.purge, self.vacuum = self.sweeper.purge, self.sweeper.vacuum
         self._consumer: asyncio.Task[None] | None = None
@@ -124,6 +126,7 @@ class Engine:
                     await task
         self._consumer = self._sweeping = None
         self._long_polls.close()
+        self._cancel_hints.end()
         self.feed.close()
         self._readers.shutdown()
         await self.commit.stop()
@@ -140,7 +143,12 @@ class Engine:
         return answer
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict]:
-        return await self._write(_CANCEL, ids)
+        return self._cancel_hints.tell(await self._write(_CANCEL, ids))
+
+    async def cancels(self, *, worker: str, wait: float) -> list[str]:
+        """Return the tasks of a worker whose cancel was requested since its last call; wait for the first of them."""
+        self._hear_of(worker)
+        return await self._cancel_hints.wait(worker, wait)
 
     async def redrive(self, request: RedriveRequest) -> Redriven:
         """Begin a new life of dead tasks: these, or a page of those that match. Refused while the disk is full."""
@@ -166,6 +174,7 @@ class Engine:
     def end_waits(self) -> None:
         """Answer waiting claims now, later ones at once, and grant these nothing: the server is about to stop."""
         self._long_polls.end()
+        self._cancel_hints.end()
 
     async def heartbeat(self, worker: str, beats: Sequence[Beat]) -> list[Verdict]:
         """Renew leases: `renewed`, `gone` or `throttled` for each, in order.
@@ -328,6 +337,7 @@ class Engine:
         for worker in [worker for worker, at in self._seen.items() if at < since]:
             del self._seen[worker]
             self._claimed_kinds.forget(worker)
+            self._cancel_hints.forget(worker)
             self._tell_of(worker, "left")
 
     def _worker(self, name: str, running: int) -> WorkerInfo:

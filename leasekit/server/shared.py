@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, Protocol, cast
 
 from leasekit._forwarding import ForwardingScheduler
-from leasekit.backend import Backend, Purger, Redriver, Scheduler, WorkerDirectory
+from leasekit.backend import Backend, CancelSource, Purger, Redriver, Scheduler, WorkerDirectory
 from leasekit.errors import BackendError, ConfigError, StoreLocked, Unavailable
 from leasekit.registry import needs_extra, open_backend
 from leasekit.server.embedded import DirectBackend, EmbeddedBackend
@@ -34,7 +34,7 @@ logger = logging.getLogger("leasekit.server")
 _AGAIN = 1.0  # seconds until a server that could not start is started again
 
 
-class _Service(Backend, Scheduler, WorkerDirectory, Redriver, Purger, Protocol):
+class _Service(Backend, Scheduler, CancelSource, WorkerDirectory, Redriver, Purger, Protocol):
     pass
 
 
@@ -56,6 +56,10 @@ class SharedBackend(ForwardingScheduler):
 
     async def workers(self) -> list[WorkerInfo]:
         return cast("list[WorkerInfo]", await self._call("workers"))
+
+    async def cancels(self, *, wait: float) -> list[str]:
+        """Wait for cancel requests: see `CancelSource`."""
+        return cast("list[str]", await self._call("cancels", wait=wait))
 
     async def purge(self, **options: Any) -> Purged:
         """Remove ended tasks, one step: see `Purger`."""

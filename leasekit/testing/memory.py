@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from leasekit.errors import ConfigError
 from leasekit.server.embedded import DirectBackend, plain, plain_info
 from leasekit.server.roles import claims, consumer, frontend, hsc, redrive, retention
+from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.store import RETENTION, Filter, View
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.unit_of_work import UnitOfWork
@@ -98,6 +99,7 @@ class MemoryService:
         self._numbers = itertools.count()
         self._seen: dict[str, float] = {}  # worker → when it last called
         self._claimed_kinds = claims.ClaimedKinds()
+        self._cancel_hints = CancelHints()
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Accept tasks: one answer for each, in order."""
@@ -109,7 +111,12 @@ class MemoryService:
     async def cancel(self, ids: Sequence[str]) -> list[Verdict]:
         """Cancel tasks: one verdict for each, in order."""
         with self._turn() as turn:
-            return frontend.cancel(turn, ids)
+            verdicts = frontend.cancel(turn, ids)
+        return self._cancel_hints.tell(verdicts)
+
+    async def cancels(self, *, worker: str, wait: float) -> list[str]:
+        """Return the tasks of a worker whose cancel was requested since its last call; wait for the first of them."""
+        return await self._cancel_hints.wait(worker, wait)
 
     async def redrive(self, request: RedriveRequest) -> Redriven:
         """Begin a new life of dead tasks: these, or a page of those that match."""

@@ -70,6 +70,7 @@ from leasekit import backend as seam
 from leasekit.backend import (
     Backend,
     Beat,
+    CancelSource,
     Capabilities,
     Claimed,
     Outcome,
@@ -348,6 +349,7 @@ def test_backends() -> None:
     scheduler: Scheduler = MemoryBackend(MemoryService(), worker="w")
     sink: TaskSink = scheduler
     assert isinstance(sink, WorkerDirectory)
+    assert isinstance(sink, CancelSource)
     purger: Purger = MemoryBackend(MemoryService(), worker="w")
     assert isinstance(sink, Purger)
     assert isinstance(sink, Redriver)

@@ -1,5 +1,5 @@
 -- Cancel tasks: a waiting task at once, a running task by a request that its holder gets with its next heartbeat.
--- Takes {ids, [clock]}, gives {words, ending}: for each task the verdict (cancelled, cancel_requested,
+-- Takes {ids, channels, [clock]} (`channels` begins the names of the channels on which holders hear of it), gives {words, ending}: for each task the verdict (cancelled, cancel_requested,
 -- or why it is gone); and the ids of the cancelled tasks that other tasks wait for.
 
 outrank_full_memory()
@@ -24,6 +24,7 @@ local function cancel(id)
       lease.cancel_requested = true
       put(WORKING, id, lease)
     end
+    redis.call('PUBLISH', ARGUMENT.channels .. lease.worker, id)
     return 'cancel_requested'
   end
   if s.status == 'cancelled' then

@@ -29,15 +29,20 @@ from leasekit._driver.keeping.renewal import Renewal
 from leasekit._driver.reporting import encoding
 from leasekit._driver.reporting.ledger import Ledger
 from leasekit._driver.reporting.outbox import Delivery, Outbox
-from leasekit.backend import Backend, Scheduler
+from leasekit._driver.retrying import call_once
+from leasekit._driver.thread import spawn
+from leasekit.backend import Backend, CancelSource, Scheduler
 from leasekit.config import Heartbeats
-from leasekit.errors import Cancelled, ConfigError, Refused
+from leasekit.errors import BackendError, Cancelled, ConfigError, Refused
 from leasekit.hooks import Hooks
 from leasekit.task import Claimed, Settlement, Task, Verdict
 
 logger = logging.getLogger("leasekit")
 
 _SETTLE_TIMEOUT = 10.0
+_CANCELS_WAIT = 20.0  # seconds for which one call waits for cancel requests …
+_CANCELS_PAUSE = 1.0  # … until the next call; hints that come meanwhile are kept …
+_CANCELS_RETRY = 10.0  # … and after a call that failed
 
 
 class Keeper:
@@ -72,6 +77,8 @@ class Keeper:
             HeldLease, clock=clock, watchdog=watchdog, expired=self._tell_expired, on_news=self._hear_news
         )
         self._overloaded = False
+        self._cancel_source = backend if isinstance(backend, CancelSource) else None
+        self._hearing: set[asyncio.Task[None]] = set()  # of cancel requests, while leases are held
         self._escalation = Escalation(last_resort)
         self._idle_watch = IdleWatch()
         context = Context(backend, clock=clock, hooks=hooks, chance=chance, watchdog=watchdog)
@@ -165,6 +172,22 @@ class Keeper:
     def start_renewing(self, held: HeldLease) -> None:
         self._renewal.add(held)
         self._check_capacity()
+        if self._cancel_source is not None and not self._hearing:
+            spawn(self._hear_cancels(self._cancel_source), self._hearing)
+
+    async def _hear_cancels(self, source: CancelSource) -> None:
+        """Have an early heartbeat leave for each task whose cancel is requested: its answer brings the request."""
+        while self._leases:
+            pause, ids = _CANCELS_PAUSE, set[str]()
+            try:
+                call = partial(source.cancels, wait=_CANCELS_WAIT)
+                ids.update(await call_once(call, within=_CANCELS_WAIT + _SETTLE_TIMEOUT))
+            except BackendError:  # the next regular heartbeats tell of cancel requests too
+                pause = _CANCELS_RETRY
+            for held in self.held if ids else ():
+                if held.task.id in ids and held.term.place is not None and held.stop is None and not held.settling:
+                    self._renewal.hasten(held)
+            await asyncio.sleep(pause)
 
     def _check_capacity(self) -> None:
         """Tell hooks and recorder if more leases are held than a cycle can renew; the recorder also when that ends."""
@@ -382,6 +405,9 @@ class Keeper:
             await self._claims.aclose()
             await self.outbox.aclose()
             await self._renewal.aclose()
+            for hearing in list(self._hearing):
+                hearing.cancel()
+            await asyncio.gather(*self._hearing, return_exceptions=True)
         finally:
             self._watchdog.close()  # handlers that still run stay guarded
             await self._backend.aclose()

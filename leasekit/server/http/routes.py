@@ -15,12 +15,13 @@ from leasekit.server.http.operations import Operation, get, post
 from leasekit.server.http.problems import UnknownTask
 from leasekit.server.http.request import ApiRequest
 from leasekit.server.http.sending import ClaimResponse
-from leasekit.task import Name, Page, Purged, Redriven, Status, TaskInfo, Vacuumed, WorkerInfo
+from leasekit.task import Name, Page, Purged, Redriven, Status, TaskInfo, Vacuumed, Verdict, WorkerInfo
 from leasekit.wire import (
     MAX_BATCH,
     MAX_WAIT,
     BeatsRequest,
     CancelRequest,
+    CancelsRequest,
     ClaimAnswer,
     ClaimRequest,
     PurgeRequest,
@@ -135,6 +136,13 @@ async def list_tasks(request: ApiRequest, data: TaskFilters) -> Page:
 async def cancel(request: ApiRequest, data: CancelRequest) -> VerdictsAnswer:
     """Cancel: `cancelled` if a task waits, `cancel_requested` if it runs, `gone` if it has ended or is unknown."""
     return VerdictsAnswer(verdicts=await request.parts.engine.cancel(data.ids))
+
+
+@post("/v1/cancels", _WRITES)
+async def cancels(request: ApiRequest, data: CancelsRequest) -> VerdictsAnswer:
+    """Wait for a cancel request of a task that the worker holds: a hint to send its next heartbeat now."""
+    ids = await request.parts.engine.cancels(worker=data.worker, wait=min(data.wait, MAX_WAIT))
+    return VerdictsAnswer(verdicts=[Verdict(id=task_id, verdict="cancel_requested") for task_id in ids])
 
 
 @post("/v1/tasks/redrive", _WRITES)
@@ -252,7 +260,7 @@ async def readyz(request: ApiRequest) -> HealthAnswer:
 
 
 OPERATIONS: Sequence[Operation] = (
-    schedule, list_tasks, cancel, redrive, purge, get_task, claim, heartbeat, results, stats, workers, vacuum, events,
-    prometheus, healthz, readyz,
+    schedule, list_tasks, cancel, cancels, redrive, purge, get_task, claim, heartbeat, results, stats, workers, vacuum,
+    events, prometheus, healthz, readyz,
 )  # fmt: skip
 """All but that for the OpenAPI document itself, which lists these."""

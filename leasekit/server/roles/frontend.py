@@ -162,24 +162,27 @@ def _canonical_digest(payload: bytes) -> bytes:
     return blake2b(msgspec.json.encode(msgspec.json.decode(payload), order="sorted"), digest_size=16).digest()
 
 
-def cancel(turn: UnitOfWork, ids: Sequence[str]) -> list[Verdict]:
-    """Cancel tasks: end waiting tasks at once, and request the cancel of running ones from their holders."""
+def cancel(turn: UnitOfWork, ids: Sequence[str]) -> list[tuple[Verdict, str | None]]:
+    """Cancel tasks: end waiting tasks at once, and request the cancel of running ones from their holders.
+
+    Each verdict comes with the worker that holds the task, if its cancel was requested now.
+    """
     rows = turn.tx.triggers(set(ids))
     changed: dict[str, Trigger] = {}
     # A lease that has ended has no holder to request the cancel from.
     over = [row for row in rows.values() if has_lapsed(row, turn.instant)]
     for row in lapse(turn, over):
         rows[row.id] = changed[row.id] = row
-    verdicts: list[Verdict] = []
+    verdicts: list[tuple[Verdict, str | None]] = []
     for task_id in ids:
         if task_id not in rows:
-            verdicts.append(Verdict(id=task_id, verdict="gone", reason="unknown"))
+            verdicts.append((Verdict(id=task_id, verdict="gone", reason="unknown"), None))
             continue
         after = cancelled(rows[task_id], now=turn.now)
         if after is not rows[task_id]:
             rows[task_id] = changed[task_id] = after
             turn.tell("cancelled" if after.status is Status.CANCELLED else "cancel_requested", after)
-        verdicts.append(_cancel_verdict(after))
+        verdicts.append((_cancel_verdict(after), after.owner if after.cancel_requested else None))
     turn.tx.save(list(changed.values()))
     return verdicts
 

@@ -1,9 +1,11 @@
 """Tests of cancels: a waiting task does not run, and the holder of a running task is told."""
 
+import anyio
 import pytest
 
+from leasekit.backend import CancelSource
 from leasekit.task import Beat, FixedDelays, NewTask, Outcome, Status
-from leasekit.testing.contract.base import SchedulerBase, Service, is_gone
+from leasekit.testing.contract.base import WAIT, SchedulerBase, Service, is_gone
 
 
 class Cancelling(SchedulerBase):
@@ -43,6 +45,25 @@ class Cancelling(SchedulerBase):
         for run in (buffered, task) if backend.capabilities.cancel_requests else ():
             assert (await self.settle(backend, run, "cancelled")).verdict == "settled"
             assert (await self.info(backend, run.id)).status is Status.CANCELLED
+
+    async def test_the_holder_hears_of_a_cancel_request_before_its_next_heartbeat(
+        self, backend: Service, kind: str
+    ) -> None:
+        if isinstance(backend, CancelSource):
+            task, heard = await self.held(backend, kind), list[str]()
+            assert await backend.cancels(wait=0) == []
+            async with anyio.create_task_group() as group:
+
+                async def hear() -> None:
+                    heard.extend(await backend.cancels(wait=WAIT))
+
+                group.start_soon(hear)
+                await anyio.wait_all_tasks_blocked()
+                await backend.cancel([task.id])
+            assert heard == [task.id]
+            other = await self.held(backend, kind)
+            await backend.cancel([other.id])  # while nothing waits
+            assert await backend.cancels(wait=WAIT) == [other.id]
 
     @pytest.mark.parametrize("outcome", ["retry", "release", "crash"])
     async def test_a_cancelled_task_does_not_run_again(self, backend: Service, kind: str, outcome: Outcome) -> None:

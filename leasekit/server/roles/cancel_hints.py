@@ -1,0 +1,77 @@
+"""Cancel hints: the ids of running tasks whose cancel was requested, for holders that wait to hear of it.
+
+A hint only makes the holder send its next heartbeat early: the answer to that has the request. So hints may be lost.
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from leasekit.task import Verdict
+
+_MOST = 1000  # ids that are kept for a worker between two of its calls
+
+
+def _resolve(answer: "asyncio.Future[list[str]]", ids: list[str]) -> None:
+    if not answer.done():
+        answer.set_result(ids)
+
+
+class CancelHints:
+    """The hints for the workers that have ever waited. Any thread and any event loop may call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[str, list[str]] = {}  # worker → the hints that came between its calls
+        self._waiting: dict[str, list[asyncio.Future[list[str]]]] = {}  # worker → its calls
+        self._has_ended = False
+
+    def tell(self, cancelled: Iterable[tuple[Verdict, str | None]]) -> list[Verdict]:
+        """Take the verdicts of a cancel, each with the holder that must hear of it; return the verdicts alone."""
+        verdicts: list[Verdict] = []
+        holders: dict[str, list[str]] = {}
+        for verdict, holder in cancelled:
+            verdicts.append(verdict)
+            if holder is not None:
+                holders.setdefault(holder, []).append(verdict.id)
+        for holder, ids in holders.items():
+            with self._lock:
+                waiting, kept = self._waiting.pop(holder, None), self._kept.get(holder)
+                if waiting is None and kept is not None:
+                    kept += ids[: _MOST - len(kept)]
+            self._answer(waiting or (), ids)
+        return verdicts
+
+    async def wait(self, worker: str, seconds: float) -> list[str]:
+        """Return the hints for `worker` since its last call; wait up to `seconds` for the first."""
+        answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            kept = self._kept.setdefault(worker, [])
+            if kept or self._has_ended:
+                self._kept[worker] = []
+                return kept
+            self._waiting.setdefault(worker, []).append(answer)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                return await answer
+        with self._lock, suppress(KeyError, ValueError):
+            self._waiting[worker].remove(answer)
+        return []
+
+    def forget(self, worker: str) -> None:
+        with self._lock:
+            self._kept.pop(worker, None)
+
+    def end(self) -> None:
+        """Answer all calls that wait now, and later ones at once."""
+        with self._lock:
+            self._has_ended = True
+            waiting, self._waiting = self._waiting, {}
+        for answers in waiting.values():
+            self._answer(answers, [])
+
+    def _answer(self, waiting: Sequence["asyncio.Future[list[str]]"], ids: list[str]) -> None:
+        for answer in waiting:
+            with suppress(RuntimeError):  # its loop is closed
+                answer.get_loop().call_soon_threadsafe(_resolve, answer, ids)

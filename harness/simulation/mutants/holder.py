@@ -194,6 +194,13 @@ HOLDER: Mapping[str, Mutant] = {
         Edit("_driver.keeping.renewal:Renewal._limit", "self._limited[held] = None", "pass"),
         by=Histories("endless", ["L5"]),
     ),
+    "cancel-hint-ignored": Mutant(
+        "A hint of a cancel request brings no heartbeat.",
+        Edit("_driver.keeping.keeper:Keeper._hear_cancels", "self._renewal.hasten(held)", "pass"),
+        test="tests/test_lease.py"
+        "::test_code_that_reports_nothing_hears_of_a_cancel_without_waiting_for_its_next_heartbeat",
+        why_test="the next regular heartbeat tells of the request too, and no rule says how soon it must come",
+    ),
     # Claims and reports ---------------------------------------------------------------------------------------------
     "claim-retry-under-a-new-id": Mutant(
         "The repeat of a claim whose answer was lost has a new id.",

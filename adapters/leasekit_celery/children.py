@@ -29,7 +29,7 @@ import msgspec
 from billiard.common import REMAP_SIGTERM
 from billiard.einfo import ExceptionInfo
 from billiard.process import current_process
-from celery.exceptions import Reject, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import Ignore, Reject, TaskPredicate, TimeLimitExceeded, WorkerLostError
 from celery.worker import state
 from celery.worker.request import Request
 
@@ -37,6 +37,7 @@ import leasekit
 from leasekit import Client, Lease, LeasekitError, Task
 from leasekit.backend import Backend
 from leasekit.hooks import Event, Lost, Renewed
+from leasekit.named import kind_of
 from leasekit.registry import open_backend
 from leasekit.task import Settlement
 from leasekit_celery.task_lease import TaskLease, attempt_number, lease_name
@@ -45,8 +46,9 @@ logger = logging.getLogger("leasekit.celery")
 
 _MANY = 1024  # pool processes that have a note
 _SIZE = 1024  # bytes of a note
-_HEAD = struct.Struct("=dH")  # when the lease is lost; the length of the rest
+_HEAD = struct.Struct("=dH?")  # when the lease is lost; the length of the rest; whether the run has ended
 _MOMENT = struct.Struct("=d")
+_AT_END = struct.calcsize("=dH")
 _TOLD = 0.0  # this moment: the lease was lost, and the pool process has said why
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the kernel's timer counts by it
 REVOKED = "leasekit_revoked"  # in a request: why the task is revoked, unless a run of it is alive or has ended
@@ -81,14 +83,19 @@ class Notes:
         data = msgspec.json.encode(_Note(os.getpid(), task.id, task.token, task.ttl))
         if (at := self._own()) is not None and len(data) <= _SIZE - _HEAD.size:
             self._memory[at + _HEAD.size : at + _HEAD.size + len(data)] = data
-            _HEAD.pack_into(self._memory, at, _lost_at(held), len(data))
+            _HEAD.pack_into(self._memory, at, _lost_at(held), len(data), 0)
             self._held = held
 
     def clear(self) -> None:
         """Remove the note of this pool process: its lease has ended."""
         self._held = None
         if (at := self._own()) is not None:
-            _HEAD.pack_into(self._memory, at, _TOLD, 0)
+            _HEAD.pack_into(self._memory, at, _TOLD, 0, 0)
+
+    def note_end(self) -> None:
+        """Note that the run has ended: Celery has done all that follows, and only the lease is still to be settled."""
+        if self._held is not None and (at := self._own()) is not None:
+            self._memory[at + _AT_END] = True
 
     def hear(self, event: Event) -> None:
         """Note when the lease of this pool process is lost: a hook of its client."""
@@ -100,14 +107,14 @@ class Notes:
         elif isinstance(event, Lost) and event.token == held.task.token:
             _MOMENT.pack_into(self._memory, at, _TOLD)
 
-    def find(self, pid: int | None, task_id: str) -> tuple[_Note, float] | None:
-        """Return what a pool process has noted of the lease of this task, and when that is lost."""
+    def find(self, pid: int | None, task_id: str) -> tuple[_Note, float, bool] | None:
+        """Return what a pool process has noted of this task's lease, when that is lost, and if the run has ended."""
         for at in range(0, _MANY * _SIZE, _SIZE):
-            lost_at, length = _HEAD.unpack_from(self._memory, at)
+            lost_at, length, has_ended = _HEAD.unpack_from(self._memory, at)
             if length:
                 note = msgspec.json.decode(self._memory[at + _HEAD.size : at + _HEAD.size + length], type=_Note)
                 if (note.pid, note.task_id) == (pid, task_id):
-                    return note, lost_at
+                    return note, lost_at, has_ended
         return None
 
     def _own(self) -> int | None:
@@ -154,6 +161,7 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
 
     _note: _Note | None = None  # of the pool process whose end Celery deals with just now
     _has_given_back = False  # that pool process: SIGTERM has ended it, and its lease with it
+    _has_ended = False  # the run whose time limit is over: its result is stored, what follows is sent
     _is_retried = False  # Celery sends a retry of the killed run
     _ended_by = ""  # what has ended that pool process
 
@@ -179,26 +187,31 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
             theirs.terminate(pool, signal)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 - Celery's signature
-        """Deal with a time limit as Celery does, unless the task still waits for its lease: see `on_failure`."""
-        if soft or not self._waits_for_lease():
+        """Deal with a time limit as Celery does, unless the task has no lease yet, or has ended: see `on_failure`."""
+        if soft or not (self._has_ended or self._waits_for_lease()):
             super().on_timeout(soft, timeout)
 
     def on_failure(self, exc_info: Any, *, return_ok: bool = False, **options: Any) -> Any:
         """Deal with a failure as Celery does, and end the lease in the same way if its pool process cannot."""
         if not return_ok and notes is not None:  # else the pool process has reported the failure, and ended its lease
-            self._note, lost_at = self._find_note() or (None, math.inf)
+            self._note, lost_at, has_ended = self._find_note() or (None, math.inf, False)
             error = getattr(exc_info.exception, "exc", exc_info.exception)  # it may be wrapped
             self._ended_by = repr(error)
             if isinstance(error, TimeLimitExceeded) and self._waits_for_lease():
                 logger.warning("task %s is delivered again: its time limit was over before it had a lease", self.id)
-                exc_info = _rejection("it has no lease")
+                exc_info = _as_raised(Reject("it has no lease", requeue=True))
+            elif isinstance(error, TimeLimitExceeded) and has_ended:
+                what = "has ended, and its time limit was over before its lease was settled: it may run again"
+                logger.warning("task %s %s", self.id, what)
+                self._has_ended = True
+                exc_info = _as_raised(Ignore())
             self._is_dead = not isinstance(error, TimeLimitExceeded)  # at a time limit it is killed just after this
             if isinstance(error, WorkerLostError) and (why := self._explain_loss(lost_at)) is not None:
                 what = "is delivered again" if self.task.acks_late else "has failed"
                 logger.warning("task %s %s: %s", self.id, what, why)
                 self._note = None  # the lease is no longer this worker's
                 if self.task.acks_late:
-                    exc_info = _rejection("its lease was lost")
+                    exc_info = _as_raised(Reject("its lease was lost", requeue=True))
             elif isinstance(error, WorkerLostError):
                 self._has_given_back = self._note is None and self.task.leased
         try:
@@ -216,9 +229,9 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
         """Return whether the task has not begun, for lack of a lease, and its message can be delivered again."""
         return notes is not None and self.task.leased and self.task.acks_late and self._find_note() is None
 
-    def _find_note(self) -> tuple[_Note, float] | None:
+    def _find_note(self) -> tuple[_Note, float, bool] | None:
         assert notes is not None  # noqa: S101 - callers look
-        return notes.find(self.worker_pid or 0, f"once:{lease_name(self.id)}")
+        return notes.find(self.worker_pid or 0, kind_of(lease_name(self.id), "once:"))
 
     def _explain_loss(self, lost_at: float) -> str | None:
         """Return why the pool process was ended, if the lease was lost by then; else None."""
@@ -319,9 +332,9 @@ def _report_crash(leases: Client, note: _Note, why: str) -> None:
         asyncio.run(settle(open_backend(leases.url, worker=leases.worker)))
 
 
-def _rejection(why: str) -> ExceptionInfo:
-    """Return what Celery is told when a task rejects its message: it is delivered again."""
+def _as_raised(error: TaskPredicate) -> ExceptionInfo:
+    """Return what Celery is told when a task raises this."""
     try:
-        raise Reject(why, requeue=True)
-    except Reject:
+        raise error
+    except TaskPredicate:
         return ExceptionInfo()

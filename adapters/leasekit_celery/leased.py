@@ -1,7 +1,7 @@
 """The base class of an app's tasks: a task that a worker runs has a lease, a task that is called directly has none.
 
     message ── lease ── task body ──┬── returns, or fails for good ── Celery stores and sends the rest ── settled
-                                    └── must run again, or rejects its message ── released at once
+                                    └── must run again, or gives its message back ── released at once
 
 The run is settled after Celery has stored its result: settled before, the result would be lost if the worker died in
 between. A worker may die between the settlement and the acknowledgement of the message: then the message is delivered
@@ -59,9 +59,9 @@ _LATEST = 60.0  # … up to this
 _HANDED_ON = 5.0  # seconds to wait for a lease: a retry may arrive before the run that sent it has released it
 _RUN = "leasekit_run"  # attribute of a request: its `_Run`
 _ASKED = "leasekit_asked"  # attribute of a request: its lease was asked for
-_HAS_SUCCESSOR = "leasekit_has_successor"  # attribute of a request: its run has sent a retry, or its replacement
+# Attribute of a request whose run has sent a retry, or its replacement: whether that carries a higher number.
+_HAS_SUCCESSOR = "leasekit_has_successor"
 _SHOWN = ("argsrepr", "kwargsrepr")  # arguments as logs show them, if the sender has set them
-_NOT_OURS_TO_JUDGE = (Retry, Reject, Ignore, LeaseLost)  # the message comes again, or the task itself dismisses it
 
 
 def install(
@@ -152,8 +152,8 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         try:
             return super().replace(sig)
         except Ignore:
-            if sig.subtask_type is None:  # the body of a chord does not carry the number of replacements
-                setattr(self.request, _HAS_SUCCESSOR, True)
+            # The body of a chord does not carry the number of replacements.
+            setattr(self.request, _HAS_SUCCESSOR, sig.subtask_type is None)
             raise
 
     def _run_held(self, request: Any, args: Any, kwargs: Any) -> Any:
@@ -167,8 +167,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             current.set(run.lease)
             result = body(*args, **kwargs)
         except BaseException as error:
-            has_ended = isinstance(error, Exception) and not isinstance(error, _NOT_OURS_TO_JUDGE)
-            if held.lost or not (children.is_for_main(error) or (has_ended and _acks_failure(self))):
+            if held.lost or not (children.is_for_main(error) or _is_end(self, error)):
                 if isinstance(error, (Retry, Ignore)):
                     self._note_end(request)
                 _leave_lease(request, error)
@@ -234,7 +233,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
 
     def _note_end(self, request: Any) -> None:
         """Record that this run has ended if another follows it: the record is sent with the lease's release."""
-        if hasattr(request, _HAS_SUCCESSOR):
+        if getattr(request, _HAS_SUCCESSOR, False):
             with suppress(LeasekitError):  # a lost lease raises when it is left
                 getattr(request, _RUN).lease.note_end(str(self.name), attempt_number(request))
 
@@ -309,6 +308,15 @@ def _acks_failure(task: Any) -> bool:
     return bool(getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout))  # Celery 5.7 has an option for each
 
 
+def _is_end(task: Any, error: BaseException) -> bool:
+    """Return whether a task that raises this has ended: its message does not come again, and nothing goes on for it."""
+    if isinstance(error, Reject):
+        return not error.requeue
+    if isinstance(error, Ignore):  # the task dismisses its message; `replace` raises it too
+        return not hasattr(task.request, _HAS_SUCCESSOR)
+    return isinstance(error, Exception) and not isinstance(error, (Retry, LeaseLost)) and _acks_failure(task)
+
+
 class _Run:
     """The run of a request under its lease."""
 
@@ -352,8 +360,12 @@ def _settle(task: Any, state: str | None, retval: Any, **_: Any) -> None:
     elif hasattr(request, _HAS_SUCCESSOR):  # `retry(throw=False)`: the task goes on, whatever this run returned
         task._note_end(request)
         error = Retry()
-    elif state != states.SUCCESS:
+    elif state == states.REJECTED:
+        error = Fatal(repr(retval))
+    elif state not in (states.SUCCESS, states.IGNORED):
         error = Fatal(repr(retval)) if _acks_failure(task) else Retry(exc=retval)
+    if children.notes is not None and (error is None or isinstance(error, Fatal)):
+        children.notes.note_end()
     try:
         _leave_lease(request, error)
     except LeaseLost as lost:
@@ -370,6 +382,8 @@ def _prepare_worker(sender: Any, **_: Any) -> None:
     task_class = sender.app.Task
     if not issubclass(task_class, LeasedTask):
         return
+    signals.task_postrun.disconnect(_settle)  # the last one again: handlers of the app's modules are before it
+    signals.task_postrun.connect(_settle)
     leases, pool = task_class.leases, cast("type", get_implementation(sender.pool_cls))
     try:
         leases.check_process()

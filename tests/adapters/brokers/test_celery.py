@@ -20,6 +20,7 @@ import pytest
 import leasekit
 import leasekit_celery
 from leasekit import ConfigError, HistoryEntry
+from leasekit.named import kind_of
 from tests.adapters.brokers.conftest import SERVICES_WITHOUT_NAMES, Leases
 from tests.waiting import eventually
 
@@ -66,6 +67,11 @@ def limited(self, seconds):
     say("begin", self)
     time.sleep(seconds)
     say("end", self)
+
+
+@app.task(shared=False, bind=True, acks_late=True, time_limit=2)
+def stops(self, process):
+    os.kill(process, signal.SIGSTOP)
 
 
 @app.task(shared=False, bind=True, acks_late=True, soft_time_limit=2)
@@ -238,16 +244,32 @@ def test_what_has_ended_is_acknowledged_without_running(shop: Shops, workers: Wo
         assert app.count("begin", sent) == begins
 
 
+@pytest.mark.parametrize("name", [None, "reports/ü"])
 def test_a_task_that_celery_ends_at_its_time_limit_has_failed_for_good(
-    shop: Shops, workers: Workers, tmp_path: Path
+    shop: Shops, workers: Workers, tmp_path: Path, name: str | None
 ) -> None:
     app = shop("limited")
     workers("limited")
-    task = app.send("limited", 60)
+    task = app.send("limited", 60, again=name and f"{name}-{uuid.uuid4()}")
     eventually(lambda: app.count("begin", task))
     app.send("limited", 60, again=task)  # as Redis does while the task runs: it is put off, and looked at again
     eventually(lambda: f"{task} was delivered again, and had ended" in (tmp_path / "limited.log").read_text())
     assert app.count("begin", task) == 1
+
+
+def test_a_time_limit_that_is_over_while_the_lease_is_settled_is_no_failure(
+    shop: Shops, workers: Workers, leases: Leases, tmp_path: Path
+) -> None:
+    app = shop("settling", ttl=600)
+    workers("settling")
+    try:
+        task = app.send("stops", leases.process.pid)
+        log = tmp_path / "settling.log"
+        eventually(lambda: f"task {task} has ended, and its time limit was over" in log.read_text())
+        eventually(lambda: "exited with 'signal" in log.read_text())
+    finally:
+        leases.process.send_signal(signal.SIGCONT)
+    assert "Hard time limit" not in log.read_text()
 
 
 def test_a_copy_that_expires_does_not_revoke_the_task_that_runs(shop: Shops, workers: Workers, tmp_path: Path) -> None:
@@ -305,16 +327,17 @@ def test_a_worker_says_that_a_task_goes_on_whose_process_ignores_the_signal_of_i
 
 def history(leases_url: str, task: str) -> list[HistoryEntry]:
     with leasekit.connect(leases_url) as client:
-        info = eventually(lambda: client.get(f"once:celery:{task}"))
+        info = eventually(lambda: client.get(kind_of(f"celery:{task}", "once:")))
     return list(info.history)
 
 
+@pytest.mark.parametrize("name", [None, "reports/ü"])
 def test_the_lease_of_a_killed_pool_process_does_not_keep_its_task_waiting_and_ends_as_a_crash(
-    shop: Shops, workers: Workers, leases_url: str
+    shop: Shops, workers: Workers, leases_url: str, name: str | None
 ) -> None:
     app = shop("struck", ttl=600)
     workers("struck")
-    task = app.send("killed", 0)
+    task = app.send("killed", 0, again=name and f"{name}-{uuid.uuid4()}")
     eventually(lambda: app.count("end", task))
     assert app.count("begin", task) == 2
     first = history(leases_url, task)[0]

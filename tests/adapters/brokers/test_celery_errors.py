@@ -449,17 +449,53 @@ def test_an_attempt_that_was_broken_off_runs_again_though_it_has_sent_a_retry(
     assert attempts.runs == [0, 0]
 
 
-def test_a_task_that_gives_itself_back_runs_again_under_the_same_number(traced: Traced) -> None:
+@pytest.mark.parametrize(("error", "times", "status"), [
+    (Reject("later", requeue=True), 2, "enqueued"),
+    (Reject("never"), 1, "fatal_failure"),
+    (Ignore(), 1, "success"),
+])  # fmt: skip
+def test_a_task_runs_again_if_it_gives_its_message_back_and_never_if_it_dismisses_it(
+    traced: Traced, error: Exception, times: int, status: str
+) -> None:
     runs: list[int] = []
 
-    @traced.app.task(shared=False, acks_late=True)  # type: ignore[untyped-decorator]
+    @traced.app.task(shared=False, acks_late=True, acks_on_failure_or_timeout=False)  # type: ignore[untyped-decorator]
     def later() -> None:
         runs.append(1)
-        raise Ignore
+        raise error
 
-    traced.deliver(later)
-    traced.deliver(later)
-    assert len(runs) == 2
+    for _ in range(2):
+        with suppress(Ignore):
+            traced.deliver(later)
+    assert (len(runs), traced.status) == (times, status)
+
+
+def test_a_task_that_is_replaced_by_several_leaves_its_lease_to_them(
+    traced: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Signature, "delay", lambda signature: signature)
+
+    @traced.app.task(shared=False, bind=True, acks_late=True)  # type: ignore[untyped-decorator]
+    def split(task: Any) -> None:
+        task.replace(celery.chain(traced.task.si(), traced.task.si()))
+
+    traced.deliver(split)
+    assert traced.status == "enqueued"
+
+
+def test_its_end_is_reported_after_the_handlers_that_were_there_before_the_worker(traced: Traced) -> None:
+    seen: list[str] = []
+
+    def look(**_: Any) -> None:
+        seen.append(traced.status)
+
+    signals.task_postrun.connect(look)
+    try:
+        leased._prepare_worker(SimpleNamespace(app=traced.app, pool_cls="solo"))
+        traced.deliver()
+    finally:
+        signals.task_postrun.disconnect(look)
+    assert (seen, traced.status) == (["processing"], "success")
 
 
 # Cancelled at the service of the leases

@@ -1,13 +1,15 @@
 """Check the arguments of `connect` and `Worker`, so that a wrong type is refused where it is given."""
 
 from collections.abc import Sequence
+from datetime import timedelta
+from difflib import get_close_matches
 from typing import Any, cast
 
 from leasekit.config import Heartbeats, check_number
 from leasekit.errors import ConfigError
 from leasekit.task import NewTask, Status, TaskOptions
 
-_DELAYS = frozenset({"countdown", "defer", "delay", "eta"})  # as other libraries name them
+_DELAYS = frozenset({"countdown", "defer", "eta"})  # as other libraries name them
 
 
 def check_arguments(*, service: object, heartbeats: object, hooks: object, retry_for: object = None) -> None:
@@ -41,21 +43,27 @@ def check_ids(task_ids: Sequence[object]) -> None:
 
 
 def new_task(kind: str, payload: Any, options: TaskOptions) -> NewTask:
-    """Return the task. Raises TypeError for an unknown option; one that other libraries delay tasks by gets a hint."""
-    if delays := _DELAYS & options.keys():
-        wrong = min(delays)
-        raise TypeError(f"{wrong!r} is no option of a task: write at=datetime.now(UTC) + timedelta(seconds=5)")
-    return NewTask(kind=kind, payload=payload, **options)
+    """Return the task. Raises TypeError for an unknown option, with a hint at the one that may be meant."""
+    if unknown := options.keys() - TaskOptions.__annotations__:
+        wrong = min(unknown)
+        meant = ["delay"] if wrong in _DELAYS else get_close_matches(wrong, TaskOptions.__annotations__, 1)
+        raise TypeError(f"{wrong!r} is no option of a task{''.join(f': did you mean {name!r}?' for name in meant)}")
+    fields: dict[str, Any] = {**options}
+    if isinstance(delay := fields.get("delay"), timedelta):
+        fields["delay"] = delay.total_seconds()
+    return NewTask(kind=kind, payload=payload, **fields)
 
 
-def check_retry(tasks: Sequence[NewTask]) -> None:
-    """Raise TypeError for the first task whose `retry` is a number."""
+def check_fields(tasks: Sequence[NewTask]) -> None:
+    """Raise TypeError for the first task whose `retry` is a number, or whose `delay` is not."""
     for task in tasks:
         if isinstance(cast("object", task.retry), int | float):
             raise TypeError(
                 f"retry says how long to wait between attempts, got {task.retry!r}: write max_attempts={task.retry!r}, "
                 "or retry=leasekit.FixedDelays(waits=[1, 10]) for waits of 1 and 10 seconds"
             )
+        if isinstance(delay := cast("object", task.delay), timedelta):
+            raise TypeError(f"the delay of a NewTask is in seconds: write delay={delay.total_seconds():g}")
 
 
 def checked_status(status: str | None) -> Status | None:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Self, TypedDict, TypeVar, Unpack
 import anyio
 from msgspec.structs import replace
 
-from leasekit._arguments import check_arguments, check_ids, check_retry, checked_status, new_task
+from leasekit._arguments import check_arguments, check_fields, check_ids, checked_status, new_task
 from leasekit._binding import bind
 from leasekit._driver.clock import BOOT_CLOCK, Clock
 from leasekit._driver.connection import Connection
@@ -255,13 +255,13 @@ class Client(Operating):
 
     def __schedule__(self, tasks: Sequence[NewTask], *, at_most: float | None = None) -> list[Scheduled]:
         """Schedule a batch, for leasekit's own parts; the call is repeated for no longer than `at_most` seconds."""
-        check_retry(tasks)
+        check_fields(tasks)
         with self.hooks.scheduling(_with_ids(tasks)) as identified:
             return self._call(partial(self._task_sink.schedule, identified), at_most=at_most)
 
     async def __aschedule__(self, tasks: Sequence[NewTask], *, at_most: float | None = None) -> list[Scheduled]:
         """Do what `__schedule__` does, from an event loop."""
-        check_retry(tasks)
+        check_fields(tasks)
         with self.hooks.scheduling(_with_ids(tasks)) as identified:
             return await self._acall(partial(self._task_sink.schedule, identified), at_most=at_most)
 

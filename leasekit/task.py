@@ -7,7 +7,7 @@ in batches (`gc=False`), because JSON has no cycles.
 
 import enum
 import random as _random
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
@@ -163,6 +163,8 @@ class NewTask(_Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     """0 is the most urgent."""
     at: Annotated[datetime, Meta(tz=True)] | None = None
     """The task does not start before this instant."""
+    delay: Seconds | None = None
+    """Instead of `at`: the task does not start before so many seconds have passed since the service accepted it."""
     after: Annotated[list[Name], Meta(max_length=100)] = []
     """Ids of tasks that must succeed before this task starts."""
     dedupe_key: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
@@ -186,6 +188,10 @@ class NewTask(_Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     traceparent: Annotated[str, Meta(max_length=128)] | None = None
     """The W3C trace context of the scheduling code."""
 
+    def __post_init__(self) -> None:
+        if self.delay is not None and self.at is not None:
+            raise ValueError("`at` and `delay` both say when the task may start: give one of them")
+
     @property
     def claim_ttl(self) -> float:
         """The ttl that a claim of this task grants: `claim_timeout`, or `heartbeat_timeout` if that is None."""
@@ -199,6 +205,7 @@ class TaskOptions(TypedDict, total=False):
     collection: str
     priority: int
     at: datetime
+    delay: float | timedelta
     after: list[str]
     dedupe_key: str
     dedupe_window: float

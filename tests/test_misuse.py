@@ -5,7 +5,7 @@ import os
 import pickle
 import typing
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -121,13 +121,36 @@ def test_a_page_has_a_whole_number_of_tasks(client: Client, limit: Any) -> None:
         client.list_tasks(limit=limit)
 
 
-@pytest.mark.parametrize("name", ["delay", "countdown", "eta"])
-def test_a_delay_as_other_libraries_have_it_gets_a_hint(client: Client, task: Task, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("countdown", r": did you mean 'delay'\?"),
+        ("eta", r": did you mean 'delay'\?"),
+        ("max_attempt", r": did you mean 'max_attempts'\?"),
+        ("colour", ""),
+    ],
+)
+def test_an_unknown_option_gets_a_hint(client: Client, task: Task, name: str, hint: str) -> None:
     options: Any = {name: 5}
-    with pytest.raises(TypeError, match=rf"'{name}' is no option of a task: write at=datetime.now"):
+    with pytest.raises(TypeError, match=f"^'{name}' is no option of a task{hint}$"):
         client.schedule("k", **options)
-    with leasekit.lease(task) as held, pytest.raises(TypeError, match="write at="):
+    with leasekit.lease(task) as held, pytest.raises(TypeError, match=f"'{name}' is no option of a task"):
         held.then("k", **options)
+
+
+def test_a_task_has_one_time_at_which_it_may_start(client: Client) -> None:
+    with pytest.raises(ValueError, match="`at` and `delay` both say when the task may start: give one of them"):
+        client.schedule("k", at=datetime.now(UTC), delay=5)
+
+
+def test_a_delay_may_be_a_timedelta(client: Client) -> None:
+    wait = timedelta(days=1)
+    now, later = (client.get(client.schedule("k", delay=delay).id) for delay in (0, wait))
+    assert now is not None
+    assert later is not None
+    assert timedelta() <= later.at - now.at - wait < timedelta(minutes=1)
+    with pytest.raises(TypeError, match="the delay of a NewTask is in seconds: write delay=86400"):
+        client.schedule_all([NewTask(kind="k", delay=wait)])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,7 @@ def _record(task: NewTaskItem, task_id: str) -> NewRecord:
         stored=json_text(stored),
         digest=_digest(task.payload),
         due=None if task.at is None else min(max(_ms(task.at.timestamp()), 0), _LATEST),
+        delay=None if task.delay is None else _ms(task.delay),
         priority=task.priority,
         collection=task.collection,
         dedupe=task.dedupe_key,

@@ -30,6 +30,7 @@ class NewRecord(Struct, omit_defaults=True):
     stored: str
     digest: str  # of the payload: the same id with another digest is a conflict
     due: int | None = None
+    delay: int | None = None  # instead of `due`: from when the task is accepted
     priority: int = 2
     collection: str | None = None
     dedupe: str | None = None

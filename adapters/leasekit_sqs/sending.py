@@ -63,11 +63,11 @@ def _complaints(task: NewTask, *, is_fifo: bool, now: datetime) -> list[tuple[st
         found.append(("dedupe_key", "a standard queue does not detect duplicates: use a FIFO queue"))
     elif (task.dedupe_key is not None or task.dedupe_window is not None) and task.dedupe_window != _WINDOW:
         found.append(("dedupe_window", f"a FIFO queue knows a key for {_WINDOW:.0f} s: set dedupe_window={_WINDOW:g}"))
-    delay = _delay(task, now)
+    delay, field = _delay(task, now), "at" if task.delay is None else "delay"
     if delay and is_fifo:
-        found.append(("at", "a FIFO queue cannot delay a single message"))
+        found.append((field, "a FIFO queue cannot delay a single message"))
     elif delay > _LONGEST_DELAY:
-        found.append(("at", f"SQS delays a message by {_LONGEST_DELAY} s at most: schedule it later"))
+        found.append((field, f"SQS delays a message by {_LONGEST_DELAY} s at most: schedule it later"))
     return found
 
 
@@ -101,4 +101,6 @@ def message(task: NewTask, task_id: str, *, item: int, is_fifo: bool, now: datet
 
 
 def _delay(task: NewTask, now: datetime) -> int:
-    return 0 if task.at is None else max(0, math.ceil((task.at.astimezone(UTC) - now).total_seconds()))
+    if task.at is None:
+        return math.ceil(task.delay or 0)
+    return max(0, math.ceil((task.at.astimezone(UTC) - now).total_seconds()))

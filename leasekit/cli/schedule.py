@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -60,7 +60,7 @@ def schedule(
     ] = None,
     delay: Annotated[
         float | None,
-        typer.Option("--in", min=0, max=3650 * 86400, help="Not before this number of seconds from now."),
+        typer.Option("--in", min=0, max=3650 * 86400, help="Not before so many seconds have passed."),
     ] = None,
     after: Annotated[
         list[str] | None,
@@ -88,11 +88,9 @@ def schedule(
         raise typer.BadParameter("--at and --in both say when: give one of them", param_hint="--in")
     if timeout is not None and not wait:
         raise typer.BadParameter("it limits --wait, which is not given", param_hint="--timeout")
-    if delay:
-        at = datetime.now(UTC) + timedelta(seconds=delay)
     given = {
         "id": task_id, "dedupe_key": dedupe_key, "collection": collection, "max_attempts": max_attempts, "at": at,
-        "after": after or None, "retry": FixedDelays(waits=retry_wait) if retry_wait else None,
+        "delay": delay, "after": after or None, "retry": FixedDelays(waits=retry_wait) if retry_wait else None,
     }  # fmt: skip
     chosen: TaskOptions = {"priority": priority}
     chosen.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]

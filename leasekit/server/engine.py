@@ -137,7 +137,7 @@ class Engine:
         if self.cramped is not None:
             raise Unavailable(self.cramped)
         with self.commit.together():  # one commit makes a task durable and grants it to a waiting claim
-            self._long_polls.expect(Counter(task.kind for task in tasks if task.at is None))
+            self._long_polls.expect(Counter(task.kind for task in tasks if task.at is None and not task.delay))
             scheduled = self.commit.begin(_SCHEDULE, tasks, size=sum(map(_work_of_task, tasks)))
         answer: list[Scheduled] = await scheduled
         return answer

@@ -215,7 +215,9 @@ class Histories(RuleBasedStateMachine):
             kind="k",
             id=task_id,
             priority=priority,
-            at=datetime.fromtimestamp(self.rig.now + later, UTC) if later else None,
+            # `at` and `delay` come to the same, by the one clock of a rig.
+            at=datetime.fromtimestamp(self.rig.now + later, UTC) if later and priority else None,
+            delay=later if later and not priority else None,
             claim_timeout=ttls[0],
             heartbeat_timeout=ttls[1],
             max_attempts=MAX_ATTEMPTS,

@@ -18,8 +18,9 @@ end
 
 local function add(new)
   local id, stored, window, is_name = new.id, new.stored, new.window, new.is_name
+  local due = new.due or now + (new.delay or 0)
   local s = new
-  s.id, s.stored, s.window, s.is_name = nil, nil, nil, nil
+  s.id, s.stored, s.window, s.is_name, s.delay = nil, nil, nil, nil, nil
   -- A name that was free for long is forgotten, and its fences must not go back, so they begin with the time: no name
   -- is leased a thousand times a second for as long as it exists.
   s.seq, s.fence, s.attempt = next_number(), is_name and now or 0, 0
@@ -30,10 +31,10 @@ local function add(new)
     s.awaited = true
   end
   if s.after then
-    s.due = s.due or now
+    s.due = due
     place(GATED, id, now + GRACE) -- in no lane, so that no claim finds the task
   else
-    wait_until(id, s, s.due or now)
+    wait_until(id, s, due)
   end
   put(STATE, id, s)
   if s.dedupe then

@@ -128,6 +128,7 @@ _CURSORS = {"RedriveRequest": r"^[0-9]{1,18}\Z", "PurgeRequest": r"^[0-9]{1,12}(
 def _with_examples(schemas: dict[str, Any]) -> dict[str, Any]:
     for name, example in EXAMPLES.items():
         schemas[name]["examples"] = [example]
+    schemas["NewTaskItem"]["anyOf"] = [{"properties": {name: {"type": "null"}}} for name in ("at", "delay")]  # not both
     schemas["SettlementItem"]["anyOf"] = _THEN
     schemas["RedriveRequest"]["oneOf"] = _SELECTIONS
     for name, pattern in _CURSORS.items():

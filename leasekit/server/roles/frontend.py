@@ -118,7 +118,7 @@ class _Intake:
 
 
 def _due_at(task: NewTask, now: float) -> float:
-    return now if task.at is None else min(max(task.at.timestamp(), 0.0), _LAST_MOMENT)
+    return now + (task.delay or 0.0) if task.at is None else min(max(task.at.timestamp(), 0.0), _LAST_MOMENT)
 
 
 def _entity(seq: int, task_id: str, payload: bytes, digest: bytes, task: NewTask, *, at: float, now: float) -> Entity:

@@ -81,8 +81,21 @@ class Scheduling(SchedulerBase):
         await backend.schedule([NewTask(kind=kind, at=self.now() + timedelta(days=1))])
         assert await self.nothing_left(backend, kind)
 
-    async def test_a_waiting_claim_gets_a_task_when_it_is_due(self, backend: Service, kind: str) -> None:
-        await backend.schedule([NewTask(kind=kind, at=self.now() + timedelta(seconds=1), payload="due")])
+    async def test_a_delay_counts_from_when_the_service_accepts_the_task(self, backend: Service, kind: str) -> None:
+        before = self.now() - timedelta(milliseconds=1)  # services may round
+        await backend.schedule([NewTask(kind=kind, id=kind, delay=86_400)])
+        after = self.now() + timedelta(milliseconds=1)
+        info = await backend.get(kind)
+        assert info is not None
+        assert before <= info.at - timedelta(days=1) <= after
+        assert await self.nothing_left(backend, kind)
+
+    @pytest.mark.parametrize("field", ["at", "delay"])
+    async def test_a_waiting_claim_gets_a_task_when_it_is_due(self, backend: Service, kind: str, field: str) -> None:
+        due = NewTask(kind=kind, payload="due", delay=1.0)
+        if field == "at":
+            due = NewTask(kind=kind, payload="due", at=self.now() + timedelta(seconds=1))
+        await backend.schedule([due])
         async with self.waiting(backend, kind) as answers:
             await self.sleep(1)
         assert [task.payload for task in answers[0].tasks] == ["due"]

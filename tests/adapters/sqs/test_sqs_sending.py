@@ -103,6 +103,12 @@ async def test_a_task_for_later_is_delayed(connected: Connect, aws: Fake) -> Non
     assert "DelaySeconds" not in now
 
 
+async def test_a_delay_is_sent_in_whole_seconds(connected: Connect, aws: Fake) -> None:
+    aws.queue("q")
+    await connected().schedule([NewTask(kind="k", delay=59.5), NewTask(kind="k", delay=0)])
+    assert [entry.get("DelaySeconds") for entry in entries(aws)] == [60, None]
+
+
 LATER = datetime.now(UTC) + timedelta(days=1)
 
 
@@ -118,6 +124,7 @@ LATER = datetime.now(UTC) + timedelta(days=1)
         ("q", "heartbeat_timeout", {"heartbeat_timeout": 60}),
         ("q", "dedupe_key", {"dedupe_key": "x"}),
         ("q", "at", {"at": LATER}),
+        ("q", "delay", {"delay": 901}),
         ("q", "after", {"after": ["a-1"]}),
         ("q", "collection", {"collection": "with spaces"}),
         ("q", "id", {"id": "a/b"}),
@@ -125,6 +132,7 @@ LATER = datetime.now(UTC) + timedelta(days=1)
         ("q.fifo", "dedupe_window", {"dedupe_key": "x"}),
         ("q.fifo", "dedupe_window", {"dedupe_key": "x", "dedupe_window": 3600}),
         ("q.fifo", "at", {"at": LATER}),
+        ("q.fifo", "delay", {"delay": 1}),
     ],
 )
 async def test_what_sqs_cannot_do_is_refused_before_anything_is_sent(

@@ -1,5 +1,6 @@
 """What those who have work ask for: schedule, cancel, get, list."""
 
+import time
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -124,6 +125,15 @@ async def test_an_id_that_is_there_outranks_a_dedupe_key(bench: Bench) -> None:
 
 async def test_a_later_task_is_due_at_its_time(bench: Bench) -> None:
     await bench.put("a", at=at(bench.clock.wall + 10))
+    bench.clock.advance(9.999)
+    assert await bench.ids() == []
+    bench.clock.advance(0.001)
+    assert await bench.ids() == ["a"]
+
+
+async def test_a_delayed_task_is_due_by_the_clock_of_the_server(bench: Bench) -> None:
+    assert abs(bench.clock.wall - time.time()) > 86_400, "the submitter's clock is another one"
+    await bench.put("a", delay=10)
     bench.clock.advance(9.999)
     assert await bench.ids() == []
     bench.clock.advance(0.001)

@@ -1,6 +1,6 @@
 """Check the arguments of `connect` and `Worker`, so that a wrong type is refused where it is given."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any, cast
@@ -42,12 +42,17 @@ def check_ids(task_ids: Sequence[object]) -> None:
             raise TypeError(f"task ids are strings, got {type(task_id).__name__}: {how}")
 
 
-def new_task(kind: str, payload: Any, options: TaskOptions) -> NewTask:
-    """Return the task. Raises TypeError for an unknown option, with a hint at the one that may be meant."""
-    if unknown := options.keys() - TaskOptions.__annotations__:
+def check_names(options: Mapping[str, object], known: Set[str], what: str) -> None:
+    """Raise TypeError if the name of an option is not `known`, with a hint at the one that may be meant."""
+    if unknown := options.keys() - known:
         wrong = min(unknown)
-        meant = ["delay"] if wrong in _DELAYS else get_close_matches(wrong, TaskOptions.__annotations__, 1)
-        raise TypeError(f"{wrong!r} is no option of a task{''.join(f': did you mean {name!r}?' for name in meant)}")
+        meant = ["delay"] if wrong in _DELAYS else get_close_matches(wrong, known, 1)
+        raise TypeError(f"{wrong!r} is no {what}{''.join(f': did you mean {name!r}?' for name in meant)}")
+
+
+def new_task(kind: str, payload: Any, options: TaskOptions) -> NewTask:
+    """Return the task. Raises TypeError for an unknown option."""
+    check_names(options, TaskOptions.__optional_keys__, "option of a task")
     fields: dict[str, Any] = {**options}
     if isinstance(delay := fields.get("delay"), timedelta):
         fields["delay"] = delay.total_seconds()

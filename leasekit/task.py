@@ -16,7 +16,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 __all__ = [
     "Beat", "Claimed", "Exponential", "FixedDelays", "Health", "HistoryEntry", "Name", "NewTask", "Outcome", "Page",
     "Polynomial", "ProgressSeq", "Purged", "Redriven", "RetryPolicy", "Scheduled", "Seconds", "Settlement",
-    "Stats", "Status", "Task", "TaskInfo", "TaskOptions", "Vacuumed", "Verdict", "VerdictWord", "WorkerInfo",
+    "Stats", "Status", "Task", "TaskDefaults", "TaskInfo", "TaskOptions", "Vacuumed", "Verdict", "VerdictWord",
+    "WorkerInfo",
 ]  # fmt: skip
 
 # `$` would let a trailing newline pass in Python, and JSON Schema knows no `\Z`.
@@ -198,24 +199,29 @@ class NewTask(_Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_u
         return self.heartbeat_timeout if self.claim_timeout is None else self.claim_timeout
 
 
-class TaskOptions(TypedDict, total=False):
+class TaskDefaults(TypedDict, total=False):
+    """The options of a task that its handler can declare; `NewTask` has their meanings and bounds."""
+
+    collection: str | None
+    priority: int
+    dedupe_window: float | None
+    max_attempts: int | None
+    max_crashes: int
+    max_runtime: float | None
+    claim_timeout: float | None
+    heartbeat_timeout: float
+    retry: RetryPolicy
+
+
+class TaskOptions(TaskDefaults, total=False):
     """The options of a task besides its kind and payload; `NewTask` has their meanings and bounds."""
 
     id: str
-    collection: str
-    priority: int
     at: datetime
     delay: float | timedelta
     after: list[str]
-    dedupe_key: str
-    dedupe_window: float
-    max_attempts: int
-    max_crashes: int
-    max_runtime: float
+    dedupe_key: str | None
     enqueue_timeout: float
-    claim_timeout: float
-    heartbeat_timeout: float
-    retry: RetryPolicy
     traceparent: str
 
 

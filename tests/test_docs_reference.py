@@ -44,7 +44,7 @@ CLASSES = sorted(
         thing
         for thing in shown()
         if inspect.isclass(thing)
-        and thing is not task.TaskOptions
+        and thing not in (task.TaskOptions, task.TaskDefaults)
         and thing.__module__.partition("leasekit.testing.")[2] not in {"contract.base", "contract.suites"}
     },
     key=lambda cls: cls.__qualname__,

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
-from leasekit._worker.handlers import Handler
+from leasekit._worker.handlers import Handler, check_options
 from leasekit.client import Client
 from leasekit.task import Scheduled, TaskOptions
 
@@ -47,11 +47,12 @@ class Signature(Generic[T]):
         `ConfigError` if there is no client, and what `Client.schedule` raises.
         """
         raw = self._handler.payload(payload, fields)
+        options = self._handler.options(raw, self._options)
         client, passing = self._submitter()
         if not passing:
-            return client.schedule(self._handler.kind, raw, **self._options)
+            return client.schedule(self._handler.kind, raw, **options)
         with client:
-            return client.schedule(self._handler.kind, raw, **self._options)
+            return client.schedule(self._handler.kind, raw, **options)
 
     @overload
     async def aschedule(self, payload: T, /) -> Scheduled: ...
@@ -60,11 +61,12 @@ class Signature(Generic[T]):
     async def aschedule(self, /, *payload: Any, **fields: Any) -> Scheduled:
         """Do what `schedule` does, from an event loop."""
         raw = self._handler.payload(payload, fields)
+        options = self._handler.options(raw, self._options)
         client, passing = self._submitter()
         if not passing:
-            return await client.aschedule(self._handler.kind, raw, **self._options)
+            return await client.aschedule(self._handler.kind, raw, **options)
         async with client:
-            return await client.aschedule(self._handler.kind, raw, **self._options)
+            return await client.aschedule(self._handler.kind, raw, **options)
 
 
 class HandlerFunction(Signature[T], Generic[T, P, R]):
@@ -84,5 +86,9 @@ class HandlerFunction(Signature[T], Generic[T, P, R]):
 
         Without `client` the worker's is used: the client that it was given or, while it runs, its own. Else each call
         opens a client for its URL (or LEASEKIT_URL), so give a client if you schedule often.
+
+        An option that is given here wins over the handler's default of it. Raises TypeError or ValueError if no service
+        would take such a task.
         """
+        check_options(self._handler.kind, options)
         return Signature(self._handler, self._submitter if client is None else lambda: (client, False), options)

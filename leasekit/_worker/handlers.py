@@ -4,20 +4,22 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, Unpack, cast
 
 import msgspec
 
-from leasekit._arguments import check_concurrency, check_idle_timeout
+from leasekit._arguments import check_concurrency, check_fields, check_idle_timeout, check_names, new_task
 from leasekit._driver.reporting import encoding
 from leasekit._leased_run import LeasedRun
 from leasekit.errors import ConfigError, Fatal, NotHeld
 from leasekit.lease import Lease
-from leasekit.task import Name
+from leasekit.task import Name, TaskDefaults, TaskOptions
 
 RunIn = Literal["async", "thread", "process"]
+Dedupe = Callable[[Any], str | None]
+"""Returns the dedupe key of the task with this payload; None: the task has none."""
 
 _WITH_FIELDS = (msgspec.inspect.StructType, msgspec.inspect.DataclassType, msgspec.inspect.TypedDictType)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -34,6 +36,8 @@ class Handler:
     takes_held: bool = False
     idle_timeout: float | None = None
     concurrency: int | None = None  # slots of its own; None: it shares those of the worker
+    defaults: TaskDefaults = field(default_factory=TaskDefaults)  # of tasks that are scheduled through the handler
+    dedupe: Dedupe | None = None
 
     def call(self, run: LeasedRun) -> None:
         """Run the function under a lease, in a context of its own. Its value is the result, unless it has settled."""
@@ -63,6 +67,15 @@ class Handler:
             except msgspec.ValidationError as error:
                 raise ValueError(f"this {what} does not fit: {error}") from error
         return raw
+
+    def options(self, payload: msgspec.Raw, given: TaskOptions) -> TaskOptions:
+        """Return the options of a task with this payload: those that are given, and defaults for the others."""
+        options: TaskOptions = {**self.defaults, **given}
+        if self.dedupe is not None and "dedupe_key" not in given:
+            key = self.dedupe(msgspec.json.decode(bytes(payload), type=self.schema))
+            if key is not None:
+                options["dedupe_key"] = key
+        return options
 
     def _from_fields(self, fields: dict[str, Any]) -> Any:
         known = msgspec.inspect.type_info(self.schema)
@@ -109,6 +122,13 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
+def check_options(kind: str, options: TaskDefaults) -> None:
+    """Raise TypeError or ValueError if no service would take a task of this kind with these options."""
+    task = new_task(kind, None, cast("TaskOptions", options))
+    check_fields([task])
+    encoding.successor(task)
+
+
 def declare(
     kind: str,
     function: Callable[..., Any],
@@ -116,8 +136,14 @@ def declare(
     run: str | None,
     idle_timeout: float | None,
     concurrency: int | None = None,
+    dedupe: Dedupe | None = None,
+    **defaults: Unpack[TaskDefaults],
 ) -> Handler:
-    """Return a handler. Raises `ConfigError`, with what to change, if the function cannot be one."""
+    """Return a handler. Raises `ConfigError`, with what to change, if the function cannot be one.
+
+    Raises TypeError if `defaults` has another name than `TaskDefaults`.
+    """
+    check_names(defaults, TaskDefaults.__optional_keys__, "default of tasks that a handler declares")
     what = f"handler {kind!r} ({getattr(function, '__qualname__', function)})"
     try:
         msgspec.convert(kind, Name)
@@ -126,6 +152,12 @@ def declare(
     check_idle_timeout(idle_timeout, owner=f"{what}: ")
     if concurrency is not None:
         check_concurrency(concurrency, owner=f"{what}: ")
+    if dedupe is not None and not callable(dedupe):
+        raise ConfigError(f"{what}: dedupe must be a function of the payload that returns the key, got {dedupe!r}")
+    try:
+        check_options(kind, defaults)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what}: {error}") from error
     schema, takes_held = _signature(what, function)
     return Handler(
         kind=kind,
@@ -135,6 +167,8 @@ def declare(
         takes_held=takes_held,
         idle_timeout=idle_timeout,
         concurrency=concurrency,
+        defaults=defaults,
+        dedupe=dedupe,
     )
 
 

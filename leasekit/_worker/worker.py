@@ -32,7 +32,7 @@ from leasekit._driver.reporting.spool import Spool
 from leasekit._worker import supervisor_link
 from leasekit._worker.draining import DEFAULT_DRAIN, DrainTimeouts
 from leasekit._worker.handler_function import HandlerFunction
-from leasekit._worker.handlers import Handler, declare, is_async
+from leasekit._worker.handlers import Dedupe, Handler, declare, is_async
 from leasekit._worker.process import here
 from leasekit._worker.run import WorkerRun
 from leasekit._worker.signals import Signals, end_lost
@@ -42,7 +42,7 @@ from leasekit.config import Heartbeats, check_number
 from leasekit.errors import ConfigError
 from leasekit.hooks import Hook
 from leasekit.lease import lease
-from leasekit.task import Health, Task
+from leasekit.task import Health, Task, TaskDefaults
 
 logger = logging.getLogger("leasekit")
 
@@ -127,6 +127,8 @@ class Worker:
         run: Literal["async", "thread", "process"] | None = None,
         idle_timeout: float | None = None,
         concurrency: int | None = None,
+        dedupe: Dedupe | None = None,
+        **defaults: Unpack[TaskDefaults],
     ) -> Callable[[Callable[Concatenate[T, P], R]], HandlerFunction[T, P, R]]:
         """Declare the function that runs tasks of this kind: `(payload)` or `(payload, held)`.
 
@@ -136,7 +138,8 @@ class Worker:
 
         The decorated name can be called as before, and has `schedule`: see `HandlerFunction`.
 
-        Raises `ConfigError` if the function cannot be a handler, or the kind has a handler already.
+        Raises `ConfigError` if the function cannot be a handler, if the kind has a handler already, or if a default has
+        a wrong value, and TypeError if a default has a wrong name.
 
         Args:
             kind: The kind of the tasks that the function runs; a kind has one handler.
@@ -148,6 +151,10 @@ class Worker:
                 again.
             concurrency: Limit the runs of this kind, and give it slots of its own beside the worker's, so that
                 it neither waits for other kinds nor delays them, and is claimed for these slots alone.
+            dedupe: A function that gets the payload, as the handler does, and returns the task's `dedupe_key`.
+            defaults: Options of the tasks that are scheduled through the decorated name: `max_attempts`, `retry` and
+                the others of `TaskDefaults`. What `options(…)` says wins. A task that is scheduled by the name of its
+                kind (`client.schedule`, `held.then`, `leasekit schedule`) does not get them.
         """
         if callable(kind):
             raise ConfigError('a handler is for a kind of tasks: write @worker.handler("thumbnail")')
@@ -159,7 +166,15 @@ class Worker:
                 raise ConfigError(f"handler {kind!r} is declared too late: declare handlers before the worker runs")
             if kind in self._handlers:
                 raise ConfigError(f"kind {kind!r} has a handler already: one kind, one handler")
-            handler = declare(kind, function, run=run, idle_timeout=idle_timeout, concurrency=concurrency)
+            handler = declare(
+                kind,
+                function,
+                run=run,
+                idle_timeout=idle_timeout,
+                concurrency=concurrency,
+                dedupe=dedupe,
+                **defaults,
+            )
             self._handlers[kind] = handler
             return HandlerFunction(function, handler, self._submitter)
 

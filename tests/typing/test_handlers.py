@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from leasekit import Client, Lease, Worker
-from leasekit.task import Scheduled
+from leasekit.task import Scheduled, TaskDefaults
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from leasekit.worker import HandlerFunction
 
@@ -62,4 +62,14 @@ async def test_what_is_scheduled_is_the_payload() -> None:
         with pytest.raises(ValueError, match="does not fit"):
             urgent.schedule(7)  # type: ignore[call-overload]
         with pytest.raises(TypeError, match="urgency"):
-            plain.options(client=client, urgency=0).schedule(path="")  # type: ignore[call-arg]
+            plain.options(client=client, urgency=0)  # type: ignore[call-arg]
+
+
+def test_the_defaults_of_tasks_are_named() -> None:
+    def key(payload: Thumbnail) -> str:
+        return payload.path
+
+    defaults: TaskDefaults = {"max_attempts": 5, "max_runtime": 3600}
+    assert_type(Worker().handler("k", dedupe=key, **defaults)(plain.function)(Thumbnail("a.png")), int)
+    with pytest.raises(TypeError, match="max_attempt"):
+        Worker().handler("k", max_attempt=5)(plain.function)  # type: ignore[call-arg]

@@ -150,6 +150,74 @@ def test_options_are_kept_for_further_calls(worker: Worker, client: Client) -> N
     assert [(info.priority, info.collection) for info in infos if info] == [(0, "book")] * 2
 
 
+def test_a_handler_declares_defaults_of_its_tasks_and_what_a_call_says_wins(worker: Worker, client: Client) -> None:
+    @worker.handler("page", max_attempts=1, priority=0, collection="book")
+    def page(payload: Page) -> None:
+        raise OSError
+
+    for scheduled in (page, page.options(max_attempts=None, collection="paper")):
+        scheduled.schedule(number=1)
+    client.schedule("page", {"number": 1})  # by the name of the kind: no defaults
+    assert worker.drain() == 3
+    assert [(task.status, task.priority, task.collection) for task in client.list_tasks().tasks] == [
+        ("dead", 0, "book"), ("retriable_failure", 0, "paper"), ("retriable_failure", 2, None),
+    ]  # fmt: skip
+
+
+@pytest.mark.anyio
+async def test_a_handler_makes_the_dedupe_key_of_the_payload(worker: Worker, client: Client) -> None:
+    def key(thumbnail: Thumbnail) -> str | None:
+        return thumbnail.path or None
+
+    @worker.handler("thumbnail", dedupe=key)
+    def thumbnail(payload: Thumbnail) -> None: ...
+
+    assert thumbnail.schedule(path="a.png").created
+    assert not thumbnail.schedule(Thumbnail("a.png", 7)).created
+    assert not (await thumbnail.aschedule({"path": "a.png"})).created  # type: ignore[call-overload]
+    assert thumbnail.schedule(path="b.png").created
+    assert thumbnail.schedule(path="").created
+    assert thumbnail.schedule(path="").created, "no key"
+    assert thumbnail.options(dedupe_key="mine").schedule(path="a.png").created, "what the call says wins"
+
+
+@pytest.mark.parametrize(
+    ("defaults", "error", "says"),
+    [
+        ({"max_attempt": 3}, TypeError, r"^'max_attempt' is no default .*: did you mean 'max_attempts'\?$"),
+        ({"id": "a"}, TypeError, "^'id' is no default of tasks that a handler declares$"),
+        ({"max_attempts": 0}, ConfigError, r"handler 'k' \(.*max_attempts"),
+        ({"max_crashes": "5"}, ConfigError, "max_crashes"),
+        ({"max_runtime": float("nan")}, ConfigError, "max_runtime holds NaN"),
+        ({"retry": 5}, ConfigError, "write max_attempts=5"),
+        ({"dedupe": "key"}, ConfigError, "dedupe must be a function of the payload that returns the key, got 'key'"),
+    ],
+)
+def test_a_wrong_default_is_refused_where_it_is_declared(
+    worker: Worker, defaults: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        worker.handler("k", **defaults)(lambda payload: None)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"max_attempt": 3}, TypeError, r"^'max_attempt' is no option of a task: did you mean 'max_attempts'\?$"),
+        ({"priority": 9}, ValueError, "this task of kind 'page' cannot be scheduled: .*priority"),
+        ({"retry": 5}, TypeError, "write max_attempts=5"),
+    ],
+)
+def test_a_wrong_option_is_refused_where_it_is_given(
+    worker: Worker, options: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    @worker.handler("page")
+    def page(payload: Page) -> None: ...
+
+    with pytest.raises(error, match=says):
+        page.options(**options)
+
+
 def test_a_client_that_is_given_schedules(worker: Worker, client: Client) -> None:
     elsewhere = MemoryService()
 

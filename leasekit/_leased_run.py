@@ -33,6 +33,12 @@ logger = logging.getLogger("leasekit")
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# The stored error is shown to people who wait for the task. The message of the exception is for the handler's author.
+_ENDED_BY_STOP: dict[type[BaseException], str] = {
+    Cancelled: "was cancelled",
+    Draining: "was given back: its worker stopped",
+}
+
 OutcomeOf = Callable[[HeldLease, BaseException | None, Outcome], Outcome]
 """Returns the outcome of code that ended with this error; the last argument is the outcome of an interruption."""
 
@@ -241,7 +247,7 @@ class LeasedRun:
         is_too_large = error is not None and any(encoding.each(error, TooLarge))
         if outcome is None or (error is not None and outcome == "success"):
             outcome, result, after = self._outcome_of(held, error, interrupted), None, None
-            described = None if error is None else encoding.described(error)
+            described = None if error is None else encoding.described(error, message=_ENDED_BY_STOP.get(type(error)))
         return Settlement(
             id=task.id,
             token=task.token,

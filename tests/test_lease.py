@@ -1003,6 +1003,7 @@ def test_a_cancelled_task_tells_its_body_and_keeps_the_lease_meanwhile(
         eventually(lambda: held.remaining() == pytest.approx(Heartbeats().slack))
         held.check()
     assert status(client, task) is Status.CANCELLED
+    assert info(client, task).error["message"] == "was cancelled", "not the order to the handler"
     assert len(of(CancelRequested, events)) == 1
 
 

@@ -28,7 +28,12 @@ Proxy = Annotated[str | None, typer.Option(metavar="URL", help="The proxy that l
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Check again and again, and show what changes.")]
 Interval = Annotated[float, typer.Option(min=0.05, max=3600, help="Seconds between two checks.")]
-Ttl = Annotated[float | None, typer.Option(help="Seconds for which the service grants a lease.")]
+Ttl = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds for which a lease is expected to be granted: cycle and margins fit them. Timeouts of a task win."
+    ),
+]
 Cycle = Annotated[float | None, typer.Option(help="Seconds in which every lease is renewed once.")]
 Rate = Annotated[float | None, typer.Option(help="Heartbeat calls a second, at most.")]
 Batch = Annotated[int | None, typer.Option(help="Leases in one such call, at most.")]

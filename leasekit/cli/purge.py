@@ -42,6 +42,7 @@ def purge(
         float, typer.Option(parser=_age, metavar="AGE", help="Only tasks that ended so long ago: seconds, 12h or 7d.")
     ] = "0",  # type: ignore[assignment]  # typer parses it
     yes: Annotated[bool, typer.Option("--yes", help="Remove them. Without it they are only counted.")] = False,  # noqa: FBT002 - a flag
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them, which is the default.")] = False,  # noqa: FBT002 - a flag
     vacuum: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--vacuum", help="Then give free space of the file back to the disk (not on Redis).")
     ] = False,
@@ -58,6 +59,8 @@ def purge(
     """
     if status is not None and not status.ended:
         raise typer.BadParameter(f"a task that is {status} has not ended: it cannot be purged", param_hint="--status")
+    if dry_run and yes:
+        raise typer.BadParameter("it contradicts --yes", param_hint="--dry-run")
     if vacuum and not yes:
         raise typer.BadParameter("it goes with --yes", param_hint="--vacuum")
     with connected(backend, options.service(header, ca, proxy)) as client:

@@ -22,7 +22,8 @@ EXAMPLES = """\b
 With --watch, one task is watched until it has ended: exit code 1 if it did
 not end as a success. In a pipe, a task is printed as lines of name and value,
 and one line for each run; without an id, a line of names, then one for each
-kind: kind, tasks, ended and running ones. Kinds once:celery:… are one line.
+kind: kind, tasks, ended, running and dead ones. Kinds once:celery:… are
+one line.
 With --json, one document; with --watch too, a JSON line for each change.
 
 \b
@@ -181,9 +182,10 @@ class _Overview:
         return self.document
 
     def lines(self) -> list[list[object]]:
-        """Return a line of names, then one for each kind: kind, tasks, ended tasks, claimed or running tasks."""
-        names: list[object] = ["kind", "tasks", "ended", "running"]
-        return [names, *([kind, *_sums(counts)] for kind, counts in sorted(folded(self.document.kinds).items()))]
+        """Return a line of names, then one for each kind: its tasks, the ended, claimed or running, dead ones."""
+        names: list[object] = ["kind", "tasks", "ended", "running", "dead"]
+        kinds = sorted(folded(self.document.kinds).items())
+        return [names, *([kind, *_sums(counts), counts.get(Status.DEAD, 0)] for kind, counts in kinds)]
 
     def picture(self) -> "RenderableType":
         """Return a table of the counts, a progress bar, and a table of the workers."""

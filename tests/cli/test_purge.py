@@ -21,6 +21,7 @@ def test_without_yes_nothing_is_removed(run: Run, client: Client) -> None:
     assert done.exit_code == 0
     assert done.stdout == "a\tcancelled\t2\nonce:*\tsuccess\t2\n"
     assert done.stderr == "leasekit purge: 4 tasks would be removed: --yes removes them\n"
+    assert run("purge", "--dry-run").stdout == done.stdout
     assert client.stats().kinds["a"] == {"cancelled": 2, "new": 1}
 
 
@@ -43,6 +44,7 @@ def test_filters_choose_what_is_removed(run: Run, client: Client) -> None:
 def test_what_cannot_be_meant_is_refused(run: Run) -> None:
     for arguments, why in (
         (["--status", "new"], "a task that is new has not ended"),
+        (["--yes", "--dry-run"], "it contradicts --yes"),
         (["--vacuum"], "it goes with --yes"),
         (["--older-than", "yesterday"], "a number of seconds, or one with s, m, h or d behind"),
     ):

@@ -56,7 +56,7 @@ def test_a_task_that_there_is_not_is_exit_code_1_and_a_sentence(run: Run) -> Non
 
 @pytest.mark.usefixtures("done")
 def test_the_overview_is_a_line_for_each_kind(run: Run) -> None:
-    assert run("status").stdout == "kind\ttasks\tended\trunning\nk\t2\t2\t0\nl\t1\t0\t0\n"
+    assert run("status").stdout == "kind\ttasks\tended\trunning\tdead\nk\t2\t2\t0\t0\nl\t1\t0\t0\t0\n"
 
 
 def test_the_kinds_of_names_that_are_run_once_are_one_line(run: Run, client: Client) -> None:
@@ -65,9 +65,9 @@ def test_the_kinds_of_names_that_are_run_once_are_one_line(run: Run, client: Cli
             pass
     with client.once("celery:3"), client.named("leader"):
         assert run("status").stdout.splitlines()[1:] == [
-            "named:leader\t1\t0\t1",
-            "once:*\t1\t1\t0",
-            "once:celery:*\t3\t2\t1",
+            "named:leader\t1\t0\t1\t0",
+            "once:*\t1\t1\t0\t0",
+            "once:celery:*\t3\t2\t1\t0",
         ]
     assert len(run("stats").stdout.splitlines()) == 5
 

@@ -19,7 +19,9 @@ local function rival(id, first)
 end
 
 local function why_not(id, s)
-  if not REDRIVABLE[s.status] then
+  if s.status == 'cancelled' then
+    return 'it is cancelled: schedule it anew under another id'
+  elseif not REDRIVABLE[s.status] then
     return 'it is ' .. s.status .. ': only a task that is dead, dropped, fatal_failure can be redriven'
   elseif redis.call('HEXISTS', TASK, id) == 0 then
     broken[id] = 'task: is missing'

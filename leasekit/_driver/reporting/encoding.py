@@ -121,9 +121,10 @@ def size_of_successors(tasks: Sequence[NewTask], before: int) -> int:
     return size
 
 
-def described(error: BaseException) -> msgspec.Raw:
+def described(error: BaseException, *, message: str | None = None) -> msgspec.Raw:
+    """Return type, message and traceback of an error as JSON; `message` replaces its own."""
     try:
-        message = str(error)
+        message = str(error) if message is None else message
     except Exception as broken:  # noqa: BLE001 - an error whose text fails must be reported all the same
         message = f"<no text: {type(broken).__qualname__}>"
     try:

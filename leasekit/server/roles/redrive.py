@@ -140,6 +140,8 @@ class _Desk:
         return None if definition is None or definition.dedupe_key is None else (row.kind, definition.dedupe_key)
 
     def _fault(self, row: Trigger) -> str | None:
+        if row.status is Status.CANCELLED:
+            return "it is cancelled: schedule it anew under another id"
         if row.status not in REDRIVABLE:
             return f"it is {row.status}: only a task that is {', '.join(sorted(REDRIVABLE))} can be redriven"
         if row.reason is not None and row.reason.startswith(_DAMAGE):

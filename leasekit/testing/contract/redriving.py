@@ -109,11 +109,14 @@ class Redriving(SchedulerBase):
         await self.settle(backend, done)
         running, dead = await self.held(backend, kind), await self.dead(backend, kind)
         await backend.schedule([NewTask(kind=kind, id=f"{kind}-new")])
-        ids = [done.id, running.id, f"{kind}-new", f"{kind}-nobody", dead.id]
+        await backend.schedule([NewTask(kind=kind, id=f"{kind}-off")])
+        await backend.cancel([f"{kind}-off"])
+        ids = [done.id, running.id, f"{kind}-new", f"{kind}-off", f"{kind}-nobody", dead.id]
         verdicts = (await backend.redrive(ids)).tasks
         assert [verdict.id for verdict in verdicts] == ids
-        assert [verdict.verdict for verdict in verdicts] == ["failed", "failed", "failed", "gone", "redriven"]
+        assert [verdict.verdict for verdict in verdicts] == ["failed"] * 4 + ["gone", "redriven"]
         assert "success" in (verdicts[0].reason or "")
+        assert verdicts[3].reason == "it is cancelled: schedule it anew under another id"
         assert (await self.beat(backend, running)).verdict == "renewed"
 
     async def test_a_dry_run_says_what_a_redrive_would_do(self, backend: RedrivingService, kind: str) -> None:

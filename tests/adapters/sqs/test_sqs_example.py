@@ -115,7 +115,7 @@ def test_the_recipe_for_another_program_kills_it_when_the_lease_is_lost_or_it_ta
             started.append(self)
 
     names: dict[str, Any] = {}
-    exec(recipe("import contextlib").partition("\nconvert = ")[0], names)  # noqa: S102 - the page is ours
+    exec(recipe("import contextlib", ROOT / "docs/handlers.md").partition("\nencode = ")[0], names)  # noqa: S102 - the page is ours
     monkeypatch.setattr(subprocess, "Popen", Program)
     with pytest.raises(raised):
         names["run"]([sys.executable, "-c", "import time; time.sleep(600)"], Held(), timeout=timeout)

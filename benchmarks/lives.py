@@ -183,16 +183,27 @@ def _lives(connection: sqlite3.Connection, seqs: range) -> None:
     with _Transaction(connection):
         due = {"kind": "nothing", "priority": 2, "now": now, "after_due": -1.0, "after_seq": -1, "most": len(seqs)}
         ready = [(row[0], row[1]) for row in _run(connection, sql.READY, due)]
-        held = counts | {"status": "claimed", "fence": 1, "attempt": 1, "owner": "worker", "next_trigger_at": now + 300}
+        held = counts | {
+            "status": "claimed",
+            "fence": 1,
+            "attempt": 1,
+            "owner": "worker",
+            "next_trigger_at": now + 300,
+            "claimed_at": now,
+        }
         _each(connection, sql.SAVE, ready, "of_seq", "to_token", {f"to_{name}": value for name, value in held.items()})
         _run(connection, sql.CONTENTS, {"seqs": listed}).fetchall()
     with _Transaction(connection):
         _run(connection, sql.BY_ID, {"ids": ids}).fetchall()
-        _run(connection, sql.RENEW, {"seqs": listed, "to_status": "processing", "now": now})
+        _run(connection, sql.RENEW, {"seqs": listed, "to_status": "processing", "now": now, "begun_at": now, "at": now})
     with _Transaction(connection):
         _run(connection, sql.BY_ID, {"ids": ids}).fetchall()
         _run(connection, sql.END, {"seqs": listed, "to_status": "success"})
-        run = {"fence": 1, "attempt": 1, "outcome": "success", "at": now, "worker": "worker", "digest": bytes(16)}
+        run = {"fence": 1, "attempt": 1, "outcome": "success", "at": now, "worker": "worker", "digest": bytes(16)} | {
+            "claimed_at": now,
+            "started_at": now,
+            "heartbeat_at": now,
+        }
         _each(connection, sql.ADD_RUNS, pairs, "seq", "token", run)
 
 

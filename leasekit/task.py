@@ -348,6 +348,12 @@ class HistoryEntry(_Discreet, frozen=True, kw_only=True, omit_defaults=True):
     """When the run ended, or the task was redriven."""
     worker: str | None = None
     """The name of the worker that held the lease; of a redrive: of the client that asked for it."""
+    claimed_at: datetime | None = None
+    """When the run was claimed; None, here and below: never, or the service does not say."""
+    started_at: datetime | None = None
+    """When the first heartbeat said that the handler runs."""
+    heartbeat_at: datetime | None = None
+    """When the last heartbeat of the run was accepted."""
     result: Any = None
     """What a success returned."""
     error: Any = None
@@ -388,7 +394,19 @@ class TaskInfo(_Discreet, frozen=True, kw_only=True):
     lease_until: datetime | None = None
     """When the lease ends if no heartbeat renews it; None: there is none, or the service does not say."""
     cancel_requested: bool = False
-    """Whether the holder is asked to stop; in a listing, Redis does not say."""
+    """Whether the holder is asked to stop."""
+    scheduled_at: datetime | None = None
+    """When the task was accepted; None, here and below: never, or the service does not say."""
+    claimed_at: datetime | None = None
+    """When the current or last run was claimed."""
+    started_at: datetime | None = None
+    """When the first heartbeat of that run said that the handler runs."""
+    heartbeat_at: datetime | None = None
+    """When the last heartbeat of that run was accepted."""
+    progress_at: datetime | None = None
+    """When `progress` was reported; before `claimed_at`: by an earlier run."""
+    ended_at: datetime | None = None
+    """When the task ended."""
     history: list[HistoryEntry] = []
     """The runs of the task as they ended, and its redrives."""
     reason: str | None = None

@@ -89,9 +89,9 @@ class _Watched:
         self._tx.save(triggers)
         self.steps += triggers
 
-    def renew(self, seqs: Collection[int], status: Status, *, now: float) -> None:
+    def renew(self, seqs: Collection[int], status: Status, *, now: float, at: float) -> None:
         if seqs:
-            self._tx.renew(seqs, status, now=now)
+            self._tx.renew(seqs, status, now=now, at=at)
             self.steps += self._tx.triggers_of(seqs).values()
 
     def end(self, seqs: Collection[int], status: Status, *, now: float) -> None:

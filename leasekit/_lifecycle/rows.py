@@ -30,7 +30,11 @@ class Trigger(Struct, frozen=True, array_like=True, gc=False):
     # By the clock of leases: from then on the lease is not renewed. None: no bound, or the handler has not begun.
     run_until: float | None = None
     was_extended: bool = False  # a restart has moved the lease's end, and nothing was heard from its holder since
-    ended_at: float | None = None  # by the store's time; None: the task has not ended
+    ended_at: float | None = None  # by the store's time, as all that follow; None: the task has not ended
+    # Of the current run, or the last one.
+    claimed_at: float | None = None
+    started_at: float | None = None  # when the first beat came that says that the handler has begun
+    heartbeat_at: float | None = None  # when the last beat was accepted
 
 
 class Limits(NamedTuple):

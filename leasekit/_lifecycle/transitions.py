@@ -23,8 +23,11 @@ _DAMAGED = "the store is damaged, and this task no longer runs"
 _decode_policy = msgspec.json.Decoder(RetryPolicy).decode
 
 
-def grant(row: Trigger, worker: str, token: str, *, now: float) -> Trigger:
-    """Return the task after a grant to a worker: one attempt more, `token`, and a higher fence."""
+def grant(row: Trigger, worker: str, token: str, *, now: float, at: float) -> Trigger:
+    """Return the task after a grant to a worker: one attempt more, `token`, and a higher fence.
+
+    `now` is the moment by the clock of leases, `at` the same moment by the store's time.
+    """
     status = step(row.status, Event.CLAIM)
     return replace(
         row,
@@ -36,6 +39,9 @@ def grant(row: Trigger, worker: str, token: str, *, now: float) -> Trigger:
         next_trigger_at=next_trigger(status, now=now, after=row.claim_timeout),
         run_until=None,
         was_extended=False,
+        claimed_at=at,
+        started_at=None,
+        heartbeat_at=None,
     )
 
 
@@ -59,13 +65,21 @@ def is_overdue(row: Trigger, now: float) -> bool:
     return row.run_until is not None and row.run_until <= (now if lease_ends_at is None else min(now, lease_ends_at))
 
 
-def renewed(row: Trigger, status: Status, *, now: float) -> Trigger:
+def renewed(row: Trigger, status: Status, *, now: float, at: float) -> Trigger:
     """Return the task in `status`, with its lease renewed at `now` by its `heartbeat_timeout`.
 
+    `at` is the same moment by the store's time.
     The end of the lease never moves nearer: a holder that did not get the answer relies on the earlier grant.
     """
     until = now + row.heartbeat_timeout
-    return replace(row, status=status, next_trigger_at=max(until, row.next_trigger_at or until), was_extended=False)
+    return replace(
+        row,
+        status=status,
+        next_trigger_at=max(until, row.next_trigger_at or until),
+        was_extended=False,
+        started_at=at if row.started_at is None and status is Status.PROCESSING else row.started_at,
+        heartbeat_at=at,
+    )
 
 
 def cancelled(row: Trigger, *, now: float) -> Trigger:

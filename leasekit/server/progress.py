@@ -25,7 +25,7 @@ class Progress:
             report = (row.fence, item.progress_seq, to_bytes(item.progress))
             self._reported.setdefault(row.seq, []).append(report)
 
-    def save(self, tx: Tx) -> None:
+    def save(self, tx: Tx, *, now: float) -> None:
         """Write the last checkpoint of each task, unless it is older than the stored one."""
         if not self._reported:
             return
@@ -37,5 +37,5 @@ class Progress:
                 own = (fence, number) if number is not None else max((fence, 0), mark)
                 if own >= mark:
                     mark = own
-                    latest[seq] = Checkpoint(value, *own)
+                    latest[seq] = Checkpoint(value, *own, now)
         tx.set_progress(latest)

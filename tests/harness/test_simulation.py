@@ -104,7 +104,7 @@ def _run_with_hashes(hashes: int) -> str:
 
 
 def _with_the_same_fence(row: Trigger, worker: str, token: str, *, now: float) -> Trigger:
-    return changed(grant(row, worker, token, now=now), fence=max(1, row.fence))
+    return changed(grant(row, worker, token, now=now, at=now), fence=max(1, row.fence))
 
 
 # It can fail --------------------------------------------------------------------------------------------------------

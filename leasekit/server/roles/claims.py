@@ -168,7 +168,7 @@ def grant_all(turn: UnitOfWork, rows: Sequence[Trigger], worker: str) -> list[Tr
     """Return the rows of these tasks after a grant to `worker`; the caller saves them."""
     turn.granted += rows
     named = zip(rows, tokens(len(rows), turn.random), strict=True)
-    return [grant(row, worker, token, now=turn.instant) for row, token in named]
+    return [grant(row, worker, token, now=turn.instant, at=turn.now) for row, token in named]
 
 
 def _fitting(turn: UnitOfWork, due_tasks: DueTasks, rows: list[Trigger]) -> list[Trigger]:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from leasekit._lifecycle.states import WAITING, Event
 from leasekit._lifecycle.transitions import NO_LIMITS, OVER, end_run, is_overdue
 from leasekit.server.store import Run, Trigger
+from leasekit.server.store.damage import is_number
 from leasekit.server.unit_of_work import UnitOfWork, to_bytes
 from leasekit.task import Status
 
@@ -47,19 +48,23 @@ def lapse(turn: UnitOfWork, rows: Sequence[Trigger]) -> list[Trigger]:
 def silence(row: Trigger, *, now: float, instant: float) -> str:
     """Describe since when the server heard nothing of which worker; `now` and `instant` are one moment."""
     ended_at = instant if row.next_trigger_at is None else row.next_trigger_at
-    # The silence is at least this long: a restart may have moved the end, and a beat does not shorten what the claim
-    # granted. A claimed task that has not begun may have been renewed for the shorter of the two ttls.
+    # The silence is at least this long: a beat does not shorten what the claim granted. A claimed task that has not
+    # begun may have been renewed for the shorter of the two ttls.
     ttl = row.heartbeat_timeout
     if row.status is Status.CLAIMED:
         ttl = min(ttl, row.claim_timeout)
-    silent = instant - ended_at + ttl
+    silent, extended = instant - ended_at + ttl, ""
+    heard_at = row.claimed_at if row.heartbeat_at is None else row.heartbeat_at
+    if row.was_extended and heard_at is not None and is_number(heard_at):  # the lease's end does not tell
+        silent = max(now - heard_at, 0.0)
+        extended = ", counted anew when the process that serves the store had changed or stalled"
     event, detail = "nothing was heard", ""
     if row.status is Status.CLAIMED:
         detail = "; its handler had not begun"
     elif is_overdue(row, instant):
         event, detail = "no beat was accepted", f": its max_runtime of {row.max_runtime:g} s was over"
     since = f"since {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(now - silent))}, {silent:.0f} s ago"
-    return f"{event} from worker {row.owner!r} {since} (its ttl is {ttl:g} s){detail}"
+    return f"{event} from worker {row.owner!r} {since} (its ttl is {ttl:g} s{extended}){detail}"
 
 
 def restart_leases(turn: UnitOfWork, shift: float | None) -> None:
@@ -82,6 +87,9 @@ def _expired_run(row: Trigger, *, at: float, why: str) -> Run:
         outcome="expired",
         at=at,
         worker=row.owner,
+        claimed_at=row.claimed_at,
+        started_at=row.started_at,
+        heartbeat_at=row.heartbeat_at,
         token=row.token or "",
         digest=None,
         result=None,

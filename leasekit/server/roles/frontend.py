@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -15,7 +15,7 @@ from leasekit.errors import Refused
 from leasekit.ids import uuid7s
 from leasekit.named import PREFIXES
 from leasekit.server.roles.consumer import lapse
-from leasekit.server.store import Dedupe, Entity, Filter, Run, Trigger, View
+from leasekit.server.store import Checkpoint, Dedupe, Entity, Filter, Run, Trigger, View
 from leasekit.server.store.damage import is_number, json_fault
 from leasekit.server.unit_of_work import UnitOfWork, to_bytes
 from leasekit.task import NAME_PREFIX, Exponential, HistoryEntry, NewTask, Page, Scheduled, Status, TaskInfo, Verdict
@@ -243,7 +243,7 @@ def _infos(view: View, rows: Sequence[Trigger], *, history: bool, gained: float)
 
 
 def _info(
-    row: Trigger, entity: Entity | None, progress: bytes | None, runs: Sequence[Run], *, history: bool
+    row: Trigger, entity: Entity | None, checkpoint: Checkpoint | None, runs: Sequence[Run], *, history: bool
 ) -> TaskInfo:
     last = runs[-1] if runs else None
     due_at = row.next_trigger_at if row.status in WAITING else None
@@ -260,11 +260,17 @@ def _info(
         at=moment(at if is_number(at) else 0.0),
         collection=entity.collection if entity is not None and isinstance(entity.collection, str) else None,
         payload=_raw(entity.payload if entity is not None else None, "payload", damage),
-        progress=_raw(progress, "progress", damage),
+        progress=_raw(checkpoint.value if checkpoint is not None else None, "progress", damage),
         result=_raw(last.result if last else None, "result", damage),
         error=_raw(last.error if last else None, "error", damage),
         worker=row.owner or (last.worker if last and last.outcome != REDRIVEN else None),
         cancel_requested=row.cancel_requested,
+        scheduled_at=_told_moment(entity.created_at if entity is not None else None),
+        claimed_at=_told_moment(row.claimed_at),
+        started_at=_told_moment(row.started_at),
+        heartbeat_at=_told_moment(row.heartbeat_at),
+        progress_at=_told_moment(checkpoint.at if checkpoint is not None else None),
+        ended_at=_told_moment(row.ended_at),
         history=[_history_entry(run, damage) for run in runs] if history else [],
         reason=row.reason,
     )
@@ -280,6 +286,9 @@ def _history_entry(run: Run, damage: list[str]) -> HistoryEntry:
         outcome=run.outcome,
         at=moment(run.at),
         worker=run.worker,
+        claimed_at=_told_moment(run.claimed_at),
+        started_at=_told_moment(run.started_at),
+        heartbeat_at=_told_moment(run.heartbeat_at),
         result=_raw(run.result, "result", damage),
         error=_raw(run.error, "error", damage),
     )
@@ -287,6 +296,11 @@ def _history_entry(run: Run, damage: list[str]) -> HistoryEntry:
 
 def moment(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
+
+
+def _told_moment(at: Any) -> datetime | None:
+    """Return a moment that the store may not know, or whose column may be damaged: then None."""
+    return moment(at) if is_number(at) else None
 
 
 def _raw(value: bytes | None, name: str, damage: list[str]) -> Raw:

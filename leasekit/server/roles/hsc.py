@@ -101,11 +101,12 @@ def _judged(rows: Mapping[str, Trigger], beats: Sequence[Beat], now: float) -> _
 
 def _save_beats(turn: UnitOfWork, batch: _Batch) -> None:
     for status in LEASED:
-        turn.tx.renew([seq for seq, now_is in batch.renewed.items() if now_is is status], status, now=turn.instant)
+        seqs = [seq for seq, now_is in batch.renewed.items() if now_is is status]
+        turn.tx.renew(seqs, status, now=turn.instant, at=turn.now)
     if batch.bounded:
         rows = turn.tx.triggers_of({row.seq for row in batch.bounded})
         turn.tx.save([replace(row, run_until=turn.instant + (row.max_runtime or 0.0)) for row in rows.values()])
-    batch.progress.save(turn.tx)
+    batch.progress.save(turn.tx, now=turn.now)
     for row in batch.begun if turn.happened is not None else ():
         turn.tell("started", replace(row, status=Status.PROCESSING))
 
@@ -206,7 +207,7 @@ class _Desk:
         for status, seqs in self._ended.items():
             tx.end(seqs, status, now=self._turn.now)
         tx.add_runs(self._runs)
-        self._progress.save(tx)
+        self._progress.save(tx, now=self._turn.now)
         if self._successors:
             schedule(self._turn, self._successors)
 
@@ -234,6 +235,9 @@ class _Desk:
             settlement.outcome,
             self._turn.now,
             worker,
+            row.claimed_at,
+            row.started_at,
+            row.heartbeat_at,
             settlement.token,
             digest,
             _stored_value(settlement.result),

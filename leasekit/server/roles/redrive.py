@@ -92,7 +92,7 @@ def redrive(turn: UnitOfWork, plan: Plan) -> Redriven:
 
 
 def _entry(row: Trigger, *, at: float, by: str | None, token: str) -> Run:
-    return Run(row.seq, row.fence, row.attempt, REDRIVEN, at, by, token, None, None, None)
+    return Run(row.seq, row.fence, row.attempt, REDRIVEN, at, by, None, None, None, token, None, None, None)
 
 
 class _Desk:

@@ -70,6 +70,7 @@ class Checkpoint(NamedTuple):
     value: bytes
     fence: int  # the fence of the holder's claim
     number: int  # the number of the report in its run
+    at: float | None = None  # when the report came
 
     @property
     def mark(self) -> tuple[int, int]:
@@ -86,6 +87,9 @@ class Run(Struct, frozen=True, gc=False):
     outcome: str  # an `Outcome`, or *expired*
     at: float
     worker: str | None
+    claimed_at: float | None
+    started_at: float | None
+    heartbeat_at: float | None
     token: str
     digest: bytes | None  # the digest of the holder's report; None: there was no report
     result: bytes | None
@@ -162,7 +166,7 @@ class View(Protocol):
         """Return the definitions of these tasks."""
         ...
 
-    def progress(self, seqs: Collection[int]) -> dict[int, bytes]:
+    def progress(self, seqs: Collection[int]) -> dict[int, Checkpoint]:
         """Return the latest checkpoints of these tasks; tasks without one are left out."""
         ...
 
@@ -246,8 +250,11 @@ class Tx(View, Protocol):
         """Write the new states of these tasks."""
         ...
 
-    def renew(self, seqs: Collection[int], status: Status, *, now: float) -> None:
-        """Set these tasks to `status`; move the ends of their leases to `now` plus `heartbeat_timeout`, never back."""
+    def renew(self, seqs: Collection[int], status: Status, *, now: float, at: float) -> None:
+        """Set these tasks to `status`; move the ends of their leases to `now` plus `heartbeat_timeout`, never back.
+
+        `now` is the moment by the clock of leases; `at`, the same moment by the store's time, is noted.
+        """
         ...
 
     def end(self, seqs: Collection[int], status: Status, *, now: float) -> None:

@@ -36,12 +36,12 @@ class LeaseCache:
                 self._rows[row.seq] = row
                 self._seqs[row.id] = row.seq
 
-    def renew(self, seqs: Iterable[int], status: Status, *, now: float) -> None:
+    def renew(self, seqs: Iterable[int], status: Status, *, now: float, at: float) -> None:
         """Renew cached rows as `Tx.renew` renews those of the store."""
         for seq in seqs:
             row = self._rows.get(seq)
             if row is not None:
-                self._rows[seq] = renewed(row, status, now=now)
+                self._rows[seq] = renewed(row, status, now=now, at=at)
 
     def drop(self, seqs: Iterable[int]) -> None:
         for seq in seqs:

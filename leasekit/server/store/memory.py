@@ -145,8 +145,8 @@ class _MemoryView(View):
     def entities(self, seqs: Collection[int]) -> dict[int, Entity]:
         return _chosen(self._tables.entities, seqs)
 
-    def progress(self, seqs: Collection[int]) -> dict[int, bytes]:
-        return {seq: checkpoint.value for seq, checkpoint in _chosen(self._tables.progress, seqs).items()}
+    def progress(self, seqs: Collection[int]) -> dict[int, Checkpoint]:
+        return _chosen(self._tables.progress, seqs)
 
     def last_runs(self, seq: int, *, limit: int) -> list[Run]:
         runs = self._tables.runs.get(seq, {})
@@ -252,7 +252,9 @@ class _MemoryTx(_MemoryView, Tx):
     def contents(self, seqs: Collection[int]) -> dict[int, Content]:
         progress = self.progress(seqs)
         return {
-            seq: Content(entity.payload, entity.collection, entity.traceparent, progress.get(seq))
+            seq: Content(
+                entity.payload, entity.collection, entity.traceparent, progress[seq].value if seq in progress else None
+            )
             for seq, entity in self.entities(seqs).items()
         }
 
@@ -266,9 +268,9 @@ class _MemoryTx(_MemoryView, Tx):
         for row in triggers:
             self._undo.append(self._tables.place(row))
 
-    def renew(self, seqs: Collection[int], status: Status, *, now: float) -> None:
+    def renew(self, seqs: Collection[int], status: Status, *, now: float, at: float) -> None:
         rows = self.triggers_of(seqs).values()
-        self.save([renewed(row, status, now=now) for row in rows])
+        self.save([renewed(row, status, now=now, at=at) for row in rows])
 
     def end(self, seqs: Collection[int], status: Status, *, now: float) -> None:
         rows = self.triggers_of(seqs).values()
@@ -313,7 +315,7 @@ class _MemoryTx(_MemoryView, Tx):
         self._put(self._tables.anchors, None, anchor)
 
     def progress_marks(self, seqs: Collection[int]) -> dict[int, tuple[int, int]]:
-        return {seq: checkpoint.mark for seq, checkpoint in _chosen(self._tables.progress, seqs).items()}
+        return {seq: checkpoint.mark for seq, checkpoint in self.progress(seqs).items()}
 
     def set_progress(self, values: Mapping[int, Checkpoint]) -> None:
         for seq, checkpoint in values.items():

@@ -72,6 +72,9 @@ trigger = sa.Table(
     sa.Column("run_until", sa.Double),
     sa.Column("was_extended", sa.Boolean, nullable=False),
     sa.Column("ended_at", sa.Double),
+    sa.Column("claimed_at", sa.Double),
+    sa.Column("started_at", sa.Double),
+    sa.Column("heartbeat_at", sa.Double),
 )
 
 
@@ -94,6 +97,7 @@ progress = sa.Table(
     sa.Column("value", sa.LargeBinary, nullable=False),
     sa.Column("fence", sa.BigInteger),
     sa.Column("number", sa.BigInteger),
+    sa.Column("at", sa.Double),
 )
 
 run = sa.Table(
@@ -105,6 +109,9 @@ run = sa.Table(
     sa.Column("outcome", sa.Text, nullable=False),
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("worker", sa.Text),
+    sa.Column("claimed_at", sa.Double),
+    sa.Column("started_at", sa.Double),
+    sa.Column("heartbeat_at", sa.Double),
     sa.Column("token", sa.Text, nullable=False),
     sa.Column("digest", sa.LargeBinary),
     sa.Column("result", sa.LargeBinary),

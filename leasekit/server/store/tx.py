@@ -59,8 +59,8 @@ class SqlView(View):
     def entities(self, seqs: Collection[int]) -> dict[int, Entity]:
         return {row[0]: Entity(*row) for row in sql.ENTITIES.rows(self._connection, seqs=_json_list(seqs))}
 
-    def progress(self, seqs: Collection[int]) -> dict[int, bytes]:
-        return {row[0]: row[1] for row in sql.PROGRESS.rows(self._connection, seqs=_json_list(seqs))}
+    def progress(self, seqs: Collection[int]) -> dict[int, Checkpoint]:
+        return {row[0]: Checkpoint(*row[1:]) for row in sql.PROGRESS.rows(self._connection, seqs=_json_list(seqs))}
 
     def last_runs(self, seq: int, *, limit: int) -> list[Run]:
         return damage.runs(sql.LAST_RUNS.rows(self._connection, seq=seq, most=limit)[::-1])
@@ -192,10 +192,12 @@ class SqlTx(SqlView, Tx):
         sql.SAVE.each(self._connection, [(*_values(row), row.seq) for row in triggers])
         self._held.keep(triggers)
 
-    def renew(self, seqs: Collection[int], status: Status, *, now: float) -> None:
+    def renew(self, seqs: Collection[int], status: Status, *, now: float, at: float) -> None:
         if seqs:
-            sql.RENEW(self._connection, seqs=_json_list(seqs), to_status=status.value, now=now)
-            self._held.renew(seqs, status, now=now)
+            begun_at = at if status is Status.PROCESSING else None
+            of = {"to_status": status.value, "now": now, "at": at, "begun_at": begun_at}
+            sql.RENEW(self._connection, seqs=_json_list(seqs), **of)
+            self._held.renew(seqs, status, now=now, at=at)
 
     def end(self, seqs: Collection[int], status: Status, *, now: float) -> None:
         if seqs:
@@ -321,6 +323,9 @@ def _values(row: Trigger) -> tuple[Any, ...]:
         row.run_until,
         int(row.was_extended),
         row.ended_at,
+        row.claimed_at,
+        row.started_at,
+        row.heartbeat_at,
     )
 
 

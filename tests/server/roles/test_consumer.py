@@ -288,6 +288,17 @@ def test_a_lease_that_ran_out_says_since_when_nothing_was_heard_and_from_whom() 
     assert silence(held, now=501.0, instant=501.0) == said
 
 
+@pytest.mark.parametrize(("heartbeat_at", "since"), [(None, "00:00:40 UTC, 460 s"), (90.0, "00:01:30 UTC, 410 s")])
+def test_a_lease_that_a_restart_has_extended_says_since_when_nothing_was_heard(
+    heartbeat_at: float | None, since: str
+) -> None:
+    held = replace(HELD, next_trigger_at=500.0, was_extended=True, claimed_at=40.0, heartbeat_at=heartbeat_at)
+    assert silence(held, now=500.0, instant=501.0) == (
+        f"nothing was heard from worker 'w' since 1970-01-01 {since} ago (its ttl is 20 s, counted anew when the "
+        "process that serves the store had changed or stalled)"
+    )
+
+
 def test_of_a_buffered_task_it_claims_no_more_than_it_knows() -> None:
     """It may have been beaten for either of the two ttls: since the later of the two moments nothing was heard."""
     held = replace(HELD, status=Status.CLAIMED, next_trigger_at=500.0)

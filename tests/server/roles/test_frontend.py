@@ -9,7 +9,7 @@ import pytest
 from msgspec import Raw
 
 from leasekit.errors import Refused
-from leasekit.task import Exponential, NewTask, Outcome, Stats, Status
+from leasekit.task import Exponential, HistoryEntry, NewTask, Outcome, Stats, Status, TaskInfo
 from tests.server.conftest import Bench
 
 pytestmark = pytest.mark.anyio
@@ -270,6 +270,12 @@ async def test_a_task_can_be_read_whole(bench: Bench) -> None:
         "worker": "w",
         "lease_until": None,
         "cancel_requested": False,
+        "scheduled_at": msgspec.to_builtins(at(start)),
+        "claimed_at": msgspec.to_builtins(at(start + 1)),
+        "started_at": None,
+        "heartbeat_at": None,
+        "progress_at": msgspec.to_builtins(at(start + 1)),
+        "ended_at": msgspec.to_builtins(at(start + 2)),
         "reason": None,
     }
     assert [(run["fence"], run["outcome"], run["at"], run["worker"]) for run in history] == [
@@ -277,6 +283,36 @@ async def test_a_task_can_be_read_whole(bench: Bench) -> None:
         (2, "success", msgspec.to_builtins(at(start + 2)), "w"),
     ]
     assert history[0]["error"] == {"type": "E"}
+
+
+async def test_a_task_and_its_history_tell_when_a_run_was_claimed_began_and_was_heard(bench: Bench) -> None:
+    times: list[tuple[datetime | None, ...]] = []
+
+    def note(seen: TaskInfo | HistoryEntry) -> None:
+        times.append((seen.claimed_at, seen.started_at, seen.heartbeat_at))
+
+    start = bench.clock.wall
+    await bench.put("a")
+    note(await bench.info("a"))
+    bench.clock.advance(1)
+    task = await bench.take()
+    for started in (False, True, True):
+        bench.clock.advance(1)
+        await bench.beat(task, started=started)
+        note(await bench.info("a"))
+    await bench.settle(task, "retry", retry_after=0.0)
+    note((await bench.info("a")).history[0])
+    await bench.take()
+    note(await bench.info("a"))
+    claimed, held, began, heard = (at(start + seconds) for seconds in (1, 2, 3, 4))
+    assert times == [
+        (None, None, None),
+        (claimed, None, held),
+        (claimed, began, began),
+        (claimed, began, heard),
+        (claimed, began, heard),
+        (heard, None, None),
+    ]
 
 
 async def test_a_waiting_task_says_when_it_is_due_next(bench: Bench) -> None:

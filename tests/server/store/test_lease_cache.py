@@ -58,7 +58,7 @@ def expire(tx: Tx, rows: list[Trigger], now: float) -> None:
 
 
 def renew(tx: Tx, rows: list[Trigger], now: float) -> None:
-    tx.renew([row.seq for row in rows], Status.PROCESSING, now=now)
+    tx.renew([row.seq for row in rows], Status.PROCESSING, now=now, at=now)
 
 
 def end(tx: Tx, rows: list[Trigger], now: float) -> None:

@@ -76,6 +76,9 @@ def run(seq: int, fence: int, **more: Any) -> Run:
         "outcome": "retry",
         "at": 3.5,
         "worker": "w",
+        "claimed_at": 1.5,
+        "started_at": None,
+        "heartbeat_at": 2.5,
         "token": f"token-{fence}",
         "digest": b"\x00d",
         "result": b"1",
@@ -161,7 +164,7 @@ def test_a_transaction_that_fails_leaves_nothing(store: Store) -> None:
         with store.transaction() as tx:
             tx.add([entity(3)], [trigger(3)])
             tx.save([trigger(1, status=Status.SUCCESS, next_trigger_at=None)])
-            tx.renew([2], Status.PROCESSING, now=100)
+            tx.renew([2], Status.PROCESSING, now=100, at=100)
             tx.restart_leases(now=1000, shift=1.0)
             tx.set_anchor(Anchor("boot", 1.0, 2.0))
             tx.end([2], Status.SUCCESS, now=9.0)
@@ -194,8 +197,8 @@ def test_a_renewal_gives_each_its_own_timeout(store: Store) -> None:
     rows = [trigger(n, heartbeat_timeout=10.0 * n, owner="w", status=Status.CLAIMED) for n in (1, 2, 3)]
     add(store, *rows)
     with store.transaction() as tx:
-        tx.renew([1, 2], Status.PROCESSING, now=100.0)
-        tx.renew([], Status.CLAIMED, now=200.0)
+        tx.renew([1, 2], Status.PROCESSING, now=100.0, at=100.0)
+        tx.renew([], Status.CLAIMED, now=200.0, at=200.0)
         found = tx.triggers_of([1, 2, 3])
     assert [(row.status, row.next_trigger_at) for row in found.values()] == [
         (Status.PROCESSING, 110.0),
@@ -208,9 +211,21 @@ def test_a_renewal_brings_no_end_nearer(store: Store) -> None:
     add(store, trigger(1, owner="w", status=Status.CLAIMED, token="t", next_trigger_at=400.0))
     with store.transaction() as tx:
         tx.save(list(tx.triggers_of([1]).values()))  # what the writer has written last, it does not read
-        tx.renew([1], Status.PROCESSING, now=100.0)
+        tx.renew([1], Status.PROCESSING, now=100.0, at=100.0)
         for found in (tx.triggers_of([1])[1], tx.triggers(["t1"])["t1"]):
             assert (found.status, found.next_trigger_at) == (Status.PROCESSING, 400.0)
+
+
+def test_a_renewal_notes_when_it_came_and_the_first_of_a_handler_when_that_began(store: Store) -> None:
+    add(store, trigger(1, owner="w", status=Status.CLAIMED, token="t", claimed_at=90.0))
+    times: list[tuple[float | None, ...]] = []
+    with store.transaction() as tx:
+        for at, status in ((100.5, Status.CLAIMED), (110.5, Status.PROCESSING), (120.5, Status.PROCESSING)):
+            tx.renew([1], status, now=at - 3, at=at)
+            stored, kept = tx.triggers_of([1])[1], tx.triggers(["t1"])["t1"]
+            assert stored == kept
+            times.append((kept.claimed_at, kept.started_at, kept.heartbeat_at))
+    assert times == [(90.0, None, 100.5), (90.0, 110.5, 110.5), (90.0, 110.5, 120.5)]
 
 
 def test_an_end_leaves_the_counts_and_nothing_due(store: Store) -> None:
@@ -317,7 +332,7 @@ def test_a_lease_that_a_restart_has_extended_is_extended_again_once_it_was_renew
     with store.transaction() as tx:
         tx.restart_leases(now=100.0, shift=shift)
         assert tx.triggers_of([1])[1].next_trigger_at == pytest.approx(until)
-        tx.renew([1], Status.PROCESSING, now=200.0)
+        tx.renew([1], Status.PROCESSING, now=200.0, at=200.0)
         tx.restart_leases(now=300.0, shift=shift)
         assert tx.triggers_of([1])[1].next_trigger_at == pytest.approx(600.3)
 
@@ -354,9 +369,9 @@ def test_the_latest_progress_is_kept(store: Store) -> None:
     add(store, trigger(1), trigger(2))
     with store.transaction() as tx:
         tx.set_progress({1: Checkpoint(b"1", 1, 0), 2: Checkpoint(b"2", 1, 0)})
-        tx.set_progress({1: Checkpoint(b"3", 1, 2)})
+        tx.set_progress({1: Checkpoint(b"3", 1, 2, 7.5)})
     with store.view() as view:
-        assert view.progress([1, 2, 9]) == {1: b"3", 2: b"2"}
+        assert view.progress([1, 2, 9]) == {1: Checkpoint(b"3", 1, 2, 7.5), 2: Checkpoint(b"2", 1, 0)}
     with store.transaction() as tx:
         assert tx.progress_marks([1, 2, 9]) == {1: (1, 2), 2: (1, 0)}
         assert tx.contents([1])[1].progress == b"3"

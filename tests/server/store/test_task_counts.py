@@ -65,7 +65,7 @@ def change(tx: Tx, random: random.Random) -> None:
             tx.save([replace(row, status=Status.CLAIMED, ended_at=None, **held) for row in rows])
         case 2:
             leased = [row.seq for row in rows if row.owner is not None]
-            tx.renew(leased, Status.PROCESSING, now=2.0)
+            tx.renew(leased, Status.PROCESSING, now=2.0, at=2.0)
         case 3:
             tx.end([row.seq for row in rows], random.choice([Status.SUCCESS, Status.DEAD]), now=3.0)
         case _:

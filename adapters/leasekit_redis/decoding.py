@@ -117,8 +117,14 @@ def info(row: Row, kind: str) -> TaskInfo:
             result=_value(last.result if last else None),
             error=_value(last.error if last else None),
             worker=state.worker,
-            lease_until=None if row.lease_until is None else moment(row.lease_until),
+            lease_until=_moment(row.lease_until),
             cancel_requested=bool(row.cancel_requested),
+            scheduled_at=moment(state.seq // 1000),  # numbers are microseconds
+            claimed_at=_moment(state.claimed_at),
+            started_at=_moment(state.started_at),
+            heartbeat_at=_moment(state.heartbeat_at),
+            progress_at=_moment(state.progress_at),
+            ended_at=_moment(state.ended_at),
             history=[_entry(run) for run in row.runs],
             reason=state.reason or _waiting_reason(state),
         )
@@ -138,6 +144,10 @@ def moment(milliseconds: float) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
+def _moment(milliseconds: int | None) -> datetime | None:
+    return None if milliseconds is None else moment(milliseconds)
+
+
 def _waiting_reason(state: State) -> str | None:
     if not state.after:
         return None
@@ -152,6 +162,9 @@ def _entry(run: Past) -> HistoryEntry:
         outcome=run.outcome,
         at=moment(run.at),
         worker=run.worker,
+        claimed_at=_moment(run.claimed_at),
+        started_at=_moment(run.started_at),
+        heartbeat_at=_moment(run.heartbeat_at),
         result=_value(run.result),
         error=_value(run.error),
     )

@@ -110,6 +110,11 @@ class State(Struct):
     reason: str | None = None
     digest: str = ""
     after: list[str] = []  # ids of the tasks that this task waits for
+    claimed_at: int | None = None
+    started_at: int | None = None
+    heartbeat_at: int | None = None
+    progress_at: int | None = None
+    ended_at: int | None = None
 
 
 class Past(Struct):
@@ -122,6 +127,9 @@ class Past(Struct):
     worker: str | None = None
     result: str | None = None
     error: str | None = None
+    claimed_at: int | None = None
+    started_at: int | None = None
+    heartbeat_at: int | None = None
 
 
 class Row(Struct):

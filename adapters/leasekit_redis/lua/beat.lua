@@ -23,6 +23,7 @@ local function start(id, lease, s)
     lease.ends = now + lease.max_runtime
   end
   put(WORKING, id, lease)
+  s.started_at = now
   become(s, 'processing')
   put(STATE, id, s)
 end
@@ -60,9 +61,8 @@ for i, beat in ipairs(ARGUMENT.beats) do
     if s then
       start(id, lease, s)
     end
-    local before = lease.progress_seq
-    keep_progress(id, lease, progress, number)
-    if lease.progress_seq ~= before then
+    if progress then
+      keep_progress(id, lease, progress, number)
       put(WORKING, id, lease)
     end
     -- Never earlier than before: a holder that misses this answer relies on the end that it was granted before.

@@ -68,6 +68,7 @@ end
 local function grant(id, s)
   s.fence, s.attempt = s.fence + 1, s.attempt + 1
   s.worker, s.token, s.progress_seq = ARGUMENT.worker, nil, nil
+  s.claimed_at, s.started_at, s.heartbeat_at = now, nil, nil
   become(s, 'claimed')
   local token = new_token(id, s.fence)
   local claim_ttl, ttl = s.claim_ttl or 300000, s.beat_ttl or 300000

@@ -88,16 +88,18 @@ local SHAPES = { -- key → required fields, optional fields
      crashes = is_number, max_attempts = is_number, max_crashes = is_number, max_runtime = is_number,
      claim_ttl = is_number, beat_ttl = is_number, worker = is_text, token = is_text, reason = is_text,
      digest = is_text, dedupe = is_text, redriven = is_text, collection = is_text, after = list_of(is_text, 1), retry = is_policy,
-     awaited = is_flag, progress_seq = is_number},
+     awaited = is_flag, progress_seq = is_number, claimed_at = is_number, started_at = is_number,
+     heartbeat_at = is_number, progress_at = is_number, ended_at = is_number},
   },
   [WORKING] = {
     {token = is_text, worker = is_text, ttl = is_number},
     {max_runtime = is_number, longest = is_number, ends = is_number, started = is_flag, cancel_requested = is_flag,
-     progress_seq = is_number},
+     progress_seq = is_number, progress_at = is_number, moved_from = is_number, moved_to = is_number},
   },
   [RUNS] = {
     {fence = is_number, attempt = is_number, at = is_number, outcome = is_text},
-    {worker = is_text, token = is_text, digest = is_text, result = is_text, error = is_text},
+    {worker = is_text, token = is_text, digest = is_text, result = is_text, error = is_text, claimed_at = is_number,
+     started_at = is_number, heartbeat_at = is_number},
   },
   [CLAIMS] = {{waited = is_real, grants = list_of(is_text, 0)}, {}},
   [DEDUPE] = {{id = is_text}, {ends = is_number}},
@@ -477,6 +479,7 @@ local WOUND_DOWN = {retry = true, release = true, crash = true, expired = true}
 -- ENDING keeps the task until that is done.
 local told_next = {}
 local function has_come_to_its_end(id, s)
+  s.ended_at = now
   place(ENDED, id, now)
   if s.status == 'dead' then
     place(DEAD, id, now)
@@ -513,6 +516,9 @@ end
 -- Write an entry of a task's history. A later entry of the same claim replaces it: a late result revises an expiry.
 local function record(id, s, run)
   run.fence, run.at = s.fence, now
+  if run.outcome ~= 'redriven' then
+    run.claimed_at, run.started_at, run.heartbeat_at = s.claimed_at, s.started_at, s.heartbeat_at
+  end
   put(RUNS, id .. '/' .. s.fence, run)
   if s.fence > KEPT_RUNS then
     put(RUNS, id .. '/' .. (s.fence - KEPT_RUNS), false)
@@ -568,8 +574,45 @@ local function has_ended(id, lease, ends_at)
   if new_end <= judged_at then
     return true
   end
+  local old_end = score(LEASES, id)
+  if old_end ~= lease.moved_to then
+    lease.moved_from = is_number(old_end) and old_end or nil
+  end
+  lease.moved_to = new_end
+  put(WORKING, id, lease)
   place(LEASES, id, new_end)
   return false
+end
+
+-- Note in the state of a leased task when it was heard of last. A heartbeat moves the end of its lease to its own ttl
+-- from then and writes nothing else, so the end tells when it came; but a shorter ttl than that of the claim tells
+-- nothing at first, and a restart or a clock step has moved the end without a heartbeat.
+local function note_times(id, s, lease)
+  local ends_at = score(LEASES, id) or 0
+  if ends_at == lease.moved_to then
+    ends_at = lease.moved_from or 0
+  end
+  local is_moved = ends_at > (s.claimed_at or now) + (lease.longest or lease.ttl)
+  s.heartbeat_at = is_moved and is_number(ends_at) and ends_at - lease.ttl or s.started_at
+  s.progress_at = lease.progress_at or s.progress_at
+end
+
+-- A task as the scripts that read give it: {id, state, stored, progress, runs, lease_until, cancel_requested}.
+local function shown(id, s, stored, runs)
+  local lease = (s.status == 'claimed' or s.status == 'processing') and read(WORKING, id)
+  if lease then
+    note_times(id, s, lease)
+  end
+  local ends_at = lease and score(LEASES, id)
+  return {
+    id = id,
+    state = s,
+    stored = stored,
+    progress = redis.call('HGET', PROGRESS, id) or nil,
+    runs = runs,
+    lease_until = is_number(ends_at) and ends_at or nil,
+    cancel_requested = lease and lease.cancel_requested or nil,
+  }
 end
 
 -- Keep a checkpoint, unless the kept one has a greater number: reports under one token may overtake each other. A
@@ -580,9 +623,11 @@ local function keep_progress(id, holding, progress, number)
   end
   put(PROGRESS, id, progress)
   holding.progress_seq = number or holding.progress_seq
+  holding.progress_at = now
 end
 
-local function let_go(id, lease)
+local function let_go(id, s, lease)
+  note_times(id, s, lease)
   put(WORKING, id, false)
   place(LEASES, id, false)
   hold(lease.worker, -1)
@@ -600,7 +645,7 @@ local function expire(id, lease)
       (lease.max_runtime or 0) / 1000)
     run.error = cjson.encode({type = 'LeaseExpired', message = why}) -- of expired runs, only these have an error
   end
-  let_go(id, lease)
+  let_go(id, s, lease)
   s.progress_seq = lease.progress_seq -- its holder may still report
   record(id, s, run)
   end_run(id, s, 'expired', lease.cancel_requested, {token = lease.token, why = why})

@@ -29,10 +29,10 @@ for i = 1, #found, 2 do
     if #tasks == ARGUMENT.limit or size > SIZE then
       break
     end
-    local progress = redis.call('HGET', PROGRESS, id)
     local run = read(RUNS, id .. '/' .. s.fence) or read(RUNS, id .. '/' .. (s.fence - 1)) -- the last ended run
-    tasks[#tasks + 1] = {id = id, state = s, stored = stored, progress = progress or nil, runs = {run or nil}}
-    size = size + #stored + (progress and #progress or 0) + (run and run.result and #run.result or 0)
+    local row = shown(id, s, stored, {run or nil})
+    tasks[#tasks + 1] = row
+    size = size + #stored + (row.progress and #row.progress or 0) + (run and run.result and #run.result or 0)
   end
   after = string.format('%.0f', tonumber(found[i + 1]))
 end

@@ -1,6 +1,5 @@
 -- Read one task. Takes {id, runs}: `runs` is how many of the latest entries of its history to read. Gives nothing for
--- an unknown id, a text that says what is damaged, or {id, state, stored, progress, runs, lease_until,
--- cancel_requested}.
+-- an unknown id, a text that says what is damaged, or the task as `shown`.
 
 refuse_at_replica()
 local s = read(STATE, ARGUMENT.id)
@@ -13,16 +12,8 @@ if broken[ARGUMENT.id] then
 elseif not s then
   return false
 end
-local runs, lease = {}, read(WORKING, ARGUMENT.id)
+local runs = {}
 for fence = math.max(1, s.fence - ARGUMENT.runs + 1), s.fence do
   runs[#runs + 1] = read(RUNS, ARGUMENT.id .. '/' .. fence) or nil
 end
-return cmsgpack.pack({
-  id = ARGUMENT.id,
-  state = s,
-  stored = stored,
-  progress = redis.call('HGET', PROGRESS, ARGUMENT.id) or nil,
-  runs = runs,
-  lease_until = score(LEASES, ARGUMENT.id) or nil,
-  cancel_requested = lease and lease.cancel_requested,
-})
+return cmsgpack.pack(shown(ARGUMENT.id, s, stored, runs))

@@ -18,17 +18,17 @@ local function revise(id, s)
 end
 
 local function accept(item, s, lease)
+  keep_progress(item.id, lease or s, item.progress, item.progress_seq)
   local worker
   if lease then
     worker = lease.worker
-    let_go(item.id, lease)
+    let_go(item.id, s, lease)
   else
     worker = revise(item.id, s)
   end
   local run = {outcome = item.outcome, attempt = s.attempt, worker = worker, token = item.token, digest = item.digest}
   run.result, run.error = item.result, item.error
   record(item.id, s, run)
-  keep_progress(item.id, lease or s, item.progress, item.progress_seq)
   -- Successors may be of kinds in other slots: clients schedule them there from the outbox.
   for _, successor in ipairs(item.successors or {}) do
     outbox[#outbox + 1] = successor

@@ -36,6 +36,9 @@ class ContractBase:
     counts_releases: bool = False
     """Whether the service counts a released run as an attempt."""
 
+    tells_times: bool = True
+    """Whether the service tells when a task was scheduled, its run claimed, begun and heard of, and when it ended."""
+
     @pytest.fixture
     def anyio_backend(self) -> str:
         return "asyncio"

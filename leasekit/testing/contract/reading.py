@@ -1,9 +1,9 @@
 """Tests of reads: single tasks, listings and counts."""
 
 import math
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from leasekit.task import NewTask, Status
+from leasekit.task import NewTask, Status, TaskInfo
 from leasekit.testing.contract.base import SchedulerBase, Service, ids_of
 
 
@@ -29,6 +29,31 @@ class Reading(SchedulerBase):
         assert (await self.info(backend, task.id)).cancel_requested
         await self.settle(backend, task)
         assert not (await self.info(backend, task.id)).cancel_requested
+
+    async def test_a_task_tells_when_its_run_was_claimed_began_and_ended(self, backend: Service, kind: str) -> None:
+        """The times are in order, and every view of the task has the same; None where the service does not tell."""
+        await backend.schedule([NewTask(kind=kind, id=kind)])
+        info = await self.info(backend, kind)
+        assert (info.claimed_at, info.started_at, info.heartbeat_at, info.ended_at) == (None, None, None, None)
+        task = await self.claim_one(backend, kind)
+        for options in ({"started": False}, {"progress": 1}, {}):
+            await self.sleep(0.01)
+            await self.beat(backend, task, **options)
+        info = await self.info(backend, kind)
+        assert info.ended_at is None
+        (listed,) = (await backend.list_tasks(kind=kind)).tasks
+        assert _times(listed) == _times(info)
+        await self.sleep(0.01)
+        await self.settle(backend, task)
+        ended = await self.info(backend, kind)
+        assert _times(ended)[:5] == _times(info)[:5]
+        told = [time for time in _times(ended) if time is not None]
+        assert len(told) == 6 or not self.tells_times
+        assert told == sorted(told)
+        assert all(time.utcoffset() == timedelta(0) for time in told)
+        for run in ended.history:
+            assert (run.claimed_at, run.started_at, run.heartbeat_at) == _times(ended)[1:3] + _times(ended)[4:5]
+            assert ended.ended_at in (None, run.at)
 
     async def test_a_listing_goes_on_where_it_ended(self, backend: Service, kind: str) -> None:
         ids = [f"{kind}-{n}" for n in range(5)]
@@ -64,3 +89,8 @@ class Reading(SchedulerBase):
         await self.settle(backend, await self.claim_one(backend, kind))
         counts = (await backend.stats()).kinds[kind]
         assert {status: count for status, count in counts.items() if count} == {"new": 2, "success": 1}
+
+
+def _times(task: TaskInfo) -> tuple[datetime | None, ...]:
+    times = (task.scheduled_at, task.claimed_at, task.started_at, task.progress_at)
+    return (*times, task.heartbeat_at, task.ended_at)

@@ -103,10 +103,16 @@ async def test_while_redis_is_away_calls_are_unavailable_and_then_they_are_serve
 async def test_a_lease_has_its_whole_ttl_after_a_restart(own_server: Server, backend: RedisBackend, kind: str) -> None:
     await backend.schedule([NewTask(kind=kind, claim_timeout=2, heartbeat_timeout=2) for _ in range(2)])
     tasks = await claim(backend, kind, limit=2)
+    assert await beat(backend, tasks[0]) == "renewed"
+    heard = await backend.get(tasks[0].id)
     own_server.kill()
     await asyncio.sleep(2.1)  # nobody could beat
     own_server.start()
     assert await claim(backend, kind) == []
+    extended = await backend.get(tasks[0].id)
+    assert heard is not None
+    assert extended is not None
+    assert heard.heartbeat_at == extended.heartbeat_at is not None
     assert [await beat(backend, task) for task in tasks] == ["renewed", "renewed"]
     # Who does not beat then is gone as ever.
     (again,) = await claim(backend, kind, wait=30)

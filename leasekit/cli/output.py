@@ -70,10 +70,15 @@ def error_text(error: Any) -> str:
 
 def ago(at: datetime, now: datetime | None = None) -> str:
     """Return a point in time for people: its distance from now."""
-    seconds = ((now or datetime.now(UTC)) - at).total_seconds()
-    size, unit = next((n, u) for n, u in _UNITS if abs(seconds) >= n or n == 1)
-    text = f"{int(abs(seconds) / size)} {unit}"
-    return f"{text} ago" if seconds >= 0 else f"in {text}"
+    now = now or datetime.now(UTC)
+    return f"{span(at, now)} ago" if now >= at else f"in {span(at, now)}"
+
+
+def span(start: datetime, end: datetime | None = None) -> str:
+    """Return the time from `start` to `end` (None: now) for people, without its sign."""
+    seconds = abs(((end or datetime.now(UTC)) - start).total_seconds())
+    size, unit = next((n, u) for n, u in _UNITS if seconds >= n or n == 1)
+    return f"{int(seconds / size)} {unit}"
 
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -104,10 +109,10 @@ def task_fields(task: TaskInfo) -> list[object]:
     return [task.id, task.kind, task.status, task.attempt, moment(task.at), task.worker or ""]
 
 
-def console() -> "Console":
+def console(*, width: int | None = None) -> "Console":
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, width=width)
 
 
 def table(*columns: str, title: str | None = None) -> "Table":

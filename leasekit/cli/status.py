@@ -1,5 +1,7 @@
 """`leasekit status`: one task with its history, or an overview."""
 
+from collections.abc import Callable
+from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +12,7 @@ from leasekit.cli import options, output
 from leasekit.cli.errors import FAILED, spoken
 from leasekit.cli.service import connected, looks
 from leasekit.cli.stats import counts_table, folded
+from leasekit.cli.tasks import WAITING, running_for
 from leasekit.cli.workers import listed, unhandled, workers_table
 from leasekit.client import Client
 from leasekit.errors import LeasekitError
@@ -70,8 +73,8 @@ def status(
 
 
 def _without_lease_end(seen: Any) -> Any:
-    """Return what was seen without the end of a lease, which each heartbeat moves."""
-    return replace(seen, lease_until=None) if isinstance(seen, TaskInfo) else seen
+    """Return what was seen without what each heartbeat changes: the end of a lease, and when it was heard of last."""
+    return replace(seen, lease_until=None, heartbeat_at=None) if isinstance(seen, TaskInfo) else seen
 
 
 def _show(view: "_Task | _Overview", *, as_json: bool) -> None:
@@ -102,7 +105,7 @@ class _Task:
                 f"there is no task {self._id!r}: look for it with 'leasekit tasks', or at another --backend"
             )
         self.document = found
-        self.note = unhandled(self._client, found.kind) if found.status in _WAITING else ""
+        self.note = unhandled(self._client, found.kind) if found.status in WAITING else ""
         return found
 
     @property
@@ -113,13 +116,14 @@ class _Task:
     def failed(self) -> bool:
         return self.is_over and self.document.status is not Status.SUCCESS
 
-    def _facts(self) -> dict[str, object]:
+    def _facts(self, moment: Callable[[datetime], str] = output.moment) -> dict[str, object]:
         task = self.document
-        error = "error" if task.status.ended or task.status in _WAITING else "error_of_the_run_before"
+        error = "error" if task.status.ended or task.status in WAITING else "error_of_the_run_before"
         facts: dict[str, object] = {
             "id": task.id, "kind": task.kind, "status": task.status, "priority": task.priority,
             "collection": task.collection, "attempt": task.attempt, "crashes": task.crashes, "fence": task.fence,
-            "at": output.moment(task.at), "worker": task.worker,
+            **{name: moment(at) for name in _TIMES if (at := getattr(task, name)) is not None},
+            "running_for": running_for(task), "worker": task.worker,
             "lease_until": task.lease_until and output.moment(task.lease_until),
             "cancel_requested": "yes" if task.cancel_requested else None,
             "payload": output.compact(task.payload), "progress": output.compact(task.progress),
@@ -143,7 +147,7 @@ class _Task:
         from rich.table import Table
 
         facts = Table.grid(padding=(0, 2))
-        for name, value in self._facts().items():
+        for name, value in self._facts(_aged).items():
             if not name.startswith("error"):  # it is with its run
                 style = output.STYLES.get(self.document.status, "") if name == "status" else ""
                 facts.add_row(output.styled(name, "dim"), output.styled(value, style))
@@ -151,7 +155,8 @@ class _Task:
         for run in self.document.history:
             who = f", {run.worker}" if run.worker else ""
             attempt = "no attempt counted" if run.outcome == "release" else f"attempt {run.attempt}"
-            line = f"run {run.fence}, {attempt}: {run.outcome}, {output.moment(run.at)}{who}"
+            lasted = f", after {output.span(run.claimed_at, run.at)}" if run.claimed_at else ""
+            line = f"run {run.fence}, {attempt}: {run.outcome}, {output.moment(run.at)}{lasted}{who}"
             parts.append(output.styled(line, "bold"))
             if run.error is not None:
                 parts.append(Padding(output.styled(output.error_text(run.error)), (0, 0, 0, 4)))
@@ -203,6 +208,11 @@ class _Overview:
         return Group(*parts)
 
 
+def _aged(at: datetime) -> str:
+    """Return a moment, and how long ago that was."""
+    return f"{output.moment(at)}, {output.ago(at)}"
+
+
 def last_error(task: TaskInfo) -> Any:
     """Return the error of the last run that has one (a run that has expired has none), unless it ended as a success."""
     if task.status is Status.SUCCESS:
@@ -217,5 +227,5 @@ def _sums(counts: dict[str, int]) -> tuple[int, int, int]:
     return sum(counts.values()), ended, running
 
 
+_TIMES = ("scheduled_at", "at", "claimed_at", "started_at", "heartbeat_at", "progress_at", "ended_at")
 _ENDED = frozenset(status for status in Status if status.ended)
-_WAITING = frozenset(Status) - _ENDED - {Status.CLAIMED, Status.PROCESSING}

@@ -18,19 +18,26 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _PAGE = 500
-_WIDE = 100  # columns of a terminal that has room for worker and progress
+_COLUMNS = {"id": 0, "kind": 0, "status": 0, "try": 0, "due": 0, "running for": 0} | {
+    "last progress": 100, "worker": 130, "progress": 150,
+}  # the columns of the table, each from this width of the terminal on  # fmt: skip
+_WHOLE = 10_000  # the width of a table with all columns in which nothing is cut
 
 EXAMPLES = """\b
 In a pipe, a line for each task: id, kind, status, attempt, when due, worker;
 - for an empty field. With --json, a JSON line for each, with payload,
-progress, result and error.
+progress, result and error, and the times of its run.
 
 \b
 Examples:
   leasekit tasks --kind thumbnail --status processing
+  leasekit tasks --newest --limit 20 --wide
   leasekit tasks --follow
   leasekit tasks --status dead --limit 0 --json | jq -r .reason
 """
+
+LEASED = frozenset({Status.CLAIMED, Status.PROCESSING})
+WAITING = frozenset(status for status in Status if not status.ended) - LEASED
 
 Pages = Callable[[str | None, int], Page]
 
@@ -49,12 +56,19 @@ def tasks(
     follow: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--follow", "-f", help="Show the newest, then each task that is new or changes its status.")
     ] = False,
+    newest: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--newest", help="Newest first. All tasks that match are read.")
+    ] = False,
+    wide: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--wide", "-w", help="All columns, and nothing cut, however narrow the terminal is.")
+    ] = False,
     interval: options.Interval = 1.0,
     as_json: options.Json = False,  # noqa: FBT002 - a flag
 ) -> None:
     """List tasks, or follow them as they change.
 
-    Oldest first. With --follow the command goes on until Ctrl-C, and the limit is for the tasks that exist already.
+    Oldest first, unless --newest says otherwise. With --follow the command goes on until Ctrl-C, and the limit is for
+    the tasks that exist already.
     """
     with connected(backend, options.service(header, ca, proxy)) as client:
         if follow:
@@ -71,7 +85,9 @@ def tasks(
             )
 
         found = all_tasks(pages)
-        _print(found if limit == 0 else islice(found, limit), as_json=as_json)
+        if newest:
+            found = reversed(list(found))
+        _print(found if limit == 0 else islice(found, limit), as_json=as_json, wide=wide)
         if next(found, None) is not None:
             typer.echo("leasekit tasks: there are more: raise --limit; 0 shows all", err=True)
 
@@ -85,22 +101,21 @@ def all_tasks(pages: Pages) -> Iterator[TaskInfo]:
         yield from page.tasks
 
 
-def _print(found: Iterator[TaskInfo], *, as_json: bool) -> None:
+def _print(found: Iterator[TaskInfo], *, as_json: bool, wide: bool) -> None:
     if as_json or not output.on_terminal():
         for task in found:
             _print_one(task, as_json=as_json)
         return
-    console = output.console()
+    console = output.console(width=_WHOLE if wide else None)
     table = tasks_table(found, width=console.width)
     console.print(table if table.row_count else "no tasks")
 
 
 def tasks_table(found: Iterable[TaskInfo], *, width: int) -> "Table":
-    """Return the tasks as a table; in a narrow terminal, ids and statuses are shortened last."""
-    names = ["id", "kind", "status", "try", "due"]
-    names, cut = ([*names, "worker", "progress"], [5, 6]) if width >= _WIDE else (names, [1])
+    """Return the tasks as a table; where it is too wide, worker and progress are cut, or the id if it has neither."""
+    names = [name for name, least in _COLUMNS.items() if width >= least]
     shown = output.table(*names)
-    shown.columns[0].overflow = "fold"
+    cut = range(names.index("last progress") + 1, len(names)) if "worker" in names else [0]
     for column in cut:
         shown.columns[column].no_wrap = False  # rich makes this column narrower before others; its cells do not wrap
     for task in found:
@@ -119,11 +134,23 @@ def _print_one(task: TaskInfo, *, as_json: bool) -> None:
 
 
 def _cells(task: TaskInfo) -> "list[Text]":
-    due = "" if task.status.ended else output.ago(task.at)
-    texts = [task.id, task.kind, "", str(task.attempt), due, task.worker or "", output.compact(task.progress)]
-    cells = [output.styled(text) for text in texts]
+    due = output.ago(task.at) if task.status in WAITING else ""
+    texts = [task.id, task.kind, "", str(task.attempt), due, running_for(task), progress_age(task), task.worker or ""]
+    cells = [output.styled(text) for text in [*texts, output.compact(task.progress)]]
     cells[2] = output.styled(task.status, output.STYLES.get(task.status, ""))
     return cells
+
+
+def running_for(task: TaskInfo) -> str:
+    """Return how long the run of a leased task has lasted since its claim; empty where there is none."""
+    return output.span(task.claimed_at) if task.status in LEASED and task.claimed_at else ""
+
+
+def progress_age(task: TaskInfo) -> str:
+    """Return how old the last progress of a run that goes on is; empty if the run has not reported any."""
+    if task.status not in LEASED or task.progress_at is None or task.claimed_at is None:
+        return ""
+    return output.ago(task.progress_at) if task.progress_at >= task.claimed_at else ""
 
 
 def _follow(

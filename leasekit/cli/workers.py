@@ -1,19 +1,26 @@
 """`leasekit workers`: list the workers that hold tasks."""
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from leasekit.cli import options, output
 from leasekit.cli.errors import spoken
 from leasekit.cli.service import connected, looks
 from leasekit.client import Client
+from leasekit.config import Heartbeats
 from leasekit.errors import BackendError, LeasekitError
 from leasekit.task import WorkerInfo
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+_CYCLE = Heartbeats().cycle + Heartbeats().call_timeout  # seconds
+
 EXAMPLES = """\b
-In a pipe, a line for each worker: name, tasks held, last seen.
+In a pipe, a line for each worker: name, tasks held, last seen, and overdue if
+the worker holds tasks and no heartbeat came for 130 s, in which one is due.
+Last seen is - for a worker that holds tasks and has not called since the
+service started; so is the last field of a worker that is not overdue.
 With --json, a JSON line for each.
 
 \b
@@ -60,15 +67,25 @@ def print_workers(found: list[WorkerInfo], *, as_json: bool) -> None:
         if as_json:
             output.print_json(worker)
         else:
-            output.print_line([worker.name, worker.running, output.moment(worker.last_seen)])
+            seen = output.moment(worker.last_seen)
+            output.print_line([worker.name, worker.running, seen, "overdue" if is_overdue(worker) else ""])
 
 
 def workers_table(found: list[WorkerInfo]) -> "Table":
     shown = output.table("worker", "holds", "last seen")
     for worker in found:
         when = output.ago(worker.last_seen) if worker.last_seen else "not since the service started"
-        shown.add_row(output.styled(worker.name), str(worker.running), when)
+        late = is_overdue(worker)
+        seen = output.styled(f"{when}, overdue" if late else when, "red" if late else "")
+        shown.add_row(output.styled(worker.name), str(worker.running), seen)
     return shown
+
+
+def is_overdue(worker: WorkerInfo) -> bool:
+    """Whether the worker holds leases, and has not called for longer than a cycle, in which it renews each of them."""
+    if not worker.running or worker.last_seen is None:
+        return False
+    return (datetime.now(UTC) - worker.last_seen).total_seconds() > _CYCLE
 
 
 def listed(client: Client) -> list[WorkerInfo] | None:

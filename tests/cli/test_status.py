@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,8 @@ import leasekit
 from leasekit import Client, NewTask, Unavailable
 from leasekit.cli import service
 from leasekit.cli.status import _Task
-from leasekit.task import Beat, Settlement
+from leasekit.cli.workers import print_workers, workers_table
+from leasekit.task import Beat, Settlement, WorkerInfo
 from leasekit.testing import memory
 from leasekit.testing.memory import MemoryBackend
 from tests.cli.conftest import Run
@@ -170,6 +172,39 @@ def test_a_task_whose_worker_may_be_dead_shows_the_end_of_its_lease(run: Run, cl
         facts = dict(line.split("\t")[:2] for line in run("status", "held").stdout.splitlines())
     left = datetime.fromisoformat(facts["lease_until"]) - datetime.now(UTC)
     assert timedelta(minutes=9) < left <= timedelta(minutes=10)
+
+
+def test_a_task_shows_when_its_run_was_claimed_and_how_long_it_lasts(run: Run, client: Client) -> None:
+    client.schedule("k", id="held")
+    with leasekit.lease(next(client.tasks("k"))) as held:
+        facts = dict(line.split("\t")[:2] for line in run("status", "held").stdout.splitlines())
+        assert facts["scheduled_at"] <= facts["claimed_at"]
+        assert facts["running_for"].endswith(" s")
+        assert any(re.match(r"claimed_at +\S+, \d+ s ago$", line) for line in shown(client, "held"))
+        held.complete()
+    facts = dict(line.split("\t")[:2] for line in run("status", "held").stdout.splitlines())
+    assert "running_for" not in facts
+    assert facts["claimed_at"] <= facts["ended_at"]
+    assert re.match(r"run 1, attempt 1: success, \S+, after \d+ s, ", shown(client, "held", width=120)[-1])
+
+
+def worker(*, running: int, silent: float | None) -> WorkerInfo:
+    seen = None if silent is None else datetime.now(UTC) - timedelta(seconds=silent)
+    return WorkerInfo(name="w", last_seen=seen, running=running)
+
+
+@pytest.mark.parametrize(
+    ("running", "silent", "overdue"), [(1, 140.0, True), (1, 100.0, False), (0, 140.0, False), (1, None, False)]
+)
+def test_a_worker_that_holds_tasks_and_is_not_heard_is_overdue(
+    running: int, silent: float | None, overdue: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [worker(running=running, silent=silent)]
+    text = io.StringIO()
+    Console(width=80, file=text).print(workers_table(found))
+    print_workers(found, as_json=False)
+    assert ("overdue" in text.getvalue()) == overdue
+    assert capsys.readouterr().out.split("\t")[3] == ("overdue\n" if overdue else "-\n")
 
 
 def test_a_renewal_is_no_change_that_a_watch_shows(run: Run, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import io
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -122,19 +122,44 @@ def test_a_tail_does_not_read_again_the_pages_at_the_beginning_in_which_all_have
     assert listing.asked == ["6", "8"]
 
 
-@pytest.mark.parametrize("width", [80, 100, 160])
-@pytest.mark.parametrize("status", [Status.PROCESSING, Status.RETRIABLE_FAILURE])
-def test_ids_and_statuses_are_whole_on_any_terminal(width: int, status: Status) -> None:
-    task = TaskInfo(
-        id="0" * 36, kind="thumbnail", status=status, priority=2, attempt=1, crashes=0, fence=1,
-        at=datetime.now(UTC), worker="a-host.example:8377:d776de6c", progress={"page": 3},
-    )  # fmt: skip
+def table(task: TaskInfo, width: int) -> list[str]:
+    """The header and the rows of a table of two such tasks, as a terminal of this width shows them."""
     text = io.StringIO()
     Console(width=width, file=text).print(tasks_table([task, task], width=width))
-    rows = [line for line in text.getvalue().splitlines() if task.id in line]
+    return [line for line in text.getvalue().splitlines() if line.startswith((" id", " 0"))]
+
+
+def running(status: Status = Status.PROCESSING, *, reported: bool = True) -> TaskInfo:
+    now = datetime.now(UTC)
+    return TaskInfo(
+        id="0" * 36, kind="thumbnail", status=status, priority=2, attempt=1, crashes=0, fence=1, at=now,
+        worker="a-host.example:8377:d776de6c", progress={"page": 3}, claimed_at=now - timedelta(minutes=12),
+        progress_at=now - timedelta(minutes=2 if reported else 15),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 100, 130, 160, 10_000])
+@pytest.mark.parametrize("status", [Status.PROCESSING, Status.RETRIABLE_FAILURE])
+def test_kinds_and_statuses_are_whole_on_any_terminal(width: int, status: Status) -> None:
+    header, *rows = table(running(status), width)
     assert len(rows) == 2  # a line for each
-    assert all(f" {status} " in row and " th" in row for row in rows)
-    assert (" wo" in text.getvalue()) == (width >= 100)
+    assert all(f" thumbnail   {status} " in row for row in rows)
+    assert all(("0" * 36 in row) or width < 130 for row in rows)
+    extra = {"running for": 0, "last progress": 100, "worker": 130}
+    assert [name in header for name in extra] == [width >= least for least in extra.values()]
+
+
+def test_a_running_task_says_for_how_long_and_when_its_run_reported_last() -> None:
+    assert table(running(), 110)[1].split()[-5:] == ["12", "min", "2", "min", "ago"]
+    assert table(running(reported=False), 110)[1].split()[-2:] == ["12", "min"]
+    assert "12 min" not in table(running(Status.RETRIABLE_FAILURE), 110)[1]
+
+
+def test_the_newest_are_shown_first(run: Run, client: Client) -> None:
+    client.schedule_all([NewTask(kind="k", id=f"t{number:04}") for number in range(600)])
+    newest = run("tasks", "--newest", "--limit", "2")
+    assert [line[0] for line in fields(newest)] == ["t0599", "t0598"]
+    assert "raise --limit" in newest.stderr
 
 
 # Cancel -------------------------------------------------------------------------------------------------------

@@ -72,10 +72,13 @@ def renewed(row: Trigger, status: Status, *, now: float, at: float) -> Trigger:
     The end of the lease never moves nearer: a holder that did not get the answer relies on the earlier grant.
     """
     until = now + row.heartbeat_timeout
+    until = max(until, row.next_trigger_at or until)
+    if row.status is status and row.started_at is not None and not row.was_extended:  # most beats: two values cost less
+        return replace(row, next_trigger_at=until, heartbeat_at=at)
     return replace(
         row,
         status=status,
-        next_trigger_at=max(until, row.next_trigger_at or until),
+        next_trigger_at=until,
         was_extended=False,
         started_at=at if row.started_at is None and status is Status.PROCESSING else row.started_at,
         heartbeat_at=at,

@@ -192,7 +192,7 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "progress-lost": Mutant(
         "The next holder does not get the progress of the last one.",
-        Edit("server.roles.hsc:_save_beats", "batch.progress.save(turn.tx)", "pass"),
+        Edit("server.roles.hsc:_save_beats", "batch.progress.save(...)", "pass"),
         by=Histories("deaths", ["L7"]),
     ),
     "progress-unordered": Mutant(

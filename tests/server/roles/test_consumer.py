@@ -54,6 +54,16 @@ async def test_the_history_says_since_when_nothing_was_heard_and_from_whom(bench
     assert info.error == info.history[0].error
 
 
+async def test_after_a_restart_the_history_still_says_when_the_worker_was_heard_last(bench: Bench) -> None:
+    task = await bench.taken("a", claim_timeout=20, heartbeat_timeout=20)
+    await bench.beat(task)
+    bench.clock.advance(100)
+    await bench.restart()
+    await bench.later(23)
+    message = msgspec.json.decode((await bench.info("a")).history[0].error)["message"]
+    assert "since 1970-01-12 13:46:40 UTC, 123 s ago (its ttl is 20 s, counted anew when the process that" in message
+
+
 async def test_a_lease_ends_by_the_clock_of_its_server_though_an_earlier_one_was_hours_ahead(bench: Bench) -> None:
     task = await bench.taken("a", claim_timeout=10, heartbeat_timeout=10)
     for _ in range(500):

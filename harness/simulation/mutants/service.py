@@ -124,7 +124,7 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "claim-repeat-grants-anew": Mutant(
         "The repeat of a claim is granted other tasks.",
-        Edit("server.roles.claims:claim", "(one.is_new or turn.is_repeated) and ...", "False"),
+        Edit("server.roles.claims:claim", "(item.is_new or turn.is_repeated) and ...", "False"),
         by=Histories("slow", ["S7"]),
     ),
     "ended-claim-granted-later": Mutant(

@@ -25,8 +25,8 @@ def test_workers_are_told_of_with_what_they_hold(server: Server) -> None:
             plain = server.command("workers")
             document = server.command("workers", "--json")
             assert [worker.name for worker in client.workers()] == ["busy"]
-    name, running, _ = plain.stdout.strip().split("\t")
-    assert (plain.returncode, name, running) == (0, "busy", "1")
+    name, running, _, overdue = plain.stdout.strip().split("\t")
+    assert (plain.returncode, name, running, overdue) == (0, "busy", "1", "-")
     assert json.loads(document.stdout)["running"] == 1
     assert json.loads(document.stdout)["kinds"] == ["held"]
 

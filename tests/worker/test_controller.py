@@ -541,8 +541,10 @@ def test_a_buffered_task_that_is_delivered_again_runs_once_under_the_newest_leas
         eventually(lambda: running.now == 1)
         task_id = submit("k", "buffered").id
         eventually(lambda: worker.buffered == 1)
+        claims = redelivered.faulty.calls["claim"]
         redelivered.again()
         eventually(lambda: redelivered.status(task_id).fence == 2)
+        eventually(lambda: redelivered.faulty.calls["claim"] > claims)  # the worker has the answer to the one before
         running.let_go(2)
         eventually(lambda: redelivered.status(task_id).status == "success")
         assert redelivered.status(task_id).result == 2

@@ -103,8 +103,8 @@ def _run_with_hashes(hashes: int) -> str:
     return done.stdout.splitlines()[0]
 
 
-def _with_the_same_fence(row: Trigger, worker: str, token: str, *, now: float) -> Trigger:
-    return changed(grant(row, worker, token, now=now, at=now), fence=max(1, row.fence))
+def _with_the_same_fence(row: Trigger, worker: str, token: str, *, now: float, at: float) -> Trigger:
+    return changed(grant(row, worker, token, now=now, at=at), fence=max(1, row.fence))
 
 
 # It can fail --------------------------------------------------------------------------------------------------------

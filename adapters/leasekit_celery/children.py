@@ -237,7 +237,8 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
         """Return why the pool process was ended, if the lease was lost by then; else None."""
         if self._note is None:
             return None
-        ended = "its process was ended by leasekit, because" if self.task.kills_lost else "its process has ended, and"
+        kills_lost = self.task.app.Task.kills_lost
+        ended = "its process was ended by leasekit, because" if kills_lost else "its process has ended, and"
         if lost_at == _TOLD:
             return f"{ended} its lease was lost"
         heartbeats = self.task.app.Task.leases.heartbeats.for_ttl(self._note.ttl)

@@ -114,12 +114,19 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
     abstract = True
     Request = LeasedRequest
     leases: Client
-    leased = True
-    """Whether the task has leases: `@app.task(leased=False)` has none."""
+    leased: bool | None = None
+    """Whether the task has leases: `@app.task(leased=False)` has none. None: as `install` was told."""
     kills_lost: bool
-    """Whether a pool process is ended when the lease of its task is lost."""
+    """Whether a pool process is ended when the lease of its task is lost. Only the app's `Task` has it."""
     outage: Outage
     """Whether the service of the leases answered this worker when it was asked last."""
+
+    @classmethod
+    def bind(cls, app: Celery) -> Any:
+        """Bind the class to its app, as Celery does when the task is declared."""
+        if cls.leased is None:  # its base is not the app's own class
+            cls.leased = getattr(app.Task, "leased", True)
+        return super().bind(app)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task: under its lease if a worker calls it, without a lease if it is called like a function."""

@@ -106,6 +106,15 @@ def silent(self, how):
     act(self, how)
 
 
+class Own({base}):
+    abstract = True
+
+
+@app.task(shared=False, bind=True, acks_late=True, base=Own)
+def silent_own(self, how):
+    act(self, how)
+
+
 def act(self, how):
     say("begin", self)
     if len(LOG.read_text().splitlines()) == 1:
@@ -131,6 +140,7 @@ class Shop:
             redis=redis,
             log=str(self.log),
             imports="import leasekit_celery" if leases else "",
+            base="leasekit_celery.LeasedTask" if leases else "celery.Task",
             install=f"leasekit_celery.install(app, {leases!r}, ttl={ttl})" if leases else "",
         )
         path = folder / f"{name}.py"
@@ -345,16 +355,18 @@ def test_the_lease_of_a_killed_pool_process_does_not_keep_its_task_waiting_and_e
     assert "signal 9 (SIGKILL)" in str(first.error)
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "sys.exit"])
+@pytest.mark.parametrize(("name", "how"), [
+    ("silent", "SIGKILL"), ("silent", "SIGTERM"), ("silent", "sys.exit"), ("silent_own", "SIGKILL"),
+])  # fmt: skip
 def test_a_task_whose_process_something_else_has_ended_has_failed_unless_celery_delivers_it_again(
-    shop: Shops, workers: Workers, tmp_path: Path, how: str
+    shop: Shops, workers: Workers, tmp_path: Path, name: str, how: str
 ) -> None:
     app = shop("shot", ttl=600)
     workers("shot")
-    task = app.send("silent", how)
+    task = app.send(name, how)
     log = tmp_path / "shot.log"
     eventually(lambda: "WorkerLostError" in log.read_text())
-    app.send("silent", how, again=task)
+    app.send(name, how, again=task)
     eventually(lambda: f"{task} was delivered again, and had ended" in log.read_text())
     assert app.count("begin", task) == 1
     assert "was ended by leasekit" not in log.read_text()

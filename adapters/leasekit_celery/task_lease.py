@@ -85,7 +85,8 @@ class TaskLease:
 
 def lease_name(task_id: str) -> str:
     """Return the name of a task's lease: an id of more than a hundred plain characters is replaced by its digest."""
-    return f"celery:{task_id if len(quote(task_id)) <= _LONGEST else sha256(task_id.encode()).hexdigest()}"
+    is_short = len(quote(task_id, safe="")) <= _LONGEST
+    return f"celery:{task_id if is_short else sha256(task_id.encode()).hexdigest()}"
 
 
 def attempt_number(request: Any) -> list[int]:

@@ -159,7 +159,8 @@ class Leases(Middleware):
 
 def _name(message_id: str) -> str:
     """Return the name of a message's lease: an id of more than a hundred plain characters is replaced by its digest."""
-    return f"dramatiq:{message_id if len(quote(message_id)) <= _LONGEST else sha256(message_id.encode()).hexdigest()}"
+    is_short = len(quote(message_id, safe="")) <= _LONGEST
+    return f"dramatiq:{message_id if is_short else sha256(message_id.encode()).hexdigest()}"
 
 
 def _keep_result(message: MessageProxy) -> None:

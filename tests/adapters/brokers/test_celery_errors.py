@@ -583,13 +583,18 @@ def test_a_task_goes_on_where_an_earlier_run_was_also_after_a_retry(
     assert seen == [None, {"pages": 1}, {"pages": 2}]
 
 
+class Own(leasekit_celery.LeasedTask):
+    abstract = True
+
+
+@pytest.mark.parametrize("base", [{}, {"base": Own}])
 @pytest.mark.parametrize("all_tasks", [True, False])
-def test_tasks_may_be_left_out_or_chosen(all_tasks: bool) -> None:
+def test_tasks_may_be_left_out_or_chosen(all_tasks: bool, base: dict[str, Any]) -> None:
     app = celery.Celery("shop", broker="memory://")
     leasekit_celery.install(app, "memory://", leased=all_tasks)
 
     def held(**options: bool) -> bool:
-        @app.task(shared=False, name=str(options), **options)  # type: ignore[untyped-decorator]
+        @app.task(shared=False, name=str(options), **base, **options)  # type: ignore[untyped-decorator]
         def look() -> bool:
             return leasekit_celery.current_lease() is not None
 
@@ -720,7 +725,7 @@ def test_what_a_run_has_sent_in_its_own_place_waits_until_that_has_ended(shop: S
     assert shop.sent == 0
 
 
-@pytest.mark.parametrize("long", ["x" * 400, "reports/" * 30, "ü" * 40])
+@pytest.mark.parametrize("long", ["x" * 400, "reports/" * 30, "reports/" * 12, "ü" * 40])
 def test_an_id_may_be_as_long_as_celery_lets_it_be(traced: Traced, long: str) -> None:
     traced.id = long
     traced.deliver()

@@ -226,7 +226,7 @@ def test_a_worker_does_not_start_where_its_process_can_keep_no_lease(
         Worker(shop.broker).start()
 
 
-@pytest.mark.parametrize("long", ["x" * 400, "reports/" * 30])
+@pytest.mark.parametrize("long", ["x" * 400, "reports/" * 30, "reports/" * 12])
 def test_an_id_may_be_as_long_as_dramatiq_lets_it_be(shop: Shop, long: str) -> None:
     shop.message = shop.message.copy(message_id=long)
     shop.deliver()

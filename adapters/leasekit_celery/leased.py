@@ -362,8 +362,12 @@ def _settle(task: Any, state: str | None, retval: Any, **_: Any) -> None:
     if children.is_for_main(broken_off_by):
         return
     error: BaseException | None = None
-    if broken_off_by is not run.outer:  # the callbacks may not be sent: the task runs again if redelivered
-        error = broken_off_by
+    if broken_off_by is not None and broken_off_by is not run.outer:
+        # Celery acknowledges a failure also if a handler of it raises (`on_failure`): there is no state then.
+        has_failed = state is None and not hasattr(request, _HAS_SUCCESSOR)
+        is_end = has_failed and not isinstance(broken_off_by, MemoryError) and _is_end(task, broken_off_by)
+        # Otherwise the callbacks may not be sent: the task runs again if redelivered.
+        error = Fatal(repr(broken_off_by)) if is_end else broken_off_by
     elif hasattr(request, _HAS_SUCCESSOR):  # `retry(throw=False)`: the task goes on, whatever this run returned
         task._note_end(request)
         error = Retry()

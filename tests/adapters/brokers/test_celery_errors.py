@@ -282,6 +282,24 @@ def test_what_was_broken_off_before_its_result_was_stored_runs_again(
     assert (traced.ran, traced.result.result, traced.status) == (2, 2, "success")
 
 
+def test_a_failure_is_the_end_also_if_a_handler_of_it_raises(traced: Traced) -> None:
+    class Raises(LeasedTask):
+        abstract = True
+
+        def on_failure(self, *_: Any) -> None:
+            raise RuntimeError("in on_failure")
+
+    @traced.app.task(shared=False, base=Raises, acks_late=True)  # type: ignore[untyped-decorator]
+    def fail() -> None:
+        traced.ran += 1
+        raise ValueError("oops")
+
+    for _ in range(2):
+        with suppress(RuntimeError, RuntimeWarning):  # of which Celery warns
+            traced.deliver(fail)
+    assert (traced.ran, traced.result.status, traced.status) == (1, "FAILURE", "fatal_failure")
+
+
 BEFORE_THE_BODY = [
     LeasedTask.__call__.__code__,
     LeasedTask._enter_lease.__code__,

@@ -18,8 +18,10 @@ from dramatiq import Broker, MessageProxy, Middleware
 from dramatiq.middleware import Interrupt, MiddlewareError, SkipMessage
 
 import leasekit
-from leasekit import AlreadyDone, ConfigError, Lease, LeaseLost, NotGranted
+from leasekit import AlreadyDone, ConfigError, Lease, LeasekitError, LeaseLost, NotGranted
 from leasekit.config import check_number
+from leasekit.named import kind_of
+from leasekit.task import Status
 
 logger = logging.getLogger("leasekit.dramatiq")
 
@@ -118,7 +120,17 @@ class Leases(Middleware):
         """Release the lease of a message that another middleware has skipped, because it has not run."""
         if (lease := self._lease) is not None:
             lease.release()
+        elif message.failed and self._has_succeeded(message):  # another middleware rejects it, for its age, say
+            _keep_result(message)
         self._leave_lease(message, None)
+
+    def _has_succeeded(self, message: MessageProxy) -> bool:
+        try:
+            info = self._client.get(kind_of(_name(message.message_id), "once:"))
+        except (LeasekitError, Interrupt) as error:
+            logger.warning("message %s may have a result, which is replaced: %s", message.message_id, error)
+            return False
+        return info is not None and info.status is Status.SUCCESS
 
     @property
     def _lease(self) -> Lease | None:

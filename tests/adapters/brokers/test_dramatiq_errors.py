@@ -8,7 +8,7 @@ import dramatiq
 import pytest
 from dramatiq import Middleware
 from dramatiq.brokers.stub import StubBroker
-from dramatiq.middleware import Interrupt, MiddlewareError, Shutdown, SkipMessage, TimeLimitExceeded
+from dramatiq.middleware import AgeLimit, Interrupt, MiddlewareError, Shutdown, SkipMessage, TimeLimitExceeded
 from dramatiq.results import ResultFailure, ResultMissing, Results
 from dramatiq.results.backends import StubBackend
 from dramatiq.worker import Worker
@@ -119,6 +119,23 @@ def test_its_result_outlives_another_delivery(shop: Shop) -> None:
     shop.deliver()
     shop.deliver()
     assert (shop.message.get_result(backend=shop.results), shop.ran) == ("a", ["a"])
+
+
+def test_its_result_outlives_another_delivery_that_comes_too_late(shop: Shop) -> None:
+    shop.deliver()
+    shop.broker.add_middleware(AgeLimit(max_age=1), before=Leases)
+    shop.message = shop.message.copy(message_timestamp=0)
+    shop.deliver()
+    assert len(shop.broker.dead_letters) == 1
+    assert (shop.message.get_result(backend=shop.results), shop.ran) == ("a", ["a"])
+
+
+def test_one_that_comes_too_late_at_first_has_failed(shop: Shop) -> None:
+    shop.broker.add_middleware(AgeLimit(max_age=1), before=Leases)
+    shop.message = shop.message.copy(message_timestamp=0)
+    shop.deliver()
+    with pytest.raises(ResultFailure, match="age limit"):
+        shop.message.get_result(backend=shop.results)
 
 
 class Hears(Middleware):

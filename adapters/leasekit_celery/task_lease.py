@@ -15,7 +15,7 @@ current: ContextVar["TaskLease | None"] = ContextVar("leasekit_celery_lease", de
 
 
 def current_lease() -> "TaskLease | None":
-    """Return the lease of the Celery task that this code runs in; None in a task that is called like a function.
+    """Return the lease of the Celery task that this code runs in; None if it is called like a function, or eagerly.
 
     Also in the coroutines that the task runs; in a thread that it starts, where the context was copied.
     """

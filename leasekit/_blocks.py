@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import anyio
 
 from leasekit._driver.bridge import outcome
+from leasekit._driver.explaining.recorder import Story
 from leasekit._driver.keeping.held_lease import loss_reason
 from leasekit._driver.reporting.outbox import Report
 from leasekit._leased_run import LeasedRun
@@ -86,7 +87,7 @@ def _leave(run: LeasedRun, error: BaseException | None) -> None:
             continue
         except CancelledError:  # its client was closed
             break
-    _conclude(run, verdict, error)
+    _conclude(run, report, verdict, error)
 
 
 async def _leaving(run: LeasedRun, error: BaseException | None) -> None:
@@ -108,7 +109,7 @@ async def _answered(run: LeasedRun, report: Report, error: BaseException | None)
                 verdict = await outcome(report.answer, keep=True)
             except CancelledError:  # its client was closed
                 break
-    _conclude(run, verdict, error)
+    _conclude(run, report, verdict, error)
 
 
 def _end(run: LeasedRun, error: BaseException | None) -> Report | None:
@@ -149,7 +150,7 @@ def _patience(run: LeasedRun) -> float:
     return min(max(held.term.trusted_until, ended_at + _LAST_WORD) - held.clock.now(), _LOOK)
 
 
-def _conclude(run: LeasedRun, verdict: Verdict | None, error: BaseException | None) -> None:
+def _conclude(run: LeasedRun, report: Report, verdict: Verdict | None, error: BaseException | None) -> None:
     """Raise `LeaseLost` if code ended well but its result was refused, or not answered in time (None)."""
     if error is not None or (verdict is not None and verdict.verdict != "gone"):
         return
@@ -163,5 +164,7 @@ def _conclude(run: LeasedRun, verdict: Verdict | None, error: BaseException | No
     if story is not None:
         why = f"{why}; {story.why}"
     events = () if story is None else story.events
+    if (connection := run.connection) is not None:
+        connection.driver.call_soon(connection.keeper.told_lost, held, report, loss_reason(word), Story(why, events))
     message = f"lost task {run.task.id}: {why}"
     raise LeaseLost(message, task_id=run.task.id, reason=loss_reason(word), events=events)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -1222,7 +1222,7 @@ def test_a_gone_verdict_while_the_settlement_is_under_way_is_no_loss(
 
 
 def test_a_block_that_ended_well_says_so_when_its_result_could_not_be_reported(
-    client: Client, clock: FakeClock, faulty: Faulty
+    client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
 ) -> None:
     task = claimed(client)
     with pytest.raises(LeaseLost, match="could not be reported") as caught, leasekit.lease(task) as held:
@@ -1231,8 +1231,30 @@ def test_a_block_that_ended_well_says_so_when_its_result_could_not_be_reported(
         other = meanwhile(lambda: eventually(lambda: faulty.calls["settle"]), lambda: clock.advance(Heartbeats().trust))
     assert caught.value.reason == "unreported"
     other.join()
+    reaches(1, lambda: len(of(Lost, events)))
+    assert [event.reason for event in of(Lost, events)] == ["unreported"]
     faulty.clear()
     let_pass_until(clock, lambda: info(client, task).result == "kept")
+
+
+def test_a_result_whose_block_was_told_of_its_loss_does_not_reach_a_service_that_obeys_stale_writes(
+    client: Client, clock: FakeClock, faulty: Faulty, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could end the run of the next holder, while the code that ended well does not count."""
+    monkeypatch.setattr(faulty, "capabilities", replace(faulty.capabilities, refuses_stale=False))
+    task = claimed(client)
+    with pytest.raises(LeaseLost, match="could not be reported"), leasekit.lease(task) as held:
+        faulty.always("*", faults.refuse)
+        held.complete("late")
+        other = meanwhile(lambda: eventually(lambda: faulty.calls["settle"]), lambda: clock.advance(Heartbeats().trust))
+    other.join()
+    reaches(1, lambda: len(of(Settled, events)))
+    faulty.clear()
+    calls = faulty.calls["settle"]
+    let_pass(clock, 20)
+    assert faulty.calls["settle"] == calls
+    assert info(client, task).result is None
+    assert [event.verdict for event in of(Settled, events)] == ["gone"]
 
 
 def test_a_failed_block_does_not_wait_beyond_the_end_of_trust(

@@ -91,6 +91,7 @@ class Cycle:
         self._eager = False  # some lease should not wait for the even pace
         self._needed_at: float | None = None  # when the next slot must be, as far as it is known
         self._early = early
+        self.early_at = -math.inf  # when the latest call left that only news had asked for
         self._news: _Deque = OrderedDict()  # leases in main and backup whose next heartbeat may come early
 
         self._paused_until = -math.inf
@@ -279,6 +280,7 @@ class Cycle:
         if self._news and len(send.terms) < batch and now >= self._early.not_before:
             if not send.terms:
                 self._early.not_before = now + self._early_pace
+                self.early_at = now
             self._put_in_flight(itertools.islice(self._news, batch - len(send.terms)), send)
         self._in_flight.append(send)
         self._last_slot = now
@@ -372,6 +374,15 @@ class Cycle:
         if rests:
             term.retries = 0
         _move([term], self._rested if rests else self._waiting)
+
+
+def in_turn(cycles: Iterable[Cycle]) -> list[Cycle]:
+    """Return the cycles of a keeper in the order in which they are to step.
+
+    The cycle whose last early call is the longest ago goes first. Else a cycle that has news all the time would take
+    each early call, and the news of the others would wait for their regular heartbeats.
+    """
+    return sorted(cycles, key=operator.attrgetter("early_at"))
 
 
 def _move(terms: Iterable[Term], place: dict[Term, None]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from leasekit._core.cycle import Cycle, Early, Lost, Send
+from leasekit._core.cycle import Cycle, Early, Lost, Send, in_turn
 from leasekit._core.term import Term
 from leasekit.config import Heartbeats
 from leasekit.task import Verdict
@@ -888,6 +888,24 @@ def test_cycles_of_one_keeper_have_one_early_beat_a_second_together() -> None:
     assert other.step(at) == []
     _, second_at = next_send(other)
     assert second_at == pytest.approx(at + 1.0, abs=0.05)
+
+
+def test_news_of_one_cycle_do_not_wait_while_another_has_news_all_the_time() -> None:
+    early = Early()
+    busy, [busy_term], now = settled(early=early)
+    quiet, [quiet_term], later = settled(early=early)
+    now = max(now, later) + 5.0
+    quiet.hasten(quiet_term, now)
+    sent: list[float] = []
+    for at in (now + 0.25 * n for n in range(1, 41)):
+        busy.hasten(busy_term, at)
+        for cycle in in_turn([busy, quiet]):
+            for effect in cycle.step(at):
+                if isinstance(effect, Send):
+                    answer(cycle, effect, RENEWED, asked_at=at)
+                    sent += [at] if cycle is quiet else []
+    assert len(sent) == 1
+    assert sent[0] <= now + 2.5
 
 
 def test_news_that_comes_while_a_beat_is_on_its_way_brings_another() -> None:

@@ -33,7 +33,7 @@ from leasekit._driver.retrying import call_once
 from leasekit._driver.thread import spawn
 from leasekit.backend import Backend, CancelSource, Scheduler
 from leasekit.config import Heartbeats
-from leasekit.errors import BackendError, Cancelled, ConfigError, Refused
+from leasekit.errors import BackendError, Cancelled, ConfigError, LossReason, Refused
 from leasekit.hooks import Hooks
 from leasekit.task import Claimed, Settlement, Task, Verdict
 
@@ -378,9 +378,24 @@ class Keeper:
             held.watchdog.lost(held.term, held.ends_at)
         else:
             self.drop(held)
-        task = held.task
-        why, told = story.why, loss_reason(reason)
-        self._hooks(events.Lost(at=now, task_id=task.id, token=task.token, reason=told, why=why, events=story.events))
+        self._tell_hooks_of_loss(held, loss_reason(reason), story)
+
+    def told_lost(self, held: HeldLease, report: Delivery, reason: LossReason, story: Story) -> None:
+        """Tell hooks of a loss that the code learned at its end, because its result was refused or not answered.
+
+        A service that obeys stale writes gets the result no more: another worker's run would be ended by it, and this
+        code was told that its own does not count.
+        """
+        if not self._backend.capabilities.refuses_stale:
+            self.outbox.withdraw(report)
+        if held.reason is None:  # else hooks were told before
+            self._tell_hooks_of_loss(held, reason, story)
+
+    def _tell_hooks_of_loss(self, held: HeldLease, reason: LossReason, story: Story) -> None:
+        task, now = held.task, self._clock.now()
+        self._hooks(
+            events.Lost(at=now, task_id=task.id, token=task.token, reason=reason, why=story.why, events=story.events)
+        )
 
     def lose_all(self, why: str) -> None:
         """Tell all handlers that their leases are lost: no heartbeat can be sent any more."""

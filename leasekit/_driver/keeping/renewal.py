@@ -13,7 +13,7 @@ from functools import partial
 from msgspec import UNSET
 
 from leasekit import hooks as events
-from leasekit._core.cycle import Cycle, Early, Lost, Send
+from leasekit._core.cycle import Cycle, Early, Lost, Send, in_turn
 from leasekit._core.term import Term
 from leasekit._driver.context import Context
 from leasekit._driver.keeping.held_lease import HeldLease
@@ -83,14 +83,14 @@ class Renewal:
         """Start the calls that are due at `now`, and report lost leases; return when the next work is due."""
         if now >= self._limited_from:
             self._end_limited(now)
-        for ttl, cycle in list(self._cycles.items()):
+        for cycle in in_turn(self._cycles.values()):
             effects = cycle.step(now)
             self._on_lost([effect for effect in effects if isinstance(effect, Lost)], now)
             for effect in effects:
                 if isinstance(effect, Send):
                     spawn(self._beat(cycle, effect, [term.key for term in effect.terms]), self._calls)
             if cycle.unused:
-                del self._cycles[ttl]
+                del self._cycles[cycle.heartbeats.ttl]
         return min([self._limited_from, *(cycle.wake_at for cycle in self._cycles.values())])
 
     def _limit(self, held: HeldLease, remaining: float, now: float) -> None:

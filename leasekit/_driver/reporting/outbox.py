@@ -2,8 +2,8 @@
 
 Rule 1: each settlement gets one answer: a verdict, or a `Refused` of its own.
 Rule 2: a settlement that is refused, put off, or breaks each call that carries it, delays no other settlement.
-Rule 3: no settlement is dropped because the service is away. Only closing ends the tries; settlements without an answer
-are then in the spool, if there is one, for the next process.
+Rule 3: no settlement is dropped because the service is away. Only closing ends the tries, and `withdraw`; settlements
+without an answer are then in the spool, if there is one, for the next process.
 """
 
 import asyncio
@@ -107,6 +107,10 @@ class Outbox:
         if self._spool is not None and _have_ended(self._looking):
             spawn(self._keep_late(), self._looking)
 
+    def withdraw(self, report: Delivery) -> None:
+        """Try a settlement no more: it ends as *gone*. A call with it that is under way may still be obeyed."""
+        self._end_with_answer(report, Verdict(id=report.settlement.id, verdict="gone", reason="expired"))
+
     def _enqueue(self, reports: Sequence[Delivery]) -> None:
         self._pending.extend(reports)
         if self._draining < _CALLS:
@@ -168,6 +172,9 @@ class Outbox:
 
     async def _report(self, batch: Sequence[Delivery]) -> None:
         """Try to report a batch once; settlements without an answer are tried again later."""
+        batch = [report for report in batch if report in self._unanswered]  # the others were withdrawn
+        if not batch:
+            return
         try:
             sending = partial(call_by_task, self._settle_once, [report.settlement for report in batch])
             verdicts = await self._context.reachability.call("settle", sending, within=self._call_timeout)
@@ -286,6 +293,8 @@ class Outbox:
                 logger.debug("the answered settlements cannot be marked in the spool: %s", error)
 
     def _end_with_answer(self, report: Delivery, answer: Verdict | Refused) -> None:
+        if report not in self._unanswered:  # it was withdrawn
+            return
         report.end(answer)
         if report.spooled:
             self._mark_answered(report)

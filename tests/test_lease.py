@@ -1240,7 +1240,7 @@ def test_a_block_that_ended_well_says_so_when_its_result_could_not_be_reported(
 def test_a_result_whose_block_was_told_of_its_loss_does_not_reach_a_service_that_obeys_stale_writes(
     client: Client, clock: FakeClock, faulty: Faulty, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It could end the run of the next holder, while the code that ended well does not count."""
+    """Such a result could end the run of the next holder, while the code that ended well does not count."""
     monkeypatch.setattr(faulty, "capabilities", replace(faulty.capabilities, refuses_stale=False))
     task = claimed(client)
     with pytest.raises(LeaseLost, match="could not be reported"), leasekit.lease(task) as held:

@@ -108,7 +108,7 @@ class Outbox:
             spawn(self._keep_late(), self._looking)
 
     def withdraw(self, report: Delivery) -> None:
-        """Try a settlement no more: it ends as *gone*. A call with it that is under way may still be obeyed."""
+        """End a settlement without an answer as *gone*. A call with it that is under way may still be obeyed."""
         self._end_with_answer(report, Verdict(id=report.settlement.id, verdict="gone", reason="expired"))
 
     def _enqueue(self, reports: Sequence[Delivery]) -> None:

@@ -19,6 +19,7 @@ main process reports the end of a run that cannot report it itself (`children.py
 
 import logging
 import math
+import os
 import sys
 from contextlib import suppress
 from typing import Any, Literal, NoReturn, cast
@@ -61,6 +62,8 @@ _RUN = "leasekit_run"  # attribute of a request: its `_Run`
 _ASKED = "leasekit_asked"  # attribute of a request: its lease was asked for
 # Attribute of a request whose run has sent a retry, or its replacement: whether that carries a higher number.
 _HAS_SUCCESSOR = "leasekit_has_successor"
+# A task's `track_started` once `stores_started` has its value: false, so that Celery does not store STARTED for copies.
+_TAKEN_OVER: Any = ()
 _SHOWN = ("argsrepr", "kwargsrepr")  # arguments as logs show them, if the sender has set them
 
 
@@ -120,13 +123,18 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
     """Whether a pool process is ended when the lease of its task is lost. Only the app's `Task` has it."""
     outage: Outage
     """Whether the service of the leases answered this worker when it was asked last."""
+    stores_started = False
+    """Whether a run that has its lease stores the state STARTED: what the task, or the app, says of `track_started`."""
 
     @classmethod
     def bind(cls, app: Celery) -> Any:
-        """Bind the class to its app, as Celery does when the task is declared."""
+        """Bind the class to its app, as Celery does when the task is declared, and take over `track_started`."""
         if cls.leased is None:  # its base is not the app's own class
             cls.leased = getattr(app.Task, "leased", True)
-        return super().bind(app)
+        bound = super().bind(app)
+        if cls.leased and cls.track_started is not _TAKEN_OVER:  # Celery may bind a class more than once
+            cls.stores_started, cls.track_started = bool(cls.track_started), _TAKEN_OVER
+        return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task: under its lease if a worker calls it, without a lease if it is called like a function."""
@@ -172,6 +180,9 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         outer = current.get()
         try:
             current.set(run.lease)
+            if self.stores_started and not vars(request).get("ignore_result", self.ignore_result):
+                process = {"pid": os.getpid(), "hostname": request.hostname}
+                self.backend.store_result(request.id, process, states.STARTED, request=request)
             result = body(*args, **kwargs)
         except BaseException as error:
             if held.lost or not (children.is_for_main(error) or _is_end(self, error)):

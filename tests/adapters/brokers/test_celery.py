@@ -33,6 +33,7 @@ app = celery.Celery("{name}", broker="{redis}", backend=None)
 app.conf.task_default_queue = "{queue}"
 app.conf.broker_transport_options = {{"visibility_timeout": 5, "unacked_restore_interval": 1}}
 app.conf.worker_prefetch_multiplier = 1
+app.conf.task_track_started = True
 {install}
 LOG = pathlib.Path({log!r})
 
@@ -47,6 +48,13 @@ def long(self, seconds):
     say("begin", self)
     time.sleep(seconds)
     say("end", self)
+
+
+@app.task(shared=False, bind=True, acks_late=True)
+def reports(self, seconds):
+    self.update_state(state="PROGRESS", meta=7)
+    say("begin", self)
+    time.sleep(seconds)
 
 
 @app.task(shared=False, bind=True, acks_late=True)
@@ -252,6 +260,32 @@ def test_what_has_ended_is_acknowledged_without_running(shop: Shops, workers: Wo
         app.send(task, *args, again=sent)
         eventually(lambda said=said: said in (tmp_path / "ended.log").read_text())  # type: ignore[misc]
         assert app.count("begin", sent) == begins
+
+
+def test_a_copy_that_does_not_run_leaves_the_state_that_celery_has_stored(
+    shop: Shops, workers: Workers, tmp_path: Path, redis_url: str
+) -> None:
+    app, results = shop("tracked"), celery.Celery(backend=redis_url, set_as_current=False).backend
+    workers("tracked", "--hostname", "tracked@here", CELERY_RESULT_BACKEND=redis_url)
+    log = tmp_path / "tracked.log"
+
+    def result(task: str) -> tuple[str, Any]:
+        stored = results.get_task_meta(task)
+        return stored["status"], stored["result"]
+
+    first = app.send("long", 60)
+    process = eventually(lambda: app.processes("begin", first))[0]
+    assert result(first) == ("STARTED", {"pid": int(process), "hostname": "tracked@here"})
+    running = app.send("reports", 60)
+    eventually(lambda: app.count("begin", running))
+    app.send("reports", 60, again=running)
+    eventually(lambda: f"task {running} is put off" in log.read_text())
+    assert result(running) == ("PROGRESS", 7)
+    failed = app.send("fails")
+    eventually(lambda: result(failed)[0] == "FAILURE")
+    app.send("fails", again=failed)
+    eventually(lambda: f"{failed} was delivered again, and had ended" in log.read_text())
+    assert result(failed)[0] == "FAILURE"
 
 
 @pytest.mark.parametrize("name", [None, "reports/ü"])

@@ -669,6 +669,43 @@ def test_a_base_class_of_a_tasks_own_may_derive_from_leased_task(traced: Traced)
     assert (traced.result.result, said) == (True, ["called", "processing"])
 
 
+@pytest.mark.parametrize(
+    ("by_app", "by_class", "options", "state"),
+    [
+        (True, None, {}, "STARTED"),
+        (False, True, {}, "STARTED"),
+        (False, False, {"track_started": True}, "STARTED"),
+        (True, None, {"leased": False}, "STARTED"),
+        (False, None, {}, "PENDING"),
+        (True, False, {}, "PENDING"),
+        (True, True, {"track_started": False}, "PENDING"),
+        (True, None, {"ignore_result": True}, "PENDING"),
+    ],
+)
+def test_a_run_shows_that_it_has_started_if_its_task_says_so_and_a_copy_shows_nothing(
+    traced: Traced, by_app: bool, by_class: bool | None, options: dict[str, bool], state: str
+) -> None:
+    class Own(leasekit_celery.LeasedTask):
+        abstract = True
+        track_started = by_class
+
+    traced.app.conf.task_track_started = by_app
+
+    @traced.app.task(shared=False, base=Own, **({"acks_late": True} | options))  # type: ignore[untyped-decorator]
+    def look() -> None:
+        seen.append(str(traced.result.state))
+        raise ValueError("oops")
+
+    seen: list[str] = []
+    look.bind(traced.app)  # Celery, too, may do it twice
+    traced.deliver(look)
+    assert seen == [state]
+    after = traced.result.state
+    if look.leased:
+        traced.deliver(look)
+        assert (seen, traced.result.state) == ([state], after)
+
+
 def test_a_class_that_goes_round_the_lease_is_named(traced: Traced, caplog: pytest.LogCaptureFixture) -> None:
     class Own(leasekit_celery.LeasedTask):
         abstract = True

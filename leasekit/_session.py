@@ -149,6 +149,7 @@ class Session:
             connection.driver.call_soon(connection.keeper.release_if_unstarted, held)
         elif not held.begun:
             held.wanted_by = connection.owner(held, owner)  # first: an interrupted thread has reserved nothing
+            held.awaits_block = True
         held.reserved = True
         return connection, held
 

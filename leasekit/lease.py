@@ -258,6 +258,7 @@ class Lease:
 
     def _own(self, connection: Connection, held: HeldLease) -> Owner:
         """Make the exit function of the block that enters the owner of the lease."""
+        held.awaits_block = False
         owner = connection.owner(held, self._exit)
         if not held.begun:
             held.wanted_by = owner

@@ -498,12 +498,33 @@ def test_a_lease_that_was_made_before_its_client_was_closed_does_not_begin_after
         pytest.fail("it began")
 
 
-def test_a_lease_that_is_dropped_unused_is_given_back(client: Client) -> None:
-    """What nobody will begin must not be beaten for ever."""
+def test_a_lease_that_is_dropped_unused_is_given_back_and_the_log_says_so(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     task = claimed(client)
     leasekit.lease(task)
     gc.collect()
     eventually(lambda: status(client, task) is Status.ENQUEUED)
+    eventually(lambda: caplog.records)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"the block of task {task.id} was never entered: it is given back" in record.getMessage()
+    assert (vars(record)["task_id"], vars(record)["token_start"]) == (task.id, task.token[:6])
+
+
+def test_a_task_of_which_no_lease_was_made_is_given_back_without_a_line_about_its_block(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.schedule("k")
+    task = next(client.tasks("k"))
+    task_id = task.id
+    del task
+    gc.collect()
+    eventually(lambda: (found := client.get(task_id)) is not None and found.status is Status.ENQUEUED)
+    client.schedule("k")
+    with leasekit.lease(next(client.tasks("k"))):  # one turn of the driver's thread later
+        pass
+    assert "never entered" not in caplog.text
 
 
 def test_what_a_body_knows_of_its_task(client: Client) -> None:

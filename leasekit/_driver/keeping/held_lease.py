@@ -43,10 +43,10 @@ class HeldLease:
     """
 
     __slots__ = (
-        "_acknowledged", "_expired", "_latest", "_numbers", "_on_news", "_plain", "_takers", "announced", "checkpoint",
-        "clock", "confirmed", "coroutine", "ended", "entry", "handler_runs", "idle_at", "idle_timeout", "ledger",
-        "listener", "lost_at", "pid", "reason", "report_due", "reserved", "run_until", "settling", "stop", "story",
-        "task", "term", "thread", "told_idle", "wanted_by", "watchdog",
+        "_acknowledged", "_expired", "_latest", "_numbers", "_on_news", "_plain", "_takers", "announced",
+        "awaits_block", "checkpoint", "clock", "confirmed", "coroutine", "ended", "entry", "handler_runs", "idle_at",
+        "idle_timeout", "ledger", "listener", "lost_at", "pid", "reason", "report_due", "reserved", "run_until",
+        "settling", "stop", "story", "task", "term", "thread", "told_idle", "wanted_by", "watchdog",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +103,7 @@ class HeldLease:
         self.handler_runs = False  # a begin that fails resets it too
         # Written by the code, by threads that make a Lease or enter or leave its block, and by the driver.
         self.reserved = False  # a Lease was made of it, whose block will begin
+        self.awaits_block = False  # a Lease was made of it, and no block of that is about to begin
         self.wanted_by: Owner | None = None  # what may begin it; None: the worker, or not handed out yet
         self._takers: list[tuple[Owner | None]] = []  # the first wins: a block's owner, a worker (None), `_NOBODY`
 

@@ -249,10 +249,12 @@ class Keeper:
         """
         if owner is None or held.owner is not owner:
             return
+        task = held.task
         if not held.begun:
-            self.release_if_unstarted(held)
+            if self.release_if_unstarted(held) and held.awaits_block:
+                text = "the block of task %s was never entered: it is given back; enter every block that you made"
+                logger.warning(text, task.id, extra=events.log_fields(task.id, task.token))
         elif not held.settling:
-            task = held.task
             release = Settlement(id=task.id, token=task.token, outcome="release", progress=held.progress)
             # A lost lease cannot be given back; but the result that its block had decided is still worth a report.
             if held.reportable(self._backend.capabilities) and (held.report_due or not held.lost):

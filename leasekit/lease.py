@@ -41,6 +41,8 @@ class _Name(Protocol):
 def lease(task: Task | _Name, *, idle_timeout: float | None = None) -> "Lease":
     """Keep the lease of `task` while the code in the `with` (or `async with`) block runs; stop the code if it is lost.
 
+    Enter every block that you make: until then the task is kept as long as a variable refers to the lease.
+
     A name (`client.named(…)`) is acquired where the block begins, and given back where the block ends.
 
     The block raises `LeaseLost` if the lease was lost: side effects must stop then, and nothing is settled. An
@@ -105,7 +107,7 @@ class Lease:
 
     @property
     def attempt(self) -> int:
-        """1 for the first run; releases are not counted. 0 where the service has not said."""
+        """1 for the first run; releases are not counted, except on SQS. 0 where the service has not said."""
         return self.task.attempt
 
     @property

@@ -252,7 +252,7 @@ class Task(_Discreet, frozen=True, kw_only=True, dict=True, weakref=True):
     fence: int = 0
     """Grows with every claim of the task; 0 where the service has no fences."""
     attempt: int = 1
-    """1 for the first run; releases are not counted. 0 where the service has not said."""
+    """1 for the first run; releases are not counted, except on SQS. 0 where the service has not said."""
     payload: Any = None
     """JSON, as it was scheduled."""
     collection: str | None = None

@@ -3,10 +3,13 @@
 import inspect
 import os
 import re
+import select
 import subprocess
 import sys
+import types
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import boto3
 import pytest
@@ -99,27 +102,45 @@ def test_a_recipe_goes_on_after_a_message_that_fails(
 @pytest.mark.parametrize(
     ("is_lost", "timeout", "raised"), [(True, 600, LeaseLost), (False, 0, subprocess.TimeoutExpired)]
 )
-def test_the_recipe_for_another_program_kills_it_when_the_lease_is_lost_or_it_takes_too_long(
-    monkeypatch: pytest.MonkeyPatch, is_lost: bool, timeout: float, raised: type[Exception]
+def test_the_recipe_for_another_program_kills_all_of_it_when_the_lease_is_lost_or_it_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_lost: bool, timeout: float, raised: type[Exception]
 ) -> None:
     class Held:
         def check(self) -> None:
             if is_lost:
                 raise LeaseLost("lost")
 
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[tuple[subprocess.Popen[bytes], BinaryIO]] = []
+    os.mkfifo(line := tmp_path / "line")
 
     class Program(subprocess.Popen[bytes]):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            started.append(self)
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append((self, line.open("rb", buffering=0)))  # which waits for the grandchild
 
-    names: dict[str, Any] = {}
-    exec(recipe("import contextlib", ROOT / "docs/handlers.md").partition("\nencode = ")[0], names)  # noqa: S102 - the page is ours
+    run = recipe_for_a_program()
     monkeypatch.setattr(subprocess, "Popen", Program)
     with pytest.raises(raised):
-        names["run"]([sys.executable, "-c", "import time; time.sleep(600)"], Held(), timeout=timeout)
-    assert [program.returncode for program in started] == [-9]
+        run(["sh", "-c", 'sleep 600 >"$0" & wait', str(line)], Held(), timeout=timeout)
+    ((program, reader),) = started
+    with reader:
+        assert program.returncode == -9
+        assert select.select([reader], [], [], 30)[0], "the grandchild goes on"
+        assert reader.read() == b""
+
+
+def test_the_recipe_for_another_program_says_why_it_failed() -> None:
+    code = "import sys; sys.exit('x' * 5000 + ' no such film')"
+    with pytest.raises(RuntimeError, match=r" ended with 1: x+ no such film$") as failed:
+        recipe_for_a_program()([sys.executable, "-c", code], types.SimpleNamespace(check=lambda: None), timeout=600)
+    assert len(str(failed.value).partition(": ")[2]) == 2047  # and the end of the line
+
+
+def recipe_for_a_program() -> Callable[..., None]:
+    names: dict[str, Any] = {}
+    exec(recipe("import contextlib", ROOT / "docs/handlers.md").partition("\nencode = ")[0], names)  # noqa: S102 - the page is ours
+    found: Callable[..., None] = names["run"]
+    return found
 
 
 def test_the_page_shows_what_lease_takes() -> None:

@@ -21,6 +21,8 @@ _PAGE = 500
 _COLUMNS = {"id": 0, "kind": 0, "status": 0, "try": 0, "due": 0, "running for": 0} | {
     "last progress": 100, "worker": 130, "progress": 150,
 }  # the columns of the table, each from this width of the terminal on  # fmt: skip
+_ENDED = {"id": 0, "kind": 0, "status": 0, "try": 0, "ended": 0, "reason": 100}
+"""The columns of a table in which all tasks have ended."""
 _WHOLE = 10_000  # the width of a table with all columns in which nothing is cut
 
 EXAMPLES = """\b
@@ -87,7 +89,8 @@ def tasks(
         found = all_tasks(pages)
         if newest:
             found = reversed(list(found))
-        _print(found if limit == 0 else islice(found, limit), as_json=as_json, wide=wide)
+        ended = status is not None and status.ended
+        _print(found if limit == 0 else islice(found, limit), ended=ended, as_json=as_json, wide=wide)
         if next(found, None) is not None:
             typer.echo("leasekit tasks: there are more: raise --limit; 0 shows all", err=True)
 
@@ -101,25 +104,28 @@ def all_tasks(pages: Pages) -> Iterator[TaskInfo]:
         yield from page.tasks
 
 
-def _print(found: Iterator[TaskInfo], *, as_json: bool, wide: bool) -> None:
+def _print(found: Iterator[TaskInfo], *, ended: bool, as_json: bool, wide: bool) -> None:
     if as_json or not output.on_terminal():
         for task in found:
             _print_one(task, as_json=as_json)
         return
     console = output.console(width=_WHOLE if wide else None)
-    table = tasks_table(found, width=console.width)
+    table = tasks_table(found, width=console.width, ended=ended)
     console.print(table if table.row_count else "no tasks")
 
 
-def tasks_table(found: Iterable[TaskInfo], *, width: int) -> "Table":
-    """Return the tasks as a table; where it is too wide, worker and progress are cut, or the id if it has neither."""
-    names = [name for name, least in _COLUMNS.items() if width >= least]
+def tasks_table(found: Iterable[TaskInfo], *, width: int, ended: bool = False) -> "Table":
+    """Return the tasks as a table, `ended` if all of them have ended.
+
+    Where it is too wide, worker and progress are cut, or the reason, or the id if there is none of these.
+    """
+    names = [name for name, least in (_ENDED if ended else _COLUMNS).items() if width >= least]
     shown = output.table(*names)
-    cut = range(names.index("last progress") + 1, len(names)) if "worker" in names else [0]
+    cut = [column for column, name in enumerate(names) if name in {"worker", "progress", "reason"}] or [0]
     for column in cut:
         shown.columns[column].no_wrap = False  # rich makes this column narrower before others; its cells do not wrap
     for task in found:
-        cells = _cells(task)[: len(names)]
+        cells = _cells(task, ended=ended)[: len(names)]
         for column in cut:
             cells[column].no_wrap, cells[column].overflow = True, "ellipsis"
         shown.add_row(*cells)
@@ -133,10 +139,15 @@ def _print_one(task: TaskInfo, *, as_json: bool) -> None:
         output.print_line(output.task_fields(task))
 
 
-def _cells(task: TaskInfo) -> "list[Text]":
-    due = output.ago(task.at) if task.status in WAITING else ""
-    texts = [task.id, task.kind, "", str(task.attempt), due, running_for(task), progress_age(task), task.worker or ""]
-    cells = [output.styled(text) for text in [*texts, output.compact(task.progress)]]
+def _cells(task: TaskInfo, *, ended: bool) -> "list[Text]":
+    texts = [task.id, task.kind, "", str(task.attempt)]
+    if ended:
+        why = task.reason or (output.error_text(task.error) if task.error else "")
+        texts += [output.ago(task.ended_at) if task.ended_at else "", why]
+    else:
+        due = output.ago(task.at) if task.status in WAITING else ""
+        texts += [due, running_for(task), progress_age(task), task.worker or "", output.compact(task.progress)]
+    cells = [output.styled(text) for text in texts]
     cells[2] = output.styled(task.status, output.STYLES.get(task.status, ""))
     return cells
 

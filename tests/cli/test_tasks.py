@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from leasekit import Client, NewTask, Status
@@ -153,6 +154,17 @@ def test_a_running_task_says_for_how_long_and_when_its_run_reported_last() -> No
     assert table(running(), 110)[1].split()[-5:] == ["12", "min", "2", "min", "ago"]
     assert table(running(reported=False), 110)[1].split()[-2:] == ["12", "min"]
     assert "12 min" not in table(running(Status.RETRIABLE_FAILURE), 110)[1]
+
+
+def test_ended_tasks_say_when_and_why() -> None:
+    dead = replace(running(Status.DEAD), ended_at=datetime.now(UTC) - timedelta(hours=3), reason="disk full " * 20)
+    for width in (80, 100, 10_000):
+        text = io.StringIO()
+        Console(width=width, file=text).print(tasks_table([dead, dead], width=width, ended=True))
+        rows = [line for line in text.getvalue().splitlines() if line.startswith(f" {dead.id} ")]
+        assert len(rows) == 2  # a line for each
+        assert all(" 3 h ago" in row and ("disk full" in row) is (width > 80) for row in rows)
+        assert (dead.reason or "") in rows[0] or width < 10_000
 
 
 def test_the_newest_are_shown_first(run: Run, client: Client) -> None:

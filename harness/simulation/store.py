@@ -40,13 +40,14 @@ class WatchedStore:
         # Sorted by task: the order within a batch may depend on the order of a set, and has no meaning.
         for row in sorted(watched.steps, key=lambda row: row.seq):
             claim = watched.claims.get(row.token or "", "")
-            self._note(self._rows.get(row.seq), row, ran_out=(row.seq, row.fence) in watched.ran_out, claim=claim)
+            outcome = watched.outcomes.get((row.seq, row.fence))
+            self._note(self._rows.get(row.seq), row, outcome=outcome, claim=claim)
             self._rows[row.seq] = row
         if self.lies and watched.steps:
             self._world.fired["store_ambiguous"] += 1
             raise Unavailable("the connection was lost while it was committed")
 
-    def _note(self, before: Trigger | None, after: Trigger, *, ran_out: bool, claim: str) -> None:
+    def _note(self, before: Trigger | None, after: Trigger, *, outcome: str | None, claim: str) -> None:
         lease = {"task": after.id, "fence": after.fence}
         is_leased, was_leased = after.status in LEASED, before is not None and before.status in LEASED
         if is_leased and after.token is not None and (before is None or after.token != before.token):
@@ -62,11 +63,10 @@ class WatchedStore:
                 self._world.log(Extended, "store", **lease, ttl=(after.next_trigger_at or 0.0) - self.now())
         elif before.status.ended:
             self._world.log(Redriven, "store", **lease)
-        # An expired lease may still be settled, which ends its task.
-        elif was_leased or after.status.ended:
-            self._world.log(
-                Closed, "store", **lease, status=after.status.value, expired=ran_out, ended=after.status.ended
-            )
+        # An expired lease may still be settled.
+        elif was_leased or after.status.ended or outcome is not None:
+            expired, status = outcome == "expired", after.status
+            self._world.log(Closed, "store", **lease, status=status.value, expired=expired, ended=status.ended)
 
 
 class _Watched:
@@ -75,7 +75,7 @@ class _Watched:
     def __init__(self, tx: Any) -> None:
         self._tx = tx
         self.steps: list[Trigger] = []
-        self.ran_out: set[tuple[int, int]] = set()
+        self.outcomes: dict[tuple[int, int], str] = {}  # of the runs that ended
         self.claims: dict[str, str] = {}  # token → the claim that granted it
 
     def __getattr__(self, name: str) -> Any:
@@ -107,5 +107,5 @@ class _Watched:
         self._tx.remember_claims(claims)
 
     def add_runs(self, runs: Sequence[Run]) -> None:
-        self.ran_out.update((run.seq, run.fence) for run in runs if run.outcome == "expired")
+        self.outcomes.update(((run.seq, run.fence), run.outcome) for run in runs)
         self._tx.add_runs(runs)

@@ -316,6 +316,7 @@ def test_a_soft_time_limit_anywhere_before_the_body_leaves_no_lease(
     put_off: list[str] = []
     monkeypatch.setattr(Signature, "apply_async", lambda signature: put_off.append(signature.id))
     ended: list[str] = []
+    traced.app.finalize()  # as a worker does before it runs tasks
     for number in itertools.count(step=in_soak(1, by_default=5)):  # sample: each fifth place
         traced.id = f"{uuid.uuid4()}"
         place = Place(number, also=BEFORE_THE_BODY, error=SoftTimeLimitExceeded)

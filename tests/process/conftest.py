@@ -29,7 +29,7 @@ class Process:
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"} | environment,
+                env=os.environ | {"PYTHONUNBUFFERED": ""} | environment,  # a line is one write, between those of stderr
             )
 
     @property

@@ -146,19 +146,19 @@ class Link:
     async def run_for(self, kind: str, script: Script, argument: object) -> bytes | None:
         return await self.run(script, self.keys.of_kind(kind), encode(argument))
 
-    async def run(self, script: Script, keys: Sequence[bytes], argument: bytes) -> bytes | None:
+    async def run(self, script: Script, keys: Sequence[bytes], *arguments: bytes) -> bytes | None:
         """Run a script and return its answer: one round trip, two if Redis does not know the script (any longer)."""
-        answer = await self._call(lambda client: self._run(client, script, keys, argument))
+        answer = await self._call(lambda client: self._run(client, script, keys, arguments))
         if answer is not None and type(answer) is not bytes:
             raise ProtocolError(f"{self.address} answered a script with {type(answer).__name__}, not bytes")
         return answer
 
     @staticmethod
-    async def _run(client: _Client, script: Script, keys: Sequence[bytes], argument: bytes) -> Any:
+    async def _run(client: _Client, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Any:
         try:
-            return await client.execute_command("EVALSHA", script.sha, len(keys), *keys, argument)
+            return await client.execute_command("EVALSHA", script.sha, len(keys), *keys, *arguments)
         except exceptions.NoScriptError:
-            return await client.execute_command("EVAL", script.text, len(keys), *keys, argument)
+            return await client.execute_command("EVAL", script.text, len(keys), *keys, *arguments)
 
     async def command(self, *args: object) -> Any:
         return await self._call(lambda client: client.execute_command(*args))

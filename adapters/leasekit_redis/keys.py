@@ -13,7 +13,7 @@ from leasekit_redis.lru import LRU
 PARTS = 32  # the number of parts of the register of ids
 
 # In the order in which common.lua unpacks them.
-_OF_A_KIND = (
+OF_A_KIND = (
     "meta", "counts", "task", "state", "progress", "runs", "working", "leases",
     "due:0", "due:1", "due:2", "due:3", "due:4",
     "all", "ended", "dead", "dedupe", "claims", "claimed", "outbox", "waiting", "seen", "holders",
@@ -39,7 +39,7 @@ class Keys:
     def of_kind(self, kind: str) -> tuple[bytes, ...]:
         known = self._known.get(kind)
         if known is None:
-            known = tuple(self.one(kind, name) for name in _OF_A_KIND)
+            known = tuple(self.one(kind, name) for name in OF_A_KIND)
             self._known[kind] = known
         return known
 

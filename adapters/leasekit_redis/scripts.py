@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from hashlib import sha1
 from importlib.resources import files
 
+from leasekit_redis.keys import OF_A_KIND
+
 _LUA = files("leasekit_redis") / "lua"
 
 
@@ -18,14 +20,30 @@ class Script:
     sha: str
 
 
+def _text(*names: str) -> str:
+    return "".join((_LUA / f"{name}.lua").read_text(encoding="utf-8") for name in names)
+
+
 def _script(*names: str) -> Script:
-    text = "".join((_LUA / f"{name}.lua").read_text(encoding="utf-8") for name in names)
+    return _of(_text(*names))
+
+
+def _for_each_kind(*names: str) -> Script:
+    """Return a script that runs another one for each of several kinds."""
+    kinds_keys = ", ".join(f"'{name}'" for name in OF_A_KIND)
+    return _of(
+        f"local NAMES = {{{kinds_keys}}}\nlocal function of_kind(KEYS, ARGV)\n{_text(*names)}end\n{_text('each_kind')}"
+    )
+
+
+def _of(text: str) -> Script:
     return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 SCHEDULE = _script("common", "schedule")
 CLAIM = _script("common", "claim")
 BEAT = _script("common", "beat")
+BEAT_EACH = _for_each_kind("common", "beat")
 SETTLE = _script("common", "settle")
 CANCEL = _script("common", "cancel")
 ASIDE = _script("common", "aside")

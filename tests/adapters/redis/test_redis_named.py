@@ -1,17 +1,21 @@
 """Names in Redis: one holder at a time, one run to the end, without a server of leasekit's."""
 
+import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, suppress
+from pathlib import Path
 
 import pytest
 
 import leasekit
 from leasekit import AlreadyDone, Cancelled, Client, NotGranted
+from leasekit.task import Beat, NewTask
+from leasekit_redis import RedisBackend, connect
 from tests.adapters.redis.conftest import Cluster
-from tests.redis_server import Server
+from tests.redis_server import Server, until
 
 
 @pytest.fixture(params=["server", "cluster"])
@@ -76,3 +80,59 @@ def test_a_name_that_is_revoked_is_given_back_and_granted_again(client: Client, 
     assert client.revoke(name).verdict == "cancelled"
     with client.named(name, wait=0) as again:
         assert again.fence == held.fence + 1
+
+
+# Many names of one process -------------------------------------------------------------------------------------
+
+
+def scripts_run(server: Server) -> int:
+    found = re.search(r"cmdstat_evalsha:calls=(\d+)", str(server.ask("INFO", "commandstats")))
+    return int(found[1]) if found else 0
+
+
+async def held_names(backend: RedisBackend, names: Sequence[str]) -> list[Beat]:
+    kinds = [f"named:{name}" for name in names]
+    for kind in kinds:
+        await backend.schedule([NewTask(kind=kind, id=kind)])
+    claims = [await backend.claim([kind], limit=1, wait=0, claim_id=uuid.uuid4().hex) for kind in kinds]
+    return [Beat(id=claimed.tasks[0].id, token=claimed.tasks[0].token) for claimed in claims]
+
+
+@pytest.mark.anyio
+async def test_few_scripts_renew_many_names(own_server: Server) -> None:
+    async with aclosing(connect(own_server.url, worker="w")) as backend:
+        beats = await held_names(backend, [f"{uuid.uuid4()}" for _ in range(120)])
+        await backend.beat(beats)
+        before = scripts_run(own_server)
+        assert [verdict.verdict for verdict in await backend.beat(beats)] == ["renewed"] * 120
+        assert scripts_run(own_server) - before <= 4  # one of them may be maintenance
+
+
+@pytest.mark.anyio
+async def test_a_name_whose_keys_are_damaged_does_not_harm_the_others(own_server: Server) -> None:
+    async with aclosing(connect(own_server.url, worker="w")) as backend:
+        beats = await held_names(backend, ["a", "b", "c"])
+        own_server.ask("DEL", "leasekit:{named:b}:working")
+        own_server.ask("SET", "leasekit:{named:b}:working", "a text")
+        verdicts = await backend.beat(beats)
+        assert [verdict.verdict for verdict in verdicts] == ["renewed", "failed", "renewed"]
+        assert "another program uses a key" in str(verdicts[1].reason)
+
+
+@pytest.mark.anyio
+async def test_names_are_renewed_where_no_script_may_have_keys_of_several(tmp_path: Path) -> None:
+    server = Server(tmp_path / "one", "--cluster-enabled", "yes")
+    server.start()
+    try:
+        server.ask("CLUSTER", "ADDSLOTS", *range(16384))
+        until(lambda: b"cluster_state:ok" in server.ask("CLUSTER", "INFO"), "a cluster of one node")
+        async with aclosing(
+            connect(server.url, worker="w")
+        ) as backend:  # as behind a proxy: the client knows one server
+            beats = await held_names(backend, ["a", "b", "c"])
+            assert [verdict.verdict for verdict in await backend.beat(beats)] == ["renewed"] * 3
+            before = scripts_run(server)
+            await backend.beat(beats)
+            assert scripts_run(server) - before >= 3
+    finally:
+        server.kill()

@@ -75,17 +75,10 @@ def parse(url: str) -> Address:
     username, has_password, password = user.partition(":")
     if scheme == "unix" and (authority or len(parts.path) < 2):
         raise ConfigError("the URL of a socket has a path alone, as in unix:///run/redis.sock?db=0")
-    port = _SENTINEL_PORT if scheme == "redis+sentinel" else _PORT
-    hosts = () if scheme == "unix" else tuple(_host(part, port) for part in authority.split(","))
-    if len(hosts) > 1 and scheme not in _OF_SEVERAL:
-        raise ConfigError(
-            "only a cluster and Sentinels have several hosts: write redis+cluster://… or redis+sentinel://…/primary, "
-            "or give one host"
-        )
     options = _options(parts.query)
     tls = scheme == "rediss" or (scheme in _OF_SEVERAL and _take_tls(options))
     address = Address(
-        hosts=hosts,
+        hosts=_hosts(scheme, authority),
         is_cluster=scheme == "redis+cluster",
         socket=unquote(parts.path) if scheme == "unix" else None,
         tls=tls,
@@ -109,6 +102,19 @@ def _refuse_unknown(options: Mapping[str, str]) -> None:
             f"and Sentinels db; for a cluster and Sentinels tls; for Sentinels {', '.join(_SENTINEL_OPTIONS)}; "
             f"with TLS {', '.join(_TLS_OPTIONS)}"
         )
+
+
+def _hosts(scheme: str, authority: str) -> tuple[tuple[str, int], ...]:
+    if scheme == "unix":
+        return ()
+    port = _SENTINEL_PORT if scheme == "redis+sentinel" else _PORT
+    hosts = tuple(_host(part, port) for part in authority.split(","))
+    if len(hosts) > 1 and scheme not in _OF_SEVERAL:
+        raise ConfigError(
+            "only a cluster and Sentinels have several hosts: write redis+cluster://… or redis+sentinel://…/primary, "
+            "or give one host"
+        )
+    return hosts
 
 
 def _host(text: str, default_port: int) -> tuple[str, int]:

@@ -53,6 +53,7 @@ class Maintenance:
         self._dependencies = dependencies
         self._name = name
         self._clients = 1
+        self._retention = round(1000 * link.address.retention)
 
     async def run(self) -> None:
         while True:
@@ -85,38 +86,12 @@ class Maintenance:
 
         Return when the kind may need maintenance again, in milliseconds by the clock of Redis; None: nothing is left.
         """
-        retention = round(1000 * self._link.address.retention)
         failures: list[BackendError] = []
         handed_out: set[str] = set()
         began_at = time.monotonic()
         for _ in range(_ROUNDS):
-            asked_at = time.monotonic()
-            asked = {
-                "retention": retention,
-                "seen_for": 1000 * _SEEN_FOR,
-                "name": kind if is_name(kind) else None,
-                **self._clocks.known(kind),
-            }
-            raw = await self._link.run_for(kind, MAINTAIN, asked)
-            due: MaintenanceWork = decode(raw, _WORK)
-            self._clocks.told(kind, due.now, asked_at=asked_at, steps_back=due.steps_back)
-            for task in due.damaged:
-                logger.error("%s", decoding.damage(task.id, kind, task.damage))
-            # Deletions come first and do not depend on the rest, because full memory refuses successors.
-            await self._dependencies.withdraw(kind, due.unmet)
-            await self.drop(kind, due.old, retention)
-            if due.is_free:
-                await self._drop_name(kind, retention)
-            # Each piece of work by itself, so that a failure holds up no other.
-            for work in (
-                partial(self._dependencies.release, kind, due.ending),
-                partial(self._deliver_apart, kind, due.outbox),
-                partial(self._dependencies.ask_again, kind, due.gated, retention=self._link.address.retention),
-            ):
-                try:
-                    await work()
-                except BackendError as error:
-                    failures.append(error)
+            due = await self._due_work(kind)
+            failures += await self._do(kind, due)
             if due.is_done and not failures:
                 return due.next
             queued = {*due.outbox, *due.ending}
@@ -128,6 +103,42 @@ class Maintenance:
         if failures:
             raise failures[0]
         return 0
+
+    async def _due_work(self, kind: str) -> MaintenanceWork:
+        """Run the script of maintenance; return what is left for this client to do."""
+        asked_at = time.monotonic()
+        asked = {
+            "retention": self._retention,
+            "seen_for": 1000 * _SEEN_FOR,
+            "name": kind if is_name(kind) else None,
+            **self._clocks.known(kind),
+        }
+        due: MaintenanceWork = decode(await self._link.run_for(kind, MAINTAIN, asked), _WORK)
+        self._clocks.told(kind, due.now, asked_at=asked_at, steps_back=due.steps_back)
+        for task in due.damaged:
+            logger.error("%s", decoding.damage(task.id, kind, task.damage))
+        return due
+
+    async def _do(self, kind: str, due: MaintenanceWork) -> list[BackendError]:
+        """Do what is due. Each piece of work is done by itself, so that a failure holds up no other: return the errors.
+
+        Deletions come first and do not depend on the rest, because full memory refuses successors: they raise.
+        """
+        await self._dependencies.withdraw(kind, due.unmet)
+        await self.drop(kind, due.old, self._retention)
+        if due.is_free:
+            await self._drop_name(kind, self._retention)
+        failures: list[BackendError] = []
+        for work in (
+            partial(self._dependencies.release, kind, due.ending),
+            partial(self._deliver_apart, kind, due.outbox),
+            partial(self._dependencies.ask_again, kind, due.gated, retention=self._link.address.retention),
+        ):
+            try:
+                await work()
+            except BackendError as error:
+                failures.append(error)
+        return failures
 
     async def _deliver_apart(self, kind: str, outbox: Sequence[str]) -> None:
         """Schedule successors together; if that fails, each by itself. Raises the first error."""

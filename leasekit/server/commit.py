@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 from leasekit._log import LogThread
 from leasekit.errors import Throttled, Unavailable
-from leasekit.server.clock import StoreClock
+from leasekit.server.clock import Moment, StoreClock
 from leasekit.server.histogram import Histogram
 from leasekit.server.http.events import Feed
-from leasekit.server.store import Store
+from leasekit.server.store import Store, Tx
 from leasekit.server.tally import Tally
 from leasekit.server.unit_of_work import NewlyDue, TaskEvent, UnitOfWork
 
@@ -254,23 +254,11 @@ class GroupCommit:
         # Kept until a transaction succeeds: one that fails is undone, and its restart of leases with it.
         self._is_after_gap |= moment.after_gap or moment.instant - self._failing_since > _OUTAGE
         answered: list[tuple[_Job, Any]] = []
-        shift: float | None = None
         try:
             with self._store.transaction() as tx:
                 if self.fault is not None:
                     tx.probe_write()
-                # The wall clock may have stepped back unnoticed: due tasks must not wait until it has caught up.
-                if self._is_after_gap:
-                    moment = self._clock.not_before(tx.latest_time())
-                    shift = self._clock.shift(tx.anchor(), moment.instant)
-                tx.set_anchor(self._clock.anchor(moment.instant))
-                turn = UnitOfWork(
-                    tx, now=moment.now, instant=moment.instant, random=self._random, is_repeated=self._is_repeated
-                )
-                if self._feed is not None and self._feed.wanted:
-                    turn.happened = []
-                if self._is_after_gap:
-                    self._on_gap(turn, shift)
+                turn = self._begin_turn(tx, moment)
                 for rank in self._applied:
                     batch = [job for job in jobs if job.rank is rank]
                     if batch:
@@ -282,8 +270,24 @@ class GroupCommit:
             raise
         self._is_after_gap, self.fault, self._failing_since = False, None, math.inf
         self.tally.add(turn)
-        self.last_at = moment.instant
+        self.last_at = turn.instant
         return _Outcome(answered, turn.readied(), turn.happened or ())
+
+    def _begin_turn(self, tx: Tx, moment: Moment) -> UnitOfWork:
+        shift: float | None = None
+        # The wall clock may have stepped back unnoticed: due tasks must not wait until it has caught up.
+        if self._is_after_gap:
+            moment = self._clock.not_before(tx.latest_time())
+            shift = self._clock.shift(tx.anchor(), moment.instant)
+        tx.set_anchor(self._clock.anchor(moment.instant))
+        turn = UnitOfWork(
+            tx, now=moment.now, instant=moment.instant, random=self._random, is_repeated=self._is_repeated
+        )
+        if self._feed is not None and self._feed.wanted:
+            turn.happened = []
+        if self._is_after_gap:
+            self._on_gap(turn, shift)
+        return turn
 
     def _call_in_loop(self, callback: Callable[..., None], *args: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: no caller is left

@@ -75,6 +75,14 @@ def schedule(
             min=0, help="Seconds before the next attempt; given again for later ones, the last for all others."
         ),
     ] = None,
+    max_crashes: Annotated[int | None, typer.Option(min=0, help="Runs whose worker may vanish. Default: 5.")] = None,
+    max_runtime: Annotated[float | None, typer.Option(min=2, help="Seconds that a run may take.")] = None,
+    claim_timeout: Annotated[
+        float | None, typer.Option(min=2, help="Ttl that a claim grants. Default: --heartbeat-timeout.")
+    ] = None,
+    heartbeat_timeout: Annotated[
+        float | None, typer.Option(min=2, help="Ttl that a heartbeat grants. Default: 300.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended, and print its result.")] = False,  # noqa: FBT002 - a flag
     timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most; the task goes on.")] = None,
     retry_for: Annotated[float, typer.Option(min=0, help="Seconds to go on trying while the service is away.")] = 0,
@@ -91,6 +99,8 @@ def schedule(
     given = {
         "id": task_id, "dedupe_key": dedupe_key, "collection": collection, "max_attempts": max_attempts, "at": at,
         "delay": delay, "after": after or None, "retry": FixedDelays(waits=retry_wait) if retry_wait else None,
+        "max_crashes": max_crashes, "max_runtime": max_runtime, "claim_timeout": claim_timeout,
+        "heartbeat_timeout": heartbeat_timeout,
     }  # fmt: skip
     chosen: TaskOptions = {"priority": priority}
     chosen.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]

@@ -45,6 +45,14 @@ def test_the_waits_between_attempts_can_be_given(run: Run, client: Client) -> No
     assert timedelta(minutes=58) < task.at - datetime.now(UTC) < timedelta(minutes=62)
 
 
+def test_the_limits_of_a_run_can_be_given(run: Run, client: Client) -> None:
+    run("schedule", "k", "--max-crashes", "0", "--max-runtime", "9", "--claim-timeout", "7", "--heartbeat-timeout", "8")
+    task = next(client.tasks("k"))
+    assert (task.ttl, task.max_runtime) == (7, 9)
+    with leasekit.lease(task) as held:
+        held.complete()
+
+
 def test_after_another_is_refused_where_there_are_no_dependencies(run: Run, client: Client) -> None:
     done = run("schedule", "k", "--id", "mine", "--after", "a-1", "--after", "a-2")
     assert done.exit_code == 1

@@ -38,6 +38,12 @@ class _Name(Protocol):
     def __lease__(self, idle_timeout: float | None) -> "Lease": ...
 
 
+class _Handler(Protocol):
+    """A declared handler, or its `options(…)`."""
+
+    def __task__(self, payload: Any, options: TaskOptions) -> NewTask: ...
+
+
 def lease(task: Task | _Name, *, idle_timeout: float | None = None) -> "Lease":
     """Keep the lease of `task` while the code in the `with` (or `async with`) block runs; stop the code if it is lost.
 
@@ -186,8 +192,11 @@ class Lease:
         check_number("after", after, or_none=True)
         self._run.decide("release", retry_after=after)
 
-    def then(self, kind: str, payload: Any = None, **options: Unpack[TaskOptions]) -> None:
+    def then(self, kind: str | _Handler, payload: Any = None, **options: Unpack[TaskOptions]) -> None:
         """Schedule a successor when this task is settled, in the same transaction: both happen, or neither.
+
+        A successor that is given as a handler, and not by the name of a kind, has the handler's defaults, and a payload
+        that fits.
 
         Successors go with a success or a fatal failure. They are dropped if the code fails otherwise, is released or
         cancelled, or loses its lease: the next run collects them anew. A successor needs no `id`: the service derives
@@ -203,7 +212,8 @@ class Lease:
         connection.check_accepts_work()
         if len(successors) >= _MAX_THEN:
             raise ValueError(f"task {self.task.id} has {_MAX_THEN} successors, the most there can be: schedule a batch")
-        task = encoding.successor(new_task(kind, payload, options))
+        task = new_task(kind, payload, options) if isinstance(kind, str) else kind.__task__(payload, options)
+        task = encoding.successor(task)
         connection.check_dependencies(task)
         with connection.hooks.scheduling([task]) as traced:
             self._then_size = encoding.size_of_successors(traced, self._then_size)

@@ -268,7 +268,7 @@ class NamedLease(_Acquiring):
         """Raise `LeasekitError`: a name cannot fail."""
         raise self._no_outcome_error()
 
-    def then(self, kind: str, payload: Any = None, **options: Unpack[TaskOptions]) -> NoReturn:
+    def then(self, kind: object, payload: Any = None, **options: Unpack[TaskOptions]) -> NoReturn:
         """Raise `LeasekitError`: a name is never settled, so no task can follow."""
         raise self._no_outcome_error()
 

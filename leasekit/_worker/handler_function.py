@@ -13,9 +13,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
+from leasekit._arguments import new_task
 from leasekit._worker.handlers import Handler, check_options
 from leasekit.client import Client
-from leasekit.task import Scheduled, TaskOptions
+from leasekit.task import NewTask, Scheduled, TaskOptions
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -67,6 +68,11 @@ class Signature(Generic[T]):
             return await client.aschedule(self._handler.kind, raw, **options)
         async with client:
             return await client.aschedule(self._handler.kind, raw, **options)
+
+    def __task__(self, payload: T, options: TaskOptions) -> NewTask:
+        """Return a task to be scheduled, for `Lease.then`."""
+        raw = self._handler.payload((payload,), {})
+        return new_task(self._handler.kind, raw, self._handler.options(raw, {**self._options, **options}))
 
 
 class HandlerFunction(Signature[T], Generic[T, P, R]):

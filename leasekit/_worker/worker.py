@@ -154,7 +154,7 @@ class Worker:
             dedupe: A function that gets the payload, as the handler does, and returns the task's `dedupe_key`.
             defaults: Options of the tasks that are scheduled through the decorated name: `max_attempts`, `retry` and
                 the others of `TaskDefaults`. What `options(…)` says wins. A task that is scheduled by the name of its
-                kind (`client.schedule`, `held.then`, `leasekit schedule`) does not get them.
+                kind (`client.schedule`, `held.then("mail")`, `leasekit schedule`) does not get them.
         """
         if callable(kind):
             raise ConfigError('a handler is for a kind of tasks: write @worker.handler("thumbnail")')

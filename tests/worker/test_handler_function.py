@@ -164,6 +164,23 @@ def test_a_handler_declares_defaults_of_its_tasks_and_what_a_call_says_wins(work
     ]  # fmt: skip
 
 
+def test_a_successor_that_is_given_as_a_handler_has_its_defaults_and_a_payload_that_fits(
+    worker: Worker, client: Client
+) -> None:
+    @worker.handler("mail", priority=0, collection="mails", dedupe=lambda mail: mail.to)
+    def mail(payload: Mail) -> None: ...
+
+    client.schedule("first")
+    with leasekit.lease(next(client.tasks("first"))) as held:
+        held.then(mail, Mail("ada"))
+        held.then(mail, Mail("ada"))
+        held.then(mail.options(priority=1), Mail("bob"), collection="late")
+        with pytest.raises(ValueError, match="does not fit"):
+            held.then(mail)
+    found = {info.payload["to"]: (info.priority, info.collection) for info in client.list_tasks(kind="mail").tasks}
+    assert found == {"ada": (0, "mails"), "bob": (1, "late")}
+
+
 @pytest.mark.anyio
 async def test_a_handler_makes_the_dedupe_key_of_the_payload(worker: Worker, client: Client) -> None:
     def key(thumbnail: Thumbnail) -> str | None:

@@ -15,26 +15,36 @@ if TYPE_CHECKING:
     from leasekit.testing.effects import Effects
     from leasekit.testing.faults import Faulty
 
-__all__ = ["leasekit_client", "leasekit_clock", "leasekit_effects", "leasekit_service"]
+__all__ = ["leasekit_client", "leasekit_clock", "leasekit_effects", "leasekit_service", "leasekit_url"]
 
 
 @pytest.fixture
 def leasekit_clock() -> "FakeClock":
-    """A clock that the test moves by hand. In a test that uses this fixture, `leasekit_service` goes by it."""
+    """A clock that the test moves by hand. In a test that uses this fixture, the service goes by it."""
     from leasekit.testing.clock import FakeClock
 
     return FakeClock()
 
 
 @pytest.fixture
-def leasekit_service(request: pytest.FixtureRequest) -> "Faulty":
-    """An in-memory service with faults on demand: `leasekit_service.script("beat", faults.steal)`."""
-    from leasekit.testing.faults import Faulty
-    from leasekit.testing.memory import MemoryBackend, MemoryService
+def leasekit_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of an in-memory service of this test alone, which is the environment's LEASEKIT_URL meanwhile."""
+    from leasekit.testing.memory import MemoryService, shared
 
     is_by_hand = "leasekit_clock" in request.fixturenames
     service = MemoryService(now=request.getfixturevalue("leasekit_clock")) if is_by_hand else MemoryService()
-    return Faulty(MemoryBackend(service, worker="test"))
+    with shared(service) as url:
+        monkeypatch.setenv("LEASEKIT_URL", url)
+        yield url
+
+
+@pytest.fixture
+def leasekit_service(leasekit_url: str) -> "Faulty":
+    """The service of `leasekit_url` with faults on demand: `leasekit_service.script("beat", faults.steal)`."""
+    from leasekit.registry import open_backend
+    from leasekit.testing.faults import Faulty
+
+    return Faulty(open_backend(leasekit_url, worker="test"))
 
 
 @pytest.fixture

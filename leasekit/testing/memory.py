@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from random import Random, SystemRandom
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from leasekit.errors import ConfigError
 from leasekit.server.embedded import DirectBackend, plain, plain_info
@@ -45,7 +46,7 @@ from leasekit.testing._notify import Notifier
 from leasekit.testing.clock import FakeClock
 from leasekit.wire import MAX_WAIT, PurgeRequest, RedriveRequest
 
-__all__ = ["MemoryBackend", "MemoryService", "connect"]
+__all__ = ["MemoryBackend", "MemoryService", "connect", "shared"]
 
 _STARTED_AT = time.time() - time.monotonic()
 
@@ -68,6 +69,17 @@ def connect(url: str, *, worker: str) -> "MemoryBackend":
     name = parts.netloc
     # setdefault is atomic: two threads that open one name at once get one service.
     return MemoryBackend(_shared.setdefault(name, MemoryService()) if name else MemoryService(), worker=worker)
+
+
+@contextmanager
+def shared(service: "MemoryService") -> Generator[str]:
+    """Yield a URL, `memory://…`, under which this process shares a service for as long as the block lasts."""
+    name = uuid4().hex
+    _shared[name] = service
+    try:
+        yield f"memory://{name}"
+    finally:
+        del _shared[name]
 
 
 @dataclass(slots=True)

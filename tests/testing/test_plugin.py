@@ -106,6 +106,26 @@ def test_the_clock_is_the_services_where_both_are_asked_for(
     assert lost.value.reason == "expired"
 
 
+worker = leasekit.Worker()  # of a module, made before any test
+
+
+@worker.handler("mail", max_attempts=2)
+def mail(to: str) -> str:
+    return to
+
+
+@pytest.mark.parametrize("once_more", [False, True])
+def test_a_worker_without_a_url_works_in_the_service_of_the_test_alone(
+    leasekit_client: leasekit.Client, leasekit_url: str, *, once_more: bool
+) -> None:
+    scheduled = mail.options(id="the same in each test").schedule("ada")
+    assert scheduled.created
+    assert worker.drain() == 1
+    assert [task.result for task in leasekit_client.wait_tasks(scheduled.id, timeout=PATIENCE)] == ["ada"]
+    with leasekit.connect(leasekit_url) as other:
+        assert other.get(scheduled.id) is not None
+
+
 def test_loading_the_plugin_loads_one_module_and_nothing_of_leasekit_or_its_libraries() -> None:
     code = "import sys, pytest; ours = set(sys.modules); import leasekit_pytest; print(*sys.modules.keys() - ours)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

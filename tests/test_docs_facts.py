@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from leasekit import Exponential, Heartbeats, Status
+from leasekit import Exponential, Heartbeats, NewTask, Status
 from leasekit._core.cycle import Cycle, Early
 from leasekit._lifecycle.states import NEXT, Event
 from leasekit.server.http.openapi import EXAMPLES, document
 from leasekit.server.http.routes import OPERATIONS
+from leasekit.task import TaskOptions
 from leasekit.wire import (
     MAX_BATCH,
     MAX_BODY,
@@ -99,6 +100,17 @@ def test_the_table_of_waits_is_that_of_the_default_policy() -> None:
         longest = Exponential(jitter=0).wait(int(failures.split()[0]), random.Random(0))
         assert shown == f"{longest / 2:g} to {longest:g}"
     assert Exponential().jitter == 0.5
+
+
+def test_the_table_of_options_has_every_option_and_its_default() -> None:
+    defaults = {option: row[1] for row in table("scheduling.md", "## Options")[1:] for option in row[0].split("`, `")}
+    elsewhere = {"id", "dedupe_key", "dedupe_window", "enqueue_timeout", "traceparent"}
+    assert {*defaults} == TaskOptions.__optional_keys__ - elsewhere
+    task = NewTask(kind="k")
+    assert (task.max_attempts, task.max_runtime, task.claim_timeout) == (None, None, None)
+    assert [defaults[name] for name in ("max_crashes", "priority", "heartbeat_timeout")] == [
+        f"{task.max_crashes}", f"{task.priority}", f"{task.heartbeat_timeout:g} s",
+    ]  # fmt: skip
 
 
 # The protocol -------------------------------------------------------------------------------------------------

@@ -136,6 +136,20 @@ def test_the_recipe_for_another_program_says_why_it_failed() -> None:
     assert len(str(failed.value).partition(": ")[2]) == 2047  # and the end of the line
 
 
+def test_the_recipe_for_another_program_passes_on_what_it_writes_while_it_runs(tmp_path: Path) -> None:
+    os.mkfifo(go_on := tmp_path / "go-on")
+    code = f"print('one', flush=True); open({str(go_on)!r}).read(); print('two')"
+    heard: list[str] = []
+
+    def hear(text: str) -> None:
+        heard.append(text)
+        go_on.write_text("")
+
+    held = types.SimpleNamespace(check=lambda: None)
+    recipe_for_a_program()([sys.executable, "-c", code], held, timeout=600, on_output=hear)
+    assert heard == ["one\n"]
+
+
 def recipe_for_a_program() -> Callable[..., None]:
     names: dict[str, Any] = {}
     exec(recipe("import contextlib", ROOT / "docs/handlers.md").partition("\nencode = ")[0], names)  # noqa: S102 - the page is ours

@@ -212,7 +212,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             if REVOKED in vars(request):
                 self._end_revoked(held, request)
             if held.attempt > 1:  # what gives a lease back, as a retry does, does not count
-                why = "the attempt before has died without a report"
+                why = "an earlier attempt has died without a report"
                 logger.info("task %s runs again, as attempt %d: %s", request.id, held.attempt, why)
             setattr(request, _RUN, _Run(held, outer))
         except SoftTimeLimitExceeded as limit:
@@ -426,7 +426,7 @@ def _look_at_service(instance: Any, **_: Any) -> None:
     """Log where the leases are. A worker also starts while their service is away, but not if that refuses it."""
     if not issubclass(instance.app.Task, LeasedTask):
         return
-    _name_tasks_without_leases(instance.app)
+    without = _name_tasks_without_leases(instance.app)
     leases = instance.app.Task.leases
     _compare_retention(instance.app, leases)
     where = f"{leases!r}, ttl {leases.heartbeats.ttl:g} s"
@@ -440,7 +440,8 @@ def _look_at_service(instance: Any, **_: Any) -> None:
         instance.app.Task.outage.begins(before_tasks=True)
         logger.warning("no task runs before the service of the leases answers (%s): %s", where, error)
     else:
-        logger.info("tasks run under leases (%s)", where)
+        but = f", but not {', '.join(without)}" if without else ""
+        logger.info("tasks run under leases (%s)%s", where, but)
 
 
 def _visibility_timeout(app: Celery) -> float:
@@ -460,8 +461,9 @@ def _compare_retention(app: Celery, leases: Client) -> None:
         )
 
 
-def _name_tasks_without_leases(app: Celery) -> None:
-    """Log the tasks that should have leases, and have none because of their class."""
+def _name_tasks_without_leases(app: Celery) -> list[str]:
+    """Log, and return, the tasks that should have leases, and have none because of their class."""
+    without: list[str] = []
     for name, task in sorted(app.tasks.items()):
         is_left_out = name.startswith("celery.") or not getattr(task, "leased", app.Task.leased)
         if not (is_left_out or isinstance(task, LeasedTask)):
@@ -471,6 +473,8 @@ def _name_tasks_without_leases(app: Celery) -> None:
                 name,
                 (own if base is Task else base).__name__,
             )
+            without.append(name)
+    return without
 
 
 def _note_content_type(request: Any, **_: Any) -> None:

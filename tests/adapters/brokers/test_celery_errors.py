@@ -726,8 +726,10 @@ def test_a_class_that_goes_round_the_lease_is_named(traced: Traced, caplog: pyte
 
 
 def test_a_worker_names_the_tasks_that_have_no_lease_because_of_their_class(
-    traced: Traced, caplog: pytest.LogCaptureFixture
+    traced: Traced, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    caplog.set_level("INFO", "leasekit.celery")
+    monkeypatch.setenv("LEASEKIT_URL", "memory://")  # the test's own service has no URL
     class DBTask(celery.Task):  # type: ignore[misc]
         abstract = True
 
@@ -749,6 +751,8 @@ def test_a_worker_names_the_tasks_that_have_no_lease_because_of_their_class(
         "not under leases: m.job (its class DBTask does not derive from leasekit_celery.LeasedTask)",
         "not under leases: m.report (its class Report does not derive from leasekit_celery.LeasedTask)",
     ]
+    assert lines[-1].startswith("tasks run under leases (")
+    assert lines[-1].endswith("), but not m.job, m.report")
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])

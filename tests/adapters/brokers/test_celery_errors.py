@@ -730,6 +730,7 @@ def test_a_worker_names_the_tasks_that_have_no_lease_because_of_their_class(
 ) -> None:
     caplog.set_level("INFO", "leasekit.celery")
     monkeypatch.setenv("LEASEKIT_URL", "memory://")  # the test's own service has no URL
+
     class DBTask(celery.Task):  # type: ignore[misc]
         abstract = True
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from leasekit._driver.clock import BOOT_CLOCK
 from leasekit._driver.connection import Connection
 from leasekit._driver.keeping.pending_claims import Ended, end_claim
 from leasekit._driver.reporting.ledger import Holder, Left, Past, PendingClaim
@@ -72,8 +73,10 @@ async def _report_all(connection: Connection, holder: Holder, past: Past, why: s
     if connection.backend.capabilities.refuses_stale:
         back = [*past.settlements, *_crashes_and_releases(past.leases, why)]
     else:
-        # Only the kernel's timer proves that these leases had not expired long before.
-        guarded = [lease for lease in past.leases if holder.guarded and lease.begun and not lease.elsewhere]
+        # Only the kernel's timer proves that these leases have not expired: none that it guards ends before it fires.
+        # After that the process may have been dead for long: this supervisor may have been stopped meanwhile.
+        is_guarded = holder.guarded and past.armed_at is not None and BOOT_CLOCK.now() < past.armed_at
+        guarded = [lease for lease in past.leases if is_guarded and lease.begun and not lease.elsewhere]
         back = list(_crashes_and_releases(guarded, why))
     back = _put_unreported(back, outbox, done)
     if connection.backend.capabilities.remembers_claims:

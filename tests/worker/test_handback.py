@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from leasekit import Client
+from leasekit._driver.clock import BOOT_CLOCK
 from leasekit._driver.reporting.ledger import Holder, Ledger, Left, Past, PendingClaim, SharedMemory
 from leasekit._driver.reporting.spool import Spool
 from leasekit._worker import handback, supervisor_link
@@ -35,10 +36,11 @@ class Dead:
         connection = self.client.__connection__()
         return connection.run(connection.backend.claim(["k"], limit=1, wait=0, claim_id=claim_id)).tasks
 
-    def hand_back(self, *, begun: bool, elsewhere: bool = False) -> str:
-        """The task's status after that."""
+    def hand_back(self, *, begun: bool, elsewhere: bool = False, timer_in: float | None = 30.0) -> str:
+        """The task's status after that. The kernel's timer would have killed the worker `timer_in` seconds from now."""
         left = Left(self.task.id, self.task.token, begun=begun, elsewhere=elsewhere)
-        past = Past(Holder(worker="dead", url="memory://", guarded=True), [left], [], [])
+        armed_at = None if timer_in is None else BOOT_CLOCK.now() + timer_in
+        past = Past(Holder(worker="dead", url="memory://", guarded=True), [left], [], [], armed_at)
         handback.hand_back(past, "killed", waiting=waiting)
         info = self.client.get(self.task_id)
         assert info is not None
@@ -79,6 +81,15 @@ def test_a_service_that_takes_what_is_stale_hears_only_what_a_timer_vouches_for(
     """A body in an executor does not: its worker may have been stopped for long after the end of that lease."""
     dead.refuses_stale = False
     assert dead.hand_back(begun=begun, elsewhere=elsewhere) == status
+
+
+@pytest.mark.parametrize("timer_in", [-0.001, None])
+def test_a_service_that_takes_what_is_stale_hears_nothing_of_a_death_that_is_seen_after_the_timer(
+    dead: Dead, timer_in: float | None
+) -> None:
+    """The supervisor was stopped meanwhile, or no handler ran: another worker may hold the task by now."""
+    dead.refuses_stale = False
+    assert dead.hand_back(begun=True, timer_in=timer_in) == Status.CLAIMED
 
 
 def test_what_was_granted_to_a_claim_that_nobody_heard_the_answer_of_is_given_back(dead: Dead) -> None:

@@ -276,9 +276,10 @@ class Keeper:
         """
         self.ended(held)
         held.settling = True
-        if report.settlement.outcome in ("retry", "release") and not self._backend.capabilities.refuses_stale:
-            self._renewal.remove(held)  # a later heartbeat would take the task back again
-            held.leave_ledger()  # and so would a supervisor that hands the task back
+        if not self._backend.capabilities.refuses_stale:
+            held.leave_ledger()  # no timer proves to a supervisor any more that this lease has not expired
+            if report.settlement.outcome in ("retry", "release"):
+                self._renewal.remove(held)  # a later heartbeat would take the task back again
         settlement = report.settlement
         report.heard = lambda answer: self._settled(held, settlement, answer, ours=ours)
         self.outbox.put(report)

@@ -16,6 +16,7 @@ from leasekit._driver.guarding import escalation
 from leasekit._driver.guarding.watchdog import UNGUARDED, Watchdog
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit._driver.keeping.keeper import Keeper
+from leasekit._driver.reporting.ledger import Ledger, SharedMemory
 from leasekit._driver.reporting.outbox import Report
 from leasekit._leased_run import LeasedRun
 from leasekit.backend import Backend, Capabilities
@@ -446,6 +447,23 @@ async def test_what_is_given_back_is_beaten_no_more_where_a_late_beat_would_take
     later = [beat.id for call in faulty.log if call.kind == "beat" for beat in call.items][beats:]
     assert done.task.id in later
     assert back.task.id not in later
+    faulty.clear()
+    await let_pass(clock, 10)
+
+
+@pytest.mark.parametrize(("refuses_stale", "left"), [(True, 1), (False, 0)])
+async def test_where_stale_writes_are_obeyed_a_supervisor_hands_back_no_lease_whose_handler_has_ended(
+    start: Start, faulty: Faulty, clock: FakeClock, refuses_stale: bool, left: int
+) -> None:
+    """No timer guards such a lease: if its process was stopped before it died, the lease may have ended long before."""
+    faulty.capabilities = Capabilities(refuses_stale=refuses_stale)
+    rig, memory = start(), SharedMemory()
+    rig.keeper.note_in(Ledger(memory.fd))
+    [done] = await take(rig, faulty, 1)
+    faulty.always("settle", faults.refuse)
+    end(rig, done)
+    assert len(memory.read().leases) == left
+    memory.close()
     faulty.clear()
     await let_pass(clock, 10)
 

@@ -151,8 +151,14 @@ def _patience(run: LeasedRun) -> float:
 
 
 def _conclude(run: LeasedRun, report: Report, verdict: Verdict | None, error: BaseException | None) -> None:
-    """Raise `LeaseLost` if code ended well but its result was refused, or not answered in time (None)."""
-    if error is not None or (verdict is not None and verdict.verdict != "gone"):
+    """Raise `LeaseLost` if code ended well but its result was refused, or not answered in time (None).
+
+    After an error nothing is raised; but a service that obeys stale reports must not get one after the end of trust.
+    """
+    connection = run.connection
+    if verdict is not None and (error is not None or verdict.verdict != "gone"):
+        return
+    if error is not None and (connection is None or connection.backend.capabilities.refuses_stale):
         return
     if verdict is None:
         why, word = "its result could not be reported while the lease lasted", "unreported"
@@ -164,7 +170,8 @@ def _conclude(run: LeasedRun, report: Report, verdict: Verdict | None, error: Ba
     if story is not None:
         why = f"{why}; {story.why}"
     events = () if story is None else story.events
-    if (connection := run.connection) is not None:
+    if connection is not None:
         connection.driver.call_soon(connection.keeper.told_lost, held, report, loss_reason(word), Story(why, events))
-    message = f"lost task {run.task.id}: {why}"
-    raise LeaseLost(message, task_id=run.task.id, reason=loss_reason(word), events=events)
+    if error is None:
+        message = f"lost task {run.task.id}: {why}"
+        raise LeaseLost(message, task_id=run.task.id, reason=loss_reason(word), events=events)

@@ -1278,6 +1278,26 @@ def test_a_result_whose_block_was_told_of_its_loss_does_not_reach_a_service_that
     assert [event.verdict for event in of(Settled, events)] == ["gone"]
 
 
+def test_a_fatal_failure_that_comes_too_late_does_not_reach_a_service_that_obeys_stale_writes(
+    client: Client, clock: FakeClock, faulty: Faulty, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next holder may have done the task by then."""
+    monkeypatch.setattr(faulty, "capabilities", replace(faulty.capabilities, refuses_stale=False))
+    task = claimed(client)
+    with pytest.raises(Fatal), leasekit.lease(task):
+        faulty.always("*", faults.refuse)
+        other = meanwhile(lambda: eventually(lambda: faulty.calls["settle"]), lambda: clock.advance(Heartbeats().trust))
+        raise Fatal("no such page")
+    other.join()
+    reaches(1, lambda: len(of(Settled, events)))
+    faulty.clear()
+    calls = faulty.calls["settle"]
+    let_pass(clock, 20)
+    assert faulty.calls["settle"] == calls
+    assert info(client, task).status is not Status.FATAL_FAILURE
+    assert [event.reason for event in of(Lost, events)] == ["unreported"]
+
+
 def test_a_failed_block_does_not_wait_beyond_the_end_of_trust(
     client: Client, clock: FakeClock, faulty: Faulty, events: list[Event]
 ) -> None:

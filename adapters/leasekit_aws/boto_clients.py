@@ -100,18 +100,25 @@ class BotoClients:
             return self._made[is_poll]
 
     def _make(self, config: Config) -> Any:
-        region, endpoint = self._region, self._endpoint
+        region, endpoint, verify = self._region, self._endpoint, None
         if self._like is not None:
             region, endpoint = self._like.meta.region_name, self._like.meta.endpoint_url
-            config = self._like.meta.config.merge(config)
+            config, verify = self._like.meta.config.merge(config), verify_of(self._like)
         # A session of its own, because boto3's default session is not safe among threads.
         self._session = self._session or (boto3.session.Session() if self._like is None else _session_of(self._like))
-        return self._session.client(self._service, region_name=region, endpoint_url=endpoint, config=config)
+        return self._session.client(
+            self._service, region_name=region, endpoint_url=endpoint, config=config, verify=verify
+        )
 
 
 def credentials_of(client: Any) -> Any:
     """Return the credentials object that a client signs with, which refreshes the credentials itself."""
     return client._request_signer._credentials  # boto3 has no other way to ask
+
+
+def verify_of(client: Any) -> Any:
+    """Return how a client verifies certificates: True, False or the path of its authorities."""
+    return client._endpoint.http_session._verify  # boto3 has no other way to ask
 
 
 def _session_of(client: Any) -> boto3.session.Session:

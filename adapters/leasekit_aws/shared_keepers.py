@@ -21,7 +21,7 @@ from leasekit.config import check_number
 from leasekit.errors import ConfigError, ProtocolError
 from leasekit_aws.addresses import LONGEST_TTL, SHORTEST_TTL
 from leasekit_aws.backend import AwsBackend
-from leasekit_aws.boto_clients import BotoClients, credentials_of
+from leasekit_aws.boto_clients import BotoClients, credentials_of, verify_of
 from leasekit_aws.service import Service
 
 B = TypeVar("B", bound=Backend)
@@ -52,7 +52,7 @@ class SharedKeepers(Generic[B]):
         if (other := client.meta.service_model.service_name) != service:
             raise ConfigError(f"client is boto3.client({other!r}): pass boto3.client({service!r})")
         credentials = credentials_of(client)
-        key = (service, client.meta.region_name, client.meta.endpoint_url, _who(credentials), ttl)
+        key = (service, client.meta.region_name, client.meta.endpoint_url, verify_of(client), _who(credentials), ttl)
         with self._making:
             if key not in self._kept:
                 backend = make(BotoClients(service, like=client))

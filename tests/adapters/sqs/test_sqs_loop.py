@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import boto3
@@ -18,6 +19,7 @@ from types_boto3_sqs import SQSClient
 import leasekit_sqs
 from leasekit import ConfigError, Exponential, FixedDelays, Lease, LeaseLost, ProtocolError, lease
 from leasekit._binding import reserve_of
+from leasekit_aws.boto_clients import BotoClients, verify_of
 from leasekit_sqs import loop
 from leasekit_sqs.backend import boot_time
 from leasekit_sqs.comparison import Comparison
@@ -644,6 +646,20 @@ def test_there_is_one_keeper_for_who_asks_and_where(sqs: SQSClient, other_client
     other = leasekit_sqs.task(message, queue_url="http://x/1/a", client=other_client)
     assert reserve_of(first) == reserve_of(second)
     assert reserve_of(other) != reserve_of(first)
+
+
+def test_heartbeats_verify_certificates_as_the_users_client_does(tmp_path: Path) -> None:
+    message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "b"}
+    keepers = set()
+    authorities = tmp_path / "ca.pem"
+    authorities.touch()
+    for verify in (None, False, str(authorities)):
+        client = boto3.session.Session().client("sqs", endpoint_url="https://localhost:1", verify=verify)
+        assert verify_of(BotoClients("sqs", like=client)._client(is_poll=False)) == verify_of(client)
+        keepers.add(reserve_of(leasekit_sqs.task(message, queue_url="http://x/1/a", client=client)))
+        client.close()
+    assert verify_of(client) == str(authorities)
+    assert len(keepers) == 3
 
 
 def test_sessions_that_sign_alike_share_one_keeper(sqs: SQSClient, moto: str) -> None:

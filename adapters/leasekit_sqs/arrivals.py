@@ -62,8 +62,10 @@ class Arrivals:
         request.context[_ASKED_AT] = self._clock()  # of the latest try: botocore repeats a call that failed
 
     def _note_answer(self, parsed: Mapping[str, Any], context: Mapping[str, Any], **_: Any) -> None:
-        asked_at = context.get(_ASKED_AT, self._clock())
-        arrival = Arrival(asked_at, context.get(_TIMEOUT), context.get(_WAIT, 0), is_known=_TIMEOUT in context)
+        if _ASKED_AT not in context:  # it left before its client was observed
+            return
+        timeout, wait = context.get(_TIMEOUT), context.get(_WAIT, 0)
+        arrival = Arrival(context[_ASKED_AT], timeout, wait, is_known=_TIMEOUT in context)
         for message in parsed.get("Messages", []):
             self._arrivals[message.get("ReceiptHandle", "")] = arrival
         while len(self._arrivals) > _MOST:

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -488,6 +489,29 @@ def test_a_message_whose_answer_took_longer_than_its_time_is_not_begun(
     with (
         pytest.raises(LeaseLost, match="was over before its block began"),
         leasekit_sqs.lease(message, queue_url=queue_url, client=sqs),
+    ):
+        pytest.fail("its body ran")
+
+
+def test_a_receive_that_was_under_way_when_its_client_was_first_seen_counts_from_then(
+    aws: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of another thread of the loop. Its answer may be late: another worker may have the message by then."""
+    client = boto3.session.Session().client("sqs", endpoint_url=aws.endpoint)
+    aws.put("q", "work")
+    url = client.get_queue_url(QueueName="q")["QueueUrl"]
+    arrived, go_on = aws.hold("ReceiveMessage")
+    with ThreadPoolExecutor(1) as pool:
+        receiving = pool.submit(client.receive_message, QueueUrl=url)
+        assert arrived.wait(20)
+        with monkeypatch.context() as patch:
+            patch.setattr("leasekit_sqs.loop.boot_time", lambda: boot_time() - 31)
+            leasekit_sqs.watch(client)
+        go_on.set()
+        (message,) = receiving.result()["Messages"]
+    with (
+        pytest.raises(LeaseLost, match="was over before its block began"),
+        leasekit_sqs.lease(message, queue_url=url, client=client),
     ):
         pytest.fail("its body ran")
 

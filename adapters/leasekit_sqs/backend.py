@@ -256,7 +256,7 @@ class SqsBackend:
                 n: Item(await self._queues.of(tasks[n].kind), entry.entry, entry.size)
                 for n, entry in sorted(sent.items())
             }
-            errors = await in_batches(self._calls, "send_message_batch", list(items.values()))
+            errors = await in_batches(self._calls, "send_message_batch", list(items.values()), in_turn=is_fifo)
             failed = {n: error for n, error in zip(items, errors, strict=True) if error is not None}
             self._sent.update(dict.fromkeys(ids[n] for n in items if n not in failed))
             while len(self._sent) > _SENT:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leasekit.errors import BackendError, ProtocolError
+from leasekit.errors import BackendError, ProtocolError, Throttled, Unavailable
 from leasekit_sqs.calls import Answer, Calls, mappings, of_entry
 from leasekit_sqs.messages import MOST_BYTES
 from leasekit_sqs.receipts import Receipt
@@ -29,18 +29,26 @@ Started = Callable[[Item, "asyncio.Future[Answer]"], None]
 
 
 async def in_batches(
-    calls: Calls, operation: str, items: Sequence[Item], *, started: Started | None = None
+    calls: Calls, operation: str, items: Sequence[Item], *, started: Started | None = None, in_turn: bool = False
 ) -> list[BackendError | None]:
     """Send items in batches; return None or the error for each item, in order. Raises nothing.
 
+    `in_turn`: one batch after the other, and none after an error that is worth a repeat, which keeps their order.
     `started` is called, before the answer, with each item and its call, which outlives a cancelled coroutine; calls
     that have not started then are not made.
     """
-    parts, at_once = list(_group(items)), asyncio.Semaphore(_AT_ONCE)
+    parts, at_once = list(_group(items)), asyncio.Semaphore(1 if in_turn else _AT_ONCE)
+    stopped_by: BackendError | None = None
 
     async def send(part: Sequence[int]) -> Sequence[BackendError | None]:
+        nonlocal stopped_by
         async with at_once:
-            return await _send_batch(calls, operation, [items[n] for n in part], started)
+            if stopped_by is not None:
+                return [stopped_by] * len(part)
+            errors = await _send_batch(calls, operation, [items[n] for n in part], started)
+            if in_turn:
+                stopped_by = next((error for error in errors if isinstance(error, (Throttled, Unavailable))), None)
+            return errors
 
     ended = await asyncio.gather(*map(send, parts))
     found: list[BackendError | None] = [None] * len(items)

@@ -221,6 +221,22 @@ async def test_a_collection_is_a_group_and_an_id_is_sent_once_for_a_fifo_queue(c
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("failing", [False, True])
+async def test_the_tasks_of_a_large_batch_keep_their_order_in_a_fifo_queue(
+    connected: Connect, aws: Fake, failing: bool
+) -> None:
+    aws.queue("q.fifo")
+    backend = connected("q.fifo")
+    tasks = [NewTask(kind="k", id=f"t{n}", payload=n, collection="blue") for n in range(35)]
+    if failing:
+        aws.error(SEND, 400, "RequestThrottled")
+        with pytest.raises(Throttled):
+            await backend.schedule(tasks)
+        assert len(aws.asked(SEND)) == 1
+    await backend.schedule(tasks)
+    assert [message.body for message in aws.queues["q.fifo"].messages] == [str(n) for n in range(35)]
+
+
 async def test_a_dedupe_key_counts_for_its_kind(connected: Connect, aws: Fake) -> None:
     aws.queue("q.fifo")
     keyed = [NewTask(kind=kind, dedupe_key="ü" * 200, dedupe_window=300.0) for kind in ("a", "b")]

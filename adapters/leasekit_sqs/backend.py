@@ -315,7 +315,9 @@ def _why_gone(receipt: Receipt | None, now: float) -> str | None:
 
 def _note_beat_call(item: Item, call: "asyncio.Future[Answer]") -> None:
     if item.receipt is not None:
-        item.receipt.under_way = call
+        under_way = item.receipt.under_way
+        under_way.add(call)
+        call.add_done_callback(under_way.discard)
 
 
 def _gone(task_id: str, reason: str) -> Verdict:

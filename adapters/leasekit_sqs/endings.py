@@ -9,7 +9,7 @@
 Rule 1: a give-back is sent only while no other receiver can have the message when the call arrives, because SQS lets an
         old handle hide or show a message that another receiver holds. So a give-back without delay whose answer was
         lost is not repeated.
-Rule 2: a give-back waits for the heartbeat under way, because a heartbeat that arrived later would hide the message.
+Rule 2: a give-back waits for all heartbeats under way, because a heartbeat that arrived later would hide the message.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class Endings:
         return await in_batches(self._calls, "delete_message_batch", items)
 
     async def _give_back(self, endings: Sequence[Ending]) -> list[BackendError | None]:
-        beats = {beat for one in endings if (beat := one.receipt.under_way) is not None and not beat.done()}
+        beats = {beat for one in endings for beat in one.receipt.under_way}
         if beats:
             await asyncio.wait(beats)
         now = self._clock()
@@ -77,10 +77,10 @@ class Endings:
             receipt, settlement = one.receipt, one.settlement
             wait = receipt.wait(settlement.outcome, settlement.retry_after, now)
             if receipt.returned_until is not None:
-                wait = math.ceil(receipt.returned_until - now)
-                if wait <= 0:  # the message becomes visible by itself, at the latest at the end of its lease
+                if now >= receipt.returned_until:  # the message becomes visible by itself
                     became[n] = None
                     continue
+                wait = max(0, math.ceil(receipt.returned_for - now))
             if now >= receipt.returns_until:
                 became[n] = Gone("the lease has ended, or ends before a call can reach SQS", reason="expired")
             else:
@@ -99,6 +99,7 @@ class Endings:
             return None  # the first try was applied
         if error is not None and not is_unapplied(error) and receipt.returned_until is None:
             # From then on SQS may show the message to others: because it was asked to, or at the end of its lease.
+            receipt.returned_for = now + wait
             receipt.returned_until = min(now + wait * (1 - 2 * DRIFT), receipt.until)
         return error
 
@@ -110,17 +111,16 @@ class Endings:
 
     async def _copy(self, endings: Sequence[Ending]) -> list[BackendError | None]:
         """Copy messages to the dead-letter queue, each once; warn if their queue has none."""
+        urls = {one.receipt.url: None for one in endings if not one.receipt.in_dlq}
+        queues = dict(zip(urls, await asyncio.gather(*map(self._dead_letter_queue, urls)), strict=True))
         became: dict[int, BackendError | None] = {}
         items: list[tuple[int, Item]] = []
         for n, one in enumerate(endings):
-            try:
-                dead_letter_queue = (
-                    None if one.receipt.in_dlq else await self._queues.dead_letter_queue(one.receipt.url)
-                )
-            except BackendError as failure:
-                became[n] = failure
-                continue
-            if dead_letter_queue is not None and one.receipt.message is not None:
+            receipt = one.receipt
+            dead_letter_queue = None if receipt.in_dlq else queues[receipt.url]
+            if isinstance(dead_letter_queue, BackendError):
+                became[n] = dead_letter_queue
+            elif dead_letter_queue is not None and receipt.message is not None:
                 items.append((n, _copy_of(one, dead_letter_queue)))
             else:
                 became[n] = None
@@ -130,6 +130,12 @@ class Endings:
             endings[n].receipt.in_dlq = error is None
             became[n] = error
         return [became[n] for n in range(len(endings))]
+
+    async def _dead_letter_queue(self, url: str) -> str | BackendError | None:
+        try:
+            return await self._queues.dead_letter_queue(url)
+        except BackendError as error:
+            return error
 
     def _warn_of_deletion(self, ending: Ending) -> None:
         receipt = ending.receipt

@@ -37,8 +37,8 @@ class Receipt:
 
     __slots__ = (
         "attempt", "group", "handle", "has_queues_timeout", "id", "in_dlq", "is_kept", "message", "outcome",
-        "polled_for", "received_at", "retry", "returned_until", "returns_until", "settles", "under_way", "until", "url",
-        "warned",
+        "polled_for", "received_at", "retry", "returned_for", "returned_until", "returns_until", "settles",
+        "under_way", "until", "url", "warned",
     )  # fmt: skip
 
     def __init__(
@@ -71,7 +71,8 @@ class Receipt:
         self.in_dlq = False  # a copy of it is in the dead-letter queue
         # Set if a give-back may have been applied: no other receiver can have the message before this instant.
         self.returned_until: float | None = None
-        self.under_way: Future[Any] | None = None  # the call of the last heartbeat
+        self.returned_for = 0.0  # … but it was asked to stay hidden until this instant
+        self.under_way: set[Future[Any]] = set()  # the calls of heartbeats that have not ended
         self.warned = False
 
     def hidden(self, asked_at: float, seconds: float) -> None:

@@ -173,6 +173,19 @@ async def test_a_copy_that_failed_deletes_nothing(connected: Connect, aws: Fake)
     assert not message(aws).deleted
 
 
+async def test_one_look_for_the_dead_letter_queue_serves_all_messages_of_a_call(connected: Connect, aws: Fake) -> None:
+    """One after the other, looks that hang would outlast the call, and what else it ends would have no answer."""
+    backend = connected()
+    tasks = await received(backend, aws, 3)
+    aws.error("GetQueueAttributes", 500, "InternalError")
+    outcomes: list[Outcome] = ["fatal", "fatal", "success"]
+    verdicts = await backend.settle(
+        [Settlement(id=task.id, token=task.token, outcome=how) for task, how in zip(tasks, outcomes, strict=True)]
+    )
+    assert [verdict.verdict for verdict in verdicts] == ["failed", "failed", "settled"]
+    assert len(aws.asked("GetQueueAttributes")) == 1
+
+
 async def test_a_deletion_that_failed_makes_no_second_copy(connected: Connect, aws: Fake) -> None:
     backend = connected()
     aws.queue("q", dead_letter_queue="dead")
@@ -238,6 +251,18 @@ async def test_a_retry_whose_answer_was_lost_is_repeated_only_while_nobody_else_
     assert [call["Entries"][0]["VisibilityTimeout"] for call in aws.asked(CHANGE)] == [100, 60, 20]
 
 
+async def test_a_retry_whose_answer_was_lost_waits_for_its_whole_time_though_its_lease_ends_before(
+    connected: Connect, aws: Fake
+) -> None:
+    backend = connected(ttl=30)
+    (task,) = await received(backend, aws)
+    aws.lose(CHANGE, applied=True)
+    assert (await ended(backend, task, "retry", retry_after=600.0)).verdict == "failed"
+    aws.now += 1
+    assert (await ended(backend, task, "retry", retry_after=600.0)).verdict == "settled"
+    assert message(aws).visible_at == aws.now + 599
+
+
 async def test_a_retry_that_is_overdue_is_left_alone(connected: Connect, aws: Fake) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
@@ -297,6 +322,24 @@ async def test_a_give_back_waits_for_the_beat_that_is_under_way(connected: Conne
     beating = asyncio.create_task(backend.beat([Beat(id=task.id, token=task.token)]))
     assert await anyio.to_thread.run_sync(arrived.wait, 20)
     beating.cancel()  # the keeper has waited for long enough; the call is still under way
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(ended, backend, task, "retry", retry_after=100.0))
+        await anyio.wait_all_tasks_blocked()
+        await anyio.sleep(0.1)  # time to go wrong
+        go_on.set()
+    assert message(aws).visible_at == aws.now + 100
+
+
+async def test_a_give_back_waits_for_an_earlier_beat_though_a_later_one_was_answered(
+    connected: Connect, aws: Fake
+) -> None:
+    backend = connected()
+    (task,) = await received(backend, aws)
+    arrived, go_on = aws.hold(CHANGE)
+    beating = asyncio.create_task(backend.beat([Beat(id=task.id, token=task.token)]))
+    assert await anyio.to_thread.run_sync(arrived.wait, 20)
+    beating.cancel()
+    assert (await backend.beat([Beat(id=task.id, token=task.token)]))[0].verdict == "renewed"
     async with anyio.create_task_group() as group:
         group.start_soon(partial(ended, backend, task, "retry", retry_after=100.0))
         await anyio.wait_all_tasks_blocked()

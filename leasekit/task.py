@@ -30,6 +30,7 @@ NAME_PREFIX = "named:"  # of the kinds that stand for a name: such a task never 
 Seconds = Annotated[float, Meta(ge=0, le=10 * 365 * 86400)]
 """A duration, up to ten years."""
 
+Expiry = Literal["crash", "retry"]
 Timeout = Annotated[float, Meta(ge=2, le=365 * 86400)]
 ProgressSeq = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 """The number of a checkpoint among those of one claim. Every JSON reader can represent integers up to the bound."""
@@ -55,7 +56,7 @@ class Status(enum.StrEnum):
     PROCESSING = "processing"
     """Under a lease; the handler runs."""
     RETRIABLE_FAILURE = "retriable_failure"
-    """Failed, and waiting for its next attempt."""
+    """Failed, or timed out where that counts as an attempt (`expiry`), and waiting for its next attempt."""
     SUCCESS = "success"
     """Ended well."""
     FATAL_FAILURE = "fatal_failure"
@@ -173,11 +174,14 @@ class NewTask(_Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     dedupe_window: Seconds | None = None
     """Seconds for which the key counts, as long as the first task is kept; None: until that is deleted."""
     max_attempts: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    """The most attempts that may end in *retry*; the last of them ends the task. None: no bound."""
+    """The most attempts that may end in *retry* (or time out, see `expiry`); the last ends the task. None: no bound."""
     max_crashes: Annotated[int, Meta(ge=0, le=1_000_000)] = 5
     """The most runs that may end because their holder vanished; one more ends the task."""
     max_runtime: Timeout | None = None
-    """Seconds that a run may take from its first heartbeat. Then its lease is lost, and the run counts as a crash."""
+    """Seconds that a run may take from its first heartbeat. Then its lease is lost, and `expiry` says how it counts."""
+    expiry: Expiry = "crash"
+    """What a run counts as that times out, because its lease expires or its `max_runtime` is over. *crash*: against
+    `max_crashes`, and the task is ready again at once. *retry*: against `max_attempts`, after a wait by `retry`."""
     enqueue_timeout: Annotated[float, Meta(ge=1, le=365 * 86400)] = 60.0
     """Reserved, and without effect: claims take tasks from the store, and no task is moved to a queue."""
     claim_timeout: Timeout | None = None
@@ -208,6 +212,7 @@ class TaskDefaults(TypedDict, total=False):
     max_attempts: int | None
     max_crashes: int
     max_runtime: float | None
+    expiry: Expiry
     claim_timeout: float | None
     heartbeat_timeout: float
     retry: RetryPolicy
@@ -374,7 +379,7 @@ class TaskInfo(_Discreet, frozen=True, kw_only=True):
     attempt: int
     """The number of the current or last run; releases are not counted."""
     crashes: int
-    """How many runs ended because their holder vanished."""
+    """How many runs ended because their holder vanished, without those that count as attempts (`expiry`)."""
     fence: int
     """The fence of the last claim."""
     at: datetime

@@ -169,6 +169,7 @@ def _record(task: NewTaskItem, task_id: str) -> NewRecord:
         max_attempts=task.max_attempts,
         max_crashes=task.max_crashes,
         max_runtime=None if task.max_runtime is None else _ms(task.max_runtime),
+        expiry=None if task.expiry == "crash" else task.expiry,
         claim_ttl=_ms(task.claim_ttl),
         beat_ttl=_ms(task.heartbeat_timeout),
         retry=None if task.retry == _DEFAULT_POLICY else task.retry,

@@ -3,7 +3,7 @@
 Times are milliseconds by the clock of Redis; values of users are JSON texts, which no script parses.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import MsgspecError, Raw, Struct, json, msgpack
 
@@ -38,6 +38,7 @@ class NewRecord(Struct, omit_defaults=True):
     max_attempts: int | None = None
     max_crashes: int = 5
     max_runtime: int | None = None
+    expiry: Literal["retry"] | None = None  # None: a time-out is a crash
     claim_ttl: int = 300_000
     beat_ttl: int = 300_000
     retry: RetryPolicy | None = None

@@ -21,6 +21,7 @@ _NOT_HERE = {
     "max_attempts": "the queue decides how often a message is received: maxReceiveCount in its RedrivePolicy",
     "max_crashes": "the queue decides how often a message is received: maxReceiveCount in its RedrivePolicy",
     "max_runtime": "SQS lets every message be held for 12 hours: limit the time in the handler itself",
+    "expiry": "the queue counts how often a message is received, however its runs end",
     "enqueue_timeout": "a message waits in its queue for as long as the queue's MessageRetentionPeriod says",
     "claim_timeout": _READER,
     "heartbeat_timeout": _READER,

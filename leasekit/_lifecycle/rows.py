@@ -20,7 +20,7 @@ class Trigger(Struct, frozen=True, array_like=True, gc=False):
     fence: int = 0
     attempt: int = 0
     crashes: int = 0
-    failures: int = 0  # runs that ended in *retry*
+    failures: int = 0  # runs that ended in *retry*, or timed out and count as attempts
     cancel_requested: bool = False  # while the task runs
     owner: str | None = None  # the worker that holds the lease; None: the task is not leased
     token: str | None = None  # of the last grant, as long as its run may be settled
@@ -43,3 +43,4 @@ class Limits(NamedTuple):
     max_attempts: int | None
     max_crashes: int
     retry: bytes | None  # a RetryPolicy as JSON; None: the default
+    expiry: str | None = None  # "retry": a run that times out counts as an attempt; None: as a crash

@@ -35,7 +35,8 @@ class Event(enum.StrEnum):
     RELEASE = "release"
     CRASH = "crash"
     EXPIRE = "expire"
-    EXHAUST = "exhaust"  # a retry, a crash or an expiry past the task's own limit
+    TIME_OUT = "time_out"  # an expiry that counts as an attempt, because its task says so
+    EXHAUST = "exhaust"  # a retry, a crash, an expiry or a time-out past the task's own limit
     CANCEL = "cancel"
     REDRIVE = "redrive"  # an operator begins a new life of a task that has ended
 
@@ -67,6 +68,7 @@ NEXT: dict[Status, dict[Event, Status]] = {
         Event.BEAT: Status.PROCESSING,
         Event.REQUEST_CANCEL: Status.CLAIMED,
         Event.EXPIRE: Status.ENQUEUED,
+        Event.TIME_OUT: Status.RETRIABLE_FAILURE,
         **_WHEN_RUN_ENDS,
     },
     Status.PROCESSING: {
@@ -74,12 +76,13 @@ NEXT: dict[Status, dict[Event, Status]] = {
         Event.BEAT: Status.PROCESSING,
         Event.REQUEST_CANCEL: Status.PROCESSING,
         Event.EXPIRE: Status.ENQUEUED,
+        Event.TIME_OUT: Status.RETRIABLE_FAILURE,
         **_WHEN_RUN_ENDS,
     },
     Status.RETRIABLE_FAILURE: {
         Event.ENQUEUE: Status.ENQUEUED,
         Event.CLAIM: Status.CLAIMED,
-        Event.CANCEL: Status.CANCELLED,
+        **_WHEN_RUN_ENDS,
     },
     Status.FATAL_FAILURE: {Event.REDRIVE: Status.ENQUEUED},
     Status.DROPPED: {Event.REDRIVE: Status.NEW},  # a task that waits for others again
@@ -104,7 +107,7 @@ ENDING: dict[Outcome | Literal["expired"], Event] = {
 
 REDRIVEN = "redriven"  # the outcome of a redrive's entry in the history of a task
 
-WOUND_DOWN = frozenset({Event.RETRY, Event.RELEASE, Event.CRASH, Event.EXPIRE})
+WOUND_DOWN = frozenset({Event.RETRY, Event.RELEASE, Event.CRASH, Event.EXPIRE, Event.TIME_OUT})
 """Ends after which a task runs again, except where a cancel was requested: then the task is cancelled."""
 
 

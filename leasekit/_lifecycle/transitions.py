@@ -19,6 +19,7 @@ OVER = 0.0
 """A `run_until` in the past by any clock: no further beat is accepted."""
 
 _DEFAULT_POLICY = Exponential()
+_EXPIRIES = frozenset({Event.EXPIRE, Event.TIME_OUT})
 _DAMAGED = "the store is damaged, and this task no longer runs"
 _decode_policy = msgspec.json.Decoder(RetryPolicy).decode
 
@@ -60,7 +61,7 @@ def has_lapsed(row: Trigger, now: float) -> bool:
 
 
 def is_overdue(row: Trigger, now: float) -> bool:
-    """Whether the run was leased as long as it may last: the lease is not renewed, expires, and counts as a crash."""
+    """Whether the run was leased as long as it may last: the lease is not renewed, and the run has timed out."""
     lease_ends_at = row.next_trigger_at if row.status in LEASED else None
     return row.run_until is not None and row.run_until <= (now if lease_ends_at is None else min(now, lease_ends_at))
 
@@ -119,8 +120,27 @@ def redriven(row: Trigger, *, now: float) -> Trigger:
     )
 
 
+def unexpired(row: Trigger) -> Trigger:
+    """Return a task whose holder reports after its lease has expired, without what the expiry counted."""
+    if row.status is Status.RETRIABLE_FAILURE:
+        return replace(row, failures=row.failures - 1)
+    return replace(row, crashes=row.crashes - 1)
+
+
+def counted_as(event: Event, limits: Limits, *, is_overdue: bool = False) -> Event:
+    """Return the event as which the end of a run counts: a time-out is an attempt if the task says so, else a crash.
+
+    A run has timed out if its lease expired, or if its holder reports a crash and the run `is_overdue`.
+    """
+    if limits.expiry != "retry":
+        return event
+    if event is Event.CRASH and is_overdue:
+        return Event.RETRY
+    return Event.TIME_OUT if event is Event.EXPIRE else event
+
+
 def retry_wait(row: Trigger, limits: Limits, random: "Random") -> float:
-    """Return the wait in seconds after a run that ends in *retry*, by the policy in `limits` (0: it cannot be read)."""
+    """Return the wait in seconds after a run that counts as an attempt, by the policy in `limits` (0: not readable)."""
     policy = _policy(limits)
     return 0.0 if policy is None else policy.wait(row.failures + 1, random)
 
@@ -139,10 +159,10 @@ def end_run(row: Trigger, event: Event, *, limits: Limits, now: float, wait: flo
     A task that would run again ends instead if its cancel was requested (but a name is free then), or if it has failed
     or crashed too often.
 
-    `why` is what is known of an expired lease, for the `reason` of a task that is dead by it.
+    `why` is what is known of a run that has timed out, for the `reason` of a task that is dead by it.
     An expired lease keeps its token: its holder may still report, as long as the task is not granted again.
     """
-    token = row.token if event is Event.EXPIRE else None
+    token = row.token if event in _EXPIRIES else None
     reason = None
     if event in WOUND_DOWN:
         row, reason = _counted(row, event, limits, why)
@@ -170,22 +190,22 @@ def _counted(row: Trigger, event: Event, limits: Limits, why: str) -> tuple[Trig
     most: tuple[Any, Any] = (limits.max_attempts, limits.max_crashes)
     if not (isinstance(most[0], int | None) and isinstance(most[1], int)):
         return row, f"{_DAMAGED}: max_attempts or max_crashes is not a number"
-    if event is Event.RETRY:
-        failures = row.failures + 1
+    if event is Event.RETRY or event is Event.TIME_OUT:
+        row = replace(row, failures=row.failures + 1)
         if _policy(limits) is None:
-            return replace(row, failures=failures), f"{_DAMAGED}: its retry policy cannot be read"
-        return replace(row, failures=failures), _why_dead_by_failures(failures, limits)
-    crashes = row.crashes + 1
-    reason = _why_dead_by_crashes(crashes, limits)
-    if reason is not None and why:
-        reason = f"{reason}; in the last run, {why}"
-    return replace(row, crashes=crashes), reason
+            return row, f"{_DAMAGED}: its retry policy cannot be read"
+        reason = _why_dead_by_failures(row.failures, limits)
+    else:
+        row = replace(row, crashes=row.crashes + 1)
+        reason = _why_dead_by_crashes(row.crashes, limits)
+    return row, f"{reason}; in the last run, {why}" if reason is not None and why else reason
 
 
 def _why_dead_by_failures(failures: int, limits: Limits) -> str | None:
     if limits.max_attempts is None or failures < limits.max_attempts:
         return None
-    return f"{failures} attempt{'s' * (failures != 1)} ended in retry: max_attempts is {limits.max_attempts}"
+    how = "ended in retry or timed out" if limits.expiry == "retry" else "ended in retry"
+    return f"{failures} attempt{'s' * (failures != 1)} {how}: max_attempts is {limits.max_attempts}"
 
 
 def _why_dead_by_crashes(crashes: int, limits: Limits) -> str | None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -83,6 +83,9 @@ def schedule(
     heartbeat_timeout: Annotated[
         float | None, typer.Option(min=2, help="Ttl that a heartbeat grants. Default: 300.")
     ] = None,
+    expiry: Annotated[
+        Literal["crash", "retry"], typer.Option(help="What a run that times out counts as; retry: as an attempt.")
+    ] = "crash",
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended, and print its result.")] = False,  # noqa: FBT002 - a flag
     timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most; the task goes on.")] = None,
     retry_for: Annotated[float, typer.Option(min=0, help="Seconds to go on trying while the service is away.")] = 0,
@@ -102,7 +105,7 @@ def schedule(
         "max_crashes": max_crashes, "max_runtime": max_runtime, "claim_timeout": claim_timeout,
         "heartbeat_timeout": heartbeat_timeout,
     }  # fmt: skip
-    chosen: TaskOptions = {"priority": priority}
+    chosen: TaskOptions = {"priority": priority, "expiry": expiry}
     chosen.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
     value = _parsed(payload)
     with connected(backend, options.service(header, ca, proxy), retry_for=retry_for, may_create=True) as client:

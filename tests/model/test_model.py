@@ -66,6 +66,7 @@ class Model:
     priority: int
     number: int
     max_runtime: float | None
+    expiry: str
     due_at: float
     ends_at: float = 0.0
     was_extended: bool = False
@@ -93,7 +94,19 @@ class Model:
 
     def expire(self, now: float) -> None:
         self.grants[-1].end = ("expired", self.attempt)
-        self.crash(now)
+        self.time_out(now)
+
+    def time_out(self, now: float) -> None:
+        if self.expiry == "retry":
+            self.fail(now + WAIT)
+        else:
+            self.crash(now)
+
+    def fail(self, due_at: float) -> None:
+        self.failures += 1
+        how = "ended in retry or timed out" if self.expiry == "retry" else "ended in retry"
+        many = f"{self.failures} attempts {how}: max_attempts is {MAX_ATTEMPTS}"
+        self.give_back(due_at, why=many if self.failures >= MAX_ATTEMPTS else None, status="retriable_failure")
 
     def crash(self, now: float) -> None:
         self.crashes += 1
@@ -106,19 +119,20 @@ class Model:
         self.cancel_requested = False
         self.due_at = due_at
 
-    def end(self, outcome: str, now: float, wait: float | None) -> None:
-        if not self.is_leased:
-            self.crashes -= 1  # it was taken for dead, and reports after all
+    def end(self, outcome: str, now: float, wait: float | None, *, is_overdue: bool) -> None:
+        if self.status == "retriable_failure":
+            self.failures -= 1  # it was taken for dead, and reports after all
+        elif not self.is_leased:
+            self.crashes -= 1
         self.grants[-1].end = (outcome, self.attempt)
         match outcome:
             case "retry":
-                self.failures += 1
-                many = f"{self.failures} attempts ended in retry: max_attempts is {MAX_ATTEMPTS}"
-                due_at = now + (WAIT if wait is None else wait)
-                self.give_back(due_at, why=many if self.failures >= MAX_ATTEMPTS else None, status="retriable_failure")
+                self.fail(now + (WAIT if wait is None else wait))
             case "release":
                 self.attempt -= 1
                 self.give_back(now + (wait or 0.0))
+            case "crash" if is_overdue:
+                self.time_out(now)
             case "crash":
                 self.crash(now)
             case _:
@@ -194,6 +208,7 @@ class Histories(RuleBasedStateMachine):
         ttls=TTLS,
         priority=st.sampled_from([2, 2, 0]),
         max_runtime=st.sampled_from([None, None, 15.0]),
+        expiry=st.sampled_from(["crash", "retry"]),
         later=st.sampled_from([0.0, 0.0, 8.0]),
         lost=st.booleans(),
     )
@@ -226,8 +241,9 @@ class Histories(RuleBasedStateMachine):
             **options,
         )
 
-    def added(self, task_id: str, *, ttls: Any, later: float, priority: int = 2, max_runtime: Any = None) -> None:
-        self.tasks[task_id] = Model(ttls, priority, len(self.tasks), max_runtime, due_at=self.rig.now + later)
+    def added(self, task_id: str, *, ttls: Any, later: float, priority: int = 2, **options: Any) -> None:
+        options = {"max_runtime": None, "expiry": "crash"} | options
+        self.tasks[task_id] = Model(ttls, priority, len(self.tasks), due_at=self.rig.now + later, **options)
 
     @rule(key=st.sampled_from("ab"), window=st.sampled_from([None, 10.0]), ttls=TTLS, lost=st.booleans())
     def schedule_once(self, key: str, window: float | None, ttls: Any, lost: bool) -> None:
@@ -351,7 +367,10 @@ class Histories(RuleBasedStateMachine):
             return "settled"
         if grant.fence != model.fence:
             return "taken"
-        return "overdue" if model.is_overdue and self.rig.instant >= (model.overdue_at or 0.0) else "expired"
+        return "overdue" if self.is_overdue(model) else "expired"
+
+    def is_overdue(self, model: Model) -> bool:
+        return model.is_overdue and self.rig.instant >= (model.overdue_at or 0.0)
 
     @precondition(lambda self: self.held)
     @rule(
@@ -389,7 +408,7 @@ class Histories(RuleBasedStateMachine):
             return "gone"
         grant.report = said
         model.report(grant, progress)
-        model.end(outcome, self.rig.now, wait)
+        model.end(outcome, self.rig.now, wait, is_overdue=self.is_overdue(model))
         return "settled"
 
     @precondition(lambda self: self.tasks)

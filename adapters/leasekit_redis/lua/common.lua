@@ -85,7 +85,7 @@ local SHAPES = { -- key → required fields, optional fields
     {status = function(value) return STATUSES[value] end, seq = is_number, fence = is_number, attempt = is_number,
      due = is_number},
     {priority = function(value) return is_number(value) and value >= 0 and value <= 4 end, failures = is_number,
-     crashes = is_number, max_attempts = is_number, max_crashes = is_number, max_runtime = is_number,
+     crashes = is_number, max_attempts = is_number, max_crashes = is_number, max_runtime = is_number, expiry = is_text,
      claim_ttl = is_number, beat_ttl = is_number, worker = is_text, token = is_text, reason = is_text,
      digest = is_text, dedupe = is_text, redriven = is_text, collection = is_text, after = list_of(is_text, 1), retry = is_policy,
      awaited = is_flag, progress_seq = is_number, claimed_at = is_number, started_at = is_number,
@@ -454,21 +454,33 @@ local AFTER = {
   release = 'enqueued', crash = 'enqueued', expired = 'enqueued',
 }
 
--- Count how a run ended; return the reason why the task may not run again, if there is one. `why`: what is known of an
--- expired lease.
+-- The outcome as which the end of a run counts: a time-out is an attempt if the task says so, else a crash. A run has
+-- timed out if its lease expired, or if its holder reports a crash and its `max_runtime` was over, as `why` says then.
+local function counted_as(s, outcome, why)
+  local is_time_out = outcome == 'expired' or outcome == 'crash' and why
+  return s.expiry == 'retry' and is_time_out and 'retry' or outcome
+end
+
+local function last_run(why)
+  return why and '; in the last run, ' .. why or ''
+end
+
+-- Count how a run ended; return the reason why the task may not run again, if there is one. `why`: what is known of a
+-- run that has timed out.
 local function counted_end(s, outcome, why)
   if outcome == 'release' then
     s.attempt = s.attempt - 1
   elseif outcome == 'retry' then
     s.failures = (s.failures or 0) + 1
     if s.max_attempts and s.failures >= s.max_attempts then
-      return s.failures .. (s.failures == 1 and ' attempt' or ' attempts') .. ' ended in retry: max_attempts is ' .. s.max_attempts
+      return s.failures .. (s.failures == 1 and ' attempt' or ' attempts') .. ' ended in retry'
+        .. (s.expiry == 'retry' and ' or timed out' or '') .. ': max_attempts is ' .. s.max_attempts .. last_run(why)
     end
   elseif outcome == 'crash' or outcome == 'expired' then
     s.crashes = (s.crashes or 0) + 1
     if s.crashes > (s.max_crashes or 5) then
       return s.crashes .. ' runs ended because their holder vanished: max_crashes is ' .. (s.max_crashes or 5)
-        .. (why and '; in the last run, ' .. why or '')
+        .. last_run(why)
     end
   end
 end
@@ -492,8 +504,9 @@ end
 
 -- End a run: put the task back into its lane, or among the ended tasks, and save its state.
 local function end_run(id, s, outcome, cancel_requested, options)
-  local reason = counted_end(s, outcome, options.why)
-  local status = AFTER[outcome]
+  local counted = counted_as(s, outcome, options.why)
+  local reason = counted_end(s, counted, options.why)
+  local status = AFTER[counted]
   s.token = nil
   if WOUND_DOWN[outcome] and cancel_requested and not IS_NAME then
     status, reason = 'cancelled', nil -- instead of running again
@@ -506,7 +519,7 @@ local function end_run(id, s, outcome, cancel_requested, options)
   become(s, status)
   if status == 'enqueued' or status == 'retriable_failure' then
     local wait = (outcome == 'retry' or outcome == 'release') and options.retry_after
-    wait_until(id, s, now + (wait or outcome == 'retry' and retry_wait(s, options.chance) or 0))
+    wait_until(id, s, now + (wait or counted == 'retry' and retry_wait(s, options.chance) or 0))
   else
     has_come_to_its_end(id, s)
   end
@@ -626,6 +639,11 @@ local function keep_progress(id, holding, progress, number)
   holding.progress_at = now
 end
 
+-- Whether the `max_runtime` of the run was over before its lease ended.
+local function is_overdue(id, lease)
+  return lease.ends and lease.ends <= math.min(now, score(LEASES, id) or 0)
+end
+
 local function let_go(id, s, lease)
   note_times(id, s, lease)
   put(WORKING, id, false)
@@ -639,8 +657,8 @@ local function expire(id, lease)
     return
   end
   local run = {outcome = 'expired', attempt = s.attempt, worker = lease.worker, token = lease.token}
-  local why
-  if lease.ends and lease.ends <= (score(LEASES, id) or 0) then
+  local why = string.format("nothing was heard from worker '%s'", lease.worker)
+  if is_overdue(id, lease) then
     why = string.format("no beat was accepted from worker '%s': its max_runtime of %g s was over", lease.worker,
       (lease.max_runtime or 0) / 1000)
     run.error = cjson.encode({type = 'LeaseExpired', message = why}) -- of expired runs, only these have an error
@@ -648,7 +666,8 @@ local function expire(id, lease)
   let_go(id, s, lease)
   s.progress_seq = lease.progress_seq -- its holder may still report
   record(id, s, run)
-  end_run(id, s, 'expired', lease.cancel_requested, {token = lease.token, why = why})
+  local chance = tonumber(string.sub(redis.sha1hex(lease.token), 1, 8), 16) / 2 ^ 32 -- tokens are random
+  end_run(id, s, 'expired', lease.cancel_requested, {token = lease.token, why = why, chance = chance})
 end
 
 -- Count steps back of the clock. A lease that is granted after one ends early if the clock steps ahead again, and a

@@ -9,23 +9,25 @@ outrank_full_memory()
 notice_jump()
 seen(ARGUMENT.worker)
 
--- Take back an expiry whose holder reports after all. Returns the worker of that run.
+-- Take back an expiry whose holder reports after all. Returns the worker of that run, and what says that it was overdue.
 local function revise(id, s)
   wait_no_longer(id, s)
-  s.crashes = (s.crashes or 1) - 1
+  local counter = s.status == 'retriable_failure' and 'failures' or 'crashes'
+  s[counter] = (s[counter] or 1) - 1
   local run = past_run(id, s.token)
-  return run and run.worker
+  return run and run.worker, run and run.error
 end
 
 local function accept(item, s, lease)
   keep_progress(item.id, lease or s, item.progress, item.progress_seq)
-  local worker
+  local worker, overdue
   if lease then
-    worker = lease.worker
+    worker, overdue = lease.worker, is_overdue(item.id, lease)
     let_go(item.id, s, lease)
   else
-    worker = revise(item.id, s)
+    worker, overdue = revise(item.id, s)
   end
+  item.why = item.outcome == 'crash' and overdue and 'its max_runtime was over' or nil
   local run = {outcome = item.outcome, attempt = s.attempt, worker = worker, token = item.token, digest = item.digest}
   run.result, run.error = item.result, item.error
   record(item.id, s, run)

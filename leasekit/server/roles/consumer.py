@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from leasekit._lifecycle.states import WAITING, Event
-from leasekit._lifecycle.transitions import NO_LIMITS, OVER, end_run, is_overdue
+from leasekit._lifecycle.states import Event
+from leasekit._lifecycle.transitions import NO_LIMITS, OVER, counted_as, end_run, is_overdue, retry_wait
 from leasekit.server.store import Run, Trigger
 from leasekit.server.store.damage import is_number
 from leasekit.server.unit_of_work import UnitOfWork, to_bytes
@@ -33,12 +33,15 @@ def lapse(turn: UnitOfWork, rows: Sequence[Trigger]) -> list[Trigger]:
     runs: list[Run] = []
     for row in rows:
         why = silence(row, now=turn.now, instant=turn.instant)
-        after = end_run(row, Event.EXPIRE, limits=limits.get(row.seq, NO_LIMITS), now=turn.now, why=why)
+        of_task = limits.get(row.seq, NO_LIMITS)
+        event = counted_as(Event.EXPIRE, of_task)
+        wait = retry_wait(row, of_task, turn.random) if event is Event.TIME_OUT else 0.0
+        after = end_run(row, event, limits=of_task, now=turn.now, wait=wait, why=why)
         # What its holder is told, however late it asks.
         after = replace(after, run_until=OVER if is_overdue(row, turn.instant) else None)
         runs.append(_expired_run(row, at=turn.now, why=why))
-        if after.status in WAITING:
-            turn.ready(row.kind, turn.now)
+        if after.next_trigger_at is not None:
+            turn.ready(row.kind, after.next_trigger_at)
         ended.append(after)
         turn.tell("expired", after, worker=row.owner)
     turn.tx.add_runs(runs)

@@ -135,6 +135,7 @@ def _entity(seq: int, task_id: str, payload: bytes, digest: bytes, task: NewTask
         task.max_runtime,
         task.enqueue_timeout,
         None if task.retry == _DEFAULT_POLICY else msgspec.json.encode(task.retry),
+        None if task.expiry == "crash" else task.expiry,
         task.dedupe_key,
         traceparent(task.traceparent),
         digest,

@@ -16,12 +16,14 @@ from leasekit._lifecycle.states import ENDING, LEASED, WOUND_DOWN, Event, step
 from leasekit._lifecycle.transitions import (
     NO_LIMITS,
     OVER,
+    counted_as,
     end_run,
     has_lapsed,
     is_held,
     is_latest,
     is_overdue,
     retry_wait,
+    unexpired,
 )
 from leasekit.server.ids import successor_id
 from leasekit.server.progress import Progress
@@ -33,6 +35,7 @@ from leasekit.task import Beat, NewTask, Settlement, Status, Verdict
 
 _NULL = b"null"
 _BOUNDED = frozenset({"retry", "crash"})  # outcomes that count against a limit
+_DELAYED = frozenset({"retry", "release"})  # outcomes with which a holder may ask for a wait
 
 
 def heartbeat(turn: UnitOfWork, beats: Sequence[Beat]) -> list[Verdict]:
@@ -251,20 +254,21 @@ class _Desk:
             self._successors.append(replace(task, id=task_id))
 
     def _revise(self, row: Trigger, token: str) -> tuple[Trigger, str | None]:
-        """Undo an expiry: return the row without the crash that it counted, and the worker that held the lease."""
+        """Undo an expiry: return the row without what it counted, and the worker that held the lease."""
         self._revised.append((row.seq, row.fence))
         run = self._past.find(row, token)
-        return replace(row, crashes=row.crashes - 1), run.worker if run else None
+        return unexpired(row), run.worker if run else None
 
     def _after(self, row: Trigger, event: Event, settlement: Settlement) -> Trigger:
         limits = self._limits.get(row.seq, NO_LIMITS)
-        wait = 0.0
-        if event is Event.RETRY or event is Event.RELEASE:
-            if settlement.retry_after is not None:
-                wait = settlement.retry_after
-            elif event is Event.RETRY:
-                wait = retry_wait(row, limits, self._turn.random)
-        return end_run(row, event, limits=limits, now=self._turn.now, wait=wait)
+        overdue = event is Event.CRASH and is_overdue(row, self._turn.instant)
+        event, wait = counted_as(event, limits, is_overdue=overdue), 0.0
+        if settlement.retry_after is not None and settlement.outcome in _DELAYED:
+            wait = settlement.retry_after
+        elif event is Event.RETRY:
+            wait = retry_wait(row, limits, self._turn.random)
+        why = "its max_runtime was over" if overdue else ""
+        return end_run(row, event, limits=limits, now=self._turn.now, wait=wait, why=why)
 
 
 def _digest(settlement: Settlement) -> bytes:

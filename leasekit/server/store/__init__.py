@@ -42,6 +42,7 @@ class Entity(Struct, frozen=True, gc=False):
     max_runtime: float | None
     enqueue_timeout: float
     retry: bytes | None  # a `RetryPolicy` as JSON; None: the default
+    expiry: str | None  # as in `Limits`
     dedupe_key: str | None
     traceparent: str | None
     digest: bytes  # the digest of the payload, which is the same for every way to write the same JSON

@@ -23,6 +23,7 @@ _FIRST, _LAST = -6.2e10, 253_402_300_800.0  # seconds since the epoch: the years
 _TTL = 365 * 86400.0  # the longest ttl of a task
 _FIELDS = fields(Trigger)
 _INSTEAD = {"priority": 2, "claim_timeout": 1.0, "heartbeat_timeout": 1.0, "status": Status.DEAD}
+_AFTER_EXPIRY = frozenset({Status.ENQUEUED, Status.RETRIABLE_FAILURE})  # the token of an expired lease is kept
 _NAMES = frozenset(status.value for status in Status)
 _scan = msgspec.json.Decoder(Raw).decode
 
@@ -126,7 +127,7 @@ def _read(row: tuple[Any, ...]) -> tuple[Trigger, bool]:
 
 def _fault(row: Trigger) -> str | None:
     is_leased = row.status in LEASED
-    may_have_token = is_leased or row.status is Status.ENQUEUED  # the token of an expired lease
+    may_have_token = is_leased or row.status in _AFTER_EXPIRY
     if (row.owner is not None) is not is_leased or (row.token is not None and not may_have_token):
         return f"it is {row.status}, and its owner or token does not fit this status"
     if (row.next_trigger_at is None) is (is_leased or row.status in WAITING):

@@ -262,7 +262,8 @@ class _MemoryTx(_MemoryView, Tx):
         return sum(len(c.payload) + len(c.progress or b"") for c in self.contents(seqs).values())
 
     def limits(self, seqs: Collection[int]) -> dict[int, Limits]:
-        return {seq: Limits(e.max_attempts, e.max_crashes, e.retry) for seq, e in self.entities(seqs).items()}
+        entities = self.entities(seqs).items()
+        return {seq: Limits(e.max_attempts, e.max_crashes, e.retry, e.expiry) for seq, e in entities}
 
     def save(self, triggers: Sequence[Trigger]) -> None:
         for row in triggers:

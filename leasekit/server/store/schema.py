@@ -42,6 +42,7 @@ task = sa.Table(
     sa.Column("max_runtime", sa.Double),
     sa.Column("enqueue_timeout", sa.Double, nullable=False),
     sa.Column("retry", sa.LargeBinary),
+    sa.Column("expiry", sa.Text),
     sa.Column("dedupe_key", sa.Text),
     sa.Column("traceparent", sa.Text),
     sa.Column("digest", sa.LargeBinary, nullable=False),

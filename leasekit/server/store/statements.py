@@ -148,7 +148,9 @@ SIZE = Statement(
     .where(_is_one_of(task.c.seq, "seqs"))
 )
 LIMITS = Statement(
-    select(task.c.seq, task.c.max_attempts, task.c.max_crashes, task.c.retry).where(_is_one_of(task.c.seq, "seqs"))
+    select(task.c.seq, task.c.max_attempts, task.c.max_crashes, task.c.retry, task.c.expiry).where(
+        _is_one_of(task.c.seq, "seqs")
+    )
 )
 PROGRESS = Statement(select(progress).where(_is_one_of(progress.c.seq, "seqs")))
 RUNS = Statement(

@@ -1,6 +1,7 @@
 """Tests of limits: how often and for how long a task runs at most."""
 
-from typing import Literal
+from datetime import timedelta
+from typing import Any, Literal
 
 import pytest
 
@@ -74,6 +75,64 @@ class Limits(SchedulerBase):
         await self.settle(backend, await self.claim_one(backend, kind), "crash")
         await self.settle(backend, await self.claim_one(backend, kind), "crash")
         assert await self.nothing_left(backend, kind)
+
+    async def test_an_expiry_waits_as_an_attempt_if_the_task_says_so(self, backend: Service, kind: str) -> None:
+        waits = FixedDelays(waits=[3600])
+        task = await self.briefly_held(backend, kind, expiry="retry", max_crashes=0, max_attempts=2, retry=waits)
+        await self.expire(task)
+        assert await self.nothing_left(backend, kind)
+        info = await self.info(backend, task.id)
+        assert (info.status, info.crashes) == (Status.RETRIABLE_FAILURE, 0)
+        assert info.at > self.now() + timedelta(seconds=1800)
+        assert [run.outcome for run in info.history] == ["expired"]
+
+    async def test_max_attempts_bounds_expiries_that_count_as_attempts(self, backend: Service, kind: str) -> None:
+        waits = FixedDelays(waits=[0])
+        task = await self.briefly_held(backend, kind, expiry="retry", max_crashes=0, max_attempts=2, retry=waits)
+        await self.expire(task)
+        await self.expire(await self.claim_one(backend, kind))
+        assert await self.nothing_left(backend, kind)
+        info = await self.info(backend, task.id)
+        assert (info.status, info.crashes, len(info.history)) == (Status.DEAD, 0, 2)
+        assert "2 attempts ended in retry or timed out: max_attempts is 2" in (info.reason or "")
+
+    async def test_a_late_report_takes_the_place_of_an_expiry_that_counted_as_an_attempt(
+        self, backend: Service, kind: str
+    ) -> None:
+        if not self.late_results:
+            pytest.skip("the service takes no late results")
+        waits = FixedDelays(waits=[3600])
+        task = await self.briefly_held(backend, kind, expiry="retry", max_attempts=2, retry=waits)
+        await self.expire(task)
+        assert await self.nothing_left(backend, kind)
+        assert (await self.settle(backend, task, "retry", retry_after=0.0)).verdict == "settled"
+        again = await self.claim_one(backend, kind)  # one attempt has ended, not two
+        await self.expire(again)
+        assert await self.nothing_left(backend, kind)
+        assert (await self.info(backend, task.id)).status is Status.DEAD
+
+    async def test_a_crash_is_no_time_out(self, backend: Service, kind: str) -> None:
+        task = await self.held(backend, kind, expiry="retry", max_attempts=1, retry=FixedDelays(waits=[3600]))
+        await self.settle(backend, task, "crash")
+        assert (await self.claim_one(backend, kind)).attempt == 2
+        assert (await self.info(backend, task.id)).crashes == 1
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    async def test_a_crash_of_an_overdue_run_counts_as_an_attempt_if_the_task_says_so(
+        self, backend: Service, kind: str, limit: int
+    ) -> None:
+        limits: dict[str, Any] = {"max_runtime": 2.0, "max_attempts": limit, "retry": FixedDelays(waits=[3600])}
+        task = await self.held(backend, kind, expiry="retry", **limits)
+        await self.beat(backend, task)
+        await self.sleep(2.1)
+        assert is_gone(await self.beat(backend, task), "overdue")
+        for _ in range(2):  # a repeat counts once
+            assert (await self.settle(backend, task, "crash", retry_after=0.0)).verdict == "settled"
+        assert await self.nothing_left(backend, kind)
+        info = await self.info(backend, task.id)
+        assert (info.status, info.crashes) == (Status.DEAD if limit == 1 else Status.RETRIABLE_FAILURE, 0)
+        assert ("max_runtime was over" in (info.reason or "")) is (limit == 1)
+        assert [run.outcome for run in info.history] == ["crash"]
 
     async def test_a_run_that_lasts_too_long_is_no_longer_renewed_and_says_so(
         self, backend: Service, kind: str

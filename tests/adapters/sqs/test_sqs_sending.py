@@ -119,6 +119,7 @@ LATER = datetime.now(UTC) + timedelta(days=1)
         ("q", "max_attempts", {"max_attempts": 3}),
         ("q", "max_crashes", {"max_crashes": 0}),
         ("q", "max_runtime", {"max_runtime": 60}),
+        ("q", "expiry", {"expiry": "retry"}),
         ("q", "enqueue_timeout", {"enqueue_timeout": 5}),
         ("q", "claim_timeout", {"claim_timeout": 60}),
         ("q", "heartbeat_timeout", {"heartbeat_timeout": 60}),

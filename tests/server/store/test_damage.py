@@ -23,7 +23,7 @@ def path(tmp_path: Path) -> Path:
     with store.transaction() as tx:
         tx.add(
             [
-                Entity(n, f"t{n}", "k", None, 2, 1.0, 1.0, None, 5, None, 60.0, None, None, None, b"", b"1")
+                Entity(n, f"t{n}", "k", None, 2, 1.0, 1.0, None, 5, None, 60.0, None, None, None, None, b"", b"1")
                 for n in seqs
             ],
             [Trigger(n, f"t{n}", "k", 2, 300.0, 300.0, next_trigger_at=1.0) for n in seqs],

@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
         seqs = range(1, len(IDS) + 1)
         tx.add(
             [
-                Entity(seq, f"t{seq}", "k", None, 2, 1.0, 1.0, None, 5, None, 60.0, None, None, None, b"", b"1")
+                Entity(seq, f"t{seq}", "k", None, 2, 1.0, 1.0, None, 5, None, 60.0, None, None, None, None, b"", b"1")
                 for seq in seqs
             ],
             [Trigger(seq, f"t{seq}", "k", 2, 300.0, 200.0, next_trigger_at=1.0) for seq in seqs],

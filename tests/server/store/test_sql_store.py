@@ -48,7 +48,7 @@ def store(path: Path) -> Iterator[SqlStore]:
 
 
 def put(store: SqlStore, seq: int = 1) -> None:
-    entity = Entity(seq, f"t{seq}", "k", None, 2, 1.0, 1.0, None, 5, None, 60.0, None, None, None, b"", b"1")
+    entity = Entity(seq, f"t{seq}", "k", None, 2, 1.0, 1.0, None, 5, None, 60.0, None, None, None, None, b"", b"1")
     with store.transaction() as tx:
         tx.add([entity], [Trigger(seq, f"t{seq}", "k", 2, 300.0, 300.0, next_trigger_at=1.0)])
 
@@ -219,7 +219,7 @@ def test_the_hot_statements_are_index_scans(store: SqlStore, name: str, index: s
 @pytest.mark.parametrize("count", [1, 49, 50, 51, 123])
 def test_rows_that_come_together_are_all_kept_as_they_are(store: SqlStore, count: int) -> None:
     entities = [
-        Entity(seq, f"t{seq}", "k", None, 2, 1.0, 1.0, None, 5, None, 60.0, None, None, None, b"", b"%d" % seq)
+        Entity(seq, f"t{seq}", "k", None, 2, 1.0, 1.0, None, 5, None, 60.0, None, None, None, None, b"", b"%d" % seq)
         for seq in range(1, count + 1)
     ]
     triggers = [Trigger(seq, f"t{seq}", "k", 2, 300.0 + seq, 300.0, next_trigger_at=1.0) for seq in range(1, count + 1)]
@@ -235,7 +235,7 @@ def test_a_row_that_is_there_already_spoils_all_that_come_with_it(store: SqlStor
     with pytest.raises(sqlite3.IntegrityError), store.transaction() as tx:
         tx.add(
             [
-                Entity(seq, f"t{seq}", "k", None, 2, 1.0, 1.0, None, 5, None, 60.0, None, None, None, b"", b"1")
+                Entity(seq, f"t{seq}", "k", None, 2, 1.0, 1.0, None, 5, None, 60.0, None, None, None, None, b"", b"1")
                 for seq in range(1, 70)
             ],
             [],

@@ -49,6 +49,7 @@ def entity(seq: int, **more: Any) -> Entity:
         "max_runtime": None,
         "enqueue_timeout": 60.0,
         "retry": None,
+        "expiry": None,
         "dedupe_key": None,
         "traceparent": None,
         "digest": b"",

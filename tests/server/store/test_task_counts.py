@@ -33,7 +33,7 @@ def add(tx: Tx, seqs: range) -> None:
     kinds = [f"k{seq % 3}" for seq in seqs]
     tx.add(
         [
-            Entity(seq, f"t{seq}", kind, None, 2, 1.0, 1.0, None, 5, None, 60.0, None, None, None, b"", b"1")
+            Entity(seq, f"t{seq}", kind, None, 2, 1.0, 1.0, None, 5, None, 60.0, None, None, None, None, b"", b"1")
             for seq, kind in zip(seqs, kinds, strict=True)
         ],
         [

@@ -110,6 +110,7 @@ class Asked(Event, frozen=True, kw_only=True):
     max_attempts: int | None = None
     max_crashes: int = 5
     max_runtime: float | None = None
+    expiry: str = "crash"  # what a run that times out counts as
     heartbeat_timeout: float = 0.0  # the ttl that a heartbeat grants; zero: unknown
 
 

@@ -152,7 +152,7 @@ def _asked(task: NewTask, offset: float) -> dict[str, Any]:
     """The fields of `Asked` for a task; `offset` is by how much the history's clock is ahead of Unix time."""
     names = (
         "kind", "priority", "collection", "dedupe_key", "dedupe_window", "max_attempts", "max_crashes", "max_runtime",
-        "heartbeat_timeout",
+        "expiry", "heartbeat_timeout",
     )  # fmt: skip
     fields = {name: getattr(task, name) for name in names}
     return {**fields, "task": task.id, "due_at": None if task.at is None else task.at.timestamp() + offset}

@@ -120,6 +120,8 @@ def _l2_taken_back(room: _Room, life: Life, lives: Lives, rules: Rules) -> Found
         is_settled = any(answer.verdict == "settled" for answer in lease.settle_answered)
         if is_settled or any(not end.expired for end in lease.closed):
             continue
+        if life.asked and life.asked[0].expiry == "retry":  # it waits as its retry policy says
+            continue
         ready_at = process.ended.at
         # A settlement may not have arrived, and a holder does not release what it has lost.
         if process.ended.how == "killed" or lease.lost or lease.refused or lease.settle_asked:

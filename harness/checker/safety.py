@@ -263,27 +263,37 @@ def _s10_bounded(life: Life, lives: Lives, rules: Rules) -> Found:
         yield from _s10_of_one_life(one)
 
 
-def _s10_of_one_life(life: Life) -> Found:
-    if len({(asked.max_attempts, asked.max_crashes) for asked in life.asked}) != 1:
-        return  # no schedule, or several with different limits
-    limits = life.asked[0]
-    retries = {
+def _retries(life: Life) -> dict[int, log.Event]:
+    """The accepted reports of *retry*, by fence."""
+    return {
         answer.fence: answer
         for lease in life.leases.values()
         for answer in lease.settle_answered
         if answer.verdict == "settled" and answer.outcome == "retry"
     }
-    if limits.max_attempts is not None and len(retries) > limits.max_attempts:
-        yield f"{len(retries)} attempts ended in retry: at most {limits.max_attempts} may", [limits, *retries.values()]
+
+
+def _s10_of_one_life(life: Life) -> Found:
+    if len({(asked.max_attempts, asked.max_crashes, asked.expiry) for asked in life.asked}) != 1:
+        return  # no schedule, or several with different limits
+    limits = life.asked[0]
+    expired = {end.fence: end for lease in life.leases.values() for end in lease.closed[-1:] if end.expired}
+    attempts, crashes = _retries(life), expired
+    if limits.expiry == "retry":
+        attempts, crashes = attempts | expired, {}
+    if limits.max_attempts is not None and len(attempts) > limits.max_attempts:
+        yield f"{len(attempts)} attempts have failed: at most {limits.max_attempts} may", [limits, *attempts.values()]
     final = life.final
     crashed = final.crashes if final is not None else 0
-    expired = [end for lease in life.leases.values() for end in lease.closed if end.expired]
-    if crashed > limits.max_crashes + 1 or (final is None and len(expired) > limits.max_crashes + 1):
-        why = f"it crashed {max(crashed, len(expired))} times: at most {limits.max_crashes} may, and one more"
-        yield why, [limits, *expired]
+    if crashed > limits.max_crashes + 1 or (final is None and len(crashes) > limits.max_crashes + 1):
+        why = f"it crashed {max(crashed, len(crashes))} times: at most {limits.max_crashes} may, and one more"
+        yield why, [limits, *crashes.values()]
     if final is None:
         return
-    is_past = (limits.max_attempts is not None and len(retries) >= limits.max_attempts) or crashed > limits.max_crashes
+    reported = sum(any(ask.outcome == "crash" for ask in lease.settle_asked) for lease in life.leases.values())
+    if limits.expiry == "retry" and crashed > reported:
+        yield f"it counts {crashed} crashes, {reported} of them reported: its time-outs are attempts", [limits, final]
+    is_past = (limits.max_attempts is not None and len(attempts) >= limits.max_attempts) or crashed > limits.max_crashes
     if is_past and final.status not in ("dead", "cancelled", *_ENDS.values()):
         yield f"it is past its limits, and its final status is {final.status}", [limits, final]
     may_be = len(life.leases) - crashed  # a retry whose answer was lost counts too

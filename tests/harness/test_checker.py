@@ -134,7 +134,12 @@ def without(events: Sequence[Event], *kinds: type[Event]) -> list[Event]:
     return [event for event in events if not isinstance(event, kinds)]
 
 
-@pytest.mark.parametrize("life", [LIFE, RERUN], ids=["once", "twice"])
+NO_END = without(RERUN, Asked, Acknowledged, Final)
+TIMED_OUT = [*asked(expiry="retry", max_attempts=2), *NO_END, final(fence=2)]
+"""The same, of a task that counts its time-outs as attempts."""
+
+
+@pytest.mark.parametrize("life", [LIFE, RERUN, TIMED_OUT], ids=["once", "twice", "timed out"])
 def test_a_good_life_breaks_nothing(life: list[Event]) -> None:
     assert found(life) == set()
     assert found([*life, OVER], replace(RULES, start_within=10.0, outage=100.0)) == set()
@@ -290,6 +295,17 @@ BROKEN: list[tuple[str, str, list[Event]]] = [
             closed(1, 5.05),
             final("enqueued", fence=1),
         ],
+    ),
+    ("S10", "a time-out that counted as a crash", [*without(TIMED_OUT, Final), final(crashes=1)]),
+    (
+        "S10",
+        "more time-outs than it may have",
+        [*asked(expiry="retry", max_attempts=1), *NO_END[:-1], closed(2, 605.0, "dead", expired=True, ended=True)],
+    ),
+    (
+        "S10",
+        "past its limits by a time-out, and not dead",
+        [*asked(expiry="retry", max_attempts=1), *NO_END[:-6], final("enqueued", fence=1)],
     ),
     ("S10", "dead within its limits", [*without(LIFE, Closed, Final, SettleAnswered), final("dead", fence=1)]),
     (
@@ -521,6 +537,13 @@ def test_l2_a_dead_holder_s_task_that_nobody_gets_is_found_out() -> None:
     late = [event for event in RERUN if event.at < 300 or isinstance(event, Final)]
     other = Began(at=0.0, who="v", role="worker", slots=1, kinds=("k",))
     assert found([*late, OVER, other, issued(2, 900.0), closed(1, 890.0, expired=True)], SOON) >= {"L2"}
+
+
+def test_l2_a_task_that_counts_its_time_outs_as_attempts_may_wait_after_one() -> None:
+    before = [event for event in TIMED_OUT if event.at < 304]
+    other = Began(at=0.0, who="v", role="worker", slots=1, kinds=("k",))
+    end = [closed(2, 901.0, "cancelled", ended=True), final("cancelled", fence=2)]
+    assert found([*before, OVER, other, issued(2, 900.0), granted(2, 900.1, who="v"), *end], SOON) == set()
 
 
 def test_l2_a_holder_that_ends_well_and_gives_nothing_back_is_found_out() -> None:

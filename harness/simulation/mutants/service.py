@@ -185,6 +185,23 @@ SERVICE: Mapping[str, Mutant] = {
         Edit("_lifecycle.transitions:_why_dead_by_crashes", "crashes <= ...", "crashes < limits.max_crashes"),
         by=Histories("limits", ["S10"]),
     ),
+    "time-outs-crash": Mutant(
+        "A time-out of a task that counts its time-outs as attempts counts as a crash.",
+        Edit("_lifecycle.transitions:counted_as", "limits.expiry != 'retry'", "True"),
+        by=Histories("limits", ["S10"]),
+    ),
+    "time-out-at-once": Mutant(
+        "A task that counts its time-outs as attempts runs again without the wait of its retry policy.",
+        Edit("server.roles.consumer:lapse", "retry_wait(...)", "0.0"),
+        test="tests/server/roles/test_consumer.py::test_an_expiry_that_counts_as_an_attempt_waits_by_the_retry_policy",
+        why_test="the checker knows no retry policy: a task that waits longer may do so",
+    ),
+    "late-report-counts-twice": Mutant(
+        "A late report leaves the attempt that its expiry counted.",
+        Edit("_lifecycle.transitions:unexpired", "row.failures - 1", "row.failures"),
+        test="tests/lifecycle/test_transitions.py::test_a_late_report_takes_back_what_the_expiry_counted",
+        why_test="a retry whose answer was lost may be counted too, so the checker blames no task that is dead early",
+    ),
     "successors-lost": Mutant(
         "The successors of a settlement are not scheduled.",
         Edit("server.roles.hsc:_Desk._record", "settlement.then", "settlement.then[:0]"),

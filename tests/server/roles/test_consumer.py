@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from leasekit.server.roles.consumer import REAP_BATCH, reap, silence
 from leasekit.server.store import Trigger
 from leasekit.server.unit_of_work import NewlyDue, UnitOfWork
-from leasekit.task import Beat, Stats, Status
+from leasekit.task import Beat, FixedDelays, Stats, Status
 from tests.server.conftest import Bench
 
 pytestmark = pytest.mark.anyio
@@ -28,6 +28,18 @@ async def test_a_lease_that_ended_goes_back_to_enqueued_and_counts_a_crash(bench
     info = await bench.info("a")
     assert (info.status.value, info.crashes, info.attempt, info.worker) == ("enqueued", 1, 1, "w")
     assert [(run.outcome, run.fence, run.worker) for run in info.history] == [("expired", 1, "w")]
+    assert await bench.ids() == ["a"]
+
+
+async def test_an_expiry_that_counts_as_an_attempt_waits_by_the_retry_policy(bench: Bench) -> None:
+    await bench.taken("a", claim_timeout=10, expiry="retry", max_crashes=0, retry=FixedDelays(waits=[30]))
+    await bench.later(10)
+    info = await bench.info("a")
+    assert (info.status, info.crashes) == (Status.RETRIABLE_FAILURE, 0)
+    assert await bench.ids() == []
+    await bench.later(29.999)
+    assert await bench.ids() == []
+    await bench.later(0.001)
     assert await bench.ids() == ["a"]
 
 

@@ -3,7 +3,7 @@
               claim                  beat
    NEW ─────────────────▶ CLAIMED ─────────▶ PROCESSING ──┬─ succeed ─▶ SUCCESS
     │      ┌────────────▶    │                   │        ├─ fail ────▶ FATAL_FAILURE
-    │      │ claim           │ release, crash,   │        ├─ retry ───▶ RETRIABLE_FAILURE ── claim ─▶ CLAIMED
+    │      │ claim           │ release, crash,   │        ├─ retry, time_out ─▶ RETRIABLE_FAILURE ── claim ─▶ CLAIMED
     │      │                 │ expire            │        └─ exhaust ─▶ DEAD
     └▶ ENQUEUED ◀────────────┴───────────────────┘
        enqueue                                       cancel, from everywhere that has not ended ─▶ CANCELLED

@@ -171,7 +171,7 @@ class MemoryService:
                 return None
             lapsed = consumer.lapse(turn, [row])
             turn.tx.save(lapsed)
-            if lapsed[0].status.ended:  # this was one crash too many
+            if lapsed[0].status.ended:  # this was one crash or attempt too many
                 return None
             stolen = claims.grant_all(turn, lapsed, thief)
             turn.tx.save(stolen)

@@ -11,6 +11,7 @@ import leasekit
 from leasekit import Client, Status
 from leasekit.cli.errors import sentence
 from leasekit.errors import Refused
+from leasekit.testing import memory
 from tests.cli.conftest import Run
 
 
@@ -53,6 +54,15 @@ def test_the_limits_of_a_run_can_be_given(run: Run, client: Client) -> None:
         held.complete()
 
 
+@pytest.mark.parametrize(("expiry", "status"), [([], "claimed"), (["--expiry", "retry"], "dead")])
+def test_a_time_out_can_count_as_an_attempt(run: Run, client: Client, url: str, expiry: list[str], status: str) -> None:
+    run("schedule", "k", "--id", "mine", "--max-attempts", "1", *expiry)
+    memory.connect(url, worker="thief").steal("mine", next(client.tasks("k")).token)
+    task = client.get("mine")
+    assert task is not None
+    assert task.status.value == status
+
+
 def test_after_another_is_refused_where_there_are_no_dependencies(run: Run, client: Client) -> None:
     done = run("schedule", "k", "--id", "mine", "--after", "a-1", "--after", "a-2")
     assert done.exit_code == 1
@@ -76,6 +86,7 @@ def test_at_is_a_time_with_its_zone(run: Run, client: Client) -> None:
         (["k", "--at", "2100-12-24T18:00:00Z", "--in", "5"], "give one of them"),
         (["k", "--timeout", "5"], "--wait"),
         (["k", "--priority", "5"], "--priority"),
+        (["k", "--expiry", "never"], "--expiry"),
         ([], "KIND"),
     ],
 )

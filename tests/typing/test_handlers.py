@@ -69,7 +69,7 @@ def test_the_defaults_of_tasks_are_named() -> None:
     def key(payload: Thumbnail) -> str:
         return payload.path
 
-    defaults: TaskDefaults = {"max_attempts": 5, "max_runtime": 3600}
+    defaults: TaskDefaults = {"max_attempts": 5, "max_runtime": 3600, "expiry": "retry"}
     assert_type(Worker().handler("k", dedupe=key, **defaults)(plain.function)(Thumbnail("a.png")), int)
     with pytest.raises(TypeError, match="max_attempt"):
         Worker().handler("k", max_attempt=5)(plain.function)  # type: ignore[call-arg]

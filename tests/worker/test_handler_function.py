@@ -181,6 +181,16 @@ def test_a_successor_that_is_given_as_a_handler_has_its_defaults_and_a_payload_t
     assert found == {"ada": (0, "mails"), "bob": (1, "late")}
 
 
+def test_a_handler_declares_what_its_time_outs_count_as(worker: Worker, client: Client, service: MemoryService) -> None:
+    @worker.handler("page", max_attempts=1, expiry="retry")
+    def page(payload: Page) -> None: ...
+
+    declared, chosen = page.schedule(number=1).id, page.options(expiry="crash").schedule(number=2).id
+    for task in client.tasks("page", until_idle=0):
+        service.steal(task.id)
+    assert [client.get(task_id).status for task_id in (declared, chosen)] == ["dead", "claimed"]  # type: ignore[union-attr]
+
+
 @pytest.mark.anyio
 async def test_a_handler_makes_the_dedupe_key_of_the_payload(worker: Worker, client: Client) -> None:
     def key(thumbnail: Thumbnail) -> str | None:
@@ -207,6 +217,7 @@ async def test_a_handler_makes_the_dedupe_key_of_the_payload(worker: Worker, cli
         ({"max_crashes": "5"}, ConfigError, "max_crashes"),
         ({"max_runtime": float("nan")}, ConfigError, "max_runtime holds NaN"),
         ({"retry": 5}, ConfigError, "write max_attempts=5"),
+        ({"expiry": "never"}, ConfigError, "expiry"),
         ({"dedupe": "key"}, ConfigError, "dedupe must be a function of the payload that returns the key, got 'key'"),
     ],
 )

@@ -666,7 +666,7 @@ local function expire(id, lease)
   let_go(id, s, lease)
   s.progress_seq = lease.progress_seq -- its holder may still report
   record(id, s, run)
-  local chance = tonumber(string.sub(redis.sha1hex(lease.token), 1, 8), 16) / 2 ^ 32 -- tokens are random
+  local chance = s.expiry and tonumber(string.sub(redis.sha1hex(lease.token), 1, 8), 16) / 2 ^ 32 -- tokens are random
   end_run(id, s, 'expired', lease.cancel_requested, {token = lease.token, why = why, chance = chance})
 end
 

@@ -22,7 +22,7 @@ local function accept(item, s, lease)
   keep_progress(item.id, lease or s, item.progress, item.progress_seq)
   local worker, overdue
   if lease then
-    worker, overdue = lease.worker, is_overdue(item.id, lease)
+    worker, overdue = lease.worker, item.outcome == 'crash' and is_overdue(item.id, lease)
     let_go(item.id, s, lease)
   else
     worker, overdue = revise(item.id, s)

@@ -260,6 +260,8 @@ class _Desk:
         return unexpired(row), run.worker if run else None
 
     def _after(self, row: Trigger, event: Event, settlement: Settlement) -> Trigger:
+        if event not in WOUND_DOWN:
+            return end_run(row, event, limits=NO_LIMITS, now=self._turn.now)
         limits = self._limits.get(row.seq, NO_LIMITS)
         overdue = event is Event.CRASH and is_overdue(row, self._turn.instant)
         event, wait = counted_as(event, limits, is_overdue=overdue), 0.0

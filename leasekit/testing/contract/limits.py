@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from leasekit.task import FixedDelays, Outcome, Status
+from leasekit.task import Exponential, FixedDelays, Outcome, Status
 from leasekit.testing.contract.base import SchedulerBase, Service, is_gone
 
 
@@ -85,6 +85,15 @@ class Limits(SchedulerBase):
         assert (info.status, info.crashes) == (Status.RETRIABLE_FAILURE, 0)
         assert info.at > self.now() + timedelta(seconds=1800)
         assert [run.outcome for run in info.history] == ["expired"]
+
+    async def test_tasks_that_time_out_together_do_not_come_back_together(self, backend: Service, kind: str) -> None:
+        waits = Exponential(first=1000.0, jitter=0.5)
+        tasks = [await self.briefly_held(backend, kind, expiry="retry", retry=waits) for _ in range(3)]
+        await self.expire(*tasks)
+        assert await self.nothing_left(backend, kind)
+        moments = {(await self.info(backend, task.id)).at for task in tasks}
+        assert len(moments) == 3
+        assert all(timedelta(seconds=400) < at - self.now() <= timedelta(seconds=1000) for at in moments)
 
     async def test_max_attempts_bounds_expiries_that_count_as_attempts(self, backend: Service, kind: str) -> None:
         waits = FixedDelays(waits=[0])

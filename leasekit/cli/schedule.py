@@ -84,7 +84,7 @@ def schedule(
         float | None, typer.Option(min=2, help="Ttl that a heartbeat grants. Default: 300.")
     ] = None,
     expiry: Annotated[
-        Literal["crash", "retry"], typer.Option(help="What a run that times out counts as; retry: as an attempt.")
+        Literal["crash", "retry"], typer.Option(help="How a run that times out counts: as a crash, or as an attempt.")
     ] = "crash",
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended, and print its result.")] = False,  # noqa: FBT002 - a flag
     timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most; the task goes on.")] = None,

@@ -57,10 +57,11 @@ def test_the_limits_of_a_run_can_be_given(run: Run, client: Client) -> None:
 @pytest.mark.parametrize(("expiry", "status"), [([], "claimed"), (["--expiry", "retry"], "dead")])
 def test_a_time_out_can_count_as_an_attempt(run: Run, client: Client, url: str, expiry: list[str], status: str) -> None:
     run("schedule", "k", "--id", "mine", "--max-attempts", "1", *expiry)
-    memory.connect(url, worker="thief").steal("mine", next(client.tasks("k")).token)
-    task = client.get("mine")
-    assert task is not None
-    assert task.status.value == status
+    for task in client.tasks("k", until_idle=0):
+        memory.connect(url, worker="thief").steal("mine", task.token)
+    info = client.get("mine")
+    assert info is not None
+    assert info.status.value == status
 
 
 def test_after_another_is_refused_where_there_are_no_dependencies(run: Run, client: Client) -> None:

@@ -27,6 +27,7 @@ logger = logging.getLogger("leasekit.dramatiq")
 
 _PATIENCE = 5.0  # seconds for which calls are repeated while the service of the leases is away
 _LONGEST = 100  # characters of an id that fit into the name of a lease
+_RUNS = (Status.CLAIMED, Status.PROCESSING)  # of a lease that another run has
 
 _current: ContextVar[Lease | None] = ContextVar("leasekit_dramatiq_lease", default=None)
 
@@ -89,22 +90,23 @@ class Leases(Middleware):
         self._here.lease = lease
         _current.set(lease)
 
-    def _put_off(self, broker: Broker, message: MessageProxy) -> None:
+    def _put_off(self, broker: Broker, message: MessageProxy) -> bool:
         """Send a copy of a message for later, because this one is acknowledged; if that fails, it is a dead letter."""
         try:
             cast("Any", broker).enqueue(message.copy(), delay=round(1000 * self._again_in))  # its types are incomplete
         except Exception as error:  # noqa: BLE001 - otherwise Dramatiq would run the message
             logger.error("message %s cannot be put off, and is rejected: %s", message.message_id, error)
             message.fail()
-        else:
-            _keep_result(message)
+            return False
+        _keep_result(message)
+        return True
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
         """Leave the lease of a failed run, which releases it; Dramatiq's retries decide whether it runs again."""
         if exception is None and message.failed:  # another middleware has rejected the message
-            self.after_skip_message(broker, message)
+            self._release(message)
         elif exception is not None:
             self._leave_lease(message, exception)
 
@@ -112,25 +114,34 @@ class Leases(Middleware):
         """Leave the lease of a run that succeeded, after all other middleware has finished its work on it."""
         self._leave_lease(message, None)
 
-    def before_nack(self, broker: Broker, message: MessageProxy) -> None:
-        """Release the lease: another middleware has made the message a dead letter although its run succeeded."""
-        self.after_skip_message(broker, message)
-
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        """Release the lease of a message that another middleware has skipped, because it has not run."""
-        if (lease := self._lease) is not None:
-            lease.release()
-        elif message.failed and self._has_succeeded(message):  # another middleware rejects it, for its age, say
-            _keep_result(message)
-        self._leave_lease(message, None)
+        """Release the lease of a message that another middleware has skipped, because it has not run.
 
-    def _has_succeeded(self, message: MessageProxy) -> bool:
+        A message that another middleware rejects, for its age, say, while a run has its lease, is put off.
+        """
+        is_rejected = self._lease is None and message.failed
+        if is_rejected and self._status(message) in _RUNS and self._put_off(broker, message):
+            message.failed = False
+        self._release(message)
+
+    def before_nack(self, broker: Broker, message: MessageProxy) -> None:
+        """Release the lease of a message that is a dead letter, and keep the result of another run of it."""
+        if self._lease is None and self._status(message) is Status.SUCCESS:
+            _keep_result(message)
+        self._release(message)
+
+    def _status(self, message: MessageProxy) -> Status | None:
         try:
             info = self._client.get(kind_of(_name(message.message_id), "once:"))
         except (LeasekitError, Interrupt) as error:
             logger.warning("message %s may have a result, which is replaced: %s", message.message_id, error)
-            return False
-        return info is not None and info.status is Status.SUCCESS
+            return None
+        return None if info is None else info.status
+
+    def _release(self, message: MessageProxy) -> None:
+        if (lease := self._lease) is not None:
+            lease.release()
+        self._leave_lease(message, None)
 
     @property
     def _lease(self) -> Lease | None:

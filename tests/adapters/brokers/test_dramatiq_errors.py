@@ -159,6 +159,23 @@ def test_while_it_runs_another_delivery_stores_no_result(shop: Shop) -> None:
         held.release()
 
 
+def test_while_it_runs_another_delivery_that_comes_too_late_waits(shop: Shop) -> None:
+    hears = Hears()
+    shop.broker.add_middleware(hears)
+    shop.broker.add_middleware(AgeLimit(max_age=1), before=Leases)
+    shop.leases._again_in = 0.1
+    shop.message = shop.message.copy(message_timestamp=0)
+    with leasekit.lease(shop.name) as held:
+        shop.broker.enqueue(shop.message)
+        assert hears.acknowledged.wait(30)
+        with pytest.raises(ResultMissing):
+            shop.message.get_result(backend=shop.results)
+        held.release()
+    with pytest.raises(ResultFailure, match="age limit"):  # that run has died
+        shop.message.get_result(backend=shop.results, block=True, timeout=30_000)
+    assert (len(shop.broker.dead_letters), shop.ran) == (1, [])
+
+
 def test_one_that_was_cancelled_at_the_service_is_a_dead_letter_and_never_runs(shop: Shop) -> None:
     with leasekit.lease(shop.name) as held:
         held.release()

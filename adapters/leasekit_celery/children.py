@@ -40,7 +40,7 @@ from leasekit.hooks import Event, Lost, Renewed
 from leasekit.named import kind_of
 from leasekit.registry import open_backend
 from leasekit.task import Settlement
-from leasekit_celery.task_lease import TaskLease, attempt_number, lease_name
+from leasekit_celery.task_lease import TaskLease, attempt_number, is_broadcast, lease_name
 
 logger = logging.getLogger("leasekit.celery")
 
@@ -165,13 +165,17 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
     _is_retried = False  # Celery sends a retry of the killed run
     _ended_by = ""  # what has ended that pool process
 
+    @property
+    def _is_leased(self) -> bool:
+        return self.task.leased and not is_broadcast(self.task.app, self.delivery_info)
+
     def revoked(self) -> bool:
         """Return whether the task was revoked, or has expired, and no run of it has begun before."""
         return super().revoked() and REVOKED not in self.request_dict
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:  # noqa: FBT001 - Celery's
         came_again = self.delivery_info.get("redelivered") or PUT_OFF in self.request_dict
-        if self.task.leased and came_again and not terminated:
+        if self._is_leased and came_again and not terminated:
             self.request_dict[REVOKED] = reason
         else:
             super()._announce_revoked(reason, terminated, signum, expired)
@@ -213,11 +217,11 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
                 if self.task.acks_late:
                     exc_info = _as_raised(Reject("its lease was lost", requeue=True))
             elif isinstance(error, WorkerLostError):
-                self._has_given_back = self._note is None and self.task.leased
+                self._has_given_back = self._note is None and self._is_leased
         try:
             return super().on_failure(exc_info, return_ok=return_ok, **options)
         finally:
-            if self._already_revoked and self.task.leased:
+            if self._already_revoked and self._is_leased:
                 self._report(failed=True)
             else:
                 self._end_lease(failed=not self.task.acks_late)  # acknowledged when it began: it never comes again
@@ -227,7 +231,7 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
 
     def _waits_for_lease(self) -> bool:
         """Return whether the task has not begun, for lack of a lease, and its message can be delivered again."""
-        return notes is not None and self.task.leased and self.task.acks_late and self._find_note() is None
+        return notes is not None and self._is_leased and self.task.acks_late and self._find_note() is None
 
     def _find_note(self) -> tuple[_Note, float, bool] | None:
         assert notes is not None  # noqa: S101 - callers look

@@ -49,7 +49,7 @@ from leasekit.registry import open_backend
 from leasekit_celery import children
 from leasekit_celery.children import PUT_OFF, REVOKED, LeasedRequest, end_process
 from leasekit_celery.outage import Outage
-from leasekit_celery.task_lease import TaskLease, attempt_number, current, lease_name
+from leasekit_celery.task_lease import TaskLease, attempt_number, current, is_broadcast, lease_name
 
 logger = logging.getLogger("leasekit.celery")
 
@@ -141,6 +141,9 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         request = self.request
         if not self.leased or request.called_directly or request.is_eager or hasattr(request, _RUN):
             return super().__call__(*args, **kwargs)
+        if is_broadcast(self.app, request.delivery_info):  # for each worker: they would wait for each other
+            self._store_started(request)
+            return super().__call__(*args, **kwargs)
         self._enter_lease(request, sys.exception())
         if request.headers and request.headers.pop(PUT_OFF, None):  # a retry of this run was not put off
             request.delivery_info = {**(request.delivery_info or {}), "redelivered": True}
@@ -180,9 +183,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         outer = current.get()
         try:
             current.set(run.lease)
-            if self.stores_started and not vars(request).get("ignore_result", self.ignore_result):
-                process = {"pid": os.getpid(), "hostname": request.hostname}
-                self.backend.store_result(request.id, process, states.STARTED, request=request)
+            self._store_started(request)
             result = body(*args, **kwargs)
         except BaseException as error:
             if held.lost or not (children.is_for_main(error) or _is_end(self, error)):
@@ -195,6 +196,11 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         if held.lost:  # a lost lease must be reported before Celery stores the result
             _leave_lease(request, None)
         return result
+
+    def _store_started(self, request: Any) -> None:
+        if self.stores_started and not vars(request).get("ignore_result", self.ignore_result):
+            process = {"pid": os.getpid(), "hostname": request.hostname}
+            self.backend.store_result(request.id, process, states.STARTED, request=request)
 
     def _enter_lease(self, request: Any, outer: BaseException | None) -> None:
         """Begin the run of a request; raise `Ignore` if the task must not run. Its message is not lost.
@@ -364,6 +370,7 @@ def _settle(task: Any, state: str | None, retval: Any, **_: Any) -> None:
     request = task.request
     if not hasattr(request, _RUN):
         is_leased = isinstance(task, LeasedTask) and task.leased and not request.is_eager
+        is_leased = is_leased and not is_broadcast(task.app, request.delivery_info)
         if is_leased and state == states.SUCCESS and not hasattr(request, _ASKED):
             why = "the __call__ of its class must call super().__call__, not self.run"
             logger.warning("task %s (%s) ran without a lease: %s", request.id, task.name, why)

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from leasekit import Lease
 
-__all__ = ["TaskLease", "attempt_number", "current", "current_lease", "lease_name"]
+__all__ = ["TaskLease", "attempt_number", "current", "current_lease", "is_broadcast", "lease_name"]
 
 _LONGEST = 100  # characters of an id that fit into the name of a lease
 
@@ -92,3 +92,10 @@ def lease_name(task_id: str) -> str:
 def attempt_number(request: Any) -> list[int]:
     """Return the number of the attempt that a message asks for; the numbers of one task grow."""
     return [request.replaced_task_nesting or 0, request.retries or 0]
+
+
+def is_broadcast(app: Any, delivery_info: Any) -> bool:
+    """Return whether a message came by a fanout exchange: then each worker, or each queue, has one of the same id."""
+    name: Any = delivery_info and delivery_info.get("exchange")
+    queues: list[Any] = list(app.amqp.queues.values()) if name else []
+    return any(queue.exchange.name == name and queue.exchange.type == "fanout" for queue in queues)

@@ -26,11 +26,13 @@ from tests.waiting import eventually
 
 SHOP = """
 import os, pathlib, re, signal, sys, time
-import celery
+import celery, kombu
 {imports}
 
 app = celery.Celery("{name}", broker="{redis}", backend=None)
 app.conf.task_default_queue = "{queue}"
+every = kombu.Queue("{queue}-all", kombu.Exchange("{queue}-all", type="fanout"))
+app.conf.task_queues = [kombu.Queue("{queue}"), every]
 app.conf.broker_transport_options = {{"visibility_timeout": 5, "unacked_restore_interval": 1}}
 app.conf.worker_prefetch_multiplier = 1
 app.conf.task_track_started = True
@@ -332,6 +334,17 @@ def test_a_copy_that_has_expired_is_revoked_if_no_run_has_its_lease(shop: Shops,
     task = app.send("long", 0, expires=0.5, countdown=1, headers={"leasekit_put_off": 1})
     eventually(lambda: app.count("revoked", task))
     assert app.count("begin", task) == 0
+
+
+def test_a_task_that_is_sent_to_each_worker_runs_in_each(shop: Shops, workers: Workers, tmp_path: Path) -> None:
+    app, log = shop("everywhere"), tmp_path / "everywhere.log"
+    workers("everywhere")
+    workers("everywhere")
+    eventually(lambda: log.exists() and log.read_text().count(" ready.") == 2)
+    task = app.send("limited", 60, queue=app.module.every)
+    eventually(lambda: log.read_text().count("Hard time limit") == 2)
+    assert app.count("begin", task) == 2
+    assert "is delivered again" not in log.read_text()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")

@@ -16,6 +16,7 @@ from celery.app.trace import build_tracer
 from celery.canvas import Signature
 from celery.exceptions import Ignore, OperationalError, Reject, SoftTimeLimitExceeded
 from celery.worker.request import Request
+from kombu.entity import Exchange, Queue
 
 import leasekit
 import leasekit_celery
@@ -705,6 +706,23 @@ def test_a_run_shows_that_it_has_started_if_its_task_says_so_and_a_copy_shows_no
     if look.leased:
         traced.deliver(look)
         assert (seen, traced.result.state) == ([state], after)
+
+
+def test_what_a_broker_sends_to_each_worker_has_no_lease(traced: Traced, caplog: pytest.LogCaptureFixture) -> None:
+    every: Any = Queue("all", Exchange("all", type="fanout"))  # type: ignore[no-untyped-call]
+    traced.app.conf.task_queues = [every]
+
+    @traced.app.task(shared=False, bind=True, track_started=True)  # type: ignore[untyped-decorator]
+    def reload(task: Any) -> None:
+        seen.append(str(traced.result.state))
+        if len(seen) == 1:  # another worker has its message, too
+            traced.deliver(task, number={"delivery_info": {"exchange": "all", "routing_key": ""}})
+
+    seen: list[str] = []
+    traced.deliver(reload, number={"delivery_info": {"exchange": "all", "routing_key": ""}})
+    assert (seen, traced.status, caplog.messages) == (["STARTED", "STARTED"], "unknown", [])
+    traced.deliver(reload, number={"delivery_info": {"exchange": "", "routing_key": "celery"}})
+    assert traced.status == "success"
 
 
 def test_a_class_that_goes_round_the_lease_is_named(traced: Traced, caplog: pytest.LogCaptureFixture) -> None:

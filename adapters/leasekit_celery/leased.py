@@ -193,9 +193,27 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             raise
         finally:
             current.set(outer)
-        if held.lost:  # a lost lease must be reported before Celery stores the result
-            _leave_lease(request, None)
+        if held.lost:
+            self._check_not_taken(held, request)
         return result
+
+    def _check_not_taken(self, held: Lease, request: Any) -> None:
+        """Leave a lost lease and raise `LeaseLost`, unless the service says that no other run has begun since.
+
+        Nothing is settled here: Celery has not stored the result yet, and does not if this raises.
+        """
+        task_id = held.task.id
+        try:
+            info = self.app.Task.leases.get(task_id)
+        except LeasekitError as error:
+            why = f"the service does not say whether another run has begun: {error}"
+        else:
+            if info is not None and info.fence == held.fence and not info.status.ended:
+                return
+            why = "another run may have begun"
+        lost = LeaseLost(f"lost task {task_id} before its end: {why}", task_id=task_id, reason="unreported")
+        _leave_lease(request, lost)
+        raise lost
 
     def _store_started(self, request: Any) -> None:
         if self.stores_started and not vars(request).get("ignore_result", self.ignore_result):

@@ -181,10 +181,10 @@ def test_a_lost_lease_of_what_does_not_come_again_is_a_failure(
 ) -> None:
     task = shop.task(acks_late=acks_late)
     monkeypatch.setattr(leasekit.Lease, "lost", True)
-    monkeypatch.setattr(_blocks, "_conclude", refuse)
+    shop.faulty.always("get", faults.drop)
     with shop.delivered(task), pytest.raises(raised):
         task()
-    assert shop.ran == 1
+    assert (shop.ran, shop.faulty.calls["settle"]) == (1, 0)  # settled, the copy that comes would not run
 
 
 def refuse(*_: object) -> None:
@@ -338,6 +338,19 @@ def test_a_report_that_is_refused_after_that_is_said(
     traced.deliver()
     assert traced.result.result == 1
     assert f"task {traced.id} may run again, though it has ended" in caplog.text
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_what_ends_after_its_lease_was_lost_counts_if_no_other_run_has_begun(
+    traced: Traced, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[str] = []
+    monkeypatch.setattr(leasekit.Lease, "lost", True)
+    monkeypatch.setattr(leasekit.Lease, "fence", property(lambda held: held.task.fence - taken))
+    monkeypatch.setattr(traced.app.backend, "mark_as_done", lambda *_: stored.append(traced.status))
+    traced.deliver()
+    assert stored == ([] if taken else ["processing"])
+    assert traced.status == ("processing" if taken else "success")
 
 
 def test_a_copy_that_is_put_off_is_the_same_message(traced: Traced) -> None:

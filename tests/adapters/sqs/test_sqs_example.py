@@ -4,6 +4,7 @@ import inspect
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import types
@@ -13,6 +14,7 @@ from typing import Any, BinaryIO
 
 import boto3
 import pytest
+from types_boto3_sqs import SQSClient
 
 import leasekit_sqs
 from leasekit import LeaseLost
@@ -92,11 +94,78 @@ def test_a_recipe_goes_on_after_a_message_that_fails(
     if receives:
         names["messages"] = client.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]
     exec(recipe("import logging", page), names)  # noqa: S102 - the page is ours
+    if page is PAGE:
+        exec(recipe("answer = ", page), names)  # noqa: S102 - likewise
     client.close()
     assert published == [1, 3, 4, 5]
     assert [message.body for message in aws.queues["q"].messages if not message.deleted] == ["bad"]
     assert aws.queues["q"].messages[1].visible_at == aws.now + 300
     assert "ValueError" in caplog.text
+
+
+SERVICE = """
+import os, sys, threading, boto3
+
+sqs = boto3.client("sqs")
+url = sqs.get_queue_url(QueueName=sys.argv[1])["QueueUrl"]
+
+"""
+IN_THREADS = """
+def render(pages):
+    os.write(1, b"begins\\n")
+    stopping.wait()
+
+def publish(book):
+    pass
+
+"""
+IN_ASYNCIO = """
+async def render(pages):
+    os.write(1, b"begins\\n")
+    await asyncio.Event().wait()
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("render", "recipes", "messages", "left"),
+    [
+        pytest.param(IN_THREADS, ["import logging", "import signal\nimport threading"], 6, 2, id="threads"),
+        pytest.param(IN_ASYNCIO, ["import asyncio"], 6, 6, id="asyncio"),
+        pytest.param(IN_ASYNCIO, ["import asyncio"], 3, 3, id="asyncio, while a poll is open"),
+    ],
+)
+def test_a_loop_of_four_holds_four_messages_and_on_a_signal_ends_its_blocks_and_hides_none(
+    moto: str, sqs: SQSClient, queue: str, tmp_path: Path, render: str, recipes: list[str], messages: int, left: int
+) -> None:
+    url = sqs.get_queue_url(QueueName=queue)["QueueUrl"]
+    for number in range(messages):
+        sqs.send_message(QueueUrl=url, MessageBody=str(number))
+    program = tmp_path / "service.py"
+    program.write_text("".join([SERVICE, render, *map(recipe, recipes)]), encoding="utf-8")
+    with subprocess.Popen(
+        [sys.executable, str(program), queue],
+        env=os.environ | {"AWS_ENDPOINT_URL": moto},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as service:
+        try:
+            assert service.stdout is not None
+            for _ in range(held := min(messages, 4)):
+                assert service.stdout.readline() == b"begins\n"
+            assert counts(sqs, url) == (messages - held, held)
+            service.send_signal(signal.SIGTERM)
+            _, log = service.communicate(timeout=30)
+        finally:
+            service.kill()
+    assert (service.returncode, log) == (0, b"")
+    assert counts(sqs, url) == (left, 0)
+
+
+def counts(sqs: SQSClient, url: str) -> tuple[int, int]:
+    """Return how many messages are visible, and how many are in flight."""
+    found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    return int(found["ApproximateNumberOfMessages"]), int(found["ApproximateNumberOfMessagesNotVisible"])
 
 
 @pytest.mark.parametrize(

@@ -150,14 +150,16 @@ class _Guarded:
         self.pid = self._pair._executor
         self._memory = memory
         address = Address(kind="k", module="_bodies", name=body)
-        self._pair.send(Setup(handlers=[address], main={}, argv=[], accepts_work=False, max_progress=1))
+        self._pair.send(Setup(handler=address, main={}, argv=[], accepts_work=False, max_progress=1))
         while not any(isinstance(message, Ready) for message in self._pair.step(1)):
             assert not self._pair.over
 
     def begin(self) -> float:
         term = Term(None, _BEATS, granted_at=now() + _TRUST - _BEATS.trust)
         self._pair.watchdog.begins(term)
-        assert self._pair.confirm_guarded()
+        question = self._pair.ask()
+        while self._pair.confirmed != question:
+            self._pair.step(1)
         task = Task(id="t", kind="k", token="x", ttl=60, payload=self._memory)  # noqa: S106
         self._pair.send(Run(number=1, task=task, state=LeaseState(granted_at=now(), heartbeats=_BEATS)))
         return term.trusted_until

@@ -13,6 +13,7 @@ import msgspec
 from leasekit._arguments import check_concurrency, check_fields, check_idle_timeout, check_names, new_task
 from leasekit._driver.reporting import encoding
 from leasekit._leased_run import LeasedRun
+from leasekit.config import check_number
 from leasekit.errors import ConfigError, Fatal, NotHeld
 from leasekit.lease import Lease
 from leasekit.task import Name, TaskDefaults, TaskOptions
@@ -36,6 +37,7 @@ class Handler:
     takes_held: bool = False
     idle_timeout: float | None = None
     concurrency: int | None = None  # slots of its own; None: it shares those of the worker
+    threads: int = 1  # runs at once in each of its processes
     defaults: TaskDefaults = field(default_factory=TaskDefaults)  # of tasks that are scheduled through the handler
     dedupe: Dedupe | None = None
 
@@ -136,6 +138,7 @@ def declare(
     run: str | None,
     idle_timeout: float | None,
     concurrency: int | None = None,
+    threads: int = 1,
     dedupe: Dedupe | None = None,
     **defaults: Unpack[TaskDefaults],
 ) -> Handler:
@@ -152,6 +155,9 @@ def declare(
     check_idle_timeout(idle_timeout, owner=f"{what}: ")
     if concurrency is not None:
         check_concurrency(concurrency, owner=f"{what}: ")
+    check_number(f"{what}: threads", threads, unit="", least=1, most=1_000, whole=True)
+    if threads != 1 and run != "process":
+        raise ConfigError(f"{what}: threads={threads} is for the processes of run='process': use concurrency")
     if dedupe is not None and not callable(dedupe):
         raise ConfigError(f"{what}: dedupe must be a function of the payload that returns the key, got {dedupe!r}")
     try:
@@ -167,6 +173,7 @@ def declare(
         takes_held=takes_held,
         idle_timeout=idle_timeout,
         concurrency=concurrency,
+        threads=threads,
         defaults=defaults,
         dedupe=dedupe,
     )

@@ -37,7 +37,8 @@ class WorkerRun:
 
     Async and thread handlers have executors, slots and controllers of their own, so that a blocked event loop delays
     neither claims nor handlers of the others. So has each kind with a concurrency of its own, so that its window is
-    its own too. The code that enters the run must also have `run_loops` awaited somewhere.
+    its own too, and each kind that runs in processes. The code that enters the run must also have `run_loops` awaited
+    somewhere.
     """
 
     def __init__(
@@ -60,13 +61,14 @@ class WorkerRun:
         self._loops: list[LoopExecutor] = []
         self._drain = Drain(self._connection, self._controllers, patience, end=end)
         self.over: Answer[None] = Answer()
-        for (run, slots, _), served in _groups(handlers).items():
-            executor = self._make_executor(run, slots or concurrency, served)
+        for (run, _), served in _groups(handlers).items():
+            first = next(iter(served.values()))
+            executor = self._make_executor(run, first.concurrency or concurrency, first)
             self._controllers.append(
                 Controller(self._connection, served, executor, ahead=ahead, peers=self._controllers)
             )
 
-    def _make_executor(self, run: RunIn, slots: int, served: Mapping[str, Handler]) -> Executor:
+    def _make_executor(self, run: RunIn, slots: int, handler: Handler) -> Executor:
         match run:
             case "async":
                 self._loops.append(LoopExecutor(slots))
@@ -77,7 +79,7 @@ class WorkerRun:
                 from leasekit._worker.process.pool import ProcessExecutor  # exists on Linux only
 
                 self._threads.append(
-                    ProcessExecutor(slots, served, self._connection, changed=self._wake_all, failed=self._stop_with)
+                    ProcessExecutor(slots, handler, self._connection, changed=self._wake_all, failed=self._stop_with)
                 )
         return self._threads[-1]
 
@@ -206,13 +208,13 @@ class WorkerRun:
         }
 
 
-def _groups(handlers: Mapping[str, Handler]) -> dict[tuple[RunIn, int | None, str | None], dict[str, Handler]]:
-    """Return the handlers that share an executor, by group: a handler with its own concurrency is alone."""
-    groups: dict[tuple[RunIn, int | None, str | None], dict[str, Handler]] = {}
+def _groups(handlers: Mapping[str, Handler]) -> dict[tuple[RunIn, str | None], dict[str, Handler]]:
+    """Return the handlers that share an executor. Alone is one with its own concurrency, or with its own processes."""
+    groups: dict[tuple[RunIn, str | None], dict[str, Handler]] = {}
     for kind, handler in handlers.items():
-        alone = None if handler.concurrency is None else kind
-        groups.setdefault((handler.run, handler.concurrency, alone), {})[kind] = handler
-    for (run, _, _), served in groups.items():
+        alone = kind if handler.run == "process" or handler.concurrency is not None else None
+        groups.setdefault((handler.run, alone), {})[kind] = handler
+    for (run, _), served in groups.items():
         if len(served) > MAX_KINDS:
             raise ConfigError(
                 f"{len(served)} kinds share the {run} slots of this worker, and a claim has {MAX_KINDS} at most: give "

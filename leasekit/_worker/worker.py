@@ -61,7 +61,8 @@ class Worker:
         client_or_url: Where the tasks are; None: as `leasekit work --backend` or the environment's LEASEKIT_URL says.
             A client that is given is not closed by the worker.
         heartbeats: The rhythm of heartbeats, if the worker makes its client itself.
-        concurrency: Slots for async handlers, and as many threads and processes for the others.
+        concurrency: Slots for async handlers, as many threads for the others, and as many for each kind that runs in
+            processes.
         ahead: Seconds of work to claim beyond the slots, at the present pace. Tasks that stay in the buffer for longer
             all the same (four times that, and at least a second) are given back. 0 claims only tasks that begin at
             once.
@@ -127,6 +128,7 @@ class Worker:
         run: Literal["async", "thread", "process"] | None = None,
         idle_timeout: float | None = None,
         concurrency: int | None = None,
+        threads: int = 1,
         dedupe: Dedupe | None = None,
         **defaults: Unpack[TaskDefaults],
     ) -> Callable[[Callable[Concatenate[T, P], R]], HandlerFunction[T, P, R]]:
@@ -146,11 +148,15 @@ class Worker:
             run: "async" for an `async def`, "thread" for other functions, "process" for either, on Linux. A thread
                 cannot be stopped from outside: it must call `held.check()`. A handler in a process of its own keeps its
                 lease whatever it does to its interpreter, and that process is killed if the handler does not end in
-                time.
+                time. A process runs tasks of one kind alone.
             idle_timeout: A handler that reports no progress for so many seconds is told to stop, and the task is tried
                 again.
             concurrency: Limit the runs of this kind, and give it slots of its own beside the worker's, so that
-                it neither waits for other kinds nor delays them, and is claimed for these slots alone.
+                it neither waits for other kinds nor delays them, and is claimed for these slots alone. A kind with
+                `run="process"` has slots of its own also without it: as many as the worker's concurrency.
+            threads: With `run="process"`, how many runs share a process, each in a thread of it: fewer processes, for
+                handlers that mostly wait. The price: if one of them must be killed, or crashes, the others in its
+                process end with it, as crashes.
             dedupe: A function that gets the payload, as the handler does, and returns the task's `dedupe_key`.
             defaults: Options of the tasks that are scheduled through the decorated name: `max_attempts`, `retry` and
                 the others of `TaskDefaults`. What `options(…)` says wins. A task that is scheduled by the name of its
@@ -172,6 +178,7 @@ class Worker:
                 run=run,
                 idle_timeout=idle_timeout,
                 concurrency=concurrency,
+                threads=threads,
                 dedupe=dedupe,
                 **defaults,
             )

@@ -29,6 +29,11 @@ def with_lease(payload: Thumbnail, held: Lease | None = None) -> str:
     return payload.path
 
 
+@worker.handler("process", run="process", threads=4)
+def in_process(payload: Thumbnail) -> int:
+    return payload.width
+
+
 @worker.handler("async")
 async def in_loop(payload: list[int]) -> int:
     return sum(payload)

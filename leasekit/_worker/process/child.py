@@ -1,7 +1,8 @@
-"""Executor process: run one handler at a time, in the main thread, under a lease that the worker keeps.
+"""Executor process: run the handler of one kind, for one task at a time or several, under leases that the worker keeps.
 
 The worker renews leases, watches idleness, and kills. A handler gets a real `Lease` over a held lease whose state the
-worker sends. Its clock is the same, so that it is lost here in time, even if the worker is held up.
+worker sends. Its clock is the same, so that it is lost here in time, even if the worker is held up. Handlers run in the
+main thread, and in as many others as there are tasks at once.
 """
 
 import asyncio
@@ -41,8 +42,9 @@ from leasekit._worker.json_log import formatter
 from leasekit._worker.process import handler_import, here, messages
 from leasekit.errors import Cancelled, Draining, IdleTimeout, LeaseError, LeasekitError, LeaseLost
 from leasekit.hooks import Hooks
-from leasekit.task import NewTask
+from leasekit.task import NewTask, Task
 
+_CANNOT_SERVE = 1
 _CHILD_CAME_BACK = 70  # EX_SOFTWARE
 _DEAF = 71  # EX_OSERR: messages of the worker can no longer be received
 _STOPS = {stop.__name__: stop for stop in (Cancelled, IdleTimeout, Draining)}
@@ -66,18 +68,16 @@ def main(fd: int) -> None:
     here.executing = True
     try:
         handler_import.prepare(setup)
-        handlers = {
-            address.kind: declare(
-                address.kind, handler_import.find(address), run="process", idle_timeout=address.idle_timeout
-            )
-            for address in setup.handlers
-        }
+        address, function = setup.handler, handler_import.find(setup.handler)
+        handler = declare(address.kind, function, run="process", idle_timeout=address.idle_timeout)
     except BaseException as error:  # noqa: BLE001 - even a module's sys.exit() must be reported to the worker
         channel.send(messages.StartupFailed(why="".join(traceback.format_exception(error))))
         return
     _log_to_stderr(setup)
-    executor = _Executor(channel, handlers, _Connection(setup), guard=guard)
+    executor = _Executor(channel, handler, _Connection(setup), guard=guard, threads=setup.threads)
     threading.Thread(target=executor.listen, name="leasekit-executor", daemon=True).start()
+    for index in range(1, setup.threads):
+        threading.Thread(target=executor.serve, name=f"leasekit-handler-{index}", daemon=True).start()
     channel.send(messages.Ready())
     executor.serve()
 
@@ -169,16 +169,11 @@ class _HeldLease(HeldLease):
 
     __slots__ = ("_executor", "number")
 
-    def __init__(
-        self, executor: "_Executor", run: messages.Run | messages.LeaseReplaced, number: int, idle_timeout: float | None
-    ) -> None:
-        state = run.state
-        super().__init__(
-            run.task, state.heartbeats, BOOT_CLOCK, granted_at=state.granted_at, confirmed=True, started=True
-        )
+    def __init__(self, executor: "_Executor", number: int, task: Task, state: messages.LeaseState) -> None:
+        super().__init__(task, state.heartbeats, BOOT_CLOCK, granted_at=state.granted_at, confirmed=True, started=True)
         self._executor = executor
         self.number = number  # number of the run
-        self.idle_timeout = idle_timeout
+        self.idle_timeout = executor.handler.idle_timeout
         self.learn(state)
 
     @property
@@ -208,18 +203,21 @@ class _HeldLease(HeldLease):
 
 
 class _Executor:
-    """Run the tasks that come in, one after another."""
+    """Run the tasks that come in, in the threads that call `serve`."""
 
-    def __init__(self, channel: Channel, handlers: dict[str, Handler], connection: _Connection, *, guard: int) -> None:
+    def __init__(
+        self, channel: Channel, handler: Handler, connection: _Connection, *, guard: int, threads: int
+    ) -> None:
         self.channel = channel
-        self._handlers = handlers
+        self.handler = handler
         self._connection = connection
-        self._todo: queue.SimpleQueue[Handler | None] = queue.SimpleQueue()
+        self._threads = threads
+        self._todo: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # numbers of runs
         self._pid = os.getpid()
         self._guard = guard
         self._lock = threading.Lock()  # guards incoming messages against a run's begin and end
-        self._holding: _HeldLease | None = None  # from the arrival of a run until its end
-        self._leased_run: LeasedRun | None = None  # while its handler runs
+        self._holding: dict[int, _HeldLease] = {}  # from the arrival of a run until its end
+        self._leased_runs: dict[int, LeasedRun] = {}  # while its handler runs
 
     def listen(self) -> None:
         """Receive messages of the worker while handlers run."""
@@ -229,7 +227,8 @@ class _Executor:
                 linux.end_with(self._guard)
                 self.channel.wait(_LOOK)
                 self.catch_up()
-            self._todo.put(None)
+            for _ in range(self._threads):
+                self._todo.put(None)
         except BaseException:  # noqa: BLE001 - handlers may have used up all memory: not even a log can be written then
             os._exit(_DEAF)  # else the next task would never begin, while the worker keeps its lease
 
@@ -243,61 +242,71 @@ class _Executor:
                 self._lock.release()
 
     def _handle(self, message: messages.FromWorker) -> None:
-        held = self._holding
         match message:
-            case messages.Run():
-                handler = self._handlers[message.task.kind]
-                self._holding = _HeldLease(self, message, message.number, handler.idle_timeout)
-                self._todo.put(handler)
-            case messages.LeaseState() if held is not None:  # else its handler has ended meanwhile
-                held.learn(message)
-            case messages.LeaseReplaced() if held is not None:
-                self._holding = _HeldLease(self, message, held.number, held.idle_timeout)
-                if self._leased_run is not None:
-                    self._leased_run.move(self._holding)
+            case messages.Run(number=number, task=task, state=state):
+                self._holding[number] = _HeldLease(self, number, task, state)
+                self._todo.put(number)
+            case messages.LeaseChanged(run=number) if number in self._holding:  # else its handler has ended meanwhile
+                self._change_lease(number, message)
             case _:
                 pass
 
-    def serve(self) -> None:
-        while (handler := self._todo.get()) is not None:
-            self.channel.send(self._run(handler))
+    def _change_lease(self, number: int, change: messages.LeaseChanged) -> None:
+        if change.task is None:
+            self._holding[number].learn(change.state)
+            return
+        held = self._holding[number] = _HeldLease(self, number, change.task, change.state)
+        if (run := self._leased_runs.get(number)) is not None:
+            run.move(held)
 
-    def _run(self, handler: Handler) -> messages.Ended:
+    def serve(self) -> None:
+        """Run tasks, in any number of threads, until the worker is gone. A thread that fails ends the process."""
+        try:
+            while (number := self._todo.get()) is not None:
+                self.channel.send(self._run(number))
+        except BaseException:  # noqa: BLE001 - else its run would never end, while the worker keeps the lease
+            with contextlib.suppress(BaseException):
+                traceback.print_exc()
+            os._exit(_CANNOT_SERVE)
+
+    def _run(self, number: int) -> messages.Ended:
         # Repeated for each run: a handler, or a module that it imports, may have changed the user, and then the kernel
         # forgets that this process must end with its guard, whose timer guards this handler.
         linux.end_with(self._guard)
         self.catch_up()
         try:
-            run = self._begin()
+            run = self._begin(number)
         except LeaseError as error:
-            return messages.Ended(raised=True, stopped=str(error))
-        raised = self._call_handler(handler, run)
+            with self._lock:
+                del self._holding[number]
+            return messages.Ended(run=number, raised=True, stopped=str(error))
+        raised = self._call_handler(run)
         if os.getpid() != self._pid:
             # A child process that the handler forked came back from the handler: it must not be a second executor.
             os._exit(0 if raised is None else _CHILD_CAME_BACK)
         stopped = str(raised) if isinstance(raised, LeaseLost | Cancelled | IdleTimeout | Draining) else None
-        ended = self._end_run(run, raised, stopped)
+        ended = self._end_run(number, run, raised, stopped)
         with self._lock:
-            self._leased_run = self._holding = None
+            del self._leased_runs[number], self._holding[number]
         return ended
 
-    def _begin(self) -> LeasedRun:
+    def _begin(self, number: int) -> LeasedRun:
         with self._lock:
-            assert self._holding is not None  # noqa: S101 - it came with the run
-            run = LeasedRun(self._holding.task)
-            run.begin(cast("Connection", self._connection), self._holding)
-            self._leased_run = run
+            held = self._holding[number]
+            run = LeasedRun(held.task)
+            run.begin(cast("Connection", self._connection), held)
+            self._leased_runs[number] = run
             return run
 
-    def _call_handler(self, handler: Handler, run: LeasedRun) -> BaseException | None:
-        call: Callable[..., Any] = _run_async if is_async(handler.function) else Handler.call
+    def _call_handler(self, run: LeasedRun) -> BaseException | None:
+        call: Callable[..., Any] = _run_async if is_async(self.handler.function) else Handler.call
         try:
-            contextvars.copy_context().run(call, handler, run)
+            contextvars.copy_context().run(call, self.handler, run)
         except BaseException as error:  # noqa: BLE001 - a handler's sys.exit() is a failure like any other
             return error
         return None
 
-    def _end_run(self, run: LeasedRun, error: BaseException | None, stopped: str | None) -> messages.Ended:
+    def _end_run(self, number: int, run: LeasedRun, error: BaseException | None, stopped: str | None) -> messages.Ended:
         try:
             settlement = run.ended(error, interrupted="retry")
         except BaseException as unreportable:  # noqa: BLE001 - the error's own methods may raise anything
@@ -307,7 +316,7 @@ class _Executor:
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
         sent = cast("RawSettlement | None", settlement)
-        return messages.Ended(settlement=sent, raised=error is not None, stopped=stopped)
+        return messages.Ended(run=number, settlement=sent, raised=error is not None, stopped=stopped)
 
 
 def _run_async(handler: Handler, run: LeasedRun) -> None:

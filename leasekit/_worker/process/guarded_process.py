@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
+from leasekit._core.term import Term
 from leasekit._driver.guarding.watchdog import Watchdog
 from leasekit._worker import linux
 from leasekit._worker.process import guard
@@ -24,7 +25,6 @@ _BOOT = "import sys; sys.path[:] = {path!r}; from leasekit._worker.process.child
 _CHUNK = 64 * 1024
 _CONTROL = 64 + 1024  # bytes of a datagram from a guard
 _PATIENCE = 10.0  # seconds for a guard to start
-_ANSWER = 10.0  # seconds for a guard to do what it was told
 _LAST_WORD = 2.0  # seconds for a guard to end what its executor left behind, and to report how it ended
 _DYING = 0.2  # seconds between the end of an executor's socket and the executor's death
 _PRECISION = 0.005  # seconds between two readings of one clock
@@ -32,9 +32,9 @@ _NO_SIGPIPE = socket.MSG_NOSIGNAL  # user code may have made SIGPIPE deadly: no 
 
 
 class GuardedProcess:
-    """A guard and its executor. The `watchdog` guards the executor's handler: any thread may call it.
+    """A guard and its executor. The `watchdog` guards the executor's handlers: any thread may call it.
 
-    All else is for one thread, that of the slot, which `ring` wakes by `wake_fd`. `now` is the clock by which leases
+    All else is for one thread, that of the place, which `ring` wakes by `wake_fd`. `now` is the clock by which leases
     are counted. Raises OSError if no process can be started.
     """
 
@@ -45,6 +45,7 @@ class GuardedProcess:
         self._started_at = now()
         self._armed_at: float | None = None
         self._asked = 0
+        self.confirmed = 0  # the latest question that the guard has answered
         self._status: int | None = None  # of the executor, once the guard has reported it
         self._pidfd: int | None = None
         self._executor = 0
@@ -68,7 +69,7 @@ class GuardedProcess:
                 self._channel.close()
                 raise
         self._channel.setblocking(False)  # noqa: FBT003
-        self.watchdog = Watchdog("required", timer=self)
+        self.watchdog: Watchdog = _Watchdog(self)
         self._poll = select.poll()
         self._poll.register(wake_fd, select.POLLIN)
         self._poll.register(self._control, select.POLLIN)
@@ -77,7 +78,6 @@ class GuardedProcess:
         """Have the executor killed at `at`, and at no moment that was set before."""
         self._armed_at = at
         self._tell(guard.ARM + guard.MOMENT.pack(at))
-        self.ring()  # so that the executor learns the new end too
 
     def disarm(self) -> None:
         self._armed_at = None
@@ -117,30 +117,25 @@ class GuardedProcess:
         if not self._started_at - _PRECISION <= at <= self._now() + _PRECISION:
             raise ConfigError("run='process', but leases are not counted by the clock of the kernel (CLOCK_BOOTTIME)")
 
-    def confirm_guarded(self) -> bool:
-        """Wait until the guard has followed all messages; return False if it does not. No handler may begin before."""
+    def ask(self) -> int:
+        """Have the guard confirm that it has followed all messages. No handler may begin before `confirmed` says so."""
         self._asked += 1
-        question = guard.ASK + guard.NUMBER.pack(self._asked)
-        self._tell(question)
-        until = time.monotonic() + _ANSWER
-        while _readable(self._control, until - time.monotonic()):
-            answer = self._hear()
-            if answer == question:
-                return True
-            if answer is None:
-                return False
-        return False
+        self._tell(guard.ASK + guard.NUMBER.pack(self._asked))
+        return self._asked
 
-    def _hear(self) -> bytes | None:
-        """Return the guard's next message; None if there will be no other."""
+    def _hear(self) -> bool:
+        """Read the guard's next message. Return False if there will be no other."""
         try:
-            answer = self._control.recv(_CONTROL, socket.MSG_DONTWAIT)
+            message = self._control.recv(_CONTROL, socket.MSG_DONTWAIT)
         except OSError:
-            return None
-        if answer.startswith(guard.EXITED):
-            (self._status,) = guard.NUMBER.unpack(answer.removeprefix(guard.EXITED))
-            return None
-        return answer or None
+            return False
+        match message[:1]:
+            case guard.ASK:
+                (self.confirmed,) = guard.NUMBER.unpack(message[1:])
+                return True
+            case guard.EXITED:
+                (self._status,) = guard.NUMBER.unpack(message[1:])
+        return False
 
     @property
     def usable(self) -> bool:
@@ -168,7 +163,7 @@ class GuardedProcess:
         if self._wake_fd in ready:
             os.eventfd_read(self._wake_fd)
         died = self._pidfd in ready
-        if self._control.fileno() in ready and self._hear() is None:
+        if self._control.fileno() in ready and not self._hear():
             self._poll.unregister(self._control)
             self.kill()  # nothing guards the executor any longer
         said = self._read() if died or self._channel.fileno() in ready else []
@@ -241,7 +236,7 @@ class GuardedProcess:
         past_end = self._armed_at is not None and self._now() >= self._armed_at - guard.AHEAD
         self.kill()  # its group too, even if its guard is stopped
         until = time.monotonic() + _LAST_WORD
-        while self._status is None and _readable(self._control, until - time.monotonic()) and self._hear() is not None:
+        while self._status is None and _readable(self._control, until - time.monotonic()) and self._hear():
             pass
         if self._status is None and self._executor:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -256,11 +251,23 @@ class GuardedProcess:
                 self._pidfd = None
         memory_ran_out = linux.ended_for_memory() > self._killed_for_memory
         if past_end and self._status in (None, signal.SIGKILL):
-            return "was killed because its lease ended (watchdog)"
+            return "was killed because a lease in it ended (watchdog)"
         if self._status is not None:
             how = _described(os.waitstatus_to_exitcode(self._status), memory_ran_out=memory_ran_out)
             return how + self._fault
         return f"was killed with its guard, which {_described(code, memory_ran_out=memory_ran_out)}"
+
+
+class _Watchdog(Watchdog):
+    """A watchdog over another process, which must learn the new ends too: also those that do not move the timer."""
+
+    def __init__(self, process: GuardedProcess) -> None:
+        super().__init__("required", timer=process)
+        self._ring = process.ring
+
+    def renewed(self, terms: Iterable[Term], until: float) -> None:
+        super().renewed(terms, until)
+        self._ring()
 
 
 def _start_guard(control: int, channel: int) -> "subprocess.Popen[bytes]":

@@ -1,4 +1,4 @@
-"""Handler import: an executor finds the handlers of its worker by the names of modules, and by their names in these.
+"""Handler import: an executor finds its handler by the name of a module, and by the handler's name in it.
 
 An executor is a fresh interpreter, never a fork: a worker has threads, and locks that they hold would stay held in a
 fork. If the worker is the main module, that is imported as multiprocessing does it, under the name `__mp_main__`: so
@@ -10,7 +10,7 @@ import logging
 import multiprocessing.spawn
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 from leasekit._driver.connection import Connection
@@ -21,14 +21,14 @@ from leasekit.backend import Scheduler
 from leasekit.errors import ConfigError
 
 
-def setup(handlers: Mapping[str, Handler], connection: Connection) -> Setup:
-    """Return handlers' names and the service's limits for executors. Raises `ConfigError` if a name is not found."""
-    addresses = [_address(handler) for handler in handlers.values()]
-    main = _main_import() if any(address.module == "__main__" for address in addresses) else {}
+def setup(handler: Handler, connection: Connection) -> Setup:
+    """Return the handler's name and the service's limits for executors. Raises `ConfigError` if it is not found."""
+    address = _address(handler)
+    main = _main_import() if address.module == "__main__" else {}
     root = logging.getLogger()
     formats = [handler.formatter for handler in root.handlers if handler.formatter is not None]
     return Setup(
-        handlers=addresses,
+        handler=address,
         main=main,
         argv=sys.argv,
         accepts_work=isinstance(connection.backend, Scheduler),

@@ -1,6 +1,6 @@
 """Messages between a worker and an executor, as JSON, each after its length.
 
-worker → executor    Setup, once; Run for each task; LeaseState and LeaseReplaced while its handler runs
+worker → executor    Setup, once; Run for each task; LeaseChanged while its handler runs
 executor → worker    Ready or StartupFailed, once; Progress while a handler runs, and Ended for each Run
 """
 
@@ -29,11 +29,12 @@ class Address(Struct, frozen=True, kw_only=True):
 
 
 class Setup(Struct, frozen=True, kw_only=True, tag=True):
-    """The worker's settings, by which an executor finds the handlers and gives them the worker's environment."""
+    """The worker's settings, by which an executor finds its handler and gives it the worker's environment."""
 
-    handlers: list[Address]
-    main: dict[str, str]  # how to import the worker's main module, if it has a handler
+    handler: Address
+    main: dict[str, str]  # how to import the worker's main module, if it has the handler
     argv: list[str]
+    threads: int = 1  # tasks that run at once
     accepts_work: bool  # capabilities of the service …
     dependencies: bool = False
     max_progress: int  # … and the bytes that it keeps
@@ -42,8 +43,8 @@ class Setup(Struct, frozen=True, kw_only=True, tag=True):
     log_format: str | None = None
 
 
-class LeaseState(Struct, frozen=True, kw_only=True, tag=True):
-    """The state of the lease of the task that runs."""
+class LeaseState(Struct, frozen=True, kw_only=True):
+    """The state of the lease of a task."""
 
     granted_at: float
     heartbeats: Heartbeats
@@ -61,15 +62,16 @@ class Run(Struct, frozen=True, kw_only=True, tag=True):
     state: LeaseState
 
 
-class LeaseReplaced(Struct, frozen=True, kw_only=True, tag=True):
-    """The task that runs was delivered again: go on under this lease."""
+class LeaseChanged(Struct, frozen=True, kw_only=True, tag=True):
+    """The lease of a run has changed."""
 
-    task: Task
+    run: int
     state: LeaseState
+    task: Task | None = None  # delivered again: go on under this lease
 
 
 class Ready(Struct, frozen=True, tag=True):
-    """The executor has found all handlers."""
+    """The executor has found its handler."""
 
 
 class StartupFailed(Struct, frozen=True, kw_only=True, tag=True):
@@ -81,19 +83,20 @@ class StartupFailed(Struct, frozen=True, kw_only=True, tag=True):
 class Progress(Struct, frozen=True, kw_only=True, tag=True):
     """The latest checkpoint."""
 
-    run: int  # a thread that outlives its run must not report for the next one
+    run: int  # a thread that outlives its run must not report for another one
     value: Raw
 
 
 class Ended(Struct, frozen=True, kw_only=True, tag=True):
     """The end of a run. No settlement: it was stopped because its lease was lost."""
 
+    run: int
     settlement: RawSettlement | None = None  # as the worker reads it: the executor sends any settlement
     raised: bool = False
     stopped: str | None = None  # its error, if that is what it was told
 
 
-FromWorker = Setup | Run | LeaseState | LeaseReplaced
+FromWorker = Setup | Run | LeaseChanged
 FromExecutor = Ready | StartupFailed | Progress | Ended
 
 

@@ -26,6 +26,12 @@ def note(path: str) -> None:
         file.write(f"{os.getpid()} {os.getppid()}\n")
 
 
+def calls(payload: list[str], held: leasekit.Lease) -> Any:
+    """One of these functions, by its name: an executor has one handler alone."""
+    name, path = payload
+    return heeds(path, held) if name == "heeds" else globals()[name](path)
+
+
 def add(payload: list[int], held: leasekit.Lease) -> int:
     held.check()
     return sum(payload)
@@ -222,7 +228,7 @@ def reads_nowhere(payload: None) -> None:
     ctypes.string_at(0)
 
 
-def closes_everything(payload: None) -> None:
+def closes_everything(payload: Any) -> None:
     os.closerange(3, 1000)
 
 
@@ -291,3 +297,17 @@ def _spin(memory: mmap.mmap, member: int) -> None:
 
 def returns_much(payload: Any) -> str:
     return "x" * 9_000_000
+
+
+def returns_its_payload(payload: int, held: leasekit.Lease) -> int:
+    held.progress(payload)
+    return payload
+
+
+_met = threading.Barrier(3)
+
+
+async def meets_others(payload: int) -> int:
+    """As soon as three run, in three loops."""
+    await asyncio.to_thread(_met.wait)
+    return os.getpid()

@@ -84,7 +84,7 @@ def _runs_no_more(pid: int) -> bool:
     return _is_dead(pid) or all(mask & 1 << signal.SIGKILL - 1 for mask in pending)
 
 
-def _children_of(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
     """All child processes of this process."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
@@ -96,10 +96,10 @@ def _children_of(pid: int) -> list[int]:
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """No guard outlives its worker."""
-    before = set(_children_of(os.getpid()))
+    before = set(children_of(os.getpid()))
     yield
     until = time.monotonic() + 20
-    while (left := set(_children_of(os.getpid())) - before) and time.monotonic() < until:
+    while (left := set(children_of(os.getpid())) - before) and time.monotonic() < until:
         time.sleep(0.01)
     for pid in left:
         os.kill(pid, signal.SIGKILL)

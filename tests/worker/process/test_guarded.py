@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from leasekit import Worker
-from leasekit._worker.process import guarded_process
+from leasekit._worker.process import place
 from leasekit.hooks import Event, Lost
 from leasekit.task import Status
 from leasekit.testing import faults
@@ -71,11 +71,10 @@ def test_an_executor_that_has_changed_its_user_ends_with_its_guard_all_the_same(
     is_dead: IsDead,
 ) -> None:
     worker = Worker(faulty, concurrency=1, drain_grace=0)
-    worker.handler("changes", run="process")(bodies.changes_its_user)
-    worker.handler("k", run="process")(bodies.heeds)
+    worker.handler("k", run="process")(bodies.calls)
     with at_work(worker):
-        assert submitter.success(submitter.schedule("changes")).result == 0
-        submitter.schedule("k", runs.path)
+        assert submitter.success(submitter.schedule("k", ["changes_its_user", ""])).result == 0
+        submitter.schedule("k", ["heeds", runs.path])
         executor, guard = runs.nth(1)
         os.kill(guard, signal.SIGKILL)
         eventually(lambda: is_dead(executor))
@@ -89,13 +88,12 @@ def test_an_executor_whose_guard_does_not_answer_is_given_no_body(
     runs: Runs,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(guarded_process, "_ANSWER", 1.0)
-    worker.handler("who", run="process")(bodies.who)
-    worker.handler("k", run="process")(bodies.run_once)
+    monkeypatch.setattr(place, "_ANSWER", 1.0)
+    worker.handler("k", run="process")(bodies.calls)
     with at_work(worker):
-        first = submitter.success(submitter.schedule("who")).result
+        first = submitter.success(submitter.schedule("k", ["who", ""])).result
         os.kill(first["guard"], signal.SIGSTOP)
-        info = submitter.success(submitter.schedule("k", runs.path))
+        info = submitter.success(submitter.schedule("k", ["run_once", runs.path]))
     ((executor, guard),) = runs.all
     assert {executor, guard}.isdisjoint(first.values())
     assert info.history[0].outcome == "release"

@@ -20,9 +20,8 @@ import pytest
 from leasekit._core.term import Term
 from leasekit._driver.clock import BOOT_CLOCK
 from leasekit._worker import linux
-from leasekit._worker.process import guarded_process
 from leasekit._worker.process.guarded_process import GuardedProcess
-from leasekit._worker.process.messages import Address, Ended, FromExecutor, LeaseState, Ready, Run, Setup
+from leasekit._worker.process.messages import Address, Ended, FromExecutor, LeaseChanged, LeaseState, Ready, Run, Setup
 from leasekit.config import Heartbeats
 from leasekit.errors import ConfigError
 from leasekit.task import Task
@@ -38,45 +37,46 @@ IsDead = Callable[[int], bool]
 class Spinner:
     """A guarded process whose body spins until it is dead."""
 
-    def __init__(self, memory: Path) -> None:
+    def __init__(self, memory: Path, *, threads: int = 1) -> None:
         memory.write_bytes(bytes(mmap.PAGESIZE))
         self._memory = memory
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._how = ""
         self.guarded = GuardedProcess(lambda: None, self._wake, now)
         self.guarded.wait_started()
-        addresses = [
-            Address(kind=kind, module="bodies", name=name)
-            for kind, name in (
-                ("k", "spins"),
-                ("user", "spins_as_another_user"),
-                ("family", "family_spins"),
-                ("heeds", "heeds"),
-                ("sleeper", "leaves_a_sleeper"),
-                ("daemon", "leaves_a_daemon"),
-            )
-        ]
-        self.guarded.send(Setup(handlers=addresses, main={}, argv=[], accepts_work=False, max_progress=1))
+        self._runs = 0
+        address = Address(kind="k", module="bodies", name="calls")
+        self.guarded.send(Setup(handler=address, main={}, argv=[], accepts_work=False, max_progress=1, threads=threads))
         while not any(isinstance(message, Ready) for message in self.guarded.step(1)):
             assert not self.guarded.over
 
-    def begin(self, after: float, kind: str = "k", processes: int = 1) -> Term:
+    def begin(self, after: float, body: str = "spins", processes: int = 1) -> Term:
         """Its body runs, in so many processes, and must have ended so many seconds from now."""
         term = Term(None, BEATS, granted_at=now() + after - BEATS.trust)
         self.guarded.watchdog.begins(term)
-        assert self.guarded.confirm_guarded()
+        assert self.is_guarded()
         state = LeaseState(
             granted_at=now(), heartbeats=BEATS
         )  # so that it does not know, and the guard alone sees to it
-        self.run(kind, state)
+        self.run(body, state)
         while not all(self.lasts[:processes]):
             assert not self.guarded.over
             self.guarded.step(0.01)
         return term
 
-    def run(self, kind: str, state: LeaseState) -> None:
-        task = Task(id="t", kind=kind, token="x", ttl=60, payload=str(self._memory))
-        self.guarded.send(Run(number=1, task=task, state=state))
+    def is_guarded(self) -> bool:
+        """Whether its guard has followed all messages; False where it has ended."""
+        question = self.guarded.ask()
+        while self.guarded.confirmed != question and self.guarded.usable:
+            self.guarded.step(1)
+        return self.guarded.confirmed == question
+
+    def run(self, body: str, state: LeaseState) -> int:
+        """Have it run this body; return the number of the run."""
+        self._runs += 1
+        task = Task(id="t", kind="k", token="x", ttl=60, payload=[body, str(self._memory)])
+        self.guarded.send(Run(number=self._runs, task=task, state=state))
+        return self._runs
 
     @property
     def last(self) -> float:
@@ -107,11 +107,11 @@ class Spinner:
             assert not self.guarded.over
         return said
 
-    def result(self, kind: str) -> int:
-        """What the handler of this kind returns."""
+    def result(self, body: str) -> int:
+        """What this body returns."""
         term = Term(None, BEATS, granted_at=now())
         self.guarded.watchdog.begins(term)
-        self.run(kind, LeaseState(granted_at=now(), heartbeats=BEATS))
+        self.run(body, LeaseState(granted_at=now(), heartbeats=BEATS))
         (ended,) = self.said()
         assert isinstance(ended, Ended)
         assert ended.settlement is not None
@@ -161,7 +161,7 @@ def test_of_a_body_that_changed_its_user_nothing_runs_after_its_trust_although_i
     spinner: Spinner, is_dead: IsDead
 ) -> None:
     """The end of its guard takes no such process along, nor does the end of any process its children."""
-    term = spinner.begin(1, "family", processes=3)
+    term = spinner.begin(1, "family_spins", processes=3)
     eventually(lambda: all(map(is_dead, spinner.pids)))  # this process, their worker, does nothing meanwhile
     assert max(spinner.lasts) <= term.trusted_until + LATE
     spinner.wait()
@@ -173,14 +173,14 @@ def test_it_ends_with_its_guard_too_although_its_worker_is_stopped(
     number: signal.Signals, spinner: Spinner, is_dead: IsDead
 ) -> None:
     """A guard that is stopped dies when trust ends."""
-    term = spinner.begin(2.5, "user")
+    term = spinner.begin(2.5, "spins_as_another_user")
     os.kill(spinner.guard, number)
     eventually(lambda: is_dead(spinner.executor))
     assert spinner.last <= term.trusted_until + LATE
 
 
 def test_a_guard_that_has_died_is_missed_by_its_worker(spinner: Spinner) -> None:
-    spinner.begin(60, "user")
+    spinner.begin(60, "spins_as_another_user")
     os.kill(spinner.executor, signal.SIGSTOP)  # so that it does not miss its guard itself
     os.kill(spinner.guard, signal.SIGKILL)
     spinner.wait()
@@ -188,7 +188,7 @@ def test_a_guard_that_has_died_is_missed_by_its_worker(spinner: Spinner) -> None
 
 
 def test_the_process_group_is_killed_with_an_executor_whose_guard_is_stopped(spinner: Spinner, is_dead: IsDead) -> None:
-    spinner.begin(60, "family", processes=3)
+    spinner.begin(60, "family_spins", processes=3)
     os.kill(spinner.guard, signal.SIGSTOP)
     spinner.guarded.kill()  # and no more: its worker may be stopped then
     eventually(lambda: is_dead(spinner.pids[1]))
@@ -209,7 +209,7 @@ def adopting() -> Iterator[None]:
 def test_the_process_group_of_an_executor_is_killed_although_others_have_waited_for_that(
     adopting: None, spinner: Spinner, is_dead: IsDead
 ) -> None:
-    spinner.begin(60, "family", processes=3)
+    spinner.begin(60, "family_spins", processes=3)
     spinner.guarded._guard.kill()
     spinner.guarded._guard.wait()
     os.kill(spinner.executor, signal.SIGKILL)
@@ -223,7 +223,7 @@ def test_the_process_group_of_an_executor_is_killed_although_others_have_waited_
 def test_where_a_worker_cannot_its_guard_ends_what_an_earlier_body_has_left_in_the_process_group(
     spinner: Spinner, is_dead: IsDead
 ) -> None:
-    sleeper = spinner.result("sleeper")
+    sleeper = spinner.result("leaves_a_sleeper")
     assert not is_dead(sleeper)
     spinner.guarded._control.shutdown(socket.SHUT_WR)  # as where it may not kill the executor itself
     eventually(lambda: is_dead(sleeper))
@@ -232,7 +232,7 @@ def test_where_a_worker_cannot_its_guard_ends_what_an_earlier_body_has_left_in_t
 def test_with_an_executor_that_ends_by_itself_its_process_group_ends_and_its_daemons_do_not(
     spinner: Spinner, is_dead: IsDead
 ) -> None:
-    sleeper, daemon = spinner.result("sleeper"), spinner.result("daemon")
+    sleeper, daemon = spinner.result("leaves_a_sleeper"), spinner.result("leaves_a_daemon")
     assert not is_dead(sleeper)
     spinner.guarded.shutdown(60)
     assert spinner.guarded.reap() == "exited with code 0"
@@ -242,14 +242,14 @@ def test_with_an_executor_that_ends_by_itself_its_process_group_ends_and_its_dae
 
 
 def test_orphans_that_end_are_waited_for_by_the_guard(spinner: Spinner) -> None:
-    daemon = spinner.result("daemon")
+    daemon = spinner.result("leaves_a_daemon")
     os.kill(daemon, signal.SIGKILL)
     eventually(lambda: not Path(f"/proc/{daemon}").exists())  # not even as a zombie
     assert spinner.guarded.usable
 
 
 def test_with_an_executor_that_dies_in_the_middle_of_a_body_its_daemons_die(spinner: Spinner, is_dead: IsDead) -> None:
-    spinner.begin(60, "family", processes=3)
+    spinner.begin(60, "family_spins", processes=3)
     os.kill(spinner.executor, signal.SIGKILL)
     spinner.wait()
     assert "SIGKILL" in spinner.close()
@@ -272,10 +272,48 @@ def test_a_loss_brings_its_end_nearer(spinner: Spinner) -> None:
     assert spinner.last <= until + LATE
 
 
+@pytest.fixture
+def pair(tmp_path: Path, bodies: ModuleType) -> Iterator[Spinner]:
+    """A spinner in which two bodies run at once."""
+    spinner = Spinner(tmp_path / "memory", threads=2)
+    yield spinner
+    spinner.close()
+
+
+def test_of_two_bodies_the_first_end_ends_both(pair: Spinner) -> None:
+    pair.begin(60)
+    first = pair.begin(0.5)
+    pair.wait()
+    assert pair.last <= first.trusted_until + LATE
+    assert "watchdog" in pair.close()
+
+
+def test_after_the_end_of_one_body_the_other_is_guarded(pair: Spinner) -> None:
+    first, second = pair.begin(0.5), pair.begin(1.5)
+    pair.guarded.watchdog.ended(first)
+    pair.wait()
+    assert first.trusted_until + 0.5 < pair.last <= second.trusted_until + LATE
+
+
+def test_a_renewal_is_passed_on_although_another_lease_ends_before() -> None:
+    wake, rings = os.eventfd(0, os.EFD_NONBLOCK), os.eventfd(0, os.EFD_NONBLOCK)
+    guarded = GuardedProcess(lambda: os.eventfd_write(rings, 1), wake, now)
+    guarded.wait_started()
+    first, later = (Term(None, BEATS, granted_at=now() + after) for after in (0, 60))
+    for term in (first, later):
+        guarded.watchdog.begins(term)
+    guarded.watchdog.renewed([later], now() + 200)
+    assert os.eventfd_read(rings) == 1
+    guarded.shutdown(0)
+    guarded.reap()
+    os.close(rings)
+    os.close(wake)
+
+
 def test_a_trust_that_is_over_kills_before_the_body_begins(spinner: Spinner) -> None:
     term = Term(None, BEATS, granted_at=now() - BEATS.trust)
     spinner.guarded.watchdog.begins(term)
-    assert not spinner.guarded.confirm_guarded()
+    assert not spinner.is_guarded()
     spinner.wait()
     assert not spinner.last
 
@@ -283,17 +321,11 @@ def test_a_trust_that_is_over_kills_before_the_body_begins(spinner: Spinner) -> 
 def test_a_body_that_has_ended_does_not_end_its_executor(spinner: Spinner) -> None:
     term = spinner.begin(0.5)
     spinner.guarded.watchdog.ended(term)
-    assert spinner.guarded.confirm_guarded()
+    assert spinner.is_guarded()
     while now() < term.trusted_until + 0.3:
         spinner.guarded.step(0.1)
     assert not spinner.guarded.over
     assert spinner.last > term.trusted_until
-
-
-def test_a_guard_that_does_not_answer_says_so(spinner: Spinner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded_process, "_ANSWER", 0.1)
-    os.kill(spinner.guard, signal.SIGSTOP)
-    assert not spinner.guarded.confirm_guarded()
 
 
 def test_a_guard_that_takes_in_nothing_any_more_is_killed_with_its_executor(spinner: Spinner) -> None:
@@ -307,8 +339,9 @@ def test_a_guard_that_takes_in_nothing_any_more_is_killed_with_its_executor(spin
 def test_an_order_that_comes_before_the_body_has_begun_is_heard_by_it(spinner: Spinner) -> None:
     state = LeaseState(granted_at=now(), heartbeats=BEATS)
     os.kill(spinner.executor, signal.SIGSTOP)  # so that both come at once
-    spinner.run("heeds", state)
-    spinner.guarded.send(LeaseState(granted_at=now(), heartbeats=BEATS, stop="Cancelled"))
+    number = spinner.run("heeds", state)
+    told = LeaseState(granted_at=now(), heartbeats=BEATS, stop="Cancelled")
+    spinner.guarded.send(LeaseChanged(run=number, state=told))
     os.kill(spinner.executor, signal.SIGCONT)
     (ended,) = spinner.said()
     assert isinstance(ended, Ended)

@@ -1,4 +1,4 @@
-"""A slot and its executor: what dies again and again is not started again and again without a pause."""
+"""A place and its executor: what dies again and again is not started again and again without a pause."""
 
 import os
 import signal
@@ -11,23 +11,24 @@ import pytest
 
 from leasekit._driver.clock import BOOT_CLOCK
 from leasekit._worker.process.messages import Address, Setup
-from leasekit._worker.process.slot import Slot
+from leasekit._worker.process.place import Place
 
 
 @pytest.fixture
-def slot(bodies: ModuleType) -> Iterator[Slot]:
+def place(bodies: ModuleType) -> Iterator[Place]:
     address = Address(kind="k", module=bodies.__name__, name="add")
-    slot = Slot(Setup(handlers=[address], main={}, argv=[], accepts_work=True, max_progress=100), BOOT_CLOCK.now)
-    yield slot
-    slot.close()
-    slot.finish()
+    setup = Setup(handler=address, main={}, argv=[], accepts_work=True, max_progress=100)
+    place = Place(setup, BOOT_CLOCK.now, take=lambda: None, filled=lambda: None)
+    yield place
+    place.close()
+    place.finish()
 
 
 def test_executors_that_die_without_a_task_are_replaced_more_and_more_slowly(
-    slot: Slot, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    backoff = slot._backoff
+    backoff = place._backoff
 
     class Noted:
         reset = backoff.reset
@@ -36,14 +37,14 @@ def test_executors_that_die_without_a_task_are_replaced_more_and_more_slowly(
             waits.append(backoff.wait())
             return 0.0
 
-    monkeypatch.setattr(slot, "_backoff", Noted())
+    monkeypatch.setattr(place, "_backoff", Noted())
     for _ in range(5):
-        assert slot.start()
-        assert slot._executor is not None
-        os.kill(slot._executor._executor, signal.SIGKILL)
-        while slot.ready:
-            slot._executor.step(1.0)
-    assert slot.start()
+        assert place.start()
+        assert place._executor is not None
+        os.kill(place._executor._executor, signal.SIGKILL)
+        while place.has_executor:
+            place.step()
+    assert place.start()
     assert len(waits) == 5
     assert max(waits) > 0.4  # of 0.1 s at first
 

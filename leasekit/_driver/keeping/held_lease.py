@@ -36,7 +36,7 @@ class HeldLease:
     """A lease in this process, read by any thread. `__init__` says which thread writes which fields.
 
     "The driver" is the driver's thread; in an executor's process, the thread that holds the executor's lock. "The code"
-    is any thread that begins, runs or ends the code under this lease; with `run="process"`, the thread of its slot.
+    is any thread that begins, runs or ends the code under this lease; with `run="process"`, the thread of its place.
 
     Of all threads that try to begin the task or to give it back, exactly one wins (`_takers`). No lock decides, because
     an interrupted thread may leave a lock held, and the driver's thread would wait for it.

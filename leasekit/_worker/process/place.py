@@ -74,6 +74,7 @@ class Place:
         self._bell = Bell()
         self._executor: GuardedProcess | None = None
         self._runs: dict[int, ProcessRun] = {}
+        self._culprit: ProcessRun | None = None  # the run for which the executor was killed
         self._failing = False  # the last executor was never ready, or died without a task
         self._ends_at: float | None = None  # of all handlers, set by the worker
         self._closed = False
@@ -216,6 +217,8 @@ class Place:
         for number, run in list(self._runs.items()):
             if run.begun or self._begins(executor, run, now):
                 until = min(until, run.step(now, self._ends_at))
+                if run.executed is not None:
+                    self._culprit = run
             elif number in self._runs:
                 until = min(until, run.asked_at + _ANSWER)
         for message in executor.step(until - now):
@@ -251,7 +254,7 @@ class Place:
         """Settle the tasks of an executor that is dead or must die; those that have not begun are given back."""
         self._executor = None
         how = _end_executor(executor, within=0)
-        culprit = next((run for run in self._runs.values() if run.executed is not None), None)
+        culprit, self._culprit = self._culprit, None
         if not self._runs and not self._closed:
             logger.warning("an executor without a task %s; there will be another", how)
             self.pause()

@@ -129,6 +129,7 @@ class ProcessExecutor:
                         place.step()
                     else:
                         place.end_executor()
+                        self._call()  # it may have been called a moment ago
                 elif is_used:
                     if index:
                         place.sleep(_STEADY)

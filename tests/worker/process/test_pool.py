@@ -22,6 +22,8 @@ from tests.worker.process.conftest import Runs, children_of
 AtWork = Callable[[Worker], AbstractContextManager[Worker]]
 Ready = Callable[[], list[int]]
 
+SHORT = {"claim_timeout": 2, "heartbeat_timeout": 2}  # so that a cancel is soon heard of
+
 
 @pytest.fixture
 def ready() -> Ready:
@@ -118,7 +120,7 @@ def test_processes_that_are_not_needed_end_and_the_first_stays(
     worker = Worker(faulty, concurrency=3, drain_grace=0)
     worker.handler("k", run="process")(bodies.calls)
     with at_work(worker):
-        tasks = [submitter.schedule("k", ["heeds", runs.path]) for _ in range(3)]
+        tasks = [submitter.schedule("k", ["heeds", runs.path], **SHORT) for _ in range(3)]
         runs.nth(3)
         first = runs.nth(1)[0]
         for task_id in tasks:

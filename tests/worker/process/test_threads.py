@@ -158,7 +158,9 @@ def test_a_lost_body_that_ends_in_time_leaves_its_neighbour_alone(
 
 def test_a_cancel_ends_one_body_alone(worker: Worker, at_work: AtWork, submitter: Submitter, runs: Runs) -> None:
     with at_work(worker):
-        _, (cancelled, *others) = start(submitter, runs, "heeds", "heeds", "heeds")
+        _, others = start(submitter, runs, "heeds", "heeds")
+        cancelled = submitter.schedule("k", ["heeds", runs.path], **SHORT)
+        runs.nth(3)
         submitter.client.cancel(cancelled)
         submitter.when(cancelled, Status.CANCELLED)
         assert worker.running == 2

@@ -129,12 +129,11 @@ class GuardedProcess:
             message = self._control.recv(_CONTROL, socket.MSG_DONTWAIT)
         except OSError:
             return False
-        match message[:1]:
-            case guard.ASK:
-                (self.confirmed,) = guard.NUMBER.unpack(message[1:])
-                return True
-            case guard.EXITED:
-                (self._status,) = guard.NUMBER.unpack(message[1:])
+        if message.startswith(guard.ASK):
+            (self.confirmed,) = guard.NUMBER.unpack(message.removeprefix(guard.ASK))
+            return True
+        if message.startswith(guard.EXITED):
+            (self._status,) = guard.NUMBER.unpack(message.removeprefix(guard.EXITED))
         return False
 
     @property
